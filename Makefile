@@ -1,0 +1,64 @@
+# `make demo` and `make test` do all their own set-up: a virtual environment in .venv and a build of the extension.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') CMakeLists.txt pyproject.toml
+
+.PHONY: demo test test-kernels test-arm lint format bench stub build clean
+
+demo: build
+	$(BIN)/featherback demo
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest
+
+# The kernels alone, in plain C++: every instruction set of this CPU, and ARM's under an emulator
+# (Debian: apt-get install g++-aarch64-linux-gnu qemu-user).
+test-kernels: $(VENV)/.created
+	$(BIN)/cmake -G Ninja -S . -B build/kernels -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
+	$(BIN)/cmake --build build/kernels
+	build/kernels/kernel_test
+
+test-arm: $(VENV)/.created
+	$(BIN)/cmake -G Ninja -S . -B build/arm -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_SYSTEM_NAME=Linux \
+		-DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static
+	$(BIN)/cmake --build build/arm
+	qemu-aarch64 -cpu max build/arm/kernel_test
+
+lint: $(VENV)/.test
+	$(BIN)/pip install -q -e ".[lint]" --no-build-isolation
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	find csrc -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
+
+format:
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	find csrc -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format -i
+
+bench: build
+	$(BIN)/featherback bench memory
+
+# The extension's type stub is kept in the tree; a test compares it with the built module.
+stub: build
+	$(BIN)/python -m nanobind.stubgen -q -m featherback._native -o src/featherback/_native.pyi
+
+build: $(VENV)/.built
+
+$(VENV)/.created:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/pip install -q "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
+	touch $@
+
+$(VENV)/.built: $(VENV)/.created $(SOURCES)
+	$(BIN)/pip install -q --no-build-isolation -e .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.built
+	$(BIN)/pip install -q -e ".[test]" --no-build-isolation
+	touch $@
+
+clean:
+	rm -rf build $(VENV)

@@ -1,0 +1,95 @@
+"""The kernel ladder: each tensor type's product against PyTorch's on the same machine, in one run.
+
+    python benchmarks/kernels/gemm.py [--tokens 256] [--types Q4_0,Q6_K] [--shapes 896x896] [--threads 1]
+
+FEATHERBACK_KERNELS=avx2 with ONEDNN_MAX_CPU_ISA=AVX2 and MKL_ENABLE_INSTRUCTIONS=AVX2 compares the AVX2 sets.
+
+Prints the rival's GFLOP/s and our rate as a multiple of it, forward (x W^T) and backward (dy W). The rival
+multiplies weights that are dequantised already, in bf16 (oneDNN) or, for the fp32 kernels, in fp32 (MKL where
+PyTorch has it). Calls alternate; with one thread the clock is that thread's CPU time, so that a busy machine
+disturbs little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+
+from featherback import kernels
+from featherback.weights.types import TensorType
+
+SHAPES = "896x896,128x896,4864x896,896x4864,2048x2048,256x2048,11008x2048,2048x11008"  # Qwen2.5 0.5B and 3B
+TYPES = "Q4_0,Q4_1,Q8_0,Q5_0,Q4_K,Q6_K"
+
+
+def quartiles(clock: Callable[[], float], calls: list[Callable[[], object]], rounds: int) -> list[float]:
+    """The lower quartile of each call's seconds; the calls take turns."""
+    seconds: list[list[float]] = [[] for _ in calls]
+    for turn in range(rounds + 1):
+        for call, taken in zip(calls, seconds, strict=True):
+            start = clock()
+            call()
+            if turn:  # the first round warms up
+                taken.append(clock() - start)
+    return [sorted(taken)[len(taken) // 4] for taken in seconds]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--types", default=TYPES)
+    parser.add_argument("--shapes", default=SHAPES)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    kernels.set_threads(options.threads)
+    clock = time.thread_time if options.threads == 1 else time.perf_counter
+    tokens, bf16 = options.tokens, kernels.current() in ("avx512bf16", "neon_bf16")
+    rng = np.random.default_rng(0)
+
+    def operand(columns: int) -> np.ndarray:
+        x = rng.standard_normal((tokens, columns)).astype(np.float32)
+        return (x.view(np.uint32) >> 16).astype(np.uint16) if bf16 else x
+
+    print(f"{kernels.describe()}; {tokens} tokens, {'bf16' if bf16 else 'fp32'}")
+    ratios = []
+    for rows, columns in (map(int, shape.split("x")) for shape in options.shapes.split(",")):
+        work = 2e-9 * tokens * rows * columns
+        x, dy = operand(columns), operand(rows)
+        out, dx = np.empty((tokens, rows), np.float32), np.empty((tokens, columns), np.float32)
+        dtype = torch.bfloat16 if bf16 else torch.float32
+        a, d = torch.randn(tokens, columns, dtype=dtype), torch.randn(tokens, rows, dtype=dtype)
+        dense = torch.randn(rows, columns, dtype=dtype)
+        cells = []
+        for name in options.types.split(","):
+            type = TensorType[name]
+            if columns % type.block_size:
+                continue
+            data = rng.integers(0, 64, rows * type.row_bytes(columns), dtype=np.uint8)
+            w = kernels.Matrix(data, int(type), rows, columns)
+            calls = [
+                partial(torch.nn.functional.linear, a, dense),
+                partial(torch.matmul, d, dense),
+                partial(kernels.linear, x, w, out),
+                partial(kernels.linear_backward, dy, w, dx),
+            ]
+            with torch.no_grad():
+                rival, rival_back, ours, ours_back = quartiles(clock, calls, max(7, min(41, int(10 / work))))
+            cells.append(f"{name} {rival / ours:.2f} {rival_back / ours_back:.2f}")
+            ratios += [rival / ours, rival_back / ours_back]
+        print(
+            f"{rows}x{columns}: rival {work / rival:.0f} {work / rival_back:.0f} | " + "; ".join(cells),
+            flush=True,
+        )
+    print(f"geometric mean {np.exp(np.mean(np.log(ratios))):.3f}, least {min(ratios):.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+// NumPy arrays to views, with the checks that keep a wrong call from touching memory that is not its own.
+#pragma once
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "bindings/profile.h"
+#include "core/dispatch.h"
+
+namespace fb {
+
+namespace nb = nanobind;
+using Array = nb::ndarray<nb::numpy, nb::device::cpu>;
+using InArray = nb::ndarray<nb::ro, nb::device::cpu>;
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using InFloats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+[[noreturn]] inline void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+template <class A>
+View view(const A& array, const char* name) {
+    View v;
+    const size_t ndim = array.ndim();
+    if (ndim != 1 && ndim != 2) refuse(std::string(name) + " must have one or two dimensions");
+    v.data = const_cast<void*>(static_cast<const void*>(array.data()));
+    v.rows = ndim == 2 ? int64_t(array.shape(0)) : 1;
+    v.cols = int64_t(array.shape(ndim - 1));
+    v.ld = ndim == 2 && v.rows > 1 ? array.stride(0) : v.cols;
+    if (v.rows > 0 && v.cols > 1 && array.stride(ndim - 1) != 1)
+        refuse(std::string(name) + "'s rows must be contiguous");
+    if (array.dtype() == nb::dtype<float>()) v.dtype = Dtype::f32;
+    else if (array.dtype() == nb::dtype<uint16_t>()) v.dtype = Dtype::bf16;
+    else if (array.dtype() == nb::dtype<double>()) v.dtype = Dtype::f64;
+    else refuse(std::string(name) + " must be float32, bf16 (as uint16) or float64");
+    if (v.dtype == Dtype::f64 && &ops() != reference_ops())
+        refuse(std::string(name) + " is float64, which only the reference kernels take");
+    return v;
+}
+
+inline View view(const std::optional<Array>& array, const char* name) { return array ? view(*array, name) : View{}; }
+inline View view(const std::optional<InArray>& array, const char* name) { return array ? view(*array, name) : View{}; }
+
+inline void check_shape(const View& v, int64_t rows, int64_t cols, const char* name) {
+    if (v && (v.rows != rows || v.cols != cols))
+        refuse(std::string(name) + " is (" + std::to_string(v.rows) + ", " + std::to_string(v.cols) + "), not (" +
+               std::to_string(rows) + ", " + std::to_string(cols) + ")");
+}
+
+// Vector kernels write float32 here; the reference also writes the wider type.
+inline void check_f32(const View& v, const char* name) {
+    if (v && v.dtype == Dtype::bf16) refuse(std::string(name) + " must be float32");
+}
+
+inline void check_length(int64_t length, int64_t expected, const char* name) {
+    if (length != expected)
+        refuse(std::string(name) + " has " + std::to_string(length) + " elements, not " + std::to_string(expected));
+}
+
+// A stored weight and the Python object that keeps its bytes alive.
+struct PyMatrix {
+    Matrix matrix;
+    nb::object owner;
+};
+
+void bind_matrix(nb::module_& m);
+void bind_products(nb::module_& m);
+void bind_attention(nb::module_& m);
+void bind_rows(nb::module_& m);
+void bind_loss(nb::module_& m);
+void bind_optim(nb::module_& m);
+void bind_runtime(nb::module_& m);
+
+}  // namespace fb

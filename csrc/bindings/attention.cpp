@@ -1,0 +1,104 @@
+#include <cmath>
+
+#include "bindings/arrays.h"
+
+namespace fb {
+namespace {
+
+// cu: starts at 0, never falls, ends at the number of rows.
+void check_boundaries(const Ints& cu, int64_t rows, const char* name) {
+    const size_t n = cu.shape(0);
+    if (n < 2 || cu.data()[0] != 0 || cu.data()[n - 1] != rows)
+        refuse(std::string(name) + " must run from 0 to " + std::to_string(rows));
+    for (size_t i = 1; i < n; i++)
+        if (cu.data()[i] < cu.data()[i - 1]) refuse(std::string(name) + " must not decrease");
+}
+
+AttentionShape attention_shape(const View& q, const View& k, const View& v, int64_t heads, int64_t kv_heads,
+                               const Ints& cu_q, const std::optional<Ints>& cu_k_, std::optional<float> scale,
+                               int64_t window) {
+    const Ints& cu_k = cu_k_ ? *cu_k_ : cu_q;
+    if (heads <= 0 || kv_heads <= 0 || heads % kv_heads || q.cols % heads)
+        refuse("heads must be a multiple of kv_heads and divide q's width");
+    const int64_t d = q.cols / heads;
+    check_shape(k, k.rows, kv_heads * d, "k");
+    check_shape(v, k.rows, kv_heads * d, "v");
+    if (k.dtype != q.dtype || v.dtype != q.dtype) refuse("q, k and v must have one type");
+    check_boundaries(cu_q, q.rows, "cu_q");
+    check_boundaries(cu_k, k.rows, "cu_k");
+    if (cu_k.shape(0) != cu_q.shape(0)) refuse("cu_q and cu_k must hold the same number of sequences");
+    for (size_t i = 1; i < cu_q.shape(0); i++)
+        if (cu_k.data()[i] - cu_k.data()[i - 1] < cu_q.data()[i] - cu_q.data()[i - 1])
+            refuse("a sequence has more queries than keys");
+    if (window < 0) refuse("window must not be negative");
+    const float factor = scale ? *scale : 1.0f / std::sqrt(float(d));
+    return {heads, kv_heads, d, factor, cu_q.data(), cu_k.data(), int64_t(cu_q.shape(0)) - 1, window};
+}
+
+// `products` multiplications of a score each query-key pair, half of which the causal mask hides.
+double attention_flops(const AttentionShape& s, int products) {
+    double pairs = 0;
+    for (int64_t i = 0; i < s.sequences; i++)
+        pairs += double(s.cu_q[i + 1] - s.cu_q[i]) * double(s.cu_k[i + 1] - s.cu_k[i]) / 2;
+    return 2.0 * products * pairs * double(s.heads * s.head_dim);
+}
+
+void check_probabilities(const View& p, const View& q, const View& k, int64_t heads) {
+    check_shape(p, heads * q.rows, k.rows, "p");
+    check_f32(p, "p");
+}
+
+void attention(InArray q_, InArray k_, InArray v_, Array out_, std::optional<Array> lse_, int64_t heads,
+               int64_t kv_heads, Ints cu_q, std::optional<Ints> cu_k, std::optional<float> scale, int64_t window,
+               std::optional<Array> p_) {
+    const View q = view(q_, "q"), k = view(k_, "k"), v = view(v_, "v"), out = view(out_, "out"),
+               lse = view(lse_, "lse");
+    const View p = view(p_, "p");
+    const AttentionShape shape = attention_shape(q, k, v, heads, kv_heads, cu_q, cu_k, scale, window);
+    check_shape(out, q.rows, q.cols, "out");
+    check_shape(lse, heads, q.rows, "lse");
+    check_f32(lse, "lse");
+    check_probabilities(p, q, k, heads);
+    nb::gil_scoped_release release;
+    const Timed timed("attention", attention_flops(shape, 2));
+    ops().attention(q, k, v, shape, out, lse, p);
+}
+
+void attention_backward(InArray dout_, InArray q_, InArray k_, InArray v_, InArray out_, InArray lse_, Array delta_,
+                        Array dq_, Array dk_, Array dv_, int64_t heads, int64_t kv_heads, Ints cu_q,
+                        std::optional<Ints> cu_k, std::optional<float> scale, int64_t window,
+                        std::optional<InArray> p_) {
+    const View dout = view(dout_, "dout"), q = view(q_, "q"), k = view(k_, "k"), v = view(v_, "v");
+    const View out = view(out_, "out"), lse = view(lse_, "lse"), delta = view(delta_, "delta");
+    const View dq = view(dq_, "dq"), dk = view(dk_, "dk"), dv = view(dv_, "dv");
+    const AttentionShape shape = attention_shape(q, k, v, heads, kv_heads, cu_q, cu_k, scale, window);
+    for (const auto& [grad, name] : {std::pair{dout, "dout"}, {out, "out"}, {dq, "dq"}})
+        check_shape(grad, q.rows, q.cols, name);
+    for (const auto& [grad, name] : {std::pair{dk, "dk"}, {dv, "dv"}}) check_shape(grad, k.rows, k.cols, name);
+    for (const auto& [row, name] : {std::pair{lse, "lse"}, {delta, "delta"}}) check_shape(row, heads, q.rows, name);
+    for (const auto& [grad, name] :
+         {std::pair{dout, "dout"}, {lse, "lse"}, {delta, "delta"}, {dq, "dq"}, {dk, "dk"}, {dv, "dv"}})
+        check_f32(grad, name);
+    const View p = view(p_, "p");
+    check_probabilities(p, q, k, heads);
+    nb::gil_scoped_release release;
+    const Timed timed("attention_backward", attention_flops(shape, 5));
+    ops().attention_backward(dout, q, k, v, out, lse, p, shape, delta, dq, dk, dv);
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+    m.def("attention", &attention, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("lse").none(),
+          nb::arg("heads"), nb::arg("kv_heads"), nb::arg("cu_q"), nb::arg("cu_k") = nb::none(),
+          nb::arg("scale") = nb::none(), nb::arg("window") = 0, nb::arg("p") = nb::none(),
+          "out (Tq, H d) = causal grouped-query attention; lse (H, Tq) or None. scale None: head_dim ** -0.5. p (H Tq, "
+          "Tk) float32 receives the probabilities");
+    m.def("attention_backward", &attention_backward, nb::arg("dout"), nb::arg("q"), nb::arg("k"), nb::arg("v"),
+          nb::arg("out"), nb::arg("lse"), nb::arg("delta"), nb::arg("dq"), nb::arg("dk"), nb::arg("dv"),
+          nb::arg("heads"), nb::arg("kv_heads"), nb::arg("cu_q"), nb::arg("cu_k") = nb::none(),
+          nb::arg("scale") = nb::none(), nb::arg("window") = 0, nb::arg("p") = nb::none(),
+          "dq, dk, dv from dout; delta (H, Tq) is scratch; p as attention left it");
+}
+
+}  // namespace fb

@@ -1,0 +1,94 @@
+#include "bindings/arrays.h"
+
+namespace fb {
+namespace {
+
+void linear(InArray x_, const PyMatrix& w, Array out_, std::optional<InFloats> bias, std::optional<InArray> h_,
+            std::optional<InArray> b_, bool accumulate) {
+    const View x = view(x_, "x"), out = view(out_, "out"), h = view(h_, "h"), b = view(b_, "b");
+    check_shape(x, out.rows, w.matrix.cols, "x");
+    check_shape(out, x.rows, w.matrix.rows, "out");
+    check_f32(out, "out");
+    check_f32(b, "b");
+    if (bool(h) != bool(b)) refuse("h and b come together");
+    check_shape(h, x.rows, b.rows, "h");
+    check_shape(b, h.cols, out.cols, "b");
+    if (h && h.dtype != x.dtype) refuse("h must have x's type");
+    if (bias) check_length(int64_t(bias->shape(0)), out.cols, "bias");
+    nb::gil_scoped_release release;
+    const Timed timed("linear", 2.0 * x.rows * x.cols * out.cols + 2.0 * h.rows * h.cols * out.cols);
+    ops().linear(x, w.matrix, bias ? bias->data() : nullptr, h, b, out, accumulate);
+}
+
+void linear_backward(InArray dy_, const PyMatrix& w, Array dx_, std::optional<InArray> dh_, std::optional<InArray> a_,
+                     bool accumulate) {
+    const View dy = view(dy_, "dy"), dx = view(dx_, "dx"), dh = view(dh_, "dh"), a = view(a_, "a");
+    check_shape(dy, dx.rows, w.matrix.rows, "dy");
+    check_shape(dx, dy.rows, w.matrix.cols, "dx");
+    check_f32(dx, "dx");
+    check_f32(a, "a");
+    if (bool(dh) != bool(a)) refuse("dh and a come together");
+    check_shape(dh, dy.rows, a.rows, "dh");
+    check_shape(a, dh.cols, dx.cols, "a");
+    if (dh && dh.dtype != dy.dtype) refuse("dh must have dy's type");
+    nb::gil_scoped_release release;
+    const Timed timed("linear_backward", 2.0 * dy.rows * dy.cols * dx.cols + 2.0 * dh.rows * dh.cols * dx.cols);
+    ops().linear_backward(dy, w.matrix, dh, a, dx, accumulate);
+}
+
+void lora_down(InArray x_, InArray a_, Array h_, float scale, bool accumulate) {
+    const View x = view(x_, "x"), a = view(a_, "a"), h = view(h_, "h");
+    check_shape(a, h.cols, x.cols, "a");
+    check_shape(h, x.rows, a.rows, "h");
+    check_f32(a, "a");
+    nb::gil_scoped_release release;
+    const Timed timed("lora_down", 2.0 * x.rows * x.cols * h.cols);
+    ops().lora_down(x, a, scale, h, accumulate);
+}
+
+void lora_gradient(InArray dh_, InArray x_, Array da_, float scale, bool accumulate) {
+    const View dh = view(dh_, "dh"), x = view(x_, "x"), da = view(da_, "da");
+    check_shape(dh, x.rows, da.rows, "dh");
+    check_shape(da, dh.cols, x.cols, "da");
+    check_f32(da, "da");
+    nb::gil_scoped_release release;
+    const Timed timed("lora_gradient", 2.0 * x.rows * x.cols * da.rows);
+    ops().lora_gradient(dh, x, scale, da, accumulate);
+}
+
+void gather_rows(const PyMatrix& w, Ints ids, Array out_) {
+    const View out = view(out_, "out");
+    check_shape(out, int64_t(ids.shape(0)), w.matrix.cols, "out");
+    for (size_t i = 0; i < ids.shape(0); i++)
+        if (ids.data()[i] < 0 || ids.data()[i] >= w.matrix.rows)
+            refuse("row " + std::to_string(ids.data()[i]) + " is outside the matrix");
+    nb::gil_scoped_release release;
+    const Timed timed("gather_rows", 0);
+    ops().gather_rows(w.matrix, ids.data(), out);
+}
+
+void dequantize(const PyMatrix& w, Array out_) {
+    const View out = view(out_, "out");
+    check_shape(out, w.matrix.rows, w.matrix.cols, "out");
+    nb::gil_scoped_release release;
+    const Timed timed("dequantize", 0);
+    ops().dequantize(w.matrix, out);
+}
+
+}  // namespace
+
+void bind_products(nb::module_& m) {
+    m.def("linear", &linear, nb::arg("x"), nb::arg("w"), nb::arg("out"), nb::arg("bias") = nb::none(),
+          nb::arg("h") = nb::none(), nb::arg("b") = nb::none(), nb::arg("accumulate") = false,
+          "out (T, N) (+)= x (T, K) W^T + bias (N) + h (T, r) b (r, N)");
+    m.def("linear_backward", &linear_backward, nb::arg("dy"), nb::arg("w"), nb::arg("dx"), nb::arg("dh") = nb::none(),
+          nb::arg("a") = nb::none(), nb::arg("accumulate") = false, "dx (T, K) (+)= dy (T, N) W + dh (T, r) a (r, K)");
+    m.def("lora_down", &lora_down, nb::arg("x"), nb::arg("a"), nb::arg("h"), nb::arg("scale") = 1.0f,
+          nb::arg("accumulate") = false, "h (T, r) (+)= scale * x (T, K) a (r, K)^T");
+    m.def("lora_gradient", &lora_gradient, nb::arg("dh"), nb::arg("x"), nb::arg("da"), nb::arg("scale") = 1.0f,
+          nb::arg("accumulate") = false, "da (r, K) (+)= scale * dh (T, r)^T x (T, K)");
+    m.def("gather_rows", &gather_rows, nb::arg("w"), nb::arg("ids"), nb::arg("out"), "out (n, D) = rows ids of W");
+    m.def("dequantize", &dequantize, nb::arg("w"), nb::arg("out"), "out (rows, cols) = W");
+}
+
+}  // namespace fb

@@ -1,0 +1,56 @@
+#include "core/dispatch.h"
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
+namespace fb {
+namespace {
+
+const Ops* chosen = nullptr;
+
+#if defined(__x86_64__)
+bool cpu_has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool cpu_has_avx512() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+bool cpu_has_avx512_bf16() { return cpu_has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+#elif defined(__aarch64__)
+bool cpu_has_bf16() {
+#if defined(__linux__)
+    return getauxval(AT_HWCAP2) >> 14 & 1;  // HWCAP2_BF16
+#elif defined(__APPLE__)
+    int has = 0;
+    size_t size = sizeof has;
+    return sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, nullptr, 0) == 0 && has;
+#else
+    return false;
+#endif
+}
+#endif
+
+}  // namespace
+
+std::vector<const Ops*> available_ops() {
+    std::vector<const Ops*> tables{reference_ops(), portable_ops()};
+#if defined(__x86_64__)
+    if (cpu_has_avx2()) tables.push_back(avx2_ops());
+    if (cpu_has_avx512()) tables.push_back(avx512_ops());
+    if (cpu_has_avx512_bf16()) tables.push_back(avx512bf16_ops());
+#elif defined(__aarch64__)
+    if (cpu_has_bf16()) tables.push_back(neon_bf16_ops());
+#endif
+    return tables;
+}
+
+const Ops& ops() {
+    if (!chosen) chosen = available_ops().back();
+    return *chosen;
+}
+
+void use_ops(const Ops* table) { chosen = table; }
+
+}  // namespace fb

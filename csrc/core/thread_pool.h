@@ -1,0 +1,24 @@
+// A small pool: the caller and `threads() - 1` workers take units of work from one counter until none is left.
+// Which thread computes a unit never changes a result: every unit owns its outputs.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace fb {
+
+int threads();
+void set_threads(int count);
+
+void run_parallel(int64_t units, void (*task)(void* context, int64_t unit), void* context);
+
+template <class Body>
+void parallel_for(int64_t units, const Body& body) {
+    run_parallel(
+        units, [](void* context, int64_t unit) { (*static_cast<const Body*>(context))(unit); },
+        const_cast<Body*>(&body));
+}
+
+// Scratch of the calling thread, 64-byte aligned, kept between calls. Valid until this thread's next call.
+void* thread_scratch(size_t bytes);
+
+}  // namespace fb

@@ -1,0 +1,149 @@
+#include "memory/meter.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#if defined(__APPLE__)
+#include <mach/mach.h>
+#endif
+
+namespace fb {
+namespace {
+
+#if defined(__linux__)
+
+int64_t field_kb(const char* text, const char* name) {
+    const char* at = std::strstr(text, name);
+    return at ? std::atoll(at + std::strlen(name)) : 0;
+}
+
+// /proc/self/status, whole.
+bool read_status(char* buffer, size_t size) {
+    const int file = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+    if (file < 0) return false;
+    const ssize_t n = read(file, buffer, size - 1);
+    close(file);
+    if (n <= 0) return false;
+    buffer[n] = 0;
+    return true;
+}
+
+// /proc/self/statm is far cheaper than status; its "shared" column is file pages plus shared memory.
+class Sampler {
+public:
+    Sampler() : file_(open("/proc/self/statm", O_RDONLY | O_CLOEXEC)), page_(sysconf(_SC_PAGESIZE)) {}
+    ~Sampler() {
+        if (file_ >= 0) close(file_);
+    }
+    MemoryUse sample() {
+        char buffer[128];
+        const ssize_t n = file_ < 0 ? -1 : pread(file_, buffer, sizeof buffer - 1, 0);
+        if (n <= 0) return {};
+        buffer[n] = 0;
+        long long size = 0, resident = 0, shared = 0;
+        std::sscanf(buffer, "%lld %lld %lld", &size, &resident, &shared);
+        return {(resident - shared) * page_, resident * page_};
+    }
+
+private:
+    int file_;
+    int64_t page_;
+};
+
+#else
+
+class Sampler {
+public:
+    MemoryUse sample() { return memory_now(); }
+};
+
+#endif
+
+std::atomic<bool> running{false};
+
+// Joined also when the process exits while the meter runs.
+struct Sampling {
+    std::thread thread;
+    ~Sampling() {
+        running = false;
+        if (thread.joinable()) thread.join();
+    }
+} sampling;
+
+std::atomic<int64_t> peak_footprint{0}, peak_resident{0};
+
+void raise(std::atomic<int64_t>& peak, int64_t value) {
+    if (value > peak.load(std::memory_order_relaxed)) peak.store(value, std::memory_order_relaxed);
+}
+
+void record(const MemoryUse& use) {
+    raise(peak_footprint, use.footprint);
+    raise(peak_resident, use.rss);
+}
+
+}  // namespace
+
+MemoryUse memory_now() {
+#if defined(__linux__)
+    char status[8192];
+    if (!read_status(status, sizeof status)) return {};
+    const int64_t anonymous = field_kb(status, "RssAnon:"), shared = field_kb(status, "RssShmem:");
+    return {(anonymous + shared + field_kb(status, "VmSwap:")) * 1024, field_kb(status, "VmRSS:") * 1024};
+#elif defined(__APPLE__)
+    task_vm_info_data_t info;
+    mach_msg_type_number_t count = TASK_VM_INFO_COUNT;
+    if (task_info(mach_task_self(), TASK_VM_INFO, reinterpret_cast<task_info_t>(&info), &count) != KERN_SUCCESS)
+        return {};
+    return {int64_t(info.phys_footprint), int64_t(info.resident_size)};
+#else
+    return {};
+#endif
+}
+
+int64_t peak_rss() {
+#if defined(__linux__)
+    char status[8192];
+    return read_status(status, sizeof status) ? field_kb(status, "VmHWM:") * 1024 : 0;
+#else
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return int64_t(usage.ru_maxrss);  // bytes on macOS
+#endif
+}
+
+void meter_start(int interval_microseconds) {
+    meter_stop();
+    peak_footprint = 0;
+    peak_resident = 0;
+    record(memory_now());
+    running = true;
+    sampling.thread = std::thread([interval_microseconds] {
+        Sampler sampler;
+        for (int64_t tick = 0; running.load(std::memory_order_relaxed); tick++) {
+            // Now and then the full report, which also counts shared memory and swap.
+            record(tick % 16 == 15 ? memory_now() : sampler.sample());
+            std::this_thread::sleep_for(std::chrono::microseconds(interval_microseconds));
+        }
+    });
+}
+
+MemoryUse meter_peak() {
+    record(memory_now());
+    return {peak_footprint.load(), std::max(peak_resident.load(), peak_rss())};
+}
+
+void meter_stop() {
+    if (!running.exchange(false)) return;
+    sampling.thread.join();
+}
+
+}  // namespace fb

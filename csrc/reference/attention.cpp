@@ -1,0 +1,118 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "reference/reference.h"
+
+namespace fb::reference {
+
+namespace {
+
+struct Keys {
+    int64_t begin, end;
+};
+
+// The key rows that query row `query` of sequence s sees: its last query sees all keys, the one before all but the
+// last, ...; a window keeps only the newest of them.
+Keys visible(const AttentionShape& shape, int64_t s, int64_t query) {
+    const int64_t after = shape.cu_q[s + 1] - 1 - query;  // queries that follow this one
+    const int64_t end = shape.cu_k[s + 1] - after;
+    int64_t begin = shape.cu_k[s];
+    if (shape.window > 0) begin = std::max(begin, end - shape.window);
+    return {begin, end};
+}
+
+int64_t key_head(const AttentionShape& shape, int64_t head) { return head / (shape.heads / shape.kv_heads); }
+
+// Dot product of head `a_head` of row i of a and head `b_head` of row j of b.
+double dot(const View& a, int64_t i, int64_t a_head, const View& b, int64_t j, int64_t b_head, int64_t d) {
+    double sum = 0;
+    for (int64_t c = 0; c < d; ++c) sum += load(a, i, a_head * d + c) * load(b, j, b_head * d + c);
+    return sum;
+}
+
+double score(const View& q, int64_t i, int64_t head, const View& k, int64_t j, const AttentionShape& shape) {
+    return double(shape.scale) * dot(q, i, head, k, j, key_head(shape, head), shape.head_dim);
+}
+
+}  // namespace
+
+// out_i = sum_j p_ij v_j,   p_ij = exp(s_ij - lse_i),   s_ij = scale * q_i . k_j,   lse_i = log sum_j exp(s_ij)
+void attention(View q, View k, View v, const AttentionShape& shape, View out, View lse, View p) {
+    const int64_t d = shape.head_dim;
+    for (int64_t s = 0; s < shape.sequences; ++s) {
+        for (int64_t i = shape.cu_q[s]; i < shape.cu_q[s + 1]; ++i) {
+            const Keys keys = visible(shape, s, i);
+            for (int64_t head = 0; head < shape.heads; ++head) {
+                std::vector<double> scores;
+                double top = -std::numeric_limits<double>::infinity();
+                for (int64_t j = keys.begin; j < keys.end; ++j) {
+                    scores.push_back(score(q, i, head, k, j, shape));
+                    top = std::max(top, scores.back());
+                }
+                double sum = 0;
+                std::vector<double> row(size_t(d), 0.0);
+                for (int64_t j = keys.begin; j < keys.end; ++j) {
+                    const double weight = std::exp(scores[size_t(j - keys.begin)] - top);
+                    sum += weight;
+                    for (int64_t c = 0; c < d; ++c)
+                        row[size_t(c)] += weight * load(v, j, key_head(shape, head) * d + c);
+                }
+                for (int64_t c = 0; c < d; ++c) store(out, i, head * d + c, sum > 0 ? row[size_t(c)] / sum : 0);
+                if (lse) store(lse, head, i, top + std::log(sum));
+                for (int64_t j = keys.begin; p && j < keys.end; ++j)
+                    store(p, head * q.rows + i, j, std::exp(scores[size_t(j - keys.begin)] - top) / sum);
+            }
+        }
+    }
+}
+
+// Forward: out_i = sum_j p_ij v_j,   p_ij = exp(s_ij - lse_i),   s_ij = scale * q_i . k_j.
+//   delta_i = dout_i . out_i
+//   ds_ij = p_ij * (dout_i . v_j - delta_i)
+//   dq_i = scale * sum_j ds_ij k_j,   dk_j = scale * sum_i ds_ij q_i,   dv_j = sum_i p_ij dout_i
+// with the sums of dk and dv also running over the query heads that share a key head.
+void attention_backward(View dout, View q, View k, View v, View out, View lse, View p, const AttentionShape& shape,
+                        View delta, View dq, View dk, View dv) {
+    const int64_t d = shape.head_dim;
+    std::vector<double> dots(size_t(shape.heads * q.rows));  // delta, in double
+    for (int64_t head = 0; head < shape.heads; ++head) {
+        for (int64_t i = 0; i < q.rows; ++i) {
+            dots[size_t(head * q.rows + i)] = dot(dout, i, head, out, i, head, d);
+            store(delta, head, i, dots[size_t(head * q.rows + i)]);
+        }
+    }
+    std::vector<double> dq_sum(size_t(q.rows * q.cols)), dk_sum(size_t(k.rows * k.cols)), dv_sum(dk_sum.size());
+    for (int64_t s = 0; s < shape.sequences; ++s) {
+        for (int64_t i = shape.cu_q[s]; i < shape.cu_q[s + 1]; ++i) {
+            const Keys keys = visible(shape, s, i);
+            for (int64_t head = 0; head < shape.heads; ++head) {
+                const int64_t shared = key_head(shape, head);
+                for (int64_t j = keys.begin; j < keys.end; ++j) {
+                    const double weight = p ? load(p, head * q.rows + i, j)
+                                            : std::exp(score(q, i, head, k, j, shape) - load(lse, head, i));
+                    const double dp = dot(dout, i, head, v, j, shared, d);
+                    const double ds = weight * (dp - dots[size_t(head * q.rows + i)]) * double(shape.scale);
+                    for (int64_t c = 0; c < d; ++c) {
+                        const int64_t q_col = head * d + c, k_col = shared * d + c;
+                        dq_sum[size_t(i * q.cols + q_col)] += ds * load(k, j, k_col);
+                        dk_sum[size_t(j * k.cols + k_col)] += ds * load(q, i, q_col);
+                        dv_sum[size_t(j * k.cols + k_col)] += weight * load(dout, i, q_col);
+                    }
+                }
+            }
+        }
+    }
+    for (int64_t i = 0; i < q.rows; ++i) {
+        for (int64_t c = 0; c < q.cols; ++c) store(dq, i, c, dq_sum[size_t(i * q.cols + c)]);
+    }
+    for (int64_t j = 0; j < k.rows; ++j) {
+        for (int64_t c = 0; c < k.cols; ++c) {
+            store(dk, j, c, dk_sum[size_t(j * k.cols + c)]);
+            store(dv, j, c, dv_sum[size_t(j * k.cols + c)]);
+        }
+    }
+}
+
+}  // namespace fb::reference

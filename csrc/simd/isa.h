@@ -1,0 +1,183 @@
+// The vector type of the instruction set being compiled, and the few functions the kernels build on.
+//
+// FB_ISA names the set and the namespace. Vectors are the compiler's own (GCC and Clang vector extensions), so the
+// same source serves SSE2, AVX2, AVX-512 and NEON; intrinsics appear only where the language has no word for a thing.
+#pragma once
+#include <algorithm>
+#include <limits>
+
+#include "core/ops.h"
+#include "core/thread_pool.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#ifndef FB_ISA
+#error "FB_ISA must name the instruction set being compiled"
+#endif
+
+namespace fb::FB_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+constexpr int kRegisterVectors = 4;  // vectors a micro-kernel tile is wide
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+constexpr int kRegisterVectors = 2;
+#elif defined(__aarch64__)
+constexpr int kLanes = 4;
+constexpr int kRegisterVectors = 4;
+#else
+constexpr int kLanes = 4;
+constexpr int kRegisterVectors = 2;
+#endif
+
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+constexpr bool kHasBf16Dot = true;
+#else
+constexpr bool kHasBf16Dot = false;
+#endif
+
+using Vec = float __attribute__((vector_size(4 * kLanes)));
+using IVec = int32_t __attribute__((vector_size(4 * kLanes)));
+using UVec = uint32_t __attribute__((vector_size(4 * kLanes)));
+using HVec = uint16_t __attribute__((vector_size(2 * kLanes)));
+
+FB_INLINE Vec splat(float x) { return x - Vec{}; }
+
+template <class V, class T>
+FB_INLINE V load_raw(const T* p) {
+    V v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+}
+
+// Loads and stores of kLanes elements held as float or as bf16.
+FB_INLINE Vec load(const float* p) { return load_raw<Vec>(p); }
+FB_INLINE Vec load(const uint16_t* p) { return (Vec)(__builtin_convertvector(load_raw<HVec>(p), UVec) << 16); }
+FB_INLINE void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
+FB_INLINE void store(uint16_t* p, Vec v) {
+#if defined(__AVX512BF16__)
+    const __m256bh narrow = _mm512_cvtneps_pbh((__m512)v);
+    __builtin_memcpy(p, &narrow, sizeof narrow);
+#else
+    const UVec bits = (UVec)v;
+    const UVec rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    const UVec quiet = bits >> 16 | 0x40u;
+    const HVec narrow = __builtin_convertvector((v == v) ? rounded : quiet, HVec);
+    __builtin_memcpy(p, &narrow, sizeof narrow);
+#endif
+}
+
+FB_INLINE float load1(const float* p) { return *p; }
+FB_INLINE float load1(const uint16_t* p) { return bf16_to_f32(*p); }
+FB_INLINE void store1(float* p, float v) { *p = v; }
+FB_INLINE void store1(uint16_t* p, float v) { *p = f32_to_bf16(v); }
+
+// The first n < kLanes elements; the other lanes are `fill`.
+template <class T>
+FB_INLINE Vec load_part(const T* p, int64_t n, float fill = 0) {
+    float lanes[kLanes];
+    for (int i = 0; i < kLanes; i++) lanes[i] = fill;
+    for (int64_t i = 0; i < n; i++) lanes[i] = load1(p + i);
+    return load(lanes);
+}
+template <class T>
+FB_INLINE void store_part(T* p, int64_t n, Vec v) {
+    float lanes[kLanes];
+    store(lanes, v);
+    for (int64_t i = 0; i < n; i++) store1(p + i, lanes[i]);
+}
+
+// sum + the products of each lane's two pairs of bf16.
+FB_INLINE Vec dot_pairs(Vec sum, UVec a, UVec b) {
+#if defined(__AVX512BF16__)
+    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    return (Vec)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)a, (bfloat16x8_t)b);
+#else
+    return sum + (Vec)(a << 16) * (Vec)(b << 16) + (Vec)(a & 0xffff0000u) * (Vec)(b & 0xffff0000u);
+#endif
+}
+
+FB_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
+
+FB_INLINE Vec square_root(Vec v) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_sqrt_ps((__m512)v);
+#elif defined(__AVX2__)
+    return (Vec)_mm256_sqrt_ps((__m256)v);
+#elif defined(__x86_64__)
+    return (Vec)_mm_sqrt_ps((__m128)v);
+#elif defined(__aarch64__)
+    return (Vec)vsqrtq_f32((float32x4_t)v);
+#else
+    for (int i = 0; i < kLanes; i++) v[i] = __builtin_sqrtf(v[i]);
+    return v;
+#endif
+}
+
+FB_INLINE float sum(Vec v) {
+    float lanes[kLanes];
+    store(lanes, v);
+    for (int half = kLanes / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+FB_INLINE float max_lane(Vec v) {
+    float lanes[kLanes];
+    store(lanes, v);
+    float best = lanes[0];
+    for (int i = 1; i < kLanes; i++) best = lanes[i] > best ? lanes[i] : best;
+    return best;
+}
+
+// e^x to about 1 ulp: x = n ln2 + r, a degree-6 polynomial for e^r, the exponent by integer addition. Underflows to 0
+// below -87.3 (subnormals are flushed), saturates at e^88. NaN becomes NaN.
+FB_INLINE Vec exp(Vec x) {
+    const Vec clamped = x < splat(-87.3365f) ? splat(-87.3365f) : (x > splat(88.0f) ? splat(88.0f) : x);
+    const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    const Vec shifted = clamped * 1.44269504f + magic;
+    const Vec n = shifted - magic;
+    const Vec r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+    Vec poly = splat(1.9875691500e-4f);
+    poly = poly * r + 1.3981999507e-3f;
+    poly = poly * r + 8.3334519073e-3f;
+    poly = poly * r + 4.1665795894e-2f;
+    poly = poly * r + 1.6666665459e-1f;
+    poly = poly * r + 5.0000001201e-1f;
+    poly = poly * r * r + r + 1.0f;
+    const IVec exponent = ((IVec)shifted - (IVec)magic) << 23;
+    const Vec value = (Vec)((IVec)poly + exponent);
+    const Vec result = x < splat(-87.3365f) ? Vec{} : value;
+    return x == x ? result : x;
+}
+
+FB_INLINE float exp1(float x) { return exp(splat(x))[0]; }
+
+FB_INLINE Vec sigmoid(Vec x) { return 1.0f / (1.0f + exp(-x)); }
+
+FB_INLINE int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Calls body(typed pointer tag) for a view's element type: float or bf16 (uint16_t).
+template <class Body>
+FB_INLINE void by_dtype(Dtype dtype, const Body& body) {
+    if (dtype == Dtype::bf16) body(static_cast<uint16_t*>(nullptr));
+    else body(static_cast<float*>(nullptr));
+}
+
+// Rows shared out in chunks big enough to be worth a thread's while.
+template <class Body>
+void parallel_rows(int64_t rows, int64_t cols, const Body& body) {
+    const int64_t chunk = std::max<int64_t>(1, 16384 / std::max<int64_t>(cols, 1));
+    parallel_for((rows + chunk - 1) / chunk, [&](int64_t unit) {
+        const int64_t end = std::min(rows, (unit + 1) * chunk);
+        for (int64_t r = unit * chunk; r < end; r++) body(r);
+    });
+}
+
+}  // namespace fb::FB_ISA

@@ -1,0 +1,138 @@
+// The two skinny products of LoRA: one dimension is the rank.
+#include "simd/pack.h"
+#include "simd/table.h"
+
+namespace fb::FB_ISA {
+namespace {
+
+constexpr int kDownRows = 24;    // tokens a unit of lora_down owns
+constexpr int kDownDepth = 512;  // reduction steps between visits to the accumulators
+constexpr int kRankBlock = kLanes == 16 ? 8 : 4;
+
+// acc (M, R) += x (M, depth) a (R, depth)^T, the sums left spread over lanes.
+template <int M, int R, class X>
+FB_INLINE void dot_rows(const X* x, int64_t ldx, const float* a, int64_t lda, int64_t depth, Vec* acc, int64_t ldacc) {
+    Vec local[M][R];
+    for (int i = 0; i < M; i++)
+        for (int j = 0; j < R; j++) local[i][j] = acc[i * ldacc + j];
+    int64_t p = 0;
+    for (; p + kLanes <= depth; p += kLanes) {
+        Vec row[M];
+        for (int i = 0; i < M; i++) row[i] = load(x + i * ldx + p);
+        for (int j = 0; j < R; j++) {
+            const Vec factor = load(a + j * lda + p);
+            for (int i = 0; i < M; i++) local[i][j] += row[i] * factor;
+        }
+    }
+    if (p < depth)
+        for (int j = 0; j < R; j++) {
+            const Vec factor = load_part(a + j * lda + p, depth - p);
+            for (int i = 0; i < M; i++) local[i][j] += load_part(x + i * ldx + p, depth - p) * factor;
+        }
+    for (int i = 0; i < M; i++)
+        for (int j = 0; j < R; j++) acc[i * ldacc + j] = local[i][j];
+}
+
+template <class X>
+void lora_down_rows(View x, View a, float scale, View h, bool accumulate, int64_t t0, int64_t t1) {
+    const int64_t rank = a.rows, cells = (t1 - t0) * rank, padded = round_up(cells, kLanes);
+    Vec* acc = static_cast<Vec*>(thread_scratch(size_t(padded) * sizeof(Vec)));
+    std::memset(static_cast<void*>(acc), 0, size_t(padded) * sizeof(Vec));
+    for (int64_t p = 0; p < x.cols; p += kDownDepth) {
+        const int64_t depth = std::min<int64_t>(kDownDepth, x.cols - p);
+        for (int64_t t = t0; t < t1; t += 3)
+            with_count<3>(int(std::min<int64_t>(3, t1 - t)), [&](auto height) {
+                for (int64_t j = 0; j < rank; j += kRankBlock)
+                    with_count<kRankBlock>(int(std::min<int64_t>(kRankBlock, rank - j)), [&](auto width) {
+                        dot_rows<height(), width()>(x.row<X>(t) + p, x.ld, a.row<float>(j) + p, a.ld, depth,
+                                                    acc + (t - t0) * rank + j, rank);
+                    });
+            });
+    }
+    for (int64_t cell = 0; cell < cells; cell += kLanes) {
+        Vec group[kLanes];
+        for (int i = 0; i < kLanes; i++) group[i] = acc[cell + i];
+        float result[kLanes];
+        store(result, lane_sums(group) * scale);
+        for (int64_t i = 0; i < std::min<int64_t>(kLanes, cells - cell); i++) {
+            const int64_t t = t0 + (cell + i) / rank, j = (cell + i) % rank;
+            by_dtype(h.dtype, [&](auto* tag) {
+                using H = std::remove_pointer_t<decltype(tag)>;
+                H* out = h.row<H>(t) + j;
+                store1(out, accumulate ? load1(out) + result[i] : result[i]);
+            });
+        }
+    }
+}
+
+// da (R, N vectors) += sum over tokens of dh[t, 0..R) x[t, strip]; `live` columns of the strip exist.
+template <int R, int N, class X>
+FB_INLINE void outer_strip(const float* dh, int64_t rank, View x, int64_t col, float* out) {
+    Vec acc[R][N];
+    for (int j = 0; j < R; j++)
+        for (int v = 0; v < N; v++) acc[j][v] = Vec{};
+    for (int64_t t = 0; t < x.rows; t++) {
+        Vec row[N];
+        for (int v = 0; v < N; v++) row[v] = load(x.row<X>(t) + col + v * kLanes);
+        for (int j = 0; j < R; j++) {
+            const Vec factor = splat(dh[t * rank + j]);
+            for (int v = 0; v < N; v++) acc[j][v] += factor * row[v];
+        }
+    }
+    for (int j = 0; j < R; j++)
+        for (int v = 0; v < N; v++) store(out + (j * N + v) * kLanes, acc[j][v]);
+}
+
+}  // namespace
+
+void lora_down(View x, View a, float scale, View h, bool accumulate) {
+    parallel_for((x.rows + kDownRows - 1) / kDownRows, [&](int64_t unit) {
+        const int64_t t0 = unit * kDownRows, t1 = std::min(x.rows, t0 + kDownRows);
+        by_dtype(x.dtype, [&](auto* tag) {
+            lora_down_rows<std::remove_pointer_t<decltype(tag)>>(x, a, scale, h, accumulate, t0, t1);
+        });
+    });
+}
+
+void lora_gradient(View dh, View x, float scale, View da, bool accumulate) {
+    constexpr int kVectors = 2, kStrip = kVectors * kLanes;
+    const int64_t rank = dh.cols, strips = (x.cols + kStrip - 1) / kStrip;
+    constexpr int64_t kStripsPerUnit = 4;
+    parallel_for((strips + kStripsPerUnit - 1) / kStripsPerUnit, [&](int64_t unit) {
+        float* factors = static_cast<float*>(thread_scratch(size_t(std::max<int64_t>(dh.rows * rank, 1)) * 4));
+        by_dtype(dh.dtype, [&](auto* tag) {
+            using H = std::remove_pointer_t<decltype(tag)>;
+            for (int64_t t = 0; t < dh.rows; t++)
+                for (int64_t j = 0; j < rank; j++) factors[t * rank + j] = load1(dh.row<H>(t) + j) * scale;
+        });
+        by_dtype(x.dtype, [&](auto* tag) {
+            using X = std::remove_pointer_t<decltype(tag)>;
+            const int64_t last = std::min(strips, (unit + 1) * kStripsPerUnit);
+            for (int64_t strip = unit * kStripsPerUnit; strip < last; strip++) {
+                const int64_t col = strip * kStrip, live = std::min<int64_t>(kStrip, x.cols - col);
+                for (int64_t j = 0; j < rank; j += kRankBlock)
+                    with_count<kRankBlock>(int(std::min<int64_t>(kRankBlock, rank - j)), [&](auto ranks) {
+                        constexpr int R = ranks();
+                        float result[R * kStrip];
+                        if (live == kStrip) {
+                            outer_strip<R, kVectors, X>(factors + j, rank, x, col, result);
+                        } else {
+                            std::memset(result, 0, sizeof result);
+                            for (int64_t t = 0; t < x.rows; t++)
+                                for (int i = 0; i < R; i++)
+                                    for (int64_t c = 0; c < live; c++)
+                                        result[i * kStrip + c] +=
+                                            factors[t * rank + j + i] * load1(x.row<X>(t) + col + c);
+                        }
+                        for (int i = 0; i < R; i++) {
+                            float* out = da.row<float>(j + i) + col;
+                            for (int64_t c = 0; c < live; c++)
+                                out[c] = accumulate ? out[c] + result[i * kStrip + c] : result[i * kStrip + c];
+                        }
+                    });
+            }
+        });
+    });
+}
+
+}  // namespace fb::FB_ISA

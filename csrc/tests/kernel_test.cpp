@@ -1,0 +1,284 @@
+// Every operation of every vector table this CPU runs against the reference table, over awkward shapes. Plain C++, so
+// that it also runs where no Python is at hand, under an emulator for one.
+//
+//   kernel_test           all tables;  kernel_test avx2    one of them
+//
+// Exits with 1 after a mismatch, with 2 when nothing was tested.
+#include <cstdio>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/dispatch.h"
+#include "core/thread_pool.h"
+
+namespace fb {
+namespace {
+
+std::mt19937 generator(20240607);
+int checks = 0, failures = 0;
+
+float uniform(float low, float high) { return std::uniform_real_distribution<float>(low, high)(generator); }
+
+// A view that owns its memory, with a gap behind each row. Fresh ones hold NaN, so that a cell left out is noticed.
+class Array {
+public:
+    Array(int64_t rows, int64_t cols, Dtype dtype = Dtype::f32) : bytes_(size_t(rows * (cols + kGap) * 4 + 64)) {
+        view_ = {bytes_.data(), dtype, rows, cols, cols + kGap};
+        each([](float&) {}, std::nanf(""));
+    }
+    static Array random(int64_t rows, int64_t cols, Dtype dtype = Dtype::f32, float low = -1, float high = 1) {
+        Array a(rows, cols, dtype);
+        a.each([&](float& x) { x = uniform(low, high); }, 0);
+        return a;
+    }
+    Array(const Array& other) : bytes_(other.bytes_), view_(other.view_) { view_.data = bytes_.data(); }
+
+    operator View() const { return view_; }
+    float* floats() { return view_.row<float>(0); }
+    float at(int64_t r, int64_t c) const {
+        return view_.dtype == Dtype::f32 ? view_.row<float>(r)[c] : bf16_to_f32(view_.row<uint16_t>(r)[c]);
+    }
+    int64_t rows() const { return view_.rows; }
+    int64_t cols() const { return view_.cols; }
+
+private:
+    static constexpr int64_t kGap = 3;
+    template <class Fill>
+    void each(const Fill& fill, float start) {
+        for (int64_t r = 0; r < view_.rows; r++)
+            for (int64_t c = 0; c < view_.cols; c++) {
+                float x = start;
+                fill(x);
+                if (view_.dtype == Dtype::f32) view_.row<float>(r)[c] = x;
+                else view_.row<uint16_t>(r)[c] = f32_to_bf16(x);
+            }
+    }
+    std::vector<uint8_t> bytes_;
+    View view_;
+};
+
+// |ours - reference| <= tolerance * |reference|, norm-wise; a NaN on either side fails.
+void compare(const std::string& what, const Array& ours, const Array& reference, double tolerance) {
+    double error = 0, size = 0;
+    for (int64_t r = 0; r < ours.rows(); r++)
+        for (int64_t c = 0; c < ours.cols(); c++) {
+            const double x = ours.at(r, c), y = reference.at(r, c);
+            error += (x - y) * (x - y);
+            size += y * y;
+        }
+    checks++;
+    if (error <= tolerance * tolerance * size && size > 0) return;
+    failures++;
+    std::printf("FAILED %s: error %.3g of %.3g allowed\n", what.c_str(), std::sqrt(error / size), tolerance);
+}
+
+// Runs `operation` with both tables on copies of the same outputs, and compares those.
+void check(const std::string& what, const Ops& table, std::vector<Array> outputs, double tolerance,
+           const std::function<void(const Ops&, std::vector<Array>&)>& operation) {
+    std::vector<Array> expected = outputs;
+    operation(table, outputs);
+    operation(*reference_ops(), expected);
+    for (size_t i = 0; i < outputs.size(); i++)
+        compare(std::string(table.name) + " " + what + " output " + std::to_string(i), outputs[i], expected[i],
+                tolerance);
+}
+
+struct Stored {
+    std::vector<uint8_t> bytes;
+    Matrix matrix;
+};
+
+// Random bytes are valid blocks, but for their half-precision numbers, which must be finite and of a common size.
+Stored random_matrix(TensorType type, int64_t rows, int64_t cols) {
+    const BlockShape block = block_shape(type);
+    Stored stored;
+    stored.matrix.type = type;
+    stored.matrix.rows = rows;
+    stored.matrix.cols = cols;
+    stored.matrix.row_bytes = cols / block.weights * block.bytes;
+    stored.bytes.resize(size_t(rows * stored.matrix.row_bytes));
+    for (auto& byte : stored.bytes) byte = uint8_t(generator());
+    stored.matrix.data = stored.bytes.data();
+    const auto half = [&](size_t at) {  // sign, exponent of about 2^-7, any fraction
+        const uint16_t bits = uint16_t((generator() & 0x83ff) | (7 + generator() % 3) << 10);
+        std::memcpy(&stored.bytes[at], &bits, 2);
+    };
+    for (size_t at = 0; at < stored.bytes.size(); at += size_t(block.bytes)) switch (type) {
+            case TensorType::F32: {
+                const float value = uniform(-1, 1);
+                std::memcpy(&stored.bytes[at], &value, 4);
+                break;
+            }
+            case TensorType::BF16: {
+                const uint16_t bits = f32_to_bf16(uniform(-1, 1));
+                std::memcpy(&stored.bytes[at], &bits, 2);
+                break;
+            }
+            case TensorType::Q6_K: half(at + 208); break;
+            case TensorType::Q4_1:
+            case TensorType::Q5_1:
+            case TensorType::Q4_K:
+            case TensorType::Q5_K: half(at + 2); [[fallthrough]];
+            default: half(at);
+        }
+    return stored;
+}
+
+constexpr TensorType kTypes[] = {TensorType::F32,  TensorType::F16,  TensorType::BF16, TensorType::Q4_0,
+                                 TensorType::Q4_1, TensorType::Q5_0, TensorType::Q5_1, TensorType::Q8_0,
+                                 TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K};
+
+// bf16 tables round the weights to bf16 (2^-9 each way at worst, less in a sum), others only sum in another order.
+double product_tolerance(Dtype dtype) { return dtype == Dtype::bf16 ? 4e-3 : 1e-5; }
+
+void test_products(const Ops& table, Dtype dtype) {
+    const double tolerance = product_tolerance(dtype);
+    for (const TensorType type : kTypes)
+        for (const int64_t tokens : {1, 2, 3, 5, 7, 33}) {
+            const int64_t step = block_shape(type).weights, rows = tokens == 33 ? 131 : 37, rank = 5;
+            const int64_t cols = step == 1 ? 101 : step == 32 ? 352 : 512;
+            const Stored w = random_matrix(type, rows, cols);
+            const std::string name = " type " + std::to_string(int(type)) + " T " + std::to_string(tokens);
+            const Array x = Array::random(tokens, cols, dtype), h = Array::random(tokens, rank, dtype);
+            const Array dy = Array::random(tokens, rows, dtype), bias = Array::random(1, rows);
+            const Array b = Array::random(rank, rows), a = Array::random(rank, cols);
+            for (const bool more : {false, true}) {
+                const View none;
+                const View hv = more ? View(h) : none, bv = more ? View(b) : none, av = more ? View(a) : none;
+                check("linear" + name, table, {more ? Array::random(tokens, rows) : Array(tokens, rows)}, tolerance,
+                      [&](const Ops& ops, auto& out) {
+                          ops.linear(x, w.matrix, more ? View(bias).row<float>(0) : nullptr, hv, bv, out[0], more);
+                      });
+                check("linear_backward" + name, table, {more ? Array::random(tokens, cols) : Array(tokens, cols)},
+                      tolerance,
+                      [&](const Ops& ops, auto& out) { ops.linear_backward(dy, w.matrix, hv, av, out[0], more); });
+            }
+            Matrix slice = w.matrix;  // a rectangle of it
+            slice.row0 = 3, slice.rows = rows - 4, slice.col0 = step, slice.cols = cols - step;
+            const Array xs = Array::random(tokens, slice.cols, dtype), dys = Array::random(tokens, slice.rows, dtype);
+            check("linear slice" + name, table, {Array(tokens, slice.rows)}, tolerance,
+                  [&](const Ops& ops, auto& out) { ops.linear(xs, slice, nullptr, {}, {}, out[0], false); });
+            check("linear_backward slice" + name, table, {Array(tokens, slice.cols)}, tolerance,
+                  [&](const Ops& ops, auto& out) { ops.linear_backward(dys, slice, {}, {}, out[0], false); });
+            const int32_t ids[] = {4, 0, int32_t(rows - 1), 4};
+            check("gather_rows" + name, table, {Array(4, cols)}, 1e-6,
+                  [&](const Ops& ops, auto& out) { ops.gather_rows(w.matrix, ids, out[0]); });
+            check("dequantize" + name, table, {Array(rows, cols, dtype)}, dtype == Dtype::bf16 ? 1e-3 : 1e-6,
+                  [&](const Ops& ops, auto& out) { ops.dequantize(w.matrix, out[0]); });
+        }
+}
+
+void test_lora(const Ops& table, Dtype dtype) {
+    for (const int64_t tokens : {1, 7, 33})
+        for (const int64_t cols : {1, 63, 130})
+            for (const int64_t rank : {1, 8, 11}) {
+                const Array x = Array::random(tokens, cols, dtype), a = Array::random(rank, cols);
+                const Array dh = Array::random(tokens, rank, dtype);
+                check("lora_down", table, {Array::random(tokens, rank)}, 1e-4,
+                      [&](const Ops& ops, auto& out) { ops.lora_down(x, a, 0.5f, out[0], true); });
+                check("lora_gradient", table, {Array(rank, cols)}, 1e-4,
+                      [&](const Ops& ops, auto& out) { ops.lora_gradient(dh, x, 0.5f, out[0], false); });
+            }
+}
+
+void test_rows(const Ops& table, Dtype dtype) {
+    const double tolerance = dtype == Dtype::bf16 ? 4e-3 : 1e-5;
+    for (const int64_t cols : {1, 3, 16, 37, 130}) {
+        const Array x = Array::random(7, cols), other = Array::random(7, cols, Dtype::f32, -4, 4);
+        const Array up = Array::random(7, cols), weight = Array::random(1, cols, Dtype::f32, 0.5f, 2);
+        const float* w = View(weight).row<float>(0);
+        check("rms_norm", table, {Array(7, cols, dtype)}, tolerance,
+              [&](const Ops& ops, auto& out) { ops.rms_norm(x, w, 1e-5f, out[0]); });
+        check("rms_norm_backward", table, {Array::random(7, cols)}, 1e-4,
+              [&](const Ops& ops, auto& out) { ops.rms_norm_backward(other, x, w, 1e-5f, out[0]); });
+        check("swiglu", table, {Array(7, cols, dtype)}, tolerance,
+              [&](const Ops& ops, auto& out) { ops.swiglu(other, up, out[0]); });
+        check("swiglu_backward", table, {Array(7, cols, dtype), Array(7, cols, dtype)}, tolerance,
+              [&](const Ops& ops, auto& out) { ops.swiglu_backward(x, other, up, out[0], out[1]); });
+        check("cast", table, {Array(7, cols, dtype)}, tolerance,
+              [&](const Ops& ops, auto& out) { ops.cast(x, out[0]); });
+        check("add", table, {Array::random(7, cols)}, 1e-6, [&](const Ops& ops, auto& out) { ops.add(x, out[0]); });
+        check("sum_squares", table, {Array(1, 1)}, 1e-5,
+              [&](const Ops& ops, auto& out) { out[0].floats()[0] = float(ops.sum_squares(x)); });
+        const Array v = Array::random(7, cols, Dtype::f32, 0, 1);
+        check("adamw", table, {other, up, v}, 1e-5, [&](const Ops& ops, auto& out) {
+            ops.adamw(out[0], x, out[1], out[2], {1e-2f, 0.9f, 0.99f, 1e-8f, 0.1f, 0.5f, 0.25f, 2.0f});
+        });
+        check("sgd", table, {other}, 1e-5, [&](const Ops& ops, auto& out) { ops.sgd(out[0], x, 0.1f, 0.01f, 2.0f); });
+    }
+    for (const int64_t d : {2, 6, 64, 80})
+        for (const bool interleaved : {false, true})
+            for (const bool inverse : {false, true}) {
+                const Array cos = Array::random(5, d / 2), sin = Array::random(5, d / 2),
+                            x = Array::random(5, 3 * d, dtype);
+                check("rope", table, {Array(5, 3 * d, dtype)}, tolerance,
+                      [&](const Ops& ops, auto& out) { ops.rope(x, {cos, sin, d, interleaved}, inverse, out[0]); });
+            }
+}
+
+void test_attention(const Ops& table, Dtype dtype) {
+    const double tolerance = dtype == Dtype::bf16 ? 1e-2 : 1e-4;
+    const int32_t cu[] = {0, 5, 6, 77, 130};
+    for (const int64_t d : {8, 20, 64})
+        for (const int64_t window : {0, 9}) {
+            const AttentionShape shape{4, 2, d, 0.3f, cu, cu, 4, window};
+            const Array q = Array::random(130, 4 * d, dtype), k = Array::random(130, 2 * d, dtype);
+            const Array v = Array::random(130, 2 * d, dtype), dout = Array::random(130, 4 * d);
+            check("attention", table, {Array(130, 4 * d, dtype), Array(4, 130)}, tolerance,
+                  [&](const Ops& ops, auto& out) { ops.attention(q, k, v, shape, out[0], out[1], {}); });
+            Array out(130, 4 * d, dtype), lse(4, 130);
+            reference_ops()->attention(q, k, v, shape, out, lse, {});
+            check("attention_backward", table, {Array(130, 4 * d), Array(130, 2 * d), Array(130, 2 * d)}, tolerance,
+                  [&](const Ops& ops, auto& grads) {
+                      Array delta(4, 130);
+                      ops.attention_backward(dout, q, k, v, out, lse, {}, shape, delta, grads[0], grads[1], grads[2]);
+                  });
+        }
+}
+
+void test_loss(const Ops& table, Dtype dtype) {
+    const int64_t n = 5, d = 19, tiles[] = {0, 64, 101};
+    const Array logits = Array::random(n, 101, Dtype::f32, -6, 6), rows = Array::random(n, d);
+    const int32_t targets[] = {0, 63, 64, 100, 17};
+    check("cross_entropy", table, {Array::random(n, d), Array(1, n)}, dtype == Dtype::bf16 ? 4e-3 : 1e-5,
+          [&](const Ops& ops, auto& out) {
+              std::vector<float> reference(n, -INFINITY), sum(n, 0), target(n, 0);
+              for (int i = 0; i < 2; i++) {
+                  View tile = logits;
+                  tile.data = tile.row<float>(0) + tiles[i];
+                  tile.cols = tiles[i + 1] - tiles[i];
+                  Array p(n, tile.cols, dtype);
+                  ops.cross_entropy_tile(tile, tiles[i], targets, reference.data(), sum.data(), target.data(), p,
+                                         out[0]);
+              }
+              ops.cross_entropy_finish(reference.data(), sum.data(), target.data(), rows, 0.5f, out[0], out[1].floats(),
+                                       n);
+          });
+}
+
+int run(const char* only) {
+    set_threads(2);
+    int tables = 0;
+    for (const Ops* table : available_ops()) {
+        if (table == reference_ops() || (only && std::string(only) != table->name)) continue;
+        const int before = checks;
+        for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+            test_products(*table, dtype);
+            test_lora(*table, dtype);
+            test_rows(*table, dtype);
+            test_attention(*table, dtype);
+            test_loss(*table, dtype);
+        }
+        std::printf("%s: %d checks\n", table->name, checks - before);
+        tables++;
+    }
+    if (failures) std::printf("%d of %d checks failed\n", failures, checks);
+    return failures ? 1 : tables ? 0 : 2;
+}
+
+}  // namespace
+}  // namespace fb
+
+int main(int count, char** arguments) { return fb::run(count > 1 ? arguments[1] : nullptr); }

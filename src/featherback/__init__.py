@@ -1,0 +1,43 @@
+"""Featherback: fine-tune an LLM, exactly, in tens of megabytes, on the machine you already have.
+
+import featherback as fb
+model = fb.load("model.gguf")
+run = fb.train(model, data="notes.jsonl", out="run/", steps=100, memory="96MB")
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from featherback.errors import FeatherbackError
+from featherback.version import __version__
+
+if TYPE_CHECKING:
+    from featherback.adapters.lora import LoRA
+    from featherback.api import gradients, load, plan, train
+    from featherback.models.model import Model
+    from featherback.training.run import Run
+
+__all__ = ["FeatherbackError", "LoRA", "Model", "Run", "__version__", "gradients", "load", "plan", "train"]
+
+# Brought in on first use (PEP 562): `import featherback` itself costs nothing.
+_HOMES = {
+    "LoRA": "featherback.adapters.lora",
+    "Model": "featherback.models.model",
+    "Run": "featherback.training.run",
+    "gradients": "featherback.api",
+    "load": "featherback.api",
+    "plan": "featherback.api",
+    "train": "featherback.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'featherback' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

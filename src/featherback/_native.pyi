@@ -1,0 +1,124 @@
+"""
+Featherback's native kernels. csrc/core/ops.h documents every operation.
+"""
+
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+
+class Matrix:
+    """
+    A stored weight (rows = out_features, cols = in_features), or a rectangle of one.
+    """
+
+    def __init__(self, data: object, type: int, rows: int, cols: int) -> None: ...
+
+    def slice(self, rows: tuple[int, int] | None = None, cols: tuple[int, int] | None = None) -> Matrix:
+        """The rectangle [rows) x [cols); columns must not cut a block."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def type(self) -> int: ...
+
+def linear(x: Annotated[NDArray, dict(device='cpu', writable=False)], w: Matrix, out: Annotated[NDArray, dict(device='cpu')], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, h: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, b: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, accumulate: bool = False) -> None:
+    """out (T, N) (+)= x (T, K) W^T + bias (N) + h (T, r) b (r, N)"""
+
+def linear_backward(dy: Annotated[NDArray, dict(device='cpu', writable=False)], w: Matrix, dx: Annotated[NDArray, dict(device='cpu')], dh: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, a: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, accumulate: bool = False) -> None:
+    """dx (T, K) (+)= dy (T, N) W + dh (T, r) a (r, K)"""
+
+def lora_down(x: Annotated[NDArray, dict(device='cpu', writable=False)], a: Annotated[NDArray, dict(device='cpu', writable=False)], h: Annotated[NDArray, dict(device='cpu')], scale: float = 1.0, accumulate: bool = False) -> None:
+    """h (T, r) (+)= scale * x (T, K) a (r, K)^T"""
+
+def lora_gradient(dh: Annotated[NDArray, dict(device='cpu', writable=False)], x: Annotated[NDArray, dict(device='cpu', writable=False)], da: Annotated[NDArray, dict(device='cpu')], scale: float = 1.0, accumulate: bool = False) -> None:
+    """da (r, K) (+)= scale * dh (T, r)^T x (T, K)"""
+
+def gather_rows(w: Matrix, ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')]) -> None:
+    """out (n, D) = rows ids of W"""
+
+def dequantize(w: Matrix, out: Annotated[NDArray, dict(device='cpu')]) -> None:
+    """out (rows, cols) = W"""
+
+def attention(q: Annotated[NDArray, dict(device='cpu', writable=False)], k: Annotated[NDArray, dict(device='cpu', writable=False)], v: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')], lse: Annotated[NDArray, dict(device='cpu')] | None, heads: int, kv_heads: int, cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, scale: float | None = None, window: int = 0, p: Annotated[NDArray, dict(device='cpu')] | None = None) -> None:
+    """
+    out (Tq, H d) = causal grouped-query attention; lse (H, Tq) or None. scale None: head_dim ** -0.5. p (H Tq, Tk) float32 receives the probabilities
+    """
+
+def attention_backward(dout: Annotated[NDArray, dict(device='cpu', writable=False)], q: Annotated[NDArray, dict(device='cpu', writable=False)], k: Annotated[NDArray, dict(device='cpu', writable=False)], v: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu', writable=False)], lse: Annotated[NDArray, dict(device='cpu', writable=False)], delta: Annotated[NDArray, dict(device='cpu')], dq: Annotated[NDArray, dict(device='cpu')], dk: Annotated[NDArray, dict(device='cpu')], dv: Annotated[NDArray, dict(device='cpu')], heads: int, kv_heads: int, cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, scale: float | None = None, window: int = 0, p: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None) -> None:
+    """dq, dk, dv from dout; delta (H, Tq) is scratch; p as attention left it"""
+
+def rms_norm(x: Annotated[NDArray, dict(device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], eps: float, out: Annotated[NDArray, dict(device='cpu')]) -> None:
+    """out (T, D) = x * weight / sqrt(mean(x^2) + eps)"""
+
+def rms_norm_backward(dn: Annotated[NDArray, dict(device='cpu', writable=False)], x: Annotated[NDArray, dict(device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], eps: float, dx: Annotated[NDArray, dict(device='cpu')]) -> None:
+    """dx (T, D) += the gradient of rms_norm's input x, from dn"""
+
+def rope(x: Annotated[NDArray, dict(device='cpu', writable=False)], cos: Annotated[NDArray, dict(device='cpu', writable=False)], sin: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')], head_dim: int, interleaved: bool, inverse: bool = False) -> None:
+    """out = x rotated (or rotated back); out may be x"""
+
+def swiglu(gate: Annotated[NDArray, dict(device='cpu', writable=False)], up: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')]) -> None:
+    """out (T, F) = silu(gate) * up"""
+
+def swiglu_backward(da: Annotated[NDArray, dict(device='cpu', writable=False)], gate: Annotated[NDArray, dict(device='cpu', writable=False)], up: Annotated[NDArray, dict(device='cpu', writable=False)], dgate: Annotated[NDArray, dict(device='cpu')], dup: Annotated[NDArray, dict(device='cpu')]) -> None:
+    """dgate, dup (T, F) from da, with a = silu(gate) * up"""
+
+def cast(x: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')]) -> None:
+    """out = x in out's type"""
+
+def add(x: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')]) -> None:
+    """out += x"""
+
+def sum_squares(x: Annotated[NDArray, dict(device='cpu', writable=False)]) -> float:
+    """sum of x^2, in double"""
+
+def cross_entropy_tile(logits: Annotated[NDArray, dict(device='cpu', writable=False)], first: int, targets: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], reference: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], sum: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], target_logit: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], p: Annotated[NDArray, dict(device='cpu')] | None = None, dh: Annotated[NDArray, dict(device='cpu')] | None = None) -> None:
+    """One vocabulary tile of the online softmax; see ops.h"""
+
+def cross_entropy_finish(reference: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], sum: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], target_logit: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], loss: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], target_rows: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, dh: Annotated[NDArray, dict(device='cpu')] | None = None, scale: float = 1.0) -> None:
+    """loss (n) in nats and, in place, dh (n, D); see ops.h"""
+
+def adamw(param: Annotated[NDArray, dict(device='cpu')], grad: Annotated[NDArray, dict(device='cpu', writable=False)], m: Annotated[NDArray, dict(device='cpu')], v: Annotated[NDArray, dict(device='cpu')], lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, step: int, grad_scale: float = 1.0) -> None:
+    """
+    One AdamW step in place (decoupled decay, bias-corrected); step counts from 1
+    """
+
+def sgd(param: Annotated[NDArray, dict(device='cpu')], grad: Annotated[NDArray, dict(device='cpu', writable=False)], lr: float, weight_decay: float = 0.0, grad_scale: float = 1.0) -> None:
+    """One SGD step in place"""
+
+def available() -> list[str]:
+    """Names of the kernel sets this CPU runs, slowest first"""
+
+def use(name: str) -> None: ...
+
+def current() -> str: ...
+
+def threads() -> int: ...
+
+def set_threads(count: int) -> None: ...
+
+def profile(on: bool) -> None:
+    """Begin (with an empty table) or end timing every operation"""
+
+def profile_report() -> dict:
+    """{operation: (calls, seconds, floating-point operations)}"""
+
+def memory_now() -> tuple[int, int]:
+    """(footprint, resident) bytes of this process"""
+
+def meter_start(interval_microseconds: int = 1000) -> None: ...
+
+def meter_peak() -> tuple[int, int]:
+    """(footprint, resident) peaks in bytes since meter_start"""
+
+def meter_stop() -> None: ...
+
+def read_ahead(range: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    """Have a helper thread read these mapped bytes into the page cache"""
+
+def drop_pages(range: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    """Unmap these read-only mapped bytes' pages until they are touched again"""
+
+def stop_read_ahead() -> None: ...

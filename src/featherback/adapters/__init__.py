@@ -1,0 +1,1 @@
+"""LoRA adapters: make, read, write."""

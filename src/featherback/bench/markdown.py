@@ -1,0 +1,25 @@
+"""Markdown tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table; columns whose every entry is a number are set to the right."""
+    rows = [list(line) for line in lines]
+    marks = ["---:" if all(_numeric(row[i]) for row in rows) else "---" for i in range(len(head))]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [list(head), marks, *rows])
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """A number, or a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _numeric(text: str) -> bool:
+    bare = text.strip("*%x ")
+    try:
+        return not bare.strip("-") or float(bare) is not None
+    except ValueError:
+        return False

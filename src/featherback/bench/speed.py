@@ -1,0 +1,144 @@
+"""`featherback bench speed`: ratios, from runs paired in time: other work on the machine slows both sides of a pair."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from featherback import kernels, models
+from featherback.adapters.shapes import projection_shapes
+from featherback.bench import watch
+from featherback.bench.ablation import run_step
+from featherback.bench.markdown import table
+from featherback.bench.peers import peft_step, require_torch
+from featherback.bench.synthetic import CONFIGS, write_synthetic
+from featherback.memory import planner
+from featherback.memory.job import Job
+from featherback.memory.machine import Machine
+from featherback.memory.plan import Plan
+from featherback.methods import method_class
+from featherback.models.config import ModelConfig
+from featherback.training.choose import worker_baseline
+from featherback.training.launch import worker_environment
+
+Say = Callable[[str], None]
+TYPES = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_0", "Q6_K")
+STEPS = 3
+
+
+def run(model: str, cache: Path, quick: bool, keep: bool, say: Say) -> dict[str, Any]:
+    """All comparisons on the shapes of `model` at 256 tokens."""
+    require_torch()
+    cache.mkdir(parents=True, exist_ok=True)
+    path = cache / f"{model}-q4_0.gguf"
+    existed = path.exists()
+    if not existed:
+        write_synthetic(path, model)
+    rounds = 1 if quick else 3
+    steps = _steps(model, path, cache, rounds, say)
+    products = [] if quick else _products(CONFIGS[model], say)
+    if not keep and not existed:
+        path.unlink()
+    parts = [_step_table(steps)]
+    if products:
+        parts.append(
+            "Our products' rate relative to oneDNN's in bf16 (forward, backward):\n\n"
+            + _product_table(products)
+        )
+    return {"steps": steps, "products": products, "markdown": "\n\n".join(parts)}
+
+
+def _steps(model: str, path: Path, cache: Path, rounds: int, say: Say) -> list[dict[str, float]]:
+    """One dictionary a round: seconds of everything, measured one after the other."""
+    cores = kernels.default_threads()
+    mesp, mebp = (_plan(path, method) for method in ("mesp", "mebp"))
+    rows = []
+    for index in range(rounds):
+        row = {
+            "ours": _best(run_step(path, mesp, cache, steps=STEPS)),
+            "oneDNN's products": _onednn_sum(CONFIGS[model], 256, cores),
+            "mebp": _best(run_step(path, mebp, cache, method="mebp", steps=STEPS)),
+            "one thread": _best(run_step(path, mesp, cache, steps=2, threads=1)),
+            "PEFT bf16, checkpointing": _best(peft_step(model, "bf16", True, steps=STEPS)),
+            "PEFT bf16": _best(peft_step(model, "bf16", False, steps=STEPS)),
+        }
+        rows.append(row)
+        say(f"round {index + 1}: " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in row.items()))
+    return rows
+
+
+def _plan(path: Path, method: str) -> Plan:
+    model = models.load(path)
+    job = Job.of(model, method=method_class(method), threads=kernels.default_threads())
+    machine = Machine.measure(model.config, 256, "bf16")
+    return planner.choose(job, None, worker_baseline(worker_environment()), machine)
+
+
+def _best(result: dict[str, Any]) -> float:
+    """The fastest step after the first: the least disturbed."""
+    seconds: list[float] = result["seconds"]
+    return min(seconds[1:] or seconds)
+
+
+def _onednn_sum(config: ModelConfig, tokens: int, threads: int) -> float:
+    """Seconds of the products of a step of MeSP: forward, recomputation without `down`, gradients of inputs, head."""
+    shapes = projection_shapes(config)
+    head = (config.vocab_size, config.hidden_size)
+    lines = _onednn([*shapes.values(), head], tokens, threads, ())
+    times = dict(zip([*shapes, "head"], lines))
+    total = times["head"]["forward"]["onednn"] + times["head"]["backward"]["onednn"]
+    for name in shapes:
+        passes = 1 if name == "down_proj" else 2
+        layer = passes * times[name]["forward"]["onednn"] + times[name]["backward"]["onednn"]
+        total += config.num_hidden_layers * layer
+    return float(total)
+
+
+def _onednn(
+    shapes: list[tuple[int, int]], tokens: int, threads: int, types: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    request = {"shapes": shapes, "tokens": tokens, "types": types, "threads": threads}
+    outcome = watch.run([sys.executable, "-m", "featherback.bench.onednn", json.dumps(request)])
+    found: list[dict[str, Any]] = json.loads(outcome.output.splitlines()[-1])
+    return found
+
+
+def _products(config: ModelConfig, say: Say) -> list[dict[str, Any]]:
+    """Every type on the model's shapes, and on the 3B model's MLP, at 256 and 1024 tokens."""
+    d, f = config.hidden_size, config.intermediate_size
+    shapes = [(f, d), (d, f), (d, d), (config.kv_size, d), (11_008, 2048), (2048, 11_008)]
+    found = []
+    for tokens in (256, 1024):
+        say(f"products at {tokens} tokens")
+        for line in _onednn(shapes, tokens, kernels.default_threads(), TYPES):
+            found.append({"tokens": tokens, **line})
+    return found
+
+
+def _step_table(rows: list[dict[str, float]]) -> str:
+    ours = "ours"
+    lines = [[ours, f"{median(row[ours] for row in rows):.2f}", "1"]]
+    for name in rows[0]:
+        if name != ours:
+            ratio = median(row[name] / row[ours] for row in rows)
+            lines.append([name, f"{median(row[name] for row in rows):.2f}", f"{ratio:.2f}"])
+    return table(["256 tokens, bf16", "s a step", "relative to ours"], lines)
+
+
+def _product_table(lines: list[dict[str, Any]]) -> str:
+    keys = list(dict.fromkeys((line["tokens"], line["rows"], line["cols"]) for line in lines))
+    cells = {(line["tokens"], line["rows"], line["cols"], line["type"]): line for line in lines}
+    body = []
+    for key in keys:
+        row = [f"{key[0]}", f"{key[1]} x {key[2]}"]
+        for name in TYPES:
+            line = cells.get((*key, name))
+            row.append(
+                "" if line is None else f"{line['forward']['ratio']:.2f} {line['backward']['ratio']:.2f}"
+            )
+        body.append(row)
+    return table(["tokens", "weight", *TYPES], body)

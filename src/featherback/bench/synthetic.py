@@ -1,0 +1,143 @@
+"""Models with the shapes of real ones and random weights, to measure memory and speed without a download."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.bench.random_blocks import random_blocks
+from featherback.errors import FeatherbackError
+from featherback.models.config import ModelConfig
+from featherback.models.family import QWEN2_5
+from featherback.models.layout import GGUF_NAMES, layer_shapes, top_shapes
+from featherback.weights.types import TensorType
+from featherback.weights.writer import OutTensor, Value, tensor_of_array, write_gguf
+
+STD = 0.02  # of every weight, as transformers are initialised
+TILE = 131_071  # blocks drawn; a prime, so that tiling repeats no row in step with the row length
+
+# What llama.cpp stores instead where rows do not fill whole blocks of 256.
+FALLBACK = {
+    TensorType.Q4_K: TensorType.Q5_0,
+    TensorType.Q5_K: TensorType.Q5_1,
+    TensorType.Q6_K: TensorType.Q8_0,
+}
+
+
+CONFIGS: dict[str, ModelConfig] = {
+    **{f"qwen2.5-{size.lower()}": config for size, config in QWEN2_5.items()},
+    "smollm2-135m": ModelConfig(
+        architecture="llama",
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=64,
+        vocab_size=49_152,
+        rms_norm_eps=1e-5,
+        rope_theta=1e5,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        attention_bias=False,
+        rope_interleaved=True,
+    ),
+}
+
+
+def write_synthetic(
+    path: str | Path,
+    name: str = "qwen2.5-0.5b",
+    tensor_type: TensorType = TensorType.Q4_0,
+    seed: int = 0,
+    *,
+    embedding_type: TensorType | None = None,
+    **overrides: int | float | bool,
+) -> Path:
+    """Write a GGUF of the shapes of `name` with random weights and no vocabulary; returns its path.
+
+    Matrices are stored as `tensor_type`, the embedding and the output head as `embedding_type` (default: the
+    same), or as llama.cpp's fallback where rows do not fill a block. `overrides` are fields of ModelConfig,
+    as num_hidden_layers=2. FeatherbackError for an unknown name. Equal arguments give equal bytes.
+    """
+    if name not in CONFIGS:
+        raise FeatherbackError(f"There is no synthetic model {name!r}; choose from {', '.join(CONFIGS)}.")
+    config = replace(CONFIGS[name], **overrides)  # type: ignore[arg-type]
+    write_gguf(path, gguf_metadata(config, name), list(_tensors(config, tensor_type, embedding_type, seed)))
+    return Path(path)
+
+
+def gguf_metadata(config: ModelConfig, name: str) -> dict[str, Value]:
+    """The metadata of a GGUF file with this configuration."""
+    values: dict[str, Value] = {
+        "vocab_size": config.vocab_size,
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "rope.freq_base": float(config.rope_theta),
+        "rope.dimension_count": config.head_dim,
+    }
+    prefixed = {f"{config.architecture}.{key}": value for key, value in values.items()}
+    return {"general.architecture": config.architecture, "general.name": name, **prefixed}
+
+
+def _tensors(
+    config: ModelConfig, kind: TensorType, embedding: TensorType | None, seed: int
+) -> Iterator[OutTensor]:
+    source = _Source(seed)
+    for part, shape in top_shapes(config).items():
+        yield source.tensor(GGUF_NAMES[part], shape, embedding or kind)
+    for layer in range(config.num_hidden_layers):
+        for part, shape in layer_shapes(config).items():
+            yield source.tensor(GGUF_NAMES[part].format(layer), shape, kind)
+
+
+@dataclass
+class _Tile:
+    data: NDArray[np.uint8]
+    block_bytes: int
+
+
+class _Source:
+    """Makes tensors whose bytes are slices of one tile of random blocks a format, each from another start."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._tiles: dict[TensorType, _Tile] = {}
+
+    def tensor(self, name: str, shape: tuple[int, ...], kind: TensorType) -> OutTensor:
+        """A tensor of small random weights; a norm is all ones."""
+        if len(shape) == 1:
+            values = np.ones(shape) if name.endswith("norm.weight") else self._rng.normal(0, STD, shape)
+            return tensor_of_array(name, values)
+        if shape[-1] % kind.block_size:
+            kind = FALLBACK.get(kind, kind)
+        tile, nbytes = self._tile(kind), shape[0] * kind.row_bytes(shape[1])
+        start = int(self._rng.integers(TILE)) * tile.block_bytes
+        return OutTensor(name, kind, shape, _stream(tile.data, start, nbytes))
+
+    def _tile(self, kind: TensorType) -> _Tile:
+        if kind not in self._tiles:
+            self._tiles[kind] = _Tile(random_blocks(self._rng, kind, TILE, STD), kind.block_bytes)
+        return self._tiles[kind]
+
+
+def _stream(data: NDArray[np.uint8], start: int, nbytes: int) -> Callable[[], Iterator[memoryview]]:
+    """Yields `nbytes` of `data`, repeated without end, from `start` on."""
+
+    def chunks() -> Iterator[memoryview]:
+        position, left, view = start, nbytes, data.data
+        while left > 0:
+            chunk = view[position : position + left]
+            yield chunk
+            position, left = 0, left - len(chunk)
+
+    return chunks

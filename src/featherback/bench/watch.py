@@ -1,0 +1,125 @@
+"""A process measured from outside: its tree's memory, sampled every few milliseconds, and the kernel's own marks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from featherback.errors import FeatherbackError
+
+MB = 1e6
+INTERVAL = 0.005
+_FOOTPRINT = ("RssAnon", "RssShmem", "VmSwap")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a process left behind. Memory in MB, summed over its tree; None where the system does not tell."""
+
+    output: str
+    seconds: float
+    footprint_mb: float | None  # peak of RssAnon + RssShmem + VmSwap, sampled
+    rss_mb: float | None  # peak of VmRSS, sampled, or the largest VmHWM if that is more
+
+
+def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Outcome:
+    """Run `command` to its end; FeatherbackError with its last words if it fails."""
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    sampler = _Sampler(process.pid)
+    sampler.start()
+    try:
+        output, errors = process.communicate()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        sampler.stop()
+    seconds = time.perf_counter() - start
+    if process.returncode:
+        words = (errors.strip() or output.strip() or "it said nothing").splitlines()[-1]
+        raise FeatherbackError(f"A measured process failed with status {process.returncode}: {words}")
+    return Outcome(output, seconds, sampler.footprint, sampler.rss)
+
+
+class _Sampler(threading.Thread):
+    """Looks at /proc until told to stop."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._pid, self._done = pid, threading.Event()
+        self._peaks, self._marks = [0.0, 0.0], 0.0
+        self._seen = False
+
+    def run(self) -> None:
+        while not self._done.wait(INTERVAL):
+            values = [status for pid in _tree(self._pid) if (status := _status(pid))]
+            if not values:
+                continue
+            self._seen = True
+            sums = (
+                sum(sum(v.get(k, 0) for k in _FOOTPRINT) for v in values),
+                sum(v.get("VmRSS", 0) for v in values),
+            )
+            self._peaks = [max(pair) for pair in zip(self._peaks, sums)]
+            self._marks = max(self._marks, *(v.get("VmHWM", 0) for v in values))
+
+    def stop(self) -> None:
+        """End sampling."""
+        self._done.set()
+        self.join()
+
+    @property
+    def footprint(self) -> float | None:
+        return self._peaks[0] / MB if self._seen else None
+
+    @property
+    def rss(self) -> float | None:
+        return max(self._peaks[1], self._marks) / MB if self._seen else None
+
+
+def _tree(pid: int) -> Iterator[int]:
+    """A process and its descendants."""
+    yield pid
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return
+    for child in children:
+        yield from _tree(int(child))
+
+
+def _status(pid: int) -> dict[str, int]:
+    """Bytes of /proc/PID/status by name; nothing if the process is gone or the system has no /proc."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    found = {}
+    for line in lines:
+        name, _, rest = line.partition(":")
+        if rest.endswith(" kB"):
+            found[name] = int(rest.split()[0]) * 1024
+    return found
+
+
+def machine() -> str:
+    """This machine in words: cores, instruction set, system, memory."""
+    import platform
+
+    from featherback import kernels
+
+    words = f"{os.cpu_count()} {platform.machine()} cores, {kernels.describe()}, {platform.system()}"
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        words += f", {total / 1e9:.0f} GB of memory"
+    return f"{words}, Python {sys.version.split()[0]}"

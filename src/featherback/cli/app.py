@@ -1,0 +1,65 @@
+"""The command-line application: one module a command, and one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from featherback.failure import report
+from featherback.version import __version__
+
+# A command is a module of this package with a function of its name. The help has them in this order.
+COMMANDS = ("demo", "fetch", "plan", "train", "evaluate", "generate", "chat", "inspect", "bench")
+
+app = typer.Typer(
+    name="featherback",
+    help="Fine-tune an LLM, exactly, in tens of megabytes, on the machine you already have.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"featherback {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error. Goes with any command.")
+    ] = False,
+) -> None:
+    """What every command shares; --debug is taken out of the arguments before they come here."""
+
+
+for _name in COMMANDS:
+    app.command(_name)(getattr(import_module(f"featherback.cli.{_name}"), _name))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command line; the status: 0, 2 (the user can put it right), 1 (a bug) or 130 (Ctrl-C)."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if debug := "--debug" in arguments:
+        arguments.remove("--debug")
+        os.environ["FEATHERBACK_DEBUG"] = "1"  # for the processes this one starts
+    try:
+        app(arguments, prog_name="featherback")
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    except BrokenPipeError:  # the reader of a pipe went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        return report(error, debug)
+    return 0

@@ -1,0 +1,47 @@
+"""`featherback evaluate`"""
+
+from __future__ import annotations
+
+import json as json_format
+import time
+from typing import Annotated
+
+import typer
+
+from featherback.cli.options import AdapterOption, ComputeOption, JSONOption, ModelArgument, ThreadsOption
+
+
+def evaluate(
+    model: ModelArgument,
+    data: Annotated[str, typer.Option(metavar="PATH", help="Data of any kind that `train` reads.")],
+    adapter: AdapterOption = None,
+    seq_len: Annotated[int, typer.Option(help="Longest sequence; longer examples are cut.")] = 256,
+    compute: ComputeOption = "bf16",
+    threads: ThreadsOption = None,
+    json: JSONOption = False,
+) -> None:
+    """Measure the loss and the perplexity of MODEL, with or without an adapter, on data.
+
+    Only the tokens that training would train count: the assistant's answers, or all of a plain text.
+    """
+    from featherback.cli.options import open_model, set_threads
+    from featherback.training.evaluation import evaluate_file
+
+    opened, lora = open_model(model, adapter)
+    set_threads(threads)
+    start = time.perf_counter()
+    result = evaluate_file(opened, data, lora, seq_len, compute)
+    seconds = time.perf_counter() - start
+    if json:
+        values = {
+            "loss": result.loss,
+            "perplexity": result.perplexity,
+            "tokens": result.tokens,
+            "seconds": seconds,
+        }
+        print(json_format.dumps(values))
+    else:
+        print(
+            f"loss {result.loss:.4f} nats a token, perplexity {result.perplexity:.3f}, "
+            f"over {result.tokens} tokens"
+        )

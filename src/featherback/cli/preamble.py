@@ -1,0 +1,110 @@
+"""What `train` shows before the first step: the data as the model will see them, the machine, the plan."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from featherback.data.preview import Preview
+    from featherback.data.report import PrepareReport
+    from featherback.memory.plan import Plan
+    from featherback.models.model import Model
+    from featherback.training.run_directory import RunDirectory
+
+_SAMPLE_LINES = 12
+_TRAINED, _CONTEXT, _PLAIN = "\x1b[1;32m", "\x1b[2m", "\x1b[0m"
+
+
+def print_preamble(run: RunDirectory) -> None:
+    """Describe the run on standard output."""
+    from featherback import kernels, models
+    from featherback.data.preview import preview
+    from featherback.data.report import PrepareReport
+
+    config = run.config
+    model = models.load(config.model)
+    row("model", describe_model(model))
+    for name, values in run.record["data"].items():
+        report = PrepareReport.from_json(values)
+        row("data" if name == "train" else "held-out", describe_data(report))
+        for note in report.notes():
+            row("", note)
+    print_sample(preview(model.path, config.data, config.seq_len)[0])
+    row("kernels", kernels.describe())
+    targets = ",".join(target.removesuffix("_proj") for target in config.targets)
+    row("adapter", f"rank {config.rank}, alpha {config.alpha:g}, on {targets}")
+    length = f"{config.steps} steps" if config.steps else f"{config.epochs} epochs"
+    row(
+        "training",
+        f"{length}, {config.method}, {config.compute}, "
+        f"{config.optimizer} at {config.peak_learning_rate:g} ({config.schedule})",
+    )
+    row("memory", describe_plan(run.plan))
+    row("run", f"{run.path}/")
+    print()
+
+
+def row(name: str, text: str) -> None:
+    """A labelled line."""
+    print(f"{name:<9} {text}")
+
+
+def describe_model(model: Model) -> str:
+    """One line: name, family, size, formats."""
+    from featherback.cli.inspect import formats, parameters
+
+    config = model.config
+    return (
+        f"{model.path.name}: {config.architecture}, {config.num_hidden_layers} layers, "
+        f"{parameters(model) / 1e6:.0f}M parameters ({', '.join(formats(model))})"
+    )
+
+
+def describe_data(report: PrepareReport) -> str:
+    """One line: how much there is and how long it is."""
+    shapes = " + ".join(f"{count} {shape}" for shape, count in report.shapes.items())
+    return (
+        f"{_short(report.data)}: {shapes}, {report.tokens} tokens, {report.supervised_tokens} of them "
+        f"trained, longest {report.longest}"
+    )
+
+
+def describe_plan(plan: Plan) -> str:
+    """One line: the predicted peaks and where things are kept."""
+    predicted = (
+        f"footprint {plan.predicted_footprint_mb:.0f} MB, rss {plan.predicted_rss_mb:.0f} MB predicted"
+    )
+    policies = [
+        f"block inputs in {'RAM' if plan.checkpoints == 'ram' else 'a file'}",
+        f"adapter and optimizer in {'RAM' if plan.states == 'ram' else 'files'}",
+        "weights dropped after use" if plan.drop_pages else "weights kept",
+    ]
+    return f"{predicted}; {', '.join(policies)}"
+
+
+def _short(path: str) -> str:
+    """The path as seen from here, where that is shorter."""
+    return min(path, os.path.relpath(path), key=len)
+
+
+def print_sample(sample: Preview) -> None:
+    """An example, the trained tokens marked: green on a terminal, in [brackets] elsewhere."""
+    colour = sys.stdout.isatty()
+    row("sample", f"{_short(sample.where)}; " + ("green" if colour else "[brackets]") + " = trained")
+    marks = (
+        {True: (_TRAINED, _PLAIN), False: (_CONTEXT, _PLAIN)}
+        if colour
+        else {True: ("[", "]"), False: ("", "")}
+    )
+    lines = "".join(_mark(text, *marks[trained]) for text, trained in sample.runs).splitlines()
+    for line in lines[:_SAMPLE_LINES]:
+        print(f"  | {line}")
+    if len(lines) > _SAMPLE_LINES:
+        print(f"  | ... and {len(lines) - _SAMPLE_LINES} more lines")
+
+
+def _mark(text: str, before: str, after: str) -> str:
+    """Each line between marks of its own, so that lines can be left out."""
+    return "\n".join(f"{before}{line}{after}" if line else line for line in text.split("\n"))

@@ -1,0 +1,309 @@
+"""Render conversations with the model's own chat template, and know which characters are trained.
+
+The rule: the loss is taken on every assistant turn, its end-of-turn token included, and on nothing else.
+
+A chat template is a program; it says nowhere which characters of its output came from which message. So every
+message is rendered with marks around its content. The marks come out where the content went. If the rendering
+without the marks equals the true rendering, their places are exact. Some templates look into an answer and
+take it apart (to drop its reasoning, say), which loses a mark; then the rendering up to a turn is compared
+with the rendering after it. If that fails as well, the data is refused: a mask that is silently wrong is
+worse than none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, ClassVar, NoReturn
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from featherback.data.tokenizer import Span, Tokenizer
+from featherback.errors import FeatherbackError
+
+Message = Mapping[str, Any]
+Messages = Sequence[Message]
+
+# Marks: OPEN number CLOSE at the start and at the end of a content. Characters Unicode reserves for such
+# inner use.
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+_MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+_ROLE = re.compile(r"[\w-]+")
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """A conversation as text."""
+
+    text: str
+    contents: tuple[Span, ...]
+    """Where the messages' contents are: a control token spelled there is text. Sorted, disjoint."""
+    supervised: tuple[Span, ...]
+    """The assistant turns, each with its end-of-turn token. Sorted, disjoint."""
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        if tokenizer.chat_template is None:
+            raise FeatherbackError("The model has no chat template, so it cannot be used with conversations.")
+        self._tokenizer = tokenizer
+        now = datetime.now()  # one moment for all renderings, or they could not be compared
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = now.strftime
+        try:
+            self._template = environment.from_string(tokenizer.chat_template)
+        except TemplateSyntaxError as error:
+            raise FeatherbackError(
+                f"The model's chat template has an error in line {error.lineno}: {error}."
+            ) from error
+        self._end: str | None = None
+        self._headers: tuple[str, ...] | None = None
+
+    def render(self, messages: Messages, add_generation_prompt: bool = False) -> str:
+        """The conversation as text. Raises FeatherbackError where the template refuses it."""
+        try:
+            return self._template.render(
+                messages=[{key: m[key] for key in ("role", "content")} for m in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._tokenizer.special_names,
+            )
+        except TemplateError as error:
+            raise FeatherbackError(f"The model's chat template refuses this conversation: {error}") from error
+        except Exception as error:  # a template is a foreign program and may fail in any way
+            raise FeatherbackError(
+                f"The model's chat template fails on this conversation: {type(error).__name__}: {error}"
+            ) from error
+
+    def training(self, messages: Messages) -> Rendering:
+        """The conversation with its supervised spans (none if the assistant says nothing)."""
+        check_messages(messages)
+        roles = [message["role"] for message in messages]
+        text, spans = self._marked(messages)
+        if spans is not None and all(
+            len(spans[i]) == 1 for i, role in enumerate(roles) if role == "assistant"
+        ):
+            supervised = self._by_marks(text, spans, messages)
+        else:
+            supervised = self._by_prefixes(text, messages)
+        trained = (
+            span for span, m in zip(supervised, _assistant(messages), strict=True) if m.get("weight", 1)
+        )
+        return Rendering(text, self._contents(text, spans, messages), tuple(trained))
+
+    def prompt(self, messages: Messages) -> Rendering:
+        """The conversation, up to where the assistant is to answer."""
+        check_messages(messages)
+        text, spans = self._marked(messages, add_generation_prompt=True)
+        return Rendering(text, self._contents(text, spans, messages), ())
+
+    def encode(self, rendering: Rendering) -> tuple[list[int], list[bool]]:
+        """Token ids and, for each, whether it is supervised: it holds a character of a supervised span."""
+        tokenizer = self._tokenizer
+        ids, offsets = tokenizer.encode_with_offsets(
+            rendering.text, special=True, protected=rendering.contents
+        )
+        mask = []
+        spans = iter(rendering.supervised)
+        span = next(spans, None)
+        for start, end in offsets:
+            while span and span[1] <= start:
+                span = next(spans, None)
+            mask.append(bool(span and span[0] < max(end, start + 1)))
+        if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
+            return [tokenizer.bos_id, *ids], [False, *mask]
+        return ids, mask
+
+    def encode_prompt(self, messages: Messages) -> list[int]:
+        """Token ids of a conversation for the assistant to answer."""
+        return self.encode(self.prompt(messages))[0]
+
+    @property
+    def end_of_turn(self) -> str:
+        """The control token that ends an assistant turn; FeatherbackError if the template writes none."""
+        if self._end is None:
+            text, spans = self._marked([_message("user", "a"), _message("assistant", "b")])
+            end = (
+                text[spans[1][0][1] :].lstrip()
+                if spans and len(spans[1]) == 1
+                else text.rpartition("b")[2].lstrip()
+            )
+            token = next(self._tokenizer.control_tokens(end), None)
+            if token is None or token[1] != 0:
+                raise FeatherbackError(
+                    "The model's chat template writes no end-of-turn token after an answer; a model tuned "
+                    "with it would never learn to stop. Use a model with another template, or prepare the "
+                    "data as plain text."
+                )
+            self._end = self._tokenizer.name(token[0]) or ""
+        return self._end
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """What a prompt ends with: after a user's words ("<|im_end|>\\n<|im_start|>assistant\\n", "[/INST]"),
+        and what asks for an answer after any turn ("<|im_start|>assistant\\n"), if the template writes it."""
+        if self._headers is None:
+            message = [_message("user", "a")]
+            text, spans = self._marked(message, add_generation_prompt=True)
+            after_user = text[spans[0][-1][1] :] if spans and spans[0] else ""
+            bare = self.render(message)
+            generation = text[len(bare) :] if text.startswith(bare) else ""
+            self._headers = tuple(header for header in (after_user, generation) if header)
+        return self._headers
+
+    def _marked(
+        self, messages: Messages, add_generation_prompt: bool = False
+    ) -> tuple[str, list[list[Span]] | None]:
+        """The rendering and where each message's content is in it (several places, one or none); None if
+        marks change what the template does."""
+        marked = []
+        for i, message in enumerate(messages):
+            content = message["content"]
+            core = content.strip()  # marks hug the text, so that a template may trim
+            at = content.find(core) if core else 0
+            before, after = content[:at], content[at + len(core) :]
+            text = f"{before}{_OPEN}{2 * i}{_CLOSE}{core}{_OPEN}{2 * i + 1}{_CLOSE}{after}"
+            marked.append({**message, "content": text})
+        true = self.render(messages, add_generation_prompt)
+        try:
+            rendered = self.render(marked, add_generation_prompt)
+        except FeatherbackError:
+            return true, None
+        spans: list[list[Span]] = [[] for _ in messages]
+        opened: dict[int, int] = {}
+        removed = 0
+        for mark in _MARK.finditer(rendered):
+            number, place = int(mark[1]), mark.start() - removed
+            removed += mark.end() - mark.start()
+            if number % 2 == 0:
+                opened[number] = place
+            elif number - 1 in opened:
+                spans[number // 2].append((opened.pop(number - 1), place))
+            else:
+                return true, None
+        if opened or _MARK.sub("", rendered) != true:
+            return true, None
+        return true, spans
+
+    def _by_marks(self, text: str, spans: list[list[Span]], messages: Messages) -> list[Span]:
+        """From where a prompt for the answer would end to the end-of-turn token after it."""
+        places = sorted(place for several in spans for place in several)
+        supervised = []
+        for several, message in zip(spans, messages, strict=True):
+            if message["role"] != "assistant":
+                continue
+            start, end = several[0]
+            before = max((b for a, b in places if b <= start and (a, b) != (start, end)), default=0)
+            found = ((header, text.rfind(header, before, start)) for header in self.headers)
+            begin = next((at + len(header) for header, at in found if at >= 0), start)
+            supervised.append((begin, self._end_after(text, end, message)))
+        return supervised
+
+    def _end_after(self, text: str, at: int, message: Message) -> int:
+        """Where the end-of-turn token that follows `at` ends."""
+        while text[at : at + 1].isspace():
+            at += 1
+        if not text.startswith(self.end_of_turn, at):
+            start = message["content"][:40]
+            raise FeatherbackError(
+                f"The model's chat template puts {text[at : at + 20]!r} instead of {self.end_of_turn} after "
+                f"the answer that begins {start!r}, so the end of that turn cannot be trained."
+            )
+        return at + len(self.end_of_turn)
+
+    def _by_prefixes(self, text: str, messages: Messages) -> list[Span]:
+        """Each answer as what its turn adds to the rendering of the turns before it."""
+        supervised = []
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self.render(messages[:i], add_generation_prompt=True) if i else ""
+            after = self.render(messages[: i + 1])
+            last = after.rstrip()
+            if not (after.startswith(before) and text.startswith(last) and last.endswith(self.end_of_turn)):
+                raise FeatherbackError(
+                    "The model's chat template rewrites earlier turns, so which tokens are the assistant's "
+                    f"answers cannot be told (assistant turn, message {i + 1}). Split the conversation into "
+                    "examples that end with the answer to be trained."
+                )
+            supervised.append((len(before), len(last)))
+        return supervised
+
+    def _contents(self, text: str, spans: list[list[Span]] | None, messages: Messages) -> tuple[Span, ...]:
+        if spans is not None:
+            return tuple(sorted(place for several in spans for place in several))
+        for message in messages:  # the places are not known: then nothing in a content may need protection
+            if token := next(self._tokenizer.control_tokens(message["content"]), None):
+                raise FeatherbackError(
+                    f"A message spells the control token {self._tokenizer.name(token[0])}, and the model's "
+                    "chat template takes messages apart, so it cannot be kept from being read as that "
+                    "token. Remove it."
+                )
+        return ()
+
+
+def check_messages(messages: Any) -> None:
+    """Raise FeatherbackError unless `messages` is a non-empty list of {"role": str, "content": str}."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise FeatherbackError('"messages" must be a non-empty list of {"role": ..., "content": ...}.')
+    for i, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping):
+            raise FeatherbackError(f"Message {i} is not an object with role and content.")
+        for unsupported in ("tool_calls", "function_call"):
+            if message.get(unsupported):
+                raise FeatherbackError(f'Message {i} has "{unsupported}"; tool calls are not supported yet.')
+        for key in ("role", "content"):
+            if key not in message:
+                raise FeatherbackError(f'Message {i} has no "{key}".')
+            if not isinstance(message[key], str):
+                raise FeatherbackError(
+                    f'"{key}" of message {i} must be a string, not {type(message[key]).__name__}.'
+                )
+        if not _ROLE.fullmatch(message["role"]):
+            raise FeatherbackError(
+                f"Message {i} has the role {message['role']!r}; expected user, assistant or system."
+            )
+        if _OPEN in message["content"] or _CLOSE in message["content"]:
+            raise FeatherbackError(f"Message {i} holds U+FDD0 or U+FDD1, which are not characters.")
+        if message.get("weight", 1) not in (0, 1):
+            raise FeatherbackError(f'"weight" of message {i} must be 0 (not trained) or 1.')
+
+
+def _assistant(messages: Messages) -> list[Message]:
+    return [message for message in messages if message["role"] == "assistant"]
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """Plain JSON; Jinja's own filter writes it for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+class _Generation(Extension):
+    """{% generation %} ... {% endgeneration %}, a Hugging Face tag around answers: accepted, no effect."""
+
+    tags: ClassVar[set[str]] = {"generation"}  # type: ignore[misc]
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)

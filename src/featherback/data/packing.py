@@ -1,0 +1,107 @@
+"""Which sequences share a batch: deterministic in (seed, epoch), resumable at any batch, constant memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from featherback.data.batch import IGNORE, Batch
+from featherback.data.token_file import TokenFile
+from featherback.errors import FeatherbackError
+from featherback.noise import splitmix
+
+Indices = npt.NDArray[np.int64]
+_WINDOW = 4096  # sequences whose order and lengths are looked up at once
+
+
+def batches(
+    token_file: TokenFile,
+    seq_len: int,
+    batch_size: int = 1,
+    seed: int = 0,
+    epoch: int = 0,
+    start: int = 0,
+    shuffle: bool = True,
+) -> Iterator[Batch]:
+    """The batches of one epoch from batch `start` on.
+
+    Sequences are shuffled, then taken in order while they fit into batch_size * seq_len tokens: whole
+    sequences, no padding, every sequence exactly once an epoch.
+    """
+    for indices in islice(rows(token_file, seq_len, batch_size, seed, epoch, shuffle), start, None):
+        sequences, labels = [], []
+        for i in indices:
+            tokens, supervised = token_file.seq(int(i))
+            sequences.append(tokens)
+            labels.append(np.where(supervised, tokens, np.int32(IGNORE)))
+        yield Batch.from_sequences(sequences, labels)
+
+
+def count_batches(
+    token_file: TokenFile,
+    seq_len: int,
+    batch_size: int = 1,
+    seed: int = 0,
+    epoch: int = 0,
+    shuffle: bool = True,
+) -> int:
+    """Number of batches of that epoch (it differs a little from epoch to epoch, as the packing does)."""
+    return sum(1 for _ in rows(token_file, seq_len, batch_size, seed, epoch, shuffle))
+
+
+def rows(
+    token_file: TokenFile,
+    seq_len: int,
+    batch_size: int = 1,
+    seed: int = 0,
+    epoch: int = 0,
+    shuffle: bool = True,
+) -> Iterator[Indices]:
+    """The sequence indices of each batch of an epoch; only the sequences' lengths are read."""
+    if seq_len < 1 or batch_size < 1:
+        raise FeatherbackError(f"Sequence length {seq_len} and batch size {batch_size} must be at least 1.")
+    if token_file.max_length > seq_len:
+        raise FeatherbackError(
+            f"{token_file.path} holds a sequence of {token_file.max_length} tokens, longer than the "
+            f"sequence length {seq_len}: prepare the data again for this length."
+        )
+    capacity = batch_size * seq_len
+    row: list[int] = []
+    used = 0
+    n = len(token_file)
+    for first in range(0, n, _WINDOW):
+        places = np.arange(first, min(first + _WINDOW, n), dtype=np.int64)
+        order = permute(places, n, seed, epoch) if shuffle else places
+        for i, length in zip(order.tolist(), token_file.lengths(order).tolist(), strict=True):
+            if used + length > capacity:
+                yield np.array(row, np.int64)
+                row, used = [], 0
+            row.append(i)
+            used += length
+    if row:
+        yield np.array(row, np.int64)
+
+
+def permute(places: Indices, n: int, seed: int, epoch: int) -> Indices:
+    """Where a pseudo-random permutation of range(n), keyed by (seed, epoch), sends `places`.
+
+    A Feistel network with cycle walking: no table of n entries is held (3 million sequences would be 24 MB),
+    and the order depends on no library's random stream, so a run resumes alike after an upgrade.
+    """
+    half = np.uint64(max(1, (max(n - 1, 1).bit_length() + 1) // 2))  # bits of each half; 4^half >= n
+    mask = np.uint64((1 << int(half)) - 1)
+    key = splitmix(splitmix(np.uint64(seed & (2**64 - 1))) ^ np.uint64(epoch & (2**64 - 1)))
+    keys = [splitmix(key + np.uint64(r)) for r in range(8)]  # eight rounds: even in tiny domains
+    out = places.astype(np.uint64)
+    walking = np.ones(out.shape, bool)
+    while walking.any():  # values that left range(n) are sent on until they are back in it
+        x = out[walking]
+        left, right = x >> half, x & mask
+        for k in keys:
+            left, right = right, left ^ (splitmix(right ^ k) >> np.uint64(17)) & mask
+        out[walking] = left << half | right
+        walking = out >= np.uint64(n)
+    return out.astype(np.int64)

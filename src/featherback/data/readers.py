@@ -1,0 +1,145 @@
+"""Read examples from a data file, one at a time; every complaint names file and line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from featherback.data.chat import check_messages
+from featherback.errors import FeatherbackError
+
+Format = Literal["jsonl", "txt"]
+_SUFFIXES: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".txt": "txt",
+    ".md": "txt",
+}
+_UNSUPPORTED = ("tools", "functions")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One line of a data set, in one of three shapes: messages, prompt and completion, or text."""
+
+    where: str
+    """File and line, for complaints."""
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | None = None
+    completion: str | None = None
+    text: str | None = None
+
+
+def detect(path: str | os.PathLike[str]) -> Format:
+    """The format of a data file, by its name or, failing that, its first character. Raises FeatherbackError
+    if the file is missing, empty or not readable."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            head = file.read(4096)
+    except IsADirectoryError:
+        raise FeatherbackError(f"The data {path} is a folder; name a .jsonl or .txt file in it.") from None
+    except FileNotFoundError:
+        raise FeatherbackError(f"The data file {path} does not exist.") from None
+    except OSError as error:
+        raise FeatherbackError(f"Cannot read the data file {path}: {error.strerror}.") from error
+    if not head:
+        raise FeatherbackError(f"The data file {path} is empty.")
+    known = _SUFFIXES.get(path.suffix.lower())
+    if known is None and head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{":
+        known = "jsonl"
+    if known is None:
+        raise FeatherbackError(
+            f"The format of the data file {path} is not known: name it .jsonl (one JSON object a line) or "
+            ".txt (text)."
+        )
+    return known
+
+
+def read_jsonl(path: str | os.PathLike[str]) -> Iterator[Example]:
+    """The examples of a JSONL file; blank lines are passed over."""
+    path = Path(path)
+    found = False
+    for number, line in enumerate(_lines(path), 1):
+        where = f"{path}, line {number}"
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+        except UnicodeDecodeError:
+            raise FeatherbackError(f"{where}: not UTF-8 text.") from None
+        if not text:
+            continue
+        found = True
+        yield _example(text, where)
+    if not found:
+        raise FeatherbackError(f"The data file {path} holds no example, only blank lines.")
+
+
+def read_text(path: str | os.PathLike[str]) -> Iterator[str]:
+    """The lines of a text file, line breaks included (\\r\\n becomes \\n)."""
+    path = Path(path)
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError:
+            raise FeatherbackError(f"{path}, line {number}: not UTF-8 text.") from None
+        yield text.replace("\r\n", "\n")
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            yield from file
+    except OSError as error:
+        raise FeatherbackError(f"Cannot read the data file {path}: {error.strerror}.") from error
+
+
+def _example(line: str, where: str) -> Example:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        detail = (
+            f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        )
+        hint = " (a JSON array? Write one object a line.)" if line.startswith("[") else ""
+        raise FeatherbackError(f"{where}: not valid JSON: {detail}.{hint}") from None
+    if not isinstance(row, dict):
+        raise FeatherbackError(f"{where}: expected a JSON object, found {_kind(row)}.")
+    if unsupported := next((key for key in _UNSUPPORTED if row.get(key)), None):
+        raise FeatherbackError(f'{where}: "{unsupported}" is not supported yet.')
+    if "messages" in row:
+        try:
+            check_messages(row["messages"])
+        except FeatherbackError as error:
+            raise FeatherbackError(f"{where}: {error}") from None
+        return Example(where, messages=row["messages"])
+    if "prompt" in row or "completion" in row:
+        return Example(
+            where, prompt=_string(row, "prompt", where), completion=_string(row, "completion", where)
+        )
+    if "text" in row:
+        return Example(where, text=_string(row, "text", where))
+    keys = ", ".join(map(repr, list(row)[:6])) or "none"
+    raise FeatherbackError(
+        f'{where}: expected "messages", "prompt" with "completion", or "text"; found the keys {keys}.'
+    )
+
+
+def _string(row: dict[str, Any], key: str, where: str) -> str:
+    if key not in row:
+        raise FeatherbackError(f'{where}: "{key}" is missing.')
+    value = row[key]
+    if not isinstance(value, str):
+        raise FeatherbackError(f'{where}: "{key}" must be a string, not {_kind(value)}.')
+    if not value and key != "prompt":
+        raise FeatherbackError(f'{where}: "{key}" is empty.')
+    return value
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,184 @@
+"""The token file: a data set as token ids and a mask, memory-mapped by the training process.
+
+Layout, little-endian, every section starting at a multiple of 64 bytes:
+
+    header      64 bytes: magic, version, n_sequences, n_tokens, n_targets, max_length, metadata bytes
+    tokens      int32 (n_tokens,)
+    supervised  uint8 (n_tokens,)         1: the loss is taken on predicting this token
+    offsets     int64 (n_sequences + 1,)  sequence i is tokens[offsets[i]:offsets[i + 1]]
+    metadata    JSON: what the writer wants to travel along (sequence length, preparation report)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import shutil
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from featherback.errors import FeatherbackError
+
+MAGIC = b"FBTOKENS"
+VERSION = 1
+_HEADER = struct.Struct("<8sI4xQQQQQ8x")  # 64 bytes
+_ALIGN = 64
+
+
+def _align(n: int) -> int:
+    return -(-n // _ALIGN) * _ALIGN
+
+
+class TokenFileWriter:
+    """Write sequences one by one; nothing is kept in memory. The file appears whole (renamed) or not at all.
+
+    with TokenFileWriter(path) as writer:
+        writer.add(tokens, supervised)
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.metadata: dict[str, Any] = {}
+        self.n_sequences = self.n_tokens = self.n_targets = self.max_length = 0
+        self._temporary: list[Path] = []
+        self._files: list[BinaryIO] = []
+        try:
+            for section in ("tokens", "supervised", "offsets"):
+                temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.{section}")
+                self._files.append(open(temporary, "w+b", buffering=1 << 16))  # noqa: SIM115 (closed in _discard)
+                self._temporary.append(temporary)
+        except OSError as error:
+            self._discard()
+            raise _unwritable(self.path, error) from error
+        self._files[0].write(bytes(_HEADER.size))
+        self._files[2].write(np.int64(0).tobytes())
+
+    def add(self, tokens: npt.ArrayLike, supervised: npt.ArrayLike) -> None:
+        """Append a sequence: `tokens` int (n,), `supervised` bool or 0/1 (n,)."""
+        ids = np.asarray(tokens, dtype="<i4")
+        mask = np.asarray(supervised, dtype=bool)
+        if ids.ndim != 1 or ids.size == 0 or ids.shape != mask.shape:
+            raise ValueError(
+                f"tokens {ids.shape} and supervised {mask.shape} must be equal, one-dimensional, not empty"
+            )
+        self.n_sequences += 1
+        self.n_tokens += ids.size
+        self.n_targets += int(mask[1:].sum())  # nothing predicts the first token
+        self.max_length = max(self.max_length, ids.size)
+        try:
+            self._files[0].write(ids.tobytes())
+            self._files[1].write(mask.astype(np.uint8).tobytes())
+            self._files[2].write(struct.pack("<q", self.n_tokens))
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def close(self) -> None:
+        """Join the sections and move the file into place."""
+        try:
+            self._join()
+            os.replace(self._temporary[0], self.path)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        finally:
+            self._discard()
+
+    def _join(self) -> None:
+        main = self._files[0]
+        metadata = json.dumps(self.metadata).encode()
+        for section in self._files[1:]:
+            main.write(bytes(_align(main.tell()) - main.tell()))
+            section.seek(0)
+            shutil.copyfileobj(section, main, 1 << 20)
+        main.write(bytes(_align(main.tell()) - main.tell()))
+        main.write(metadata)
+        main.seek(0)
+        counts = (self.n_sequences, self.n_tokens, self.n_targets, self.max_length, len(metadata))
+        main.write(_HEADER.pack(MAGIC, VERSION, *counts))
+        main.flush()
+        os.fsync(main.fileno())
+
+    def _discard(self) -> None:
+        for file in self._files:
+            with contextlib.suppress(OSError):  # a full disk, already reported by the write that met it
+                file.close()
+        for path in self._temporary:
+            path.unlink(missing_ok=True)
+
+    def __enter__(self) -> TokenFileWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._discard()
+
+
+class TokenFile:
+    """A token file, memory-mapped: opening reads the header only, `seq` returns views."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            with open(self.path, "rb") as file:
+                head = file.read(_HEADER.size)
+                size = os.fstat(file.fileno()).st_size
+                if len(head) < _HEADER.size or head[: len(MAGIC)] != MAGIC:
+                    raise FeatherbackError(f"{self.path} is not a token file.")
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise FeatherbackError(f"Cannot read the token file {self.path}: {error.strerror}.") from error
+        _, version, *counts = _HEADER.unpack(head)
+        if version != VERSION:
+            raise FeatherbackError(
+                f"{self.path} is a token file of version {version}; this program reads {VERSION}."
+            )
+        self.n_sequences, self.n_tokens, self.n_targets, self.max_length, metadata_bytes = (
+            int(c) for c in counts
+        )
+        mask_at = _align(_HEADER.size + 4 * self.n_tokens)
+        offsets_at = _align(mask_at + self.n_tokens)
+        metadata_at = _align(offsets_at + 8 * (self.n_sequences + 1))
+        if size != metadata_at + metadata_bytes:
+            raise FeatherbackError(
+                f"The token file {self.path} is damaged: {size} bytes, not as its header says."
+            )
+        self.tokens = np.frombuffer(self._map, "<i4", self.n_tokens, _HEADER.size)  # (n_tokens,)
+        self.supervised = np.frombuffer(self._map, np.uint8, self.n_tokens, mask_at)  # (n_tokens,)
+        self.offsets = np.frombuffer(self._map, "<i8", self.n_sequences + 1, offsets_at)
+        self.metadata: Mapping[str, Any] = json.loads(self._map[metadata_at:size])
+
+    def __len__(self) -> int:
+        return self.n_sequences
+
+    def seq(self, i: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+        """Sequence i: tokens int32 (n,) and supervised bool (n,), read-only views of the file."""
+        if not 0 <= i < self.n_sequences:
+            raise IndexError(f"sequence {i} of {self.n_sequences}")
+        start, end = int(self.offsets[i]), int(self.offsets[i + 1])
+        if not 0 <= start < end <= self.n_tokens:
+            raise FeatherbackError(f"The token file {self.path} is damaged at sequence {i}.")
+        return self.tokens[start:end], self.supervised[start:end].view(np.bool_)
+
+    def lengths(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Number of tokens of each of the sequences named."""
+        return np.asarray(self.offsets[indices + 1] - self.offsets[indices])
+
+    def drop_pages(self) -> None:
+        """Give the file's resident pages back to the system (they come back from disk when touched)."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+
+def _unwritable(path: Path, error: OSError) -> FeatherbackError:
+    return FeatherbackError(f"Cannot write the token file {path}: {error.strerror}.")

@@ -1,0 +1,121 @@
+"""The tokenizer of a Hugging Face folder: tokenizer.json with tokenizer_config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Core
+from tokenizers import normalizers, pre_tokenizers
+
+from featherback.data.tokenizer import END_TOKENS, SpacePrefix, Tokenizer
+from featherback.errors import FeatherbackError
+
+
+def from_folder(folder: str | Path) -> Tokenizer:
+    """The tokenizer saved in a folder."""
+    folder = Path(folder)
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise FeatherbackError(
+            f"{folder} holds no tokenizer.json; save it with AutoTokenizer's save_pretrained."
+        )
+    try:
+        core = Core.from_file(str(path))
+    except Exception as error:  # the library has no exception of its own for it
+        raise FeatherbackError(f"{path} is not a readable tokenizer: {error}.") from error
+    config = _read(folder / "tokenizer_config.json")
+    names = _special_names(config)
+    core.no_truncation()
+    core.no_padding()
+    prelude = core.encode("", add_special_tokens=True).ids  # what the post-processor puts around a text
+    core.post_processor = None
+    space_prefix, space_once = _take_space_prefix(core)
+    added = core.get_added_tokens_decoder()
+    control = {token.content: i for i, token in added.items() if token.special}
+    bos_id = core.token_to_id(names["bos_token"]) if "bos_token" in names else None
+    eos_id = core.token_to_id(names["eos_token"]) if "eos_token" in names else None
+    ends = {i for token, i in control.items() if token in END_TOKENS} | _generation_ends(folder)
+    return Tokenizer(
+        core=core,
+        control=control,
+        space_prefix=space_prefix,
+        space_once=space_once,
+        add_bos=bos_id is not None and prelude[:1] == [bos_id],
+        bos_id=bos_id,
+        eos_id=eos_id,
+        end_ids=frozenset(ends if eos_id is None else ends | {eos_id}),
+        chat_template=_chat_template(folder, config),
+        special_names=names,
+        widths={token.content: (token.lstrip, token.rstrip) for token in added.values()},
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FeatherbackError(f"Cannot read {path}: {error}.") from error
+    if not isinstance(content, dict):
+        raise FeatherbackError(f"{path} does not hold a JSON object.")
+    return content
+
+
+def _special_names(config: dict[str, Any]) -> dict[str, str]:
+    names = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        value = config.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            names[name] = value
+    return names
+
+
+def _generation_ends(folder: Path) -> set[int]:
+    ends = _read(folder / "generation_config.json").get("eos_token_id")
+    return {i for i in (ends if isinstance(ends, list) else [ends]) if isinstance(i, int)}
+
+
+def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        template = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _take_space_prefix(core: Core) -> tuple[SpacePrefix, bool]:
+    """Take the leading-space rule out, for Tokenizer to apply: (rule, only where no space is yet)."""
+    if core.normalizer is not None:
+        state = json.loads(core.normalizer.__getstate__())
+        if any(part["type"] == "Prepend" for part in _parts(state, "normalizers")):
+            rest = [part for part in _parts(state, "normalizers") if part["type"] != "Prepend"]
+            normalizer = normalizers.Sequence([])
+            normalizer.__setstate__(json.dumps({"type": "Sequence", "normalizers": rest}).encode())
+            core.normalizer = normalizer
+            return "each", False
+    if core.pre_tokenizer is not None:
+        state = json.loads(core.pre_tokenizer.__getstate__())
+        rule: SpacePrefix = "never"
+        for part in _parts(state, "pretokenizers"):
+            if part["type"] == "Metaspace":
+                scheme = part.get("prepend_scheme", "always" if part.get("add_prefix_space") else "never")
+                rule = "each" if scheme == "always" else scheme
+                part["prepend_scheme"] = "never"
+            elif part["type"] == "ByteLevel" and part["add_prefix_space"]:
+                rule, part["add_prefix_space"] = "each", False
+        pre_tokenizer = pre_tokenizers.Sequence([])
+        pre_tokenizer.__setstate__(json.dumps(state).encode())
+        core.pre_tokenizer = pre_tokenizer
+        return rule, True
+    return "never", False
+
+
+def _parts(state: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """The members of a sequence of normalizers or pre-tokenizers, or the one there is."""
+    return list(state[key]) if state["type"] == "Sequence" else [state]

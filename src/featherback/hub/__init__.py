@@ -1,0 +1,1 @@
+"""Get models into the cache: `featherback.hub.fetch.fetch`."""

@@ -1,0 +1,71 @@
+"""The model cache: where it is, and which files in it have been checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+
+from featherback.errors import FeatherbackError
+from featherback.files import write_json
+
+
+def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
+    """The folder given, else $FEATHERBACK_CACHE, else the platform's place for caches. It is made."""
+    if given is not None:
+        folder = Path(given)
+    elif configured := os.environ.get("FEATHERBACK_CACHE"):
+        folder = Path(configured)
+    elif sys.platform == "darwin":
+        folder = Path.home() / "Library" / "Caches" / "featherback"
+    elif sys.platform == "win32":
+        folder = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "featherback"
+    else:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "featherback"
+    return made(folder)
+
+
+def made(folder: Path) -> Path:
+    """The folder, which is made if it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    return folder
+
+
+def unwritable(folder: Path, error: OSError) -> FeatherbackError:
+    return FeatherbackError(
+        f"Cannot write to the cache folder {folder}: {error.strerror}. Set FEATHERBACK_CACHE to another "
+        "folder."
+    )
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def record(path: Path, sha256: str) -> None:
+    """Note beside a file that it has this SHA-256."""
+    write_json(_record_path(path), {"sha256": sha256, "size": path.stat().st_size})
+
+
+def is_verified(path: Path, sha256: str, full: bool = False) -> bool:
+    """Whether `path` was recorded with this SHA-256 and its present size. `full` hashes it again."""
+    try:
+        noted = json.loads(_record_path(path).read_bytes())
+        known = noted == {"sha256": sha256, "size": path.stat().st_size}
+        return known and (not full or file_sha256(path) == sha256)
+    except (OSError, ValueError):
+        return False
+
+
+def _record_path(path: Path) -> Path:
+    return path.with_name(path.name + ".verified.json")

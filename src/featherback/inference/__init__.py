@@ -1,0 +1,1 @@
+"""Generation: decoding with a key-value cache, sampling, streamed text."""

@@ -1,0 +1,52 @@
+"""From a prompt to streamed text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from featherback.inference.decoder import Decoder
+from featherback.inference.sampler import Sampler
+
+if TYPE_CHECKING:
+    from featherback.data.tokenizer import Tokenizer
+
+
+def generate_tokens(
+    decoder: Decoder, prompt: Sequence[int], sampler: Sampler, max_tokens: int, end_ids: Collection[int] = ()
+) -> Iterator[int]:
+    """The tokens after `prompt`, one by one: until an end token (kept back), `max_tokens`, or a full cache.
+
+    What the cache already holds of the prompt is not computed again.
+    """
+    known = _common(decoder.tokens, prompt[:-1])  # at least one token must pass, for its logits
+    decoder.rewind(known)
+    logits = decoder.forward(prompt[known:])
+    for count in range(1, max_tokens + 1):
+        token = sampler(logits)
+        if token in end_ids:
+            return
+        yield token
+        if count == max_tokens or len(decoder.tokens) == decoder.capacity:
+            return
+        logits = decoder.forward([token])
+
+
+def generate_text(
+    decoder: Decoder, tokenizer: Tokenizer, prompt: Sequence[int], sampler: Sampler, max_tokens: int
+) -> Iterator[str]:
+    """The text after `prompt`, piece by piece as it becomes certain, until one of the model's end tokens."""
+    stream = tokenizer.stream()
+    for token in generate_tokens(decoder, prompt, sampler, max_tokens, tokenizer.end_ids):
+        if piece := stream.push(token):
+            yield piece
+    if rest := stream.flush():
+        yield rest
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))

@@ -1,0 +1,156 @@
+"""The native kernels: NumPy arrays in, one native call each.
+
+Every operation overwrites its output unless ``accumulate=True``; ``csrc/core/ops.h`` documents shapes and dtypes.
+bf16 arrays are ``uint16``. The instruction set is chosen when the package is imported and can be changed with
+:func:`use`; the variable ``FEATHERBACK_KERNELS`` names another one, ``FEATHERBACK_THREADS`` the number of threads.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from featherback import _native
+from featherback._native import (
+    Matrix,
+    adamw,
+    add,
+    attention,
+    attention_backward,
+    available,
+    cast,
+    cross_entropy_finish,
+    cross_entropy_tile,
+    current,
+    dequantize,
+    drop_pages,
+    gather_rows,
+    linear,
+    linear_backward,
+    lora_down,
+    lora_gradient,
+    memory_now,
+    meter_peak,
+    meter_start,
+    meter_stop,
+    profile,
+    profile_report,
+    read_ahead,
+    rms_norm,
+    rms_norm_backward,
+    rope,
+    sgd,
+    stop_read_ahead,
+    sum_squares,
+    swiglu,
+    swiglu_backward,
+    threads,
+    use,
+)
+from featherback.errors import FeatherbackError
+from featherback.weights.matrix import Matrix as StoredMatrix
+
+OPERANDS: dict[str, np.dtype[Any]] = {"fp32": np.dtype(np.float32), "bf16": np.dtype(np.uint16)}
+"""compute -> the type in which matrix products read activations; bf16 is held as uint16."""
+
+MAX_THREADS = 1024
+"""More would only exhaust the system's own limits."""
+
+_NOTES = {
+    "reference": "scalar, for checking only: very slow",
+    "portable": "128-bit vectors, fp32 arithmetic",
+    "avx2": "AVX2 + FMA, fp32 arithmetic",
+    "avx512": "AVX-512, fp32 arithmetic",
+    "avx512bf16": "AVX-512 with bf16 dot products",
+    "neon_bf16": "NEON with bf16 dot products",
+}
+
+
+def matrix(stored: StoredMatrix) -> Matrix:
+    """The native handle of a stored weight. No bytes are copied."""
+    return Matrix(stored.data, int(stored.type), stored.rows, stored.cols)
+
+
+def describe() -> str:
+    """One line: which kernels run and on how many threads."""
+    name = current()
+    chosen = "named by FEATHERBACK_KERNELS" if os.environ.get("FEATHERBACK_KERNELS") else "best of this CPU"
+    return f"{name} ({_NOTES.get(name, 'vector kernels')}; {chosen}), {threads()} threads"
+
+
+def set_threads(count: int) -> None:
+    """Compute with so many threads; FeatherbackError if no machine would."""
+    if not 1 <= count <= MAX_THREADS:
+        raise FeatherbackError(f"{count} threads are not possible; choose 1 to {MAX_THREADS}.")
+    _native.set_threads(count)
+
+
+def default_threads() -> int:
+    """The CPUs this process may run on, or ``FEATHERBACK_THREADS``."""
+    named = os.environ.get("FEATHERBACK_THREADS")
+    if named:
+        if not named.isdecimal() or int(named) < 1:
+            raise FeatherbackError(f"FEATHERBACK_THREADS is {named!r}; it must be a whole number above 0.")
+        return int(named)
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cpus, MAX_THREADS)
+
+
+def _choose() -> None:
+    """The kernels that ``FEATHERBACK_KERNELS`` names; if it names none, the best ones stay."""
+    named = os.environ.get("FEATHERBACK_KERNELS")
+    if not named:
+        return
+    if named not in available():
+        raise FeatherbackError(
+            f"FEATHERBACK_KERNELS is {named!r}; this machine runs {', '.join(available())}."
+        )
+    use(named)
+
+
+_choose()
+set_threads(default_threads())
+
+__all__ = [
+    "OPERANDS",
+    "Matrix",
+    "adamw",
+    "add",
+    "attention",
+    "attention_backward",
+    "available",
+    "cast",
+    "cross_entropy_finish",
+    "cross_entropy_tile",
+    "current",
+    "default_threads",
+    "dequantize",
+    "describe",
+    "drop_pages",
+    "gather_rows",
+    "linear",
+    "linear_backward",
+    "lora_down",
+    "lora_gradient",
+    "matrix",
+    "memory_now",
+    "meter_peak",
+    "meter_start",
+    "meter_stop",
+    "profile",
+    "profile_report",
+    "read_ahead",
+    "rms_norm",
+    "rms_norm_backward",
+    "rope",
+    "set_threads",
+    "sgd",
+    "stop_read_ahead",
+    "sum_squares",
+    "swiglu",
+    "swiglu_backward",
+    "threads",
+    "use",
+]

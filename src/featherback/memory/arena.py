@@ -1,0 +1,68 @@
+"""One block of scratch memory with stack discipline.
+
+Every activation is taken from it. Its size is planned, so its peak is a number known in advance, and neither the
+allocator's rounding nor its fragmentation adds to it.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from featherback.errors import FeatherbackError
+
+ALIGNMENT = 64
+
+
+def aligned(nbytes: int) -> int:
+    """Bytes an array of `nbytes` occupies in the arena."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class Arena:
+    """`nbytes` of anonymous memory; pages become resident when first written.
+
+    FeatherbackError if the system refuses as much.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.capacity = max(nbytes, ALIGNMENT)
+        try:
+            self._memory = mmap.mmap(-1, self.capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError):
+            raise FeatherbackError(
+                f"The system does not give {self.capacity / 1e6:.0f} MB of scratch memory; "
+                "a smaller batch or sequence length needs less."
+            ) from None
+        self._top = 0
+        self.high_water = 0
+        """Most bytes ever in use at once."""
+
+    def take(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """An uninitialised array, valid until the frame it was taken in ends."""
+        kind = np.dtype(dtype)
+        nbytes = kind.itemsize
+        for extent in shape:
+            nbytes *= extent
+        start, self._top = self._top, self._top + aligned(nbytes)
+        if self._top > self.capacity:
+            self._top = start
+            raise MemoryError(
+                f"the arena of {self.capacity} bytes has no room for {nbytes} more at {start}: the plan is wrong"
+            )
+        self.high_water = max(self.high_water, self._top)
+        return np.ndarray(shape, kind, self._memory, start)
+
+    @contextmanager
+    def frame(self) -> Iterator[None]:
+        """Everything taken inside is given back at the end."""
+        top = self._top
+        try:
+            yield
+        finally:
+            self._top = top

@@ -1,0 +1,78 @@
+"""What this machine does a second, measured with the kernels themselves, and what a bare training process holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from featherback import kernels
+from featherback.models.config import ModelConfig
+from featherback.weights.types import TensorType
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates of the kernels in use."""
+
+    product_rate: float  # multiply-adds a second x 2, of the weights' products
+    attention_rate: float  # the same of attention
+    copy_rate: float  # bytes a second through the page cache
+
+    @classmethod
+    def measure(cls, config: ModelConfig, tokens: int, compute: str) -> Machine:
+        """About a tenth of a second of real kernels, on made-up 4-bit weights of the model's width."""
+        t, width, inner = (
+            min(tokens, 512),
+            config.hidden_size,
+            min(config.intermediate_size, 2048) // 256 * 256 or 256,
+        )
+        cols = -(-width // 32) * 32
+        blocks = inner * cols // 32
+        weight = kernels.Matrix(
+            np.zeros(blocks * TensorType.Q4_0.block_bytes, np.uint8), int(TensorType.Q4_0), inner, cols
+        )
+        x, out = np.zeros((t, cols), kernels.OPERANDS[compute]), np.empty((t, inner), np.float32)
+        product = 2 * t * cols * inner / _seconds(lambda: kernels.linear(x, weight, out))
+        heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        q, k = np.zeros((t, heads * head_dim), np.float32), np.zeros((t, kv_heads * head_dim), np.float32)
+        o, cu = np.empty_like(q), np.array([0, t], np.int32)
+        attention = (
+            2
+            * t
+            * t
+            * heads
+            * head_dim
+            / _seconds(lambda: kernels.attention(q, k, k, o, None, heads, kv_heads, cu))
+        )
+        source, target = np.zeros(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8)
+        copy = (
+            source.nbytes / _seconds(lambda: np.copyto(target, source)) / 4
+        )  # a system call copies at about a quarter
+        return cls(product, attention, copy)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Bytes a training process holds before it has a model."""
+
+    footprint: int
+    rss: int
+
+    @classmethod
+    def here(cls) -> Baseline:
+        """Of this process, now."""
+        return cls(*kernels.memory_now())
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """The better of a few runs."""
+    call()
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+    return best

@@ -1,0 +1,81 @@
+"""Float arrays with a row a layer, in RAM or in a file.
+
+In a file only the layer at work is in memory: rows pass through the caller's buffer with positioned reads and writes,
+so the file's pages belong to the system's cache, which can drop them, and never to this process.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.errors import FeatherbackError
+
+Float32 = NDArray[np.float32]
+
+
+class PagedArray:
+    """float32 (layers, size), zero at first. `path` None: in RAM; otherwise in that file, made or overwritten."""
+
+    def __init__(self, layers: int, size: int, path: str | Path | None = None) -> None:
+        self.layers, self.size, self.path = layers, size, None if path is None else Path(path)
+        self._file: int | None = None
+        self._blank = np.ones(layers, bool)  # rows that are zero without having been written
+        self._rows: Float32 | None = None
+        if self.path is None:
+            self._rows = np.zeros((layers, size), np.float32)
+            return
+        try:
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+            os.ftruncate(self._file, layers * size * 4)
+        except OSError as error:
+            raise FeatherbackError(f"Cannot make {self.path}: {error.strerror}.") from error
+
+    def read(self, layer: int, out: Float32) -> None:
+        """Copy row `layer` into `out` (size,)."""
+        if self._blank[layer]:
+            out.fill(0)
+        elif self._rows is not None:
+            out[...] = self._rows[layer]
+        elif os.preadv(self._descriptor(), [out.data], layer * self.size * 4) != self.size * 4:
+            raise FeatherbackError(
+                f"{self.path} is shorter than it was made: was it changed by another program?"
+            )
+
+    def write(self, layer: int, values: Float32) -> None:
+        """Replace row `layer` by `values` (size,)."""
+        self._blank[layer] = False
+        if self._rows is not None:
+            self._rows[layer] = values
+            return
+        try:
+            written = os.pwrite(self._descriptor(), np.ascontiguousarray(values).data, layer * self.size * 4)
+        except OSError as error:
+            raise FeatherbackError(f"Cannot write {self.path}: {error.strerror}.") from error
+        if written != self.size * 4:
+            raise FeatherbackError(f"Cannot write {self.path}: the disk is full.")
+
+    def clear(self) -> None:
+        """Set every element to zero; nothing is written until it has to be."""
+        self._blank.fill(True)
+
+    def flush(self) -> None:
+        """Bring what was written to the disk."""
+        if self._file is not None:
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        """Let go of the file; further calls fail."""
+        self._rows = None
+        self._blank.fill(False)
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _descriptor(self) -> int:
+        if self._file is None:
+            raise ValueError("the array is closed")
+        return self._file

@@ -1,0 +1,155 @@
+"""Budget first: the peak and the time of every plan, predicted; the fastest that fits, chosen before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from featherback.errors import FeatherbackError
+from featherback.memory.arena import aligned
+from featherback.memory.job import Job
+from featherback.memory.ledger import Sizes
+from featherback.memory.machine import Baseline, Machine
+from featherback.memory.pager import FOLIO, SCATTERED_ROWS
+from featherback.memory.plan import MLP_STEP, Plan
+
+MB = 10**6
+
+MLP_TILES = (1, 2, 4, 8)  # times MLP_STEP
+VOCAB_TILES = (256, 512, 1024, 2048)
+
+CALL_SECONDS = 4e-6  # a kernel call, from Python
+DROP_SECONDS = 8e-11  # a byte unmapped and mapped again
+FRUGAL = 1.25  # without a budget: nearly the least memory, at nearly the best speed
+SLACK = 1 * MB  # small arrays, stacks, the interpreter's growth
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A plan's peaks in bytes and its time a step in seconds."""
+
+    plan: Plan
+    footprint: int
+    rss: int
+    seconds: float
+
+    def apply(self) -> Plan:
+        """The plan, with the prediction written on it."""
+        return replace(
+            self.plan,
+            predicted_footprint_mb=self.footprint / MB,
+            predicted_rss_mb=self.rss / MB,
+            predicted_step_seconds=self.seconds,
+        )
+
+
+def candidates(job: Job) -> Iterator[Plan]:
+    """Every plan the planner can emit for a job."""
+    inner = -(-job.config.intermediate_size // MLP_STEP)
+    mlp_tiles = sorted({min(tile, inner) * MLP_STEP for tile in MLP_TILES})
+    vocab_tiles = sorted({min(tile, job.config.vocab_size) for tile in VOCAB_TILES})
+    for mlp, vocab, keep_h, checkpoints, states, drop in product(
+        mlp_tiles, vocab_tiles, (True, False), ("ram", "file"), ("ram", "file"), (False, True)
+    ):
+        yield Plan(
+            tokens=job.tokens,
+            compute=job.compute,
+            mlp_tile=mlp,
+            vocab_tile=vocab,
+            keep_h=keep_h,
+            checkpoints=checkpoints,  # type: ignore[arg-type]
+            states=states,  # type: ignore[arg-type]
+            drop_pages=drop,
+            read_ahead=drop,
+        )
+
+
+def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Prediction:
+    """What a plan will cost."""
+    config, operand = job.config, 4 if plan.compute == "fp32" else 2
+    layers = config.num_hidden_layers
+    held = job.method.workspace(Sizes(config, plan, job.rank, job.targets))
+    held += job.threads * _thread_scratch(job)
+    if plan.checkpoints == "ram" and job.method.needs_checkpoints:
+        held += layers * plan.tokens * config.hidden_size * operand
+    if plan.states == "ram":
+        held += job.parameter_arrays * layers * job.layer_floats * 4
+    buffers = (1 + job.parameter_arrays) * aligned(job.layer_floats * 4)  # the optimiser's
+    weights = _resident(job, plan)
+    # The optimiser works when no layer's weights are needed: only one of the two is there, if weights are dropped.
+    rss = held + (max(buffers, weights) if plan.drop_pages else buffers + weights)
+    return Prediction(
+        plan,
+        baseline.footprint + held + buffers + SLACK,
+        baseline.rss + rss + SLACK,
+        _seconds(job, plan, machine),
+    )
+
+
+def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -> Plan:
+    """The fastest plan whose resident peak fits in `budget` bytes (None: in FRUGAL times the least there is).
+
+    FeatherbackError, naming the least that would do and what to change, if none fits.
+    """
+    predictions = [predict(job, plan, baseline, machine) for plan in candidates(job)]
+    least = min(p.rss for p in predictions)
+    limit = FRUGAL * least if budget is None else budget
+    fitting = [p for p in predictions if p.rss <= limit]
+    if not fitting:
+        raise FeatherbackError(
+            f"Training does not fit in {_megabytes(int(limit))}: with these options the least is "
+            f"--memory {_megabytes(least, up=True)}; "
+            f"a smaller --seq-len, --batch-size or --rank, or fewer --targets, needs less."
+        )
+    return min(fitting, key=lambda p: (p.seconds, p.rss)).apply()
+
+
+def smallest(job: Job, baseline: Baseline, machine: Machine) -> Prediction:
+    """The plan with the lowest resident peak."""
+    return min(
+        (predict(job, plan, baseline, machine) for plan in candidates(job)), key=lambda p: (p.rss, p.seconds)
+    )
+
+
+def _megabytes(nbytes: int, up: bool = False) -> str:
+    return f"{-(-nbytes // MB) if up else nbytes / MB:.0f}MB"
+
+
+def _thread_scratch(job: Job) -> int:
+    """A thread's own buffers: attention's tiles, a packing panel, the skinny products' factors."""
+    width = -(-job.config.head_dim // 16) * 16
+    attention = (2 * 48 * width + 5 * 64 * width + 2 * 48 * 64) * 4
+    return max(attention, 64 * 256 * 4, job.tokens * job.rank * 4, 24 * job.rank * 64) + 64 * 1024
+
+
+def _resident(job: Job, plan: Plan) -> int:
+    """Bytes of weights resident at the peak."""
+    if not plan.drop_pages:
+        return job.weight_bytes
+    head_rows = job.config.vocab_size if job.method.whole_head else plan.vocab_tile
+    head = head_rows * job.head_row_bytes + SCATTERED_ROWS * FOLIO // 2
+    return max(job.layer_bytes, head) + FOLIO
+
+
+def _seconds(job: Job, plan: Plan, machine: Machine) -> float:
+    """Products at the measured rates, and what the plan adds."""
+    c, t, layers = job.config, plan.tokens, job.config.num_hidden_layers
+    product_passes, attention_passes = job.method.products(Sizes(c, plan, job.rank, job.targets))
+    passes = product_passes * 2 * t * job.layer_weights
+    head = 2 * t * c.hidden_size * c.vocab_size * 2
+    attention = attention_passes * 2 * t * job.sequence * c.q_size
+    seconds = (layers * passes + head) / machine.product_rate + layers * attention / machine.attention_rate
+    tiles = layers * -(-c.intermediate_size // plan.mlp_tile) * 3 + -(-c.vocab_size // plan.vocab_tile)
+    seconds += tiles * (12 * CALL_SECONDS + 6 * t * c.hidden_size * 4 / (4 * machine.copy_rate))
+    if not plan.keep_h:
+        seconds += layers * 3 * 2 * t * c.hidden_size * job.rank / (machine.product_rate / 4)
+    moved = 0
+    if plan.checkpoints == "file":
+        moved += 2 * layers * t * c.hidden_size * 4
+    if plan.states == "file":
+        moved += layers * job.layer_floats * 4 * (4 + 2 * job.parameter_arrays)
+    seconds += moved / machine.copy_rate
+    if plan.drop_pages:
+        seconds += 2 * job.weight_bytes * DROP_SECONDS
+    return seconds

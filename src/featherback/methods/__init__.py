@@ -1,0 +1,29 @@
+"""Gradient estimators. Each module here is one method and holds its class as `METHOD`: adding one is adding a file."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+from featherback.adapters.lora import LoRA
+from featherback.errors import FeatherbackError
+from featherback.memory.plan import Plan
+from featherback.methods.base import Method
+from featherback.models.model import Model
+
+NAMES = tuple(module.name for module in iter_modules(__path__) if module.name != "base")
+"""Names of the methods, as on the command line."""
+
+
+def method_class(name: str) -> type[Method]:
+    """The class of a method; FeatherbackError if there is none of that name."""
+    if name not in NAMES:
+        raise FeatherbackError(f"Unknown method {name!r}; choose from {', '.join(NAMES)}.")
+    found: type[Method] = import_module(f"{__name__}.{name}").METHOD
+    return found
+
+
+def create(name: str, model: Model, adapter: LoRA | None, plan: Plan, folder: Path | None = None) -> Method:
+    """A method at work on a model and its adapter; `folder` holds what the plan keeps in files."""
+    return method_class(name)(model, adapter, plan, folder)

@@ -1,0 +1,88 @@
+"""MeZO (Malladi et al., NeurIPS 2023): the gradient along random directions, from two forward passes each.
+
+z ~ N(0, I) from a seed; g = (L(theta + eps z) - L(theta - eps z)) / (2 eps); the estimate is g z. The perturbation is
+added to each layer's parameters as they are read, so that nothing has to be undone and no rounding drift accumulates.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.data.batch import Batch
+from featherback.memory.ledger import Ledger, Sizes, begin_pass, block_forward, layer_parameters, loss_tiles
+from featherback.memory.paged import PagedArray
+from featherback.methods.base import Method
+from featherback.noise import normal
+
+Float32 = NDArray[np.float32]
+
+
+class MeZO(Method):
+    """Zeroth-order estimates: the memory of inference. Meant for SGD."""
+
+    needs_checkpoints = False
+    epsilon = 1e-2  # the paper's for LoRA
+    directions = 1  # averaged; the paper's n
+
+    _perturbation: tuple[int, float] | None = None  # (seed, signed epsilon) of the pass at work
+
+    def gradients(self, batch: Batch, scale: float, gradients: PagedArray) -> float:
+        total = 0.0
+        for direction in range(self.directions):
+            seed = self.seed + self.step * self.directions + direction
+            plus, minus = (
+                self._perturbed_loss(batch, seed, self.epsilon),
+                self._perturbed_loss(batch, seed, -self.epsilon),
+            )
+            slope = scale * (plus - minus) / (2 * self.epsilon) / self.directions
+            for layer in range(gradients.layers):
+                with self.arena.frame():
+                    collected = self.arena.take((gradients.size,))
+                    gradients.read(layer, collected)
+                    collected += np.float32(slope) * direction_of(seed, layer, gradients.size)
+                    gradients.write(layer, collected)
+            total += (plus + minus) / 2
+        return total / self.directions
+
+    @classmethod
+    def workspace(cls, sizes: Sizes) -> int:
+        return workspace_of(sizes)
+
+    @classmethod
+    def products(cls, sizes: Sizes) -> tuple[float, float]:
+        return 2, 2
+
+    def _perturbed_loss(self, batch: Batch, seed: int, epsilon: float) -> float:
+        self._perturbation = seed, epsilon
+        try:
+            return self.loss(batch)
+        finally:
+            self._perturbation = None
+
+    def _parameters(self, index: int, flat: Float32) -> None:
+        super()._parameters(index, flat)
+        if self._perturbation is not None:
+            seed, epsilon = self._perturbation
+            flat += np.float32(epsilon) * direction_of(seed, index, flat.size)
+
+
+def direction_of(seed: int, layer: int, size: int) -> Float32:
+    """A layer's part of the direction z: the same for the same seed, in whatever order layers are visited."""
+    return normal((seed, layer), size)
+
+
+def workspace_of(s: Sizes) -> int:
+    """Bytes of MeZO's arena: a forward pass and the loss."""
+    ledger = Ledger()
+    with ledger.frame():
+        begin_pass(ledger, s)
+        with ledger.frame():
+            layer_parameters(ledger, s)
+            block_forward(ledger, s)
+        with ledger.frame():
+            loss_tiles(ledger, s)
+    return max(ledger.peak()[0], s.adapter * 4 + 64)
+
+
+METHOD = MeZO

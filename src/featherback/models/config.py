@@ -1,0 +1,72 @@
+"""What Featherback needs to know of a model, in Hugging Face's names."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.errors import FeatherbackError
+
+_COUNTS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModelConfig:
+    """Shapes and constants of a decoder; FeatherbackError if they cannot be right."""
+
+    architecture: str  # a key of `registry.FAMILIES`
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int  # need not be hidden_size / num_attention_heads
+    vocab_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    attention_bias: bool  # q, k and v have biases; o never
+    rope_interleaved: bool  # rotate neighbours (GGUF llama) instead of halves; see `permute`
+    rope_factors: NDArray[np.float32] | None = None  # (head_dim/2,), divides the inverse frequencies
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            if getattr(self, name) < 1:
+                raise FeatherbackError(f"The model's {name} is {getattr(self, name)}; it must be positive.")
+        for name in ("rms_norm_eps", "rope_theta"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise FeatherbackError(f"The model's {name} is {value}; it must be finite and positive.")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise FeatherbackError(
+                f"The model's {self.num_attention_heads} attention heads do not divide into groups of "
+                f"{self.num_key_value_heads} key-value heads."
+            )
+        if self.head_dim % 2:
+            raise FeatherbackError(
+                f"The model's head_dim is {self.head_dim}; rotary embedding needs an even one."
+            )
+        factors = self.rope_factors
+        if factors is not None and not (np.isfinite(factors).all() and (factors > 0).all()):
+            raise FeatherbackError("The model's rotary frequency factors are not all finite and positive.")
+
+    @property
+    def q_size(self) -> int:
+        """Rows of the query projection."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Rows of the key projection, and of the value projection."""
+        return self.num_key_value_heads * self.head_dim

@@ -1,0 +1,137 @@
+"""The part of a model's configuration that every family writes alike into GGUF metadata."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.errors import FeatherbackError
+from featherback.models.layout import GGUF_NAMES
+from featherback.weights.gguf import GGUFFile
+from featherback.weights.store import floats
+from featherback.weights.types import TensorInfo
+
+ROPE_FREQS = "rope_freqs.weight"
+
+# Keys that change what a model computes in ways Featherback does not follow, and the values accepted.
+NEUTRAL: dict[str, tuple[float | str, ...]] = {
+    "expert_count": (0,),
+    "attention.causal": (True,),
+    "attention.scale": (0,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.temperature_scale": (0,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "embedding_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "logit_scale": (0, 1),
+    "use_parallel_residual": (False,),
+    "pooling_type": (0,),
+    "rope.scale_linear": (0, 1),
+    "rope.scaling.attn_factor": (0, 1),
+    "rope.scaling.yarn_log_multiplier": (0,),
+}
+
+
+class GGUFKeys:
+    """Typed access to `<architecture>.<key>` in a file's metadata, with errors that name the key."""
+
+    def __init__(self, file: GGUFFile, architecture: str) -> None:
+        self.file, self.architecture = file, architecture
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A whole number; FeatherbackError if it is missing without a default, or not a whole number."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(key, value, "a whole number")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number; FeatherbackError if it is missing without a default, or not a number."""
+        value = self._value(key, default)
+        if isinstance(value, (bool, str)):
+            raise self._wrong(key, value, "a number")
+        return float(value)
+
+    def tensor(self, name: str, dimensions: int) -> TensorInfo:
+        """A tensor of so many dimensions that the configuration is read from."""
+        info = self.file.tensors.get(name)
+        if info is None:
+            raise FeatherbackError(f"{self.file.path} has no tensor {name}; it does not hold a whole model.")
+        if len(info.shape) != dimensions:
+            raise FeatherbackError(f"Tensor {name} of {self.file.path} has the wrong shape {info.shape}.")
+        return info
+
+    def _value(self, key: str, default: Any) -> Any:
+        full = f"{self.architecture}.{key}"
+        if full in self.file.arrays:
+            raise self._wrong(key, "a list", "one value for all layers")
+        value = self.file.metadata.get(full, default)
+        if value is None:
+            raise FeatherbackError(f"{self.file.path} has no metadata key {full}.")
+        return value
+
+    def _wrong(self, key: str, value: object, wanted: str) -> FeatherbackError:
+        full = f"{self.architecture}.{key}"
+        return FeatherbackError(
+            f"The metadata key {full} of {self.file.path} is {value!r}; {wanted} is supported."
+        )
+
+    def refuse_unsupported(self, context: int, head_dim: int) -> None:
+        """FeatherbackError for any key whose value would make the model compute something else than we do."""
+        for key, accepted in NEUTRAL.items():
+            if self._value(key, accepted[0]) not in accepted:
+                raise self._wrong(key, self._value(key, None), f"only {accepted[-1]!r}")
+        if 0 < (window := self.integer("attention.sliding_window", 0)) < context:
+            raise self._wrong("attention.sliding_window", window, "only attention to the whole context")
+        scaling, factor = self._value("rope.scaling.type", "none"), self.number("rope.scaling.factor", 0)
+        if factor not in (0, 1) or (scaling != "none" and factor == 0):  # a factor alone means linear scaling
+            raise self._wrong("rope.scaling.type", scaling, "only unscaled rotary embedding")
+        for key in ("rope.dimension_count", "attention.value_length"):
+            if (size := self.integer(key, head_dim)) != head_dim:
+                raise self._wrong(key, size, f"only the head size {head_dim}")
+
+
+def common_config(file: GGUFFile, architecture: str) -> dict[str, Any]:
+    """Arguments of ModelConfig read alike for every family; FeatherbackError if one is absent or unfit."""
+    keys = GGUFKeys(file, architecture)
+    width, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    context = keys.integer("context_length")
+    head_dim = keys.integer("attention.key_length", 0) or _even_split(file, width, heads)
+    keys.refuse_unsupported(context, head_dim)
+    return {
+        "architecture": architecture,
+        "hidden_size": width,
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "num_hidden_layers": keys.integer("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "vocab_size": keys.tensor(GGUF_NAMES["embed_tokens"], 2).shape[0],
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": keys.number("rope.freq_base", 10000.0),
+        "max_position_embeddings": context,
+        "tie_word_embeddings": GGUF_NAMES["lm_head"] not in file.tensors,
+    }
+
+
+def rope_factors(file: GGUFFile, architecture: str, head_dim: int) -> NDArray[np.float32] | None:
+    """The frequency factors (head_dim/2,) of Llama 3's rotary embedding, None if the file has none."""
+    if ROPE_FREQS not in file.tensors:
+        return None
+    info = GGUFKeys(file, architecture).tensor(ROPE_FREQS, 1)
+    if info.shape != (head_dim // 2,):
+        raise FeatherbackError(
+            f"Tensor {ROPE_FREQS} of {file.path} has shape {info.shape}, not ({head_dim // 2},)."
+        )
+    return floats(file, ROPE_FREQS).copy()
+
+
+def _even_split(file: GGUFFile, width: int, heads: int) -> int:
+    """The head size where the file does not give one."""
+    if heads < 1 or width % heads:
+        raise FeatherbackError(
+            f"{file.path} has {heads} attention heads, which do not divide its width {width}."
+        )
+    return width // heads

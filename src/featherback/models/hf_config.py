@@ -1,0 +1,117 @@
+"""The part of a model's configuration that every family writes alike into Hugging Face's config.json."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.errors import FeatherbackError
+from featherback.models.rope import llama3_factors
+
+# Entries that change what a model computes in ways Featherback does not follow, and the values accepted.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "is_causal": (True,),
+    "partial_rotary_factor": (1, None),
+    "quantization_config": (None,),
+}
+
+
+class HFConfig:
+    """Typed access to a config.json, with errors that name the file and the entry."""
+
+    def __init__(self, path: Path, entries: Mapping[str, Any]) -> None:
+        self.path, self.entries = path, entries
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A whole number; FeatherbackError if it is something else, or absent (or null) without a default."""
+        value = self._value(self.entries, name, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.unsupported(name, value)
+        return value
+
+    def number(self, name: str, default: float, among: Mapping[str, Any] | None = None) -> float:
+        """A number, from the mapping `among` if that is given."""
+        value = self._value(self.entries if among is None else among, name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.unsupported(name, value)
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self._value(self.entries, name, default)
+        if not isinstance(value, bool):
+            raise self.unsupported(name, value)
+        return value
+
+    def unsupported(self, name: str, value: object) -> FeatherbackError:
+        """The error of an entry whose value Featherback cannot follow."""
+        return FeatherbackError(f"The entry {name} of {self.path} is {value!r}, which is not supported.")
+
+    def _value(self, entries: Mapping[str, Any], name: str, default: Any) -> Any:
+        value = entries.get(name)
+        value = default if value is None else value
+        if value is None:
+            raise FeatherbackError(f"{self.path} has no entry {name}.")
+        return value
+
+    def rope(self) -> Mapping[str, Any]:
+        """The entries about rotary embedding, whether in one place (transformers 5) or in two (before)."""
+        rope: dict[str, Any] = {}
+        for name in ("rope_scaling", "rope_parameters"):
+            part = self.entries.get(name) or {}
+            if not isinstance(part, dict):
+                raise self.unsupported(name, part)
+            rope |= part
+        rope.setdefault("rope_theta", self.entries.get("rope_theta"))
+        return rope
+
+
+def common_config(config: HFConfig, architecture: str) -> dict[str, Any]:
+    """Arguments of ModelConfig read alike for every family; FeatherbackError if one is absent or unfit."""
+    for name, accepted in NEUTRAL.items():
+        if config.entries.get(name, accepted[0]) not in accepted:
+            raise config.unsupported(name, config.entries[name])
+    width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    head_dim = config.integer("head_dim", width // max(heads, 1))
+    theta = config.number("rope_theta", 10000.0, config.rope())
+    return {
+        "architecture": architecture,
+        "hidden_size": width,
+        "intermediate_size": config.integer("intermediate_size"),
+        "num_hidden_layers": config.integer("num_hidden_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": config.integer("num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "vocab_size": config.integer("vocab_size"),
+        "rms_norm_eps": config.number("rms_norm_eps", 1e-6),
+        "rope_theta": theta,
+        "max_position_embeddings": config.integer("max_position_embeddings"),
+        "tie_word_embeddings": config.flag("tie_word_embeddings", False),
+        "rope_interleaved": False,
+        "rope_factors": _rope_factors(config, head_dim, theta),
+    }
+
+
+def refuse_window(config: HFConfig, window: int) -> None:
+    """FeatherbackError if attention is limited to a window (0: none) that is shorter than the context."""
+    if 0 < window < config.integer("max_position_embeddings"):
+        raise config.unsupported("sliding_window", window)
+
+
+def _rope_factors(config: HFConfig, head_dim: int, theta: float) -> NDArray[np.float32] | None:
+    rope = config.rope()
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if rope.get("partial_rotary_factor", 1) != 1:
+        raise config.unsupported("partial_rotary_factor", rope["partial_rotary_factor"])
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise config.unsupported("rope_type", kind)
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    scaling = {name: config.number(name, 0, rope) for name in names}
+    if min(scaling.values()) <= 0 or scaling["low_freq_factor"] == scaling["high_freq_factor"]:
+        raise config.unsupported("rope_scaling", dict(rope))
+    return llama3_factors(head_dim, theta, scaling)

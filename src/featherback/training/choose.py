@@ -1,0 +1,63 @@
+"""The choice of the plan under which a run lays out its memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from featherback import kernels, methods
+from featherback.memory import planner
+from featherback.memory.job import Job
+from featherback.memory.machine import Baseline, Machine
+from featherback.memory.plan import Plan
+from featherback.models.model import Model
+from featherback.training.config import TrainConfig
+
+# A process that has loaded all that training loads, but no data, reports itself.
+_PROBE = """
+import json, os
+import featherback.training.worker
+import featherback.training.trainer
+from featherback import _native, kernels
+footprint, rss = kernels.memory_now()
+print(json.dumps((footprint, rss + os.path.getsize(_native.__file__))))  # its code comes in as it is called
+"""
+
+
+def job_of(config: TrainConfig, model: Model) -> Job:
+    """What the planner must know of a run."""
+    return Job.of(model, **job_options(config))
+
+
+def job_options(config: TrainConfig) -> dict[str, Any]:
+    """The part of a job that is not the model's."""
+    return {
+        "method": methods.method_class(config.method),
+        "rank": config.rank,
+        "targets": config.targets,
+        "tokens": config.batch_size * config.seq_len,
+        "sequence": config.seq_len,
+        "compute": config.compute,
+        "optimizer": config.optimizer,
+        "threads": config.threads or kernels.default_threads(),
+    }
+
+
+def plan_for(config: TrainConfig, model: Model, baseline: Baseline) -> Plan:
+    """The plan of a run in a process that holds `baseline` to begin with.
+
+    FeatherbackError if its budget is too small.
+    """
+    kernels.set_threads(config.threads or kernels.default_threads())
+    machine = Machine.measure(model.config, config.batch_size * config.seq_len, config.compute)
+    return planner.choose(job_of(config, model), config.memory, baseline, machine)
+
+
+def worker_baseline(environment: dict[str, str]) -> Baseline:
+    """What a fresh training process holds; one is started to find out."""
+    probe = subprocess.run(
+        [sys.executable, "-c", _PROBE], env=environment, capture_output=True, text=True, check=True
+    )
+    return Baseline(*json.loads(probe.stdout))

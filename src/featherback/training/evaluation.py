@@ -1,0 +1,68 @@
+"""The loss on held-out data."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from featherback import methods
+from featherback.adapters.lora import LoRA
+from featherback.data.batch import Batch
+from featherback.data.token_file import TokenFile
+from featherback.errors import FeatherbackError
+from featherback.memory.plan import Plan
+from featherback.models.model import Model
+from featherback.training.stream import every_batch
+
+
+class HasLoss(Protocol):
+    """The part of a method that evaluation needs."""
+
+    def loss(self, batch: Batch) -> float:
+        """The summed loss of the batch's supervised tokens, in nats."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A mean over all supervised tokens."""
+
+    loss: float  # nats a token
+    tokens: int  # supervised ones
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); infinite where that is beyond floating point."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+def evaluate(method: HasLoss, tokens: TokenFile, seq_len: int, batch_size: int = 1) -> Evaluation:
+    """The mean loss over a token file; FeatherbackError if it supervises nothing."""
+    total, count = 0.0, 0
+    for batch in every_batch(tokens, seq_len, batch_size):
+        if batch.n_targets:
+            total += method.loss(batch)
+            count += batch.n_targets
+    if not count:
+        raise FeatherbackError(f"{tokens.path} has no supervised token to evaluate.")
+    return Evaluation(total / count, count)
+
+
+def evaluate_file(
+    model: Model, data: str, adapter: LoRA | None = None, seq_len: int = 256, compute: str = "bf16"
+) -> Evaluation:
+    """Tokenise `data` as training would, in a process of its own, and measure `model` with `adapter`."""
+    from featherback.data.launch import prepare_in_subprocess  # not in the training process
+
+    longest = model.config.max_position_embeddings
+    if seq_len > longest:
+        raise FeatherbackError(
+            f"--seq-len {seq_len} is beyond the {longest} tokens that {model.path} was made for."
+        )
+    plan = Plan.default(model.config, tokens=seq_len, compute=compute)
+    with tempfile.TemporaryDirectory(prefix="featherback-") as folder:
+        path = Path(folder) / "eval.tokens"
+        prepare_in_subprocess(model.path, data, path, seq_len)
+        return evaluate(methods.create("mesp", model, adapter, plan), TokenFile(path), seq_len)

@@ -1,0 +1,75 @@
+"""What training would cost under each method, and the largest model that a memory can train: nothing is run.
+
+The second is the question of arXiv 2511.11362, asked there of zeroth-order against first-order training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from featherback import methods
+from featherback.errors import FeatherbackError
+from featherback.memory import planner
+from featherback.memory.job import Job
+from featherback.memory.machine import Baseline, Machine
+from featherback.memory.plan import Plan
+from featherback.models.family import QWEN2_5
+from featherback.models.model import Model
+from featherback.training.choose import job_of, job_options
+from featherback.training.config import TrainConfig
+from featherback.weights.types import TensorType
+
+MEMORIES = (64 * 10**6, 128 * 10**6, 256 * 10**6, 512 * 10**6, 1 * 10**9, 2 * 10**9, 4 * 10**9)
+
+
+@dataclass(frozen=True)
+class MethodOutlook:
+    """One method: the least resident memory it can do with, and the plan for the budget (None: it does not fit)."""
+
+    method: str
+    least_rss_mb: float
+    plan: Plan | None
+
+
+def outlook(config: TrainConfig, model: Model, baseline: Baseline) -> list[MethodOutlook]:
+    """Every method under the options and the budget of `config`."""
+    machine = Machine.measure(model.config, config.batch_size * config.seq_len, config.compute)
+    found = []
+    for name in methods.NAMES:
+        job = job_of(replace(config, method=name), model)
+        least = planner.smallest(job, baseline, machine)
+        try:
+            plan = planner.choose(job, config.memory, baseline, machine)
+        except FeatherbackError:
+            plan = None
+        found.append(MethodOutlook(name, least.rss / planner.MB, plan))
+    return found
+
+
+def largest_models(config: TrainConfig, baseline: Baseline) -> Iterator[tuple[int, dict[str, str | None]]]:
+    """(memory in bytes, {method: largest 4-bit Qwen2.5 shape that fits, or None}), from small to large memories."""
+    machine = Machine(product_rate=1.0, attention_rate=1.0, copy_rate=1.0)  # only memory is asked for
+    memories = (config.memory,) if config.memory else MEMORIES
+    least = {name: _least(replace(config, method=name), baseline, machine) for name in methods.NAMES}
+    for memory in memories:
+        yield (
+            memory,
+            {
+                name: next((size for size, rss in reversed(sizes) if rss <= memory), None)
+                for name, sizes in least.items()
+            },
+        )
+
+
+def _least(config: TrainConfig, baseline: Baseline, machine: Machine) -> list[tuple[str, int]]:
+    """(size, least resident bytes) of every model of the family."""
+    return [
+        (
+            size,
+            planner.smallest(
+                Job.of_shape(shape, TensorType.Q4_0, **job_options(config)), baseline, machine
+            ).rss,
+        )
+        for size, shape in QWEN2_5.items()
+    ]

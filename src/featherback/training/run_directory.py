@@ -1,0 +1,187 @@
+"""The directory of one training run.
+
+run.json                                     configuration, versions, status, evaluations, summary
+metrics.jsonl                                a line a step
+adapter_config.json, adapter_model.safetensors    the adapter, as PEFT reads it
+loss.svg                                     the loss curve
+tokens/train.tokens, tokens/eval.tokens      the data as the run sees it
+checkpoint-000050/                           what resuming needs
+work/                                        mapped scratch files, gone when the run ends
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from featherback.errors import FeatherbackError
+from featherback.files import atomic_file, read_json, write_json
+from featherback.memory.plan import Plan
+from featherback.training.config import TrainConfig
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
+
+RUN_FILE = "run.json"
+FORMAT = 1
+
+
+class RunDirectory:
+    """A run directory that exists. `record` is the content of run.json."""
+
+    def __init__(self, path: Path, record: dict[str, Any]) -> None:
+        self.path = path
+        self.record = record
+
+    @classmethod
+    def create(cls, path: str | Path, record: Mapping[str, Any]) -> RunDirectory:
+        """Begin a run in `path`, which `check_new` accepts."""
+        path = Path(path)
+        check_new(path)
+        run = cls(path, {"format": FORMAT, "created": _now(), "status": "prepared", **record})
+        try:
+            run.tokens.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FeatherbackError(
+                f"Cannot write to the output directory {path}: {error.strerror}."
+            ) from error
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunDirectory:
+        """The run in `path`; FeatherbackError if there is none."""
+        path = Path(path)
+        if not (path / RUN_FILE).is_file():
+            raise FeatherbackError(f"{path} holds no training run (it has no {RUN_FILE}).")
+        record = read_json(path / RUN_FILE)
+        if not isinstance(record, dict) or record.get("format") != FORMAT:
+            raise FeatherbackError(f"{path / RUN_FILE} is not a run of this version of Featherback.")
+        return cls(path, record)
+
+    @property
+    def config(self) -> TrainConfig:
+        """The run's options."""
+        try:
+            return TrainConfig.from_json(self.record["configuration"])
+        except (KeyError, TypeError):
+            raise FeatherbackError(
+                f"{self.path / RUN_FILE} is damaged: it holds no whole configuration."
+            ) from None
+
+    @property
+    def plan(self) -> Plan:
+        """How the run lays out its memory: chosen once, so that resuming gives the same bits."""
+        try:
+            return Plan(**self.record["plan"])
+        except (KeyError, TypeError):
+            raise FeatherbackError(f"The run {self.path} is of another version of Featherback.") from None
+
+    @property
+    def tokens(self) -> Path:
+        """Folder of the token files."""
+        return self.path / "tokens"
+
+    @property
+    def work(self) -> Path:
+        """Folder of the mapped scratch files."""
+        return self.path / "work"
+
+    @property
+    def metrics_path(self) -> Path:
+        """The file of the steps' metrics."""
+        return self.path / "metrics.jsonl"
+
+    def update(self, **values: Any) -> None:
+        """Change entries of run.json."""
+        self.record.update(values)
+        write_json(self.path / RUN_FILE, self.record)
+
+    def append_metrics(self, line: Mapping[str, Any]) -> None:
+        """Add a step's metrics."""
+        try:
+            with open(self.metrics_path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise FeatherbackError(f"Cannot write {self.metrics_path}: {error.strerror}.") from error
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """The steps' metrics, in order. A last line cut short by a crash is left out."""
+        if not self.metrics_path.exists():
+            return
+        with open(self.metrics_path, encoding="utf-8") as file:
+            for line in file:
+                if line.endswith("\n"):
+                    try:
+                        yield json.loads(line)
+                    except ValueError:
+                        raise FeatherbackError(
+                            f"{self.metrics_path} is damaged: a line is not JSON."
+                        ) from None
+
+    def rewind(self, step: int) -> None:
+        """Forget the metrics and evaluations of steps after `step`."""
+        with atomic_file(self.metrics_path) as file:
+            for line in self.metrics():
+                if line["step"] <= step:
+                    file.write((json.dumps(line) + "\n").encode())
+        evaluations = self.record.get("evaluations", [])
+        self.update(evaluations=[evaluation for evaluation in evaluations if evaluation["step"] <= step])
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training here; FeatherbackError if one does already."""
+        if fcntl is None:
+            yield
+            return
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise FeatherbackError(f"The run {self.path} is being trained by another process.") from None
+        finally:
+            os.close(descriptor)
+
+    def begin_work(self) -> None:
+        """Make an empty folder for scratch files; those of a run that was killed are deleted."""
+        self.remove_work()
+        try:
+            self.work.mkdir()
+        except OSError as error:
+            raise FeatherbackError(
+                f"Cannot write to the run directory {self.path}: {error.strerror}."
+            ) from error
+
+    def remove_work(self) -> None:
+        """Delete the scratch files."""
+        shutil.rmtree(self.work, ignore_errors=True)
+
+
+def check_new(path: Path) -> None:
+    """FeatherbackError if no run can begin in `path`: it holds something already, or cannot be written."""
+    if (path / RUN_FILE).exists():
+        raise FeatherbackError(
+            f"{path} holds another run already; continue it with --resume or choose another --out."
+        )
+    if path.is_dir():
+        if any(path.iterdir()):
+            raise FeatherbackError(f"The output directory {path} is not empty; choose another --out.")
+    elif path.exists():
+        raise FeatherbackError(f"The output directory {path} is a file; choose another --out.")
+    home = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
+        raise FeatherbackError(
+            f"Cannot write to the output directory {path}: {home} is not a writable directory."
+        )
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,1 @@
+"""Weights on disk: lean memory-mapped readers, quantised matrix handles, and a writer."""

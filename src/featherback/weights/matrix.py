@@ -1,0 +1,43 @@
+"""A weight matrix as it lies on disk."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.weights.types import TensorType
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Matrix:
+    """A read-only weight matrix W (rows, cols) = (out_features, in_features), still quantised, row by row.
+
+    `data` is a one-dimensional uint8 view, usually of a memory map: holding a Matrix costs no memory, and
+    reading it brings in file pages that the system can drop again.
+    """
+
+    data: NDArray[np.uint8]
+    type: TensorType
+    rows: int
+    cols: int
+
+    def __post_init__(self) -> None:
+        if self.data.dtype != np.uint8 or self.data.shape != (self.nbytes,):
+            raise ValueError(
+                f"a {self.type.name} matrix {self.shape} needs {self.nbytes} bytes, not {self.data.shape}"
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out_features, in_features)."""
+        return self.rows, self.cols
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.type.row_bytes(self.cols)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole matrix."""
+        return self.rows * self.row_bytes

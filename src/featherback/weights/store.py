@@ -1,0 +1,56 @@
+"""What every weight file offers, whatever its format, and how tensors are taken out of it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.errors import FeatherbackError
+from featherback.weights.matrix import Matrix
+from featherback.weights.types import TensorInfo, TensorType
+
+
+class TensorStore(Protocol):
+    """A file, or a folder of files, of named tensors that are mapped into memory."""
+
+    @property
+    def path(self) -> Path:
+        """The file or folder."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Every tensor by name."""
+
+    def data(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of a tensor: a one-dimensional read-only view of the memory map."""
+
+    def close(self) -> None:
+        """Let go of the memory map; views taken from it stay valid until they die."""
+
+
+def matrix(store: TensorStore, name: str) -> Matrix:
+    """The two-dimensional tensor `name`, still quantised, without a copy."""
+    info = store.tensors[name]
+    rows, cols = info.shape
+    return Matrix(store.data(name), info.type, rows, cols)
+
+
+def floats(store: TensorStore, name: str) -> NDArray[np.float32]:
+    """The unquantised tensor `name` as float32 in its own shape: a view if stored so, else a converted copy.
+
+    FeatherbackError if it is quantised.
+    """
+    info, data = store.tensors[name], store.data(name)
+    if info.type is TensorType.F32:
+        values = data.view(np.float32)
+    elif info.type is TensorType.F16:
+        values = data.view(np.float16).astype(np.float32)
+    elif info.type is TensorType.BF16:
+        values = (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    else:
+        raise FeatherbackError(
+            f"Tensor {name} of {store.path} is stored as {info.type.name}; it must be F32, F16 or BF16."
+        )
+    return values.reshape(info.shape)

@@ -1,0 +1,168 @@
+"""PEFT directories: read by the real PEFT, read back by us, and every mismatch named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.numpy import load_file, save_file
+from tests.support.oracle import random_adapter, reference_model
+from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, write_tiny
+from transformers import PreTrainedModel
+
+from featherback import models
+from featherback.adapters import peft
+from featherback.adapters.lora import LoRA
+from featherback.errors import FeatherbackError
+from featherback.inference.decoder import Decoder
+from featherback.models.model import Model
+
+TOKENS = [1, 5, 9, 2, 77, 31, 8, 100, 4, 4, 60]
+
+
+@pytest.fixture(params=["llama", "qwen2"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return write_tiny(tmp_path / "m.gguf", {"llama": TINY_LLAMA, "qwen2": TINY_QWEN2}[request.param])
+
+
+@pytest.fixture
+def model(path: Path) -> Model:
+    return models.load(path)
+
+
+def _trained(
+    model: Model, theirs: PreTrainedModel, rank: int = 4, targets: tuple[str, ...] | None = None
+) -> LoRA:
+    adapter = LoRA(model, rank=rank, alpha=12, targets=targets or "all")
+    adapter.load_state(random_adapter(theirs, rank, adapter.targets, seed=3))
+    return adapter
+
+
+def _their_logits(theirs: torch.nn.Module) -> np.ndarray:
+    with torch.no_grad():
+        return theirs(input_ids=torch.tensor([TOKENS])).logits[0].numpy()
+
+
+@pytest.mark.parametrize("targets", [None, ("q_proj", "v_proj")])
+def test_peft_opens_what_we_save(
+    path: Path, model: Model, tmp_path: Path, targets: tuple[str, ...] | None
+) -> None:
+    theirs = reference_model(path)
+    base = _their_logits(theirs)
+    adapter = _trained(model, theirs, targets=targets)
+    peft.save(adapter, tmp_path / "adapter")
+    logits = _their_logits(PeftModel.from_pretrained(theirs, str(tmp_path / "adapter")).eval())
+    ours = Decoder(model, adapter, compute="fp32").forward(TOKENS, every=True)
+    np.testing.assert_allclose(ours, logits, atol=1e-3)
+    assert np.abs(logits - base).max() > 0.1, "the adapter changed nothing"
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_we_open_what_peft_saves(
+    path: Path, model: Model, tmp_path: Path, rslora: bool, dtype: torch.dtype
+) -> None:
+    config = LoraConfig(
+        r=5,
+        lora_alpha=7,
+        target_modules=["k_proj", "o_proj", "up_proj"],
+        use_rslora=rslora,
+        task_type="CAUSAL_LM",
+    )
+    theirs = get_peft_model(reference_model(path), config).eval()
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in theirs.named_parameters():
+        if "lora_" in name:
+            values = 0.1 * torch.randn(parameter.shape, generator=generator)
+            parameter.data = values.to(dtype).float()  # representable, so that both compute with the same
+    logits = _their_logits(theirs)
+    theirs.to(dtype).save_pretrained(str(tmp_path / "theirs"))
+    adapter = peft.load(model, tmp_path / "theirs")
+    assert adapter.targets == ("k_proj", "o_proj", "up_proj")
+    ours = Decoder(model, adapter, compute="fp32").forward(TOKENS, every=True)
+    np.testing.assert_allclose(ours, logits, atol=1e-3)
+
+
+def test_save_load_save_is_byte_identical(path: Path, model: Model, tmp_path: Path) -> None:
+    peft.save(_trained(model, reference_model(path)), tmp_path / "first")
+    peft.save(peft.load(model, tmp_path / "first", path=tmp_path / "parameters.f32"), tmp_path / "second")
+    for name in (peft.CONFIG_FILE, peft.WEIGHTS_FILE):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+
+
+def test_the_base_model_is_named(tmp_path: Path) -> None:
+    plain = models.load(write_tiny(tmp_path / "plain.gguf"))
+    assert peft.base_model_name(plain) == str((tmp_path / "plain.gguf").absolute())
+    source = {"general.source.huggingface.repository": "someone/tiny"}
+    assert (
+        peft.base_model_name(models.load(write_tiny(tmp_path / "named.gguf", metadata=source)))
+        == "someone/tiny"
+    )
+    url = {"general.source.repo_url": "https://huggingface.co/someone/tiny"}
+    assert (
+        peft.base_model_name(models.load(write_tiny(tmp_path / "url.gguf", metadata=url))) == "someone/tiny"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"use_dora": True}, "use_dora = True"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save = ['lm_head']"),
+        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
+        ({"bias": "all"}, "bias = 'all'"),
+        ({"peft_type": "LOHA"}, "peft_type = 'LOHA'"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
+        ({"r": 0}, "rank 0"),
+        ({"r": None}, "rank None"),
+        ({"lora_alpha": -2}, "alpha -2"),
+        ({"r": 3}, "lora_A.weight is (4, 96), not (3, 96)"),
+    ],
+)
+def test_what_we_cannot_represent_is_refused(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
+    model = models.load(write_tiny(tmp_path / "m.gguf"))
+    peft.save(LoRA(model, rank=4), tmp_path / "a")
+    file = tmp_path / "a" / peft.CONFIG_FILE
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(FeatherbackError) as raised:
+        peft.load(model, tmp_path / "a")
+    assert complaint in str(raised.value)
+
+
+def test_every_misfit_is_named(tmp_path: Path) -> None:
+    model = models.load(write_tiny(tmp_path / "m.gguf"))
+    peft.save(LoRA(model, rank=4, targets="q,v"), tmp_path / "a")
+    file = tmp_path / "a" / peft.WEIGHTS_FILE
+    tensors = load_file(file)
+    first, second, *_ = tensors
+    tensors["base_model.model.lm_head.lora_A.weight"] = tensors.pop(first)
+    tensors[second] = np.zeros((7, 4), np.float32)
+    save_file(tensors, file)
+    with pytest.raises(FeatherbackError) as raised:
+        peft.load(model, tmp_path / "a")
+    for part in (
+        f"{first} is missing",
+        f"{second} is (7, 4), not (96, 4)",
+        "lm_head.lora_A.weight is not a LoRA",
+    ):
+        assert part in str(raised.value)
+
+
+def test_a_configuration_that_is_no_object(tmp_path: Path) -> None:
+    model = models.load(write_tiny(tmp_path / "m.gguf"))
+    (tmp_path / peft.CONFIG_FILE).write_text("[]")
+    with pytest.raises(FeatherbackError, match="not a JSON object"):
+        peft.load(model, tmp_path)
+
+
+def test_no_adapter_there(tmp_path: Path) -> None:
+    model = models.load(write_tiny(tmp_path / "m.gguf"))
+    with pytest.raises(FeatherbackError, match=r"not an adapter directory \(it has no adapter_config.json\)"):
+        peft.load(model, tmp_path)
+    with pytest.raises(FeatherbackError, match=r"Cannot write to .*m.gguf"):
+        peft.save(LoRA(model), tmp_path / "m.gguf")

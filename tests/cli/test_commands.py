@@ -1,0 +1,208 @@
+"""The commands end to end on a tiny model, `train` in a process of its own."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Command
+
+from featherback.version import __version__
+
+STEPS = 12
+OPTIONS = ("--seq-len", 96, "--rank", 4, "--lr", 1e-2, "--steps", STEPS)
+
+
+def _featherback(*arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, as `train` needs: it ends as another program."""
+    command = [sys.executable, "-m", "featherback", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def trained(
+    chat_model: Path, messages: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A finished run and what its command printed."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    arguments = ("train", chat_model, "--data", messages, "--eval-data", messages, "--out", out, *OPTIONS)
+    return out, _featherback(*arguments)
+
+
+def _record(run: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((run / "run.json").read_text())
+    return record
+
+
+def test_train_shows_what_it_is_about_to_do(
+    trained: tuple[Path, subprocess.CompletedProcess[str]], messages: Path
+) -> None:
+    before, _, after = trained[1].stdout.partition("step  0/12")
+    for text in (
+        "tiny.gguf: llama, 2 layers",
+        f"{messages}: 12 messages",
+        "[It is 0<|im_end|>]",
+        "<|im_start|>user",
+        "rank 4, alpha 16, on q,k,v,o,gate,up,down",
+        "12 steps, mesp, bf16, adamw at 0.01 (cosine)",
+        "threads",
+    ):
+        assert text in before, text
+    assert "held-out loss" in after
+    assert "step 12/12  loss" in after
+    assert "peak memory: footprint" in after
+    assert "\x1b" not in trained[1].stdout
+
+
+def test_train_learns_and_records_it(trained: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    record = _record(trained[0])
+    assert record["status"] == "finished"
+    assert record["summary"]["final_eval_loss"] < record["summary"]["first_eval_loss"] - 0.1
+    assert len((trained[0] / "metrics.jsonl").read_text().splitlines()) == STEPS
+
+
+def test_evaluate_agrees_with_the_run(
+    command: Command, trained: tuple[Path, subprocess.CompletedProcess[str]], chat_model: Path, messages: Path
+) -> None:
+    summary = _record(trained[0])["summary"]
+    options = ("--data", messages, "--seq-len", 96, "--json")
+    base = json.loads(command("evaluate", chat_model, *options).out)
+    adapted = json.loads(command("evaluate", chat_model, "--adapter", trained[0], *options).out)
+    assert base["loss"] == pytest.approx(summary["first_eval_loss"], rel=1e-6)
+    assert adapted["loss"] == pytest.approx(summary["final_eval_loss"], rel=1e-6)
+    assert base["tokens"] == adapted["tokens"] > 0
+    assert "perplexity" in command("evaluate", chat_model, *options[:-1]).out
+
+
+def test_generate(
+    command: Command, trained: tuple[Path, subprocess.CompletedProcess[str]], chat_model: Path
+) -> None:
+    options = ("--prompt", "What is 3 plus 3?", "--max-tokens", 12)
+    base = command("generate", chat_model, *options)
+    adapted = command("generate", chat_model, "--adapter", trained[0], *options)
+    assert base.code == adapted.code == 0
+    assert base.out != adapted.out
+    drawn = [
+        command("generate", chat_model, *options, "--temperature", 1, "--seed", seed).out
+        for seed in (1, 1, 2)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_chat(command: Command, chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n/new\nhello\n\nnever read\n"))
+    outcome = command("chat", chat_model, "--max-tokens", 5, "--temperature", 0)
+    assert outcome.code == 0
+    first = outcome.out[: len(outcome.out) // 2]
+    assert outcome.out == first * 2, "a new conversation begins like the first"
+
+
+def test_inspect(
+    command: Command,
+    trained: tuple[Path, subprocess.CompletedProcess[str]],
+    chat_model: Path,
+    messages: Path,
+) -> None:
+    model = json.loads(command("inspect", chat_model, "--json").out)
+    assert (model["architecture"], model["layers"], model["vocabulary"]) == ("llama", 2, 259)
+    assert model["end_tokens"] == ["<|endoftext|>", "<|im_end|>"]
+    data = json.loads(command("inspect", messages, "--json").out)
+    assert (data["examples"], data["kinds"]) == (12, {"messages": 12})
+    tokens = json.loads(command("inspect", trained[0] / "tokens" / "train.tokens", "--json").out)
+    assert tokens["sequences"] == 12
+    run = json.loads(command("inspect", trained[0], "--json").out)
+    assert run["status"] == "finished"
+    assert run["option rank"] == 4
+    shown = command("inspect", messages, "--model", chat_model, "--examples", 2, "--seq-len", 64).out
+    assert "[It is 0<|im_end|>]" in shown
+    assert "line 2" in shown
+    cut = command("inspect", messages, "--model", chat_model, "--examples", 1, "--seq-len", 40).out
+    assert "5 cut off" in cut
+    text = command("inspect", trained[0]).out
+    assert "peak_footprint_mb" in text
+
+
+def test_json_prints_a_line_a_step_and_the_summary(
+    chat_model: Path, messages: Path, tmp_path: Path, trained: tuple[Path, subprocess.CompletedProcess[str]]
+) -> None:
+    arguments = ("train", chat_model, "--data", messages, "--out", tmp_path / "run", *OPTIONS, "--json")
+    rows = [json.loads(line) for line in _featherback(*arguments).stdout.splitlines()]
+    assert [row["step"] for row in rows[:-1]] == list(range(1, STEPS + 1))
+    assert rows[-1]["summary"]["steps"] == STEPS
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[:-1] == metrics
+
+
+def test_ctrl_c_saves_and_resume_ends_as_if_it_had_not_been_pressed(
+    chat_model: Path, messages: Path, tmp_path: Path
+) -> None:
+    def arguments(out: str) -> list[object]:
+        return [
+            "train",
+            chat_model,
+            "--data",
+            messages,
+            "--out",
+            tmp_path / out,
+            *OPTIONS[:-1],
+            300,
+            "--json",
+        ]
+
+    _featherback(*arguments("whole"))
+    command = [sys.executable, "-m", "featherback", *map(str, arguments("parts"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(5):
+            process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "--resume" in err
+    assert 5 <= len((tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()) < 300
+    assert _record(tmp_path / "parts")["status"] == "interrupted"
+    _featherback(*arguments("parts"), "--resume")
+    whole, parts = ((tmp_path / out / "adapter_model.safetensors").read_bytes() for out in ("whole", "parts"))
+    assert whole == parts
+
+
+def test_the_memory_budget_is_kept(chat_model: Path, messages: Path, tmp_path: Path) -> None:
+    small, large = (tmp_path / name for name in ("small", "large"))
+    arguments = ("train", chat_model, "--data", messages, *OPTIONS)
+    refusal = _featherback(*arguments, "--out", small, "--memory", "9MB", check=False).stderr
+    least = int(refusal.partition("--memory ")[2].partition("MB")[0])
+    for out, budget in ((small, least), (large, 20 * least)):
+        text = _featherback(*arguments, "--out", out, "--memory", f"{budget}MB").stdout
+        assert "predicted" in text
+        summary = _record(out)["summary"]
+        assert summary["peak_rss_mb"] <= budget
+    whole, parts = ((out / "adapter_model.safetensors").read_bytes() for out in (small, large))
+    assert whole == parts, "the plan must not change what is learnt"
+
+
+def test_help_and_version(command: Command) -> None:
+    assert command("--version").out.strip() == f"featherback {__version__}"
+    text = command("--help").out
+    for name in ("demo", "fetch", "train", "evaluate", "generate", "chat", "inspect"):
+        assert name in text
+        assert command(name, "--help").code == 0
+    assert command("train").code == 2
+    assert command("nonsense").code == 2
+    assert command("train", "--learning-rate", "1e-3").code == 2
+
+
+def test_a_model_by_a_name_that_was_not_fetched(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FEATHERBACK_CACHE", str(tmp_path))
+    outcome = command("inspect", "smollm2-135m")
+    assert outcome.code == 2
+    assert "featherback fetch smollm2-135m" in outcome.err

@@ -1,0 +1,56 @@
+"""`featherback plan`: predictions of every method, and nothing run."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tests.support.tiny_models import TINY_QWEN2, write_tiny
+
+from featherback.cli.app import run
+from featherback.models.family import QWEN2_5
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_tiny(tmp_path / "tiny.gguf", TINY_QWEN2)
+
+
+def test_every_method_is_predicted(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", str(model), "--json", "--seq-len", "64", "--threads", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    methods = {row["method"]: row for row in found["methods"]}
+    assert set(methods) == {"mesp", "mebp", "mezo"}
+    for row in methods.values():
+        assert row["plan"]["predicted_rss_mb"] >= row["least_rss_mb"] > 10
+    assert (
+        methods["mezo"]["least_rss_mb"] <= methods["mesp"]["least_rss_mb"] <= methods["mebp"]["least_rss_mb"]
+    )
+
+
+def test_larger_memories_train_larger_models(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", str(model), "--json", "--threads", "1"]) == 0
+    sizes = [None, *QWEN2_5]
+    ranks = [
+        {method: sizes.index(size) for method, size in row.items()}
+        for _, row in json.loads(capsys.readouterr().out)["largest"]
+    ]
+    for smaller, larger in pairwise(ranks):
+        assert all(smaller[method] <= larger[method] for method in smaller)
+    assert all(row["mebp"] <= row["mesp"] <= row["mezo"] for row in ranks)
+    assert ranks[-1]["mesp"] > ranks[0]["mesp"]
+
+
+def test_a_budget_that_is_too_small_is_said(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", str(model), "--memory", "5MB", "--threads", "1"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("does not fit") == 3
+    assert not list(model.parent.glob("*/"))  # nothing was made
+
+
+@pytest.mark.parametrize(
+    "option", [["--memory", "lots"], ["--rank", "0"], ["--seq-len", "100000"], ["--threads", "0"]]
+)
+def test_bad_options(model: Path, option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", str(model), *option]) == 2
+    assert capsys.readouterr().err.startswith("error: ")

@@ -1,0 +1,33 @@
+"""Fixtures shared by all tests."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+# PyTorch's threads spin while they wait: on a small machine they would starve the kernels under test.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct in Q4_1: $FEATHERBACK_SMOLLM2, else from the cache, fetched at need."""
+    if given := os.environ.get("FEATHERBACK_SMOLLM2"):
+        return Path(given)
+    if os.environ.get("FEATHERBACK_OFFLINE"):
+        pytest.skip("FEATHERBACK_OFFLINE is set: no test of the real model")
+    from featherback.hub.fetch import fetch
+
+    return fetch("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def smollm2_reference(smollm2_path: Path) -> "PreTrainedModel":
+    """The same model in transformers, float32: the base for `tests.support.oracle.reference`."""
+    from tests.support.oracle import reference_model
+
+    return reference_model(smollm2_path)

@@ -1,0 +1,288 @@
+"""Preparation: what lands in the token file, what is counted, what is refused, and its process."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from featherback.data import encoder
+from featherback.data.encoder import Encoder
+from featherback.data.launch import prepare_in_subprocess
+from featherback.data.prepare import main, prepare
+from featherback.data.preview import preview
+from featherback.data.readers import Example
+from featherback.data.report import PrepareReport
+from featherback.data.token_file import TokenFile
+from featherback.data.tokenizer import load_tokenizer
+from featherback.errors import FeatherbackError
+from tests.data.support import byte_tokenizer
+from tests.data.test_tokenizer import byte_level_gguf
+
+
+def chat(question, answer):
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return {"messages": turns}
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def trained(tokenizer, file, i):
+    """The supervised tokens of sequence i as text."""
+    tokens, mask = file.seq(i)
+    return tokenizer.decode(tokens[mask], special=True)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2_path):
+    return load_tokenizer(smollm2_path)
+
+
+@pytest.fixture
+def base_model(tmp_path):
+    """A model without a chat template."""
+    return byte_level_gguf(tmp_path / "base.gguf", "gpt-2")
+
+
+def test_the_three_shapes_with_a_chat_model(smollm2_path, tokenizer, tmp_path):
+    rows = [
+        chat("Capital of France?", "Paris."),
+        {"prompt": "2+2?", "completion": "4"},
+        {"text": "Once upon a time"},
+    ]
+    report = prepare(smollm2_path, write(tmp_path / "d.jsonl", *rows), tmp_path / "d.tok", 64)
+    file = TokenFile(tmp_path / "d.tok")
+    assert trained(tokenizer, file, 0) == "Paris.<|im_end|>"
+    assert trained(tokenizer, file, 1) == "4<|im_end|>"
+    assert trained(tokenizer, file, 2) == "Once upon a time<|im_end|>"
+    whole = tokenizer.decode(file.seq(1)[0], special=True)
+    assert whole.endswith("<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>\n")
+    assert report.shapes == {"messages": 1, "prompt": 1, "text": 1}
+    assert (report.examples, report.sequences, report.truncated, report.dropped) == (3, 3, 0, 0)
+    assert (report.tokens, report.supervised_tokens) == (file.n_tokens, file.n_targets)
+    assert sum(report.lengths.values()) == 3
+    assert report.notes() == []
+    assert file.metadata["seq_len"] == 64
+    assert file.metadata["n_vocab"] == 49152
+
+
+def test_prompt_and_completion_without_a_chat_template(base_model, tmp_path):
+    data = write(
+        tmp_path / "d.jsonl", {"prompt": "the cat", "completion": " sat"}, {"prompt": "", "completion": "on"}
+    )
+    prepare(base_model, data, tmp_path / "d.tok", 64)
+    tokenizer, file = load_tokenizer(base_model), TokenFile(tmp_path / "d.tok")
+    assert trained(tokenizer, file, 0) == " sat<|end|>"
+    # The prompt has the tokens it has when a prompt is all there is, so that training and generation meet.
+    assert file.seq(0)[0].tolist() == [
+        *tokenizer.encode("the cat"),
+        *tokenizer.encode(" sat"),
+        tokenizer.eos_id,
+    ]
+    assert tokenizer.decode(file.seq(1)[0], special=True) == "on<|end|>"
+
+
+def test_text_is_cut_into_sequences(base_model, tmp_path):
+    text = "the cat sat on the mat, and " * 40
+    tokenizer = load_tokenizer(base_model)
+    ids = [*tokenizer.encode(text), tokenizer.eos_id]
+    report = prepare(base_model, write(tmp_path / "d.jsonl", {"text": text}), tmp_path / "d.tok", 32)
+    file = TokenFile(tmp_path / "d.tok")
+    assert [i for n in range(len(file)) for i in file.seq(n)[0].tolist()] == ids
+    assert all(file.seq(n)[0].size == 32 for n in range(len(file) - 1))
+    assert file.n_targets == len(ids) - len(file)
+    assert report.longest == len(ids)
+    assert report.truncated == 0
+
+
+def test_text_file_in_blocks_has_the_tokens_of_the_whole(smollm2_path, base_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(encoder, "_BLOCK", 50)
+    monkeypatch.setattr(encoder, "_BLOCK_AT_MOST", 10**6)
+    odd = "\n\n\n  odd\n \n spaces \n\tand\n\n tabs\n like = in WikiText \n \n = = \nend \n" * 9
+    text = Path(__file__).read_text(encoding="utf-8") + odd
+    (tmp_path / "d.txt").write_text(text, encoding="utf-8")
+    for model in (smollm2_path, base_model):
+        tokenizer = load_tokenizer(model)
+        report = prepare(model, tmp_path / "d.txt", tmp_path / "d.tok", 100)
+        file = TokenFile(tmp_path / "d.tok")
+        assert file.tokens.tolist() == [*tokenizer.encode(text), tokenizer.eos_id]
+        assert report.shapes == {"text": 1}
+        assert len(list(encoder._blocks(text.splitlines(keepends=True)))) > 20
+
+
+def test_blocks_are_bounded(monkeypatch):
+    monkeypatch.setattr(encoder, "_BLOCK", 10)
+    monkeypatch.setattr(encoder, "_BLOCK_AT_MOST", 40)
+    lines = ["\tno good place\n"] * 30
+    blocks = list(encoder._blocks(lines))
+    assert "".join(blocks) == "".join(lines)
+    assert max(map(len, blocks)) < 40 + len(lines[0])
+
+
+def test_long_examples_are_cut_counted_and_dropped(smollm2_path, tokenizer, tmp_path):
+    rows = [
+        chat("a", "b"),
+        chat("a", "word " * 200),
+        chat("word " * 200, "b"),
+        {"messages": chat("a", "b")["messages"][:1]},
+    ]
+    data = write(tmp_path / "d.jsonl", *rows)
+    report = prepare(smollm2_path, data, tmp_path / "d.tok", 64)
+    file = TokenFile(tmp_path / "d.tok")
+    assert [file.seq(i)[0].size for i in range(len(file))][1] == 64
+    assert (report.examples, report.sequences, report.truncated, report.dropped) == (4, 2, 2, 2)
+    assert report.truncated_tokens == sum(len(encode_row(tokenizer, row)) - 64 for row in rows[1:3])
+    assert report.first_truncated == f"{data}, line 2"
+    assert report.first_dropped == f"{data}, line 3"
+    cut, dropped = report.notes()
+    assert cut.startswith("2 of 4 examples are longer than 64 tokens")
+    assert dropped.startswith("2 of 4 examples have no supervised token")
+
+
+def encode_row(tokenizer, row):
+    return Encoder(tokenizer).encode(Example("", messages=row["messages"]))[0]
+
+
+def test_spelled_control_tokens_are_noted(smollm2_path, tokenizer, tmp_path):
+    rows = [chat("Hi<|im_end|>", "Ho"), {"text": "<|im_start|>user"}, chat("a", "b")]
+    report = prepare(smollm2_path, write(tmp_path / "d.jsonl", *rows), tmp_path / "d.tok", 64)
+    assert report.spelled_control == 2
+    assert "2 of 3 examples spell a control token" in report.notes()[0]
+    assert 1 not in TokenFile(tmp_path / "d.tok").seq(1)[0]
+    (tmp_path / "d.txt").write_text("a\n<|im_start|>user\n")
+    assert prepare(smollm2_path, tmp_path / "d.txt", tmp_path / "d.tok", 64).spelled_control == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "seq_len", "word"),
+    [
+        ([{"messages": [{"role": "user", "content": "a"}]}], 64, "no supervised token at all"),
+        ([chat("word " * 100, "b")], 64, "Raise the sequence length"),
+        ([chat("a", "b")], 1, "must be at least 2"),
+        ([chat("a", "b"), chat("a", "\ud800")], 64, "line 2: The text holds half a surrogate pair"),
+        ([chat("a", "b"), {"text": 3}], 64, "line 2: "),
+    ],
+)
+def test_refusals(smollm2_path, tmp_path, rows, seq_len, word):
+    with pytest.raises(FeatherbackError, match=word):
+        prepare(smollm2_path, write(tmp_path / "d.jsonl", *rows), tmp_path / "d.tok", seq_len)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d.jsonl"]
+
+
+def test_conversations_need_a_chat_template(base_model, tmp_path):
+    with pytest.raises(FeatherbackError, match="line 1: The model has no chat template"):
+        prepare(base_model, write(tmp_path / "d.jsonl", chat("a", "b")), tmp_path / "d.tok", 64)
+
+
+def test_a_template_that_refuses_names_the_line(tmp_path):
+    tokenizer = byte_tokenizer("{{ raise_exception('No!') }}<|im_end|>")
+    with pytest.raises(FeatherbackError, match=r"refuses this conversation: No!"):
+        Encoder(tokenizer).encode(Example("", messages=chat("a", "b")["messages"]))
+
+
+def test_end_of_turn_must_be_there(tmp_path):
+    """An exchange made of prompt and completion is held to the same rule as messages."""
+    tokenizer = byte_tokenizer("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    with pytest.raises(FeatherbackError, match="no end-of-turn token"):
+        Encoder(tokenizer).encode(Example("", prompt="a", completion="b"))
+
+
+# --- the process ---
+
+
+def test_subprocess(smollm2_path, tmp_path):
+    data = write(tmp_path / "d.jsonl", *[chat(f"Say {n}", str(n)) for n in range(20)])
+    report = prepare_in_subprocess(smollm2_path, data, tmp_path / "sub.tok", 64)
+    here = prepare(smollm2_path, data, tmp_path / "here.tok", 64)
+    assert isinstance(report, PrepareReport)
+    assert 20 < report.peak_rss_mb < 400
+    for name in ("seconds", "peak_rss_mb"):
+        setattr(here, name, getattr(report, name))
+    assert report == here
+    ours, theirs = TokenFile(tmp_path / "here.tok"), TokenFile(tmp_path / "sub.tok")
+    assert ours.tokens.tolist() == theirs.tokens.tolist()
+    assert ours.supervised.tolist() == theirs.supervised.tolist()
+
+
+def test_error_crosses_as_one_sentence(smollm2_path, tmp_path):
+    (tmp_path / "d.jsonl").write_text("{\n")
+    with pytest.raises(FeatherbackError, match=r"d\.jsonl, line 1: not valid JSON") as complaint:
+        prepare_in_subprocess(smollm2_path, tmp_path / "d.jsonl", tmp_path / "d.tok", 64)
+    assert "\n" not in str(complaint.value)
+
+
+def test_crash_is_told(smollm2_path, tmp_path, monkeypatch):
+    data = write(tmp_path / "d.jsonl", chat("a", "b"))
+    (tmp_path / "jinja2.py").write_text("raise RuntimeError('planted')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(FeatherbackError, match="RuntimeError: planted"):
+        prepare_in_subprocess(smollm2_path, data, tmp_path / "d.tok", 64)
+
+
+def test_process_protocol(smollm2_path, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("featherback.data.prepare._PROGRESS_SECONDS", 0.0)
+    data = write(tmp_path / "d.jsonl", chat("a", "b"), chat("c", "d"))
+    config = {"model": str(smollm2_path), "data": str(data), "out": str(tmp_path / "d.tok"), "seq_len": 64}
+    assert main([json.dumps(config)]) == 0
+    *progress, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [p["progress"]["examples"] for p in progress] == [1, 2]
+    assert last["report"]["examples"] == 2
+    assert main([json.dumps(config | {"data": "nowhere.jsonl"})]) == 2
+    assert json.loads(capsys.readouterr().out)["error"] == "The data file nowhere.jsonl does not exist."
+
+
+def test_launching_stays_light():
+    code = (
+        "import sys, featherback.data.launch, featherback.data.token_file, featherback.data.packing\n"
+        "print(sorted({'tokenizers', 'jinja2', 'featherback.data.prepare'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="no file size limit on this system")
+def test_full_disk(smollm2_path, tmp_path):
+    """A file size limit stands in for a full disk; nothing is left behind."""
+    code = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "from featherback.data.prepare import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    data = write(tmp_path / "d.jsonl", *[{"text": "word " * 2000}] * 30)
+    config = {"model": str(smollm2_path), "data": str(data), "out": str(tmp_path / "d.tok"), "seq_len": 64}
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(config)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Cannot write the token file" in json.loads(done.stdout)["error"]
+    assert [path.name for path in tmp_path.iterdir()] == ["d.jsonl"]
+
+
+# --- preview ---
+
+
+def test_preview(smollm2_path, tmp_path):
+    rows = [chat("Capital of France?", "Paris."), chat("é 👍", "日本 👍"), {"text": "Once"}]
+    first, second, third = preview(smollm2_path, write(tmp_path / "d.jsonl", *rows), 64, count=5)
+    (before, _), answer, after = first.runs
+    assert before.endswith("Capital of France?<|im_end|>\n<|im_start|>assistant\n")
+    assert (answer, after) == (("Paris.<|im_end|>", True), ("\n", False))
+    assert second.runs[1] == ("日本 👍<|im_end|>", True)
+    assert [text for text, supervised in third.runs if supervised] == [
+        "<|im_end|>"
+    ]  # one token, then the end
+    assert (first.truncated, third.n_tokens, third.n_supervised) == (0, 2, 1)
+    [cut] = preview(smollm2_path, tmp_path / "d.jsonl", 16, start=1)
+    assert cut.n_tokens == 16
+    assert cut.truncated > 0
+    (tmp_path / "d.txt").write_text("Once upon a time\n")
+    [text] = preview(smollm2_path, tmp_path / "d.txt", 64)
+    assert "".join(piece for piece, _ in text.runs) == "Once upon a time\n<|im_end|>"

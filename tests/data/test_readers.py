@@ -1,0 +1,103 @@
+"""Data files: the shapes, and complaints that name file and line."""
+
+import json
+
+import pytest
+
+from featherback.data.readers import detect, read_jsonl, read_text
+from featherback.errors import FeatherbackError
+
+CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+
+
+def write(tmp_path, *lines, name="data.jsonl"):
+    path = tmp_path / name
+    path.write_bytes(b"\n".join(x if isinstance(x, bytes) else json.dumps(x).encode() for x in lines))
+    return path
+
+
+def test_shapes(tmp_path):
+    path = write(tmp_path, CHAT, b"", {"prompt": "p", "completion": "c", "id": 7}, b"   ", {"text": "t"})
+    chat, pair, text = read_jsonl(path)
+    assert chat.messages == CHAT["messages"]
+    assert (pair.prompt, pair.completion) == ("p", "c")
+    assert text.text == "t"
+    assert text.where == f"{path}, line 5"
+
+
+def test_byte_order_mark_and_windows_line_ends(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n{"text": "b"}\r\n')
+    assert [example.text for example in read_jsonl(path)] == ["a", "b"]
+    path = tmp_path / "data.txt"
+    path.write_bytes("\ufeffa\r\nb\u2028c\n".encode())
+    assert list(read_text(path)) == ["a\n", "b\u2028c\n"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.jsonl", b"x", "jsonl"),
+        ("a.JSON", b"x", "jsonl"),
+        ("a.txt", b"{}", "txt"),
+        ("a.md", b"# x", "txt"),
+        ("noname", b'\n {"text": "x"}', "jsonl"),
+    ],
+)
+def test_detect(tmp_path, name, content, expected):
+    (tmp_path / name).write_bytes(content)
+    assert detect(tmp_path / name) == expected
+
+
+def test_detect_complains(tmp_path):
+    with pytest.raises(FeatherbackError, match=r"none\.jsonl does not exist"):
+        detect(tmp_path / "none.jsonl")
+    with pytest.raises(FeatherbackError, match="is a folder"):
+        detect(tmp_path)
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(FeatherbackError, match="is empty"):
+        detect(tmp_path / "empty.jsonl")
+    (tmp_path / "data.csv").write_text("a,b")
+    with pytest.raises(FeatherbackError, match="is not known"):
+        detect(tmp_path / "data.csv")
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        (b"{'text': 'a'}", "not valid JSON: Expecting property name enclosed in double quotes at column 2"),
+        (b'{"text": "a"', "not valid JSON"),
+        (b'[{"text": "a"},', "Write one object a line"),
+        (b'"text"', "expected a JSON object, found a string"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"[" * 100_000, "not valid JSON"),
+        ({"instruction": "a", "output": "b"}, "found the keys 'instruction', 'output'"),
+        ({}, "found the keys none"),
+        ({"prompt": "a"}, '"completion" is missing'),
+        ({"completion": "a"}, '"prompt" is missing'),
+        ({"prompt": "a", "completion": ""}, '"completion" is empty'),
+        ({"prompt": ["a"], "completion": "b"}, '"prompt" must be a string, not an array'),
+        ({"text": None}, '"text" must be a string, not null'),
+        ({"text": ""}, '"text" is empty'),
+        ({"messages": "a"}, "non-empty list"),
+        ({"messages": [{"role": "user"}]}, 'Message 1 has no "content"'),
+        ({**CHAT, "tools": [{}]}, '"tools" is not supported yet'),
+    ],
+)
+def test_bad_lines(tmp_path, line, word):
+    path = write(tmp_path, CHAT, b"", line)
+    with pytest.raises(FeatherbackError, match=word) as complaint:
+        list(read_jsonl(path))
+    assert str(complaint.value).startswith(f"{path}, line 3: ")
+    assert "\n" not in str(complaint.value)
+
+
+def test_only_blank_lines(tmp_path):
+    with pytest.raises(FeatherbackError, match="only blank lines"):
+        list(read_jsonl(write(tmp_path, b"", b"  ", b"")))
+
+
+def test_text_that_is_not_utf8(tmp_path):
+    (tmp_path / "data.txt").write_bytes(b"a\nb\n\xff\n")
+    with pytest.raises(FeatherbackError, match="line 3: not UTF-8"):
+        list(read_text(tmp_path / "data.txt"))

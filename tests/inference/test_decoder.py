@@ -1,0 +1,84 @@
+"""The decoder against transformers: logits with and without an adapter, in one pass and token by token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support.oracle import random_adapter, reference, reference_model
+from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, TINY_WIDE, tiny, write_tiny
+
+from featherback import models
+from featherback.adapters.lora import LoRA
+from featherback.errors import FeatherbackError
+from featherback.inference import decoder as decoder_module
+from featherback.inference.decoder import Decoder
+from featherback.models.config import ModelConfig
+from featherback.weights.types import TensorType
+
+CONFIGS = {
+    "llama": TINY_LLAMA,
+    "qwen2": TINY_QWEN2,
+    "wide, untied": tiny(TINY_WIDE, tie_word_embeddings=False),
+}
+
+
+def _tokens(config: ModelConfig, count: int) -> list[int]:
+    return np.random.default_rng(1).integers(0, config.vocab_size, count).tolist()
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("types", [TensorType.F32, TensorType.Q8_0])
+def test_logits_are_those_of_transformers(tmp_path: Path, config: ModelConfig, types: TensorType) -> None:
+    path = write_tiny(tmp_path / "m.gguf", config, types)
+    theirs = reference_model(path)
+    state = random_adapter(theirs, rank=4)
+    tokens = _tokens(config, 33)
+    expected = reference(theirs, state, [tokens], alpha=8).logits[0]
+    model = models.load(path)
+    adapter = LoRA(model, rank=4, alpha=8)
+    base = Decoder(model, adapter, compute="fp32").forward(tokens, every=True)  # B = 0
+    adapter.load_state(state)
+    adapted = Decoder(model, adapter, compute="fp32").forward(tokens, every=True)
+    np.testing.assert_allclose(adapted, expected, atol=2e-4 * np.abs(expected).max())
+    assert np.abs(adapted - base).max() > 0.05 * np.abs(expected).max(), "the adapter changed nothing"
+    half = Decoder(model, adapter, compute="bf16").forward(tokens, every=True)
+    cosine = float((half * expected).sum() / np.linalg.norm(half) / np.linalg.norm(expected))
+    assert cosine > 0.999
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+def test_the_cache_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compute: str) -> None:
+    model = models.load(write_tiny(tmp_path / "m.gguf"))
+    tokens = _tokens(model.config, 21)
+    whole = Decoder(model, compute=compute).forward(tokens, every=True)
+    single = Decoder(model, compute=compute)
+    one_by_one = np.stack([single.forward([token]) for token in tokens])
+    monkeypatch.setattr(decoder_module, "CHUNK", 8)
+    chunked = Decoder(model, compute=compute).forward(tokens, every=True)
+    tolerance = {"fp32": 1e-5, "bf16": 2e-2}[compute] * np.abs(whole).max()
+    np.testing.assert_allclose(one_by_one, whole, atol=tolerance)
+    np.testing.assert_allclose(chunked, whole, atol=tolerance)
+
+
+def test_a_rewound_cache_forgets(tmp_path: Path) -> None:
+    model = models.load(write_tiny(tmp_path / "m.gguf"))
+    decoder = Decoder(model, compute="fp32")
+    first = decoder.forward([1, 2, 3])
+    decoder.rewind(1)
+    assert decoder.tokens == [1]
+    assert np.abs(decoder.forward([9, 9]) - first).max() > 1e-3
+    decoder.rewind(1)
+    np.testing.assert_allclose(decoder.forward([2, 3]), first, rtol=1e-4, atol=1e-5)
+
+
+def test_the_capacity_is_kept(tmp_path: Path) -> None:
+    model = models.load(write_tiny(tmp_path / "m.gguf"))
+    decoder = Decoder(model, capacity=4)
+    decoder.forward([1, 2, 3])
+    with pytest.raises(FeatherbackError, match="room for 4 tokens, and the text has 5"):
+        decoder.forward([4, 5])
+    with pytest.raises(FeatherbackError, match="no token"):
+        decoder.forward([])
+    assert Decoder(model, capacity=10**9).capacity == model.config.max_position_embeddings

@@ -1,0 +1,215 @@
+"""The operations once more, in PyTorch and float64: independent of our code, and differentiated by autograd.
+
+Beside each stands its magnitude: the same sums over absolute values, which bound how far rounding can carry a
+result (see tests/support/check.py). Arrays are float64 and go by the names of core/ops.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def autograd(
+    forward: Callable[..., Mapping[str, torch.Tensor]],
+    inputs: Mapping[str, Array],
+    cotangents: Mapping[str, Array],
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Results of `forward`, and the gradients of sum(cotangent * result) with respect to every input."""
+    leaves = {
+        name: torch.tensor(array, dtype=torch.float64, requires_grad=True) for name, array in inputs.items()
+    }
+    results = forward(**leaves)
+    total = sum(
+        (results[name] * torch.tensor(c, dtype=torch.float64)).sum() for name, c in cotangents.items()
+    )
+    assert isinstance(total, torch.Tensor)
+    gradients = torch.autograd.grad(total, list(leaves.values()))
+    return (
+        {name: result.detach().numpy() for name, result in results.items()},
+        {name: gradient.numpy() for name, gradient in zip(leaves, gradients)},
+    )
+
+
+# --- linear with LoRA: out = x W^T + bias + h b -------------------------------------------------------------
+
+
+def linear(
+    x: Array, w: Array, bias: Array | None = None, h: Array | None = None, b: Array | None = None
+) -> Array:
+    """out (T,N) of x (T,K), w (N,K), bias (N), h (T,r), b (r,N); of absolute values: its magnitude."""
+    out = x @ w.T
+    if bias is not None:
+        out = out + bias
+    if h is not None and b is not None:
+        out = out + h @ b
+    return out
+
+
+def linear_backward(dy: Array, w: Array, dh: Array | None = None, a: Array | None = None) -> Array:
+    """dx (T,K) of dy (T,N), w (N,K), dh (T,r), a (r,K); of absolute values: its magnitude."""
+    dx = dy @ w
+    return dx if dh is None or a is None else dx + dh @ a
+
+
+def lora_linear(w: Array, scale: float) -> Callable[..., dict[str, torch.Tensor]]:
+    """y = x W^T + bias + scale (x A^T) Bt, as the block uses it."""
+    weight = torch.tensor(w, dtype=torch.float64)
+
+    def forward(
+        x: torch.Tensor, bias: torch.Tensor, a: torch.Tensor, bt: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        return {"y": torch.nn.functional.linear(x, weight, bias) + scale * (x @ a.T) @ bt}
+
+    return forward
+
+
+# --- RMS norm -----------------------------------------------------------------------------------------------
+
+
+def rms_norm(weight: Array, eps: float) -> Callable[..., dict[str, torch.Tensor]]:
+    gain = torch.tensor(weight, dtype=torch.float64)
+
+    def forward(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"out": torch.nn.functional.rms_norm(x, (x.shape[-1],), gain, eps)}
+
+    return forward
+
+
+def rms_norm_backward_magnitude(dn: Array, x: Array, weight: Array, eps: float) -> Array:
+    rstd = 1 / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + eps)
+    g = np.abs(dn * weight)
+    return np.asarray(rstd * (g + np.abs(x) * rstd**2 * np.mean(g * np.abs(x), axis=1, keepdims=True)))
+
+
+# --- RoPE ---------------------------------------------------------------------------------------------------
+
+
+def angles(positions: Array, head_dim: int, theta: float = 10000.0) -> tuple[Array, Array]:
+    """cos, sin (T, d/2) float32 of each position."""
+    frequency = theta ** (-np.arange(head_dim // 2) * 2.0 / head_dim)
+    angle = positions[:, None] * frequency
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+def rope(cos: Array, sin: Array, head_dim: int, interleaved: bool) -> Callable[..., dict[str, torch.Tensor]]:
+    """Rotation as multiplication by e^(i angle), on complex numbers."""
+    turn = torch.complex(torch.tensor(cos, dtype=torch.float64), torch.tensor(sin, dtype=torch.float64))[
+        :, None
+    ]
+
+    def forward(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        heads = x.reshape(x.shape[0], -1, head_dim)
+        half = head_dim // 2
+        u, v = (heads[..., 0::2], heads[..., 1::2]) if interleaved else (heads[..., :half], heads[..., half:])
+        z = torch.complex(u, v) * turn
+        out = (
+            torch.stack([z.real, z.imag], -1).flatten(-2) if interleaved else torch.cat([z.real, z.imag], -1)
+        )
+        return {"out": out.reshape(x.shape)}
+
+    return forward
+
+
+# --- SwiGLU -------------------------------------------------------------------------------------------------
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"out": torch.nn.functional.silu(gate) * up}
+
+
+# --- attention ----------------------------------------------------------------------------------------------
+
+
+def visible(cu_q: Array, cu_k: Array, window: int) -> NDArray[np.bool_]:
+    """mask (Tq, Tk): whether a query sees a key."""
+    mask = np.zeros((cu_q[-1], cu_k[-1]), bool)
+    for s in range(len(cu_q) - 1):
+        queries, keys = cu_q[s + 1] - cu_q[s], cu_k[s + 1] - cu_k[s]
+        for i in range(queries):
+            position = keys - queries + i  # among the sequence's keys
+            first = max(0, position - window + 1) if window else 0
+            mask[cu_q[s] + i, cu_k[s] + first : cu_k[s] + position + 1] = True
+    return mask
+
+
+def attention(
+    mask: NDArray[np.bool_], heads: int, kv_heads: int, scale: float
+) -> Callable[..., dict[str, torch.Tensor]]:
+    """out (Tq, H*d), lse (H, Tq) and p (H*Tq, Tk), with the whole matrix of scores."""
+    hidden = torch.tensor(~mask)
+
+    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, torch.Tensor]:
+        rows, cols = mask.shape
+        group = heads // kv_heads
+        qh = q.reshape(rows, heads, -1).transpose(0, 1)
+        kh = k.reshape(cols, kv_heads, -1).transpose(0, 1).repeat_interleave(group, dim=0)
+        vh = v.reshape(cols, kv_heads, -1).transpose(0, 1).repeat_interleave(group, dim=0)
+        scores = (scale * qh @ kh.transpose(1, 2)).masked_fill(hidden, -torch.inf)
+        p = torch.softmax(scores, -1)
+        out = (p @ vh).transpose(0, 1).reshape(rows, -1)
+        return {"out": out, "lse": torch.logsumexp(scores, -1), "p": p.reshape(-1, cols)}
+
+    return forward
+
+
+def attention_magnitudes(
+    q: Array,
+    k: Array,
+    v: Array,
+    dout: Array,
+    mask: NDArray[np.bool_],
+    heads: int,
+    kv_heads: int,
+    scale: float,
+) -> dict[str, Array]:
+    """Magnitudes of out, lse, p, dq, dk, dv. A score's rounding changes p by that factor, hence `swell`."""
+    cols = mask.shape[1]
+    group = heads // kv_heads
+
+    def split(x: Array, count: int) -> Array:  # (heads, rows, d)
+        y = x.reshape(len(x), count, -1).transpose(1, 0, 2)
+        return np.repeat(y, heads // count, axis=0)
+
+    def join(x: Array) -> Array:
+        return np.asarray(x.transpose(1, 0, 2).reshape(x.shape[1], -1))
+
+    qh, kh, vh, gh = split(q, heads), split(k, kv_heads), split(v, kv_heads), split(dout, heads)
+    scores = np.where(mask, scale * qh @ kh.transpose(0, 2, 1), -np.inf)
+    top = scores.max(-1, keepdims=True)
+    lse = top + np.log(np.exp(scores - top).sum(-1, keepdims=True))
+    p = np.exp(scores - lse)
+    sizes = np.where(mask, abs(scale) * np.abs(qh) @ np.abs(kh).transpose(0, 2, 1), 0)
+    swell = 1 + sizes.max(-1, keepdims=True)
+    out = swell * (p @ np.abs(vh))
+    delta = (np.abs(gh) * out).sum(-1, keepdims=True)
+    ds = abs(scale) * p * (swell * (np.abs(gh) @ np.abs(vh).transpose(0, 2, 1)) + delta)
+    dk = (ds.transpose(0, 2, 1) @ np.abs(qh)).reshape(kv_heads, group, cols, -1).sum(1)
+    dv = ((p * swell).transpose(0, 2, 1) @ np.abs(gh)).reshape(kv_heads, group, cols, -1).sum(1)
+    return {
+        "out": join(out),
+        "lse": (swell + np.abs(lse))[..., 0],
+        "p": (p * swell).reshape(-1, cols),
+        "dq": join(ds @ np.abs(kh)),
+        "dk": join(dk),
+        "dv": join(dv),
+    }
+
+
+# --- cross-entropy with the head ----------------------------------------------------------------------------
+
+
+def cross_entropy(targets: Array) -> Callable[..., dict[str, torch.Tensor]]:
+    """loss (n) of logits (n, V)."""
+    labels = torch.tensor(targets, dtype=torch.int64)
+
+    def forward(logits: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels, reduction="none")}
+
+    return forward

@@ -1,0 +1,267 @@
+"""Causal grouped-query attention over packed sequences, forward and backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from featherback import kernels
+from tests.kernels import oracles
+from tests.kernels.native import REFERENCE, VECTOR_SETS, kernel
+from tests.support.bf16 import narrow, widen
+from tests.support.check import Bound, Output, check_gradient, check_op, compare, filling
+from tests.support.guard import Guarded
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    queries: tuple[int, ...]  # lengths of the sequences
+    heads: int = 2
+    kv_heads: int = 1
+    head_dim: int = 8
+    keys: tuple[int, ...] | None = None  # None: as many as queries
+    window: int = 0
+    sharpness: float = 1.0  # multiplies q
+
+    def __str__(self) -> str:
+        text = f"{'+'.join(map(str, self.queries))}-{self.heads}:{self.kv_heads}-d{self.head_dim}"
+        text += f"-keys{'+'.join(map(str, self.keys))}" if self.keys else ""
+        text += f"-window{self.window}" if self.window else ""
+        return text + (f"-x{self.sharpness:g}" if self.sharpness != 1 else "")
+
+    @property
+    def cu_q(self) -> NDArray[np.int32]:
+        return np.cumsum([0, *self.queries], dtype=np.int32)
+
+    @property
+    def cu_k(self) -> NDArray[np.int32]:
+        return np.cumsum([0, *(self.keys or self.queries)], dtype=np.int32)
+
+    @property
+    def scale(self) -> float:
+        return float(np.float32(self.head_dim**-0.5))
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The kernels' arguments apart from the arrays."""
+        cu = {"cu_q": self.cu_q, "cu_k": self.cu_k} if self.keys else {"cu_q": self.cu_q}
+        return {
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "scale": self.scale,
+            "window": self.window,
+            **cu,
+        }
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        return oracles.visible(self.cu_q, self.cu_k, self.window)
+
+    @property
+    def vanishing(self) -> tuple[str, ...]:
+        """Where every query sees one key only, the softmax is constant: no gradient reaches q and k."""
+        return ("dq", "dk") if self.mask.sum(1).max() == 1 else ()
+
+    def inputs(self, rng: np.random.Generator, dtype: str) -> dict[str, Array]:
+        rows, cols = self.mask.shape
+        q = self.sharpness * rng.standard_normal((rows, self.heads * self.head_dim))
+        k, v = rng.standard_normal((2, cols, self.kv_heads * self.head_dim))
+        return {"q": narrow(q, dtype), "k": narrow(k, dtype), "v": narrow(v, dtype)}
+
+    def bounds(self, inputs: dict[str, Array], dout: Array) -> dict[str, Bound]:
+        wide = {name: widen(array) for name, array in inputs.items()}
+        sizes = oracles.attention_magnitudes(
+            **wide, dout=dout, mask=self.mask, heads=self.heads, kv_heads=self.kv_heads, scale=self.scale
+        )
+        terms = max(self.head_dim, *self.mask.shape)
+        return {name: Bound("attention", size, terms) for name, size in sizes.items()}
+
+
+CASES = [
+    Case((1,), head_dim=24),
+    Case((2,), 3, 1, 64),
+    Case((7,), 4, 2, 80),
+    Case((33,), 2, 2, 128),
+    Case((257,), 3, 3, 64),
+    Case((1, 5, 1, 20, 3), 6, 2, 24),
+    Case((64, 1, 63), 4, 1, 8),
+    Case((0, 5, 0, 3), 2, 1, 8),
+    Case((130, 127), 2, 1, 80),
+    Case((48, 49, 96), 2, 1, 16),
+    Case((33, 7), 2, 1, 8, window=1),
+    Case((70, 2), 4, 2, 24, window=4),
+    Case((200,), 2, 1, 64, window=100),
+    Case((129, 65), 2, 1, 8, window=64),
+    Case((1,), 4, 2, 64, keys=(40,)),
+    Case((3, 1, 1), 4, 2, 24, keys=(10, 1, 130)),
+    Case((50, 33), 2, 1, 80, keys=(150, 33)),
+    Case((5, 60), 2, 2, 8, keys=(90, 200), window=17),
+    Case((65, 1), 2, 1, 64, sharpness=20),
+]
+cases = pytest.mark.parametrize("case", CASES, ids=str)
+dtypes = pytest.mark.parametrize("dtype", ["f32", "bf16"])
+isas = pytest.mark.parametrize("isa", VECTOR_SETS)
+
+
+def forward(case: Case, inputs: dict[str, Array]) -> tuple[Array, Array]:
+    """out and lse by the reference kernels, float64."""
+    out, lse = np.full(inputs["q"].shape, np.nan), np.full((case.heads, len(inputs["q"])), np.nan)
+    kernel(REFERENCE, "attention", **case.fixed)(**inputs, out=out, lse=lse)
+    return out, lse
+
+
+def outputs(case: Case, inputs: dict[str, Array], dtype: str) -> dict[str, Output]:
+    """The backward's outputs, its scratch included."""
+    shapes = {"dq": "q", "dk": "k", "dv": "v"}
+    rows = (case.heads, len(inputs["q"]))
+    return {name: Output(inputs[of].shape, dtype) for name, of in shapes.items()} | {
+        "delta": Output(rows, dtype)
+    }
+
+
+def select(bounds: dict[str, Bound], *names: str) -> dict[str, Bound]:
+    return {name: bounds[name] for name in names}
+
+
+@cases
+def test_reference(rng: np.random.Generator, case: Case) -> None:
+    inputs = case.inputs(rng, "f64")
+    dout = rng.standard_normal(inputs["q"].shape)
+    bounds = case.bounds(inputs, dout)
+    oracle = oracles.attention(case.mask, case.heads, case.kv_heads, case.scale)
+    results, gradients = oracles.autograd(oracle, inputs, {"out": dout})
+    check_op(
+        kernel(REFERENCE, "attention", **case.fixed),
+        filling(lambda: results),
+        inputs,
+        {"out": Output(dout.shape, "f64"), "lse": Output((case.heads, len(dout)), "f64")},
+        select(bounds, "out", "lse"),
+        compute="f64",
+    )
+    out, lse = forward(case, inputs)
+    check_op(
+        kernel(REFERENCE, "attention_backward", **case.fixed),
+        filling(lambda: {f"d{name}": gradient for name, gradient in gradients.items()}),
+        {"dout": dout, **inputs, "out": out, "lse": lse},
+        outputs(case, inputs, "f64"),
+        select(bounds, "dq", "dk", "dv"),
+        compute="f64",
+        vanishing=case.vanishing,
+    )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((7,), 4, 2, 6),
+        Case((1, 5, 2), 2, 1, 8),
+        Case((9,), 3, 1, 4, window=3),
+        Case((3, 1), 2, 2, 4, (8, 5), 6),
+    ],
+    ids=str,
+)
+def test_reference_by_finite_differences(rng: np.random.Generator, case: Case) -> None:
+    inputs = case.inputs(rng, "f64")
+    dout = rng.standard_normal(inputs["q"].shape)
+    out, lse = forward(case, inputs)
+    gradients = {f"d{name}": np.full_like(array, np.nan) for name, array in inputs.items()}
+    kernel(REFERENCE, "attention_backward", **case.fixed)(
+        dout=dout, **inputs, out=out, lse=lse, delta=np.full_like(lse, np.nan), **gradients
+    )
+    check_gradient(
+        lambda **arrays: float(np.sum(dout * forward(case, arrays)[0])),
+        inputs,
+        {name[1:]: gradient for name, gradient in gradients.items()},
+        rng,
+    )
+
+
+@isas
+@dtypes
+@cases
+def test_attention(rng: np.random.Generator, isa: str, case: Case, dtype: str) -> None:
+    inputs = case.inputs(rng, dtype)
+    rows = len(inputs["q"])
+    bounds = case.bounds(inputs, np.zeros(inputs["q"].shape))
+    check_op(
+        kernel(isa, "attention", **case.fixed),
+        kernel(REFERENCE, "attention", **case.fixed),
+        inputs,
+        {"out": Output(inputs["q"].shape, dtype), "lse": Output((case.heads, rows))},
+        select(bounds, "out", "lse"),
+    )
+
+
+@isas
+@dtypes
+@cases
+def test_attention_backward(rng: np.random.Generator, isa: str, case: Case, dtype: str) -> None:
+    inputs = case.inputs(rng, dtype)
+    dout = rng.standard_normal(inputs["q"].shape).astype(np.float32)
+    out, lse = forward(case, inputs)
+    check_op(
+        kernel(isa, "attention_backward", **case.fixed),
+        kernel(REFERENCE, "attention_backward", **case.fixed),
+        {"dout": dout, **inputs, "out": narrow(out, dtype), "lse": lse.astype(np.float32)},
+        outputs(case, inputs, "f32"),
+        select(case.bounds(inputs, widen(dout)), "dq", "dk", "dv"),
+        vanishing=case.vanishing,
+    )
+
+
+@pytest.mark.parametrize("isa", kernels.available())
+@cases
+def test_kept_probabilities(rng: np.random.Generator, isa: str, case: Case) -> None:
+    """p is written where a query sees a key, and read only there; keeping it changes no bit of a gradient."""
+    inputs = case.inputs(rng, "f32")
+    rows, cols = case.mask.shape
+    lse, dout = np.full((case.heads, rows), np.nan, np.float32), rng.standard_normal(inputs["q"].shape)
+    out, p = np.full(dout.shape, np.nan, np.float32), Guarded((case.heads * rows, cols), np.float32)
+    kernel(isa, "attention", **case.fixed)(**inputs, out=out, lse=lse, p=p.view)
+    assert p.surroundings_intact()
+
+    wide = {name: widen(array) for name, array in inputs.items()}
+    oracle = oracles.attention(case.mask, case.heads, case.kv_heads, case.scale)
+    visible = np.tile(case.mask, (case.heads, 1))
+    bound = case.bounds(inputs, dout)["p"]
+    compare(
+        "p",
+        p.view[visible],
+        oracles.autograd(oracle, wide, {"out": dout})[0]["p"][visible],
+        Bound(bound.tolerance, bound.magnitude[visible], bound.terms),
+        stored="f32",
+        compute="f32",
+    )
+    p.view[~visible] = np.nan
+    forward_state = {"dout": dout.astype(np.float32), **inputs, "out": out, "lse": lse}
+    gradients = []
+    for kept in (None, p.view):
+        shapes = {"dq": inputs["q"], "dk": inputs["k"], "dv": inputs["v"], "delta": lse}
+        arrays = {name: np.full(like.shape, np.nan, np.float32) for name, like in shapes.items()}
+        kernel(isa, "attention_backward", **case.fixed)(**forward_state, **arrays, p=kept)
+        gradients.append(arrays)
+    for name, recomputed in gradients[0].items():
+        if isa == REFERENCE:  # which rounds p to float32 in between
+            np.testing.assert_allclose(gradients[1][name], recomputed, rtol=1e-4, atol=1e-4, err_msg=name)
+        else:
+            np.testing.assert_array_equal(gradients[1][name], recomputed, err_msg=name)
+
+
+@isas
+def test_default_scale_and_no_lse(rng: np.random.Generator, isa: str) -> None:
+    """The default scale is head_dim^-0.5; inference wants no log-sum-exp."""
+    case = Case((33, 4), 4, 2, 24)
+    inputs = case.inputs(rng, "f32")
+    check_op(
+        kernel(isa, "attention", **{**case.fixed, "scale": None, "lse": None}),
+        kernel(REFERENCE, "attention", **case.fixed, lse=None),
+        inputs,
+        {"out": Output(inputs["q"].shape)},
+        select(case.bounds(inputs, np.zeros(inputs["q"].shape)), "out"),
+    )

@@ -1,0 +1,127 @@
+"""The planner's promises, on made-up machines: no kernel runs here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from featherback.bench.synthetic import CONFIGS
+from featherback.errors import FeatherbackError
+from featherback.memory import planner
+from featherback.memory.job import Job
+from featherback.memory.machine import Baseline, Machine
+from featherback.methods import NAMES, method_class
+from featherback.models.layout import layer_shapes
+from featherback.weights.types import TensorType
+
+MB = 10**6
+MACHINE = Machine(product_rate=6e11, attention_rate=2e11, copy_rate=2e9)
+BASELINE = Baseline(15 * MB, 29 * MB)
+
+
+def job(name: str = "qwen2.5-0.5b", method: str = "mesp", tokens: int = 256, **options: object) -> Job:
+    config = CONFIGS[name]
+    layer = sum(
+        shape[0] * TensorType.Q4_0.row_bytes(shape[1])
+        for shape in layer_shapes(config).values()
+        if len(shape) == 2
+    )
+    row = TensorType.Q4_0.row_bytes(config.hidden_size)
+    return Job(
+        config=config,
+        layer_bytes=layer,
+        weight_bytes=layer * config.num_hidden_layers + row * config.vocab_size,
+        head_row_bytes=row,
+        method=method_class(method),
+        tokens=tokens,
+        sequence=tokens,
+        threads=2,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("method", NAMES)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_chosen_plan_fits_and_is_the_fastest_that_does(name: str, method: str) -> None:
+    asked = job(name, method)
+    least = planner.smallest(asked, BASELINE, MACHINE)
+    for factor in (1.0, 1.1, 1.5, 3, 10):
+        budget = int(least.rss * factor)
+        plan = planner.choose(asked, budget, BASELINE, MACHINE)
+        assert plan.predicted_rss_mb is not None
+        assert round(plan.predicted_rss_mb * MB) <= budget
+        others = [planner.predict(asked, p, BASELINE, MACHINE) for p in planner.candidates(asked)]
+        assert plan.predicted_step_seconds == min(p.seconds for p in others if p.rss <= budget)
+
+
+def test_more_memory_is_never_slower() -> None:
+    asked = job()
+    least = planner.smallest(asked, BASELINE, MACHINE).rss
+    seconds = [
+        planner.choose(asked, least + extra * MB, BASELINE, MACHINE).predicted_step_seconds or 0
+        for extra in range(0, 600, 20)
+    ]
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[0] > seconds[-1]
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_a_refusal_names_a_budget_that_is_accepted(method: str) -> None:
+    asked = job(method=method)
+    refusal = r"does not fit in 20MB: .*--memory \d+MB; a smaller --seq-len"
+    with pytest.raises(FeatherbackError, match=refusal) as caught:
+        planner.choose(asked, 20 * MB, BASELINE, MACHINE)
+    named = int(re.findall(r"--memory (\d+)MB", str(caught.value))[0])
+    planner.choose(asked, named * MB, BASELINE, MACHINE)
+    with pytest.raises(FeatherbackError):
+        planner.choose(asked, (named - 1) * MB, BASELINE, MACHINE)
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_the_least_memory_grows_with_the_job(method: str) -> None:
+    def least(**changed: object) -> planner.Prediction:
+        changed = {"name": "qwen2.5-0.5b", "method": method, "tokens": 256} | changed
+        return planner.smallest(job(**changed), BASELINE, MACHINE)  # type: ignore[arg-type]
+
+    for key, values in {
+        "tokens": (128, 256, 512, 1024, 4096),
+        "rank": (4, 8, 16, 32),
+        "name": ("smollm2-135m", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b"),
+        "optimizer": ("sgd", "adamw"),
+        "compute": ("bf16", "fp32"),
+    }.items():
+        for what in ("rss", "footprint"):
+            needed = [getattr(least(**{key: value}), what) for value in values]
+            assert needed == sorted(needed), (key, what)
+            # The optimiser's buffers come when the weights' pages are gone, and MeBP's resident peak is at the head,
+            # which knows no adapter: no more need be resident for either.
+            flat = {("optimizer", "rss"), ("rank", "rss")} if method == "mebp" else {("optimizer", "rss")}
+            assert needed[0] < needed[-1] or (key, what) in flat
+
+
+def test_the_methods_stand_in_the_papers_order() -> None:
+    mezo, mesp, mebp = (planner.smallest(job(method=m), BASELINE, MACHINE) for m in ("mezo", "mesp", "mebp"))
+    assert mezo.rss <= mesp.rss < mebp.rss
+    assert mesp.footprint < mebp.footprint / 2
+
+
+def test_depth_costs_nothing_once_paged() -> None:
+    asked = job()
+    deeper = replace(
+        asked,
+        config=replace(asked.config, num_hidden_layers=96),
+        weight_bytes=asked.weight_bytes * 4,
+    )
+    least = [planner.smallest(j, BASELINE, MACHINE) for j in (asked, deeper)]
+    assert least[0].rss == least[1].rss
+    assert least[0].footprint == least[1].footprint
+
+
+def test_without_a_budget_the_plan_is_frugal() -> None:
+    asked = job()
+    plan = planner.choose(asked, None, BASELINE, MACHINE)
+    least = planner.smallest(asked, BASELINE, MACHINE)
+    assert (plan.predicted_rss_mb or 0) * MB <= planner.FRUGAL * least.rss
+    assert (plan.predicted_step_seconds or 0) <= least.seconds

@@ -1,0 +1,69 @@
+"""Tiny models with every awkward feature, each beside its twin in transformers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+
+from featherback import models
+from featherback.models.config import ModelConfig
+from featherback.models.model import Model
+from featherback.weights.types import TensorType
+from tests.support.oracle import reference_model
+from tests.support.tiny_models import (
+    TINY_LLAMA,
+    TINY_QWEN2,
+    TINY_WIDE,
+    Types,
+    llama3_factors,
+    tiny,
+    write_tiny,
+)
+
+CASES: dict[str, tuple[ModelConfig, Types]] = {
+    "llama": (TINY_LLAMA, TensorType.Q4_0),
+    "llama-untied": (
+        tiny(TINY_LLAMA, tie_word_embeddings=False, num_key_value_heads=4, vocab_size=1030),
+        TensorType.Q8_0,
+    ),
+    "llama3-rope": (tiny(TINY_LLAMA, rope_factors=llama3_factors(TINY_LLAMA)), TensorType.F16),
+    "qwen2-biases": (TINY_QWEN2, TensorType.Q4_1),
+    "qwen2-one-kv-head": (tiny(TINY_QWEN2, num_key_value_heads=1, tie_word_embeddings=False), TensorType.F32),
+    "wide-heads": (
+        tiny(TINY_WIDE, intermediate_size=768),
+        {"": TensorType.Q4_K, "down_proj": TensorType.Q6_K},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Twins:
+    """One set of weights, read by us and by transformers."""
+
+    path: Path
+    model: Model
+    reference: PreTrainedModel
+
+
+@pytest.fixture(scope="session")
+def all_twins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Twins]:
+    folder = tmp_path_factory.mktemp("tiny")
+    paths = {
+        name: write_tiny(folder / f"{name}.gguf", config, types) for name, (config, types) in CASES.items()
+    }
+    return {name: Twins(path, models.load(path), reference_model(path)) for name, path in paths.items()}
+
+
+@pytest.fixture(params=CASES)
+def twins(all_twins: dict[str, Twins], request: pytest.FixtureRequest) -> Twins:
+    """Each of the models in turn."""
+    return all_twins[request.param]
+
+
+@pytest.fixture(scope="session")
+def wide(all_twins: dict[str, Twins]) -> Twins:
+    """The model of several MLP tiles."""
+    return all_twins["wide-heads"]

@@ -1,0 +1,152 @@
+"""Gradients of our methods and of autograd at a chosen precision, and how they are compared."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import PreTrainedModel
+
+from featherback import methods
+from featherback.adapters.lora import LoRA
+from featherback.data.batch import Batch
+from featherback.memory.paged import PagedArray
+from featherback.memory.plan import Plan
+from featherback.models.model import Model
+from tests.support.oracle import PEFT_PREFIX
+
+State = dict[str, np.ndarray]
+Labels = Sequence[Sequence[int] | None]
+
+ALPHA = 16.0
+VANISHED = 2.0**-19
+"""Of the largest gradient's norm: what may be left where autograd has exactly zero (a token that sees only itself:
+do . v and do . o are the same sum, taken by two kernels in two orders)."""
+
+
+@dataclass(frozen=True)
+class Result:
+    loss: float  # mean over the supervised tokens
+    grads: State
+
+
+def adapter_of(model: Model, state: Mapping[str, np.ndarray]) -> LoRA:
+    """The adapter `state` (Hugging Face names) of `model`; rank and targets are read off it."""
+    rank = next(a.shape[0] for name, a in state.items() if ".lora_A." in name)
+    targets = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in state}
+    adapter = LoRA(model, rank, ALPHA, targets)
+    adapter.load_state(dict(state))
+    return adapter
+
+
+def ours(
+    model: Model,
+    state: Mapping[str, np.ndarray],
+    sequences: Sequence[Sequence[int]],
+    labels: Labels | None = None,
+    compute: str = "fp32",
+    method: str = "mesp",
+    folder: Path | None = None,
+    **plan: Any,
+) -> Result:
+    """The mean loss and its gradient; `plan`: fields of Plan that differ from the default one."""
+    batch = Batch.from_sequences(list(sequences), None if labels is None else list(labels))
+    chosen = replace(Plan.default(model.config, tokens=batch.n_tokens, compute=compute), **plan)
+    return with_plan(model, state, batch, chosen, method, folder)
+
+
+def with_plan(
+    model: Model,
+    state: Mapping[str, np.ndarray],
+    batch: Batch,
+    plan: Plan,
+    method: str = "mesp",
+    folder: Path | None = None,
+) -> Result:
+    """The mean loss of a batch and its gradient, as `plan` lays them out."""
+    adapter = adapter_of(model, state)
+    place = folder / "gradients.f32" if folder is not None and plan.states == "file" else None
+    gradients = PagedArray(adapter.parameters.layers, adapter.layer_size, place)
+    gradients.clear()
+    at_work = methods.create(method, model, adapter, plan, folder)
+    total = at_work.gradients(batch, 1 / batch.n_targets, gradients)
+    at_work.close()
+    found = adapter.state(gradients)
+    gradients.close()
+    return Result(total / batch.n_targets, found)
+
+
+def autograd(
+    model: PreTrainedModel, state: Mapping[str, np.ndarray], sequence: Sequence[int], dtype: torch.dtype
+) -> Result:
+    """As the oracle's `reference`, with model and adapter in `dtype`; `model` itself (float32) is not touched."""
+    rank = next(a.shape[0] for name, a in state.items() if ".lora_A." in name)
+    converted = copy.deepcopy(model).to(dtype)
+    # The angles are a float32 constant of the model; of their tables, transformers decides.
+    converted.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq.clone()
+    targets = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in state})
+    config = LoraConfig(r=rank, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=targets)
+    peft = get_peft_model(converted, config).to(dtype).eval()
+    converted.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq.clone()
+    trained = {
+        name.removeprefix(PEFT_PREFIX).replace(".default.", "."): parameter
+        for name, parameter in peft.named_parameters()
+        if parameter.requires_grad
+    }
+    with torch.no_grad():
+        for name, parameter in trained.items():
+            parameter.copy_(torch.from_numpy(np.ascontiguousarray(state[name])))
+    tokens = torch.tensor([list(sequence)])
+    logits = peft(input_ids=tokens, use_cache=False).logits[0, :-1]
+    wide = logits.double() if dtype == torch.float64 else logits.float()
+    loss = torch.nn.functional.cross_entropy(wide, tokens[0, 1:])
+    loss.backward()
+    return Result(loss.item(), {name: p.grad.double().numpy().copy() for name, p in trained.items()})
+
+
+def errors(found: State, truth: State, vanished: float = VANISHED) -> dict[str, float]:
+    """Relative error of each tensor in the Euclidean norm; a tensor whose truth is zero must all but vanish."""
+    assert found.keys() == truth.keys()
+    largest = max(float(np.linalg.norm(t)) for t in truth.values())
+    assert np.isfinite(largest)
+    assert largest > 0
+    relative = {}
+    for name, expected in truth.items():
+        norm = float(np.linalg.norm(expected))
+        distance = float(np.linalg.norm(found[name].astype(np.float64) - expected))
+        if norm == 0:
+            assert distance < vanished * largest, f"{name} should vanish, its norm is {distance:.3g}"
+        else:
+            relative[name] = distance / norm
+    assert np.isfinite(list(relative.values())).all()
+    return relative
+
+
+def cosines(found: State, truth: State) -> dict[str, float]:
+    """Cosine of each tensor to its truth, in float64."""
+    return {
+        name: float(np.vdot(found[name].astype(np.float64), expected))
+        / float(np.linalg.norm(found[name].astype(np.float64)) * np.linalg.norm(expected))
+        for name, expected in truth.items()
+    }
+
+
+def assert_close(found: Result, truth: Result, bound: float) -> None:
+    """Loss and every tensor within a relative `bound`."""
+    assert abs(found.loss - truth.loss) <= bound * abs(truth.loss)
+    name, worst = max(errors(found.grads, truth.grads).items(), key=lambda item: item[1])
+    assert worst <= bound, f"{name}: relative error {worst:.3g}, more than {bound:.3g}"
+
+
+def assert_equal(found: Result, other: Result) -> None:
+    """Bit for bit."""
+    assert found.loss == other.loss
+    assert found.grads.keys() == other.grads.keys()
+    for name, array in found.grads.items():
+        assert np.array_equal(array.view(np.uint32), other.grads[name].view(np.uint32)), name

@@ -1,0 +1,88 @@
+"""Every exact method in fp32 against autograd of transformers + PEFT, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from tests.methods.conftest import Twins
+from tests.methods.support import Labels, Result, assert_close, ours
+from tests.support.oracle import ALL_TARGETS, random_adapter, reference
+
+BOUND = 1e-4  # relative, of each tensor's norm
+
+LENGTHS = [(1, 2), (2,), (7,), (33,), (257,), (5, 1, 40, 17)]
+EXACT = ("mesp", "mebp")
+
+
+def draw(lengths: Sequence[int], vocabulary: int, seed: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, vocabulary, n).tolist() for n in lengths]
+
+
+def check(
+    twins: Twins,
+    method: str,
+    sequences: list[list[int]],
+    labels: Labels | None = None,
+    rank: int = 4,
+    targets: Sequence[str] = ALL_TARGETS,
+) -> None:
+    state = random_adapter(twins.reference, rank, targets, seed=1)
+    for name in state:
+        if ".lora_B." in name:
+            state[name] *= np.float32(rank / 4)  # alpha / rank times B: as strong at every rank
+    truth = reference(twins.reference, state, sequences, labels)
+    found = ours(twins.model, state, sequences, labels, method=method, mlp_tile=256, vocab_tile=48)
+    assert_close(found, Result(truth.loss, truth.grads), BOUND)
+
+
+@pytest.mark.parametrize("method", EXACT)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_all_lengths(twins: Twins, lengths: tuple[int, ...], method: str) -> None:
+    check(twins, method, draw(lengths, twins.model.config.vocab_size))
+
+
+@pytest.mark.parametrize("method", EXACT)
+def test_unsupervised_tokens(twins: Twins, method: str) -> None:
+    sequences = draw((19, 3, 30), twins.model.config.vocab_size)
+    labels = [row.copy() for row in sequences]
+    labels[0][:12] = [-100] * 12
+    labels[1] = [-100] * 3
+    labels[2][5::2] = [-100] * len(labels[2][5::2])
+    check(twins, method, sequences, labels)
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [(target,) for target in ALL_TARGETS]
+    + [("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")]
+    + [("k_proj", "down_proj"), ("o_proj", "up_proj")],
+    ids="+".join,
+)
+@pytest.mark.parametrize("method", EXACT)
+def test_subsets_of_targets(all_twins: dict[str, Twins], targets: tuple[str, ...], method: str) -> None:
+    for name in ("llama", "qwen2-biases"):
+        check(all_twins[name], method, draw((21,), 101), targets=targets)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 8, 17, 32])
+def test_ranks(all_twins: dict[str, Twins], rank: int) -> None:
+    check(all_twins["qwen2-biases"], "mesp", draw((21, 4), 101), rank=rank)
+
+
+def test_gradients_accumulate(all_twins: dict[str, Twins]) -> None:
+    """Two batches weighted by their tokens are the one batch of both."""
+    twins = all_twins["llama"]
+    sequences = draw((9, 20), 101)
+    state = random_adapter(twins.reference, 4)
+    both = ours(twins.model, state, sequences)
+    parts = [ours(twins.model, state, [row]) for row in sequences]
+    weights = [(len(row) - 1) / 27 for row in sequences]
+    summed = {
+        name: sum(np.float32(w) * part.grads[name] for w, part in zip(weights, parts)) for name in both.grads
+    }
+    loss = sum(w * part.loss for w, part in zip(weights, parts))
+    assert_close(both, Result(loss, summed), 1e-5)

@@ -1,0 +1,94 @@
+"""MeZO's estimate is the exact gradient's projection on its direction, times that direction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from featherback import methods
+from featherback.adapters.lora import LoRA
+from featherback.data.batch import Batch
+from featherback.memory.paged import PagedArray
+from featherback.memory.plan import Plan
+from featherback.methods.base import Method
+from featherback.methods.mezo import MeZO, direction_of
+from tests.methods.conftest import Twins
+from tests.methods.support import adapter_of
+from tests.methods.test_exact_gradients import draw
+from tests.support.oracle import random_adapter
+
+Setting = tuple[LoRA, Batch, Plan]
+
+
+@pytest.fixture
+def setting(twins: Twins) -> Setting:
+    adapter = adapter_of(twins.model, random_adapter(twins.reference, 4, seed=3))
+    batch = Batch.from_sequences(draw((30, 9), twins.model.config.vocab_size))
+    return adapter, batch, replace(Plan.default(twins.model.config, tokens=batch.n_tokens, compute="fp32"))
+
+
+def method(name: str, setting: Setting) -> Method:
+    adapter, _, plan = setting
+    return methods.create(name, adapter.model, adapter, plan)
+
+
+def flat_gradient(at_work: Method, setting: Setting) -> tuple[float, np.ndarray]:
+    adapter, batch, _ = setting
+    gathered = PagedArray(adapter.parameters.layers, adapter.layer_size)
+    total = at_work.gradients(batch, 1 / batch.n_targets, gathered)
+    return total / batch.n_targets, rows(gathered)
+
+
+def rows(array: PagedArray) -> np.ndarray:
+    found = np.empty((array.layers, array.size), np.float32)
+    for layer in range(array.layers):
+        array.read(layer, found[layer])
+    return found
+
+
+def z(adapter: LoRA, seed: int) -> np.ndarray:
+    return np.stack([direction_of(seed, i, adapter.layer_size) for i in range(adapter.parameters.layers)])
+
+
+@pytest.mark.parametrize(("seed", "step"), [(0, 0), (5, 3)])
+def test_projection(setting: Setting, seed: int, step: int) -> None:
+    exact_loss, exact = flat_gradient(method("mesp", setting), setting)
+    estimator = method("mezo", setting)
+    assert isinstance(estimator, MeZO)
+    estimator.epsilon, estimator.seed, estimator.step = 1e-4, seed, step  # small: no curvature
+    loss, estimate = flat_gradient(estimator, setting)
+    direction = z(setting[0], seed + step)
+    slope = float(np.vdot(exact.astype(np.float64), direction))
+    scale = float(np.linalg.norm(exact))  # the standard deviation of such a slope
+    found = float(np.vdot(estimate, direction) / np.vdot(direction, direction))
+    assert abs(found - slope) < 0.02 * scale
+    np.testing.assert_allclose(estimate, np.float32(found) * direction, rtol=1e-4, atol=1e-6 * abs(found))
+    assert loss == pytest.approx(exact_loss, rel=1e-3)
+
+
+def test_several_directions_are_averaged(setting: Setting) -> None:
+    singles = []
+    for step in range(3):
+        estimator = method("mezo", setting)
+        estimator.step = step
+        singles.append(flat_gradient(estimator, setting)[1])
+    averaged = method("mezo", setting)
+    assert isinstance(averaged, MeZO)
+    averaged.directions = 3
+    np.testing.assert_allclose(
+        flat_gradient(averaged, setting)[1], np.mean(singles, axis=0), rtol=1e-3, atol=1e-5
+    )
+
+
+def test_parameters_are_left_as_they_were(setting: Setting) -> None:
+    before = rows(setting[0].parameters)
+    flat_gradient(method("mezo", setting), setting)
+    assert np.array_equal(before, rows(setting[0].parameters))
+
+
+def test_steps_and_seeds_draw_different_directions() -> None:
+    drawn = [direction_of(seed, layer, 50) for seed in range(3) for layer in range(3)]
+    assert len({d.tobytes() for d in drawn}) == 9
+    assert np.array_equal(direction_of(1, 2, 50), drawn[5])

@@ -1,0 +1,173 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.oracle import reference_model
+from tests.support.tiny_models import (
+    LLAMA3_ROPE,
+    TINY_LLAMA,
+    TINY_QWEN2,
+    TINY_WIDE,
+    llama3_factors,
+    tiny,
+    write_tiny,
+)
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from featherback.errors import FeatherbackError
+from featherback.models import ModelConfig, load
+from featherback.models.permute import gguf_to_hf_rows
+from featherback.weights.types import TensorType
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def folder_and_gguf(
+    tmp_path: Path, config: ModelConfig, dtype: str = "F32", **save: Any
+) -> tuple[Path, Path]:
+    """The same random model as a Hugging Face folder, saved by transformers, and as GGUF."""
+    gguf = write_tiny(tmp_path / "a.gguf", config, TensorType[dtype])
+    reference_model(gguf).to(DTYPES[dtype]).save_pretrained(tmp_path / "hf", **save)
+    return tmp_path / "hf", gguf
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "config",
+    [TINY_LLAMA, TINY_QWEN2, tiny(TINY_WIDE, tie_word_embeddings=False)],
+    ids=["llama", "qwen2", "wide untied"],
+)
+def test_folder_and_gguf_are_the_same_model(tmp_path: Path, config: ModelConfig, dtype: str) -> None:
+    hf, gguf = (load(path) for path in folder_and_gguf(tmp_path, config, dtype))
+    assert hf.source == "hf"
+    assert not hf.config.rope_interleaved
+    for name, value in vars(config).items():
+        if name != "rope_interleaved":
+            found = getattr(hf.config, name)
+            assert found == (np.float32(value) if isinstance(value, float) else value), name
+    assert hf.embed_tokens.data.tobytes() == gguf.embed_tokens.data.tobytes()
+    assert hf.lm_head.data.tobytes() == gguf.lm_head.data.tobytes()
+    assert (hf.lm_head is hf.embed_tokens) == config.tie_word_embeddings
+    for index in range(config.num_hidden_layers):
+        ours, theirs = hf.layer(index), gguf.layer(index)
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        for target, matrix in ours.matrices().items():
+            rows = theirs.matrices()[target].data.reshape(matrix.rows, -1)
+            if target in heads and config.rope_interleaved:
+                rows = rows[gguf_to_hf_rows(heads[target], matrix.rows)]
+            assert matrix.type is TensorType[dtype]
+            assert np.array_equal(matrix.data, rows.reshape(-1)), target
+        assert np.allclose(ours.input_layernorm, theirs.input_layernorm, rtol=1e-2)
+        if config.attention_bias:
+            assert np.allclose(ours.v_bias, theirs.v_bias, rtol=1e-2)  # type: ignore[arg-type]
+
+
+def test_a_folder_in_parts(tmp_path: Path) -> None:
+    hf, gguf = folder_and_gguf(tmp_path, TINY_QWEN2, max_shard_size="100KB")
+    assert len(list(hf.glob("*.safetensors"))) > 3
+    ours, theirs = load(hf), load(gguf)
+    for target, matrix in ours.layer(1).matrices().items():
+        assert np.array_equal(matrix.data, theirs.layer(1).matrices()[target].data), target
+
+
+@pytest.mark.parametrize("style", ["rope_parameters", "rope_scaling"])
+def test_llama3_rope(tmp_path: Path, style: str) -> None:
+    hf, _ = folder_and_gguf(tmp_path, TINY_LLAMA)
+    edit(hf, {"rope_parameters": None, "rope_theta": TINY_LLAMA.rope_theta, style: LLAMA3_ROPE})
+    factors = load(hf).config.rope_factors
+    assert factors is not None
+    assert np.allclose(factors, llama3_factors(TINY_LLAMA), rtol=1e-5)
+
+
+def edit(folder: Path, changes: dict[str, Any]) -> None:
+    entries = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(entries))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {"llama": TINY_LLAMA, "qwen2": TINY_QWEN2}
+    return {name: folder_and_gguf(tmp_path_factory.mktemp(name), c)[0] for name, c in made.items()}
+
+
+def changed(folders: dict[str, Path], tmp_path: Path, family: str, changes: dict[str, Any]) -> Path:
+    """A folder with the weights of `folders[family]` and an edited configuration."""
+    copy = tmp_path / "changed"
+    copy.mkdir()
+    for file in folders[family].iterdir():
+        (copy / file.name).symlink_to(file)
+    (copy / "config.json").unlink()
+    (copy / "config.json").write_bytes((folders[family] / "config.json").read_bytes())
+    edit(copy, changes)
+    return copy
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "type": ("llama", {"model_type": "gemma"}, "'gemma'.*supported: llama, mistral, qwen2"),
+    "no type": ("llama", {"model_type": None}, "the architecture None"),
+    "activation": ("llama", {"hidden_act": "gelu"}, "hidden_act .* 'gelu'"),
+    "quantised": ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
+    "yarn": (
+        "qwen2",
+        {"rope_scaling": {"type": "yarn", "factor": 4}, "rope_parameters": None},
+        "rope_type .* 'yarn'",
+    ),
+    "half a llama3": (
+        "llama",
+        {"rope_parameters": {"rope_type": "llama3", "factor": 8}},
+        "rope_scaling|positive|0",
+    ),
+    "scaling": ("llama", {"rope_scaling": 4}, "rope_scaling .* is 4"),
+    "partial": ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    "window": ("qwen2", {"use_sliding_window": True, "sliding_window": 64}, "sliding_window .* is 64"),
+    "mistral": ("llama", {"model_type": "mistral", "sliding_window": 64}, "sliding_window .* is 64"),
+    "missing": ("llama", {"hidden_size": None}, "no entry hidden_size"),
+    "text": ("llama", {"num_hidden_layers": "2"}, "num_hidden_layers .* is '2'"),
+    "theta": ("llama", {"rope_parameters": {"rope_theta": "big"}}, "rope_theta .* is 'big'"),
+    "flag": ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings .* is 'yes'"),
+    "shape": ("llama", {"vocab_size": 102}, r"embed_tokens.weight has shape \(101, 96\)"),
+    "untied": ("llama", {"tie_word_embeddings": False}, "lm_head.weight .* is missing"),
+    "biases": ("llama", {"attention_bias": True}, "self_attn.q_proj.bias .* is missing"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_computed_exactly_is_refused(folders: dict[str, Path], tmp_path: Path, case: str) -> None:
+    family, changes, message = REFUSED[case]
+    with pytest.raises(FeatherbackError, match=message):
+        load(changed(folders, tmp_path, family, changes))
+
+
+ACCEPTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral without a window": ("llama", {"model_type": "mistral", "sliding_window": None}),
+    "mistral, short context": ("llama", {"model_type": "mistral"}),
+    "window not in use": ("qwen2", {"use_sliding_window": False, "sliding_window": 64}),
+    "old transformers": ("llama", {"rope_parameters": None, "rope_theta": 10_000.0, "rope_scaling": None}),
+    "no head_dim": ("llama", {"head_dim": None}),
+}
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_what_changes_nothing_is_accepted(folders: dict[str, Path], tmp_path: Path, case: str) -> None:
+    family, changes = ACCEPTED[case]
+    config = load(changed(folders, tmp_path, family, changes)).config
+    assert (config.architecture, config.rope_theta) == (family, 10_000 if family == "llama" else 1e6)
+
+
+def test_a_bias_on_o_is_refused(tmp_path: Path) -> None:
+    """transformers' llama with attention_bias also has one there."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(**sizes, vocab_size=7, attention_bias=True, tie_word_embeddings=True)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(FeatherbackError, match=r"not part of a supported llama model.*o_proj\.bias"):
+        load(tmp_path)
+
+
+def test_no_model_folder(tmp_path: Path) -> None:
+    with pytest.raises(FeatherbackError, match="not a Hugging Face model folder"):
+        load(tmp_path)
+    with pytest.raises(FeatherbackError, match="give the folder"):
+        load(tmp_path / "model.safetensors")

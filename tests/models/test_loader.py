@@ -1,0 +1,262 @@
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf.quants import dequantize
+from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, TINY_WIDE, llama3_factors, tiny, write_tiny
+
+from featherback.errors import FeatherbackError
+from featherback.models import ModelConfig, load
+from featherback.weights.types import TensorType
+from featherback.weights.writer import OutTensor, Value, tensor_of_array
+
+K_MIX = {
+    "": TensorType.Q4_K,
+    "v_proj": TensorType.Q6_K,
+    "down_proj": TensorType.Q5_K,
+    "lm_head": TensorType.Q6_K,
+}
+CASES: dict[str, tuple[ModelConfig, Any]] = {
+    "llama": (TINY_LLAMA, TensorType.Q4_1),
+    "llama, biases": (tiny(attention_bias=True), TensorType.F16),
+    "llama, untied, factors": (
+        tiny(tie_word_embeddings=False, rope_factors=np.linspace(1, 8, 12, dtype=np.float32)),
+        {"": TensorType.Q5_0, "lm_head": TensorType.Q8_0, "up_proj": TensorType.Q5_1},
+    ),
+    "qwen2": (TINY_QWEN2, {"": TensorType.Q4_0, "q_proj": TensorType.BF16}),
+    "wide": (tiny(TINY_WIDE, tie_word_embeddings=False), K_MIX),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_model_is_what_was_written(tmp_path: Path, case: str) -> None:
+    config, types = CASES[case]
+    path = write_tiny(tmp_path / "a.gguf", config, types)
+    model = load(path)
+    assert (model.path, model.source) == (path, "gguf")
+    for name, expected in vars(config).items():
+        stored_as = np.float32(expected) if isinstance(expected, float) else expected  # GGUF keeps float32
+        assert np.array_equal(getattr(model.config, name), stored_as), name
+    stored = {t.name: t for t in gguf.GGUFReader(path).tensors}
+    assert (model.lm_head is model.embed_tokens) == config.tie_word_embeddings
+    assert model.lm_head.data.tobytes() == stored[_head(config)].data.tobytes()
+    layer = model.layer(1)
+    for target, ours in layer.matrices().items():
+        theirs = stored[f"blk.1.{GGUF_PARTS[target]}.weight"]
+        assert ours.data.tobytes() == theirs.data.tobytes()
+        assert (ours.rows, ours.cols) == dequantize(theirs.data, theirs.tensor_type).shape
+    assert np.array_equal(layer.post_attention_layernorm, stored["blk.1.ffn_norm.weight"].data)
+    assert np.array_equal(model.norm, stored["output_norm.weight"].data)
+    for x, bias in zip("qkv", (layer.q_bias, layer.k_bias, layer.v_bias), strict=True):
+        if config.attention_bias:
+            assert np.array_equal(bias, stored[f"blk.1.attn_{x}.bias"].data)  # type: ignore[arg-type]
+        else:
+            assert bias is None
+    with pytest.raises(IndexError):
+        model.layer(2)
+    model.close()
+    assert layer.q_proj.data.size == layer.q_proj.nbytes  # still readable
+    assert layer.q_proj.data.any()
+
+
+GGUF_PARTS = {
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "o_proj": "attn_output",
+    "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up",
+    "down_proj": "ffn_down",
+}
+
+
+def _head(config: ModelConfig) -> str:
+    return "token_embd.weight" if config.tie_word_embeddings else "output.weight"
+
+
+def test_llama3_factors_survive(tmp_path: Path) -> None:
+    factors = llama3_factors(TINY_LLAMA)
+    assert factors.min() == 1
+    assert factors.max() == pytest.approx(32)
+    model = load(write_tiny(tmp_path / "a.gguf", tiny(rope_factors=factors)))
+    assert np.array_equal(model.config.rope_factors, factors)  # type: ignore[arg-type]
+
+
+def test_real_model(smollm2_path: Path) -> None:
+    model = load(smollm2_path)
+    config = model.config
+    assert (config.architecture, config.num_hidden_layers, config.hidden_size) == ("llama", 30, 576)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (9, 3, 64)
+    assert config.tie_word_embeddings
+    assert config.rope_interleaved
+    assert config.rope_theta == 100_000
+    assert model.embed_tokens.type is TensorType.Q8_0
+    assert {m.type for m in model.layer(29).matrices().values()} == {TensorType.Q4_1}
+
+
+def named(name: str, *shape: int) -> tuple[OutTensor, ...]:
+    return (tensor_of_array(name, np.ones(shape)),)
+
+
+REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], str]] = {
+    "architecture": (
+        TINY_LLAMA,
+        {"general.architecture": "gemma3"},
+        (),
+        r"'gemma3'.*supported: llama, qwen2",
+    ),
+    "no architecture": (TINY_LLAMA, {"general.architecture": 3}, (), "no metadata key general.architecture"),
+    "adapter": (TINY_LLAMA, {"general.type": "adapter"}, (), "type 'adapter', not a model"),
+    "split": (TINY_LLAMA, {"split.count": 3}, (), "one part of a split model"),
+    "missing key": (
+        TINY_LLAMA,
+        {"general.architecture": "qwen2"},
+        (),
+        "no metadata key qwen2.embedding_length",
+    ),
+    "list": (TINY_LLAMA, {"llama.feed_forward_length": np.array([1, 2])}, (), "is 'a list'"),
+    "text for a number": (TINY_LLAMA, {"llama.block_count": "two"}, (), "block_count .* is 'two'"),
+    "number for a count": (TINY_LLAMA, {"llama.block_count": 2.5}, (), "block_count .* is 2.5"),
+    "text for a real": (TINY_LLAMA, {"llama.rope.freq_base": "big"}, (), "freq_base .* is 'big'"),
+    "eps": (TINY_LLAMA, {"llama.attention.layer_norm_rms_epsilon": float("nan")}, (), "rms_norm_eps is nan"),
+    "no heads": (TINY_LLAMA, {"llama.attention.head_count": 0}, (), "num_attention_heads is 0"),
+    "groups": (TINY_LLAMA, {"llama.attention.head_count_kv": 3}, (), "4 attention heads .* groups of 3"),
+    "odd heads": (
+        TINY_LLAMA,
+        {
+            f"llama.{key}": 23
+            for key in ("attention.key_length", "attention.value_length", "rope.dimension_count")
+        },
+        (),
+        "head_dim is 23",
+    ),
+    "partial rotary": (
+        TINY_LLAMA,
+        {"llama.rope.dimension_count": 12},
+        (),
+        "dimension_count .* is 12; .* size 24",
+    ),
+    "value heads": (TINY_LLAMA, {"llama.attention.value_length": 12}, (), "value_length .* is 12"),
+    "linear scaling": (
+        TINY_LLAMA,
+        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+        (),
+        "rope.scaling.type .* is 'linear'; only unscaled",
+    ),
+    "yarn": (
+        TINY_QWEN2,
+        {"qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.factor": 4.0},
+        (),
+        "qwen2.rope.scaling.type .* is 'yarn'; only unscaled",
+    ),
+    "old scaling": (TINY_LLAMA, {"llama.rope.scale_linear": 4.0}, (), "rope.scale_linear"),
+    "experts": (TINY_LLAMA, {"llama.expert_count": 8}, (), "expert_count .* is 8"),
+    "sliding window": (TINY_LLAMA, {"llama.attention.sliding_window": 64}, (), "sliding_window .* is 64"),
+    "attention scale": (TINY_LLAMA, {"llama.attention.scale": 0.5}, (), "attention.scale .* is 0.5"),
+    "not causal": (TINY_LLAMA, {"llama.attention.causal": False}, (), "attention.causal .* is False"),
+    "many layers": (TINY_LLAMA, {"llama.block_count": 4_000_000_000}, (), "claims 4000000000 layers"),
+    "few layers": (
+        TINY_LLAMA,
+        {"llama.block_count": 1},
+        (),
+        "not part of a supported llama .*'blk.1.attn_norm.weight', .* and 1 more",
+    ),
+    "missing layer": (
+        TINY_LLAMA,
+        {"llama.block_count": 3},
+        (),
+        r"tensor blk.2.attn_norm.weight \(96,\) is missing",
+    ),
+    "shape": (
+        TINY_LLAMA,
+        {"llama.feed_forward_length": 128},
+        (),
+        r"tensor blk.0.ffn_gate.weight has shape \(160, 96\) where .* needs \(128, 96\); tensor blk.0",
+    ),
+    "o bias": (
+        TINY_LLAMA,
+        {},
+        named("blk.0.attn_output.bias", 96),
+        "not part of a supported llama model.*: 'blk.0.attn_output.bias'",
+    ),
+    "q norm": (
+        TINY_QWEN2,
+        {},
+        named("blk.1.attn_q_norm.weight", 24),
+        "not part of a supported qwen2 model.*: 'blk.1.attn_q_norm.weight'",
+    ),
+    "half the biases": (
+        TINY_LLAMA,
+        {},
+        named("blk.0.attn_q.bias", 96),
+        r"blk.0.attn_k.bias \(48,\) is missing",
+    ),
+    "late bias": (TINY_LLAMA, {}, named("blk.1.attn_q.bias", 96), "not part .*: 'blk.1.attn_q.bias'"),
+    "qwen2 without biases": (
+        tiny(TINY_QWEN2, attention_bias=False),
+        {},
+        (),
+        "blk.0.attn_q.bias .* is missing",
+    ),
+    "qwen2 with factors": (
+        TINY_QWEN2,
+        {},
+        named("rope_freqs.weight", 12),
+        "not part .*: 'rope_freqs.weight'",
+    ),
+    "factors": (
+        TINY_LLAMA,
+        {},
+        named("rope_freqs.weight", 5),
+        r"rope_freqs.weight .* shape \(5,\), not \(12,\)",
+    ),
+    "factor of zero": (
+        TINY_LLAMA,
+        {},
+        (tensor_of_array("rope_freqs.weight", np.zeros(12)),),
+        "finite and positive",
+    ),
+    "head shape": (TINY_LLAMA, {}, named("output.weight", 100, 96), r"output.weight has shape \(100, 96\)"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_computed_exactly_is_refused(tmp_path: Path, case: str) -> None:
+    config, metadata, extra, message = REFUSED[case]
+    path = write_tiny(tmp_path / "a.gguf", config, metadata=metadata, extra=extra)
+    with pytest.raises(FeatherbackError, match=message) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
+NEUTRAL: dict[str, tuple[ModelConfig, dict[str, Value]]] = {
+    "no scaling": (TINY_LLAMA, {"llama.rope.scaling.type": "none"}),
+    "scaling by one": (TINY_LLAMA, {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 1.0}),
+    "a window as wide as the context": (TINY_QWEN2, {"qwen2.attention.sliding_window": 512}),
+    "no experts": (TINY_LLAMA, {"llama.expert_count": 0, "llama.vocab_size": 101}),
+}
+
+
+@pytest.mark.parametrize("case", NEUTRAL)
+def test_what_changes_nothing_is_accepted(tmp_path: Path, case: str) -> None:
+    config, metadata = NEUTRAL[case]
+    load(write_tiny(tmp_path / "a.gguf", config, metadata=metadata))
+
+
+def test_norms_of_a_strange_type_fail_at_load(tmp_path: Path) -> None:
+    from featherback.bench.synthetic import gguf_metadata
+    from featherback.weights.gguf import GGUFFile
+    from featherback.weights.writer import tensor_of_bytes, write_gguf
+
+    good = GGUFFile(write_tiny(tmp_path / "good.gguf"))
+    tensors = [
+        tensor_of_array(name, np.ones(96), TensorType.Q8_0)
+        if name == "blk.1.ffn_norm.weight"
+        else tensor_of_bytes(name, info.type, info.shape, good.data(name))
+        for name, info in good.tensors.items()
+    ]
+    write_gguf(tmp_path / "bad.gguf", gguf_metadata(TINY_LLAMA, "bad"), tensors)
+    with pytest.raises(FeatherbackError, match=r"blk.1.ffn_norm.weight .* is stored as Q8_0"):
+        load(tmp_path / "bad.gguf")

@@ -1,0 +1,1 @@
+"""Oracles and tiny models shared by the tests."""

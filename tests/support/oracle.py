@@ -1,0 +1,186 @@
+"""The truth that gradients are held against: Hugging Face transformers, PEFT and autograd, in float32.
+
+Nothing of Featherback is imported here. The weights are read and dequantised by the `gguf` package, the
+configuration is read from its metadata anew, and the q/k row order is undone by this module's own reshaping.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGUFReader
+from gguf.quants import dequantize
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+State = dict[str, np.ndarray]
+
+ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PEFT_PREFIX = "base_model.model."
+UNSUPERVISED = -100
+
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What autograd says."""
+
+    loss: float  # mean over the supervised tokens of all sequences together
+    grads: State  # Hugging Face names and layout, float32
+    logits: list[np.ndarray]  # (T, vocab) a sequence
+
+
+def reference_model(path: str | Path) -> PreTrainedModel:
+    """The transformers model (float32, eager attention) of a GGUF file of architecture llama or qwen2."""
+    reader = GGUFReader(path)
+    architecture = reader.get_field("general.architecture").contents()
+    weights = {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
+    heads, kv_heads = _field(reader, "attention.head_count"), _field(reader, "attention.head_count_kv")
+    width = _field(reader, "embedding_length")
+    head_dim = _field(reader, "attention.key_length", width // heads)
+    config_class, model_class = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    }[architecture]
+    config = config_class(
+        hidden_size=width,
+        intermediate_size=_field(reader, "feed_forward_length"),
+        num_hidden_layers=_field(reader, "block_count"),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=len(weights["token_embd.weight"]),
+        rms_norm_eps=_field(reader, "attention.layer_norm_rms_epsilon"),
+        rope_parameters={"rope_type": "default", "rope_theta": _field(reader, "rope.freq_base", 10000.0)},
+        max_position_embeddings=_field(reader, "context_length"),
+        tie_word_embeddings="output.weight" not in weights,
+        attn_implementation="eager",
+    )
+    if architecture == "llama":
+        config.attention_bias = "blk.0.attn_q.bias" in weights
+    model = model_class(config).float().eval()
+    _fill(model, weights, {"attn_q": heads, "attn_k": kv_heads} if architecture == "llama" else {})
+    return model
+
+
+def random_adapter(
+    model: PreTrainedModel, rank: int, targets: Iterable[str] = ALL_TARGETS, seed: int = 0
+) -> State:
+    """Random A (r, in) and B (out, r), neither zero, for each target of each layer, by Hugging Face name."""
+    rng = np.random.default_rng(seed)
+    state: State = {}
+    chosen = set(targets)
+    for name, module in model.named_modules():
+        if name.rsplit(".", 1)[-1] in chosen:
+            rows, cols = module.weight.shape
+            state[f"{name}.lora_A.weight"] = _normal(rng, (rank, cols), cols**-0.5)
+            state[f"{name}.lora_B.weight"] = _normal(rng, (rows, rank), 0.3 * rank**-0.5)
+    return state
+
+
+def reference(
+    model: PreTrainedModel,
+    state: Mapping[str, np.ndarray],
+    sequences: Sequence[Sequence[int]],
+    labels: Sequence[Sequence[int] | None] | None = None,
+    alpha: float = 16,
+) -> Reference:
+    """Loss, adapter gradients and logits of `model` with the LoRA adapter `state`.
+
+    Each sequence is run by itself, unpadded. `labels` are aligned with the tokens, as Hugging Face has them:
+    the label at t is predicted from the tokens before t, -100 is not supervised; None supervises all.
+    `model` is left as it was found.
+    """
+    peft = _with_adapter(model, state, alpha)
+    total, count, logits = torch.zeros(()), 0, []
+    for index, sequence in enumerate(sequences):
+        tokens = torch.tensor([list(map(int, sequence))])
+        given = None if labels is None else labels[index]
+        target = tokens if given is None else torch.tensor([list(map(int, given))])
+        out = peft(input_ids=tokens, use_cache=False).logits
+        logits.append(out[0].detach().numpy())
+        shifted = target[0, 1:]
+        total = total + torch.nn.functional.cross_entropy(
+            out[0, :-1], shifted, ignore_index=UNSUPERVISED, reduction="sum"
+        )
+        count += int((shifted != UNSUPERVISED).sum())
+    loss = total / count
+    loss.backward()
+    grads = {
+        _public(name): p.grad.numpy().copy() for name, p in peft.named_parameters() if p.grad is not None
+    }
+    peft.unload()
+    assert grads.keys() == state.keys(), "the oracle must differentiate exactly the adapter it was given"
+    return Reference(loss.item(), grads, logits)
+
+
+def _with_adapter(model: PreTrainedModel, state: Mapping[str, np.ndarray], alpha: float) -> PeftModel:
+    """`model` wrapped by PEFT, its adapter filled with `state`; only adapter parameters need a gradient."""
+    rank = next(a.shape[0] for name, a in state.items() if ".lora_A." in name)
+    targets = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in state})
+    peft = get_peft_model(
+        model, LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets)
+    )
+    with torch.no_grad():
+        for name, parameter in peft.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(torch.from_numpy(np.ascontiguousarray(state[_public(name)])))
+    return peft.eval()
+
+
+def _public(peft_name: str) -> str:
+    return peft_name.removeprefix(PEFT_PREFIX).replace(".default.", ".")
+
+
+def _field(reader: GGUFReader, key: str, default: Any = None) -> Any:
+    architecture = reader.get_field("general.architecture").contents()
+    field = reader.get_field(f"{architecture}.{key}")
+    return default if field is None else field.contents()
+
+
+def _fill(model: PreTrainedModel, weights: Mapping[str, np.ndarray], permuted: Mapping[str, int]) -> None:
+    """Put every tensor of the file into the model; each must find a place, and each place a tensor."""
+    filled: dict[str, torch.Tensor] = {}
+    for name, array in weights.items():
+        if name == "rope_freqs.weight":
+            model.model.rotary_emb.inv_freq /= torch.from_numpy(array.copy())
+            continue
+        stem, kind = name.rsplit(".", 1)
+        if stem.startswith("blk."):
+            _, layer, part = stem.split(".")
+            heads = permuted.get(part)
+            array = array if heads is None else _to_half_split(array, heads)
+            filled[f"model.layers.{layer}.{_BLOCK[part]}.{kind}"] = torch.tensor(array)
+        else:
+            filled[f"{_TOP[stem]}.{kind}"] = torch.tensor(array)
+    if model.config.tie_word_embeddings:
+        filled["lm_head.weight"] = filled["model.embed_tokens.weight"]
+    for name, parameter in model.named_parameters():
+        if name.endswith("o_proj.bias"):  # transformers has it wherever q, k and v have one
+            filled[name] = torch.zeros_like(parameter)
+    model.load_state_dict(filled, strict=True)
+
+
+def _to_half_split(array: np.ndarray, heads: int) -> np.ndarray:
+    """Rows from llama.cpp's order, where a rotated pair is adjacent, to halves."""
+    pairs = array.reshape(heads, array.shape[0] // heads // 2, 2, *array.shape[1:])
+    return np.stack([pairs[:, :, 0], pairs[:, :, 1]], axis=1).reshape(array.shape)
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...], std: float) -> np.ndarray:
+    return (std * rng.standard_normal(shape)).astype(np.float32)

@@ -1,0 +1,109 @@
+"""Tiny random models in GGUF: the real architectures, shrunk, with every awkward feature one can ask for."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from featherback.bench.random_blocks import random_blocks
+from featherback.bench.synthetic import gguf_metadata
+from featherback.models.config import ModelConfig
+from featherback.models.gguf_metadata import ROPE_FREQS
+from featherback.models.layout import GGUF_NAMES, layer_shapes, top_shapes
+from featherback.weights.types import TensorType
+from featherback.weights.writer import OutTensor, Value, tensor_of_array, tensor_of_bytes, write_gguf
+
+# Shapes chosen to be awkward: no power of two but where a block of 32 needs it, grouped heads, two layers.
+TINY_LLAMA = ModelConfig(
+    architecture="llama",
+    hidden_size=96,
+    intermediate_size=160,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=24,
+    vocab_size=101,
+    rms_norm_eps=1e-5,
+    rope_theta=10_000.0,
+    max_position_embeddings=512,
+    tie_word_embeddings=True,
+    attention_bias=False,
+    rope_interleaved=True,
+)
+TINY_QWEN2 = replace(
+    TINY_LLAMA,
+    architecture="qwen2",
+    rms_norm_eps=1e-6,
+    rope_theta=1e6,
+    attention_bias=True,
+    rope_interleaved=False,
+)
+# Rows that fill the 256-weight blocks of the K formats; head_dim is not hidden_size / heads.
+TINY_WIDE = replace(TINY_LLAMA, hidden_size=256, intermediate_size=512, num_attention_heads=8, head_dim=64)
+
+# The parameters Llama 3.2 is published with, on a short original context so that a tiny model feels them.
+LLAMA3_ROPE: dict[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+Types = TensorType | Mapping[str, TensorType]
+
+
+def tiny(base: ModelConfig = TINY_LLAMA, **overrides: Any) -> ModelConfig:
+    """`base` with some fields replaced."""
+    return replace(base, **overrides)
+
+
+def llama3_factors(config: ModelConfig) -> np.ndarray:
+    """Frequency factors (head_dim/2,) of LLAMA3_ROPE, from transformers' own inverse frequencies."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    def inverse_frequencies(rope: dict[str, Any]) -> np.ndarray:
+        hf = LlamaConfig(head_dim=config.head_dim, rope_parameters={**rope, "rope_theta": config.rope_theta})
+        return LlamaRotaryEmbedding(hf).inv_freq.numpy()
+
+    return inverse_frequencies({"rope_type": "default"}) / inverse_frequencies(LLAMA3_ROPE)
+
+
+def write_tiny(
+    path: Path,
+    config: ModelConfig = TINY_LLAMA,
+    types: Types = TensorType.F32,
+    seed: int = 0,
+    metadata: Mapping[str, Value] | None = None,
+    extra: tuple[OutTensor, ...] = (),
+) -> Path:
+    """Write a random model of this configuration as GGUF and return `path`.
+
+    `types` is the format of the matrices: one for all, or by part ("q_proj", "embed_tokens" ...; "" is the
+    default of the others, F32 without one). `metadata` replaces or adds keys, `extra` adds tensors.
+    """
+    rng = np.random.default_rng(seed)
+    tensors = [_tensor(rng, GGUF_NAMES[p], p, shape, types) for p, shape in top_shapes(config).items()]
+    for layer in range(config.num_hidden_layers):
+        for part, shape in layer_shapes(config).items():
+            tensors.append(_tensor(rng, GGUF_NAMES[part].format(layer), part, shape, types))
+    if config.rope_factors is not None:
+        tensors.append(tensor_of_array(ROPE_FREQS, config.rope_factors))
+    write_gguf(path, {**gguf_metadata(config, "tiny"), **(metadata or {})}, [*tensors, *extra])
+    return path
+
+
+def _tensor(
+    rng: np.random.Generator, name: str, part: str, shape: tuple[int, ...], types: Types
+) -> OutTensor:
+    if "norm" in part:
+        return tensor_of_array(name, 1 + 0.2 * rng.standard_normal(shape))
+    if part.endswith("_bias"):
+        return tensor_of_array(name, 0.5 * rng.standard_normal(shape))
+    kind = types if isinstance(types, TensorType) else types.get(part, types.get("", TensorType.F32))
+    rows, cols = shape
+    data = random_blocks(rng, kind, rows * cols // kind.block_size, cols**-0.5)
+    return tensor_of_bytes(name, kind, shape, data.data)

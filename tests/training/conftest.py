@@ -1,0 +1,68 @@
+"""A tiny model, token sequences, and short runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.tiny_models import TINY_LLAMA, write_tiny
+
+from featherback.training.config import TrainConfig
+from featherback.training.launch import prepare_run
+from featherback.training.reporter import Reporter
+from featherback.training.run_directory import RunDirectory
+from featherback.training.trainer import train_run
+
+SEQ_LEN = 16
+Start = Callable[..., RunDirectory]
+
+
+def sequences(count: int = 12, seed: int = 0) -> list[tuple[list[int], list[int]]]:
+    """Learnable sequences of SEQ_LEN tokens (arithmetic progressions), trained from differing places on."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        start, stride = rng.integers(0, 50), rng.integers(1, 4)
+        tokens = ((start + stride * np.arange(SEQ_LEN)) % TINY_LLAMA.vocab_size).tolist()
+        masked = int(rng.integers(1, SEQ_LEN - 1))
+        made.append((tokens, [-100] * masked + tokens[masked:]))
+    return made
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny llama."""
+    return write_tiny(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture
+def start(tiny_path: Path, tmp_path: Path) -> Start:
+    """Prepare and train a run called `name`; returns its directory."""
+
+    def begin(
+        name: str = "run",
+        reporter: Reporter | None = None,
+        resume: bool = False,
+        eval_seed: int | None = None,
+        **options: Any,
+    ) -> RunDirectory:
+        values: dict[str, Any] = {
+            "model": str(tiny_path),
+            "data": "tokens",
+            "out": str(tmp_path / name),
+            "seq_len": SEQ_LEN,
+            "rank": 4,
+            "learning_rate": 1e-2,
+            "compute": "fp32",
+            "eval_data": None if eval_seed is None else "tokens",
+            **options,
+        }
+        held_out = None if eval_seed is None else sequences(4, eval_seed)
+        run = prepare_run(TrainConfig(**values), resume, sequences(), held_out)
+        train_run(run, reporter)
+        return run
+
+    return begin

@@ -1,0 +1,96 @@
+"""Every option that cannot be right is named in one sentence."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from featherback.errors import FeatherbackError
+from featherback.training.config import TrainConfig, parse_memory
+
+BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"rank": 0}, "--rank is 0; it must be at least 1"),
+        ({"rank": -3}, "--rank is -3"),
+        ({"alpha": 0}, "--alpha is 0; it must be a positive number"),
+        ({"alpha": float("nan")}, "--alpha is nan"),
+        ({"targets": ("q_proj", "query")}, "Unknown LoRA target 'query'"),
+        ({"targets": ()}, "No LoRA target"),
+        ({"seq_len": 1}, "--seq-len is 1; it must be at least 2"),
+        ({"batch_size": 0}, "--batch-size is 0"),
+        ({"accumulate": 0}, "--accumulate is 0"),
+        ({"steps": 0}, "--steps is 0"),
+        ({"epochs": 0}, "--epochs is 0"),
+        ({"steps": 5, "epochs": 1}, "not both"),
+        ({"learning_rate": -1.0}, "--lr is -1.0"),
+        ({"learning_rate": float("inf")}, "--lr is inf"),
+        ({"optimizer": "adam"}, "--optimizer is 'adam'; choose from adamw, sgd"),
+        ({"schedule": "step"}, "--schedule is 'step'"),
+        ({"compute": "fp16"}, "--compute is 'fp16'; choose from bf16, fp32"),
+        ({"method": "autograd"}, "--method is 'autograd'"),
+        ({"warmup": -1}, "--warmup is -1"),
+        ({"weight_decay": -0.1}, "--weight-decay is -0.1"),
+        ({"max_grad_norm": -1.0}, "--max-grad-norm is -1.0"),
+        ({"seed": -1}, "--seed is -1"),
+        ({"threads": 0}, "--threads is 0"),
+        ({"eval_every": 5}, "--eval-every needs --eval-data"),
+        ({"patience": 5}, "--patience needs --eval-data"),
+        ({"patience": 5, "eval_data": "e.jsonl"}, "--patience needs --eval-every"),
+        ({"save_every": 0}, "--save-every is 0"),
+        ({"steps": 1.5}, "--steps is 1.5; it must be a whole number"),
+        ({"steps": "1"}, "--steps is '1'; it must be a whole number"),
+        ({"rank": True}, "--rank is True"),
+        ({"memory": 9.5e7}, "--memory is 95000000.0"),
+        ({"weight_decay": float("inf")}, "--weight-decay is infinite"),
+        ({"max_grad_norm": float("inf")}, "--max-grad-norm is infinite"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(FeatherbackError) as raised:
+        TrainConfig(**{**BASE, **options})
+    assert complaint in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_json_round_trip() -> None:
+    config = TrainConfig(**BASE, targets=("down_proj", "q_proj"), memory=96_000_000, steps=3)
+    assert config.targets == ("q_proj", "down_proj")
+    assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+def test_options_of_another_version_are_refused() -> None:
+    with pytest.raises(FeatherbackError, match=r"another version.*dropout"):
+        TrainConfig.from_json({**TrainConfig(**BASE).to_json(), "dropout": 0.1})
+
+
+def test_resume_names_every_difference() -> None:
+    earlier = TrainConfig(**BASE, rank=8, seq_len=64, steps=10)
+    with pytest.raises(FeatherbackError, match=r"--rank was 8, not 16; --seq-len was 64, not 32"):
+        TrainConfig(**BASE, rank=16, seq_len=32).check_resume(earlier)
+    TrainConfig(**BASE, seq_len=64, steps=20, threads=1).check_resume(earlier)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("96MB", 96_000_000),
+        ("1.5 GB", 1_500_000_000),
+        ("64MiB", 67_108_864),
+        ("1000", 1000),
+        (" 2gb ", 2_000_000_000),
+    ],
+)
+def test_amounts_of_memory(text: str, amount: int) -> None:
+    assert parse_memory(text) == amount
+
+
+@pytest.mark.parametrize("text", ["", "MB", "96XB", "-1MB", "a lot"])
+def test_what_is_no_amount_of_memory(text: str) -> None:
+    with pytest.raises(FeatherbackError, match="96MB"):
+        parse_memory(text)

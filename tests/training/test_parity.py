@@ -1,0 +1,106 @@
+"""Ten AdamW steps from the same adapter over the same batches: PEFT's losses, PEFT's adapter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.numpy import load_file
+from tests.support.oracle import PEFT_PREFIX, reference_model
+from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, write_tiny
+from tests.training.conftest import SEQ_LEN, sequences
+
+from featherback import models
+from featherback.adapters.lora import LoRA
+from featherback.data.token_file import TokenFile
+from featherback.training.config import TrainConfig
+from featherback.training.launch import prepare_run
+from featherback.training.reporter import Reporter
+from featherback.training.stream import BatchStream
+from featherback.training.trainer import train_run
+
+STEPS = 10
+LR, ALPHA, RANK, SEED, ACCUMULATE, BATCH = 2e-3, 8.0, 4, 3, 2, 2
+CLIP = 1.0
+
+State = dict[str, np.ndarray]
+
+
+@pytest.mark.parametrize("base", [TINY_LLAMA, TINY_QWEN2], ids=["llama", "qwen2"])
+def test_ten_steps_are_pefts(tmp_path: Path, base: Any) -> None:
+    path = write_tiny(tmp_path / "m.gguf", base)
+    config = TrainConfig(
+        model=str(path),
+        data="tokens",
+        out=str(tmp_path / "run"),
+        rank=RANK,
+        alpha=ALPHA,
+        seq_len=SEQ_LEN,
+        batch_size=BATCH,
+        accumulate=ACCUMULATE,
+        steps=STEPS,
+        learning_rate=LR,
+        schedule="cosine",
+        warmup=2,
+        max_grad_norm=CLIP,
+        compute="fp32",
+        seed=SEED,
+        weight_decay=0.01,
+    )
+    run = prepare_run(config, data=sequences(10))
+    initial = LoRA(models.load(path), RANK, ALPHA, seed=SEED).state()
+    losses, state = _with_peft(path, initial, TokenFile(run.tokens / "train.tokens"), config)
+    train_run(run, Reporter())
+    ours = [line["loss"] for line in run.metrics()]
+    np.testing.assert_allclose(ours, losses, rtol=1e-4)
+    trained = load_file(run.path / "adapter_model.safetensors")
+    for name, expected in state.items():
+        error = np.linalg.norm(trained[PEFT_PREFIX + name] - expected)
+        assert error <= 1e-3 * np.linalg.norm(expected), name
+        assert np.linalg.norm(expected - initial[name]) > 0, f"{name} was not trained"
+
+
+def _with_peft(
+    path: Path, initial: State, tokens: TokenFile, config: TrainConfig
+) -> tuple[list[float], State]:
+    """The same training by torch: autograd, AdamW, clip_grad_norm_, a hand-written learning rate."""
+    model = get_peft_model(
+        reference_model(path),
+        LoraConfig(r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=list(config.targets)),
+    )
+    parameters = {
+        name.removeprefix(PEFT_PREFIX).replace(".default.", "."): parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    assert parameters.keys() == initial.keys()
+    for name, parameter in parameters.items():
+        parameter.data = torch.from_numpy(initial[name].copy())
+    optimizer = torch.optim.AdamW(parameters.values(), lr=LR, weight_decay=config.weight_decay)
+    stream = BatchStream(tokens, SEQ_LEN, BATCH, SEED)
+    losses = []
+    for step in range(STEPS):
+        batches = stream.take(ACCUMULATE)
+        targets = sum(batch.n_targets for batch in batches)
+        loss = torch.zeros(())
+        for batch in batches:
+            for start, end in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
+                logits = model(
+                    input_ids=torch.from_numpy(batch.tokens[start:end].copy())[None].long()
+                ).logits[0]
+                wanted = torch.from_numpy(batch.targets[start:end].copy()).long()
+                loss = loss + torch.nn.functional.cross_entropy(
+                    logits, wanted, ignore_index=-100, reduction="sum"
+                )
+        optimizer.zero_grad()
+        (loss / targets).backward()
+        torch.nn.utils.clip_grad_norm_(parameters.values(), CLIP)
+        warm = (step + 1) / 2 if step < 2 else (1 + np.cos(np.pi * (step - 2) / (STEPS - 2))) / 2
+        optimizer.param_groups[0]["lr"] = LR * warm
+        optimizer.step()
+        losses.append(loss.item() / targets)
+    return losses, {name: parameter.detach().numpy() for name, parameter in parameters.items()}

@@ -1,0 +1,192 @@
+"""The training loop: exact resume, token-weighted accumulation, early stopping, what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tests.training.conftest import Start
+
+from featherback.errors import FeatherbackError
+from featherback.training import checkpoint
+from featherback.training.reporter import Reporter
+from featherback.training.run_directory import RunDirectory
+
+EXACT = ("step", "loss", "lr", "grad_norm", "tokens")  # of a metrics line; the others are measured
+
+
+class _At(Reporter):
+    """Does something at the end of a step."""
+
+    def __init__(self, step: int, action: Any) -> None:
+        self._step, self._action = step, action
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        if metrics["step"] == self._step:
+            self._action()
+
+
+def _interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _crash() -> None:
+    raise RuntimeError("planted")
+
+
+def _exact(run: RunDirectory) -> list[dict[str, Any]]:
+    return [{key: line[key] for key in EXACT} for line in run.metrics()]
+
+
+def _adapter_bytes(run: RunDirectory) -> bytes:
+    return (run.path / "adapter_model.safetensors").read_bytes()
+
+
+def _reopened(run: RunDirectory) -> RunDirectory:
+    return RunDirectory.open(run.path)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_an_interrupted_run_resumes_bit_for_bit(start: Start, tmp_path: Path, optimizer: str) -> None:
+    options: dict[str, Any] = {
+        "steps": 13, "accumulate": 2, "warmup": 3, "optimizer": optimizer, "eval_seed": 9, "eval_every": 4,
+    }  # fmt: skip
+    whole = start("whole", **options)
+    stopped = start("parts", _At(5, _interrupt), **options)
+    assert _reopened(stopped).record["status"] == "interrupted"
+    assert len(list(stopped.metrics())) == 5
+    with pytest.raises(RuntimeError, match="planted"):  # and once more, without the time to save
+        start("parts", _At(10, _crash), resume=True, save_every=4, **options)
+    assert _reopened(stopped).record["status"] == "failed"
+    resumed = start("parts", resume=True, save_every=4, **options)
+    assert _exact(resumed) == _exact(whole)
+    assert _adapter_bytes(resumed) == _adapter_bytes(whole)
+    assert _reopened(resumed).record["evaluations"] == _reopened(whole).record["evaluations"]
+    ours, theirs = checkpoint.latest(resumed.path), checkpoint.latest(whole.path)
+    assert ours is not None
+    assert theirs is not None
+    assert sorted(path.name for path in ours.iterdir()) == sorted(path.name for path in theirs.iterdir())
+    for path in ours.iterdir():
+        assert path.read_bytes() == (theirs / path.name).read_bytes()
+
+
+def test_a_longer_run_goes_on_from_a_finished_one(start: Start) -> None:
+    whole = start("whole", steps=8, schedule="constant")
+    start("parts", steps=3, schedule="constant")
+    assert _exact(start("parts", resume=True, steps=8, schedule="constant")) == _exact(whole)
+
+
+def test_the_plan_is_chosen_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = _reopened(start(steps=2)).plan
+    monkeypatch.setattr("featherback.training.launch.plan_for", _crash)
+    assert _reopened(start(steps=3, resume=True)).plan == first
+    with pytest.raises(TypeError):  # a new budget asks for a new plan
+        start(steps=4, resume=True, memory=10**9)
+
+
+def test_resuming_with_other_options_is_refused(start: Start) -> None:
+    start(steps=2)
+    with pytest.raises(FeatherbackError, match=r"--rank was 4, not 8"):
+        start(steps=2, rank=8, resume=True)
+
+
+def test_accumulation_is_weighted_by_tokens(start: Start) -> None:
+    """Batches of one, two or four sequences, unequal in trained tokens, make the same steps."""
+    options = {"steps": 5, "max_grad_norm": 0.5}
+    runs = [start(f"{a}x{b}", accumulate=a, batch_size=b, **options) for a, b in ((4, 1), (2, 2), (1, 4))]
+    first, *others = ([line["loss"] for line in run.metrics()] for run in runs)
+    for losses in others:
+        np.testing.assert_allclose(losses, first, rtol=2e-6)
+    one, *rest = (load_file(run.path / "adapter_model.safetensors") for run in runs)
+    for tensors in rest:
+        for name, tensor in tensors.items():
+            assert np.linalg.norm(tensor - one[name]) <= 1e-4 * np.linalg.norm(one[name])
+
+
+def test_epochs_take_every_sequence_once_each(start: Start) -> None:
+    run = start(epochs=2, accumulate=5)  # 24 batches: four steps of five, one of four
+    lines = list(run.metrics())
+    assert [line["tokens"] for line in lines] == [80] * 4 + [64]
+    assert _reopened(run).record["steps"] == 5
+
+
+def test_the_loss_falls_and_the_directory_is_complete(start: Start) -> None:
+    run = start(steps=30, eval_seed=9, eval_every=10)
+    record = _reopened(run).record
+    summary = record["summary"]
+    assert record["status"] == "finished"
+    assert summary["final_loss"] < 0.5 * summary["first_loss"]
+    for key in ("peak_footprint_mb", "peak_rss_mb", "step_seconds", "tokens_per_second"):
+        assert summary[key] > 0
+    assert summary["peak_rss_mb"] >= summary["peak_footprint_mb"]
+    assert "predicted_rss_mb" in summary
+    assert [e["step"] for e in record["evaluations"]] == [0, 10, 20, 30]
+    assert {path.name for path in run.path.iterdir()} == {
+        "run.json",
+        "metrics.jsonl",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "loss.svg",
+        "tokens",
+        "checkpoint-000030",
+    }
+    line = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[0])
+    assert line.keys() == {"step", "loss", "lr", "grad_norm", "tokens", "seconds", "footprint_mb", "rss_mb"}
+    assert record["versions"].keys() == {"featherback", "python", "numpy"}
+    assert record["machine"]["instruction_set"]
+    assert record["configuration"]["rank"] == 4
+
+
+def test_the_best_adapter_is_kept_and_the_run_stops_when_it_no_longer_improves(start: Start) -> None:
+    """A learning rate that soon overshoots: the directory's adapter is that of the best evaluation."""
+    options: dict[str, Any] = {"eval_seed": 9, "eval_every": 2, "learning_rate": 0.2, "schedule": "constant"}
+    run = start(steps=200, patience=3, **options)
+    record = _reopened(run).record
+    assert record["status"] == "stopped early"
+    later = record["evaluations"][1:]
+    best = min(later, key=lambda evaluation: evaluation["loss"])
+    assert record["summary"]["best_step"] == best["step"] < later[-1]["step"] < 200
+    assert len(later) == best["step"] // 2 + 3
+    shorter = start("best", steps=best["step"], **options)
+    assert _adapter_bytes(shorter) == _adapter_bytes(run)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(start: Start) -> None:
+    with pytest.raises(FeatherbackError, match=r"not finite at step \d+.*lower --lr"):
+        start(steps=50, learning_rate=1e30, max_grad_norm=0.0, optimizer="sgd")
+
+
+def test_a_second_process_is_kept_out(start: Start) -> None:
+    def train_too() -> None:
+        with pytest.raises(FeatherbackError, match="another process"):
+            start(steps=3, resume=True)
+
+    start(steps=3, reporter=_At(1, train_too))
+
+
+def test_the_peak_of_a_run_is_kept_when_it_is_resumed(start: Start) -> None:
+    run = start(steps=2)
+    run.update(summary={**run.record["summary"], "peak_rss_mb": 1e6})
+    assert _reopened(start(steps=3, resume=True)).record["summary"]["peak_rss_mb"] == 1e6
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("run.json", '{"format": 1}', "no whole configuration"),
+        ("metrics.jsonl", "not JSON\n", "metrics.jsonl is damaged"),
+        ("checkpoint-000002/state.json", '{"step": 2}', "state.json is damaged"),
+    ],
+)
+def test_a_damaged_run_is_refused(start: Start, name: str, content: str, complaint: str) -> None:
+    run = start(steps=2)
+    (run.path / name).write_text(content)
+    with pytest.raises(FeatherbackError, match=complaint):
+        start(steps=3, resume=True)

@@ -1,0 +1,28 @@
+import gguf
+import pytest
+
+from featherback.errors import FeatherbackError
+from featherback.weights.types import TensorType, tensor_type
+
+
+@pytest.mark.parametrize("kind", TensorType)
+def test_ids_and_blocks_are_those_of_ggml(kind: TensorType) -> None:
+    theirs = gguf.GGMLQuantizationType[kind.name]
+    assert kind.value == theirs.value
+    assert (kind.block_size, kind.block_bytes) == gguf.GGML_QUANT_SIZES[theirs]
+
+
+def test_row_bytes() -> None:
+    assert TensorType.Q4_0.row_bytes(96) == 54
+    assert TensorType.F16.row_bytes(7) == 14
+    with pytest.raises(FeatherbackError, match=r"row of 48 weights.*Q4_0 blocks of 32"):
+        TensorType.Q4_0.row_bytes(48)
+
+
+@pytest.mark.parametrize(
+    "theirs", [t for t in gguf.GGMLQuantizationType if t.name not in TensorType.__members__]
+)
+def test_every_other_type_is_refused_by_name(theirs: gguf.GGMLQuantizationType) -> None:
+    name_or_number = rf"{theirs.name}|ggml id {theirs.value}"  # a newer gguf may know newer types
+    with pytest.raises(FeatherbackError, match=rf"blk\.0\.ffn_up\.weight.*({name_or_number})"):
+        tensor_type(theirs.value, "blk.0.ffn_up.weight")
