@@ -20,7 +20,7 @@ from featherback.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.training.choose import plan_for, worker_baseline
 from featherback.training.config import COMPUTE, TrainConfig, parse_memory
-from featherback.training.launch import Examples, prepare_run, worker_environment
+from featherback.training.launch import Examples, prepare_run
 from featherback.training.reporter import Reporter, TextReporter
 from featherback.training.run import Run
 from featherback.training.trainer import train_run
@@ -106,7 +106,7 @@ def train(
         data=None if "data" in files else data,  # type: ignore[arg-type]
         eval_data=None if "eval_data" in files else eval_data,  # type: ignore[arg-type]
         model=opened,
-        baseline=Baseline.here(),
+        baseline=Baseline.here,
     )
     status = train_run(run, TextReporter() if progress else Reporter(), opened)
     if status == "interrupted":
@@ -122,7 +122,7 @@ def plan(model: Model | str | os.PathLike[str], *, memory: str | int | None = No
     opened = model if isinstance(model, Model) else load(model)
     config = TrainConfig(model=str(opened.path), data="", out="", memory=_bytes(memory), **options)
     config.check_model(opened.config)
-    return plan_for(config, opened, worker_baseline(worker_environment()))
+    return plan_for(config, opened, worker_baseline)
 
 
 def _bytes(memory: str | int | None) -> int | None:

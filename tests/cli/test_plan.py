@@ -1,6 +1,7 @@
 """`featherback plan`: predictions of every method, and nothing run."""
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def test_every_method_is_predicted(model: Path, capsys: pytest.CaptureFixture[st
     assert set(methods) == {"mesp", "mebp", "mezo"}
     for row in methods.values():
         assert row["plan"]["predicted_rss_mb"] >= row["least_rss_mb"] > 10
+        assert row["least_memory_mb"] > row["least_rss_mb"]
     assert (
         methods["mezo"]["least_rss_mb"] <= methods["mesp"]["least_rss_mb"] <= methods["mebp"]["least_rss_mb"]
     )
@@ -39,6 +41,17 @@ def test_larger_memories_train_larger_models(model: Path, capsys: pytest.Capture
         assert all(smaller[method] <= larger[method] for method in smaller)
     assert all(row["mebp"] <= row["mesp"] <= row["mezo"] for row in ranks)
     assert ranks[-1]["mesp"] > ranks[0]["mesp"]
+
+
+def test_the_least_memory_printed_is_accepted(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["plan", str(model), "--seq-len", "64", "--threads", "1"]
+    assert run([*options, "--memory", "5MB"]) == 0
+    least = dict(re.findall(r"^(\w+) +(\d+) MB  does not fit$", capsys.readouterr().out, re.MULTILINE))
+    assert set(least) == {"mesp", "mebp", "mezo"}
+    for method, megabytes in least.items():
+        assert run([*options, "--memory", f"{megabytes}MB", "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)["methods"]
+        assert next(row for row in rows if row["method"] == method)["plan"]
 
 
 def test_a_budget_that_is_too_small_is_said(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,9 +74,23 @@ def test_a_refusal_names_a_budget_that_is_accepted(method: str) -> None:
     with pytest.raises(FeatherbackError, match=refusal) as caught:
         planner.choose(asked, 20 * MB, BASELINE, MACHINE)
     named = int(re.findall(r"--memory (\d+)MB", str(caught.value))[0])
-    planner.choose(asked, named * MB, BASELINE, MACHINE)
+    larger = Baseline(BASELINE.footprint, BASELINE.rss + planner.VARIATION)
+    smaller = Baseline(BASELINE.footprint, BASELINE.rss - planner.VARIATION)
+    for measured_again in (smaller, BASELINE, larger):
+        planner.choose(asked, named * MB, measured_again, MACHINE)
     with pytest.raises(FeatherbackError):
-        planner.choose(asked, (named - 1) * MB, BASELINE, MACHINE)
+        planner.choose(asked, (named - 2) * MB, BASELINE, MACHINE)
+
+
+@pytest.mark.parametrize("kilobytes", range(0, 1000, 100))
+def test_the_budget_named_survives_another_baseline_and_the_cap_stays(kilobytes: int) -> None:
+    """Wherever the least falls between two megabytes."""
+    asked, first = job(), Baseline(BASELINE.footprint, BASELINE.rss + kilobytes * 1000)
+    named = planner.least_budget(planner.smallest(asked, first, MACHINE).rss)
+    again = Baseline(first.footprint, first.rss + planner.VARIATION)
+    least = planner.smallest(asked, again, MACHINE).rss
+    assert least <= named < least + MB
+    assert (planner.choose(asked, named, again, MACHINE).predicted_rss_mb or 0) * MB <= named
 
 
 @pytest.mark.parametrize("method", NAMES)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -138,3 +140,30 @@ def test_the_public_names() -> None:
     assert all(getattr(fb, name) is not None for name in fb.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         fb.nonsense  # noqa: B018
+
+
+_TRAIN_TWICE = """
+import json, re, sys
+import featherback as fb
+
+model, out = sys.argv[1:]
+options = {"out": out, "steps": 6, "seq_len": 64, "progress": False}
+data = [list(range(60))] * 8
+try:
+    fb.train(model, data, memory="9MB", **options)
+except fb.FeatherbackError as error:
+    named = int(re.findall(r"--memory (\\d+)MB", str(error))[0])
+fb.train(model, data, memory=f"{named}MB", **options)
+print(json.dumps([named, json.load(open(out + "/run.json"))["summary"]["peak_rss_mb"]]))
+"""
+
+
+def test_in_a_fresh_process_too_a_refusal_names_a_budget_that_is_accepted_and_kept(
+    tiny_path: Path, tmp_path: Path
+) -> None:
+    """The process that was refused holds more than before when it asks again."""
+    command = [sys.executable, "-c", _TRAIN_TWICE, str(tiny_path), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    named, peak = json.loads(done.stdout)
+    assert peak <= named

@@ -17,8 +17,7 @@ from featherback.memory.job import Job
 from featherback.memory.machine import Machine
 from featherback.memory.plan import Plan
 from featherback.methods import method_class
-from featherback.training.choose import worker_baseline
-from featherback.training.launch import worker_environment
+from featherback.training.choose import worker_baseline, worker_environment
 
 
 def measure_kept_h(model: Path, keep_h: bool, folder: Path, tokens: int = 256, steps: int = 2) -> Measured:
@@ -32,7 +31,7 @@ def measure_kept_h(model: Path, keep_h: bool, folder: Path, tokens: int = 256, s
         optimizer="sgd",
         threads=kernels.default_threads(),
     )
-    baseline, machine = worker_baseline(worker_environment()), Machine.measure(opened.config, tokens, "bf16")
+    baseline, machine = worker_baseline(), Machine.measure(opened.config, tokens, "bf16")
     plan = replace(planner.smallest(job, baseline, machine).plan, keep_h=keep_h)
     result = run_step(model, plan, folder, steps=steps, optimizer="sgd", tokens=tokens)
     return Measured(

@@ -23,7 +23,6 @@ from featherback.memory.plan import Plan
 from featherback.methods import method_class
 from featherback.models.config import ModelConfig
 from featherback.training.choose import worker_baseline
-from featherback.training.launch import worker_environment
 
 Say = Callable[[str], None]
 TYPES = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_0", "Q6_K")
@@ -75,7 +74,7 @@ def _plan(path: Path, method: str) -> Plan:
     model = models.load(path)
     job = Job.of(model, method=method_class(method), threads=kernels.default_threads())
     machine = Machine.measure(model.config, 256, "bf16")
-    return planner.choose(job, None, worker_baseline(worker_environment()), machine)
+    return planner.choose(job, None, worker_baseline(), machine)
 
 
 def _best(result: dict[str, Any]) -> float:

@@ -35,7 +35,6 @@ def plan(
     from featherback.models.names import parse_targets
     from featherback.training.choose import worker_baseline
     from featherback.training.config import TrainConfig, parse_memory
-    from featherback.training.launch import worker_environment
     from featherback.training.outlook import largest_models, outlook
 
     set_threads(threads)
@@ -54,7 +53,7 @@ def plan(
         threads=threads,
     )
     config.check_model(opened.config)
-    baseline = worker_baseline(worker_environment())
+    baseline = worker_baseline()
     rows = outlook(config, opened, baseline)
     family = list(largest_models(config, baseline))
     if json:
@@ -76,9 +75,9 @@ def plan(
 
 def _print_methods(rows: list[MethodOutlook]) -> None:
     """A line a method."""
-    print(f"{'method':<8}{'least rss':>11}{'rss':>9}{'footprint':>11}{'s/step':>8}  layout")
+    print(f"{'method':<8}{'least --memory':>16}{'rss':>9}{'footprint':>11}{'s/step':>8}  layout")
     for row in rows:
-        line = f"{row.method:<8}{row.least_rss_mb:>8.0f} MB"
+        line = f"{row.method:<8}{row.least_memory_mb:>13} MB"
         if row.plan is None:
             print(line + "  does not fit")
             continue

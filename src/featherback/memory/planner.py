@@ -23,6 +23,7 @@ CALL_SECONDS = 4e-6  # a kernel call, from Python
 DROP_SECONDS = 8e-11  # a byte unmapped and mapped again
 FRUGAL = 1.25  # without a budget: nearly the least memory, at nearly the best speed
 SLACK = 1 * MB  # small arrays, stacks, the interpreter's growth
+VARIATION = MB // 2  # twice what the baselines of a hundred fresh processes were seen to differ by
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
     if not fitting:
         raise FeatherbackError(
             f"Training does not fit in {_megabytes(int(limit))}: with these options the least is "
-            f"--memory {_megabytes(least, up=True)}; "
+            f"--memory {least_budget(least) // MB}MB; "
             f"a smaller --seq-len, --batch-size or --rank, or fewer --targets, needs less."
         )
     return min(fitting, key=lambda p: (p.seconds, p.rss)).apply()
@@ -112,8 +113,16 @@ def smallest(job: Job, baseline: Baseline, machine: Machine) -> Prediction:
     )
 
 
-def _megabytes(nbytes: int, up: bool = False) -> str:
-    return f"{-(-nbytes // MB) if up else nbytes / MB:.0f}MB"
+def least_budget(least: int) -> int:
+    """The budget to name, in whole megabytes, where the least resident peak was predicted to be `least` bytes.
+
+    The baseline is measured anew when the user comes back with it, and may then be VARIATION more.
+    """
+    return -(-(least + VARIATION) // MB) * MB
+
+
+def _megabytes(nbytes: int) -> str:
+    return f"{nbytes / MB:.0f}MB"
 
 
 def _thread_scratch(job: Job) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from featherback import kernels, methods
@@ -24,6 +26,9 @@ from featherback import _native, kernels
 footprint, rss = kernels.memory_now()
 print(json.dumps((footprint, rss + os.path.getsize(_native.__file__))))  # its code comes in as it is called
 """
+
+# One BLAS thread, one heap: NumPy's BLAS is not used, and every thread of it would cost megabytes.
+_LEAN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 
 
 def job_of(config: TrainConfig, model: Model) -> Job:
@@ -45,19 +50,25 @@ def job_options(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def plan_for(config: TrainConfig, model: Model, baseline: Baseline) -> Plan:
-    """The plan of a run in a process that holds `baseline` to begin with.
+def plan_for(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]) -> Plan:
+    """The plan of a run in a process that holds what `baseline` finds to begin with.
 
-    FeatherbackError if its budget is too small.
+    It is asked after the kernels were timed, which leaves some of their code and buffers in this process.
+    FeatherbackError if the budget is too small.
     """
     kernels.set_threads(config.threads or kernels.default_threads())
     machine = Machine.measure(model.config, config.batch_size * config.seq_len, config.compute)
-    return planner.choose(job_of(config, model), config.memory, baseline, machine)
+    return planner.choose(job_of(config, model), config.memory, baseline(), machine)
 
 
-def worker_baseline(environment: dict[str, str]) -> Baseline:
+def worker_environment() -> dict[str, str]:
+    """The environment of the training process."""
+    return {**os.environ, **_LEAN}
+
+
+def worker_baseline() -> Baseline:
     """What a fresh training process holds; one is started to find out."""
     probe = subprocess.run(
-        [sys.executable, "-c", _PROBE], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", _PROBE], env=worker_environment(), capture_output=True, text=True, check=True
     )
     return Baseline(*json.loads(probe.stdout))

@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from featherback.errors import FeatherbackError
 from featherback.memory.machine import Baseline
 from featherback.models.model import Model
 from featherback.training import checkpoint
-from featherback.training.choose import plan_for, worker_baseline
+from featherback.training.choose import plan_for, worker_baseline, worker_environment
 from featherback.training.config import DEFAULT_EPOCHS, TrainConfig
 from featherback.training.run_directory import RunDirectory, check_new
 from featherback.version import __version__
@@ -32,9 +32,6 @@ TokenList = npt.ArrayLike
 Examples = Iterable[TokenList | tuple[TokenList, TokenList]]
 """Token lists, or pairs of tokens and labels (-100 = not trained)."""
 
-# One BLAS thread, one heap: NumPy's BLAS is not used, and every thread of it would cost megabytes.
-_LEAN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-
 
 def prepare_run(
     config: TrainConfig,
@@ -42,13 +39,13 @@ def prepare_run(
     data: Examples | None = None,
     eval_data: Examples | None = None,
     model: Model | None = None,
-    baseline: Baseline | None = None,
+    baseline: Callable[[], Baseline] = worker_baseline,
 ) -> RunDirectory:
     """Check the options against the model, choose the plan, tokenise the data, begin the directory.
 
     `data`, `eval_data`: examples that are tokens already, in place of the files, which are tokenised in a
-    process of its own. `baseline`: what the process that will train holds to begin with (None: it will be a
-    worker). With `resume`, the run that is there is taken up instead, with its own token files.
+    process of its own. `baseline` finds what the process that will train holds to begin with. With `resume`,
+    the run that is there is taken up instead, with its own token files.
     """
     opened = model or models.load(config.model)
     if resume:
@@ -78,16 +75,11 @@ def worker_command(run: RunDirectory, *flags: str) -> tuple[list[str], dict[str,
     return [sys.executable, "-m", "featherback.training.worker", str(run.path), *flags], worker_environment()
 
 
-def worker_environment() -> dict[str, str]:
-    """The environment of the training process."""
-    return {**os.environ, **_LEAN}
+def _plan(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]) -> dict[str, Any]:
+    return asdict(plan_for(config, model, baseline))
 
 
-def _plan(config: TrainConfig, model: Model, baseline: Baseline | None) -> dict[str, Any]:
-    return asdict(plan_for(config, model, baseline or worker_baseline(worker_environment())))
-
-
-def _take_up(config: TrainConfig, model: Model, baseline: Baseline | None) -> RunDirectory:
+def _take_up(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]) -> RunDirectory:
     run = RunDirectory.open(config.out)
     earlier = run.config
     if config.steps is None and config.epochs is None:

@@ -14,6 +14,7 @@ from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.machine import Baseline, Machine
 from featherback.memory.plan import Plan
+from featherback.memory.planner import MB
 from featherback.models.family import QWEN2_5
 from featherback.models.model import Model
 from featherback.training.choose import job_of, job_options
@@ -25,10 +26,11 @@ MEMORIES = (64 * 10**6, 128 * 10**6, 256 * 10**6, 512 * 10**6, 1 * 10**9, 2 * 10
 
 @dataclass(frozen=True)
 class MethodOutlook:
-    """One method: the least resident memory it can do with, and the plan for the budget (None: it does not fit)."""
+    """One method: its least resident peak, the least --memory to name, the plan (None: it does not fit)."""
 
     method: str
     least_rss_mb: float
+    least_memory_mb: int
     plan: Plan | None
 
 
@@ -43,7 +45,7 @@ def outlook(config: TrainConfig, model: Model, baseline: Baseline) -> list[Metho
             plan = planner.choose(job, config.memory, baseline, machine)
         except FeatherbackError:
             plan = None
-        found.append(MethodOutlook(name, least.rss / planner.MB, plan))
+        found.append(MethodOutlook(name, least.rss / MB, planner.least_budget(least.rss) // MB, plan))
     return found
 
 
