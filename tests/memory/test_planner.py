@@ -133,6 +133,19 @@ def test_depth_costs_nothing_once_paged() -> None:
     assert least[0].footprint == least[1].footprint
 
 
+def test_a_run_directory_in_memory_is_no_relief() -> None:
+    """No plan puts anything into files there, and what stays in the process is counted."""
+    asked = job()
+    in_memory = replace(asked, files=False)
+    plans = list(planner.candidates(in_memory))
+    assert {(plan.checkpoints, plan.states) for plan in plans} == {("ram", "ram")}
+    least, more = (planner.smallest(j, BASELINE, MACHINE) for j in (asked, in_memory))
+    arrays = asked.parameter_arrays * asked.config.num_hidden_layers * asked.layer_floats * 4
+    assert more.rss >= least.rss + arrays
+    with pytest.raises(FeatherbackError, match="does not fit"):
+        planner.choose(in_memory, planner.least_budget(least.rss), BASELINE, MACHINE)
+
+
 def test_without_a_budget_the_plan_is_frugal() -> None:
     asked = job()
     plan = planner.choose(asked, None, BASELINE, MACHINE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,25 @@ def _adapter_bytes(run: RunDirectory) -> bytes:
 
 def _reopened(run: RunDirectory) -> RunDirectory:
     return RunDirectory.open(run.path)
+
+
+class _Notes(Reporter):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
+def test_a_run_on_a_ram_disk_says_so_and_keeps_nothing_in_files(start: Start) -> None:
+    heard = _Notes()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+        run = start(f"{place}/run", heard, steps=1)
+        assert (run.plan.checkpoints, run.plan.states) == ("ram", "ram")
+    assert [note for note in heard.notes if "is on a RAM disk" in note] == heard.notes != []
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])

@@ -42,7 +42,7 @@ def plan(
     config = TrainConfig(
         model=str(opened.path),
         data="none",
-        out="none",
+        out="",
         memory=None if memory is None else parse_memory(memory),
         rank=rank,
         targets=parse_targets(targets),

@@ -47,6 +47,7 @@ class Job:
     compute: str = "bf16"
     optimizer: str = "adamw"
     threads: int = 1
+    files: bool = True  # False: the run directory lies in memory, where a file would save none
 
     @classmethod
     def of(cls, model: Model, **options: object) -> Job:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -52,6 +54,20 @@ class Machine:
             source.nbytes / _seconds(lambda: np.copyto(target, source)) / 4
         )  # a system call copies at about a quarter
         return cls(product, attention, copy)
+
+
+def is_ram_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
+    """Whether files under `path`, which need not exist yet, would lie in memory (Linux: tmpfs or ramfs)."""
+    home = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    device = home.stat().st_dev
+    name = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = mounts.read_text(errors="replace").splitlines()
+    except OSError:  # no Linux
+        return False
+    # 36 35 98:0 /root /mount/point options ... - type source options
+    filesystems = (line.partition(" - ")[2].split()[0] for line in lines if line.split()[2] == name)
+    return any(filesystem in ("tmpfs", "ramfs") for filesystem in filesystems)
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,9 @@ def candidates(job: Job) -> Iterator[Plan]:
     inner = -(-job.config.intermediate_size // MLP_STEP)
     mlp_tiles = sorted({min(tile, inner) * MLP_STEP for tile in MLP_TILES})
     vocab_tiles = sorted({min(tile, job.config.vocab_size) for tile in VOCAB_TILES})
+    places = ("ram", "file") if job.files else ("ram",)
     for mlp, vocab, keep_h, checkpoints, states, drop in product(
-        mlp_tiles, vocab_tiles, (True, False), ("ram", "file"), ("ram", "file"), (False, True)
+        mlp_tiles, vocab_tiles, (True, False), places, places, (False, True)
     ):
         yield Plan(
             tokens=job.tokens,

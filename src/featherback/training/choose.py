@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from featherback import kernels, methods
 from featherback.memory import planner
 from featherback.memory.job import Job
-from featherback.memory.machine import Baseline, Machine
+from featherback.memory.machine import Baseline, Machine, is_ram_disk
 from featherback.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.training.config import TrainConfig
@@ -47,6 +48,7 @@ def job_options(config: TrainConfig) -> dict[str, Any]:
         "compute": config.compute,
         "optimizer": config.optimizer,
         "threads": config.threads or kernels.default_threads(),
+        "files": not (config.out and is_ram_disk(Path(config.out))),
     }
 
 

@@ -13,6 +13,7 @@ from featherback.adapters.lora import LoRA
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
 from featherback.files import write_bytes
+from featherback.memory.machine import is_ram_disk
 from featherback.memory.meter import Meter
 from featherback.memory.paged import PagedArray
 from featherback.models.model import Model
@@ -58,13 +59,19 @@ def train_run(run: RunDirectory, reporter: Reporter | None = None, model: Model 
     The status: "finished", "stopped early" or "interrupted" (by SIGINT or SIGTERM; saved). `model`: the run's
     model if it is open already. FeatherbackError if the run cannot go on; its last checkpoint is kept.
     """
+    reporter = reporter or Reporter()
     with run.locked():
         run.begin_work()
+        if is_ram_disk(run.path):
+            reporter.note(
+                f"note: {run.path} is on a RAM disk, where files would save no memory, so block inputs, adapter and "
+                f"optimizer stay in the process; an --out on a disk needs less"
+            )
         meter = Meter()
         meter.start()
         try:
             model = model or models.load(run.config.model)
-            return Trainer(run, reporter or Reporter(), model, meter).train()
+            return Trainer(run, reporter, model, meter).train()
         finally:
             meter.stop()
             run.remove_work()
