@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -186,6 +187,12 @@ def test_the_memory_budget_is_kept(chat_model: Path, messages: Path, tmp_path: P
         assert summary["peak_rss_mb"] <= budget
     whole, parts = ((out / "adapter_model.safetensors").read_bytes() for out in (small, large))
     assert whole == parts, "the plan must not change what is learnt"
+
+
+def test_a_budget_beyond_the_machine_is_said(chat_model: Path, messages: Path, tmp_path: Path) -> None:
+    arguments = ("train", chat_model, "--data", messages, "--out", tmp_path / "run", *OPTIONS[:-1], 1)
+    text = _featherback(*arguments, "--memory", "1000000GB").stdout
+    assert re.search(r"the budget is more than the \d+ MB that a process can have here", text)
 
 
 def test_help_and_version(command: Command) -> None:

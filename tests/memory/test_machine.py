@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from featherback.memory.machine import is_ram_disk
+from featherback.memory.machine import is_ram_disk, memory_limit
 
 SHARED = Path("/dev/shm")
 
@@ -35,3 +35,50 @@ def test_no_mount_table_is_no_ram_disk(tmp_path: Path) -> None:
 @pytest.mark.skipif(not SHARED.is_dir(), reason="this system has no /dev/shm")
 def test_shared_memory_is_a_ram_disk() -> None:
     assert is_ram_disk(SHARED / "run")
+
+
+def _system(folder: Path, groups: str, files: dict[str, str], available: int = 8_000_000) -> dict[str, Path]:
+    """A made-up /proc and /sys/fs/cgroup."""
+    (folder / "proc" / "self").mkdir(parents=True)
+    (folder / "proc" / "meminfo").write_text(f"MemTotal: 9000000 kB\nMemAvailable: {available} kB\n")
+    (folder / "proc" / "self" / "cgroup").write_text(groups)
+    for name, text in files.items():
+        path = folder / "groups" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return {"proc": folder / "proc", "groups": folder / "groups"}
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/user/job\n", {"user/job/memory.max": "96000000", "user/memory.max": "max"}, 96_000_000),
+        ("0::/user/job\n", {"user/job/memory.max": "max", "user/memory.max": "97000000"}, 97_000_000),
+        ("0::/\n", {"memory.max": "98000000"}, 98_000_000),
+        (
+            "4:cpu,memory:/job\n0::/\n",
+            {
+                "memory/job/memory.limit_in_bytes": "99000000",
+                "memory/memory.limit_in_bytes": str(2**63 - 4096),
+            },
+            99_000_000,
+        ),
+        ("4:memory:/docker/of the host\n", {"memory/memory.limit_in_bytes": "95000000"}, 95_000_000),
+        ("3:cpu:/other\n", {"cpu/other/memory.limit_in_bytes": "1"}, None),
+        ("0::/user\n", {"other/memory.max": "1"}, None),
+    ],
+    ids=["v2", "v2 parent", "v2 container", "v1", "v1 container", "another controller", "another group"],
+)
+def test_a_cgroup_bounds_what_is_free(
+    groups: str, files: dict[str, str], expected: int | None, tmp_path: Path
+) -> None:
+    free = 300_000  # kB
+    limit = memory_limit(**_system(tmp_path, groups, files, free))
+    if expected is None:
+        assert free * 1024 < limit <= free * 1024 + 4 * 10**9  # and what this process holds already
+    else:
+        assert limit == expected
+
+
+def test_this_system_has_memory_for_its_tests() -> None:
+    assert memory_limit() > 50 * 10**6

@@ -133,6 +133,24 @@ def test_depth_costs_nothing_once_paged() -> None:
     assert least[0].footprint == least[1].footprint
 
 
+def test_no_plan_takes_more_than_the_machine_has() -> None:
+    asked = job()
+    least = planner.smallest(asked, BASELINE, MACHINE).rss
+    tight = replace(MACHINE, memory=least + MB)
+    for budget in (None, 10 * least):
+        plan = planner.choose(asked, budget, BASELINE, tight)
+        assert (plan.predicted_rss_mb or 0) * MB <= least + MB
+    assert planner.choose(asked, least, BASELINE, tight) == planner.choose(asked, least, BASELINE, MACHINE)
+    full = replace(MACHINE, memory=least - MB)
+    for budget in (None, 10 * least):
+        with pytest.raises(
+            FeatherbackError, match=r"in \d+MB, which is all that is free .* least is \d+MB; a sm"
+        ):
+            planner.choose(asked, budget, BASELINE, full)
+    with pytest.raises(FeatherbackError, match=r"does not fit in 20MB: .* --memory \d+MB"):
+        planner.choose(asked, 20 * MB, BASELINE, full)
+
+
 def test_a_run_directory_in_memory_is_no_relief() -> None:
     """No plan puts anything into files there, and what stays in the process is counted."""
     asked = job()

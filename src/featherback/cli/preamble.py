@@ -22,6 +22,7 @@ def print_preamble(run: RunDirectory) -> None:
     from featherback import kernels, models
     from featherback.data.preview import preview
     from featherback.data.report import PrepareReport
+    from featherback.memory.machine import memory_limit
 
     config = run.config
     model = models.load(config.model)
@@ -42,6 +43,11 @@ def print_preamble(run: RunDirectory) -> None:
         f"{config.optimizer} at {config.peak_learning_rate:g} ({config.schedule})",
     )
     row("memory", describe_plan(run.plan))
+    if config.memory is not None and config.memory > (limit := memory_limit()):
+        row(
+            "",
+            f"the budget is more than the {limit / 1e6:.0f} MB that a process can have here: those are kept",
+        )
     row("run", f"{run.path}/")
     print()
 

@@ -22,6 +22,7 @@ class Machine:
     product_rate: float  # multiply-adds a second x 2, of the weights' products
     attention_rate: float  # the same of attention
     copy_rate: float  # bytes a second through the page cache
+    memory: int | None = None  # bytes that a process can have; None: not asked
 
     @classmethod
     def measure(cls, config: ModelConfig, tokens: int, compute: str) -> Machine:
@@ -53,7 +54,30 @@ class Machine:
         copy = (
             source.nbytes / _seconds(lambda: np.copyto(target, source)) / 4
         )  # a system call copies at about a quarter
-        return cls(product, attention, copy)
+        return cls(product, attention, copy, memory_limit())
+
+
+def memory_limit(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process can have: its own and what is free, or less if its cgroup (v1 or v2) allows less."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for line in _lines(proc / "meminfo"):
+        if line.startswith("MemAvailable:"):
+            limits.append(int(line.split()[1]) * 1024 + kernels.memory_now()[1])
+    for line in _lines(proc / "self" / "cgroup"):  # hierarchy:controllers:/path
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, name = groups, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = groups / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # In a container the path can be the host's, of which only the root is to be seen.
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            limits += [int(text) for text in _lines(folder / name) if text.isdecimal()]  # or "max"
+            if folder == root:
+                break
+    return min(limits)
 
 
 def is_ram_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
@@ -61,12 +85,8 @@ def is_ram_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool
     home = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     device = home.stat().st_dev
     name = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        lines = mounts.read_text(errors="replace").splitlines()
-    except OSError:  # no Linux
-        return False
     # 36 35 98:0 /root /mount/point options ... - type source options
-    filesystems = (line.partition(" - ")[2].split()[0] for line in lines if line.split()[2] == name)
+    filesystems = (line.partition(" - ")[2].split()[0] for line in _lines(mounts) if line.split()[2] == name)
     return any(filesystem in ("tmpfs", "ramfs") for filesystem in filesystems)
 
 
@@ -81,6 +101,14 @@ class Baseline:
     def here(cls) -> Baseline:
         """Of this process, now."""
         return cls(*kernels.memory_now())
+
+
+def _lines(path: Path) -> list[str]:
+    """Of a file of the system; none where the system has no such file."""
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -92,16 +92,20 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
 def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -> Plan:
     """The fastest plan whose resident peak fits in `budget` bytes (None: in FRUGAL times the least there is).
 
-    FeatherbackError, naming the least that would do and what to change, if none fits.
+    No plan takes more than the machine has. FeatherbackError, naming the least that would do and what to change, if
+    none fits.
     """
     predictions = [predict(job, plan, baseline, machine) for plan in candidates(job)]
     least = min(p.rss for p in predictions)
-    limit = FRUGAL * least if budget is None else budget
+    limit, option, reason = FRUGAL * least if budget is None else budget, "--memory ", ""
+    if machine.memory is not None and machine.memory < limit:
+        limit, option = machine.memory, ""
+        reason = ", which is all that is free on this machine or that the process's cgroup allows"
     fitting = [p for p in predictions if p.rss <= limit]
     if not fitting:
         raise FeatherbackError(
-            f"Training does not fit in {_megabytes(int(limit))}: with these options the least is "
-            f"--memory {least_budget(least) // MB}MB; "
+            f"Training does not fit in {limit / MB:.0f}MB{reason}: with these options the least is "
+            f"{option}{least_budget(least) // MB}MB; "
             f"a smaller --seq-len, --batch-size or --rank, or fewer --targets, needs less."
         )
     return min(fitting, key=lambda p: (p.seconds, p.rss)).apply()
@@ -120,10 +124,6 @@ def least_budget(least: int) -> int:
     The baseline is measured anew when the user comes back with it, and may then be VARIATION more.
     """
     return -(-(least + VARIATION) // MB) * MB
-
-
-def _megabytes(nbytes: int) -> str:
-    return f"{nbytes / MB:.0f}MB"
 
 
 def _thread_scratch(job: Job) -> int:
