@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 
 from featherback import models
 from featherback.bench.synthetic import write_synthetic
-from featherback.memory.pager import FOLIO, WeightPager
+from featherback.memory.pager import FOLIO, WeightPager, WeightSource
+from featherback.memory.stream import WeightStream
+from featherback.models.model import Model
+from featherback.weights.types import TensorType
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
 
 _CHILD = """
@@ -19,7 +23,7 @@ import numpy as np
 from featherback import kernels, models
 from featherback.memory.pager import WeightPager
 model = models.load(sys.argv[1])
-pager = WeightPager(model, drop=sys.argv[2] == "drop", read_ahead=False)
+pager = WeightPager(model, drop=sys.argv[2] == "drop")
 out = np.zeros((64, model.config.hidden_size), np.float32)
 ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 64).astype(np.int32)
 def filed():
@@ -66,20 +70,37 @@ def test_without_dropping_all_stay(model_path: Path) -> None:
     assert found["gathered"] >= found["after"][-1]
 
 
-@pytest.mark.parametrize("drop", [False, True])
-@pytest.mark.parametrize("read_ahead", [False, True])
-def test_policy_does_not_change_what_is_read(tmp_path: Path, drop: bool, read_ahead: bool) -> None:
-    model = models.load(write_tiny(tmp_path / "m.gguf", tiny(TINY_LLAMA, num_hidden_layers=3)))
-    plain, pager = WeightPager(model, False, False), WeightPager(model, drop, read_ahead)
-    for index in (0, 1, 2, 1, 0):
-        with pager.layer(index, index + 1) as weights, plain.layer(index) as expected:
+def paged(model: Model) -> WeightSource:
+    return WeightPager(model, drop=True)
+
+
+def streamed(model: Model) -> WeightSource:
+    return WeightStream(model, rows=32)
+
+
+@pytest.mark.parametrize("source_of", [paged, streamed])
+@pytest.mark.parametrize("kind", [TensorType.Q4_0, TensorType.F32])
+def test_what_is_read_does_not_depend_on_the_way(
+    tmp_path: Path, source_of: Callable[[Model], WeightSource], kind: TensorType
+) -> None:
+    model = models.load(write_tiny(tmp_path / "m.gguf", tiny(TINY_LLAMA, num_hidden_layers=3), kind))
+    plain, source = WeightPager(model, drop=False), source_of(model)
+    for index, then in ((0, 1), (1, 2), (2, 0), (1, 0), (0, None), (2, 1), (0, 5)):
+        with source.layer(index, then) as weights:
+            expected = model.layer(index)
             for name, matrix in weights.matrices().items():
                 assert np.array_equal(matrix.data, expected.matrices()[name].data)
-    ids = np.array([100, 0, 5, 5, 99, 7, 8, 9, 10], np.int32)
-    out, wanted = np.empty((9, 96), np.float32), np.empty((9, 96), np.float32)
-    pager.gather(model.embed_tokens, ids, out)
+            assert np.array_equal(weights.input_layernorm, expected.input_layernorm)
+    head = model.lm_head
+    for first in range(0, head.rows, 32):
+        last = min(head.rows, first + 32)
+        with source.rows(head, first, last) as rows:
+            assert rows.shape == (last - first, head.cols)
+            assert np.array_equal(rows.data, head.data[first * head.row_bytes : last * head.row_bytes])
+    ids = np.resize(np.array([100, 0, 5, 5, 99, 7, 8, 9, 10], np.int32), 600)
+    out, wanted = np.empty((600, 96), np.float32), np.empty((600, 96), np.float32)
+    source.gather(model.embed_tokens, ids, out)
     plain.gather(model.embed_tokens, ids, wanted)
     assert np.array_equal(out, wanted)
-    pager.expect(model.lm_head)
-    pager.drop_rows(model.lm_head, 3, 40)
-    pager.gather(model.embed_tokens, ids[:0], out[:0])
+    source.gather(model.embed_tokens, ids[:0], out[:0])
+    source.close()

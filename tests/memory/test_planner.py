@@ -107,6 +107,8 @@ def test_the_least_memory_grows_with_the_job(method: str) -> None:
         "compute": ("bf16", "fp32"),
     }.items():
         for what in ("rss", "footprint"):
+            if (key, what) == ("name", "footprint"):
+                continue  # a small model's least resident memory is streamed, through buffers of its own
             needed = [getattr(least(**{key: value}), what) for value in values]
             assert needed == sorted(needed), (key, what)
             # The optimiser's buffers come when the weights' pages are gone, and MeBP's resident peak is at the head,
@@ -140,7 +142,8 @@ def test_no_plan_takes_more_than_the_machine_has() -> None:
     for budget in (None, 10 * least):
         plan = planner.choose(asked, budget, BASELINE, tight)
         assert (plan.predicted_rss_mb or 0) * MB <= least + MB
-    assert planner.choose(asked, least, BASELINE, tight) == planner.choose(asked, least, BASELINE, MACHINE)
+    plan = planner.choose(asked, least, BASELINE, tight)
+    assert (plan.predicted_rss_mb or 0) * MB <= least
     full = replace(MACHINE, memory=least - MB)
     for budget in (None, 10 * least):
         with pytest.raises(
@@ -170,3 +173,11 @@ def test_without_a_budget_the_plan_is_frugal() -> None:
     least = planner.smallest(asked, BASELINE, MACHINE)
     assert (plan.predicted_rss_mb or 0) * MB <= planner.FRUGAL * least.rss
     assert (plan.predicted_step_seconds or 0) <= least.seconds
+
+
+@pytest.mark.parametrize(
+    ("free", "weights"), [(None, "paged"), (10_000 * MB, "paged"), (200 * MB, "streamed")]
+)
+def test_weights_are_streamed_where_the_page_cache_cannot_hold_them(free: int | None, weights: str) -> None:
+    plan = planner.choose(job(), 96 * MB, BASELINE, replace(MACHINE, memory=free))
+    assert plan.weights == weights

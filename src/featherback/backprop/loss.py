@@ -21,7 +21,7 @@ from featherback.backprop.context import Context
 from featherback.backprop.mlp import tiles
 from featherback.data.batch import IGNORE
 from featherback.memory.ledger import LOSS_ROWS
-from featherback.memory.pager import WeightPager
+from featherback.memory.pager import WeightSource
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]
@@ -52,7 +52,7 @@ class Softmax:
         return float(loss.sum(dtype=np.float64))
 
 
-def loss(ctx: Context, x: Float32, targets: NDArray[np.int32], norm: Float32, pager: WeightPager) -> float:
+def loss(ctx: Context, x: Float32, targets: NDArray[np.int32], norm: Float32, source: WeightSource) -> float:
     """The summed cross-entropy (nats) of the final residual stream x (T, D) over supervised targets (T,)."""
     rows = np.flatnonzero(targets != IGNORE)
     if not rows.size:
@@ -60,7 +60,7 @@ def loss(ctx: Context, x: Float32, targets: NDArray[np.int32], norm: Float32, pa
     with _hidden(ctx, x, rows, norm) as hidden:
         softmax = Softmax.start(ctx, len(rows))
         wanted = targets[rows]
-        for first, logits, _ in _logits(ctx, hidden, pager):
+        for first, logits, _ in _logits(ctx, hidden, source):
             kernels.cross_entropy_tile(
                 logits, first, wanted, softmax.reference, softmax.sum, softmax.target_logit
             )
@@ -68,7 +68,7 @@ def loss(ctx: Context, x: Float32, targets: NDArray[np.int32], norm: Float32, pa
 
 
 def loss_and_gradient(
-    ctx: Context, x: Float32, targets: NDArray[np.int32], norm: Float32, pager: WeightPager, scale: float
+    ctx: Context, x: Float32, targets: NDArray[np.int32], norm: Float32, source: WeightSource, scale: float
 ) -> float:
     """As `loss`; x (T, D) becomes the gradient of scale * loss with respect to it."""
     rows = np.flatnonzero(targets != IGNORE)
@@ -82,7 +82,7 @@ def loss_and_gradient(
         dh = ctx.floats(len(rows), config.hidden_size)
         dh.fill(0)
         wanted = targets[rows]
-        for first, logits, weight in _logits(ctx, hidden, pager):
+        for first, logits, weight in _logits(ctx, hidden, source):
             p = ctx.operands(*logits.shape)
             kernels.cross_entropy_tile(
                 logits, first, wanted, softmax.reference, softmax.sum, softmax.target_logit, p, dh
@@ -92,13 +92,13 @@ def loss_and_gradient(
             part, chosen = slice(start, stop), rows[start:stop]
             with ctx.arena.frame():
                 target_rows = ctx.floats(stop - start, config.hidden_size)
-                pager.gather(pager.model.lm_head, wanted[part], target_rows)
+                source.gather(source.model.lm_head, wanted[part], target_rows)
                 total += softmax.finish(part, target_rows, dh[part], scale)
                 # hidden = rms(x) g: the rows of x are read one last time, then hold their gradient
-                source, gradient = target_rows, ctx.floats(stop - start, config.hidden_size)
-                np.take(x, chosen, axis=0, out=source, mode="clip")  # "raise" would copy
+                before, gradient = target_rows, ctx.floats(stop - start, config.hidden_size)
+                np.take(x, chosen, axis=0, out=before, mode="clip")  # "raise" would copy
                 gradient.fill(0)
-                kernels.rms_norm_backward(dh[part], source, norm, config.rms_norm_eps, gradient)
+                kernels.rms_norm_backward(dh[part], before, norm, config.rms_norm_eps, gradient)
                 x[chosen] = gradient
     x[targets == IGNORE] = 0
     return total
@@ -117,14 +117,13 @@ def _hidden(ctx: Context, x: Float32, rows: NDArray[np.intp], norm: Float32) -> 
         yield hidden
 
 
-def _logits(ctx: Context, hidden: Array, pager: WeightPager) -> Iterator[tuple[int, Float32, kernels.Matrix]]:
+def _logits(
+    ctx: Context, hidden: Array, source: WeightSource
+) -> Iterator[tuple[int, Float32, kernels.Matrix]]:
     """(first column, logits (n, tile), rows of the head) a vocabulary tile at a time."""
-    stored = pager.model.lm_head
-    head = kernels.matrix(stored)
     for first, last in tiles(ctx.config.vocab_size, ctx.vocab_tile):
-        weight = head.slice(rows=(first, last))
-        with ctx.arena.frame():
+        with source.rows(source.model.lm_head, first, last) as part, ctx.arena.frame():
+            weight = kernels.matrix(part)
             logits = ctx.floats(len(hidden), last - first)
             kernels.linear(hidden, weight, logits)
             yield first, logits, weight
-        pager.drop_rows(stored, first, last)

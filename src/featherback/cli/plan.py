@@ -84,7 +84,7 @@ def _print_methods(rows: list[MethodOutlook]) -> None:
         p = row.plan
         layout = (
             f"F by {p.mlp_tile}, vocabulary by {p.vocab_tile}, block inputs in {p.checkpoints}, "
-            f"adapter in {p.states}, weights {'dropped' if p.drop_pages else 'kept'}"
+            f"adapter in {p.states}, weights {p.weights}"
         )
         print(
             f"{line}{p.predicted_rss_mb:>6.0f} MB{p.predicted_footprint_mb:>8.0f} MB"

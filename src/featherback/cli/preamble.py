@@ -85,7 +85,7 @@ def describe_plan(plan: Plan) -> str:
     policies = [
         f"block inputs in {'RAM' if plan.checkpoints == 'ram' else 'a file'}",
         f"adapter and optimizer in {'RAM' if plan.states == 'ram' else 'files'}",
-        "weights dropped after use" if plan.drop_pages else "weights kept",
+        f"weights {plan.weights}",
     ]
     return f"{predicted}; {', '.join(policies)}"
 

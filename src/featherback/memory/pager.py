@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,52 +19,73 @@ SCATTERED_ROWS = 4
 """Rows of the embedding looked up between two drops."""
 
 
-class WeightPager:
-    """Hands out a model's weights. `drop`: unmap pages after use; `read_ahead`: fetch the next layer meanwhile."""
+class WeightSource(Protocol):
+    """Hands out a model's weights while they are needed: `WeightPager` and `stream.WeightStream` fit."""
 
-    def __init__(self, model: Model, drop: bool, read_ahead: bool) -> None:
-        self.model, self._drop, self._read_ahead = model, drop, read_ahead
+    model: Model
+
+    def layer(self, index: int, then: int | None = None) -> AbstractContextManager[LayerWeights]:
+        """The weights of layer `index`; `then` is the layer that will be needed next."""
+
+    def rows(self, stored: Matrix, first: int, last: int) -> AbstractContextManager[Matrix]:
+        """Rows [first, last) of a matrix whose rows are visited in order; the next ones are fetched meanwhile."""
+
+    def gather(self, stored: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
+        """out (n, D) = rows `ids` of the matrix, dequantised."""
+
+    def close(self) -> None:
+        """Let go of buffers and files."""
+
+
+class WeightPager:
+    """Weights as the memory map has them. `drop`: pages are unmapped after use, and the next ones read ahead."""
+
+    def __init__(self, model: Model, drop: bool) -> None:
+        self.model, self._drop = model, drop
         self._layers = [model.layer(i) for i in range(model.config.num_hidden_layers)]
 
     @contextmanager
     def layer(self, index: int, then: int | None = None) -> Iterator[LayerWeights]:
-        """The weights of layer `index`; `then` is the layer that will be needed next."""
         weights = self._layers[index]
         if then is not None and 0 <= then < len(self._layers):
-            self.expect(*self._layers[then].matrices().values())
+            for matrix in self._layers[then].matrices().values():
+                self._expect(matrix.data)
         try:
             yield weights
         finally:
-            self.drop(*weights.matrices().values())
-
-    def expect(self, *matrices: Matrix) -> None:
-        """These matrices are needed soon."""
-        if self._read_ahead:
-            for matrix in matrices:
-                kernels.read_ahead(matrix.data)
-
-    def drop(self, *matrices: Matrix) -> None:
-        """These matrices are not needed for a while."""
-        if self._drop:
-            for matrix in matrices:
+            for matrix in weights.matrices().values():
                 self._drop_bytes(matrix.data)
 
-    def gather(self, matrix: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
-        """out (n, D) = rows `ids` of the matrix, a few at a time: each brings its neighbourhood of pages along."""
-        handle = kernels.matrix(matrix)
+    @contextmanager
+    def rows(self, stored: Matrix, first: int, last: int) -> Iterator[Matrix]:
+        part = stored.rows_between(first, last)
+        following = min(stored.rows, 2 * last - first)
+        if following > last:
+            self._expect(stored.rows_between(last, following).data)
+        try:
+            yield part
+        finally:
+            self._drop_bytes(part.data)
+
+    def gather(self, stored: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
+        """A few rows at a time: each brings its neighbourhood of pages along."""
+        handle = kernels.matrix(stored)
         step = SCATTERED_ROWS if self._drop else max(len(ids), 1)
         for first in range(0, len(ids), step):
             kernels.gather_rows(handle, ids[first : first + step], out[first : first + step])
-            self.drop(matrix)
+            self._drop_bytes(stored.data)
 
-    def drop_rows(self, matrix: Matrix, first: int, last: int) -> None:
-        """Rows [first, last) of this matrix are not needed for a while."""
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _expect(self, data: NDArray[np.uint8]) -> None:
         if self._drop:
-            self._drop_bytes(matrix.data[first * matrix.row_bytes : last * matrix.row_bytes])
+            kernels.read_ahead(data)
 
-    @staticmethod
-    def _drop_bytes(data: NDArray[np.uint8]) -> None:
+    def _drop_bytes(self, data: NDArray[np.uint8]) -> None:
         """Drop a range, and what the system mapped around it: touching a page can map a whole FOLIO of its file."""
+        if not self._drop:
+            return
         file = data.base
         if isinstance(file, np.ndarray) and file.dtype == np.uint8 and file.ndim == 1:
             start = data.__array_interface__["data"][0] - file.__array_interface__["data"][0]

@@ -9,6 +9,9 @@ from featherback.models.config import ModelConfig
 
 Place = Literal["ram", "file"]
 
+Weights = Literal["resident", "paged", "streamed"]
+"""Stay mapped; are unmapped after use, the next layer read ahead; or go past the page cache through two buffers."""
+
 MLP_STEP = 256
 """Tiles of F are multiples of it: whole blocks of every tensor type, and of the kernels' reduction steps."""
 
@@ -24,8 +27,7 @@ class Plan:
     keep_h: bool = True  # keep the T x rank LoRA projections between recomputation and gradient
     checkpoints: Place = "ram"  # where block inputs wait for the backward pass
     states: Place = "ram"  # where LoRA parameters, gradients and optimiser states live
-    drop_pages: bool = False  # unmap a layer's weights after use
-    read_ahead: bool = False  # have a helper thread fetch the next layer's weights
+    weights: Weights = "resident"
     predicted_rss_mb: float | None = None
     predicted_footprint_mb: float | None = None
     predicted_step_seconds: float | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import get_args
 
 from featherback.errors import FeatherbackError
 from featherback.memory.arena import aligned
@@ -12,7 +13,8 @@ from featherback.memory.job import Job
 from featherback.memory.ledger import Sizes
 from featherback.memory.machine import Baseline, Machine
 from featherback.memory.pager import FOLIO, SCATTERED_ROWS
-from featherback.memory.plan import MLP_STEP, Plan
+from featherback.memory.plan import MLP_STEP, Plan, Weights
+from featherback.memory.stream import BLOCK
 
 MB = 10**6
 
@@ -21,6 +23,8 @@ VOCAB_TILES = (256, 512, 1024, 2048)
 
 CALL_SECONDS = 4e-6  # a kernel call, from Python
 DROP_SECONDS = 8e-11  # a byte unmapped and mapped again
+STREAM_SECONDS = 2e-10  # a byte read past the page cache, mostly behind the products
+THRASH_SECONDS = 1e-8  # a byte that the page cache had to let go, read again page by page
 FRUGAL = 1.25  # without a budget: nearly the least memory, at nearly the best speed
 SLACK = 1 * MB  # small arrays, stacks, the interpreter's growth
 VARIATION = MB // 2  # twice what the baselines of a hundred fresh processes were seen to differ by
@@ -51,8 +55,8 @@ def candidates(job: Job) -> Iterator[Plan]:
     mlp_tiles = sorted({min(tile, inner) * MLP_STEP for tile in MLP_TILES})
     vocab_tiles = sorted({min(tile, job.config.vocab_size) for tile in VOCAB_TILES})
     places = ("ram", "file") if job.files else ("ram",)
-    for mlp, vocab, keep_h, checkpoints, states, drop in product(
-        mlp_tiles, vocab_tiles, (True, False), places, places, (False, True)
+    for mlp, vocab, keep_h, checkpoints, states, weights in product(
+        mlp_tiles, vocab_tiles, (True, False), places, places, get_args(Weights)
     ):
         yield Plan(
             tokens=job.tokens,
@@ -62,8 +66,7 @@ def candidates(job: Job) -> Iterator[Plan]:
             keep_h=keep_h,
             checkpoints=checkpoints,  # type: ignore[arg-type]
             states=states,  # type: ignore[arg-type]
-            drop_pages=drop,
-            read_ahead=drop,
+            weights=weights,
         )
 
 
@@ -78,14 +81,19 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
     if plan.states == "ram":
         held += job.parameter_arrays * layers * job.layer_floats * 4
     buffers = (1 + job.parameter_arrays) * aligned(job.layer_floats * 4)  # the optimiser's
+    if plan.weights == "streamed":
+        held += 2 * _stream_buffer(job, plan)
     weights = _resident(job, plan)
     # The optimiser works when no layer's weights are needed: only one of the two is there, if weights are dropped.
-    rss = held + (max(buffers, weights) if plan.drop_pages else buffers + weights)
+    rss = (
+        baseline.rss
+        + SLACK
+        + held
+        + (max(buffers, weights) if plan.weights == "paged" else buffers + weights)
+    )
+    crowded = machine.memory is not None and machine.memory < rss + job.weight_bytes
     return Prediction(
-        plan,
-        baseline.footprint + held + buffers + SLACK,
-        baseline.rss + rss + SLACK,
-        _seconds(job, plan, machine),
+        plan, baseline.footprint + held + buffers + SLACK, rss, _seconds(job, plan, machine, crowded)
     )
 
 
@@ -134,16 +142,31 @@ def _thread_scratch(job: Job) -> int:
 
 
 def _resident(job: Job, plan: Plan) -> int:
-    """Bytes of weights resident at the peak."""
-    if not plan.drop_pages:
+    """Bytes of the weights' file resident at the peak."""
+    if plan.weights == "resident":
         return job.weight_bytes
-    head_rows = job.config.vocab_size if job.method.whole_head else plan.vocab_tile
-    head = head_rows * job.head_row_bytes + SCATTERED_ROWS * FOLIO // 2
+    if plan.weights == "streamed":
+        return 0
+    head = _head_rows(job, plan) * job.head_row_bytes + SCATTERED_ROWS * FOLIO // 2
     return max(job.layer_bytes, head) + FOLIO
 
 
-def _seconds(job: Job, plan: Plan, machine: Machine) -> float:
-    """Products at the measured rates, and what the plan adds."""
+def _stream_buffer(job: Job, plan: Plan) -> int:
+    """Bytes of one of the two buffers that streamed weights pass through, with the norms that lie between them."""
+    return (
+        max(job.layer_bytes, _head_rows(job, plan) * job.head_row_bytes)
+        + 16 * BLOCK
+        + 8 * job.config.hidden_size
+    )
+
+
+def _head_rows(job: Job, plan: Plan) -> int:
+    """Rows of the output head in use at once."""
+    return job.config.vocab_size if job.method.whole_head else plan.vocab_tile
+
+
+def _seconds(job: Job, plan: Plan, machine: Machine, crowded: bool) -> float:
+    """Products at the measured rates, and what the plan adds; `crowded`: the page cache cannot hold the weights."""
     c, t, layers = job.config, plan.tokens, job.config.num_hidden_layers
     product_passes, attention_passes = job.method.products(Sizes(c, plan, job.rank, job.targets))
     passes = product_passes * 2 * t * job.layer_weights
@@ -160,6 +183,10 @@ def _seconds(job: Job, plan: Plan, machine: Machine) -> float:
     if plan.states == "file":
         moved += layers * job.layer_floats * 4 * (4 + 2 * job.parameter_arrays)
     seconds += moved / machine.copy_rate
-    if plan.drop_pages:
+    if plan.weights == "streamed":
+        seconds += 2 * job.weight_bytes * STREAM_SECONDS
+    elif crowded:
+        seconds += 2 * job.weight_bytes * THRASH_SECONDS
+    if plan.weights == "paged":
         seconds += 2 * job.weight_bytes * DROP_SECONDS
     return seconds

@@ -22,8 +22,9 @@ from featherback.memory.arena import Arena
 from featherback.memory.checkpoints import Checkpoints
 from featherback.memory.ledger import Sizes
 from featherback.memory.paged import PagedArray
-from featherback.memory.pager import WeightPager
+from featherback.memory.pager import WeightPager, WeightSource
 from featherback.memory.plan import Plan
+from featherback.memory.stream import WeightStream
 from featherback.models.model import LayerWeights, Model
 
 Array = NDArray[Any]
@@ -45,7 +46,7 @@ class Method(ABC):
         config = model.config
         rank, targets = (adapter.rank, adapter.targets) if adapter else (0, ())
         self.arena = Arena(self.workspace(Sizes(config, plan, rank, targets)))
-        self.pager = WeightPager(model, plan.drop_pages, plan.read_ahead)
+        self.weights = self._weight_source()
         self.operand = kernels.OPERANDS[plan.compute]
         self.checkpoints = None
         if adapter is not None and self.needs_checkpoints:
@@ -73,12 +74,19 @@ class Method(ABC):
         with self._context(batch) as ctx:
             x = self._embed(ctx, batch)
             self._forward(ctx, x, keep=False)
-            return loss.loss(ctx, x, batch.targets, self.model.norm, self.pager)
+            return loss.loss(ctx, x, batch.targets, self.model.norm, self.weights)
 
     def close(self) -> None:
         """Let go of files."""
+        self.weights.close()
         if self.checkpoints is not None:
             self.checkpoints.close()
+
+    def _weight_source(self) -> WeightSource:
+        if self.plan.weights == "streamed":
+            rows = self.model.lm_head.rows if self.whole_head else self.plan.vocab_tile
+            return WeightStream(self.model, rows)
+        return WeightPager(self.model, drop=self.plan.weights == "paged")
 
     def _parameters(self, index: int, flat: Float32) -> None:
         """Read a layer of the adapter into `flat` (layer_size,)."""
@@ -106,7 +114,7 @@ class Method(ABC):
     def _embed(self, ctx: Context, batch: Batch) -> Float32:
         """The residual stream (T, D) before the first block."""
         x = ctx.floats(ctx.tokens, ctx.config.hidden_size)
-        self.pager.gather(self.model.embed_tokens, batch.tokens, x)
+        self.weights.gather(self.model.embed_tokens, batch.tokens, x)
         return x
 
     def _forward(self, ctx: Context, x: Float32, keep: bool) -> None:
@@ -119,14 +127,13 @@ class Method(ABC):
                     self.checkpoints.save(i, x, ctx.operands(*x.shape))
             with self._layer(ctx, i, i + 1) as (weights, p):
                 block.forward(ctx, x, weights, p)
-        self.pager.expect(self.model.lm_head)
 
     @contextmanager
     def _layer(
         self, ctx: Context, index: int, then: int, gradients: Float32 | None = None
     ) -> Iterator[tuple[LayerWeights, dict[str, Projection]]]:
         """A layer's weights and projections with the adapter's factors; `gradients` (layer_size,) collects theirs."""
-        with ctx.arena.frame(), self.pager.layer(index, then) as weights:
+        with ctx.arena.frame(), self.weights.layer(index, then) as weights:
             if self.adapter is None:
                 yield weights, projections(weights, {}, 1.0)
                 return

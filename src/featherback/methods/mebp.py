@@ -90,25 +90,26 @@ class MeBP(CheckpointedMethod):
         np.take(x, rows, axis=0, out=source, mode="clip")
         kernels.rms_norm(source, norm, config.rms_norm_eps, hidden)
         logits, p = ctx.floats(len(rows), config.vocab_size), ctx.operands(len(rows), config.vocab_size)
-        head, wanted = kernels.matrix(stored), targets[rows]
-        kernels.linear(hidden, head, logits)
+        wanted = targets[rows]
         softmax = Softmax.start(ctx, len(rows))
         dh = ctx.floats(len(rows), config.hidden_size)
         dh.fill(0)
-        for first, last in mlp.tiles(config.vocab_size, ctx.vocab_tile):
-            kernels.cross_entropy_tile(
-                logits[:, first:last], first, wanted,
-                softmax.reference, softmax.sum, softmax.target_logit, p[:, first:last], dh,
-            )  # fmt: skip
-            kernels.linear_backward(p[:, first:last], head.slice(rows=(first, last)), dh, accumulate=True)
+        with self.weights.rows(stored, 0, stored.rows) as whole:
+            head = kernels.matrix(whole)
+            kernels.linear(hidden, head, logits)
+            for first, last in mlp.tiles(config.vocab_size, ctx.vocab_tile):
+                kernels.cross_entropy_tile(
+                    logits[:, first:last], first, wanted,
+                    softmax.reference, softmax.sum, softmax.target_logit, p[:, first:last], dh,
+                )  # fmt: skip
+                kernels.linear_backward(p[:, first:last], head.slice(rows=(first, last)), dh, accumulate=True)
         target_rows, gradient = ctx.floats(*source.shape), ctx.floats(*source.shape)
-        self.pager.gather(stored, wanted, target_rows)
+        self.weights.gather(stored, wanted, target_rows)
         total = softmax.finish(slice(0, len(rows)), target_rows, dh, scale)
         gradient.fill(0)
         kernels.rms_norm_backward(dh, source, norm, config.rms_norm_eps, gradient)
         x.fill(0)
         x[rows] = gradient
-        self.pager.drop(stored)
         return total
 
 

@@ -26,7 +26,7 @@ class MeSP(CheckpointedMethod):
     """Exact gradients in memory that does not grow with depth."""
 
     def _loss_and_gradient(self, ctx: Context, x: Float32, targets: NDArray[np.int32], scale: float) -> float:
-        return loss.loss_and_gradient(ctx, x, targets, self.model.norm, self.pager, scale)
+        return loss.loss_and_gradient(ctx, x, targets, self.model.norm, self.weights, scale)
 
     def _block_backward(
         self, ctx: Context, dy: Float32, x: Array, weights: LayerWeights, p: dict[str, Projection]

@@ -84,6 +84,10 @@ class GGUFFile:
         info = self.tensors[name]
         return self._file.view(info.offset, info.nbytes)
 
+    def file_of(self, name: str) -> Path:
+        """This file, whatever the tensor."""
+        return self.path
+
     def close(self) -> None:
         """Let go of the memory map; views taken from it stay valid until they die."""
         self._file.close()

@@ -1,6 +1,7 @@
 """A weight matrix as it lies on disk."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +14,16 @@ class Matrix:
     """A read-only weight matrix W (rows, cols) = (out_features, in_features), still quantised, row by row.
 
     `data` is a one-dimensional uint8 view, usually of a memory map: holding a Matrix costs no memory, and
-    reading it brings in file pages that the system can drop again.
+    reading it brings in file pages that the system can drop again. `file` and `offset` say where the same bytes
+    can be read instead (None: nowhere).
     """
 
     data: NDArray[np.uint8]
     type: TensorType
     rows: int
     cols: int
+    file: Path | None = None
+    offset: int = 0
 
     def __post_init__(self) -> None:
         if self.data.dtype != np.uint8 or self.data.shape != (self.nbytes,):
@@ -41,3 +45,10 @@ class Matrix:
     def nbytes(self) -> int:
         """Bytes of the whole matrix."""
         return self.rows * self.row_bytes
+
+    def rows_between(self, first: int, last: int) -> "Matrix":
+        """Rows [first, last), without a copy."""
+        start, end = first * self.row_bytes, last * self.row_bytes
+        return Matrix(
+            self.data[start:end], self.type, last - first, self.cols, self.file, self.offset + start
+        )

@@ -77,6 +77,10 @@ class SafetensorsFolder:
         """The bytes of a tensor: a one-dimensional read-only view of the memory map."""
         return self._home[name].data(name)
 
+    def file_of(self, name: str) -> Path:
+        """The part that holds the tensor."""
+        return self._home[name].path
+
     def close(self) -> None:
         """Let go of the memory maps; views taken from them stay valid until they die."""
         for file in self._files:

@@ -26,6 +26,9 @@ class TensorStore(Protocol):
     def data(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor: a one-dimensional read-only view of the memory map."""
 
+    def file_of(self, name: str) -> Path:
+        """The file in which `tensors[name].offset` counts."""
+
     def close(self) -> None:
         """Let go of the memory map; views taken from it stay valid until they die."""
 
@@ -34,7 +37,7 @@ def matrix(store: TensorStore, name: str) -> Matrix:
     """The two-dimensional tensor `name`, still quantised, without a copy."""
     info = store.tensors[name]
     rows, cols = info.shape
-    return Matrix(store.data(name), info.type, rows, cols)
+    return Matrix(store.data(name), info.type, rows, cols, store.file_of(name), info.offset)
 
 
 def floats(store: TensorStore, name: str) -> NDArray[np.float32]:

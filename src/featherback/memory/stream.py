@@ -1,0 +1,274 @@
+"""Weights read past the system's page cache, for a machine whose memory cannot hold the model's file as well.
+
+There, a mapped page that is dropped must come from the disk again, page by page, and the cache throws out the very
+pages that were read ahead. Here two buffers take turns: one is at work while a thread fills the other, in reads of
+megabytes that the cache never sees (O_DIRECT on Linux, F_NOCACHE on macOS).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback import kernels
+from featherback.errors import FeatherbackError
+from featherback.models.model import LayerWeights, Model
+from featherback.weights.matrix import Matrix
+
+BLOCK = 4096
+"""Bytes: offsets, lengths and addresses of direct reads are multiples of it."""
+GATHERED = 256
+"""Scattered rows asked for at once."""
+
+Bytes = NDArray[np.uint8]
+
+
+class WeightStream:
+    """Hands out a model's weights from two buffers; `rows`: most rows of the head that are asked for at once.
+
+    FeatherbackError if the file cannot be read.
+    """
+
+    def __init__(self, model: Model, rows: int) -> None:
+        self.model = model
+        self._layers = [_without_map(model.layer(i)) for i in range(model.config.num_hidden_layers)]
+        self._files = Files()
+        size = buffer_bytes(
+            [list(weights.matrices().values()) for weights in self._layers], model.lm_head, rows
+        )
+        self._buffers = [Buffer(size, self._files) for _ in range(2)]
+        self._last = self._buffers[0]
+
+    @contextmanager
+    def layer(self, index: int, then: int | None = None) -> Iterator[LayerWeights]:
+        weights = self._layers[index]
+        names, matrices = zip(*weights.matrices().items(), strict=True)
+        held = self._hold(matrices)
+        if then is not None and 0 <= then < len(self._layers):
+            self._expect(tuple(self._layers[then].matrices().values()))
+        yield replace(weights, **dict(zip(names, held, strict=True)))
+
+    @contextmanager
+    def rows(self, stored: Matrix, first: int, last: int) -> Iterator[Matrix]:
+        (held,) = self._hold((stored.rows_between(first, last),))
+        following = min(stored.rows, 2 * last - first)
+        if following > last:
+            self._expect((stored.rows_between(last, following),))
+        yield held
+
+    def gather(self, stored: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
+        """Rows come one by one through the cache, all of them asked for before the first is waited for."""
+        file = self._files.scattered(_file_of(stored))
+        width = stored.row_bytes
+        for start in range(0, len(ids), GATHERED):
+            offsets = [stored.offset + int(i) * width for i in ids[start : start + GATHERED]]
+            rows = np.empty((len(offsets), width), np.uint8)
+            if hasattr(os, "posix_fadvise"):
+                for offset in offsets:
+                    os.posix_fadvise(file, offset, width, os.POSIX_FADV_WILLNEED)
+            for row, offset in zip(rows, offsets, strict=True):
+                read_exactly(file, [row.data], offset, width, stored)
+            part = Matrix(rows.reshape(-1), stored.type, len(offsets), stored.cols)
+            kernels.gather_rows(
+                kernels.matrix(part), np.arange(len(offsets), dtype=np.int32), out[start : start + GATHERED]
+            )
+
+    def close(self) -> None:
+        for buffer in self._buffers:
+            buffer.close()
+        self._files.close()
+
+    def _hold(self, matrices: Sequence[Matrix]) -> list[Matrix]:
+        """These matrices in a buffer, which is then the one at work."""
+        found = next((b for b in self._buffers if b.holds(matrices)), None)
+        self._last = found or self._spare()
+        if found is None:
+            self._last.fill(matrices)
+        return self._last.take()
+
+    def _expect(self, matrices: Sequence[Matrix]) -> None:
+        """Fill the buffer that is not at work."""
+        if not any(buffer.holds(matrices) for buffer in self._buffers):
+            self._spare().fill(matrices)
+
+    def _spare(self) -> Buffer:
+        return next(buffer for buffer in self._buffers if buffer is not self._last)
+
+
+class Buffer:
+    """Anonymous memory that a thread of its own fills."""
+
+    def __init__(self, size: int, files: Files) -> None:
+        self._memory, self._files = mmap.mmap(-1, size), files
+        self._content: list[Matrix] = []
+        self._held: list[Matrix] = []
+        self._error: BaseException | None = None
+        self._wanted, self._ready = threading.Semaphore(0), threading.Event()
+        self._ready.set()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def holds(self, matrices: Sequence[Matrix]) -> bool:
+        """Whether these are what it was last filled with."""
+        wanted = [(m.file, m.offset, m.nbytes) for m in matrices]
+        return [(m.file, m.offset, m.nbytes) for m in self._content] == wanted
+
+    def fill(self, matrices: Sequence[Matrix]) -> None:
+        """Begin to read them; what was held is gone."""
+        self._ready.wait()
+        self._content = list(matrices)
+        self._ready.clear()
+        self._wanted.release()
+
+    def take(self) -> list[Matrix]:
+        """The matrices, once they are read."""
+        self._ready.wait()
+        if self._error is not None:
+            self._content, error, self._error = [], self._error, None
+            raise error
+        return self._held
+
+    def close(self) -> None:
+        """End the thread; matrices taken stay valid until they die."""
+        self._closing = True
+        self._wanted.release()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            self._wanted.acquire()
+            if self._closing:
+                return
+            try:
+                self._held = self._read()
+            except Exception as error:  # handed to whoever waits
+                self._error = error
+            self._ready.set()
+
+    def _read(self) -> list[Matrix]:
+        bytes_ = np.frombuffer(self._memory, np.uint8)
+        held: dict[int, Matrix] = {}
+        used = 0
+        for run in runs(self._content):
+            begin, end = span(run)
+            target = self._memory_at(used, end - begin)
+            needed = max(m.offset + m.nbytes for m in run) - begin
+            read_exactly(self._files.direct(_file_of(run[0])), [target], begin, needed, run[0])
+            for m in run:
+                at = used + m.offset - begin
+                held[id(m)] = replace(m, data=bytes_[at : at + m.nbytes])
+            used += end - begin
+        return [held[id(m)] for m in self._content]
+
+    def _memory_at(self, start: int, nbytes: int) -> memoryview:
+        return memoryview(self._memory)[start : start + nbytes]
+
+
+class Files:
+    """Files open for reading past the cache, and for scattered reads through it."""
+
+    def __init__(self) -> None:
+        self._direct: dict[Path, int] = {}
+        self._scattered: dict[Path, int] = {}
+
+    def direct(self, path: Path) -> int:
+        """A descriptor for aligned reads that leave no trace in the cache, where the file system can do that."""
+        if path not in self._direct:
+            try:
+                self._direct[path] = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
+            except OSError:  # a file system in memory has no way past its own pages
+                self._direct[path] = _open(path)
+            _no_cache(self._direct[path])
+        return self._direct[path]
+
+    def scattered(self, path: Path) -> int:
+        """A descriptor for reads of single rows: the system reads no further than it is asked to."""
+        if path not in self._scattered:
+            self._scattered[path] = file = _open(path)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+        return self._scattered[path]
+
+    def close(self) -> None:
+        for file in (*self._direct.values(), *self._scattered.values()):
+            os.close(file)
+        self._direct, self._scattered = {}, {}
+
+
+def buffer_bytes(layers: Sequence[Sequence[Matrix]], head: Matrix, rows: int) -> int:
+    """Bytes of one buffer: the largest layer, or that many rows of the head, from block to block of the file."""
+    sizes = [sum(end - begin for begin, end in map(span, runs(layer))) for layer in layers]
+    return max(*sizes, min(rows, head.rows) * head.row_bytes + 2 * BLOCK)
+
+
+def runs(matrices: Sequence[Matrix]) -> list[list[Matrix]]:
+    """Matrices that lie within a block of each other in a file, together: each run is one read."""
+    found: list[list[Matrix]] = []
+    for m in sorted(matrices, key=lambda m: (str(m.file), m.offset)):
+        if found and found[-1][-1].file == m.file and span([m])[0] <= span(found[-1])[1]:
+            found[-1].append(m)
+        else:
+            found.append([m])
+    return found
+
+
+def span(run: Sequence[Matrix]) -> tuple[int, int]:
+    """[begin, end) of a run in its file, outwards to whole blocks."""
+    end = max(m.offset + m.nbytes for m in run)
+    return run[0].offset // BLOCK * BLOCK, -(-end // BLOCK) * BLOCK
+
+
+def read_exactly(file: int, target: list[memoryview], offset: int, needed: int, matrix: Matrix) -> None:
+    """Fill `target` from the file; FeatherbackError if not even `needed` bytes come (the last block may be short)."""
+    (view,) = target
+    done = 0
+    while done < needed:
+        try:
+            count = os.preadv(file, [view[done:]], offset + done)
+        except OSError as error:
+            raise FeatherbackError(f"Cannot read {matrix.file}: {error.strerror}.") from error
+        if count == 0:
+            raise FeatherbackError(
+                f"{matrix.file} is shorter than it was: was it changed by another program?"
+            )
+        done += count
+
+
+def _file_of(matrix: Matrix) -> Path:
+    if matrix.file is None:
+        raise ValueError("this matrix does not lie in a file")
+    return matrix.file
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise FeatherbackError(f"Cannot read {path}: {error.strerror}.") from error
+
+
+def _no_cache(file: int) -> None:
+    """macOS has no O_DIRECT; it is told afterwards."""
+    import fcntl
+
+    if hasattr(fcntl, "F_NOCACHE"):
+        fcntl.fcntl(file, fcntl.F_NOCACHE, 1)
+
+
+def _without_map(weights: LayerWeights) -> LayerWeights:
+    """Norms and biases copied out of the map, whose pages would stay; the matrices are not touched there."""
+    vectors: dict[str, Any] = {
+        name: None if (value := getattr(weights, name)) is None else np.array(value)
+        for name in ("input_layernorm", "post_attention_layernorm", "q_bias", "k_bias", "v_bias")
+    }
+    return replace(weights, **vectors)
