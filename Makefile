@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') CMakeLists.txt pyproject.toml
 
-.PHONY: demo test test-kernels test-arm lint format bench stub build clean
+.PHONY: demo test test-kernels test-arm lint format bench bench-llama stub build clean
 
 demo: build
 	$(BIN)/featherback demo
@@ -39,6 +39,15 @@ format:
 
 bench: build
 	$(BIN)/featherback bench memory
+
+# Prefill and decoding beside llama.cpp's, built for this CPU.
+bench-llama: $(VENV)/.llama
+	$(BIN)/featherback fetch smollm2-135m
+	$(BIN)/python benchmarks/against_llama_cpp.py
+
+$(VENV)/.llama: $(VENV)/.built
+	CMAKE_ARGS=-DGGML_NATIVE=ON $(BIN)/pip install -q llama-cpp-python
+	touch $@
 
 # The extension's type stub is kept in the tree; a test compares it with the built module.
 stub: build

@@ -1,9 +1,8 @@
-"""One token's matrix products, all layers and the head; and llama.cpp's token on the file, if installed.
+"""One token's matrix products, all layers and the head, with the operands decoding uses.
 
-    python benchmarks/kernels/decode.py model.gguf [--threads 1]
+    python benchmarks/kernels/decode.py model.gguf [--threads 1] [--compute fp32]
 
-With one thread both are CPU time. For llama.cpp a file without a vocabulary must say so
-(`tokenizer.ggml.model` = "none").
+With one thread it is CPU time. benchmarks/against_llama_cpp.py measures whole tokens.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ def main() -> None:
     )
     parser.add_argument("model", type=Path)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--compute", choices=list(kernels.OPERANDS), default="bf16")
     options = parser.parse_args()
     clock = time.process_time if options.threads == 1 else time.perf_counter
     kernels.set_threads(options.threads)
@@ -34,14 +34,11 @@ def main() -> None:
     layers = [model.layer(i) for i in range(model.config.num_hidden_layers)]
     stored = [getattr(layer, name) for layer in layers for name in MATRICES] + [model.lm_head]
     rng = np.random.default_rng(0)
-    jobs = [
-        (
-            rng.standard_normal((1, w.cols)).astype(np.float32),
-            kernels.matrix(w),
-            np.empty((1, w.rows), np.float32),
-        )
-        for w in stored
-    ]
+    jobs = []
+    for w in stored:
+        x = np.empty((1, w.cols), kernels.OPERANDS[options.compute])
+        kernels.cast(rng.standard_normal(x.shape).astype(np.float32), x)
+        jobs.append((x, kernels.matrix(w), np.empty((1, w.rows), np.float32)))
     seconds = []
     for _ in range(40):
         start = clock()
@@ -51,26 +48,6 @@ def main() -> None:
     ours = sorted(seconds)[10]
     gigabytes = sum(w.nbytes for w in stored) / 1e9
     print(f"{kernels.describe()}: {ours * 1e3:.2f} ms a token, {gigabytes / ours:.1f} GB/s")
-
-    try:
-        import llama_cpp
-    except ImportError:
-        return
-    rival = llama_cpp.Llama(
-        str(options.model),
-        n_ctx=512,
-        n_threads=options.threads,
-        n_threads_batch=options.threads,
-        verbose=False,
-    )
-    rival.eval(list(range(5, 25)))
-    seconds = []
-    for token in range(64):
-        start = clock()
-        rival.eval([30 + token])
-        seconds.append(clock() - start)
-    theirs = sorted(seconds)[16]
-    print(f"llama.cpp: {theirs * 1e3:.2f} ms a token; ours is {theirs / ours:.2f} times its rate")
 
 
 if __name__ == "__main__":

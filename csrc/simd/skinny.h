@@ -21,47 +21,64 @@ FB_INLINE void widen_rows(const View& x, int64_t width, float* out) {
     });
 }
 
-// sums[t] = the products of one stored row with x_t, spread over lanes.
+// Stored rows times x (T, K), in float32.
 template <TensorType type, int T>
-FB_INLINE void dot_row(const uint8_t* row, int64_t cols, const float* x, int64_t width, Vec (&sums)[T]) {
-    constexpr int kChains = 4;  // of additions, side by side: they hide each other's latency
-    Vec parts[T][kChains] = {};
-    const auto add = [&](const Floats& weights, int64_t run, int chain) {
-        for (int t = 0; t < T; t++)
-            for (int v = 0; v < kRunVectors; v++)
-                parts[t][(chain + v) % kChains] += weights.v[v] * load(x + t * width + run * kRun + v * kLanes);
-    };
-    const int64_t runs = cols / kRun;
-    int64_t run = 0;
-    // A block of 256 is unrolled: what its eight runs share is then computed once, and the rest by constants.
-    constexpr BlockShape block = block_shape(type);
-    constexpr int kUnroll = block.weights == 256 ? 8 : 2;
-    constexpr int64_t kBytes = int64_t(kUnroll) * kRun / block.weights * block.bytes;
-    for (; run + kUnroll <= runs; run += kUnroll)
-#pragma GCC unroll 8
-        for (int i = 0; i < kUnroll; i++)
-            add(unpack_run<type>(row + run / kUnroll * kBytes, i), run + i, i * kRunVectors);
-    for (; run < runs; run++) add(unpack_run<type>(row, run), run, 0);
-    if (runs * kRun < cols) {
-        Floats last{};
-        unpack<type>(row, runs * kRun, cols - runs * kRun, reinterpret_cast<float*>(&last));
-        add(last, runs, 0);
+class FloatRows {
+public:
+    static int64_t scratch_bytes(const View& x) { return T * round_up(x.cols, kRun) * 4; }
+
+    FloatRows(const View& x, void* scratch)
+        : cols_(x.cols), width_(round_up(x.cols, kRun)), x_(static_cast<float*>(scratch)) {
+        widen_rows(x, width_, x_);
     }
-    for (int t = 0; t < T; t++) sums[t] = (parts[t][0] + parts[t][1]) + (parts[t][2] + parts[t][3]);
-}
+
+    // sums[t] = the products of one stored row with x_t, spread over lanes.
+    FB_INLINE void dot(const uint8_t* row, Vec (&sums)[T]) const {
+        constexpr int kChains = 4;  // of additions, side by side: they hide each other's latency
+        Vec parts[T][kChains] = {};
+        const auto add = [&](const Floats& weights, int64_t run, int chain) {
+            for (int t = 0; t < T; t++)
+                for (int v = 0; v < kRunVectors; v++)
+                    parts[t][(chain + v) % kChains] += weights.v[v] * load(x_ + t * width_ + run * kRun + v * kLanes);
+        };
+        const int64_t runs = cols_ / kRun;
+        int64_t run = 0;
+        // A block of 256 is unrolled: what its eight runs share is then computed once, and the rest by constants.
+        constexpr BlockShape block = block_shape(type);
+        constexpr int kUnroll = block.weights == 256 ? 8 : 2;
+        constexpr int64_t kBytes = int64_t(kUnroll) * kRun / block.weights * block.bytes;
+        for (; run + kUnroll <= runs; run += kUnroll)
+#pragma GCC unroll 8
+            for (int i = 0; i < kUnroll; i++)
+                add(unpack_run<type>(row + run / kUnroll * kBytes, i), run + i, i * kRunVectors);
+        for (; run < runs; run++) add(unpack_run<type>(row, run), run, 0);
+        if (runs * kRun < cols_) {
+            Floats last{};
+            unpack<type>(row, runs * kRun, cols_ - runs * kRun, reinterpret_cast<float*>(&last));
+            add(last, runs, 0);
+        }
+        for (int t = 0; t < T; t++) sums[t] = (parts[t][0] + parts[t][1]) + (parts[t][2] + parts[t][3]);
+    }
+
+private:
+    int64_t cols_, width_;
+    float* x_;
+};
 
 // out (T, N) (+)= x (T, K) W^T + bias + h (T, r) b (r, N), for T of at most kSkinnyRows.
-template <TensorType type, int T>
+template <class Rows, int T>
 void linear_skinny(const View& x, const Matrix& w, const float* bias, const View& h, const View& b, const View& out,
                    bool accumulate) {
-    const int64_t width = round_up(x.cols, kRun), rank = h ? h.cols : 0;
     // The caller's own scratch: the units below must not ask for any.
-    float* wide = static_cast<float*>(thread_scratch(size_t(T * (width + rank)) * 4));
-    float* factors = wide + T * width;
-    widen_rows(x, width, wide);
+    const int64_t rank = h ? h.cols : 0, prepared = round_up(Rows::scratch_bytes(x), 64);
+    auto* scratch = static_cast<uint8_t*>(thread_scratch(size_t(prepared + T * rank * 4)));
+    const Rows stored(x, scratch);
+    float* factors = reinterpret_cast<float*>(scratch + prepared);
     if (h) widen_rows(h, rank, factors);
-    constexpr int64_t kUnitBytes = 32 * 1024;
-    const int64_t rows = round_up(std::max<int64_t>(1, kUnitBytes / std::max<int64_t>(1, w.row_bytes)), kLanes);
+    // Many units, and as many for one thread as for another. The processor runs ahead within a page; we go further.
+    constexpr int64_t kUnitBytes = 32 * 1024, kAhead = 4096;
+    const int64_t units = round_up(std::max<int64_t>(1, w.rows * w.row_bytes / kUnitBytes), threads());
+    const int64_t rows = round_up((w.rows + units - 1) / units, kLanes);
     parallel_for((w.rows + rows - 1) / rows, [&](int64_t unit) {
         const int64_t end = std::min(w.rows, (unit + 1) * rows);
         for (int64_t n = unit * rows; n < end; n += kLanes) {
@@ -69,8 +86,10 @@ void linear_skinny(const View& x, const Matrix& w, const float* bias, const View
             Vec dots[T][kLanes] = {};
             const uint8_t* row = w.row(n);
             for (int64_t i = 0; i < live; i++) {
+                for (int64_t at = 0; at < w.row_bytes; at += 64)
+                    __builtin_prefetch(row + i * w.row_bytes + kAhead + at);
                 Vec sums[T];
-                dot_row<type, T>(row + i * w.row_bytes, x.cols, wide, width, sums);
+                stored.dot(row + i * w.row_bytes, sums);
                 for (int t = 0; t < T; t++) dots[t][i] = sums[t];
             }
             for (int t = 0; t < T; t++) {

@@ -30,6 +30,11 @@ SHAPES = [
     (65, 129, 127, 8, "BF16"),
     (33, 1056, 200, 0, "Q4_0"),
     (129, 2080, 24, 8, "Q4_1"),
+    (1, 1184, 40, 3, "Q4_0"),
+    (4, 608, 19, 8, "Q4_1"),
+    (2, 544, 33, 0, "Q5_0"),
+    (3, 768, 50, 1, "Q4_K"),
+    (1, 1280, 21, 8, "Q6_K"),
 ]
 LONG = "T{}-K{}-N{}-r{}-{}".format
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: LONG(*shape))
@@ -237,6 +242,22 @@ def test_slices_of_the_weight(rng: np.random.Generator, isa: str, type: str, dty
             {"dx": bound(oracles.linear_backward, dy, values, N)},
             compute=dtype,
         )
+
+
+@pytest.mark.skipif("avx512bf16" not in VECTOR_SETS, reason="this CPU has no AVX512-BF16")
+@pytest.mark.parametrize("type", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("T", [1, 2, 3, 4])
+def test_codes_of_few_rows_are_not_rounded(rng: np.random.Generator, type: str, T: int) -> None:
+    """Decoding multiplies the codes themselves: the bound of fp32 holds for bf16 operands."""
+    K, N = 768 if type.endswith("K") else 864, 37
+    w, x = stored(rng, type, N, K), {"x": random(rng, T, K, "bf16")}
+    check_op(
+        kernel("avx512bf16", "linear", w=w.matrix),
+        kernel(REFERENCE, "linear", w=w.matrix),
+        x,
+        {"out": Output((T, N))},
+        {"out": bound(oracles.linear, x, w.values, K)},
+    )
 
 
 @isas

@@ -116,6 +116,8 @@ def tiles(size: int, step: int) -> Iterator[tuple[int, int]]:
 
 def tile(p: Projections, f0: int, f1: int) -> tuple[Projection, Projection, Projection]:
     """Columns [f0, f1) of F: outputs of gate and up, inputs of down."""
+    if (f0, f1) == (0, p["down_proj"].weight.shape[1]):
+        return p["gate_proj"], p["up_proj"], p["down_proj"]
 
     def outputs(projection: Projection) -> Projection:
         lora = projection.lora

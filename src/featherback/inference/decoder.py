@@ -108,7 +108,7 @@ class Decoder:
         with ctx.arena.frame():
             n = ctx.operands(ctx.tokens, c.hidden_size)
             kernels.rms_norm(x, norm, c.rms_norm_eps, n)
-            q, out = ctx.floats(ctx.tokens, c.q_size), ctx.floats(ctx.tokens, c.q_size)
+            q, out = ctx.floats(ctx.tokens, c.q_size), ctx.operands(ctx.tokens, c.q_size)
             for name, projected in (("q_proj", q), ("k_proj", keys[past:end]), ("v_proj", values[past:end])):
                 p[name].forward(n, p[name].down(ctx, n), projected)
                 if name != "v_proj":
@@ -116,9 +116,7 @@ class Decoder:
             seen = np.array([0, end], np.int32)
             heads = (c.num_attention_heads, c.num_key_value_heads)
             kernels.attention(q, keys[:end], values[:end], out, None, *heads, ctx.cu_seqlens, seen)
-            operand = ctx.operands(*out.shape)
-            kernels.cast(out, operand)
-            p["o_proj"].forward(operand, p["o_proj"].down(ctx, operand), x, accumulate=True)
+            p["o_proj"].forward(out, p["o_proj"].down(ctx, out), x, accumulate=True)
 
 
 def _pairs(adapter: LoRA | None, layer: int) -> Pairs:

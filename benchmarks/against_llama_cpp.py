@@ -1,0 +1,186 @@
+"""Prefill and decoding beside llama.cpp's on the same files: `make bench-llama`, or with llama-cpp-python installed
+
+    python benchmarks/against_llama_cpp.py [--threads 1 2] [--rounds 9] [--cpu-time] [--files model.gguf ...]
+
+Without --files: SmolLM2-135M (`featherback fetch smollm2-135m`) and a synthetic Qwen2.5-0.5B in Q4_0. Each side lives
+in a process of its own that sleeps while the other is measured; they take turns, and a ratio is of two neighbours in
+time. Tokens are random, both sides pick the likeliest next one, and llama.cpp is driven through its C functions, so
+that its Python wrapper costs it nothing. Prints a Markdown table: medians, the ratio's being the median of ratios.
+
+--cpu-time counts the seconds of the processor instead of the clock's, for one thread on a machine that others use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+CONTEXT, PROMPT, ANSWER = 1100, 32, 64
+PREFILLS = (256, 1024)
+
+
+class Featherback:
+    """Our decoder."""
+
+    def __init__(self, path: str, threads: int, compute: str) -> None:
+        from featherback import kernels, models
+        from featherback.inference.decoder import Decoder
+
+        kernels.set_threads(threads)
+        model = models.load(path)
+        self.vocabulary = model.config.vocab_size
+        self._decoder = Decoder(model, None, CONTEXT, compute)
+
+    def clear(self) -> None:
+        self._decoder.rewind(0)
+
+    def next_token(self, tokens: list[int]) -> int:
+        """The likeliest token after `tokens`, which join the cache."""
+        return int(np.argmax(self._decoder.forward(tokens)))
+
+
+class LlamaCpp:
+    """llama.cpp's context, with the settings its own clients start with."""
+
+    def __init__(self, path: str, threads: int) -> None:
+        import llama_cpp
+
+        self._api = llama_cpp
+        self._model = llama_cpp.Llama(
+            path,
+            n_ctx=CONTEXT,
+            n_batch=CONTEXT,
+            n_threads=threads,
+            n_threads_batch=threads,
+            kv_overrides=None if _has_vocabulary(path) else {"tokenizer.ggml.model": "none"},
+            verbose=False,
+        )
+        self._context = self._model.ctx
+        self.vocabulary = self._model.n_vocab()
+
+    def clear(self) -> None:
+        self._api.llama_memory_clear(self._api.llama_get_memory(self._context), False)
+
+    def next_token(self, tokens: list[int]) -> int:
+        """The likeliest token after `tokens`, which join the cache."""
+        ids = (self._api.llama_token * len(tokens))(*tokens)
+        if self._api.llama_decode(self._context, self._api.llama_batch_get_one(ids, len(tokens))):
+            raise RuntimeError("llama_decode failed")
+        logits = self._api.llama_get_logits_ith(self._context, -1)
+        return int(np.argmax(np.ctypeslib.as_array(logits, (self.vocabulary,))))
+
+
+SIDES: dict[str, Callable[..., Any]] = {"featherback": Featherback, "llama.cpp": LlamaCpp}
+
+
+def _has_vocabulary(path: str) -> bool:
+    from featherback.weights.gguf import GGUFFile
+
+    return "tokenizer.ggml.model" in GGUFFile(path).metadata
+
+
+def serve(pipe: Connection, side: str, arguments: tuple[Any, ...], cpu_time: bool) -> None:
+    """Measure one thing a message: the tokens a second of a prefill of n tokens, or with n = 0 of decoding."""
+    clock = time.process_time if cpu_time else time.perf_counter
+    runner, rng = SIDES[side](*arguments), np.random.default_rng(0)
+    while (count := pipe.recv()) is not None:
+        runner.clear()
+        prompt = rng.integers(0, runner.vocabulary, count or PROMPT).tolist()
+        if count:
+            start = clock()
+            runner.next_token(prompt)
+        else:
+            token = runner.next_token(prompt)
+            start = clock()
+            for _ in range(ANSWER):
+                token = runner.next_token([token])
+        pipe.send((count or ANSWER) / (clock() - start))
+
+
+def compare(path: Path, threads: int, compute: str, rounds: int, cpu_time: bool) -> list[dict[str, Any]]:
+    """Rates of both sides on one file, and their ratios, for every prefill and for decoding."""
+    spawn, pipes, workers = multiprocessing.get_context("spawn"), {}, []
+    for side in SIDES:
+        arguments = (str(path), threads, compute) if side == "featherback" else (str(path), threads)
+        pipes[side], theirs = spawn.Pipe()
+        workers.append(spawn.Process(target=serve, args=(theirs, side, arguments, cpu_time), daemon=True))
+        workers[-1].start()
+        theirs.close()
+    found = []
+    for count in (*PREFILLS, 0):
+        rates: dict[str, list[float]] = {side: [] for side in SIDES}
+        for turn in range(rounds + 1):  # the first one warms up
+            for side in SIDES if turn % 2 else reversed(SIDES):
+                pipes[side].send(count)
+                rates[side].append(pipes[side].recv())
+        ours, theirs_ = (rates[side][1:] for side in SIDES)
+        ratio = median(a / b for a, b in zip(ours, theirs_))
+        what = f"prefill, {count} tokens" if count else f"decoding, {ANSWER} tokens after {PROMPT}"
+        found.append({"what": what, "ours": median(ours), "theirs": median(theirs_), "ratio": ratio})
+    for pipe in pipes.values():
+        pipe.send(None)
+    for worker in workers:
+        worker.join()
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--files", type=Path, nargs="+", help="GGUF files; default: the two named above")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--compute", choices=("bf16", "fp32"), default="bf16", help="our operands")
+    parser.add_argument("--cpu-time", action="store_true")
+    options = parser.parse_args()
+    try:
+        import llama_cpp
+    except ImportError:
+        print(
+            "This needs llama-cpp-python: run `make bench-llama`, or pip install llama-cpp-python.",
+            file=sys.stderr,
+        )
+        return 2
+    from featherback.bench.markdown import number, table
+    from featherback.bench.synthetic import write_synthetic
+    from featherback.hub.fetch import fetch
+
+    with tempfile.TemporaryDirectory() as place:
+        files = options.files or [
+            fetch("smollm2-135m"),
+            write_synthetic(Path(place) / "qwen2.5-0.5b-q4_0.gguf", "qwen2.5-0.5b"),
+        ]
+        rows = []
+        for path in files:
+            for threads in options.threads:
+                for line in compare(path, threads, options.compute, options.rounds, options.cpu_time):
+                    print(
+                        json.dumps({"file": path.name, "threads": threads, **line}),
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                    rates = [number(line[key], 1) for key in ("ours", "theirs")]
+                    rows.append([path.stem, str(threads), line["what"], *rates, number(line["ratio"], 2)])
+    seconds = "CPU time" if options.cpu_time else "wall clock"
+    print(
+        f"llama-cpp-python {llama_cpp.__version__}, {options.compute} operands, {seconds}, {os.uname().machine}\n"
+    )
+    print(table(["model", "threads", "what", "Featherback tok/s", "llama.cpp tok/s", "ratio"], rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
