@@ -137,7 +137,7 @@ def least_budget(least: int) -> int:
 def _thread_scratch(job: Job) -> int:
     """A thread's own buffers: attention's tiles, a packing panel, the skinny products' factors."""
     width = -(-job.config.head_dim // 16) * 16
-    attention = (2 * 48 * width + 5 * 64 * width + 2 * 48 * 64) * 4
+    attention = (6 * 64 * width + 2 * 64 * 64) * 4
     return max(attention, 64 * 256 * 4, job.tokens * job.rank * 4, 24 * job.rank * 64) + 64 * 1024
 
 
