@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +41,7 @@ class WeightStream:
     def __init__(self, model: Model, rows: int) -> None:
         self.model = model
         self._layers = [_without_map(model.layer(i)) for i in range(model.config.num_hidden_layers)]
+        _unmap(matrix for weights in self._layers for matrix in weights.matrices().values())
         self._files = Files()
         size = buffer_bytes(
             [list(weights.matrices().values()) for weights in self._layers], model.lm_head, rows
@@ -266,9 +267,16 @@ def _no_cache(file: int) -> None:
 
 
 def _without_map(weights: LayerWeights) -> LayerWeights:
-    """Norms and biases copied out of the map, whose pages would stay; the matrices are not touched there."""
+    """Norms and biases copied out of the map; the matrices are not touched there."""
     vectors: dict[str, Any] = {
         name: None if (value := getattr(weights, name)) is None else np.array(value)
         for name in ("input_layernorm", "post_attention_layernorm", "q_bias", "k_bias", "v_bias")
     }
     return replace(weights, **vectors)
+
+
+def _unmap(matrices: Iterable[Matrix]) -> None:
+    """Let go of the pages of their files that the norms and biases, and what lies around them, brought in."""
+    files = {id(m.data.base): m.data.base for m in matrices if isinstance(m.data.base, np.ndarray)}
+    for file in files.values():
+        kernels.drop_pages(file)
