@@ -10,14 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
+from featherback.memory.scattered import ScatteredRows
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.matrix import Matrix
 
 FOLIO = 2 << 20
 """Bytes: the largest piece of the page cache that Linux maps at one touch."""
-SCATTERED_ROWS = 4
-"""Rows of the embedding looked up between two drops."""
-
 Stretch = tuple[NDArray[np.uint8], int, int]
 """A mapped file and [begin, end) in it."""
 
@@ -44,7 +42,7 @@ class WeightPager:
     """Weights as the memory map has them. `drop`: pages are unmapped after use, and the next ones read ahead."""
 
     def __init__(self, model: Model, drop: bool) -> None:
-        self.model, self._drop = model, drop
+        self.model, self._drop, self._scattered = model, drop, ScatteredRows()
         self._layers = [model.layer(i) for i in range(model.config.num_hidden_layers)]
         self._stretches = [_stretches(list(layer.matrices().values())) for layer in self._layers]
 
@@ -69,15 +67,13 @@ class WeightPager:
             self._drop_around(_stretches([part]))
 
     def gather(self, stored: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
-        """A few rows at a time: each brings its neighbourhood of pages along."""
-        handle = kernels.matrix(stored)
-        step, whole = SCATTERED_ROWS if self._drop else max(len(ids), 1), _stretches([stored])
-        for first in range(0, len(ids), step):
-            kernels.gather_rows(handle, ids[first : first + step], out[first : first + step])
-            self._drop_around(whole)
+        if self._drop:
+            self._scattered.gather(stored, ids, out)
+        else:
+            kernels.gather_rows(kernels.matrix(stored), ids, out)
 
     def close(self) -> None:
-        """Nothing is held."""
+        self._scattered.close()
 
     def _expect(self, stretches: list[Stretch]) -> None:
         if self._drop:

@@ -12,7 +12,7 @@ from featherback.memory.arena import aligned
 from featherback.memory.job import Job
 from featherback.memory.ledger import Sizes, kept_block
 from featherback.memory.machine import Baseline, Machine
-from featherback.memory.pager import FOLIO, SCATTERED_ROWS
+from featherback.memory.pager import FOLIO
 from featherback.memory.plan import MLP_STEP, Plan, Weights
 from featherback.memory.stream import BLOCK
 
@@ -156,7 +156,7 @@ def _resident(job: Job, plan: Plan) -> int:
         return job.weight_bytes
     if plan.weights == "streamed":
         return 0
-    head = _head_rows(job, plan) * job.head_row_bytes + SCATTERED_ROWS * FOLIO // 2
+    head = _head_rows(job, plan) * job.head_row_bytes
     return max(job.layer_bytes, head) + FOLIO
 
 
