@@ -1,12 +1,9 @@
 // The micro-kernel on AMX tiles, with the memory layout they ask for. simd/micro.h says what its members mean.
 //
-// It is written against `Tiles`: the hardware's, or, in the kernel tests, one in plain C++ that computes the same.
+// It is written against `Tiles` of the header FB_TILES: the hardware's, or, in the kernel tests, one in plain C++ that
+// computes the same.
 #pragma once
-#if defined(__AMX_BF16__)
-#include "amx/tiles.h"
-#else
-#include "tests/plain_tiles.h"
-#endif
+#include FB_TILES
 
 namespace fb::FB_ISA {
 

@@ -10,6 +10,7 @@ struct alignas(64) TileShapes {
     uint16_t row_bytes[16];
     uint8_t rows[16];
 };
+static_assert(sizeof(TileShapes) == 64);
 constexpr TileShapes kTileShapes = {
     1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16},
 };

@@ -20,7 +20,7 @@ FB_INLINE Rows<uint16_t> whole_rows(const View& x, int64_t row, int64_t live, in
 
 }  // namespace fb::FB_ISA
 
-#if defined(FB_AMX)
+#if defined(FB_TILES)
 
 #include "amx/micro.h"
 namespace fb::FB_ISA {

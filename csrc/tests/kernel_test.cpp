@@ -28,10 +28,11 @@ int checks = 0, failures = 0;
 
 float uniform(float low, float high) { return std::uniform_real_distribution<float>(low, high)(generator); }
 
-// A view that owns its memory, with a gap behind each row. Fresh ones hold NaN, so that a cell left out is noticed.
+// A view that owns its memory, with a gap behind each row. Fresh ones hold NaN, so that a cell left out is noticed, and
+// gaps do for ever, so that one read is.
 class Array {
 public:
-    Array(int64_t rows, int64_t cols, Dtype dtype = Dtype::f32) : bytes_(size_t(rows * (cols + kGap) * 4 + 64)) {
+    Array(int64_t rows, int64_t cols, Dtype dtype = Dtype::f32) : bytes_(size_t(rows * (cols + kGap) * 4 + 64), 0xff) {
         view_ = {bytes_.data(), dtype, rows, cols, cols + kGap};
         each([](float&) {}, std::nanf(""));
     }
