@@ -57,10 +57,11 @@ std::vector<const Ops*> available_ops() {
 #if defined(__x86_64__)
     if (cpu_has_avx2()) tables.push_back(avx2_ops());
     if (cpu_has_avx512()) tables.push_back(avx512_ops());
-    if (cpu_has_avx512_bf16()) tables.push_back(avx512bf16_ops());
 #if defined(FB_WITH_AMX)
+    // Before the last, which is chosen: the tiles have been proven in emulation, but never run on the real ones.
     if (cpu_has_amx_bf16()) tables.push_back(amx_bf16_ops());
 #endif
+    if (cpu_has_avx512_bf16()) tables.push_back(avx512bf16_ops());
 #elif defined(__aarch64__)
     if (cpu_has_bf16()) tables.push_back(neon_bf16_ops());
 #endif
