@@ -1,8 +1,11 @@
 """The random numbers behind an adapter's start, a data order and MeZO's directions."""
 
-import numpy as np
+import tracemalloc
 
-from featherback.noise import bits, normal, splitmix, uniform
+import numpy as np
+import pytest
+
+from featherback.noise import PIECE, bits, fill_normal, normal, splitmix, uniform
 
 
 def test_splitmix_is_the_published_generator() -> None:
@@ -30,6 +33,24 @@ def test_normal_numbers_are_normal() -> None:
     assert abs((x**3).mean()) < 0.03
     assert abs((x**4).mean() - 3) < 0.1
     assert abs(np.corrcoef(x[:100_000], x[100_000:200_000])[0, 1]) < 0.015
+
+
+@pytest.mark.parametrize("n", [1, 2, 2 * PIECE - 1, 2 * PIECE, 2 * PIECE + 1, 5 * PIECE + 7])
+def test_normal_numbers_are_made_in_pieces(n: int) -> None:
+    words = bits((5, 2), -(-n // 2))
+    radius = np.sqrt(-2 * np.log(((words >> np.uint64(40)) + 1.0) * 2.0**-24))
+    angle = (words & np.uint64(0xFFFFFF)) * (2 * np.pi * 2.0**-24)
+    expected = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:n]
+    np.testing.assert_allclose(normal((5, 2), n), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_normal_numbers_need_no_room_that_grows_with_them() -> None:
+    out = np.empty(1_000_000, np.float32)
+    tracemalloc.start()
+    fill_normal((1,), out)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50 * PIECE
 
 
 def test_keys_are_independent_and_repeatable() -> None:

@@ -1,5 +1,10 @@
 #include "core/dispatch.h"
 
+#if defined(FB_WITH_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(__aarch64__) && defined(__APPLE__)
@@ -18,6 +23,19 @@ bool cpu_has_avx512() {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 bool cpu_has_avx512_bf16() { return cpu_has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+#if defined(FB_WITH_AMX)
+// The tiles' 8 KB are part of a thread's state, which Linux saves only in processes that asked for it.
+bool cpu_has_amx_bf16() {
+    static const bool granted = [] {
+        unsigned a, b, c, d;
+        if (!cpu_has_avx512_bf16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+        const bool bf16 = d >> 22 & 1, tile = d >> 24 & 1;
+        constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+        return bf16 && tile && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+    }();
+    return granted;
+}
+#endif
 #elif defined(__aarch64__)
 bool cpu_has_bf16() {
 #if defined(__linux__)
@@ -39,6 +57,10 @@ std::vector<const Ops*> available_ops() {
 #if defined(__x86_64__)
     if (cpu_has_avx2()) tables.push_back(avx2_ops());
     if (cpu_has_avx512()) tables.push_back(avx512_ops());
+#if defined(FB_WITH_AMX)
+    // Before the last, which is chosen: the tiles have been proven in emulation, but never run on the real ones.
+    if (cpu_has_amx_bf16()) tables.push_back(amx_bf16_ops());
+#endif
     if (cpu_has_avx512_bf16()) tables.push_back(avx512bf16_ops());
 #elif defined(__aarch64__)
     if (cpu_has_bf16()) tables.push_back(neon_bf16_ops());

@@ -35,16 +35,12 @@ constexpr int kLanes = 4;
 constexpr int kRegisterVectors = 2;
 #endif
 
-#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-constexpr bool kHasBf16Dot = true;
-#else
-constexpr bool kHasBf16Dot = false;
-#endif
-
 using Vec = float __attribute__((vector_size(4 * kLanes)));
 using IVec = int32_t __attribute__((vector_size(4 * kLanes)));
 using UVec = uint32_t __attribute__((vector_size(4 * kLanes)));
 using HVec = uint16_t __attribute__((vector_size(2 * kLanes)));
+using WVec = uint16_t __attribute__((vector_size(4 * kLanes)));
+using QVec = uint64_t __attribute__((vector_size(4 * kLanes)));
 
 FB_INLINE Vec splat(float x) { return x - Vec{}; }
 
@@ -90,17 +86,6 @@ FB_INLINE void store_part(T* p, int64_t n, Vec v) {
     float lanes[kLanes];
     store(lanes, v);
     for (int64_t i = 0; i < n; i++) store1(p + i, lanes[i]);
-}
-
-// sum + the products of each lane's two pairs of bf16.
-FB_INLINE Vec dot_pairs(Vec sum, UVec a, UVec b) {
-#if defined(__AVX512BF16__)
-    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
-#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-    return (Vec)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)a, (bfloat16x8_t)b);
-#else
-    return sum + (Vec)(a << 16) * (Vec)(b << 16) + (Vec)(a & 0xffff0000u) * (Vec)(b & 0xffff0000u);
-#endif
 }
 
 FB_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }

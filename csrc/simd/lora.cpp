@@ -1,5 +1,6 @@
 // The two skinny products of LoRA: one dimension is the rank.
 #include "simd/pack.h"
+#include "simd/rows.h"
 #include "simd/table.h"
 
 namespace fb::FB_ISA {
@@ -36,7 +37,7 @@ FB_INLINE void dot_rows(const X* x, int64_t ldx, const float* a, int64_t lda, in
 template <class X>
 void lora_down_rows(View x, View a, float scale, View h, bool accumulate, int64_t t0, int64_t t1) {
     const int64_t rank = a.rows, cells = (t1 - t0) * rank, padded = round_up(cells, kLanes);
-    Vec* acc = static_cast<Vec*>(thread_scratch(size_t(padded) * sizeof(Vec)));
+    Vec* acc = static_cast<Vec*>(thread_scratch(size_t(padded) * (sizeof(Vec) + sizeof(float))));
     std::memset(static_cast<void*>(acc), 0, size_t(padded) * sizeof(Vec));
     for (int64_t p = 0; p < x.cols; p += kDownDepth) {
         const int64_t depth = std::min<int64_t>(kDownDepth, x.cols - p);
@@ -49,20 +50,20 @@ void lora_down_rows(View x, View a, float scale, View h, bool accumulate, int64_
                     });
             });
     }
+    float* result = reinterpret_cast<float*>(acc + padded);
     for (int64_t cell = 0; cell < cells; cell += kLanes) {
         Vec group[kLanes];
         for (int i = 0; i < kLanes; i++) group[i] = acc[cell + i];
-        float result[kLanes];
-        store(result, lane_sums(group) * scale);
-        for (int64_t i = 0; i < std::min<int64_t>(kLanes, cells - cell); i++) {
-            const int64_t t = t0 + (cell + i) / rank, j = (cell + i) % rank;
-            by_dtype(h.dtype, [&](auto* tag) {
-                using H = std::remove_pointer_t<decltype(tag)>;
-                H* out = h.row<H>(t) + j;
-                store1(out, accumulate ? load1(out) + result[i] : result[i]);
-            });
-        }
+        store(result + cell, lane_sums(group) * scale);
     }
+    by_dtype(h.dtype, [&](auto* tag) {
+        using H = std::remove_pointer_t<decltype(tag)>;
+        const auto write = [&](H* out, const float* from, int64_t count) {
+            for_lanes(count, [&](auto get, auto put) { put(out, accumulate ? get(out) + get(from) : get(from)); });
+        };
+        if (h.ld == rank) return write(h.row<H>(t0), result, cells);
+        for (int64_t t = t0; t < t1; t++) write(h.row<H>(t), result + (t - t0) * rank, rank);
+    });
 }
 
 // da (R, N vectors) += sum over tokens of dh[t, 0..R) x[t, strip]; `live` columns of the strip exist.
@@ -102,8 +103,11 @@ void lora_gradient(View dh, View x, float scale, View da, bool accumulate) {
         float* factors = static_cast<float*>(thread_scratch(size_t(std::max<int64_t>(dh.rows * rank, 1)) * 4));
         by_dtype(dh.dtype, [&](auto* tag) {
             using H = std::remove_pointer_t<decltype(tag)>;
-            for (int64_t t = 0; t < dh.rows; t++)
-                for (int64_t j = 0; j < rank; j++) factors[t * rank + j] = load1(dh.row<H>(t) + j) * scale;
+            const auto widen = [&](const H* from, float* to, int64_t count) {
+                for_lanes(count, [&](auto get, auto put) { put(to, get(from) * scale); });
+            };
+            if (dh.ld == rank) return widen(dh.row<H>(0), factors, dh.rows * rank);
+            for (int64_t t = 0; t < dh.rows; t++) widen(dh.row<H>(t), factors + t * rank, rank);
         });
         by_dtype(x.dtype, [&](auto* tag) {
             using X = std::remove_pointer_t<decltype(tag)>;
@@ -126,8 +130,10 @@ void lora_gradient(View dh, View x, float scale, View da, bool accumulate) {
                         }
                         for (int i = 0; i < R; i++) {
                             float* out = da.row<float>(j + i) + col;
-                            for (int64_t c = 0; c < live; c++)
-                                out[c] = accumulate ? out[c] + result[i * kStrip + c] : result[i * kStrip + c];
+                            const float* sums = result + i * kStrip;
+                            for_lanes(live, [&](auto get, auto put) {
+                                put(out, accumulate ? get(out) + get(sums) : get(sums));
+                            });
                         }
                     });
             }

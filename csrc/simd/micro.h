@@ -7,7 +7,7 @@
 
 namespace fb::FB_ISA {
 
-constexpr int kTileRows = 6;
+constexpr int kTileRows = 6;  // of floats
 constexpr int kTileCols = kRegisterVectors * kLanes;
 
 // C (M, N vectors) (+)= A (M, k) B (k, N vectors). A's element (i, p) is a[i * row_stride + p * k_stride]: a broadcast
@@ -24,30 +24,6 @@ FB_INLINE void tile_f32(int64_t k, const float* a, int64_t row_stride, int64_t k
         for (int i = 0; i < M; i++) {
             const Vec value = splat(a[i * row_stride + p * k_stride]);
             for (int j = 0; j < N; j++) acc[i][j] += value * row[j];
-        }
-    }
-    for (int i = 0; i < M; i++)
-        for (int j = 0; j < N; j++) {
-            float* cell = c + i * ldc + j * kLanes;
-            store(cell, accumulate ? load(cell) + acc[i][j] : acc[i][j]);
-        }
-}
-
-// The same over pairs: A (M, 2k) bf16 rows with consecutive pairs, B (k, N vectors) of bf16 pairs.
-template <int M, int N>
-FB_INLINE void tile_bf16(int64_t pairs, const uint16_t* a, int64_t row_stride, const uint32_t* b, int64_t ldb, float* c,
-                         int64_t ldc, bool accumulate) {
-    Vec acc[M][N];
-    for (int i = 0; i < M; i++)
-        for (int j = 0; j < N; j++) acc[i][j] = Vec{};
-    for (int64_t p = 0; p < pairs; p++) {
-        UVec row[N];
-        for (int j = 0; j < N; j++) row[j] = load_raw<UVec>(b + p * ldb + j * kLanes);
-        for (int i = 0; i < M; i++) {
-            uint32_t pair;
-            __builtin_memcpy(&pair, a + i * row_stride + 2 * p, 4);
-            const UVec value = pair - UVec{};
-            for (int j = 0; j < N; j++) acc[i][j] = dot_pairs(acc[i][j], value, row[j]);
         }
     }
     for (int i = 0; i < M; i++)
@@ -82,5 +58,45 @@ inline void small_gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t 
         });
     }
 }
+
+// What a micro-kernel reads on x's side: its first element, and the distance of rows if they lie in rows.
+template <class Operand>
+struct Rows {
+    const Operand* data;
+    int64_t stride;
+};
+
+// A micro-kernel as packing and blocking see it:
+//   rows, cols          its tile of C; it computes multiples of `row_step` rows
+//   Operand, Element    what it reads of x, and of a panel of weights: an Element holds `steps` reduction steps
+//   depth, depth_step   reduction steps a panel holds; those computed are a multiple of depth_step, zeros at the end
+//   Use                 held by a thread while it computes
+//   operand<height>     x rows [row, row + live), columns [first, first + depth): in place where possible, otherwise
+//                       brought into `buffer` (rows * depth elements). Up to `height`, rows are missing or anything
+//   run<height>         C (height, cols) (+)= those rows times a strip of the panel
+struct FloatTile {
+    using Operand = float;
+    using Element = float;
+    struct Use {};
+    static constexpr int rows = kTileRows, row_step = 1, cols = kTileCols;
+    static constexpr int steps = 1, depth_step = 1, depth = 128;  // a panel of 64 columns: 32 KB
+
+    template <int height>
+    FB_INLINE static Rows<float> operand(const View& x, int64_t row, int64_t, int64_t first, int64_t count,
+                                         float* buffer) {
+        if (x.dtype == Dtype::f32) return {x.row<float>(row) + first, x.ld};
+        for (int i = 0; i < height; i++) {
+            const uint16_t* source = x.row<uint16_t>(row + i) + first;
+            for (int64_t p = 0; p < count; p++) buffer[i * depth + p] = bf16_to_f32(source[p]);
+        }
+        return {buffer, depth};
+    }
+
+    template <int height>
+    FB_INLINE static void run(int64_t count, Rows<float> a, const float* strip, float* c, int64_t ldc,
+                              bool accumulate) {
+        tile_f32<height, kRegisterVectors>(count, a.data, a.stride, 1, strip, cols, c, ldc, accumulate);
+    }
+};
 
 }  // namespace fb::FB_ISA

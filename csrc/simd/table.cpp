@@ -1,13 +1,8 @@
 #include "simd/table.h"
 
-#define FB_STRING_(x) #x
-#define FB_STRING(x) FB_STRING_(x)
-#define FB_JOIN_(a, b) a##b
-#define FB_JOIN(a, b) FB_JOIN_(a, b)
-
 namespace fb {
 
-const Ops* FB_JOIN(FB_ISA, _ops)() {
+const Ops* FB_OPS(FB_ISA)() {
     using namespace FB_ISA;
     static const Ops table{FB_STRING(FB_ISA),
                            linear,

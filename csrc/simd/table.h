@@ -2,6 +2,12 @@
 #pragma once
 #include "simd/isa.h"
 
+#define FB_STRING_(x) #x
+#define FB_STRING(x) FB_STRING_(x)
+#define FB_JOIN_(a, b) a##b
+#define FB_JOIN(a, b) FB_JOIN_(a, b)
+#define FB_OPS(isa) FB_JOIN(isa, _ops)  // the function that returns a set's table
+
 namespace fb::FB_ISA {
 
 void linear(View x, Matrix w, const float* bias, View h, View b, View out, bool accumulate);

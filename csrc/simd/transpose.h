@@ -49,6 +49,15 @@ struct Blocks {  // of four blocks each: a's even ones, then b's, or the odd one
     static constexpr int at(int i) { return i % 4 + (i / 4 % 2 * 2 + odd) * 4 + i / 8 * kLanes; }
 };
 
+template <int high>
+struct ZipQuads {
+    static constexpr int at(int i) { return i / 2 * 2 + high + i % 2 * (kLanes / 2); }
+};
+template <int high>
+struct Interleave {  // a0 b0 a1 b1 ... of 16-bit lanes
+    static constexpr int at(int i) { return i / 2 + high * kLanes + i % 2 * 2 * kLanes; }
+};
+
 FB_INLINE void transpose(Vec (&v)[kLanes]) {
     for (int s = 0; s < kLanes; s += 4) {  // four rows at a time: within each 128 bits, 4 x 4
         const Vec a = pick<ZipWords<0>>(v[s], v[s + 1]), b = pick<ZipWords<1>>(v[s], v[s + 1]);
@@ -71,6 +80,31 @@ FB_INLINE void transpose(Vec (&v)[kLanes]) {
             v[k + 8] = pick<Blocks<0>>(b, d);
             v[k + 12] = pick<Blocks<1>>(b, d);
         }
+    }
+}
+
+// 2 x 2 of 64 bits, in each 128 bits.
+FB_INLINE void transpose(QVec (&v)[2]) {
+    const QVec a = v[0], b = v[1];
+    v[0] = pick<ZipQuads<0>>(a, b);
+    v[1] = pick<ZipQuads<1>>(a, b);
+}
+
+// Rows of 16-bit lanes to their columns, one behind the other.
+FB_INLINE void interleave(WVec (&v)[2]) {
+    const WVec a = v[0], b = v[1];
+    v[0] = pick<Interleave<0>>(a, b);
+    v[1] = pick<Interleave<1>>(a, b);
+}
+FB_INLINE void interleave(WVec (&v)[4]) {
+    WVec even[2] = {v[0], v[2]}, odd[2] = {v[1], v[3]};
+    interleave(even);
+    interleave(odd);
+    for (int half = 0; half < 2; half++) {
+        WVec four[2] = {even[half], odd[half]};
+        interleave(four);
+        v[2 * half] = four[0];
+        v[2 * half + 1] = four[1];
     }
 }
 

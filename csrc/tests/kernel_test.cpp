@@ -14,6 +14,13 @@
 #include "core/thread_pool.h"
 
 namespace fb {
+
+// AMX's products on emulated tiles, as compiled for any CPU and, with the code around the tiles, for the real ones.
+const Ops* plain_tiles_ops();
+#if defined(__x86_64__)
+const Ops* plain_tiles_avx512bf16_ops();
+#endif
+
 namespace {
 
 std::mt19937 generator(20240607);
@@ -21,10 +28,11 @@ int checks = 0, failures = 0;
 
 float uniform(float low, float high) { return std::uniform_real_distribution<float>(low, high)(generator); }
 
-// A view that owns its memory, with a gap behind each row. Fresh ones hold NaN, so that a cell left out is noticed.
+// A view that owns its memory, with a gap behind each row. Fresh ones hold NaN, so that a cell left out is noticed, and
+// gaps do for ever, so that one read is.
 class Array {
 public:
-    Array(int64_t rows, int64_t cols, Dtype dtype = Dtype::f32) : bytes_(size_t(rows * (cols + kGap) * 4 + 64)) {
+    Array(int64_t rows, int64_t cols, Dtype dtype = Dtype::f32) : bytes_(size_t(rows * (cols + kGap) * 4 + 64), 0xff) {
         view_ = {bytes_.data(), dtype, rows, cols, cols + kGap};
         each([](float&) {}, std::nanf(""));
     }
@@ -170,6 +178,17 @@ void test_products(const Ops& table, Dtype dtype) {
         }
 }
 
+// Large enough to be cut every way: blocks of rows, rounds of panels, panels left over and cut along T, ends of each.
+void test_blocks(const Ops& table, Dtype dtype) {
+    const int64_t tokens = 277, rows = 677, cols = 704;
+    const Stored w = random_matrix(TensorType::Q4_0, rows, cols);
+    const Array x = Array::random(tokens, cols, dtype), dy = Array::random(tokens, rows, dtype);
+    check("linear in blocks", table, {Array(tokens, rows)}, product_tolerance(dtype),
+          [&](const Ops& ops, auto& out) { ops.linear(x, w.matrix, nullptr, {}, {}, out[0], false); });
+    check("linear_backward in blocks", table, {Array::random(tokens, cols)}, product_tolerance(dtype),
+          [&](const Ops& ops, auto& out) { ops.linear_backward(dy, w.matrix, {}, {}, out[0], true); });
+}
+
 void test_lora(const Ops& table, Dtype dtype) {
     for (const int64_t tokens : {1, 7, 33})
         for (const int64_t cols : {1, 63, 130})
@@ -258,14 +277,36 @@ void test_loss(const Ops& table, Dtype dtype) {
           });
 }
 
+struct Tested {
+    const Ops* table;
+    bool only_products;  // the rest is another table's
+};
+
+std::vector<Tested> tables_to_test() {
+    std::vector<Tested> tables;
+    bool bf16_avx512 = false;
+    for (const Ops* table : available_ops()) {
+        const std::string name = table->name;
+        if (table != reference_ops()) tables.push_back({table, name == "amx_bf16"});
+        bf16_avx512 |= name == "avx512bf16";
+    }
+    tables.push_back({plain_tiles_ops(), true});
+#if defined(__x86_64__)
+    if (bf16_avx512) tables.push_back({plain_tiles_avx512bf16_ops(), true});
+#endif
+    return tables;
+}
+
 int run(const char* only) {
     set_threads(2);
     int tables = 0;
-    for (const Ops* table : available_ops()) {
-        if (table == reference_ops() || (only && std::string(only) != table->name)) continue;
+    for (const auto& [table, only_products] : tables_to_test()) {
+        if (only && std::string(only) != table->name) continue;
         const int before = checks;
         for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
             test_products(*table, dtype);
+            test_blocks(*table, dtype);
+            if (only_products) continue;
             test_lora(*table, dtype);
             test_rows(*table, dtype);
             test_attention(*table, dtype);

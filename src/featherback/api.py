@@ -50,6 +50,9 @@ def gradients(
     {"model.layers.0.self_attn.q_proj.lora_A.weight": float32 (r, in), ...}.
     """
     batch = _batch(tokens, labels)
+    longest, room = int(np.diff(batch.cu_seqlens).max()), model.config.max_position_embeddings
+    if longest > room:
+        raise FeatherbackError(f"A sequence has {longest} tokens; the model was made for at most {room}.")
     last = model.config.vocab_size - 1
     if int(batch.tokens.max()) > last:
         raise FeatherbackError(f"A token id is {batch.tokens.max()}; the model knows 0 to {last}.")

@@ -9,6 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+PIECE = 1 << 13
+"""Words of bits at a time."""
+
 UInt64 = NDArray[np.uint64]
 Float32 = NDArray[np.float32]
 
@@ -22,12 +25,12 @@ def splitmix(x: UInt64 | np.uint64) -> UInt64:
     return z
 
 
-def bits(key: tuple[int, ...], n: int) -> UInt64:
-    """n words of 64 random bits; another key gives independent ones."""
+def bits(key: tuple[int, ...], n: int, first: int = 0) -> UInt64:
+    """n words of 64 random bits, those from number `first` on; another key gives independent ones."""
     state = np.zeros(1, np.uint64)
     for part in key:
         state = splitmix(state ^ np.uint64(part & (2**64 - 1)))
-    counters = np.arange(n, dtype=np.uint64)
+    counters = np.arange(first, first + n, dtype=np.uint64)
     counters *= np.uint64(0x9E3779B97F4A7C15)
     counters += state
     return splitmix(counters)
@@ -39,9 +42,25 @@ def uniform(key: tuple[int, ...], n: int) -> Float32:
 
 
 def normal(key: tuple[int, ...], n: int) -> Float32:
-    """n standard normal numbers (Box and Muller, 1958): each word of bits makes a pair."""
-    words = bits(key, -(-n // 2))
-    radius = ((words >> np.uint64(40)).astype(np.float32) + np.float32(1)) * np.float32(2.0**-24)  # (0, 1]
-    np.sqrt(-2 * np.log(radius), out=radius)
-    angle = (words & np.uint64(0xFFFFFF)).astype(np.float32) * np.float32(2 * np.pi * 2.0**-24)
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:n]
+    """n standard normal numbers."""
+    out = np.empty(n, np.float32)
+    fill_normal(key, out)
+    return out
+
+
+def fill_normal(key: tuple[int, ...], out: Float32) -> None:
+    """Standard normal numbers into `out` (n,) (Box and Muller, 1958): each word of bits makes two, half of n apart.
+
+    A piece at a time, so that no scratch grows with n.
+    """
+    half = -(-out.size // 2)
+    for first in range(0, half, PIECE):
+        words = bits(key, min(PIECE, half - first), first)
+        radius = ((words >> np.uint64(40)).astype(np.float32) + np.float32(1)) * np.float32(
+            2.0**-24
+        )  # (0, 1]
+        np.sqrt(-2 * np.log(radius), out=radius)
+        angle = (words & np.uint64(0xFFFFFF)).astype(np.float32) * np.float32(2 * np.pi * 2.0**-24)
+        out[first : first + words.size] = radius * np.cos(angle)
+        second = out[half + first : half + first + words.size]  # one fewer at the end of an odd n
+        second[...] = (radius * np.sin(angle))[: second.size]

@@ -153,6 +153,24 @@ def test_every_misfit_is_named(tmp_path: Path) -> None:
         assert part in str(raised.value)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_no_numbers_are_refused(tmp_path: Path, value: float) -> None:
+    model = models.load(write_tiny(tmp_path / "m.gguf"))
+    adapter = LoRA(model, rank=4, targets="q,v")
+    peft.save(adapter, tmp_path / "a")
+    file = tmp_path / "a" / peft.WEIGHTS_FILE
+    tensors = load_file(file)
+    name = "model.layers.1.self_attn.v_proj.lora_B.weight"
+    tensors[peft.PREFIX + name][3, 2] = value
+    save_file(tensors, file)
+    with pytest.raises(FeatherbackError, match=rf"adapter in .*a is broken: {name} holds NaN or infinity"):
+        peft.load(model, tmp_path / "a")
+    state = adapter.state()
+    state[name][3, 2] = value
+    with pytest.raises(FeatherbackError, match=rf"{name} holds NaN or infinity"):
+        adapter.load_state(state)
+
+
 def test_a_configuration_that_is_no_object(tmp_path: Path) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf"))
     (tmp_path / peft.CONFIG_FILE).write_text("[]")

@@ -8,7 +8,7 @@ import pytest
 
 from featherback.bench import gradients
 from featherback.bench.gradients import Closeness
-from featherback.bench.layer_plot import layer_svg
+from featherback.bench.layer_plot import Panel, layers_svg
 
 
 def test_closeness() -> None:
@@ -31,6 +31,13 @@ def test_on_the_real_model(smollm2_path: Path) -> None:
 
 
 def test_the_plot_is_an_svg_with_a_line_each() -> None:
-    root = ElementTree.fromstring(layer_svg({"a < b": [0.5, 1.0, -0.2], "c": [1, 1, 1]}, "Title & more"))
-    lines = root.findall("{http://www.w3.org/2000/svg}polyline")
-    assert [len(line.attrib["points"].split()) for line in lines] == [3, 3]
+    lines = {"a < b": [0.5, 1.0, -0.2], "c": [1, 1, 1]}
+    panels = [Panel("cosine", lines, (0, 0.5, 1)), Panel("error", {"a < b": [1e-3, 0, 50.0], "c": [0, 0, 0]})]
+    root = ElementTree.fromstring(layers_svg("Title & more", panels))
+    drawn = [line.attrib["points"].split() for line in root.iter("{http://www.w3.org/2000/svg}polyline")]
+    assert [len(points) for points in drawn] == [3, 3, 3, 3, 2, 2]  # two panels, then the legend
+    heights = [[float(point.split(",")[1]) for point in points] for points in drawn]
+    assert heights[0][1] < heights[0][0] < heights[0][2]  # the larger, the higher
+    assert heights[2][2] < heights[2][0] < heights[2][1] == heights[3][0]  # and 0 below all else
+    texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"Title & more", "a < b", "0", "10⁻³", "10²"} <= set(texts)

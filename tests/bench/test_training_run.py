@@ -54,6 +54,8 @@ def measured(**changed: object) -> Measured:
         "outside_footprint_mb": 40.5,
         "outside_rss_mb": 60.0,
         "predicted_rss_mb": 63.0,
+        "checkpoints": "file",
+        "states": "ram",
         "step_seconds": 1.5,
         "losses": (1.0,),
     }

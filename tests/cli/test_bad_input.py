@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -84,6 +86,28 @@ def test_models(
     _refused(command, "train", model, "--data", messages, "--out", out, says=says)
     _refused(command, "generate", model, "--prompt", "hello", says=says)
     assert not out.exists()
+
+
+def _nonsense_after_the_magic(path: Path) -> tuple[str, ...]:
+    path.write_bytes(b"GGUF" + random.Random(0).randbytes(5000))
+    return ("GGUF version",)
+
+
+def _nonsense_in_the_header(path: Path) -> tuple[str, ...]:
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2, 2) + random.Random(0).randbytes(5000))
+    return ("truncated",)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [_not_a_gguf, _truncated, _truncated_in_the_header, _nonsense_after_the_magic, _nonsense_in_the_header],
+)
+def test_inspecting_what_is_named_gguf(
+    command: Command, tmp_path: Path, make: Callable[[Path], tuple[str, ...]]
+) -> None:
+    """It is said what is wrong with the model; that it is no data file helps nobody."""
+    model = tmp_path / "bad.GGUF"
+    _refused(command, "inspect", model, "--json", says=(str(model), *make(model)))
 
 
 def test_a_model_that_is_not_there(command: Command, tmp_path: Path, messages: Path) -> None:

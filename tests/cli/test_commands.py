@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,10 @@ def test_inspect(
     shown = command("inspect", messages, "--model", chat_model, "--examples", 2, "--seq-len", 64).out
     assert "[It is 0<|im_end|>]" in shown
     assert "line 2" in shown
+    options = ("--model", chat_model, "--examples", 2, "--seq-len", 40, "--json")
+    samples = json.loads(command("inspect", messages, *options).out)["examples"]
+    assert [(s["n_tokens"], s["truncated"]) for s in samples] == [(40, 5), (40, 6)]
+    assert [trained for _, trained in samples[0]["runs"]] == [False, True]
     cut = command("inspect", messages, "--model", chat_model, "--examples", 1, "--seq-len", 40).out
     assert "5 cut off" in cut
     text = command("inspect", trained[0]).out
@@ -173,6 +179,31 @@ def test_ctrl_c_saves_and_resume_ends_as_if_it_had_not_been_pressed(
     _featherback(*arguments("parts"), "--resume")
     whole, parts = ((tmp_path / out / "adapter_model.safetensors").read_bytes() for out in ("whole", "parts"))
     assert whole == parts
+
+
+def test_a_run_killed_while_its_data_are_tokenised_can_be_started_again(
+    chat_model: Path, messages: Path, tmp_path: Path
+) -> None:
+    data, out = tmp_path / "data.jsonl", tmp_path / "run"
+    data.write_bytes(messages.read_bytes() * 20_000)
+    arguments = ("train", chat_model, "--data", data, "--out", out, *OPTIONS[:-1], 1)
+    command = [sys.executable, "-m", "featherback", *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
+        while not list(out.glob("tokens/.train.tokens.*")):
+            assert process.poll() is None, "the data were tokenised before they were seen"
+            time.sleep(0.01)
+        rival = _featherback(*arguments, check=False)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert rival.returncode == 2
+    assert "is being prepared or trained by another process" in rival.stderr
+    assert list(out.glob("tokens/.train.tokens.*"))
+    assert not (out / "run.json").exists()
+    data.write_bytes(messages.read_bytes())
+    (out / "thesis.tex").write_text("precious")
+    assert "not empty" in _featherback(*arguments, check=False).stderr
+    (out / "thesis.tex").unlink()
+    _featherback(*arguments)
+    assert [path.name for path in (out / "tokens").iterdir()] == ["train.tokens"]
 
 
 def test_the_memory_budget_is_kept(chat_model: Path, messages: Path, tmp_path: Path) -> None:

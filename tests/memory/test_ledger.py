@@ -13,10 +13,11 @@ from featherback.adapters.lora import LoRA
 from featherback.bench.ledger_table import MARKER, page_with_table
 from featherback.data.batch import Batch
 from featherback.memory.arena import aligned
-from featherback.memory.ledger import Ledger, Sizes, structured_pass
+from featherback.memory.ledger import Ledger, Sizes, kept_block, structured_pass
 from featherback.memory.paged import PagedArray
 from featherback.memory.plan import Plan
 from featherback.methods import NAMES
+from featherback.methods.base import CheckpointedMethod
 from featherback.models.model import Model
 from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, TINY_WIDE, tiny, write_tiny
 
@@ -54,10 +55,21 @@ def test_high_water_is_the_ledgers_sum(model: Model, name: str, tokens: int, com
         adapter = LoRA(model, rank, targets=targets)
         gradients = PagedArray(adapter.parameters.layers, adapter.layer_size)
         for index, (mlp, vocab) in enumerate(TILES):
-            plan = Plan(tokens=tokens, compute=compute, mlp_tile=mlp, vocab_tile=vocab, keep_h=index != 1)
+            plan = Plan(
+                tokens=tokens,
+                compute=compute,
+                mlp_tile=mlp,
+                vocab_tile=vocab,
+                keep_h=index != 1,
+                keep_blocks=index == 2 and methods.method_class(name).can_keep_blocks,
+            )
             method = methods.create(name, model, adapter, plan)
             method.gradients(batch, 1.0, gradients)
-            planned = method.workspace(Sizes(model.config, plan, rank, adapter.targets))
+            sizes = Sizes(model.config, plan, rank, adapter.targets)
+            planned = method.workspace(sizes)
+            if isinstance(method, CheckpointedMethod) and method.kept is not None:
+                assert method.kept.high_water == model.config.num_hidden_layers * kept_block(sizes)
+                method.loss(batch)  # whose states are nobody's to keep
             if name == "mezo" and model.config.intermediate_size % min(mlp, model.config.intermediate_size):
                 # The last tile, in which h of down_proj is completed, is narrower than the ledger has it.
                 assert planned - aligned(tokens * rank * 2) <= method.arena.high_water <= planned

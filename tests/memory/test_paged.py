@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 from featherback import kernels
 from featherback.errors import FeatherbackError
 from featherback.memory.paged import PagedArray
+from featherback.memory.positioned import write_at
 
 
 @pytest.fixture(params=["ram", "file"])
@@ -63,6 +65,25 @@ def test_a_file_keeps_its_pages_out_of_the_process(tmp_path: Path) -> None:
         array.write(layer, row)
         array.read(layer, row)
     assert max(after - start for after, start in zip(kernels.memory_now(), before)) < 1_000_000
+
+
+def test_rows_larger_than_a_system_call_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux moves at most 2 GiB a call; here a call moves 1001 bytes, which is no whole number of floats either."""
+    pwrite, preadv, limit = os.pwrite, os.preadv, 1001
+    monkeypatch.setattr("os.pwrite", lambda file, data, at: pwrite(file, data[:limit], at))
+    monkeypatch.setattr("os.preadv", lambda file, buffers, at: preadv(file, [buffers[0][:limit]], at))
+    array = PagedArray(3, 999, tmp_path / "x.f32")
+    row, found = np.arange(999, dtype=np.float32), np.empty(999, np.float32)
+    array.write(1, row)
+    array.read(1, found)
+    assert np.array_equal(found, row)
+    assert np.array_equal(np.fromfile(tmp_path / "x.f32", np.float32).reshape(3, 999)[1], row)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_said() -> None:
+    with open("/dev/full", "wb") as file, pytest.raises(OSError, match="No space left"):
+        write_at(file.fileno(), np.ones(3, np.float32), 0)
 
 
 def test_errors_are_sentences(tmp_path: Path) -> None:

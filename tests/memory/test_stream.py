@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -85,3 +86,24 @@ def test_the_file_is_gone_before_it_is_opened(tmp_path: Path) -> None:
     with pytest.raises(FeatherbackError, match="Cannot read"), source.layer(0):
         pass
     source.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system does not say what is mapped")
+def test_nothing_of_the_file_stays_mapped(tmp_path: Path) -> None:
+    """Norms are read through the map, and bring their neighbourhood along: it would grow with depth."""
+    path = write_tiny(tmp_path / "m.gguf", tiny(TINY_LLAMA, num_hidden_layers=3))
+    model = models.load(path)
+    expected = [np.array(model.layer(i).input_layernorm) for i in range(3)]
+    assert resident(path) > 0
+    source = WeightStream(model, rows=8)
+    assert resident(path) == 0
+    for index in range(3):
+        with source.layer(index) as weights:
+            assert np.array_equal(weights.input_layernorm, expected[index])
+    source.close()
+
+
+def resident(path: Path) -> int:
+    """kB of a file's map that are resident."""
+    mappings = re.split(r"(?m)^(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text())
+    return sum(int(found) for m in mappings if str(path) in m for found in re.findall(r"(?m)^Rss: +(\d+)", m))

@@ -13,7 +13,8 @@ from featherback.data.batch import Batch
 from featherback.memory.paged import PagedArray
 from featherback.memory.plan import Plan
 from featherback.methods.base import Method
-from featherback.methods.mezo import MeZO, direction_of
+from featherback.methods.mezo import MeZO
+from featherback.noise import normal
 from tests.methods.conftest import Twins
 from tests.methods.support import adapter_of
 from tests.methods.test_exact_gradients import draw
@@ -49,7 +50,7 @@ def rows(array: PagedArray) -> np.ndarray:
 
 
 def z(adapter: LoRA, seed: int) -> np.ndarray:
-    return np.stack([direction_of(seed, i, adapter.layer_size) for i in range(adapter.parameters.layers)])
+    return np.stack([normal((seed, i), adapter.layer_size) for i in range(adapter.parameters.layers)])
 
 
 @pytest.mark.parametrize(("seed", "step"), [(0, 0), (5, 3)])
@@ -89,6 +90,6 @@ def test_parameters_are_left_as_they_were(setting: Setting) -> None:
 
 
 def test_steps_and_seeds_draw_different_directions() -> None:
-    drawn = [direction_of(seed, layer, 50) for seed in range(3) for layer in range(3)]
+    drawn = [normal((seed, layer), 50) for seed in range(3) for layer in range(3)]
     assert len({d.tobytes() for d in drawn}) == 9
-    assert np.array_equal(direction_of(1, 2, 50), drawn[5])
+    assert np.array_equal(normal((1, 2), 50), drawn[5])

@@ -64,6 +64,31 @@ def test_fp32(
     )
 
 
+@pytest.mark.parametrize("lengths", [(1, 2), (7,), (33,), (257,), (40, 1, 3, 21)], ids=str)
+def test_fp32_at_other_lengths(
+    model: Model,
+    smollm2_reference: PreTrainedModel,
+    state: State,
+    tokens: list[int],
+    lengths: tuple[int, ...],
+) -> None:
+    """A sequence, or several packed; one token alone predicts nothing."""
+    text = tokens * 5
+    starts = np.cumsum((0, *lengths))
+    sequences = [text[start : start + length] for start, length in zip(starts, lengths)]
+    parts = [
+        (len(row) - 1, autograd(smollm2_reference, state, row, torch.float64))
+        for row in sequences
+        if len(row) > 1
+    ]
+    targets = sum(count for count, _ in parts)
+    truth = Result(
+        sum(count * part.loss for count, part in parts) / targets,
+        {name: sum(count * part.grads[name] for count, part in parts) / targets for name in state},
+    )
+    assert_close(ours(model, state, sequences), truth, BOUND)
+
+
 def test_bf16(
     model: Model, smollm2_reference: PreTrainedModel, state: State, tokens: list[int], truth: Result
 ) -> None:

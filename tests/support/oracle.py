@@ -106,7 +106,7 @@ def reference(
     the label at t is predicted from the tokens before t, -100 is not supervised; None supervises all.
     `model` is left as it was found.
     """
-    peft = _with_adapter(model, state, alpha)
+    peft = with_adapter(model, state, alpha)
     total, count, logits = torch.zeros(()), 0, []
     for index, sequence in enumerate(sequences):
         tokens = torch.tensor([list(map(int, sequence))])
@@ -129,7 +129,7 @@ def reference(
     return Reference(loss.item(), grads, logits)
 
 
-def _with_adapter(model: PreTrainedModel, state: Mapping[str, np.ndarray], alpha: float) -> PeftModel:
+def with_adapter(model: PreTrainedModel, state: Mapping[str, np.ndarray], alpha: float) -> PeftModel:
     """`model` wrapped by PEFT, its adapter filled with `state`; only adapter parameters need a gradient."""
     rank = next(a.shape[0] for name, a in state.items() if ".lora_A." in name)
     targets = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in state})

@@ -52,6 +52,7 @@ def test_gradients_are_autograds(tiny_path: Path) -> None:
         ([1, 2], [1, 999], "A label is 999"),
         ([1, 2], [1, -5], "A label is -5"),
         ([1, [2, 3]], None, "list of integers"),
+        ([[1] * 9, [1] * 513], None, "has 513 tokens; the model was made for at most 512"),
         (5, None, "lists or arrays"),
         (iter([1, 2]), None, "lists or arrays"),
     ],

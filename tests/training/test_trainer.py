@@ -16,7 +16,10 @@ from safetensors.numpy import load_file
 from tests.training.conftest import Start
 
 from featherback.errors import FeatherbackError
+from featherback.memory.plan import Plan
+from featherback.models.model import Model
 from featherback.training import checkpoint
+from featherback.training.config import TrainConfig
 from featherback.training.reporter import Reporter
 from featherback.training.run_directory import RunDirectory
 
@@ -52,6 +55,10 @@ def _adapter_bytes(run: RunDirectory) -> bytes:
 
 def _reopened(run: RunDirectory) -> RunDirectory:
     return RunDirectory.open(run.path)
+
+
+def _same_tiles(config: TrainConfig, model: Model, _: object) -> Plan:
+    return Plan.default(model.config, tokens=config.seq_len * config.batch_size, compute=config.compute)
 
 
 class _Notes(Reporter):
@@ -109,6 +116,18 @@ def test_the_plan_is_chosen_once(start: Start, monkeypatch: pytest.MonkeyPatch) 
     assert _reopened(start(steps=3, resume=True)).plan == first
     with pytest.raises(TypeError):  # a new budget asks for a new plan
         start(steps=4, resume=True, memory=10**9)
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+def test_twenty_steps_of_mesp_and_mebp_are_one_run(
+    start: Start, monkeypatch: pytest.MonkeyPatch, compute: str
+) -> None:
+    monkeypatch.setattr("featherback.training.launch.plan_for", _same_tiles)
+    runs = [start(name, steps=20, method=name, compute=compute, batch_size=2) for name in ("mesp", "mebp")]
+    mesp, mebp = map(_exact, runs)
+    assert len(mesp) == 20
+    assert mesp == mebp
+    assert _adapter_bytes(runs[0]) == _adapter_bytes(runs[1])
 
 
 def test_resuming_with_other_options_is_refused(start: Start) -> None:

@@ -106,7 +106,7 @@ class LoRA:
         }
 
     def load_state(self, state: State) -> None:
-        """Replace all parameters; FeatherbackError naming every missing, unknown or misshapen tensor."""
+        """Replace all parameters; FeatherbackError naming every missing, unknown, misshapen or non-finite tensor."""
         problems = list(self._problems(state))
         if problems:
             raise FeatherbackError("The adapter does not fit this model: " + "; ".join(problems) + ".")
@@ -124,6 +124,8 @@ class LoRA:
                 yield f"{name} is missing"
             elif np.shape(state[name]) != shape:
                 yield f"{name} is {np.shape(state[name])}, not {shape}"
+            elif not np.isfinite(state[name]).all():
+                yield f"{name} holds NaN or infinity"
         for name in state:
             if name not in expected:
                 yield f"{name} is unknown"

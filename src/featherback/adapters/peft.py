@@ -77,7 +77,13 @@ def load(model: Model, directory: str | Path, path: str | Path | None = None) ->
         _check_tensors(file, adapter, directory)
         for layer in range(adapter.parameters.layers):
             names = adapter.layer_state(layer)
-            adapter.load_layer_state(layer, {name: _float32(file, PREFIX + name) for name in names})
+            state = {name: _float32(file, PREFIX + name) for name in names}
+            for name, values in state.items():
+                if not np.isfinite(values).all():
+                    raise FeatherbackError(
+                        f"The adapter in {directory} is broken: {name} holds NaN or infinity."
+                    )
+            adapter.load_layer_state(layer, state)
     finally:
         file.close()
     return adapter

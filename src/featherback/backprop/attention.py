@@ -36,17 +36,23 @@ class AttentionState:
     h: dict[str, Array | None]  # LoRA projections of the normed input, kept if the context says so
 
 
-def forward(ctx: Context, x: Array, norm: Float32, p: Projections) -> AttentionState:
-    """Everything up to the output projection, from the block's input x (T, D), float32 or operand."""
+def forward(
+    ctx: Context, x: Array, norm: Float32, p: Projections, store: Context | None = None
+) -> AttentionState:
+    """Everything up to the output projection, from the block's input x (T, D), float32 or operand.
+
+    The state lies in the arena of `store`, by default the current frame.
+    """
+    store = store or ctx
     c = ctx.config
     q, k, v = (
-        ctx.floats(ctx.tokens, c.q_size),
-        ctx.floats(ctx.tokens, c.kv_size),
-        ctx.floats(ctx.tokens, c.kv_size),
+        store.floats(ctx.tokens, c.q_size),
+        store.floats(ctx.tokens, c.kv_size),
+        store.floats(ctx.tokens, c.kv_size),
     )
-    out = ctx.operands(ctx.tokens, c.q_size)
-    lse = ctx.floats(c.num_attention_heads, ctx.tokens)
-    h = {name: ctx.operands(ctx.tokens, len(p[name].lora.a)) if p[name].lora else None for name in _INPUTS}  # type: ignore[union-attr]
+    out = store.operands(ctx.tokens, c.q_size)
+    lse = store.floats(c.num_attention_heads, ctx.tokens)
+    h = {name: store.operands(ctx.tokens, len(p[name].lora.a)) if p[name].lora else None for name in _INPUTS}  # type: ignore[union-attr]
     with ctx.arena.frame():
         n = ctx.operands(ctx.tokens, c.hidden_size)
         kernels.rms_norm(x, norm, c.rms_norm_eps, n)

@@ -8,6 +8,7 @@ All T tokens go through a tile at once, so every weight is unpacked once a pass.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,26 @@ Float32 = NDArray[np.float32]
 Projections = dict[str, Projection]
 
 
-def forward(ctx: Context, m: Float32, norm: Float32, p: Projections) -> None:
-    """m (T, D) becomes the block's output y in place."""
+@dataclass(frozen=True)
+class MLPState:
+    """The forward pass's outputs of gate and up, whole."""
+
+    gate: Float32  # (T, F)
+    up: Float32  # (T, F)
+
+    @classmethod
+    def take(cls, store: Context) -> MLPState:
+        """Uninitialised, from the arena of `store`."""
+        shape = (store.tokens, store.config.intermediate_size)
+        return cls(store.floats(*shape), store.floats(*shape))
+
+    def tile(self, f0: int, f1: int) -> tuple[Float32, Float32]:
+        """Columns [f0, f1) of both."""
+        return self.gate[:, f0:f1], self.up[:, f0:f1]
+
+
+def forward(ctx: Context, m: Float32, norm: Float32, p: Projections, state: MLPState | None = None) -> None:
+    """m (T, D) becomes the block's output y in place; `state`, if given, is filled."""
     c = ctx.config
     with ctx.arena.frame():
         n = ctx.operands(ctx.tokens, c.hidden_size)
@@ -33,11 +52,8 @@ def forward(ctx: Context, m: Float32, norm: Float32, p: Projections) -> None:
         for f0, f1 in tiles(c.intermediate_size, ctx.mlp_tile):
             gate, up, down = tile(p, f0, f1)
             with ctx.arena.frame():
-                g, u, a = (
-                    ctx.floats(ctx.tokens, f1 - f0),
-                    ctx.floats(ctx.tokens, f1 - f0),
-                    ctx.operands(ctx.tokens, f1 - f0),
-                )
+                g, u = _place(ctx, state, f0, f1)
+                a = ctx.operands(ctx.tokens, f1 - f0)
                 gate.forward(n, h_gate, g)
                 up.forward(n, h_up, u)
                 kernels.swiglu(g, u, a)
@@ -53,8 +69,13 @@ def forward(ctx: Context, m: Float32, norm: Float32, p: Projections) -> None:
                 )
 
 
-def backward(ctx: Context, dy: Float32, m: Array, norm: Float32, p: Projections) -> None:
-    """dy (T, D), the gradient of y = m + mlp(m), becomes the gradient of m in place. No product of `down` is redone."""
+def backward(
+    ctx: Context, dy: Float32, m: Array, norm: Float32, p: Projections, state: MLPState | None = None
+) -> None:
+    """dy (T, D), the gradient of y = m + mlp(m), becomes the gradient of m in place.
+
+    Gate and up are recomputed tile by tile unless `state` has them; no product of `down` is ever redone.
+    """
     c = ctx.config
     down = p["down_proj"]
     with ctx.arena.frame():
@@ -71,14 +92,11 @@ def backward(ctx: Context, dy: Float32, m: Array, norm: Float32, p: Projections)
                 shape = (ctx.tokens, f1 - f0)
                 dg, du = ctx.operands(*shape), ctx.operands(*shape)
                 with ctx.arena.frame():
-                    g, u, da, a = (
-                        ctx.floats(*shape),
-                        ctx.floats(*shape),
-                        ctx.floats(*shape),
-                        ctx.operands(*shape),
-                    )
-                    parts["gate_proj"].forward(n, h["gate_proj"], g)
-                    parts["up_proj"].forward(n, h["up_proj"], u)
+                    g, u = _place(ctx, state, f0, f1)
+                    da, a = ctx.floats(*shape), ctx.operands(*shape)
+                    if state is None:
+                        parts["gate_proj"].forward(n, h["gate_proj"], g)
+                        parts["up_proj"].forward(n, h["up_proj"], u)
                     kernels.swiglu(g, u, a)
                     # y = m + a W^T + (s a A^T) B^T
                     parts["down_proj"].backward_input(dy_operand, dh_down, da)
@@ -95,6 +113,13 @@ def backward(ctx: Context, dy: Float32, m: Array, norm: Float32, p: Projections)
         for name in ("gate_proj", "up_proj"):
             finish_input(ctx, p[name], dh[name], n, dn)
         kernels.rms_norm_backward(dn, m, norm, c.rms_norm_eps, dy)
+
+
+def _place(ctx: Context, state: MLPState | None, f0: int, f1: int) -> tuple[Float32, Float32]:
+    """Where a tile of gate and up lies: two arrays (T, f1 - f0)."""
+    if state is not None:
+        return state.tile(f0, f1)
+    return ctx.floats(ctx.tokens, f1 - f0), ctx.floats(ctx.tokens, f1 - f0)
 
 
 def backward_outputs(

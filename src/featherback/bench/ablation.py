@@ -45,6 +45,8 @@ def measure_kept_h(model: Path, keep_h: bool, folder: Path, tokens: int = 256, s
         outside_footprint_mb=result["outside_footprint_mb"],
         outside_rss_mb=result["outside_rss_mb"],
         predicted_rss_mb=planner.predict(job, plan, baseline, machine).rss / 1e6,
+        checkpoints=plan.checkpoints,
+        states=plan.states,
         step_seconds=min(result["seconds"]),
         losses=tuple(result["losses"]),
     )

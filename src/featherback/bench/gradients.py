@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from featherback import methods, models
 from featherback.adapters.lora import LoRA
-from featherback.bench.layer_plot import layer_svg
+from featherback.bench.layer_plot import Panel, layers_svg
 from featherback.bench.markdown import table
 from featherback.data.batch import Batch
 from featherback.data.tokenizer import load_tokenizer
@@ -74,7 +74,6 @@ def run(name: str, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
         layers[label] = [Closeness.of(f, e) for f, e in zip(found, exact)]
         overall[label] = Closeness.of(found.reshape(-1), exact.reshape(-1))
         say(f"{label}: cosine {overall[label].cosine:.6f}")
-    cosines = {label: [c.cosine for c in values] for label, values in layers.items()}
     return {
         "model": path.name,
         "tokens": batch.n_tokens,
@@ -82,7 +81,7 @@ def run(name: str, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
         "overall": {label: asdict(value) for label, value in overall.items()},
         "layers": {label: [asdict(c) for c in values] for label, values in layers.items()},
         "markdown": _markdown(overall, layers, path.name, batch.n_tokens),
-        "plots": {"cosine": layer_svg(cosines, f"Cosine to the exact gradient, {path.stem}")},
+        "plots": {"layers": _plot(layers, path.stem)},
     }
 
 
@@ -107,13 +106,27 @@ def _gradients(
         name, model, adapter, Plan.default(model.config, tokens=batch.n_tokens, compute=compute)
     )
     if isinstance(method, MeZO):
-        method.directions, method.epsilon = directions, 1e-3
+        method.directions = directions
     gathered = PagedArray(adapter.parameters.layers, adapter.layer_size)
     method.gradients(batch, 1 / batch.n_targets, gathered)
     rows = np.empty((gathered.layers, gathered.size), np.float32)
     for layer in range(gathered.layers):
         gathered.read(layer, rows[layer])
     return rows
+
+
+def _plot(layers: dict[str, list[Closeness]], name: str) -> str:
+    def lines(of: Callable[[Closeness], float]) -> dict[str, list[float]]:
+        return {label: [of(closeness) for closeness in values] for label, values in layers.items()}
+
+    return layers_svg(
+        f"LoRA gradients against MeSP's in fp32, layer by layer: {name}",
+        [
+            Panel("cosine", lines(lambda c: c.cosine), (0, 0.25, 0.5, 0.75, 1)),
+            Panel("signs that agree, %", lines(lambda c: 100 * c.signs), (50, 75, 100)),
+            Panel("relative error", lines(lambda c: c.error)),
+        ],
+    )
 
 
 def _markdown(

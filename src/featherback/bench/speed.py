@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,55 +27,94 @@ from featherback.training.choose import worker_baseline
 
 Say = Callable[[str], None]
 TYPES = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_0", "Q6_K")
-STEPS = 3
+STEPS = 4
+OURS = "ours, no budget named"
+PLENTY = 4 * 10**9  # bytes: a budget under which nothing has to be recomputed
 
 
-def run(model: str, cache: Path, quick: bool, keep: bool, say: Say) -> dict[str, Any]:
-    """All comparisons on the shapes of `model` at 256 tokens."""
+@dataclass(frozen=True)
+class Setting:
+    """A model's shapes at a sequence length."""
+
+    model: str
+    tokens: int
+
+
+def settings(models: list[str]) -> list[Setting]:
+    """Every model at the paper's length, the first also at four times that."""
+    return [Setting(model, 256) for model in models] + [Setting(models[0], 1024)]
+
+
+def run(models: list[str], cache: Path, quick: bool, keep: bool, say: Say) -> dict[str, Any]:
+    """All comparisons on the shapes of `models`."""
     require_torch()
     cache.mkdir(parents=True, exist_ok=True)
-    path = cache / f"{model}-q4_0.gguf"
-    existed = path.exists()
-    if not existed:
-        write_synthetic(path, model)
-    rounds = 1 if quick else 3
-    steps = _steps(model, path, cache, rounds, say)
-    products = [] if quick else _products(CONFIGS[model], say)
-    if not keep and not existed:
-        path.unlink()
-    parts = [_step_table(steps)]
+    paths = {model: cache / f"{model}-q4_0.gguf" for model in models}
+    made = [model for model, path in paths.items() if not path.exists()]
+    for model in made:
+        write_synthetic(paths[model], model)
+    chosen = settings(models)[:1] if quick else settings(models)
+    steps = {
+        setting: _rounds(setting, paths[setting.model], cache, 1 if quick else 3, say) for setting in chosen
+    }
+    products = [] if quick else _products(CONFIGS[models[0]], say)
+    for model in [] if keep else made:
+        paths[model].unlink()
+    parts = [_step_table(setting, rows) for setting, rows in steps.items()]
     if products:
         parts.append(
             "Our products' rate relative to oneDNN's in bf16 (forward, backward):\n\n"
             + _product_table(products)
         )
-    return {"steps": steps, "products": products, "markdown": "\n\n".join(parts)}
+    return {
+        "steps": [{**asdict(setting), "rounds": rows} for setting, rows in steps.items()],
+        "products": products,
+        "markdown": "\n\n".join(parts),
+    }
 
 
-def _steps(model: str, path: Path, cache: Path, rounds: int, say: Say) -> list[dict[str, float]]:
+def _rounds(setting: Setting, path: Path, cache: Path, rounds: int, say: Say) -> list[dict[str, float]]:
     """One dictionary a round: seconds of everything, measured one after the other."""
     cores = kernels.default_threads()
-    mesp, mebp = (_plan(path, method) for method in ("mesp", "mebp"))
+    plans = {name: _plan(path, setting.tokens, name) for name in ("mesp", "mebp")}
+    fastest = _plan(path, setting.tokens, "mesp", budget=PLENTY)
+
+    def ours(plan: Plan, method: str = "mesp", threads: int | None = None) -> float:
+        return _best(
+            run_step(path, plan, cache, method=method, steps=STEPS, threads=threads, tokens=setting.tokens)
+        )
+
+    def peft(checkpointing: bool) -> float:
+        return _best(peft_step(setting.model, "bf16", checkpointing, tokens=setting.tokens, steps=STEPS))
+
     rows = []
     for index in range(rounds):
         row = {
-            "ours": _best(run_step(path, mesp, cache, steps=STEPS)),
-            "oneDNN's products": _onednn_sum(CONFIGS[model], 256, cores),
-            "mebp": _best(run_step(path, mebp, cache, method="mebp", steps=STEPS)),
-            "one thread": _best(run_step(path, mesp, cache, steps=2, threads=1)),
-            "PEFT bf16, checkpointing": _best(peft_step(model, "bf16", True, steps=STEPS)),
-            "PEFT bf16": _best(peft_step(model, "bf16", False, steps=STEPS)),
+            OURS: ours(plans["mesp"]),
+            "products alone, by oneDNN": _onednn_sum(CONFIGS[setting.model], setting.tokens, cores),
+            f"blocks kept (--memory {PLENTY // 10**9}GB)": ours(fastest),
+            "mebp": ours(plans["mebp"], method="mebp"),
+            "one thread": ours(plans["mesp"], threads=1),
+            "PEFT bf16, checkpointing": peft(True),
+            "PEFT bf16": peft(False),
         }
         rows.append(row)
-        say(f"round {index + 1}: " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in row.items()))
+        times = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in row.items())
+        say(f"{setting.model}, {setting.tokens} tokens, round {index + 1}: {times}")
     return rows
 
 
-def _plan(path: Path, method: str) -> Plan:
+def _plan(path: Path, tokens: int, method: str, budget: int | None = None) -> Plan:
     model = models.load(path)
-    job = Job.of(model, method=method_class(method), threads=kernels.default_threads())
-    machine = Machine.measure(model.config, 256, "bf16")
-    return planner.choose(job, None, worker_baseline(), machine)
+    job = Job.of(
+        model,
+        method=method_class(method),
+        tokens=tokens,
+        sequence=tokens,
+        threads=kernels.default_threads(),
+    )
+    machine = Machine.measure(model.config, tokens, "bf16")
+    return planner.choose(job, budget, worker_baseline(), machine)
 
 
 def _best(result: dict[str, Any]) -> float:
@@ -118,14 +158,13 @@ def _products(config: ModelConfig, say: Say) -> list[dict[str, Any]]:
     return found
 
 
-def _step_table(rows: list[dict[str, float]]) -> str:
-    ours = "ours"
-    lines = [[ours, f"{median(row[ours] for row in rows):.2f}", "1"]]
+def _step_table(setting: Setting, rows: list[dict[str, float]]) -> str:
+    """Medians of the rounds' seconds, and of their ratios to ours."""
+    lines = []
     for name in rows[0]:
-        if name != ours:
-            ratio = median(row[name] / row[ours] for row in rows)
-            lines.append([name, f"{median(row[name] for row in rows):.2f}", f"{ratio:.2f}"])
-    return table(["256 tokens, bf16", "s a step", "relative to ours"], lines)
+        ratio = median(row[name] / row[OURS] for row in rows)
+        lines.append([name, f"{median(row[name] for row in rows):.2f}", f"{ratio:.2f}"])
+    return table([f"{setting.model}, {setting.tokens} tokens, bf16", "s a step", "relative to ours"], lines)
 
 
 def _product_table(lines: list[dict[str, Any]]) -> str:

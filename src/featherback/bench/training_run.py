@@ -31,6 +31,8 @@ class Measured:
     outside_footprint_mb: float | None
     outside_rss_mb: float | None
     predicted_rss_mb: float
+    checkpoints: str  # in "ram" or a "file"
+    states: str
     step_seconds: float
     losses: tuple[float, ...]
 
@@ -95,6 +97,8 @@ def _measured(run: RunDirectory, outcome: watch.Outcome) -> Measured:
         outside_footprint_mb=outcome.footprint_mb,
         outside_rss_mb=outcome.rss_mb,
         predicted_rss_mb=summary["predicted_rss_mb"],
+        checkpoints=run.plan.checkpoints,
+        states=run.plan.states,
         step_seconds=seconds[len(seconds) // 2],
         losses=tuple(line["loss"] for line in lines),
     )

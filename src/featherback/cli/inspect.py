@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +36,7 @@ def inspect(
 ) -> None:
     """Say what a model, a data file or a run is, and which instruction set this machine computes with."""
     if model is not None:
-        _show_examples(model, what, seq_len, examples)
+        _show_examples(model, what, seq_len, examples, json)
         return
     facts = describe(what)
     if json:
@@ -46,12 +47,16 @@ def inspect(
         print(f"{name:<{width}}  {_text(value)}")
 
 
-def _show_examples(model: str, data: str, seq_len: int, count: int) -> None:
+def _show_examples(model: str, data: str, seq_len: int, count: int, json: bool) -> None:
     from featherback.cli.preamble import print_sample
     from featherback.data.preview import preview
     from featherback.hub.locate import locate
 
-    for sample in preview(locate(model), data, seq_len, count):
+    samples = preview(locate(model), data, seq_len, count)
+    if json:
+        print(json_format.dumps({"data": data, "model": model, "examples": [asdict(s) for s in samples]}))
+        return
+    for sample in samples:
         print_sample(sample)
         cut = f", {sample.truncated} cut off" if sample.truncated else ""
         print(f"  {sample.n_tokens} tokens, {sample.n_supervised} trained{cut}\n")
@@ -69,7 +74,7 @@ def describe(what: str) -> dict[str, Any]:
             magic = file.read(8)
         if magic == b"FBTOKENS":
             return _tokens(path)
-        if not magic.startswith(b"GGUF"):
+        if not magic.startswith(b"GGUF") and path.suffix.lower() != ".gguf":
             return _data(path)
     return _model(what)
 

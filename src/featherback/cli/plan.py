@@ -83,7 +83,8 @@ def _print_methods(rows: list[MethodOutlook]) -> None:
             continue
         p = row.plan
         layout = (
-            f"F by {p.mlp_tile}, vocabulary by {p.vocab_tile}, block inputs in {p.checkpoints}, "
+            f"F by {p.mlp_tile}, vocabulary by {p.vocab_tile}, "
+            f"blocks {'kept' if p.keep_blocks else 'recomputed'}, inputs in {p.checkpoints}, "
             f"adapter in {p.states}, weights {p.weights}"
         )
         print(

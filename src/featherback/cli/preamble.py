@@ -83,6 +83,7 @@ def describe_plan(plan: Plan) -> str:
         f"footprint {plan.predicted_footprint_mb:.0f} MB, rss {plan.predicted_rss_mb:.0f} MB predicted"
     )
     policies = [
+        "blocks kept" if plan.keep_blocks else "blocks recomputed",
         f"block inputs in {'RAM' if plan.checkpoints == 'ram' else 'a file'}",
         f"adapter and optimizer in {'RAM' if plan.states == 'ram' else 'files'}",
         f"weights {plan.weights}",

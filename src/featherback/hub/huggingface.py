@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,28 @@ def fetch_repository(
         if isinstance(cached, str):
             tell(f"Hugging Face cannot be reached; using the copy fetched before: {cached}")
             return Path(cached)
+        if _no_connection(error):
+            raise FeatherbackError(
+                f"Cannot fetch {repository}: Hugging Face cannot be reached from here; check the connection and try "
+                f"again, or train a model file that is on this disk."
+            ) from error
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise FeatherbackError(f"Cannot fetch {repository} from Hugging Face: {reason}") from error
     for name, path in zip(names, paths, strict=True):
         _check(path, files[name], verify)
     return paths[0] if names[0].endswith(".gguf") else paths[0].parent
+
+
+def _no_connection(error: BaseException | None) -> bool:
+    """Whether an error of the client, or one it arose from, is that nobody answered."""
+    while error is not None:
+        named = type(error).__name__  # of the HTTP library, which differs from version to version
+        if isinstance(error, (ConnectionError, TimeoutError, socket.gaierror)) or any(
+            word in named for word in ("Connect", "Timeout", "Proxy", "Offline")
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _sha256(file: Any) -> str | None:

@@ -64,7 +64,8 @@ _NOTES = {
     "avx2": "AVX2 + FMA, fp32 arithmetic",
     "avx512": "AVX-512, fp32 arithmetic",
     "avx512bf16": "AVX-512 with bf16 dot products",
-    "neon_bf16": "NEON with bf16 dot products",
+    "amx_bf16": "AVX-512 with AMX tiles for products of bf16",
+    "neon_bf16": "NEON with bf16 matrix products",
 }
 
 

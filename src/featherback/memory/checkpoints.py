@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from featherback import kernels
 from featherback.errors import FeatherbackError
+from featherback.memory.positioned import read_at, write_at
 
 
 class Checkpoints:
@@ -42,19 +43,17 @@ class Checkpoints:
             kernels.cast(x, scratch)
             x = scratch
         try:
-            written = os.pwrite(self._descriptor(), x.data, layer * self._slot)
+            write_at(self._descriptor(), x, layer * self._slot)
         except OSError as error:
             raise FeatherbackError(
                 f"Cannot write the checkpoint of layer {layer}: {error.strerror}."
             ) from error
-        if written != x.nbytes:
-            raise FeatherbackError(f"Cannot write the checkpoint of layer {layer}: the disk is full.")
 
     def load(self, layer: int, out: NDArray[Any]) -> None:
         """Copy the input of `layer` into `out` (T, D), of the checkpoints' type."""
         if self._arrays is not None:
             out[...] = self._arrays[layer, : len(out)]
-        elif os.preadv(self._descriptor(), [out.data], layer * self._slot) != out.nbytes:
+        elif not read_at(self._descriptor(), out, layer * self._slot):
             raise FeatherbackError(f"The checkpoint of layer {layer} could not be read back whole.")
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ class Sizing(Protocol):
     """What a method tells of itself before it works: `methods.Method` fits."""
 
     needs_checkpoints: ClassVar[bool]
+    can_keep_blocks: ClassVar[bool]  # instead of recomputing them
     whole_head: ClassVar[bool]  # the output head's pages are all in use at once
 
     @classmethod

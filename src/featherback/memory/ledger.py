@@ -151,8 +151,23 @@ def block_forward(ledger: Ledger, s: Sizes) -> None:
     mlp_forward(ledger, s)
 
 
+def kept_block(s: Sizes) -> int:
+    """Bytes of a backprop.block.BlockState, for plans that keep them."""
+    ledger = Ledger()
+    tokens, c = s.plan.tokens, s.config
+    attention_state(ledger, s)
+    ledger.take("m", tokens, c.hidden_size)
+    ledger.take("gate", tokens, c.intermediate_size)
+    ledger.take("up", tokens, c.intermediate_size)
+    return ledger.peak()[0]
+
+
 def block_backward(ledger: Ledger, s: Sizes) -> None:
     """backprop.block.backward"""
+    if s.plan.keep_blocks:
+        mlp_backward(ledger, s)
+        attention_backward(ledger, s)
+        return
     with ledger.frame():
         attention_forward(ledger, s)
         with ledger.frame():
@@ -163,7 +178,14 @@ def block_backward(ledger: Ledger, s: Sizes) -> None:
 
 
 def attention_forward(ledger: Ledger, s: Sizes) -> None:
-    """backprop.attention.forward; q, k, v, o and the log-sum-exp stay for the caller's frame."""
+    """backprop.attention.forward; its state stays for the caller's frame."""
+    attention_state(ledger, s)
+    with ledger.frame():
+        ledger.take("n1", s.plan.tokens, s.config.hidden_size, itemsize=s.operand)
+
+
+def attention_state(ledger: Ledger, s: Sizes) -> None:
+    """backprop.attention.AttentionState"""
     tokens, c = s.plan.tokens, s.config
     ledger.take("q", tokens, c.q_size)
     ledger.take("k", tokens, c.kv_size)
@@ -172,8 +194,6 @@ def attention_forward(ledger: Ledger, s: Sizes) -> None:
     ledger.take("log-sum-exp", c.num_attention_heads, tokens)
     for name in ("q_proj", "k_proj", "v_proj"):
         _projection(ledger, s, name, "h")
-    with ledger.frame():
-        ledger.take("n1", tokens, c.hidden_size, itemsize=s.operand)
 
 
 def output_projection(ledger: Ledger, s: Sizes) -> None:
@@ -240,8 +260,9 @@ def mlp_backward(ledger: Ledger, s: Sizes) -> None:
             ledger.take("dgate tile", tokens, tile, itemsize=s.operand)
             ledger.take("dup tile", tokens, tile, itemsize=s.operand)
             with ledger.frame():
-                ledger.take("gate tile", tokens, tile)
-                ledger.take("up tile", tokens, tile)
+                if not s.plan.keep_blocks:
+                    ledger.take("gate tile", tokens, tile)
+                    ledger.take("up tile", tokens, tile)
                 ledger.take("da tile", tokens, tile)
                 ledger.take("a tile", tokens, tile, itemsize=s.operand)
         for name, what in (("down_proj", "h"), ("gate_proj", "dh"), ("up_proj", "dh")):

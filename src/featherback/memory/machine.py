@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from featherback import kernels
+from featherback import _native, kernels
 from featherback.models.config import ModelConfig
 from featherback.weights.types import TensorType
 
@@ -92,7 +94,7 @@ def is_ram_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool
 
 @dataclass(frozen=True)
 class Baseline:
-    """Bytes a training process holds before it has a model."""
+    """Bytes a training process holds before it has a model, with the kernels' code that comes in as it is called."""
 
     footprint: int
     rss: int
@@ -100,15 +102,25 @@ class Baseline:
     @classmethod
     def here(cls) -> Baseline:
         """Of this process, now."""
-        return cls(*kernels.memory_now())
+        footprint, rss = kernels.memory_now()
+        return cls(footprint, rss + _code_to_come())
 
 
-def _lines(path: Path) -> list[str]:
-    """Of a file of the system; none where the system has no such file."""
-    try:
-        return path.read_text(errors="replace").splitlines()
-    except OSError:
-        return []
+def _code_to_come() -> int:
+    """Bytes of the extension's file that are not resident yet."""
+    path, resident, inside = _native.__file__, 0, False
+    for line in _lines(Path("/proc/self/smaps")):
+        if re.match(r"[0-9a-f]+-", line):  # a mapping; its figures follow
+            inside = line.endswith(path)
+        elif inside and line.startswith("Rss:"):
+            resident += int(line.split()[1]) * 1024
+    return max(os.path.getsize(path) - resident, 0)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Of a file of the system, one at a time; none where the system has no such file."""
+    with suppress(OSError), path.open(errors="replace") as file:
+        yield from map(str.rstrip, file)
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.errors import FeatherbackError
+from featherback.memory.positioned import read_at, write_at
 
 Float32 = NDArray[np.float32]
 
@@ -40,7 +41,7 @@ class PagedArray:
             out.fill(0)
         elif self._rows is not None:
             out[...] = self._rows[layer]
-        elif os.preadv(self._descriptor(), [out.data], layer * self.size * 4) != self.size * 4:
+        elif not read_at(self._descriptor(), out, layer * self.size * 4):
             raise FeatherbackError(
                 f"{self.path} is shorter than it was made: was it changed by another program?"
             )
@@ -52,11 +53,9 @@ class PagedArray:
             self._rows[layer] = values
             return
         try:
-            written = os.pwrite(self._descriptor(), np.ascontiguousarray(values).data, layer * self.size * 4)
+            write_at(self._descriptor(), np.ascontiguousarray(values), layer * self.size * 4)
         except OSError as error:
             raise FeatherbackError(f"Cannot write {self.path}: {error.strerror}.") from error
-        if written != self.size * 4:
-            raise FeatherbackError(f"Cannot write {self.path}: the disk is full.")
 
     def clear(self) -> None:
         """Set every element to zero; nothing is written until it has to be."""

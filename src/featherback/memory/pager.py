@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
+from featherback.memory.scattered import ScatteredRows
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.matrix import Matrix
 
 FOLIO = 2 << 20
 """Bytes: the largest piece of the page cache that Linux maps at one touch."""
-SCATTERED_ROWS = 4
-"""Rows of the embedding looked up between two drops."""
+Stretch = tuple[NDArray[np.uint8], int, int]
+"""A mapped file and [begin, end) in it."""
 
 
 class WeightSource(Protocol):
@@ -41,53 +42,60 @@ class WeightPager:
     """Weights as the memory map has them. `drop`: pages are unmapped after use, and the next ones read ahead."""
 
     def __init__(self, model: Model, drop: bool) -> None:
-        self.model, self._drop = model, drop
+        self.model, self._drop, self._scattered = model, drop, ScatteredRows()
         self._layers = [model.layer(i) for i in range(model.config.num_hidden_layers)]
+        self._stretches = [_stretches(list(layer.matrices().values())) for layer in self._layers]
 
     @contextmanager
     def layer(self, index: int, then: int | None = None) -> Iterator[LayerWeights]:
-        weights = self._layers[index]
         if then is not None and 0 <= then < len(self._layers):
-            for matrix in self._layers[then].matrices().values():
-                self._expect(matrix.data)
+            self._expect(self._stretches[then])
         try:
-            yield weights
+            yield self._layers[index]
         finally:
-            for matrix in weights.matrices().values():
-                self._drop_bytes(matrix.data)
+            self._drop_around(self._stretches[index])
 
     @contextmanager
     def rows(self, stored: Matrix, first: int, last: int) -> Iterator[Matrix]:
         part = stored.rows_between(first, last)
         following = min(stored.rows, 2 * last - first)
         if following > last:
-            self._expect(stored.rows_between(last, following).data)
+            self._expect(_stretches([stored.rows_between(last, following)]))
         try:
             yield part
         finally:
-            self._drop_bytes(part.data)
+            self._drop_around(_stretches([part]))
 
     def gather(self, stored: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
-        """A few rows at a time: each brings its neighbourhood of pages along."""
-        handle = kernels.matrix(stored)
-        step = SCATTERED_ROWS if self._drop else max(len(ids), 1)
-        for first in range(0, len(ids), step):
-            kernels.gather_rows(handle, ids[first : first + step], out[first : first + step])
-            self._drop_bytes(stored.data)
+        if self._drop:
+            self._scattered.gather(stored, ids, out)
+        else:
+            kernels.gather_rows(kernels.matrix(stored), ids, out)
 
     def close(self) -> None:
-        """Nothing is held."""
+        self._scattered.close()
 
-    def _expect(self, data: NDArray[np.uint8]) -> None:
+    def _expect(self, stretches: list[Stretch]) -> None:
         if self._drop:
-            kernels.read_ahead(data)
+            for file, begin, end in stretches:
+                kernels.read_ahead(file[begin:end])
 
-    def _drop_bytes(self, data: NDArray[np.uint8]) -> None:
-        """Drop a range, and what the system mapped around it: touching a page can map a whole FOLIO of its file."""
-        if not self._drop:
-            return
-        file = data.base
-        if isinstance(file, np.ndarray) and file.dtype == np.uint8 and file.ndim == 1:
-            start = data.__array_interface__["data"][0] - file.__array_interface__["data"][0]
-            data = file[max(0, start - FOLIO) : start + data.nbytes + FOLIO]
-        kernels.drop_pages(data)
+    def _drop_around(self, stretches: list[Stretch]) -> None:
+        """Drop stretches, and what the system mapped around them: touching a page can map a whole FOLIO of its file."""
+        if self._drop:
+            for file, begin, end in stretches:
+                kernels.drop_pages(file[max(0, begin - FOLIO) : end + FOLIO])
+
+
+def _stretches(matrices: list[Matrix]) -> list[Stretch]:
+    """Where matrices lie, those that are neighbours in a file together: each call to the system has its price."""
+    found: list[Stretch] = []
+    for m in sorted(matrices, key=lambda m: (str(m.file), m.offset)):
+        file, begin = (m.data, 0) if m.file is None else (m.data.base, m.offset)
+        assert isinstance(file, np.ndarray)
+        end = begin + m.nbytes
+        if found and found[-1][0] is file and begin - found[-1][2] <= FOLIO:
+            found[-1] = (file, found[-1][1], max(end, found[-1][2]))
+        else:
+            found.append((file, begin, end))
+    return found

@@ -25,6 +25,9 @@ class Plan:
     mlp_tile: int = 2 * MLP_STEP  # columns of F at a time
     vocab_tile: int = 1024  # columns of the vocabulary at a time
     keep_h: bool = True  # keep the T x rank LoRA projections between recomputation and gradient
+    keep_blocks: bool = (
+        False  # keep what a block's backward needs from the forward pass: nothing is recomputed
+    )
     checkpoints: Place = "ram"  # where block inputs wait for the backward pass
     states: Place = "ram"  # where LoRA parameters, gradients and optimiser states live
     weights: Weights = "resident"

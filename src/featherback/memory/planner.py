@@ -10,9 +10,9 @@ from typing import get_args
 from featherback.errors import FeatherbackError
 from featherback.memory.arena import aligned
 from featherback.memory.job import Job
-from featherback.memory.ledger import Sizes
+from featherback.memory.ledger import Sizes, kept_block
 from featherback.memory.machine import Baseline, Machine
-from featherback.memory.pager import FOLIO, SCATTERED_ROWS
+from featherback.memory.pager import FOLIO
 from featherback.memory.plan import MLP_STEP, Plan, Weights
 from featherback.memory.stream import BLOCK
 
@@ -55,8 +55,13 @@ def candidates(job: Job) -> Iterator[Plan]:
     mlp_tiles = sorted({min(tile, inner) * MLP_STEP for tile in MLP_TILES})
     vocab_tiles = sorted({min(tile, job.config.vocab_size) for tile in VOCAB_TILES})
     places = ("ram", "file") if job.files else ("ram",)
-    for mlp, vocab, keep_h, checkpoints, states, weights in product(
-        mlp_tiles, vocab_tiles, (True, False), places, places, get_args(Weights)
+    kept = (
+        ((True, False), (True, True), (False, False))
+        if job.method.can_keep_blocks
+        else ((True, False), (False, False))
+    )
+    for mlp, vocab, (keep_h, keep_blocks), checkpoints, states, weights in product(
+        mlp_tiles, vocab_tiles, kept, places, places, get_args(Weights)
     ):
         yield Plan(
             tokens=job.tokens,
@@ -64,6 +69,7 @@ def candidates(job: Job) -> Iterator[Plan]:
             mlp_tile=mlp,
             vocab_tile=vocab,
             keep_h=keep_h,
+            keep_blocks=keep_blocks,
             checkpoints=checkpoints,  # type: ignore[arg-type]
             states=states,  # type: ignore[arg-type]
             weights=weights,
@@ -74,7 +80,10 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
     """What a plan will cost."""
     config, operand = job.config, 4 if plan.compute == "fp32" else 2
     layers = config.num_hidden_layers
-    held = job.method.workspace(Sizes(config, plan, job.rank, job.targets))
+    sizes = Sizes(config, plan, job.rank, job.targets)
+    held = job.method.workspace(sizes)
+    if plan.keep_blocks:
+        held += layers * kept_block(sizes)
     held += job.threads * _thread_scratch(job)
     if plan.checkpoints == "ram" and job.method.needs_checkpoints:
         held += layers * plan.tokens * config.hidden_size * operand
@@ -137,7 +146,7 @@ def least_budget(least: int) -> int:
 def _thread_scratch(job: Job) -> int:
     """A thread's own buffers: attention's tiles, a packing panel, the skinny products' factors."""
     width = -(-job.config.head_dim // 16) * 16
-    attention = (2 * 48 * width + 5 * 64 * width + 2 * 48 * 64) * 4
+    attention = (6 * 64 * width + 2 * 64 * 64) * 4
     return max(attention, 64 * 256 * 4, job.tokens * job.rank * 4, 24 * job.rank * 64) + 64 * 1024
 
 
@@ -147,7 +156,7 @@ def _resident(job: Job, plan: Plan) -> int:
         return job.weight_bytes
     if plan.weights == "streamed":
         return 0
-    head = _head_rows(job, plan) * job.head_row_bytes + SCATTERED_ROWS * FOLIO // 2
+    head = _head_rows(job, plan) * job.head_row_bytes
     return max(job.layer_bytes, head) + FOLIO
 
 

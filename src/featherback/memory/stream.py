@@ -7,10 +7,11 @@ megabytes that the cache never sees (O_DIRECT on Linux, F_NOCACHE on macOS).
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,14 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
-from featherback.errors import FeatherbackError
+from featherback.memory.reading import open_file, read_exactly
+from featherback.memory.scattered import ScatteredRows
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.matrix import Matrix
 
 BLOCK = 4096
 """Bytes: offsets, lengths and addresses of direct reads are multiples of it."""
-GATHERED = 256
-"""Scattered rows asked for at once."""
 
 Bytes = NDArray[np.uint8]
 
@@ -41,7 +41,8 @@ class WeightStream:
     def __init__(self, model: Model, rows: int) -> None:
         self.model = model
         self._layers = [_without_map(model.layer(i)) for i in range(model.config.num_hidden_layers)]
-        self._files = Files()
+        _unmap(matrix for weights in self._layers for matrix in weights.matrices().values())
+        self._files, self._scattered = DirectFiles(), ScatteredRows()
         size = buffer_bytes(
             [list(weights.matrices().values()) for weights in self._layers], model.lm_head, rows
         )
@@ -66,26 +67,13 @@ class WeightStream:
         yield held
 
     def gather(self, stored: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
-        """Rows come one by one through the cache, all of them asked for before the first is waited for."""
-        file = self._files.scattered(_file_of(stored))
-        width = stored.row_bytes
-        for start in range(0, len(ids), GATHERED):
-            offsets = [stored.offset + int(i) * width for i in ids[start : start + GATHERED]]
-            rows = np.empty((len(offsets), width), np.uint8)
-            if hasattr(os, "posix_fadvise"):
-                for offset in offsets:
-                    os.posix_fadvise(file, offset, width, os.POSIX_FADV_WILLNEED)
-            for row, offset in zip(rows, offsets, strict=True):
-                read_exactly(file, [row.data], offset, width, stored)
-            part = Matrix(rows.reshape(-1), stored.type, len(offsets), stored.cols)
-            kernels.gather_rows(
-                kernels.matrix(part), np.arange(len(offsets), dtype=np.int32), out[start : start + GATHERED]
-            )
+        self._scattered.gather(stored, ids, out)
 
     def close(self) -> None:
         for buffer in self._buffers:
             buffer.close()
         self._files.close()
+        self._scattered.close()
 
     def _hold(self, matrices: Sequence[Matrix]) -> list[Matrix]:
         """These matrices in a buffer, which is then the one at work."""
@@ -107,7 +95,7 @@ class WeightStream:
 class Buffer:
     """Anonymous memory that a thread of its own fills."""
 
-    def __init__(self, size: int, files: Files) -> None:
+    def __init__(self, size: int, files: DirectFiles) -> None:
         self._memory, self._files = mmap.mmap(-1, size), files
         self._content: list[Matrix] = []
         self._held: list[Matrix] = []
@@ -163,7 +151,7 @@ class Buffer:
             begin, end = span(run)
             target = self._memory_at(used, end - begin)
             needed = max(m.offset + m.nbytes for m in run) - begin
-            read_exactly(self._files.direct(_file_of(run[0])), [target], begin, needed, run[0])
+            read_exactly(self._files.open(run[0].home), run[0].home, target, begin, needed)
             for m in run:
                 at = used + m.offset - begin
                 held[id(m)] = replace(m, data=bytes_[at : at + m.nbytes])
@@ -174,35 +162,28 @@ class Buffer:
         return memoryview(self._memory)[start : start + nbytes]
 
 
-class Files:
-    """Files open for reading past the cache, and for scattered reads through it."""
+class DirectFiles:
+    """Files open for aligned reads that leave no trace in the cache, where the file system can do that."""
 
     def __init__(self) -> None:
-        self._direct: dict[Path, int] = {}
-        self._scattered: dict[Path, int] = {}
+        self._files: dict[Path, int] = {}
 
-    def direct(self, path: Path) -> int:
-        """A descriptor for aligned reads that leave no trace in the cache, where the file system can do that."""
-        if path not in self._direct:
+    def open(self, path: Path) -> int:
+        """The descriptor of a file; FeatherbackError if it cannot be read."""
+        if path not in self._files:
             try:
-                self._direct[path] = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
+                self._files[path] = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
             except OSError:  # a file system in memory has no way past its own pages
-                self._direct[path] = _open(path)
-            _no_cache(self._direct[path])
-        return self._direct[path]
-
-    def scattered(self, path: Path) -> int:
-        """A descriptor for reads of single rows: the system reads no further than it is asked to."""
-        if path not in self._scattered:
-            self._scattered[path] = file = _open(path)
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-        return self._scattered[path]
+                self._files[path] = open_file(path)
+            if hasattr(fcntl, "F_NOCACHE"):  # macOS has no O_DIRECT; it is told afterwards
+                fcntl.fcntl(self._files[path], fcntl.F_NOCACHE, 1)
+        return self._files[path]
 
     def close(self) -> None:
-        for file in (*self._direct.values(), *self._scattered.values()):
+        """Let go of the files."""
+        for file in self._files.values():
             os.close(file)
-        self._direct, self._scattered = {}, {}
+        self._files = {}
 
 
 def buffer_bytes(layers: Sequence[Sequence[Matrix]], head: Matrix, rows: int) -> int:
@@ -228,47 +209,17 @@ def span(run: Sequence[Matrix]) -> tuple[int, int]:
     return run[0].offset // BLOCK * BLOCK, -(-end // BLOCK) * BLOCK
 
 
-def read_exactly(file: int, target: list[memoryview], offset: int, needed: int, matrix: Matrix) -> None:
-    """Fill `target` from the file; FeatherbackError if not even `needed` bytes come (the last block may be short)."""
-    (view,) = target
-    done = 0
-    while done < needed:
-        try:
-            count = os.preadv(file, [view[done:]], offset + done)
-        except OSError as error:
-            raise FeatherbackError(f"Cannot read {matrix.file}: {error.strerror}.") from error
-        if count == 0:
-            raise FeatherbackError(
-                f"{matrix.file} is shorter than it was: was it changed by another program?"
-            )
-        done += count
-
-
-def _file_of(matrix: Matrix) -> Path:
-    if matrix.file is None:
-        raise ValueError("this matrix does not lie in a file")
-    return matrix.file
-
-
-def _open(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise FeatherbackError(f"Cannot read {path}: {error.strerror}.") from error
-
-
-def _no_cache(file: int) -> None:
-    """macOS has no O_DIRECT; it is told afterwards."""
-    import fcntl
-
-    if hasattr(fcntl, "F_NOCACHE"):
-        fcntl.fcntl(file, fcntl.F_NOCACHE, 1)
-
-
 def _without_map(weights: LayerWeights) -> LayerWeights:
-    """Norms and biases copied out of the map, whose pages would stay; the matrices are not touched there."""
+    """Norms and biases copied out of the map; the matrices are not touched there."""
     vectors: dict[str, Any] = {
         name: None if (value := getattr(weights, name)) is None else np.array(value)
         for name in ("input_layernorm", "post_attention_layernorm", "q_bias", "k_bias", "v_bias")
     }
     return replace(weights, **vectors)
+
+
+def _unmap(matrices: Iterable[Matrix]) -> None:
+    """Let go of the pages of their files that the norms and biases, and what lies around them, brought in."""
+    files = {id(m.data.base): m.data.base for m in matrices if isinstance(m.data.base, np.ndarray)}
+    for file in files.values():
+        kernels.drop_pages(file)

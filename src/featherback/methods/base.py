@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ from featherback.data.batch import Batch
 from featherback.errors import FeatherbackError
 from featherback.memory.arena import Arena
 from featherback.memory.checkpoints import Checkpoints
-from featherback.memory.ledger import Sizes
+from featherback.memory.ledger import Sizes, kept_block
 from featherback.memory.paged import PagedArray
 from featherback.memory.pager import WeightPager, WeightSource
 from featherback.memory.plan import Plan
@@ -35,6 +36,7 @@ class Method(ABC):
     """Estimates the gradient of an adapter. `adapter` None: only `loss` works, on the base model."""
 
     needs_checkpoints: ClassVar[bool] = True
+    can_keep_blocks: ClassVar[bool] = False
     whole_head: ClassVar[bool] = False
 
     seed = 0
@@ -73,7 +75,7 @@ class Method(ABC):
         """The summed loss (nats) over the batch's supervised tokens."""
         with self._context(batch) as ctx:
             x = self._embed(ctx, batch)
-            self._forward(ctx, x, keep=False)
+            self._forward(ctx, x)
             return loss.loss(ctx, x, batch.targets, self.model.norm, self.weights)
 
     def close(self) -> None:
@@ -117,14 +119,9 @@ class Method(ABC):
         self.weights.gather(self.model.embed_tokens, batch.tokens, x)
         return x
 
-    def _forward(self, ctx: Context, x: Float32, keep: bool) -> None:
-        """x (T, D) goes through all blocks in place; `keep`: each block's input is checkpointed."""
-        layers = ctx.config.num_hidden_layers
-        for i in range(layers):
-            if keep:
-                assert self.checkpoints is not None
-                with ctx.arena.frame():
-                    self.checkpoints.save(i, x, ctx.operands(*x.shape))
+    def _forward(self, ctx: Context, x: Float32) -> None:
+        """x (T, D) goes through all blocks in place."""
+        for i in range(ctx.config.num_hidden_layers):
             with self._layer(ctx, i, i + 1) as (weights, p):
                 block.forward(ctx, x, weights, p)
 
@@ -146,12 +143,19 @@ class Method(ABC):
 class CheckpointedMethod(Method):
     """Exact gradients: forward with checkpointed block inputs, the loss, then the blocks in reverse."""
 
+    def __init__(self, model: Model, adapter: LoRA | None, plan: Plan, folder: Path | None = None) -> None:
+        super().__init__(model, adapter, plan, folder)
+        self.kept: Arena | None = None
+        if adapter is not None and plan.keep_blocks:
+            sizes = Sizes(model.config, plan, adapter.rank, adapter.targets)
+            self.kept = Arena(model.config.num_hidden_layers * kept_block(sizes))
+
     def gradients(self, batch: Batch, scale: float, gradients: PagedArray) -> float:
         assert self.adapter is not None
         assert self.checkpoints is not None
-        with self._context(batch) as ctx:
+        with self._context(batch) as ctx, self._store(ctx) as store:
             x = self._embed(ctx, batch)
-            self._forward(ctx, x, keep=True)
+            states = self._checkpointed_forward(ctx, store, x)
             with ctx.arena.frame():
                 total = self._loss_and_gradient(ctx, x, batch.targets, scale)
             dy = x  # its place now holds the gradient
@@ -162,9 +166,35 @@ class CheckpointedMethod(Method):
                     collected = ctx.floats(self.adapter.layer_size)
                     gradients.read(i, collected)
                     with self._layer(ctx, i, i - 1, collected) as (weights, p):
-                        self._block_backward(ctx, dy, checkpoint, weights, p)
+                        self._block_backward(ctx, dy, checkpoint, states[i], weights, p)
                     gradients.write(i, collected)
             return total
+
+    @contextmanager
+    def _store(self, ctx: Context) -> Iterator[Context | None]:
+        """A context whose arrays live from the forward pass to the end of the backward pass."""
+        if self.kept is None:
+            yield None
+            return
+        with self.kept.frame():
+            yield replace(ctx, arena=self.kept)
+
+    def _checkpointed_forward(
+        self, ctx: Context, store: Context | None, x: Float32
+    ) -> list[block.BlockState | None]:
+        """x (T, D) goes through all blocks in place, each one's input is checkpointed; their states, if kept."""
+        assert self.checkpoints is not None
+        states: list[block.BlockState | None] = []
+        for i in range(ctx.config.num_hidden_layers):
+            with ctx.arena.frame():
+                self.checkpoints.save(i, x, ctx.operands(*x.shape))
+            with self._layer(ctx, i, i + 1) as (weights, p):
+                if store is None:
+                    block.forward(ctx, x, weights, p)
+                    states.append(None)
+                else:
+                    states.append(block.BlockState.forward(ctx, store, x, weights, p))
+        return states
 
     @abstractmethod
     def _loss_and_gradient(self, ctx: Context, x: Float32, targets: NDArray[np.int32], scale: float) -> float:
@@ -172,6 +202,12 @@ class CheckpointedMethod(Method):
 
     @abstractmethod
     def _block_backward(
-        self, ctx: Context, dy: Float32, x: Array, weights: LayerWeights, p: dict[str, Projection]
+        self,
+        ctx: Context,
+        dy: Float32,
+        x: Array,
+        kept: block.BlockState | None,
+        weights: LayerWeights,
+        p: dict[str, Projection],
     ) -> None:
         """dy (T, D), the gradient of a block's output, becomes that of its input x; LoRA gradients accumulate."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from featherback import kernels
 from featherback.backprop import attention, mlp
+from featherback.backprop.block import BlockState
 from featherback.backprop.context import Context
 from featherback.backprop.linear import Projection
 from featherback.backprop.loss import Softmax
@@ -61,7 +62,13 @@ class MeBP(CheckpointedMethod):
     whole_head = True
 
     def _block_backward(
-        self, ctx: Context, dy: Float32, x: Array, weights: LayerWeights, p: Projections
+        self,
+        ctx: Context,
+        dy: Float32,
+        x: Array,
+        kept: BlockState | None,
+        weights: LayerWeights,
+        p: Projections,
     ) -> None:
         with _dequantised(ctx, p) as dense:
             saved = _forward(ctx, x, weights, dense)

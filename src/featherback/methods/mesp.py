@@ -23,15 +23,23 @@ Float32 = NDArray[np.float32]
 
 
 class MeSP(CheckpointedMethod):
-    """Exact gradients in memory that does not grow with depth."""
+    """Exact gradients in memory that does not grow with depth, unless the plan keeps blocks for speed."""
+
+    can_keep_blocks = True
 
     def _loss_and_gradient(self, ctx: Context, x: Float32, targets: NDArray[np.int32], scale: float) -> float:
         return loss.loss_and_gradient(ctx, x, targets, self.model.norm, self.weights, scale)
 
     def _block_backward(
-        self, ctx: Context, dy: Float32, x: Array, weights: LayerWeights, p: dict[str, Projection]
+        self,
+        ctx: Context,
+        dy: Float32,
+        x: Array,
+        kept: block.BlockState | None,
+        weights: LayerWeights,
+        p: dict[str, Projection],
     ) -> None:
-        block.backward(ctx, dy, x, weights, p)
+        block.backward(ctx, dy, x, weights, p, kept)
 
     @classmethod
     def workspace(cls, sizes: Sizes) -> int:
@@ -40,6 +48,8 @@ class MeSP(CheckpointedMethod):
     @classmethod
     def products(cls, sizes: Sizes) -> tuple[float, float]:
         c = sizes.config
+        if sizes.plan.keep_blocks:
+            return 2, 1 + 3.5
         down = c.intermediate_size / (2 * c.q_size + 2 * c.kv_size + 3 * c.intermediate_size)
         return 3 - down, 2 + 3.5  # forward, recomputation without the down projection, gradient of the inputs
 

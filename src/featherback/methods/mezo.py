@@ -13,7 +13,7 @@ from featherback.data.batch import Batch
 from featherback.memory.ledger import Ledger, Sizes, begin_pass, block_forward, layer_parameters, loss_tiles
 from featherback.memory.paged import PagedArray
 from featherback.methods.base import Method
-from featherback.noise import normal
+from featherback.noise import fill_normal
 
 Float32 = NDArray[np.float32]
 
@@ -40,7 +40,7 @@ class MeZO(Method):
                 with self.arena.frame():
                     collected = self.arena.take((gradients.size,))
                     gradients.read(layer, collected)
-                    collected += np.float32(slope) * direction_of(seed, layer, gradients.size)
+                    self._add_direction(collected, seed, layer, slope)
                     gradients.write(layer, collected)
             total += (plus + minus) / 2
         return total / self.directions
@@ -64,12 +64,15 @@ class MeZO(Method):
         super()._parameters(index, flat)
         if self._perturbation is not None:
             seed, epsilon = self._perturbation
-            flat += np.float32(epsilon) * direction_of(seed, index, flat.size)
+            self._add_direction(flat, seed, index, epsilon)
 
-
-def direction_of(seed: int, layer: int, size: int) -> Float32:
-    """A layer's part of the direction z: the same for the same seed, in whatever order layers are visited."""
-    return normal((seed, layer), size)
+    def _add_direction(self, flat: Float32, seed: int, layer: int, factor: float) -> None:
+        """flat (layer_size,) += factor z; a layer's z is the same for the same seed, whenever it is asked for."""
+        with self.arena.frame():
+            z = self.arena.take(flat.shape)
+            fill_normal((seed, layer), z)
+            z *= np.float32(factor)
+            flat += z
 
 
 def workspace_of(s: Sizes) -> int:
@@ -79,10 +82,15 @@ def workspace_of(s: Sizes) -> int:
         begin_pass(ledger, s)
         with ledger.frame():
             layer_parameters(ledger, s)
+            with ledger.frame():
+                ledger.take("direction", s.adapter)
             block_forward(ledger, s)
         with ledger.frame():
             loss_tiles(ledger, s)
-    return max(ledger.peak()[0], s.adapter * 4 + 64)
+    with ledger.frame():
+        ledger.take("gradients of a layer", s.adapter)
+        ledger.take("direction", s.adapter)
+    return ledger.peak()[0]
 
 
 METHOD = MeZO

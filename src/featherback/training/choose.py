@@ -20,12 +20,12 @@ from featherback.training.config import TrainConfig
 
 # A process that has loaded all that training loads, but no data, reports itself.
 _PROBE = """
-import json, os
+import json
 import featherback.training.worker
 import featherback.training.trainer
-from featherback import _native, kernels
-footprint, rss = kernels.memory_now()
-print(json.dumps((footprint, rss + os.path.getsize(_native.__file__))))  # its code comes in as it is called
+from featherback.memory.machine import Baseline
+here = Baseline.here()
+print(json.dumps((here.footprint, here.rss)))
 """
 
 # One BLAS thread, one heap: NumPy's BLAS is not used, and every thread of it would cost megabytes.

@@ -59,14 +59,16 @@ def prepare_run(
     run = RunDirectory.create(
         config.out, {**_record(config), "plan": plan, "base_model": base_model_name(opened)}
     )
-    try:
-        reports = {"train": _tokens(run, "train", config, config.data, data, opened)}
-        if config.eval_data is not None:
-            reports["eval"] = _tokens(run, "eval", config, config.eval_data, eval_data, opened)
-        run.update(data=reports)
-    except BaseException:
-        shutil.rmtree(run.tokens if existed else run.path, ignore_errors=True)
-        raise
+    with run.locked():
+        run.begin_tokens()
+        try:
+            reports = {"train": _tokens(run, "train", config, config.data, data, opened)}
+            if config.eval_data is not None:
+                reports["eval"] = _tokens(run, "eval", config, config.eval_data, eval_data, opened)
+            run.update(data=reports)
+        except BaseException:
+            shutil.rmtree(run.tokens if existed else run.path, ignore_errors=True)
+            raise
     return run
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,11 @@ except ImportError:  # Windows has no such locks
 
 RUN_FILE = "run.json"
 FORMAT = 1
+TOKENS = "tokens"
+
+# What can be there when there is no record yet, by the names that files.atomic_file and TokenFileWriter give.
+_RECORD_PART = re.compile(r"\.run\.json\.\d+\.tmp")
+_TOKEN_FILE = re.compile(r"(train|eval)\.tokens|\.(train|eval)\.tokens\.\d+\.(tokens|supervised|offsets)")
 
 
 class RunDirectory:
@@ -48,7 +54,7 @@ class RunDirectory:
         check_new(path)
         run = cls(path, {"format": FORMAT, "created": _now(), "status": "prepared", **record})
         try:
-            run.tokens.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FeatherbackError(
                 f"Cannot write to the output directory {path}: {error.strerror}."
@@ -87,7 +93,7 @@ class RunDirectory:
     @property
     def tokens(self) -> Path:
         """Folder of the token files."""
-        return self.path / "tokens"
+        return self.path / TOKENS
 
     @property
     def work(self) -> Path:
@@ -137,7 +143,7 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from training here; FeatherbackError if one does already."""
+        """Keep other processes from preparing or training here; FeatherbackError if one does already."""
         if fcntl is None:
             yield
             return
@@ -146,9 +152,26 @@ class RunDirectory:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
         except BlockingIOError:
-            raise FeatherbackError(f"The run {self.path} is being trained by another process.") from None
+            raise FeatherbackError(
+                f"The run {self.path} is being prepared or trained by another process."
+            ) from None
         finally:
             os.close(descriptor)
+
+    def begin_tokens(self) -> None:
+        """Make an empty folder for token files; what a preparation that was killed left is deleted."""
+        check_new(
+            self.path
+        )  # once more: another process may have prepared a run before this one had the lock
+        shutil.rmtree(self.tokens, ignore_errors=True)
+        try:
+            for part in self.path.glob(f".{RUN_FILE}.*.tmp"):
+                part.unlink()
+            self.tokens.mkdir()
+        except OSError as error:
+            raise FeatherbackError(
+                f"Cannot write to the output directory {self.path}: {error.strerror}."
+            ) from error
 
     def begin_work(self) -> None:
         """Make an empty folder for scratch files; those of a run that was killed are deleted."""
@@ -172,7 +195,7 @@ def check_new(path: Path) -> None:
             f"{path} holds another run already; continue it with --resume or choose another --out."
         )
     if path.is_dir():
-        if any(path.iterdir()):
+        if any(path.iterdir()) and not _is_unfinished(path):
             raise FeatherbackError(f"The output directory {path} is not empty; choose another --out.")
     elif path.exists():
         raise FeatherbackError(f"The output directory {path} is a file; choose another --out.")
@@ -181,6 +204,14 @@ def check_new(path: Path) -> None:
         raise FeatherbackError(
             f"Cannot write to the output directory {path}: {home} is not a writable directory."
         )
+
+
+def _is_unfinished(path: Path) -> bool:
+    """Whether a directory holds only what a preparation that was killed leaves: token files or parts of them."""
+    ours = [entry for entry in path.iterdir() if not _RECORD_PART.fullmatch(entry.name)]
+    return all(entry.name == TOKENS and entry.is_dir() for entry in ours) and all(
+        _TOKEN_FILE.fullmatch(entry.name) for folder in ours for entry in folder.iterdir()
+    )
 
 
 def _now() -> str:

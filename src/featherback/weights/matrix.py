@@ -32,6 +32,13 @@ class Matrix:
             )
 
     @property
+    def home(self) -> Path:
+        """The file that holds it; ValueError if it is in memory only."""
+        if self.file is None:
+            raise ValueError("this matrix does not lie in a file")
+        return self.file
+
+    @property
     def shape(self) -> tuple[int, int]:
         """(out_features, in_features)."""
         return self.rows, self.cols

@@ -1,0 +1,150 @@
+// The micro-kernel of this instruction set that multiplies bf16, if it has one: Bf16Tile. micro.h says what its members
+// mean.
+#pragma once
+#include "simd/micro.h"
+#include "simd/transpose.h"
+
+namespace fb::FB_ISA {
+
+// x's rows in place; where rows or steps are missing, copied, with zeros in their stead.
+template <class Tile, int height>
+FB_INLINE Rows<uint16_t> whole_rows(const View& x, int64_t row, int64_t live, int64_t first, int64_t count,
+                                    uint16_t* buffer) {
+    const uint16_t* source = x.row<uint16_t>(row) + first;
+    if (live == height && count % Tile::depth_step == 0) return {source, x.ld};
+    const int64_t stride = round_up(count, Tile::depth_step);
+    std::memset(buffer, 0, size_t(height * stride) * 2);
+    for (int64_t i = 0; i < live; i++) std::memcpy(buffer + i * stride, source + i * x.ld, size_t(count) * 2);
+    return {buffer, stride};
+}
+
+}  // namespace fb::FB_ISA
+
+#if defined(FB_TILES)
+
+#include "amx/micro.h"
+namespace fb::FB_ISA {
+using Bf16Tile = AmxTile;
+}
+
+#elif defined(__AVX512BF16__)
+
+namespace fb::FB_ISA {
+
+// Dot products of pairs (vdpbf16ps): each lane of a vector holds two steps of one column.
+struct DotTile {
+    using Operand = uint16_t;
+    using Element = uint32_t;
+    struct Use {};
+    static constexpr int rows = kTileRows, row_step = 1, cols = kTileCols;
+    static constexpr int steps = 2, depth_step = 2, depth = 256;
+
+    template <int height>
+    FB_INLINE static Rows<uint16_t> operand(const View& x, int64_t row, int64_t live, int64_t first, int64_t count,
+                                            uint16_t* buffer) {
+        return whole_rows<DotTile, height>(x, row, live, first, count, buffer);
+    }
+
+    template <int height>
+    FB_INLINE static void run(int64_t count, Rows<uint16_t> a, const uint32_t* strip, float* c, int64_t ldc,
+                              bool accumulate) {
+        constexpr int N = kRegisterVectors;
+        Vec acc[height][N];
+        for (int i = 0; i < height; i++)
+            for (int j = 0; j < N; j++) acc[i][j] = Vec{};
+        for (int64_t p = 0; p < count; p += 2, strip += cols) {
+            UVec row[N];
+            for (int j = 0; j < N; j++) row[j] = load_raw<UVec>(strip + j * kLanes);
+            for (int i = 0; i < height; i++) {
+                uint32_t pair;
+                __builtin_memcpy(&pair, a.data + i * a.stride + p, 4);
+                const UVec value = pair - UVec{};
+                for (int j = 0; j < N; j++)
+                    acc[i][j] = (Vec)_mm512_dpbf16_ps((__m512)acc[i][j], (__m512bh)value, (__m512bh)row[j]);
+            }
+        }
+        for (int i = 0; i < height; i++)
+            for (int j = 0; j < N; j++) {
+                float* cell = c + i * ldc + j * kLanes;
+                store(cell, accumulate ? load(cell) + acc[i][j] : acc[i][j]);
+            }
+    }
+};
+using Bf16Tile = DotTile;
+
+}  // namespace fb::FB_ISA
+
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+
+namespace fb::FB_ISA {
+
+// Products of 2 x 4 by 4 x 2 (bfmmla): a register holds two rows of x, or two columns of the panel, four steps of each,
+// and the product of both is two rows by two columns of C. 16 of the 32 registers are sums, 8 the factors.
+struct MatrixTile {
+    using Operand = uint16_t;
+    using Element = uint64_t;
+    struct Use {};
+    static constexpr int rows = 8, row_step = 2, cols = 8;
+    static constexpr int steps = 4, depth_step = 8, depth = 256;
+
+    // Eight steps of a row; missing ones are zero.
+    FB_INLINE static QVec eight(const uint16_t* row, int64_t count) {
+        if (count >= 8) return load_raw<QVec>(row);
+        uint16_t part[8] = {};
+        for (int64_t p = 0; p < count; p++) part[p] = row[p];
+        return load_raw<QVec>(part);
+    }
+
+    // buffer[four steps][pair of rows][2][4]: what a strip takes from it lies in the order in which it is taken.
+    template <int height>
+    FB_INLINE static Rows<uint16_t> operand(const View& x, int64_t row, int64_t live, int64_t first, int64_t count,
+                                            uint16_t* buffer) {
+        for (int i = 0; i < height; i += 2) {
+            const uint16_t* source = x.row<uint16_t>(row + i) + first;
+            for (int64_t p = 0; p < count; p += 8) {
+                QVec pair[2] = {eight(source + p, count - p),
+                                i + 1 < live ? eight(source + x.ld + p, count - p) : QVec{}};
+                transpose(pair);
+                for (int half = 0; half < 2; half++)
+                    __builtin_memcpy(buffer + (p + 4 * half) * height + 4 * i, &pair[half], 16);
+            }
+        }
+        return {buffer, 0};
+    }
+
+    template <int height>
+    FB_INLINE static void run(int64_t count, Rows<uint16_t> a, const uint64_t* strip, float* c, int64_t ldc,
+                              bool accumulate) {
+        constexpr int M = height / 2, N = cols / 2;
+        float32x4_t acc[M][N];
+        for (int i = 0; i < M; i++)
+            for (int j = 0; j < N; j++) acc[i][j] = vdupq_n_f32(0);
+        for (int64_t p = 0; p < count; p += 4, strip += cols) {
+            bfloat16x8_t row[M], column[N];
+            for (int i = 0; i < M; i++) row[i] = load_raw<bfloat16x8_t>(a.data + p * height + 8 * i);
+            for (int j = 0; j < N; j++) column[j] = load_raw<bfloat16x8_t>(strip + 2 * j);
+            for (int i = 0; i < M; i++)
+                for (int j = 0; j < N; j++) acc[i][j] = vbfmmlaq_f32(acc[i][j], row[i], column[j]);
+        }
+        for (int i = 0; i < M; i++)
+            for (int j = 0; j < N; j += 2) {  // two squares side by side: two rows of four
+                QVec pair[2] = {(QVec)acc[i][j], (QVec)acc[i][j + 1]};
+                transpose(pair);
+                for (int half = 0; half < 2; half++) {
+                    float* cell = c + (2 * i + half) * ldc + 2 * j;
+                    store(cell, accumulate ? load(cell) + (Vec)pair[half] : (Vec)pair[half]);
+                }
+            }
+    }
+};
+using Bf16Tile = MatrixTile;
+
+}  // namespace fb::FB_ISA
+
+#else
+
+namespace fb::FB_ISA {
+using Bf16Tile = void;  // bf16 is computed in fp32
+}
+
+#endif

@@ -1,0 +1,30 @@
+"""Whole arrays to and from a place in a file. One system call moves at most 2 GiB, and may move less."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+from numpy.typing import NDArray
+
+
+def write_at(file: int, array: NDArray[Any], offset: int) -> None:
+    """Write a contiguous array at byte `offset`; OSError if not all of it can be."""
+    left = array.data.cast("B")
+    while left.nbytes:
+        done = os.pwrite(file, left, offset)
+        if done == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left, offset = left[done:], offset + done
+
+
+def read_at(file: int, out: NDArray[Any], offset: int) -> bool:
+    """Fill a contiguous array from byte `offset`; False if the file ends too early."""
+    left = out.data.cast("B")
+    while left.nbytes:
+        done = os.preadv(file, [left], offset)
+        if done == 0:
+            return False
+        left, offset = left[done:], offset + done
+    return True

@@ -1,0 +1,55 @@
+"""Rows looked up here and there in a matrix on disk: an embedding's, a batch's targets'.
+
+Touched in a mapping, every row would bring up to two megabytes of pages around it, and unmapping them costs a call
+every few rows. Positioned reads bring the row and leave the process's memory alone.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback import kernels
+from featherback.memory.reading import open_file, read_exactly
+from featherback.weights.matrix import Matrix
+
+ROWS = 256
+"""Rows asked for at once."""
+
+
+class ScatteredRows:
+    """Reads rows of matrices that lie in files, each through a descriptor of its file."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, int] = {}
+
+    def gather(self, stored: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
+        """out (n, D) = rows `ids`, dequantised. FeatherbackError if the file cannot be read."""
+        file, width = self._file(stored.home), stored.row_bytes
+        for start in range(0, len(ids), ROWS):
+            offsets = [stored.offset + int(i) * width for i in ids[start : start + ROWS]]
+            rows = np.empty((len(offsets), width), np.uint8)
+            if hasattr(os, "posix_fadvise"):  # all of them, before the first is waited for
+                for offset in offsets:
+                    os.posix_fadvise(file, offset, width, os.POSIX_FADV_WILLNEED)
+            for row, offset in zip(rows, offsets, strict=True):
+                read_exactly(file, stored.home, row.data, offset, width)
+            part = Matrix(rows.reshape(-1), stored.type, len(offsets), stored.cols)
+            order = np.arange(len(offsets), dtype=np.int32)
+            kernels.gather_rows(kernels.matrix(part), order, out[start : start + ROWS])
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for file in self._files.values():
+            os.close(file)
+        self._files = {}
+
+    def _file(self, path: Path) -> int:
+        if path not in self._files:
+            self._files[path] = file = open_file(path)
+            if hasattr(os, "posix_fadvise"):  # the system reads no further than it is asked to
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+        return self._files[path]
