@@ -18,7 +18,7 @@ def test_peaks_of_a_process() -> None:
     assert outcome.output.strip() == "40000000"
     assert outcome.seconds >= 0.3
     if outcome.footprint_mb is not None:
-        assert 43 < outcome.footprint_mb < 80
+        assert 40 < outcome.footprint_mb < 80  # the data and an interpreter
         assert outcome.rss_mb is not None
         assert outcome.rss_mb > outcome.footprint_mb
 
