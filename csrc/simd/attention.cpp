@@ -2,6 +2,7 @@
 #include <cmath>
 #include <vector>
 
+#include "simd/attention_few.h"
 #include "simd/pack.h"
 #include "simd/rows.h"
 #include "simd/table.h"
@@ -148,11 +149,26 @@ void fetch_tile(const View& p, int64_t row, int64_t queries, int64_t key, int64_
     for (int64_t i = 0; i < queries; i++) std::copy_n(p.row<float>(row + i) + key, keys, tile + i * kKeys);
 }
 
+void attention_few(const View& q, const View& k, const View& v, const AttentionShape& s, const View& out) {
+    const std::vector<Tile> tiles = cut(s, true, 1);
+    const int64_t count = int64_t(tiles.size());
+    parallel_for(s.heads * count, [&](int64_t unit) {
+        const Tile& tile = tiles[size_t(unit % count)];
+        const int64_t row = tile.begin;
+        by_dtype(q.dtype, [&](auto* tag) {
+            attend_one<std::remove_pointer_t<decltype(tag)>>(q, k, v, s, unit / count, row, tile.span.first(row),
+                                                             tile.span.last(row), out);
+        });
+    });
+}
+
 }  // namespace
 
 // Scores are held transposed (keys, queries): the queries' lanes run through the softmax side by side, keys and values
 // are read as they lie, and only the tile of queries and its sums are turned, once each.
 void attention(View q, View k, View v, const AttentionShape& s, View out, View lse, View p) {
+    // With a backward to come, few queries are summed as many are: every method then has the same forward.
+    if (q.rows <= kFewQueries && !lse && !p) return attention_few(q, k, v, s, out);
     const int64_t d = s.head_dim, group = s.heads / s.kv_heads;
     const std::vector<Tile> tiles = cut(s, true, kQueries);
     const int64_t count = int64_t(tiles.size());

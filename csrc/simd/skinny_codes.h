@@ -84,10 +84,12 @@ private:
     template <int n>
     FB_INLINE void add(const __m512i (&codes)[n], int64_t run, __m512 scales, int chain, Parts& parts) const {
         for (int t = 0; t < T; t++) {
-            Vec products{};
-            for (int i = 0; i < n; i++)
-                products = dot_pairs(products, (UVec)codes[i], load_raw<UVec>(x_ + t * width_ + (run + i) * kRun));
-            parts[t][chain] += (Vec)scales * products;
+            __m512 products = _mm512_setzero_ps();
+            for (int i = 0; i < n; i++) {
+                const __m512i x = _mm512_loadu_si512(x_ + t * width_ + (run + i) * kRun);
+                products = _mm512_dpbf16_ps(products, (__m512bh)codes[i], (__m512bh)x);
+            }
+            parts[t][chain] += (Vec)(scales * products);
         }
     }
 

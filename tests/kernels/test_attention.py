@@ -265,3 +265,29 @@ def test_default_scale_and_no_lse(rng: np.random.Generator, isa: str) -> None:
         {"out": Output(inputs["q"].shape)},
         select(case.bounds(inputs, np.zeros(inputs["q"].shape)), "out"),
     )
+
+
+FEW = [
+    Case((1,), head_dim=24),
+    Case((2,), 3, 1, 64),
+    Case((3, 0, 1), 4, 2, 80),
+    Case((1,), 4, 2, 64, keys=(40,)),
+    Case((3, 1), 4, 2, 24, keys=(10, 130)),
+    Case((4,), 2, 1, 128, keys=(300,), window=17),
+    Case((1,), 2, 1, 8, keys=(65,), sharpness=20),
+]
+
+
+@isas
+@dtypes
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_few_queries_of_a_decoder(rng: np.random.Generator, isa: str, case: Case, dtype: str) -> None:
+    """Without a log-sum-exp a few queries take a path of their own."""
+    inputs = case.inputs(rng, dtype)
+    check_op(
+        kernel(isa, "attention", **case.fixed, lse=None),
+        kernel(REFERENCE, "attention", **case.fixed, lse=None),
+        inputs,
+        {"out": Output(inputs["q"].shape, dtype)},
+        select(case.bounds(inputs, np.zeros(inputs["q"].shape)), "out"),
+    )

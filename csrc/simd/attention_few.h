@@ -1,0 +1,55 @@
+// Attention for a few queries, a token being decoded: each meets the keys as they lie, a row at a time. Tiles would
+// fill their lanes with queries that are not there.
+#pragma once
+#include "simd/rows.h"
+#include "simd/transpose.h"
+
+namespace fb::FB_ISA {
+
+constexpr int64_t kFewQueries = 4;
+
+// scores (count) = scale k q for `count` rows of k (d columns of them), q (d); scores has room for whole vectors.
+template <class X>
+FB_INLINE void scores_of(const X* q, const View& k, int64_t row, int64_t col, int64_t count, int64_t d, float scale,
+                         float* scores) {
+    for (int64_t j = 0; j < count; j += kLanes) {
+        Vec dots[kLanes] = {};
+        for (int64_t i = 0; i < std::min<int64_t>(kLanes, count - j); i++) {
+            const X* key = k.row<X>(row + j + i) + col;
+            for_lanes(d, [&](auto get, auto) { dots[i] += get(q) * get(key); });
+        }
+        store(scores + j, lane_sums(dots) * scale);
+    }
+}
+
+// Query row i of one head, which sees keys [first, last).
+template <class X>
+void attend_one(const View& q, const View& k, const View& v, const AttentionShape& s, int64_t head, int64_t i,
+                int64_t first, int64_t last, const View& out) {
+    const int64_t d = s.head_dim, col = head / (s.heads / s.kv_heads) * d, count = last - first;
+    const int64_t padded = round_up(count, kLanes), width = round_up(d, kLanes);
+    float* p = static_cast<float*>(thread_scratch(size_t(padded + width) * 4));
+    float* sums = p + padded;
+    scores_of(q.row<X>(i) + head * d, k, first, col, count, d, s.scale, p);
+    std::fill(p + count, p + padded, -std::numeric_limits<float>::infinity());
+    Vec best = load(p), part{};
+    for (int64_t j = kLanes; j < padded; j += kLanes) best = max(best, load(p + j));
+    const float top = max_lane(best);
+    for (int64_t j = 0; j < padded; j += kLanes) {
+        const Vec e = exp(load(p + j) - top);
+        store(p + j, e);
+        part += e;
+    }
+    const float total = sum(part);
+    std::fill_n(sums, width, 0.0f);
+    for (int64_t j = 0; j < count; j++) {
+        const X* value = v.row<X>(first + j) + col;
+        for_lanes(d, [&](auto get, auto put) { put(sums, get(sums) + p[j] * get(value)); });
+    }
+    by_dtype(out.dtype, [&](auto* tag) {
+        using O = std::remove_pointer_t<decltype(tag)>;
+        for_lanes(d, [&](auto get, auto put) { put(out.row<O>(i) + head * d, get(sums) / total); });
+    });
+}
+
+}  // namespace fb::FB_ISA
