@@ -59,6 +59,8 @@ void bind_runtime(nb::module_& m) {
     m.def(
         "read_ahead", [](ByteRange range) { read_ahead(range.data(), range.size()); }, nb::arg("range"),
         "Have a helper thread read these mapped bytes into the page cache");
+    m.def("read_through", &read_through, nb::arg("file"), nb::arg("offset"), nb::arg("bytes"),
+          "Have a helper thread read this part of an open file into the page cache, in large pieces");
     m.def(
         "drop_pages", [](ByteRange range) { drop_pages(range.data(), range.size()); }, nb::arg("range"),
         "Unmap these read-only mapped bytes' pages until they are touched again");

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -13,8 +14,10 @@
 namespace fb {
 namespace {
 
+// Bytes to fetch: of a mapping (addresses, no file) or of a file (offsets).
 struct Range {
     uintptr_t begin, end;
+    int file = -1;
 };
 
 uintptr_t page_size() {
@@ -56,9 +59,22 @@ private:
             const Range range = queue_.front();
             queue_.pop_front();
             lock.unlock();
-            for (uintptr_t at = range.begin; at < range.end; at += kChunk)
-                madvise(reinterpret_cast<void*>(at), std::min(kChunk, range.end - at), MADV_WILLNEED);
+            for (uintptr_t at = range.begin; at < range.end && !stop_; at += kChunk)
+                fetch(range.file, at, std::min(kChunk, range.end - at));
             lock.lock();
+        }
+    }
+
+    static void fetch(int file, uintptr_t at, size_t bytes) {
+        if (file < 0) {
+            madvise(reinterpret_cast<void*>(at), bytes, MADV_WILLNEED);
+            return;
+        }
+        static char sink[64 << 10];  // one thread reads, and nobody wants what it read
+        for (size_t done = 0; done < bytes;) {
+            const ssize_t count = pread(file, sink, std::min(sizeof sink, bytes - done), off_t(at + done));
+            if (count <= 0) return;  // a hint, after all: whoever touches the page will hear of it
+            done += size_t(count);
         }
     }
 
@@ -66,7 +82,7 @@ private:
     std::mutex mutex_;
     std::condition_variable wake_;
     std::deque<Range> queue_;
-    bool stop_ = false;
+    std::atomic<bool> stop_{false};
 };
 
 Reader& reader() {
@@ -79,6 +95,10 @@ Reader& reader() {
 void read_ahead(const void* data, size_t bytes) {
     const uintptr_t begin = reinterpret_cast<uintptr_t>(data) / page_size() * page_size();
     reader().request({begin, reinterpret_cast<uintptr_t>(data) + bytes});
+}
+
+void read_through(int file, int64_t offset, int64_t bytes) {
+    reader().request({uintptr_t(offset), uintptr_t(offset + bytes), file});
 }
 
 void drop_pages(const void* data, size_t bytes) {

@@ -118,6 +118,11 @@ def meter_stop() -> None: ...
 def read_ahead(range: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
     """Have a helper thread read these mapped bytes into the page cache"""
 
+def read_through(file: int, offset: int, bytes: int) -> None:
+    """
+    Have a helper thread read this part of an open file into the page cache, in large pieces
+    """
+
 def drop_pages(range: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
     """Unmap these read-only mapped bytes' pages until they are touched again"""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from featherback import kernels
 from featherback.memory.machine import is_ram_disk, memory_limit
 
 SHARED = Path("/dev/shm")
@@ -82,3 +83,19 @@ def test_a_cgroup_bounds_what_is_free(
 
 def test_this_system_has_memory_for_its_tests() -> None:
     assert memory_limit() > 50 * 10**6
+
+
+@pytest.mark.parametrize(
+    ("line", "limit", "held"),
+    [
+        ("0::/job", "job/memory.max", "anon"),
+        ("4:memory:/job", "memory/job/memory.limit_in_bytes", "total_rss"),
+    ],
+    ids=["v2", "v1"],
+)
+def test_what_others_of_the_cgroup_hold_is_not_free(line: str, limit: str, held: str, tmp_path: Path) -> None:
+    own, _ = kernels.memory_now()
+    stat = str(Path(limit).parent / "memory.stat")
+    files = {limit: "200000000", stat: f"cache 7000000000\n{held} {own + 50_000_000}\nfile 7000000000"}
+    system = _system(tmp_path, f"\nnonsense\n{line}\n", files)
+    assert abs(memory_limit(**system) - 150_000_000) < 5_000_000

@@ -79,6 +79,28 @@ def test_an_error_does_not_stick(tmp_path: Path) -> None:
     source.close()
 
 
+def test_the_error_of_a_reading_ahead_is_its_own_layers(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", tiny(TINY_LLAMA, num_hidden_layers=3))
+    whole = path.read_bytes()
+    model = models.load(path)
+    source = WeightStream(model, rows=8)
+    with source.layer(0):
+        os.truncate(path, len(whole) // 2)
+    with source.layer(0, then=2):  # which fails, unseen
+        pass
+    path.write_bytes(whole)
+    with source.layer(1) as weights:
+        assert np.array_equal(weights.down_proj.data, model.layer(1).down_proj.data)
+    source.close()
+
+
+def test_a_closed_stream_says_so(tmp_path: Path) -> None:
+    source = WeightStream(models.load(write_tiny(tmp_path / "m.gguf", TINY_LLAMA)), rows=8)
+    source.close()
+    with pytest.raises(ValueError, match="closed"), source.layer(0):
+        pass
+
+
 def test_the_file_is_gone_before_it_is_opened(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", TINY_LLAMA)
     source = WeightStream(models.load(path), rows=8)

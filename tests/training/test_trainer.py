@@ -130,6 +130,28 @@ def test_twenty_steps_of_mesp_and_mebp_are_one_run(
     assert _adapter_bytes(runs[0]) == _adapter_bytes(runs[1])
 
 
+MEZO: dict[str, Any] = {"method": "mezo", "optimizer": "sgd", "schedule": "constant"}
+
+
+def test_mezo_goes_another_way_each_step_and_for_each_seed(start: Start) -> None:
+    def moved(name: str, steps: int, seed: int = 0) -> np.ndarray:
+        tensors = load_file(start(name, steps=steps, seed=seed, **MEZO).path / "adapter_model.safetensors")
+        return np.concatenate([tensors[key].ravel() for key in sorted(tensors) if ".lora_B." in key])
+
+    first, both, other = moved("one", 1), moved("two", 2), moved("other", 1, seed=1)
+    for there, here in ((first, both - first), (first, other)):
+        cosine = np.vdot(there, here) / (np.linalg.norm(there) * np.linalg.norm(here))
+        assert abs(cosine) < 0.2  # B begins at zero, so that these are the steps
+
+
+def test_mezo_resumes_bit_for_bit(start: Start) -> None:
+    whole = start("whole", steps=4, **MEZO)
+    start("parts", steps=2, **MEZO)
+    parts = start("parts", resume=True, steps=4, **MEZO)
+    assert _exact(parts) == _exact(whole)
+    assert _adapter_bytes(parts) == _adapter_bytes(whole)
+
+
 def test_resuming_with_other_options_is_refused(start: Start) -> None:
     start(steps=2)
     with pytest.raises(FeatherbackError, match=r"--rank was 4, not 8"):

@@ -62,23 +62,33 @@ class Machine:
 
 
 def memory_limit(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process can have: its own and what is free, or less if its cgroup (v1 or v2) allows less."""
+    """Bytes that this process can have: its own and what is free, or less if its cgroup (v1 or v2) allows less.
+
+    What other processes of the cgroup hold is not free; file pages are, since the system takes them back.
+    """
+    own_footprint, own_rss = kernels.memory_now()
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for line in _lines(proc / "meminfo"):
         if line.startswith("MemAvailable:"):
-            limits.append(int(line.split()[1]) * 1024 + kernels.memory_now()[1])
+            limits.append(int(line.split()[1]) * 1024 + own_rss)
     for line in _lines(proc / "self" / "cgroup"):  # hierarchy:controllers:/path
+        if line.count(":") < 2:
+            continue
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            root, name = groups, "memory.max"
+            root, name, held = groups, "memory.max", "anon "
         elif "memory" in controllers.split(","):
-            root, name = groups / "memory", "memory.limit_in_bytes"
+            root, name, held = groups / "memory", "memory.limit_in_bytes", "total_rss "
         else:
             continue
         # In a container the path can be the host's, of which only the root is to be seen.
         group = root / path.lstrip("/")
         for folder in (group, *group.parents):
-            limits += [int(text) for text in _lines(folder / name) if text.isdecimal()]  # or "max"
+            used = sum(
+                int(line.split()[1]) for line in _lines(folder / "memory.stat") if line.startswith(held)
+            )
+            others = max(0, used - own_footprint)
+            limits += [int(text) - others for text in _lines(folder / name) if text.isdecimal()]  # or "max"
             if folder == root:
                 break
     return min(limits)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
+from featherback.memory.reading import OpenFiles, plain
 from featherback.memory.scattered import ScatteredRows
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.matrix import Matrix
 
 FOLIO = 2 << 20
 """Bytes: the largest piece of the page cache that Linux maps at one touch."""
-Stretch = tuple[NDArray[np.uint8], int, int]
-"""A mapped file and [begin, end) in it."""
+Stretch = tuple[Path, NDArray[np.uint8], int, int]
+"""A file, its map, and [begin, end) in it."""
 
 
 class WeightSource(Protocol):
@@ -43,6 +45,7 @@ class WeightPager:
 
     def __init__(self, model: Model, drop: bool) -> None:
         self.model, self._drop, self._scattered = model, drop, ScatteredRows()
+        self._files, self._read = OpenFiles(plain), set[tuple[Path, int]]()
         self._layers = [model.layer(i) for i in range(model.config.num_hidden_layers)]
         self._stretches = [_stretches(list(layer.matrices().values())) for layer in self._layers]
 
@@ -73,17 +76,24 @@ class WeightPager:
             kernels.gather_rows(kernels.matrix(stored), ids, out)
 
     def close(self) -> None:
+        kernels.stop_read_ahead()
         self._scattered.close()
+        self._files.close()
 
     def _expect(self, stretches: list[Stretch]) -> None:
-        if self._drop:
-            for file, begin, end in stretches:
+        if not self._drop:
+            return
+        for path, file, begin, end in stretches:
+            if (path, begin) in self._read:
                 kernels.read_ahead(file[begin:end])
+            else:
+                self._read.add((path, begin))
+                kernels.read_through(self._files[path], begin, end - begin)
 
     def _drop_around(self, stretches: list[Stretch]) -> None:
         """Drop stretches, and what the system mapped around them: touching a page can map a whole FOLIO of its file."""
         if self._drop:
-            for file, begin, end in stretches:
+            for _, file, begin, end in stretches:
                 kernels.drop_pages(file[max(0, begin - FOLIO) : end + FOLIO])
 
 
@@ -91,11 +101,10 @@ def _stretches(matrices: list[Matrix]) -> list[Stretch]:
     """Where matrices lie, those that are neighbours in a file together: each call to the system has its price."""
     found: list[Stretch] = []
     for m in sorted(matrices, key=lambda m: (str(m.file), m.offset)):
-        file, begin = (m.data, 0) if m.file is None else (m.data.base, m.offset)
+        path, file, begin, end = m.home, m.data.base, m.offset, m.offset + m.nbytes
         assert isinstance(file, np.ndarray)
-        end = begin + m.nbytes
-        if found and found[-1][0] is file and begin - found[-1][2] <= FOLIO:
-            found[-1] = (file, found[-1][1], max(end, found[-1][2]))
+        if found and found[-1][0] == path and begin - found[-1][3] <= FOLIO:
+            found[-1] = (path, file, found[-1][2], end)
         else:
-            found.append((file, begin, end))
+            found.append((path, file, begin, end))
     return found

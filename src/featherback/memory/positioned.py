@@ -19,10 +19,11 @@ def write_at(file: int, array: NDArray[Any], offset: int) -> None:
         left, offset = left[done:], offset + done
 
 
-def read_at(file: int, out: NDArray[Any], offset: int) -> bool:
-    """Fill a contiguous array from byte `offset`; False if the file ends too early."""
+def read_at(file: int, out: NDArray[Any], offset: int, needed: int | None = None) -> bool:
+    """Fill a contiguous array from byte `offset`; False if the file ends before `needed` bytes (default: all)."""
     left = out.data.cast("B")
-    while left.nbytes:
+    spare = 0 if needed is None else left.nbytes - needed
+    while left.nbytes > spare:
         done = os.preadv(file, [left], offset)
         if done == 0:
             return False

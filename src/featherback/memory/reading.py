@@ -1,29 +1,83 @@
-"""Positioned reads that say what went wrong."""
+"""Files held open for positioned reads, and reads that say what went wrong."""
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from featherback.errors import FeatherbackError
+from featherback.memory.positioned import read_at
+
+BLOCK = 4096
+"""Bytes: offsets, lengths and addresses of direct reads are multiples of it."""
 
 
-def open_file(path: Path, flags: int = 0) -> int:
-    """A descriptor for reading; FeatherbackError if there is none to be had."""
+class OpenFiles:
+    """A descriptor a path, opened when first asked for by one of the functions below."""
+
+    def __init__(self, opener: Callable[[Path], int]) -> None:
+        self._open, self._files = opener, dict[Path, int]()
+
+    def __getitem__(self, path: Path) -> int:
+        """FeatherbackError if the file cannot be opened."""
+        if path not in self._files:
+            self._files[path] = self._open(path)
+        return self._files[path]
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+
+def plain(path: Path) -> int:
+    """For reads through the page cache in order."""
     try:
-        return os.open(path, os.O_RDONLY | flags)
+        return os.open(path, os.O_RDONLY)
     except OSError as error:
         raise FeatherbackError(f"Cannot read {path}: {error.strerror}.") from error
 
 
-def read_exactly(file: int, path: Path, target: memoryview, offset: int, needed: int) -> None:
-    """Fill `target` from `offset` on; FeatherbackError if not even `needed` bytes come (a file may end in the rest)."""
-    done = 0
-    while done < needed:
-        try:
-            count = os.preadv(file, [target[done:]], offset + done)
-        except OSError as error:
-            raise FeatherbackError(f"Cannot read {path}: {error.strerror}.") from error
-        if count == 0:
-            raise FeatherbackError(f"{path} is shorter than it was: was it changed by another program?")
-        done += count
+def scattered(path: Path) -> int:
+    """For reads here and there: the system reads no further than it is asked to."""
+    file = plain(path)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+    return file
+
+
+def direct(path: Path) -> int:
+    """For aligned reads that leave no trace in the page cache, where the file system can do that."""
+    if hasattr(os, "O_DIRECT"):
+        with suppress(OSError):  # some refuse to open so (those in memory), some to read
+            file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            try:
+                os.preadv(file, [mmap.mmap(-1, BLOCK)], 0)
+            except OSError:
+                os.close(file)
+                raise
+            return file
+    file = plain(path)
+    if hasattr(fcntl, "F_NOCACHE"):  # macOS
+        fcntl.fcntl(file, fcntl.F_NOCACHE, 1)
+    return file
+
+
+def read_exactly(
+    file: int, path: Path, out: NDArray[np.uint8], offset: int, needed: int | None = None
+) -> None:
+    """Fill `out`; FeatherbackError if not even `needed` bytes (default: all) come before the file ends."""
+    try:
+        whole = read_at(file, out, offset, needed)
+    except OSError as error:
+        raise FeatherbackError(f"Cannot read {path}: {error.strerror}.") from error
+    if not whole:
+        raise FeatherbackError(f"{path} is shorter than it was: was it changed by another program?")

@@ -7,13 +7,12 @@ every few rows. Positioned reads bring the row and leave the process's memory al
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
-from featherback.memory.reading import open_file, read_exactly
+from featherback.memory.reading import OpenFiles, read_exactly, scattered
 from featherback.weights.matrix import Matrix
 
 ROWS = 256
@@ -24,11 +23,11 @@ class ScatteredRows:
     """Reads rows of matrices that lie in files, each through a descriptor of its file."""
 
     def __init__(self) -> None:
-        self._files: dict[Path, int] = {}
+        self._files = OpenFiles(scattered)
 
     def gather(self, stored: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
         """out (n, D) = rows `ids`, dequantised. FeatherbackError if the file cannot be read."""
-        file, width = self._file(stored.home), stored.row_bytes
+        file, width = self._files[stored.home], stored.row_bytes
         for start in range(0, len(ids), ROWS):
             offsets = [stored.offset + int(i) * width for i in ids[start : start + ROWS]]
             rows = np.empty((len(offsets), width), np.uint8)
@@ -36,20 +35,11 @@ class ScatteredRows:
                 for offset in offsets:
                     os.posix_fadvise(file, offset, width, os.POSIX_FADV_WILLNEED)
             for row, offset in zip(rows, offsets, strict=True):
-                read_exactly(file, stored.home, row.data, offset, width)
+                read_exactly(file, stored.home, row, offset)
             part = Matrix(rows.reshape(-1), stored.type, len(offsets), stored.cols)
             order = np.arange(len(offsets), dtype=np.int32)
             kernels.gather_rows(kernels.matrix(part), order, out[start : start + ROWS])
 
     def close(self) -> None:
         """Let go of the files."""
-        for file in self._files.values():
-            os.close(file)
-        self._files = {}
-
-    def _file(self, path: Path) -> int:
-        if path not in self._files:
-            self._files[path] = file = open_file(path)
-            if hasattr(os, "posix_fadvise"):  # the system reads no further than it is asked to
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-        return self._files[path]
+        self._files.close()

@@ -7,27 +7,21 @@ megabytes that the cache never sees (O_DIRECT on Linux, F_NOCACHE on macOS).
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
-from featherback.memory.reading import open_file, read_exactly
+from featherback.memory.arena import Arena
+from featherback.memory.reading import BLOCK, OpenFiles, direct, read_exactly
 from featherback.memory.scattered import ScatteredRows
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.matrix import Matrix
-
-BLOCK = 4096
-"""Bytes: offsets, lengths and addresses of direct reads are multiples of it."""
 
 Bytes = NDArray[np.uint8]
 
@@ -42,11 +36,12 @@ class WeightStream:
         self.model = model
         self._layers = [_without_map(model.layer(i)) for i in range(model.config.num_hidden_layers)]
         _unmap(matrix for weights in self._layers for matrix in weights.matrices().values())
-        self._files, self._scattered = DirectFiles(), ScatteredRows()
+        self._files, self._scattered = OpenFiles(direct), ScatteredRows()
         size = buffer_bytes(
             [list(weights.matrices().values()) for weights in self._layers], model.lm_head, rows
         )
-        self._buffers = [Buffer(size, self._files) for _ in range(2)]
+        memories = [Arena(size).take((size,), np.uint8) for _ in range(2)]
+        self._buffers = [Buffer(memory, self._files) for memory in memories]
         self._last = self._buffers[0]
 
     @contextmanager
@@ -93,10 +88,10 @@ class WeightStream:
 
 
 class Buffer:
-    """Anonymous memory that a thread of its own fills."""
+    """Memory (bytes,), aligned to blocks, that a thread of its own fills."""
 
-    def __init__(self, size: int, files: DirectFiles) -> None:
-        self._memory, self._files = mmap.mmap(-1, size), files
+    def __init__(self, memory: Bytes, files: OpenFiles) -> None:
+        self._memory, self._files = memory, files
         self._content: list[Matrix] = []
         self._held: list[Matrix] = []
         self._error: BaseException | None = None
@@ -112,9 +107,11 @@ class Buffer:
         return [(m.file, m.offset, m.nbytes) for m in self._content] == wanted
 
     def fill(self, matrices: Sequence[Matrix]) -> None:
-        """Begin to read them; what was held is gone."""
+        """Begin to read them; what was held is gone, and so is the error of a reading that nobody waited for."""
+        if self._closing:
+            raise ValueError("the stream is closed")
         self._ready.wait()
-        self._content = list(matrices)
+        self._content, self._error = list(matrices), None
         self._ready.clear()
         self._wanted.release()
 
@@ -144,46 +141,18 @@ class Buffer:
             self._ready.set()
 
     def _read(self) -> list[Matrix]:
-        bytes_ = np.frombuffer(self._memory, np.uint8)
         held: dict[int, Matrix] = {}
         used = 0
         for run in runs(self._content):
             begin, end = span(run)
-            target = self._memory_at(used, end - begin)
             needed = max(m.offset + m.nbytes for m in run) - begin
-            read_exactly(self._files.open(run[0].home), run[0].home, target, begin, needed)
+            target = self._memory[used : used + end - begin]
+            read_exactly(self._files[run[0].home], run[0].home, target, begin, needed)
             for m in run:
                 at = used + m.offset - begin
-                held[id(m)] = replace(m, data=bytes_[at : at + m.nbytes])
+                held[id(m)] = replace(m, data=self._memory[at : at + m.nbytes])
             used += end - begin
         return [held[id(m)] for m in self._content]
-
-    def _memory_at(self, start: int, nbytes: int) -> memoryview:
-        return memoryview(self._memory)[start : start + nbytes]
-
-
-class DirectFiles:
-    """Files open for aligned reads that leave no trace in the cache, where the file system can do that."""
-
-    def __init__(self) -> None:
-        self._files: dict[Path, int] = {}
-
-    def open(self, path: Path) -> int:
-        """The descriptor of a file; FeatherbackError if it cannot be read."""
-        if path not in self._files:
-            try:
-                self._files[path] = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
-            except OSError:  # a file system in memory has no way past its own pages
-                self._files[path] = open_file(path)
-            if hasattr(fcntl, "F_NOCACHE"):  # macOS has no O_DIRECT; it is told afterwards
-                fcntl.fcntl(self._files[path], fcntl.F_NOCACHE, 1)
-        return self._files[path]
-
-    def close(self) -> None:
-        """Let go of the files."""
-        for file in self._files.values():
-            os.close(file)
-        self._files = {}
 
 
 def buffer_bytes(layers: Sequence[Sequence[Matrix]], head: Matrix, rows: int) -> int:

@@ -146,7 +146,7 @@ class CheckpointedMethod(Method):
     def __init__(self, model: Model, adapter: LoRA | None, plan: Plan, folder: Path | None = None) -> None:
         super().__init__(model, adapter, plan, folder)
         self.kept: Arena | None = None
-        if adapter is not None and plan.keep_blocks:
+        if adapter is not None and plan.keep_blocks and self.can_keep_blocks:
             sizes = Sizes(model.config, plan, adapter.rank, adapter.targets)
             self.kept = Arena(model.config.num_hidden_layers * kept_block(sizes))
 

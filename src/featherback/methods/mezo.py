@@ -16,6 +16,8 @@ from featherback.methods.base import Method
 from featherback.noise import fill_normal
 
 Float32 = NDArray[np.float32]
+Draw = tuple[int, int, int]
+"""A direction z by its origin: (seed, step, number among the step's directions)."""
 
 
 class MeZO(Method):
@@ -25,22 +27,19 @@ class MeZO(Method):
     epsilon = 1e-2  # the paper's for LoRA
     directions = 1  # averaged; the paper's n
 
-    _perturbation: tuple[int, float] | None = None  # (seed, signed epsilon) of the pass at work
+    _perturbation: tuple[Draw, float] | None = None  # (which z, signed epsilon) of the pass at work
 
     def gradients(self, batch: Batch, scale: float, gradients: PagedArray) -> float:
         total = 0.0
         for direction in range(self.directions):
-            seed = self.seed + self.step * self.directions + direction
-            plus, minus = (
-                self._perturbed_loss(batch, seed, self.epsilon),
-                self._perturbed_loss(batch, seed, -self.epsilon),
-            )
+            draw = (self.seed, self.step, direction)
+            plus, minus = (self._perturbed_loss(batch, draw, e) for e in (self.epsilon, -self.epsilon))
             slope = scale * (plus - minus) / (2 * self.epsilon) / self.directions
             for layer in range(gradients.layers):
                 with self.arena.frame():
                     collected = self.arena.take((gradients.size,))
                     gradients.read(layer, collected)
-                    self._add_direction(collected, seed, layer, slope)
+                    self._add_direction(collected, draw, layer, slope)
                     gradients.write(layer, collected)
             total += (plus + minus) / 2
         return total / self.directions
@@ -53,8 +52,8 @@ class MeZO(Method):
     def products(cls, sizes: Sizes) -> tuple[float, float]:
         return 2, 2
 
-    def _perturbed_loss(self, batch: Batch, seed: int, epsilon: float) -> float:
-        self._perturbation = seed, epsilon
+    def _perturbed_loss(self, batch: Batch, draw: Draw, epsilon: float) -> float:
+        self._perturbation = draw, epsilon
         try:
             return self.loss(batch)
         finally:
@@ -63,14 +62,14 @@ class MeZO(Method):
     def _parameters(self, index: int, flat: Float32) -> None:
         super()._parameters(index, flat)
         if self._perturbation is not None:
-            seed, epsilon = self._perturbation
-            self._add_direction(flat, seed, index, epsilon)
+            draw, epsilon = self._perturbation
+            self._add_direction(flat, draw, index, epsilon)
 
-    def _add_direction(self, flat: Float32, seed: int, layer: int, factor: float) -> None:
-        """flat (layer_size,) += factor z; a layer's z is the same for the same seed, whenever it is asked for."""
+    def _add_direction(self, flat: Float32, draw: Draw, layer: int, factor: float) -> None:
+        """flat (layer_size,) += factor z; a layer's z is the same for the same draw, whenever it is asked for."""
         with self.arena.frame():
             z = self.arena.take(flat.shape)
-            fill_normal((seed, layer), z)
+            fill_normal((*draw, layer), z)
             z *= np.float32(factor)
             flat += z
 

@@ -99,6 +99,7 @@ class Trainer:
         parameters = self.adapter.parameters
         self.gradients = PagedArray(parameters.layers, parameters.size, states and states / "gradients.f32")
         self.method = methods.create(config.method, self.model, self.adapter, self.plan, run.work)
+        self.method.seed = config.seed
         tokens = TokenFile(run.tokens / "train.tokens")
         self.stream = BatchStream(tokens, config.seq_len, config.batch_size, config.seed)
         self.held_out = TokenFile(run.tokens / "eval.tokens") if config.eval_data else None
@@ -163,6 +164,7 @@ class Trainer:
             return False
         targets = sum(batch.n_targets for batch in batches)
         self.gradients.clear()
+        self.method.step = progress.step
         loss = sum(self.method.gradients(batch, 1 / targets, self.gradients) for batch in batches) / targets
         norm = optim.global_norm(self.gradients)
         if not (math.isfinite(loss) and math.isfinite(norm)):
