@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -46,6 +47,7 @@ class WeightPager:
     def __init__(self, model: Model, drop: bool) -> None:
         self.model, self._drop, self._scattered = model, drop, ScatteredRows()
         self._files, self._read = OpenFiles(plain), set[tuple[Path, int]]()
+        self._faults, self._hints = 0, 0  # major faults so far, and how many hints they are worth
         self._layers = [model.layer(i) for i in range(model.config.num_hidden_layers)]
         self._stretches = [_stretches(list(layer.matrices().values())) for layer in self._layers]
 
@@ -84,11 +86,19 @@ class WeightPager:
         if not self._drop:
             return
         for path, file, begin, end in stretches:
-            if (path, begin) in self._read:
-                kernels.read_ahead(file[begin:end])
-            else:
+            if (path, begin) not in self._read:
                 self._read.add((path, begin))
                 kernels.read_through(self._files[path], begin, end - begin)
+            elif self._cache_is_short():
+                kernels.read_ahead(file[begin:end])
+
+    def _cache_is_short(self) -> bool:
+        """Whether a page had to come from the disk lately, though all had been read: else a hint is wasted."""
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        if faults != self._faults:
+            self._faults, self._hints = faults, 2 * len(self._layers)
+        self._hints -= 1
+        return self._hints >= 0
 
     def _drop_around(self, stretches: list[Stretch]) -> None:
         """Drop stretches, and what the system mapped around them: touching a page can map a whole FOLIO of its file."""
