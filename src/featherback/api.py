@@ -103,6 +103,7 @@ def train(
         memory=_bytes(memory),
         **options,
     )
+    reporter = TextReporter() if progress else Reporter()
     run = prepare_run(
         config,
         resume,
@@ -110,8 +111,9 @@ def train(
         eval_data=None if "eval_data" in files else eval_data,  # type: ignore[arg-type]
         model=opened,
         baseline=Baseline.here,
+        note=reporter.note,
     )
-    status = train_run(run, TextReporter() if progress else Reporter(), opened)
+    status = train_run(run, reporter, opened)
     if status == "interrupted":
         raise KeyboardInterrupt
     return Run(run, opened)

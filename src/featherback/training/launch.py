@@ -25,7 +25,7 @@ from featherback.models.model import Model
 from featherback.training import checkpoint
 from featherback.training.choose import plan_for, worker_baseline, worker_environment
 from featherback.training.config import DEFAULT_EPOCHS, TrainConfig
-from featherback.training.run_directory import RunDirectory, check_new
+from featherback.training.run_directory import RUN_FILE, RunDirectory, check_new, plan_from_json
 from featherback.version import __version__
 
 TokenList = npt.ArrayLike
@@ -40,16 +40,17 @@ def prepare_run(
     eval_data: Examples | None = None,
     model: Model | None = None,
     baseline: Callable[[], Baseline] = worker_baseline,
+    note: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> RunDirectory:
     """Check the options against the model, choose the plan, tokenise the data, begin the directory.
 
     `data`, `eval_data`: examples that are tokens already, in place of the files, which are tokenised in a
     process of its own. `baseline` finds what the process that will train holds to begin with. With `resume`,
-    the run that is there is taken up instead, with its own token files.
+    the run that is there is taken up instead, with its own token files. `note` hears what a person should know.
     """
     opened = model or models.load(config.model)
     if resume:
-        return _take_up(config, opened, baseline)
+        return _take_up(config, opened, baseline, note)
     if config.steps is None and config.epochs is None:
         config = replace(config, epochs=DEFAULT_EPOCHS)
     config.check_model(opened.config)
@@ -81,25 +82,34 @@ def _plan(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]) -
     return asdict(plan_for(config, model, baseline))
 
 
-def _take_up(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]) -> RunDirectory:
+def _take_up(
+    config: TrainConfig, model: Model, baseline: Callable[[], Baseline], note: Callable[[str], None]
+) -> RunDirectory:
+    """The run that `config` continues. Its record is written last, so that a refusal leaves it as it was."""
     run = RunDirectory.open(config.out)
-    earlier = run.config
-    if config.steps is None and config.epochs is None:
-        config = replace(config, steps=earlier.steps, epochs=earlier.epochs)
-    config.check_resume(earlier)
-    if config.eval_data is not None and earlier.eval_data is None:
-        raise FeatherbackError(f"Cannot resume {config.out} with --eval-data: the run was begun without.")
-    done = checkpoint.latest_step(run.path)
-    if config.steps is not None and config.steps < done:
-        raise FeatherbackError(
-            f"{config.out} has done {done} steps already, more than --steps {config.steps}; name at least as many."
-        )
-    if (config.memory, config.threads) != (
-        earlier.memory,
-        earlier.threads,
-    ):  # else the plan, and every bit, stays
-        run.record["plan"] = _plan(config, model, baseline)
-    run.update(configuration=config.to_json())
+    with run.locked():
+        earlier = run.config
+        if config.steps is None and config.epochs is None:
+            config = replace(config, steps=earlier.steps, epochs=earlier.epochs)
+        config.check_resume(earlier)
+        if config.eval_data is not None and earlier.eval_data is None:
+            raise FeatherbackError(f"Cannot resume {config.out} with --eval-data: the run was begun without.")
+        done = checkpoint.latest_step(run.path)
+        if config.steps is not None and config.steps < done:
+            raise FeatherbackError(
+                f"{config.out} has done {done} steps already, more than --steps {config.steps}; "
+                f"name at least as many."
+            )
+        known = plan_from_json(run.record.get("plan")) is not None
+        # As long as these are the same the plan stays, and with it every bit.
+        if not known or (config.memory, config.threads) != (earlier.memory, earlier.threads):
+            run.record["plan"] = _plan(config, model, baseline)
+        if not known:
+            note(
+                f"note: {run.path / RUN_FILE} holds no plan of this version of Featherback; "
+                f"the plan is made anew"
+            )
+        run.update(configuration=config.to_json())
     return run
 
 

@@ -6,7 +6,7 @@ adapter_config.json, adapter_model.safetensors    the adapter, as PEFT reads it
 loss.svg                                     the loss curve
 tokens/train.tokens, tokens/eval.tokens      the data as the run sees it
 checkpoint-000050/                           what resuming needs
-work/                                        mapped scratch files, gone when the run ends
+work/                                        scratch files, gone when the run ends
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from featherback.errors import FeatherbackError
 from featherback.files import atomic_file, read_json, write_json
 from featherback.memory.plan import Plan
-from featherback.training.config import TrainConfig
+from featherback.training.config import COMPUTE, TrainConfig
 
 try:
     import fcntl
@@ -85,10 +85,12 @@ class RunDirectory:
     @property
     def plan(self) -> Plan:
         """How the run lays out its memory: chosen once, so that resuming gives the same bits."""
-        try:
-            return Plan(**self.record["plan"])
-        except (KeyError, TypeError):
-            raise FeatherbackError(f"The run {self.path} is of another version of Featherback.") from None
+        if (plan := plan_from_json(self.record.get("plan"))) is None:
+            raise FeatherbackError(
+                f"{self.path / RUN_FILE} holds no plan of this version of Featherback; "
+                f"featherback train --resume makes one."
+            )
+        return plan
 
     @property
     def tokens(self) -> Path:
@@ -97,7 +99,7 @@ class RunDirectory:
 
     @property
     def work(self) -> Path:
-        """Folder of the mapped scratch files."""
+        """Folder of the scratch files."""
         return self.path / "work"
 
     @property
@@ -188,6 +190,14 @@ class RunDirectory:
         shutil.rmtree(self.work, ignore_errors=True)
 
 
+def plan_from_json(values: Any) -> Plan | None:
+    """The inverse of `asdict`; None if that is no plan, or one of another version."""
+    types = get_type_hints(Plan)
+    if not isinstance(values, dict) or set(values) != set(types) or values["compute"] not in COMPUTE:
+        return None
+    return Plan(**values) if all(_fits(values[name], types[name]) for name in types) else None
+
+
 def check_new(path: Path) -> None:
     """FeatherbackError if no run can begin in `path`: it holds something already, or cannot be written."""
     if (path / RUN_FILE).exists():
@@ -212,6 +222,13 @@ def _is_unfinished(path: Path) -> bool:
     return all(entry.name == TOKENS and entry.is_dir() for entry in ours) and all(
         _TOKEN_FILE.fullmatch(entry.name) for folder in ours for entry in folder.iterdir()
     )
+
+
+def _fits(value: Any, expected: Any) -> bool:
+    """Whether a value read from JSON can be a field of this type: a word of several, a size, a switch, float | None."""
+    if get_origin(expected) is Literal:
+        return value in get_args(expected)
+    return type(value) in (get_args(expected) or (expected,)) and (expected is not int or value > 0)
 
 
 def _now() -> str:
