@@ -226,6 +226,15 @@ def test_a_budget_beyond_the_machine_is_said(chat_model: Path, messages: Path, t
     assert re.search(r"the budget is more than the \d+ MB that a process can have here", text)
 
 
+def test_the_threads_named_are_those_that_train(chat_model: Path, messages: Path, tmp_path: Path) -> None:
+    arguments = ("train", chat_model, "--data", messages, "--out", tmp_path / "run", *OPTIONS[:-1])
+    first = _featherback(*arguments, 1, "--threads", 2).stdout
+    resumed = [_featherback(*arguments, 2, "--threads", 1, "--resume").stdout for _ in range(2)]
+    assert re.search(r"^kernels .*, 2 threads$", first, re.MULTILINE)
+    for text in resumed:  # the second time the plan stays, and nothing is measured before it is shown
+        assert re.search(r"^kernels .*, 1 thread$", text, re.MULTILINE)
+
+
 def test_help_and_version(command: Command) -> None:
     assert command("--version").out.strip() == f"featherback {__version__}"
     text = command("--help").out

@@ -20,6 +20,7 @@ _TRAINED, _CONTEXT, _PLAIN = "\x1b[1;32m", "\x1b[2m", "\x1b[0m"
 def print_preamble(run: RunDirectory) -> None:
     """Describe the run on standard output."""
     from featherback import kernels, models
+    from featherback.cli.options import set_threads
     from featherback.data.preview import preview
     from featherback.data.report import PrepareReport
     from featherback.memory.machine import memory_limit
@@ -33,6 +34,7 @@ def print_preamble(run: RunDirectory) -> None:
         for note in report.notes():
             row("", note)
     print_sample(preview(model.path, config.data, config.seq_len)[0])
+    set_threads(config.threads)  # as the process that will train does
     row("kernels", kernels.describe())
     targets = ",".join(target.removesuffix("_proj") for target in config.targets)
     row("adapter", f"rank {config.rank}, alpha {config.alpha:g}, on {targets}")

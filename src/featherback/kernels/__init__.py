@@ -79,7 +79,8 @@ def describe() -> str:
     """One line: which kernels run and on how many threads."""
     name = current()
     chosen = "named by FEATHERBACK_KERNELS" if os.environ.get("FEATHERBACK_KERNELS") else "best of this CPU"
-    return f"{name} ({_NOTES.get(name, 'vector kernels')}; {chosen}), {threads()} threads"
+    count = threads()
+    return f"{name} ({_NOTES.get(name, 'vector kernels')}; {chosen}), {count} thread{'s' * (count > 1)}"
 
 
 def set_threads(count: int) -> None:
