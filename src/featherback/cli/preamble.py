@@ -48,7 +48,8 @@ def print_preamble(run: RunDirectory) -> None:
     if config.memory is not None and config.memory > (limit := memory_limit()):
         row(
             "",
-            f"the budget is more than the {limit / 1e6:.0f} MB that a process can have here: those are kept",
+            f"the budget is more than the {limit / 1e6:.0f} MB that a process can have here; "
+            f"the plan stays within those",
         )
     row("run", f"{run.path}/")
     print()
