@@ -27,7 +27,6 @@ from featherback.training.choose import worker_baseline
 
 Say = Callable[[str], None]
 TYPES = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_0", "Q6_K")
-STEPS = 4
 OURS = "ours, no budget named"
 PLENTY = 4 * 10**9  # bytes: a budget under which nothing has to be recomputed
 
@@ -40,40 +39,40 @@ class Setting:
     tokens: int
 
 
-def settings(models: list[str]) -> list[Setting]:
+def settings(names: list[str]) -> list[Setting]:
     """Every model at the paper's length, the first also at four times that."""
-    return [Setting(model, 256) for model in models] + [Setting(models[0], 1024)]
+    return [Setting(name, 256) for name in names] + [Setting(names[0], 1024)]
 
 
-def run(models: list[str], cache: Path, quick: bool, keep: bool, say: Say) -> dict[str, Any]:
-    """All comparisons on the shapes of `models`."""
+def run(names: list[str], cache: Path, steps: int, quick: bool, keep: bool, say: Say) -> dict[str, Any]:
+    """All comparisons on the shapes of the models called `names`; with `quick`, one round of the first's alone."""
     require_torch()
     cache.mkdir(parents=True, exist_ok=True)
-    paths = {model: cache / f"{model}-q4_0.gguf" for model in models}
-    made = [model for model, path in paths.items() if not path.exists()]
-    for model in made:
-        write_synthetic(paths[model], model)
-    chosen = settings(models)[:1] if quick else settings(models)
-    steps = {
-        setting: _rounds(setting, paths[setting.model], cache, 1 if quick else 3, say) for setting in chosen
-    }
-    products = [] if quick else _products(CONFIGS[models[0]], say)
-    for model in [] if keep else made:
-        paths[model].unlink()
-    parts = [_step_table(setting, rows) for setting, rows in steps.items()]
+    chosen, rounds = (settings(names)[:1], 1) if quick else (settings(names), 3)
+    paths = {setting.model: cache / f"{setting.model}-q4_0.gguf" for setting in chosen}
+    made = [name for name, path in paths.items() if not path.exists()]
+    for name in made:
+        write_synthetic(paths[name], name)
+    found = {setting: _rounds(setting, paths[setting.model], cache, steps, rounds, say) for setting in chosen}
+    products = [] if quick else _products(CONFIGS[names[0]], say)
+    for name in [] if keep else made:
+        paths[name].unlink()
+    parts = [_step_table(setting, rows) for setting, rows in found.items()]
     if products:
         parts.append(
             "Our products' rate relative to oneDNN's in bf16 (forward, backward):\n\n"
             + _product_table(products)
         )
     return {
-        "steps": [{**asdict(setting), "rounds": rows} for setting, rows in steps.items()],
+        "steps": [{**asdict(setting), "rounds": rows} for setting, rows in found.items()],
         "products": products,
         "markdown": "\n\n".join(parts),
     }
 
 
-def _rounds(setting: Setting, path: Path, cache: Path, rounds: int, say: Say) -> list[dict[str, float]]:
+def _rounds(
+    setting: Setting, path: Path, cache: Path, steps: int, rounds: int, say: Say
+) -> list[dict[str, float]]:
     """One dictionary a round: seconds of everything, measured one after the other."""
     cores = kernels.default_threads()
     plans = {name: _plan(path, setting.tokens, name) for name in ("mesp", "mebp")}
@@ -81,18 +80,18 @@ def _rounds(setting: Setting, path: Path, cache: Path, rounds: int, say: Say) ->
 
     def ours(plan: Plan, method: str = "mesp", threads: int | None = None) -> float:
         return _best(
-            run_step(path, plan, cache, method=method, steps=STEPS, threads=threads, tokens=setting.tokens)
+            run_step(path, plan, cache, method=method, steps=steps, threads=threads, tokens=setting.tokens)
         )
 
     def peft(checkpointing: bool) -> float:
-        return _best(peft_step(setting.model, "bf16", checkpointing, tokens=setting.tokens, steps=STEPS))
+        return _best(peft_step(setting.model, "bf16", checkpointing, tokens=setting.tokens, steps=steps))
 
     rows = []
     for index in range(rounds):
         row = {
             OURS: ours(plans["mesp"]),
             "products alone, by oneDNN": _onednn_sum(CONFIGS[setting.model], setting.tokens, cores),
-            f"blocks kept (--memory {PLENTY // 10**9}GB)": ours(fastest),
+            _of_plenty(fastest): ours(fastest),
             "mebp": ours(plans["mebp"], method="mebp"),
             "one thread": ours(plans["mesp"], threads=1),
             "PEFT bf16, checkpointing": peft(True),
@@ -102,6 +101,11 @@ def _rounds(setting: Setting, path: Path, cache: Path, rounds: int, say: Say) ->
         times = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in row.items())
         say(f"{setting.model}, {setting.tokens} tokens, round {index + 1}: {times}")
     return rows
+
+
+def _of_plenty(plan: Plan) -> str:
+    """The row of the plan chosen within PLENTY; a machine with less memory may have to recompute the blocks."""
+    return f"blocks {'kept' if plan.keep_blocks else 'recomputed'} (--memory {PLENTY // 10**9}GB)"
 
 
 def _plan(path: Path, tokens: int, method: str, budget: int | None = None) -> Plan:

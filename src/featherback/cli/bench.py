@@ -93,7 +93,7 @@ def _run(
         return peers.run(names, place, steps, quick, keep, say)
     from featherback.bench import speed
 
-    return speed.run(names, place, quick, keep, say)
+    return speed.run(names, place, steps, quick, keep, say)
 
 
 def _names(text: str) -> list[str]:
