@@ -145,13 +145,15 @@ def test_no_plan_takes_more_than_the_machine_has() -> None:
     plan = planner.choose(asked, least, BASELINE, tight)
     assert (plan.predicted_rss_mb or 0) * MB <= least
     full = replace(MACHINE, memory=least - MB)
-    for budget in (None, 10 * least):
+    for budget in (None, 10 * least, 20 * MB):  # no budget would do, so none is named
         with pytest.raises(
-            FeatherbackError, match=r"in \d+MB, which is all that is free .* least is \d+MB; a sm"
-        ):
+            FeatherbackError, match=r"only \d+MB are free .* least is \d+MB; a smaller"
+        ) as refusal:
             planner.choose(asked, budget, BASELINE, full)
+        assert "--memory" not in str(refusal.value)
+        assert f"only {(least - MB) // MB}MB" in str(refusal.value)
     with pytest.raises(FeatherbackError, match=r"does not fit in 20MB: .* --memory \d+MB"):
-        planner.choose(asked, 20 * MB, BASELINE, full)
+        planner.choose(asked, 20 * MB, BASELINE, tight)
 
 
 def test_a_run_directory_in_memory_is_no_relief() -> None:

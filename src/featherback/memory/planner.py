@@ -118,16 +118,20 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
     """
     predictions = [predict(job, plan, baseline, machine) for plan in candidates(job)]
     least = min(p.rss for p in predictions)
-    limit, option, reason = FRUGAL * least if budget is None else budget, "--memory ", ""
-    if machine.memory is not None and machine.memory < limit:
-        limit, option = machine.memory, ""
-        reason = ", which is all that is free on this machine or that the process's cgroup allows"
+    limit = FRUGAL * least if budget is None else budget
+    if machine.memory is not None:
+        limit = min(limit, machine.memory)
     fitting = [p for p in predictions if p.rss <= limit]
     if not fitting:
+        change = "a smaller --seq-len, --batch-size or --rank, or fewer --targets, needs less."
+        named = f"{least_budget(least) // MB}MB"
+        if machine.memory is not None and machine.memory < least:  # no budget would do
+            raise FeatherbackError(
+                f"Training does not fit on this machine: only {machine.memory // MB}MB are free or allowed by the "
+                f"process's cgroup, and with these options the least is {named}; {change}"
+            )
         raise FeatherbackError(
-            f"Training does not fit in {limit / MB:.0f}MB{reason}: with these options the least is "
-            f"{option}{least_budget(least) // MB}MB; "
-            f"a smaller --seq-len, --batch-size or --rank, or fewer --targets, needs less."
+            f"Training does not fit in {limit / MB:.0f}MB: with these options the least is --memory {named}; {change}"
         )
     return min(fitting, key=lambda p: (p.seconds, p.rss)).apply()
 
