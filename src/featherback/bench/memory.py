@@ -34,7 +34,7 @@ class Setting:
     budget_mb: int | None = None
 
     def run(self, path: Path, steps: int, folder: Path) -> Measured:
-        """Measure it; models above 2 billion parameters take one step less, but two: all is resident from the second on."""
+        """Measure it; large models take one step less, but two at least: some memory comes only with the second."""
         return train_synthetic(
             path,
             tokens=self.tokens,
