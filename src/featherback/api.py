@@ -14,13 +14,13 @@ from featherback import methods, models
 from featherback.adapters.lora import LoRA
 from featherback.data.batch import IGNORE, Batch
 from featherback.errors import FeatherbackError
-from featherback.memory.machine import Baseline
 from featherback.memory.paged import PagedArray
 from featherback.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.training.choose import plan_for, worker_baseline
 from featherback.training.config import COMPUTE, TrainConfig, parse_memory
 from featherback.training.launch import Examples, prepare_run
+from featherback.training.rehearsal import rehearsed_baseline
 from featherback.training.reporter import Reporter, TextReporter
 from featherback.training.run import Run
 from featherback.training.trainer import train_run
@@ -110,7 +110,7 @@ def train(
         data=None if "data" in files else data,  # type: ignore[arg-type]
         eval_data=None if "eval_data" in files else eval_data,  # type: ignore[arg-type]
         model=opened,
-        baseline=Baseline.here,
+        baseline=rehearsed_baseline,
         note=reporter.note,
     )
     status = train_run(run, reporter, opened)

@@ -49,7 +49,7 @@ class WeightPager:
         self._files, self._read = OpenFiles(plain), set[tuple[Path, int]]()
         self._faults, self._hints = 0, 0  # major faults so far, and how many hints they are worth
         self._layers = [model.layer(i) for i in range(model.config.num_hidden_layers)]
-        self._stretches = [_stretches(list(layer.matrices().values())) for layer in self._layers]
+        self._stretches = [self._among(list(layer.matrices().values())) for layer in self._layers]
 
     @contextmanager
     def layer(self, index: int, then: int | None = None) -> Iterator[LayerWeights]:
@@ -65,11 +65,11 @@ class WeightPager:
         part = stored.rows_between(first, last)
         following = min(stored.rows, 2 * last - first)
         if following > last:
-            self._expect(_stretches([stored.rows_between(last, following)]))
+            self._expect(self._among([stored.rows_between(last, following)]))
         try:
             yield part
         finally:
-            self._drop_around(_stretches([part]))
+            self._drop_around(self._among([part]))
 
     def gather(self, stored: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
         if self._drop:
@@ -82,9 +82,11 @@ class WeightPager:
         self._scattered.close()
         self._files.close()
 
+    def _among(self, matrices: list[Matrix]) -> list[Stretch]:
+        """The stretches that are read ahead and dropped."""
+        return _stretches(matrices) if self._drop else []
+
     def _expect(self, stretches: list[Stretch]) -> None:
-        if not self._drop:
-            return
         for path, file, begin, end in stretches:
             if (path, begin) not in self._read:
                 self._read.add((path, begin))
@@ -102,9 +104,8 @@ class WeightPager:
 
     def _drop_around(self, stretches: list[Stretch]) -> None:
         """Drop stretches, and what the system mapped around them: touching a page can map a whole FOLIO of its file."""
-        if self._drop:
-            for _, file, begin, end in stretches:
-                kernels.drop_pages(file[max(0, begin - FOLIO) : end + FOLIO])
+        for _, file, begin, end in stretches:
+            kernels.drop_pages(file[max(0, begin - FOLIO) : end + FOLIO])
 
 
 def _stretches(matrices: list[Matrix]) -> list[Stretch]:

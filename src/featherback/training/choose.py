@@ -18,13 +18,13 @@ from featherback.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.training.config import TrainConfig
 
-# A process that has loaded all that training loads, but no data, reports itself.
+# A process that has loaded all that training loads, but no data, and run a step of a toy, reports itself.
 _PROBE = """
 import json
 import featherback.training.worker
 import featherback.training.trainer
-from featherback.memory.machine import Baseline
-here = Baseline.here()
+from featherback.training.rehearsal import rehearsed_baseline
+here = rehearsed_baseline()
 print(json.dumps((here.footprint, here.rss)))
 """
 
