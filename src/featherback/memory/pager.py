@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
-from featherback.memory.reading import OpenFiles, plain
+from featherback.memory.reading import OpenFiles, plain, runs
 from featherback.memory.scattered import ScatteredRows
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.matrix import Matrix
@@ -83,8 +83,8 @@ class WeightPager:
         self._files.close()
 
     def _among(self, matrices: list[Matrix]) -> list[Stretch]:
-        """The stretches that are read ahead and dropped."""
-        return _stretches(matrices) if self._drop else []
+        """The stretches that are read ahead and dropped, neighbours together: each call to the system has its price."""
+        return [_stretch(run) for run in runs(matrices, FOLIO)] if self._drop else []
 
     def _expect(self, stretches: list[Stretch]) -> None:
         for path, file, begin, end in stretches:
@@ -108,14 +108,7 @@ class WeightPager:
             kernels.drop_pages(file[max(0, begin - FOLIO) : end + FOLIO])
 
 
-def _stretches(matrices: list[Matrix]) -> list[Stretch]:
-    """Where matrices lie, those that are neighbours in a file together: each call to the system has its price."""
-    found: list[Stretch] = []
-    for m in sorted(matrices, key=lambda m: (str(m.file), m.offset)):
-        path, file, begin, end = m.home, m.data.base, m.offset, m.offset + m.nbytes
-        assert isinstance(file, np.ndarray)
-        if found and found[-1][0] == path and begin - found[-1][3] <= FOLIO:
-            found[-1] = (path, file, found[-1][2], end)
-        else:
-            found.append((path, file, begin, end))
-    return found
+def _stretch(run: list[Matrix]) -> Stretch:
+    first, last, file = run[0], run[-1], run[0].data.base
+    assert isinstance(file, np.ndarray)
+    return first.home, file, first.offset, last.offset + last.nbytes

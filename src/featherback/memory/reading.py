@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,9 +14,22 @@ from numpy.typing import NDArray
 
 from featherback.errors import FeatherbackError
 from featherback.memory.positioned import read_at
+from featherback.weights.matrix import Matrix
 
 BLOCK = 4096
 """Bytes: offsets, lengths and addresses of direct reads are multiples of it."""
+
+
+def runs(matrices: Iterable[Matrix], gap: int = BLOCK) -> list[list[Matrix]]:
+    """Matrices that lie within `gap` bytes of each other in a file, together, in the order of the file."""
+    found: list[list[Matrix]] = []
+    for m in sorted(matrices, key=lambda m: (str(m.home), m.offset)):
+        last = found[-1][-1] if found else None
+        if last is not None and last.home == m.home and m.offset - (last.offset + last.nbytes) <= gap:
+            found[-1].append(m)
+        else:
+            found.append([m])
+    return found
 
 
 class OpenFiles:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from featherback import kernels
 from featherback.memory.arena import Arena
-from featherback.memory.reading import BLOCK, OpenFiles, direct, read_exactly
+from featherback.memory.reading import BLOCK, OpenFiles, direct, read_exactly, runs
 from featherback.memory.scattered import ScatteredRows
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.matrix import Matrix
@@ -159,17 +159,6 @@ def buffer_bytes(layers: Sequence[Sequence[Matrix]], head: Matrix, rows: int) ->
     """Bytes of one buffer: the largest layer, or that many rows of the head, from block to block of the file."""
     sizes = [sum(end - begin for begin, end in map(span, runs(layer))) for layer in layers]
     return max(*sizes, min(rows, head.rows) * head.row_bytes + 2 * BLOCK)
-
-
-def runs(matrices: Sequence[Matrix]) -> list[list[Matrix]]:
-    """Matrices that lie within a block of each other in a file, together: each run is one read."""
-    found: list[list[Matrix]] = []
-    for m in sorted(matrices, key=lambda m: (str(m.file), m.offset)):
-        if found and found[-1][-1].file == m.file and span([m])[0] <= span(found[-1])[1]:
-            found[-1].append(m)
-        else:
-            found.append([m])
-    return found
 
 
 def span(run: Sequence[Matrix]) -> tuple[int, int]:
