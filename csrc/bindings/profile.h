@@ -1,9 +1,12 @@
-// Where the time of a step goes: each bound operation adds its duration and its arithmetic to a table.
+// What every bound operation reports: its duration and its arithmetic to a table, where the time of a step goes; and to
+// the memory meter that it is a moment to look.
 #pragma once
 #include <chrono>
 #include <map>
 #include <mutex>
 #include <string>
+
+#include "memory/meter.h"
 
 namespace fb {
 
@@ -15,13 +18,14 @@ struct ProfileEntry {
 extern bool profiling;
 std::map<std::string, ProfileEntry>& profile_table();
 
-// Times its own life; costs one branch when profiling is off.
+// Times its own life; costs two branches when neither profile nor meter is on.
 class Timed {
 public:
     Timed(const char* name, double flops) : name_(name), flops_(flops) {
         if (profiling) start_ = Clock::now();
     }
     ~Timed() {
+        meter_look();
         if (!profiling) return;
         static std::mutex table_lock;
         std::lock_guard<std::mutex> lock(table_lock);

@@ -53,7 +53,7 @@ void bind_runtime(nb::module_& m) {
     m.def("profile", &profile, nb::arg("on"), "Begin (with an empty table) or end timing every operation");
     m.def("profile_report", &profile_report, "{operation: (calls, seconds, floating-point operations)}");
     m.def("memory_now", [] { return as_pair(memory_now()); }, "(footprint, resident) bytes of this process");
-    m.def("meter_start", &meter_start, nb::arg("interval_microseconds") = 1000);
+    m.def("meter_start", &meter_start, nb::call_guard<nb::gil_scoped_release>());
     m.def("meter_peak", [] { return as_pair(meter_peak()); }, "(footprint, resident) peaks in bytes since meter_start");
     m.def("meter_stop", &meter_stop, nb::call_guard<nb::gil_scoped_release>());
     m.def(

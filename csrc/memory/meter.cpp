@@ -68,7 +68,44 @@ public:
 
 #endif
 
+std::atomic<int64_t> peak_footprint{0}, peak_resident{0};
+
+void lift(std::atomic<int64_t>& peak, int64_t value) {
+    if (value > peak.load(std::memory_order_relaxed)) peak.store(value, std::memory_order_relaxed);
+}
+
+void record(const MemoryUse& use) {
+    lift(peak_footprint, use.footprint);
+    lift(peak_resident, use.rss);
+}
+
+using Clock = std::chrono::steady_clock;
+
+// One run of the meter. Looks are at least a millisecond apart, whoever looks.
+class Watch {
+public:
+    void look() {
+        const int64_t now = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start_).count();
+        int64_t last = last_.load(std::memory_order_relaxed);
+        if (now <= last || !last_.compare_exchange_strong(last, now, std::memory_order_relaxed)) return;
+        // Now and then the full report, which also counts shared memory and swap.
+        record(now / kFull > last / kFull ? memory_now() : sampler_.sample());
+    }
+
+private:
+    static constexpr int64_t kFull = 16;  // milliseconds
+    const Clock::time_point start_ = Clock::now();
+    std::atomic<int64_t> last_{0};
+    Sampler sampler_;
+};
+
 std::atomic<bool> running{false};
+
+// Never destroyed: an operation may be looking while another thread stops the meter.
+Watch& watch() {
+    static Watch* instance = new Watch;
+    return *instance;
+}
 
 // Joined also when the process exits while the meter runs.
 struct Sampling {
@@ -78,17 +115,6 @@ struct Sampling {
         if (thread.joinable()) thread.join();
     }
 } sampling;
-
-std::atomic<int64_t> peak_footprint{0}, peak_resident{0};
-
-void raise(std::atomic<int64_t>& peak, int64_t value) {
-    if (value > peak.load(std::memory_order_relaxed)) peak.store(value, std::memory_order_relaxed);
-}
-
-void record(const MemoryUse& use) {
-    raise(peak_footprint, use.footprint);
-    raise(peak_resident, use.rss);
-}
 
 }  // namespace
 
@@ -120,20 +146,22 @@ int64_t peak_rss() {
 #endif
 }
 
-void meter_start(int interval_microseconds) {
+void meter_start() {
     meter_stop();
     peak_footprint = 0;
     peak_resident = 0;
     record(memory_now());
     running = true;
-    sampling.thread = std::thread([interval_microseconds] {
-        Sampler sampler;
-        for (int64_t tick = 0; running.load(std::memory_order_relaxed); tick++) {
-            // Now and then the full report, which also counts shared memory and swap.
-            record(tick % 16 == 15 ? memory_now() : sampler.sample());
-            std::this_thread::sleep_for(std::chrono::microseconds(interval_microseconds));
+    sampling.thread = std::thread([] {
+        while (running.load(std::memory_order_relaxed)) {
+            watch().look();
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
         }
     });
+}
+
+void meter_look() {
+    if (running.load(std::memory_order_relaxed)) watch().look();
 }
 
 MemoryUse meter_peak() {

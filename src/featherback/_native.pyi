@@ -108,7 +108,7 @@ def profile_report() -> dict:
 def memory_now() -> tuple[int, int]:
     """(footprint, resident) bytes of this process"""
 
-def meter_start(interval_microseconds: int = 1000) -> None: ...
+def meter_start() -> None: ...
 
 def meter_peak() -> tuple[int, int]:
     """(footprint, resident) peaks in bytes since meter_start"""

@@ -63,6 +63,7 @@ def run_step(
     tokens: int = 256,
     steps: int = 3,
     threads: int | None = None,
+    interval: float = watch.INTERVAL,
 ) -> dict[str, Any]:
     """`bench.step` in a fresh process: what it says, and its peaks as seen from outside."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="bench-") as place:
@@ -77,6 +78,6 @@ def run_step(
             "tokens": [row.tolist() for row in random_sequences(model, tokens, steps)],
         }
         command = [sys.executable, "-m", "featherback.bench.step", json.dumps(request)]
-        outcome = watch.run(command, worker_environment())
+        outcome = watch.run(command, worker_environment(), interval)
     found: dict[str, Any] = json.loads(outcome.output)
     return found | {"outside_footprint_mb": outcome.footprint_mb, "outside_rss_mb": outcome.rss_mb}

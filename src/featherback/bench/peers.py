@@ -37,6 +37,7 @@ def peft_step(
     steps: int = 3,
     rank: int = 8,
     threads: int = 0,
+    interval: float = watch.INTERVAL,
 ) -> dict[str, Any]:
     """A few PEFT steps in a fresh process: their seconds, its peaks."""
     config = {key: value for key, value in vars(CONFIGS[name]).items() if key not in _UNKNOWN_TO_TRANSFORMERS}
@@ -50,7 +51,8 @@ def peft_step(
         "checkpointing": checkpointing,
         "threads": threads or kernels.default_threads(),
     }
-    outcome = watch.run([sys.executable, "-m", "featherback.bench.peft_step", json.dumps(request)])
+    command = [sys.executable, "-m", "featherback.bench.peft_step", json.dumps(request)]
+    outcome = watch.run(command, interval=interval)
     found: dict[str, Any] = json.loads(outcome.output.splitlines()[-1])
     return found | {"footprint_mb": outcome.footprint_mb, "rss_mb": outcome.rss_mb}
 

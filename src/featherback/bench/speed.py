@@ -80,11 +80,29 @@ def _rounds(
 
     def ours(plan: Plan, method: str = "mesp", threads: int | None = None) -> float:
         return _best(
-            run_step(path, plan, cache, method=method, steps=steps, threads=threads, tokens=setting.tokens)
+            run_step(
+                path,
+                plan,
+                cache,
+                method=method,
+                steps=steps,
+                threads=threads,
+                tokens=setting.tokens,
+                interval=watch.RARELY,
+            )
         )
 
     def peft(checkpointing: bool) -> float:
-        return _best(peft_step(setting.model, "bf16", checkpointing, tokens=setting.tokens, steps=steps))
+        return _best(
+            peft_step(
+                setting.model,
+                "bf16",
+                checkpointing,
+                tokens=setting.tokens,
+                steps=steps,
+                interval=watch.RARELY,
+            )
+        )
 
     rows = []
     for index in range(rounds):
@@ -145,7 +163,8 @@ def _onednn(
     shapes: list[tuple[int, int]], tokens: int, threads: int, types: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     request = {"shapes": shapes, "tokens": tokens, "types": types, "threads": threads}
-    outcome = watch.run([sys.executable, "-m", "featherback.bench.onednn", json.dumps(request)])
+    command = [sys.executable, "-m", "featherback.bench.onednn", json.dumps(request)]
+    outcome = watch.run(command, interval=watch.RARELY)
     found: list[dict[str, Any]] = json.loads(outcome.output.splitlines()[-1])
     return found
 

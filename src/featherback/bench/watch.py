@@ -14,7 +14,7 @@ from pathlib import Path
 from featherback.errors import FeatherbackError
 
 MB = 1e6
-INTERVAL = 0.005
+INTERVAL, RARELY = 0.005, 0.2  # seconds between two looks; where time is measured, looking should take little
 _FOOTPRINT = ("RssAnon", "RssShmem", "VmSwap")
 
 
@@ -28,13 +28,15 @@ class Outcome:
     rss_mb: float | None  # peak of VmRSS, sampled, or the largest VmHWM if that is more
 
 
-def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Outcome:
-    """Run `command` to its end; FeatherbackError with its last words if it fails."""
+def run(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, interval: float = INTERVAL
+) -> Outcome:
+    """Run `command` to its end, a look every `interval` seconds; FeatherbackError with its last words if it fails."""
     start = time.perf_counter()
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    sampler = _Sampler(process.pid)
+    sampler = _Sampler(process.pid, interval)
     sampler.start()
     try:
         output, errors = process.communicate()
@@ -54,14 +56,14 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None) ->
 class _Sampler(threading.Thread):
     """Looks at /proc until told to stop."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, interval: float) -> None:
         super().__init__(daemon=True)
-        self._pid, self._done = pid, threading.Event()
+        self._pid, self._interval, self._done = pid, interval, threading.Event()
         self._peaks, self._marks = [0.0, 0.0], 0.0
         self._seen = False
 
     def run(self) -> None:
-        while not self._done.wait(INTERVAL):
+        while not self._done.wait(self._interval):
             values = [status for pid in _tree(self._pid) if (status := _status(pid))]
             if not values:
                 continue

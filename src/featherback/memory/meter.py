@@ -1,4 +1,4 @@
-"""True peaks of this process's memory, sampled natively every millisecond."""
+"""True peaks of this process's memory, sampled natively: every millisecond while kernels run, every ten otherwise."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Meter:
     own high-water mark of the whole process.
     """
 
-    def start(self, interval_microseconds: int = 1000) -> None:
+    def start(self) -> None:
         """Begin sampling; earlier footprint peaks are forgotten."""
-        kernels.meter_start(interval_microseconds)
+        kernels.meter_start()
 
     def stop(self) -> None:
         """End sampling; the peaks stay readable."""
