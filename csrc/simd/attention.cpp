@@ -10,7 +10,10 @@
 namespace fb::FB_ISA {
 namespace {
 
-constexpr int kQueries = 64, kKeys = 64;  // a tile; both multiples of the lanes
+// A unit owns kOwn rows of one side (of queries; of keys, in the sweep that makes dk and dv), held in lanes, and walks
+// past the other side kWalk rows at a time. What it touches meanwhile fits the first-level cache. Multiples of the
+// lanes.
+constexpr int kOwn = 32, kWalk = 64;
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
 // One sequence's rows in q and k, and which keys a query sees.
@@ -52,28 +55,27 @@ private:
     float* next_;
 };
 
-// out (count, width) = x[row0 + i, col .. col + d) * scale; columns d .. width are zero.
-void copy_rows(const View& x, int64_t row0, int64_t count, int64_t col, int64_t d, int64_t width, float scale,
-               float* out) {
+// out (count, d) = x[row0 + i, col .. col + d) * scale.
+void copy_rows(const View& x, int64_t row0, int64_t count, int64_t col, int64_t d, float scale, float* out) {
     by_dtype(x.dtype, [&](auto* tag) {
         using X = std::remove_pointer_t<decltype(tag)>;
-        for (int64_t i = 0; i < count; i++) {
-            float* to = out + i * width;
-            const X* from = x.row<X>(row0 + i) + col;
-            int64_t c = 0;
-            for (; c + kLanes <= d; c += kLanes) store(to + c, load(from + c) * scale);
-            for (; c < d; c++) to[c] = load1(from + c) * scale;
-            for (; c < width; c++) to[c] = 0;
-        }
+        for (int64_t i = 0; i < count; i++)
+            for_lanes(d, [&](auto get, auto put) { put(out + i * d, get(x.row<X>(row0 + i) + col) * scale); });
     });
 }
 
-// out (d, lanes) = the same rows transposed; rows beyond `count` are zero. `lanes` is a multiple of kLanes.
-void copy_transposed(const View& x, int64_t row0, int64_t count, int64_t lanes, int64_t col, int64_t d, float scale,
-                     float* out) {
+// The same rows in place if they are float32; otherwise copied into `buffer` (count, d).
+Rows<float> rows_of(const View& x, int64_t row0, int64_t count, int64_t col, int64_t d, float* buffer) {
+    if (x.dtype == Dtype::f32) return {x.row<float>(row0) + col, x.ld};
+    copy_rows(x, row0, count, col, d, 1, buffer);
+    return {buffer, d};
+}
+
+// out (d, kOwn) = those rows times `scale`, transposed; rows beyond `count` are zero.
+void copy_transposed(const View& x, int64_t row0, int64_t count, int64_t col, int64_t d, float scale, float* out) {
     by_dtype(x.dtype, [&](auto* tag) {
         using X = std::remove_pointer_t<decltype(tag)>;
-        for (int64_t i = 0; i < lanes; i += kLanes)
+        for (int64_t i = 0; i < kOwn; i += kLanes)
             for (int64_t c = 0; c < d; c += kLanes) {
                 const int64_t live = std::min<int64_t>(kLanes, d - c);
                 Vec block[kLanes];
@@ -84,13 +86,13 @@ void copy_transposed(const View& x, int64_t row0, int64_t count, int64_t lanes, 
                                                 : load_part(from, live) * scale;
                 }
                 transpose(block);
-                for (int64_t r = 0; r < live; r++) store(out + (c + r) * lanes + i, block[r]);
+                for (int64_t r = 0; r < live; r++) store(out + (c + r) * kOwn + i, block[r]);
             }
     });
 }
 
-// x[row0 + i, col .. col + d) = columns i < count of tile_t (d, kQueries) times `factors` (kQueries).
-void write_transposed(const float* tile_t, const float* factors, int64_t count, int64_t d, const View& x, int64_t row0,
+// x[row0 + i, col .. col + d) = columns i < count of tile_t (d, kOwn) times `scale`.
+void write_transposed(const float* tile_t, float scale, int64_t count, int64_t d, const View& x, int64_t row0,
                       int64_t col) {
     by_dtype(x.dtype, [&](auto* tag) {
         using X = std::remove_pointer_t<decltype(tag)>;
@@ -99,7 +101,7 @@ void write_transposed(const float* tile_t, const float* factors, int64_t count, 
                 const int64_t live = std::min<int64_t>(kLanes, d - c);
                 Vec block[kLanes];
                 for (int r = 0; r < kLanes; r++)
-                    block[r] = r < live ? load(tile_t + (c + r) * kQueries + i) * load(factors + i) : Vec{};
+                    block[r] = r < live ? load(tile_t + (c + r) * kOwn + i) * scale : Vec{};
                 transpose(block);
                 for (int64_t r = 0; r < std::min<int64_t>(kLanes, count - i); r++) {
                     X* to = x.row<X>(row0 + i + r) + col + c;
@@ -110,29 +112,35 @@ void write_transposed(const float* tile_t, const float* factors, int64_t count, 
     });
 }
 
-// tile (queries, kKeys): `fill` where key j is not visible to query i.
+bool all_visible(const Span& span, int64_t q, int64_t queries, int64_t k, int64_t keys) {
+    return span.last(q) >= k + keys && span.first(q + queries - 1) <= k;
+}
+
+// tile (queries, kOwn): `fill` where key j is not visible to query i.
 void mask(const Span& span, int64_t q, int64_t queries, int64_t k, float* tile, float fill) {
+    if (all_visible(span, q, queries, k, kOwn)) return;
     for (int64_t i = 0; i < queries; i++) {
-        const int64_t first = span.first(q + i) - k, last = span.last(q + i) - k;
-        float* row = tile + i * kKeys;
-        for (int64_t j = 0; j < std::min<int64_t>(kKeys, std::max<int64_t>(first, 0)); j++) row[j] = fill;
-        for (int64_t j = std::max<int64_t>(last, 0); j < kKeys; j++) row[j] = fill;
+        const int64_t first = std::clamp<int64_t>(span.first(q + i) - k, 0, kOwn);
+        const int64_t last = std::clamp<int64_t>(span.last(q + i) - k, first, kOwn);
+        float* row = tile + i * kOwn;
+        std::fill(row, row + first, fill);
+        std::fill(row + last, row + kOwn, fill);
     }
 }
 
-// The same for tile_t (keys, kQueries).
+// The same for tile_t (keys, kOwn).
 void mask_transposed(const Span& span, int64_t q, int64_t queries, int64_t k, int64_t keys, float* tile_t, float fill) {
-    if (span.last(q) >= k + keys && span.first(q + queries - 1) <= k) return;  // all of it is visible
-    alignas(64) int32_t first[kQueries], last[kQueries];
-    for (int64_t i = 0; i < kQueries; i++) {
+    if (all_visible(span, q, queries, k, keys)) return;
+    alignas(64) int32_t first[kOwn], last[kOwn];
+    for (int64_t i = 0; i < kOwn; i++) {
         const int64_t query = q + std::min(i, queries - 1);
         first[i] = int32_t(std::max<int64_t>(span.first(query) - k, 0));
         last[i] = int32_t(std::clamp<int64_t>(span.last(query) - k, 0, keys));
     }
-    for (int64_t i = 0; i < kQueries; i += kLanes) {
+    for (int64_t i = 0; i < kOwn; i += kLanes) {
         const IVec from = load_raw<IVec>(first + i), to = load_raw<IVec>(last + i);
         for (int32_t j = 0; j < keys; j++) {
-            float* cell = tile_t + j * kQueries + i;
+            float* cell = tile_t + j * kOwn + i;
             const IVec key = j - IVec{};
             store(cell, (key >= from) & (key < to) ? load(cell) : splat(fill));
         }
@@ -142,11 +150,11 @@ void mask_transposed(const Span& span, int64_t q, int64_t queries, int64_t k, in
 // A transposed tile's place in the full array of probabilities, a row a query.
 void keep_tile(const View& p, int64_t row, int64_t queries, int64_t key, int64_t keys, const float* tile_t) {
     for (int64_t i = 0; i < queries; i++)
-        for (int64_t j = 0; j < keys; j++) p.row<float>(row + i)[key + j] = tile_t[j * kQueries + i];
+        for (int64_t j = 0; j < keys; j++) p.row<float>(row + i)[key + j] = tile_t[j * kOwn + i];
 }
 
 void fetch_tile(const View& p, int64_t row, int64_t queries, int64_t key, int64_t keys, float* tile) {
-    for (int64_t i = 0; i < queries; i++) std::copy_n(p.row<float>(row + i) + key, keys, tile + i * kKeys);
+    for (int64_t i = 0; i < queries; i++) std::copy_n(p.row<float>(row + i) + key, keys, tile + i * kOwn);
 }
 
 void attention_few(const View& q, const View& k, const View& v, const AttentionShape& s, const View& out) {
@@ -170,55 +178,57 @@ void attention(View q, View k, View v, const AttentionShape& s, View out, View l
     // With a backward to come, few queries are summed as many are: every method then has the same forward.
     if (q.rows <= kFewQueries && !lse && !p) return attention_few(q, k, v, s, out);
     const int64_t d = s.head_dim, group = s.heads / s.kv_heads;
-    const std::vector<Tile> tiles = cut(s, true, kQueries);
+    const std::vector<Tile> tiles = cut(s, true, kOwn);
     const int64_t count = int64_t(tiles.size());
     parallel_for(s.heads * count, [&](int64_t unit) {
         const int64_t head = unit / count, kv = head / group;
         const Tile& tile = tiles[size_t(count - 1 - unit % count)];  // the long rows first: better balance
         const int64_t q0 = tile.begin, queries = tile.end - tile.begin;
-        Carver carve(size_t(2 * kQueries * d + kKeys * d + kQueries * kKeys));
-        float *query_t = carve.take(kQueries * d), *sum_t = carve.take(kQueries * d);
-        float *scores_t = carve.take(kQueries * kKeys), *rows = carve.take(kKeys * d);
-        alignas(64) float top[kQueries], total[kQueries];
-        std::fill_n(top, kQueries, kMasked);
-        std::fill_n(total, kQueries, 0.0f);
-        std::fill_n(sum_t, kQueries * d, 0.0f);
-        copy_transposed(q, q0, queries, kQueries, head * d, d, s.scale, query_t);
+        Carver carve(size_t(2 * kOwn * d + kWalk * d + kOwn * kWalk));
+        float *query_t = carve.take(kOwn * d), *sum_t = carve.take(kOwn * d);
+        float *scores_t = carve.take(kOwn * kWalk), *buffer = carve.take(kWalk * d);
+        alignas(64) float top[kOwn], total[kOwn];
+        std::fill_n(top, kOwn, kMasked);
+        std::fill_n(total, kOwn, 0.0f);
+        std::fill_n(sum_t, kOwn * d, 0.0f);
+        copy_transposed(q, q0, queries, head * d, d, s.scale, query_t);
 
         const int64_t last = tile.span.last(tile.end - 1);
-        for (int64_t key = tile.span.first(q0); key < last; key += kKeys) {
-            const int64_t keys = std::min<int64_t>(kKeys, last - key);
-            copy_rows(k, key, keys, kv * d, d, d, 1, rows);
-            small_gemm(keys, kQueries, d, rows, d, 1, query_t, kQueries, scores_t, kQueries, false);
+        for (int64_t key = tile.span.first(q0); key < last; key += kWalk) {
+            const int64_t keys = std::min<int64_t>(kWalk, last - key);
+            const auto key_rows = rows_of(k, key, keys, kv * d, d, buffer);
+            small_gemm(keys, kOwn, d, key_rows.data, key_rows.stride, 1, query_t, kOwn, scores_t, kOwn, false);
             mask_transposed(tile.span, q0, queries, key, keys, scores_t, kMasked);
             if (p) keep_tile(p, head * q.rows + q0, queries, key, keys, scores_t);
-            for (int64_t i = 0; i < kQueries; i += kLanes) {
+            for (int64_t i = 0; i < kOwn; i += kLanes) {
                 const Vec before = load(top + i);
                 Vec best = before;
-                for (int64_t j = 0; j < keys; j++) best = max(best, load(scores_t + j * kQueries + i));
+                for (int64_t j = 0; j < keys; j++) best = max(best, load(scores_t + j * kOwn + i));
                 // A query that has seen nothing yet (a window's edge) has no maximum to refer to.
                 const Vec reference = best == kMasked ? Vec{} : best;
-                const Vec shrink = exp(before - reference);
                 Vec part{};
                 for (int64_t j = 0; j < keys; j++) {
-                    float* cell = scores_t + j * kQueries + i;
+                    float* cell = scores_t + j * kOwn + i;
                     const Vec e = exp(load(cell) - reference);
                     store(cell, e);
                     part += e;
                 }
-                store(total + i, load(total + i) * shrink + part);
-                store(top + i, best);
-                for (int64_t c = 0; c < d; c++) {
-                    float* cell = sum_t + c * kQueries + i;
-                    store(cell, load(cell) * shrink);
+                if (any(best != before)) {  // seldom, once a few keys have been seen
+                    const Vec shrink = exp(before - reference);
+                    store(total + i, load(total + i) * shrink);
+                    store(top + i, best);
+                    for (int64_t c = 0; c < d; c++) store(sum_t + c * kOwn + i, load(sum_t + c * kOwn + i) * shrink);
                 }
+                store(total + i, load(total + i) + part);
             }
-            copy_rows(v, key, keys, kv * d, d, d, 1, rows);
-            small_gemm(d, kQueries, keys, rows, 1, d, scores_t, kQueries, sum_t, kQueries, true);
+            const auto values = rows_of(v, key, keys, kv * d, d, buffer);
+            small_gemm(d, kOwn, keys, values.data, 1, values.stride, scores_t, kOwn, sum_t, kOwn, true);
         }
-        alignas(64) float inverse[kQueries];
-        for (int64_t i = 0; i < kQueries; i += kLanes) store(inverse + i, 1.0f / load(total + i));
-        write_transposed(sum_t, inverse, queries, d, out, q0, head * d);
+        for (int64_t i = 0; i < kOwn; i += kLanes) {
+            const Vec inverse = 1.0f / load(total + i);
+            for (int64_t c = 0; c < d; c++) store(sum_t + c * kOwn + i, load(sum_t + c * kOwn + i) * inverse);
+        }
+        write_transposed(sum_t, 1, queries, d, out, q0, head * d);
         for (int64_t i = 0; i < queries; i++) {
             const float log_sum = top[i] + std::log(total[i]);
             if (lse) lse.row<float>(head)[q0 + i] = log_sum;
@@ -236,8 +246,8 @@ void attention(View q, View k, View v, const AttentionShape& s, View out, View l
 //   P = exp(S - lse);  dP = dO V^T;  dS = P (dP - delta).
 void attention_backward(View dout, View q, View k, View v, View out, View lse, View kept, const AttentionShape& s,
                         View delta, View dq, View dk, View dv) {
-    const int64_t d = s.head_dim, width = round_up(d, kLanes), group = s.heads / s.kv_heads;
-    const std::vector<Tile> by_query = cut(s, true, kQueries), by_key = cut(s, false, kKeys);
+    const int64_t d = s.head_dim, group = s.heads / s.kv_heads;
+    const std::vector<Tile> by_query = cut(s, true, kOwn), by_key = cut(s, false, kOwn);
     const int64_t query_tiles = int64_t(by_query.size()), key_tiles = int64_t(by_key.size());
 
     parallel_rows(q.rows, s.heads * d, [&](int64_t t) {
@@ -257,35 +267,34 @@ void attention_backward(View dout, View q, View k, View v, View out, View lse, V
         const int64_t head = unit / query_tiles, kv = head / group;
         const Tile& tile = by_query[size_t(query_tiles - 1 - unit % query_tiles)];
         const int64_t q0 = tile.begin, queries = tile.end - tile.begin;
-        Carver carve(size_t(3 * kQueries * d + 2 * kKeys * d + 2 * kQueries * kKeys));
-        float *query_t = carve.take(kQueries * d), *grad_t = carve.take(kQueries * d);
-        float *sum_t = carve.take(kQueries * d), *p_t = carve.take(kQueries * kKeys);
-        float *ds_t = carve.take(kQueries * kKeys), *keys = carve.take(kKeys * d), *values = carve.take(kKeys * d);
-        alignas(64) float log_sum[kQueries] = {}, offset[kQueries] = {}, scale[kQueries];
+        Carver carve(size_t(3 * kOwn * d + 2 * kWalk * d + 2 * kOwn * kWalk));
+        float *query_t = carve.take(kOwn * d), *grad_t = carve.take(kOwn * d), *sum_t = carve.take(kOwn * d);
+        float *p_t = carve.take(kOwn * kWalk), *ds_t = carve.take(kOwn * kWalk);
+        float *key_buffer = carve.take(kWalk * d), *value_buffer = carve.take(kWalk * d);
+        alignas(64) float log_sum[kOwn] = {}, offset[kOwn] = {};
         std::copy_n(lse.row<float>(head) + q0, queries, log_sum);
         std::copy_n(delta.row<float>(head) + q0, queries, offset);
-        std::fill_n(scale, kQueries, s.scale);
-        std::fill_n(sum_t, kQueries * d, 0.0f);
-        copy_transposed(q, q0, queries, kQueries, head * d, d, s.scale, query_t);
-        copy_transposed(dout, q0, queries, kQueries, head * d, d, 1, grad_t);
+        std::fill_n(sum_t, kOwn * d, 0.0f);
+        copy_transposed(q, q0, queries, head * d, d, s.scale, query_t);
+        copy_transposed(dout, q0, queries, head * d, d, 1, grad_t);
         const int64_t last = tile.span.last(tile.end - 1);
-        for (int64_t key = tile.span.first(q0); key < last; key += kKeys) {
-            const int64_t count = std::min<int64_t>(kKeys, last - key);
-            copy_rows(k, key, count, kv * d, d, d, 1, keys);
-            copy_rows(v, key, count, kv * d, d, d, 1, values);
-            if (kept) copy_transposed(kept, head * q.rows + q0, queries, kQueries, key, count, 1, p_t);
-            else small_gemm(count, kQueries, d, keys, d, 1, query_t, kQueries, p_t, kQueries, false);
-            small_gemm(count, kQueries, d, values, d, 1, grad_t, kQueries, ds_t, kQueries, false);
+        for (int64_t key = tile.span.first(q0); key < last; key += kWalk) {
+            const int64_t count = std::min<int64_t>(kWalk, last - key);
+            const auto keys = rows_of(k, key, count, kv * d, d, key_buffer);
+            const auto values = rows_of(v, key, count, kv * d, d, value_buffer);
+            if (kept) copy_transposed(kept, head * q.rows + q0, queries, key, count, 1, p_t);
+            else small_gemm(count, kOwn, d, keys.data, keys.stride, 1, query_t, kOwn, p_t, kOwn, false);
+            small_gemm(count, kOwn, d, values.data, values.stride, 1, grad_t, kOwn, ds_t, kOwn, false);
             mask_transposed(tile.span, q0, queries, key, count, p_t, kept ? 0.0f : kMasked);
             for (int64_t j = 0; j < count; j++)
-                for (int64_t i = 0; i < kQueries; i += kLanes) {
-                    const Vec p = load(p_t + j * kQueries + i);
+                for (int64_t i = 0; i < kOwn; i += kLanes) {
+                    const Vec p = load(p_t + j * kOwn + i);
                     const Vec e = kept ? p : exp(p - load(log_sum + i));
-                    store(ds_t + j * kQueries + i, e * (load(ds_t + j * kQueries + i) - load(offset + i)));
+                    store(ds_t + j * kOwn + i, e * (load(ds_t + j * kOwn + i) - load(offset + i)));
                 }
-            small_gemm(d, kQueries, count, keys, 1, d, ds_t, kQueries, sum_t, kQueries, true);
+            small_gemm(d, kOwn, count, keys.data, 1, keys.stride, ds_t, kOwn, sum_t, kOwn, true);
         }
-        write_transposed(sum_t, scale, queries, d, dq, q0, head * d);
+        write_transposed(sum_t, s.scale, queries, d, dq, q0, head * d);
     });
 
     // dV = P^T dO and dK = dS^T Q, by rows of queries.
@@ -294,45 +303,42 @@ void attention_backward(View dout, View q, View k, View v, View out, View lse, V
         const Tile& tile = by_key[size_t(unit % key_tiles)];
         const Span& span = tile.span;
         const int64_t key = tile.begin, keys = tile.end - tile.begin;
-        Carver carve(size_t(2 * kQueries * width + 2 * kKeys * width + 2 * kKeys * d + 2 * kQueries * kKeys));
-        float *query = carve.take(kQueries * width), *grad = carve.take(kQueries * width);
-        float *sum_dk = carve.take(kKeys * width), *sum_dv = carve.take(kKeys * width);
-        float *p = carve.take(kQueries * kKeys), *ds = carve.take(kQueries * kKeys);
-        float *keys_t = carve.take(kKeys * d), *values_t = carve.take(kKeys * d);
-        std::fill_n(sum_dk, kKeys * width, 0.0f);
-        std::fill_n(sum_dv, kKeys * width, 0.0f);
-        copy_transposed(k, key, keys, kKeys, kv * d, d, 1, keys_t);
-        copy_transposed(v, key, keys, kKeys, kv * d, d, 1, values_t);
+        Carver carve(size_t(2 * kWalk * d + 4 * kOwn * d + 2 * kWalk * kOwn));
+        float *query = carve.take(kWalk * d), *grad_buffer = carve.take(kWalk * d);
+        float *keys_t = carve.take(kOwn * d), *values_t = carve.take(kOwn * d);
+        float *dk_t = carve.take(kOwn * d), *dv_t = carve.take(kOwn * d);
+        float *p = carve.take(kWalk * kOwn), *ds = carve.take(kWalk * kOwn);
+        std::fill_n(dk_t, kOwn * d, 0.0f);
+        std::fill_n(dv_t, kOwn * d, 0.0f);
+        copy_transposed(k, key, keys, kv * d, d, 1, keys_t);
+        copy_transposed(v, key, keys, kv * d, d, 1, values_t);
         // The first query that sees this tile's first key, and the last that still has its last key in the window.
         const int64_t shift = (span.k1 - span.k0) - (span.q1 - span.q0);
         const int64_t first_query = std::max(span.q0, span.q0 + (key - span.k0) - shift);
         const int64_t last_query =
             s.window > 0 ? std::min(span.q1, span.q0 + (key + keys - 1 - span.k0) - shift + s.window) : span.q1;
         for (int64_t head = kv * group; head < (kv + 1) * group; head++)
-            for (int64_t q0 = first_query; q0 < last_query; q0 += kQueries) {
-                const int64_t queries = std::min<int64_t>(kQueries, last_query - q0);
-                copy_rows(q, q0, queries, head * d, d, width, s.scale, query);
-                copy_rows(dout, q0, queries, head * d, d, width, 1, grad);
+            for (int64_t q0 = first_query; q0 < last_query; q0 += kWalk) {
+                const int64_t queries = std::min<int64_t>(kWalk, last_query - q0);
+                copy_rows(q, q0, queries, head * d, d, s.scale, query);
+                const auto grad = rows_of(dout, q0, queries, head * d, d, grad_buffer);
                 if (kept) fetch_tile(kept, head * q.rows + q0, queries, key, keys, p);
-                else small_gemm(queries, kKeys, d, query, width, 1, keys_t, kKeys, p, kKeys, false);
-                small_gemm(queries, kKeys, d, grad, width, 1, values_t, kKeys, ds, kKeys, false);
+                else small_gemm(queries, kOwn, d, query, d, 1, keys_t, kOwn, p, kOwn, false);
+                small_gemm(queries, kOwn, d, grad.data, grad.stride, 1, values_t, kOwn, ds, kOwn, false);
                 mask(span, q0, queries, key, p, kept ? 0.0f : kMasked);
                 for (int64_t i = 0; i < queries; i++) {
                     const float log_sum = lse.row<float>(head)[q0 + i], offset = delta.row<float>(head)[q0 + i];
-                    for (int64_t j = i * kKeys; j < (i + 1) * kKeys; j += kLanes) {
+                    for (int64_t j = i * kOwn; j < (i + 1) * kOwn; j += kLanes) {
                         const Vec e = kept ? load(p + j) : exp(load(p + j) - log_sum);
                         store(p + j, e);
                         store(ds + j, e * (load(ds + j) - offset));
                     }
                 }
-                small_gemm(keys, width, queries, p, 1, kKeys, grad, width, sum_dv, width, true);
-                small_gemm(keys, width, queries, ds, 1, kKeys, query, width, sum_dk, width, true);
+                small_gemm(d, kOwn, queries, grad.data, 1, grad.stride, p, kOwn, dv_t, kOwn, true);
+                small_gemm(d, kOwn, queries, query, 1, d, ds, kOwn, dk_t, kOwn, true);
             }
-        for (int64_t j = 0; j < keys; j++)
-            for_lanes(d, [&](auto get, auto put) {
-                put(dk.row<float>(key + j) + kv * d, get(sum_dk + j * width));  // query carries the scale already
-                put(dv.row<float>(key + j) + kv * d, get(sum_dv + j * width));
-            });
+        write_transposed(dk_t, 1, keys, d, dk, key, kv * d);  // query carries the scale already
+        write_transposed(dv_t, 1, keys, d, dv, key, kv * d);
     });
 }
 

@@ -90,6 +90,17 @@ FB_INLINE void store_part(T* p, int64_t n, Vec v) {
 
 FB_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
+// Whether any lane of a comparison is true.
+FB_INLINE bool any(IVec lanes) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) != 0;
+#else
+    int32_t found = 0;
+    for (int i = 0; i < kLanes; i++) found |= lanes[i];
+    return found != 0;
+#endif
+}
+
 FB_INLINE Vec square_root(Vec v) {
 #if defined(__AVX512F__)
     return (Vec)_mm512_sqrt_ps((__m512)v);
@@ -124,7 +135,13 @@ FB_INLINE float max_lane(Vec v) {
 // e^x to about 1 ulp: x = n ln2 + r, a degree-6 polynomial for e^r, the exponent by integer addition. Underflows to 0
 // below -87.3 (subnormals are flushed), saturates at e^88. NaN becomes NaN.
 FB_INLINE Vec exp(Vec x) {
-    const Vec clamped = x < splat(-87.3365f) ? splat(-87.3365f) : (x > splat(88.0f) ? splat(88.0f) : x);
+    constexpr float kLeast = -87.3365f, kMost = 88.0f;
+#if defined(__AVX512F__)
+    const __mmask16 alive = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(kLeast), _CMP_NLT_UQ);
+    const Vec clamped = (Vec)_mm512_min_ps(_mm512_set1_ps(kMost), (__m512)x);  // the second operand if it is NaN
+#else
+    const Vec clamped = x < splat(kLeast) ? splat(kLeast) : (x > splat(kMost) ? splat(kMost) : x);
+#endif
     const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     const Vec shifted = clamped * 1.44269504f + magic;
     const Vec n = shifted - magic;
@@ -136,10 +153,14 @@ FB_INLINE Vec exp(Vec x) {
     poly = poly * r + 1.6666665459e-1f;
     poly = poly * r + 5.0000001201e-1f;
     poly = poly * r * r + r + 1.0f;
+#if defined(__AVX512F__)
+    return (Vec)_mm512_maskz_scalef_ps(alive, (__m512)poly, (__m512)n);
+#else
     const IVec exponent = ((IVec)shifted - (IVec)magic) << 23;
     const Vec value = (Vec)((IVec)poly + exponent);
-    const Vec result = x < splat(-87.3365f) ? Vec{} : value;
+    const Vec result = x < splat(kLeast) ? Vec{} : value;
     return x == x ? result : x;
+#endif
 }
 
 FB_INLINE float exp1(float x) { return exp(splat(x))[0]; }
