@@ -48,20 +48,21 @@ void swiglu(InArray gate_, InArray up_, Array out_) {
     ops().swiglu(gate, up, out);
 }
 
-void swiglu_backward(InArray da_, InArray gate_, InArray up_, Array dgate_, Array dup_) {
+void swiglu_backward(InArray da_, InArray gate_, InArray up_, Array dgate_, Array dup_, std::optional<Array> a_) {
     const View da = view(da_, "da"), gate = view(gate_, "gate"), up = view(up_, "up");
-    const View dgate = view(dgate_, "dgate"), dup = view(dup_, "dup");
+    const View dgate = view(dgate_, "dgate"), dup = view(dup_, "dup"), a = a_ ? view(*a_, "a") : View{};
     check_shape(da, gate.rows, gate.cols, "da");
     check_shape(up, gate.rows, gate.cols, "up");
     check_shape(dgate, gate.rows, gate.cols, "dgate");
     check_shape(dup, gate.rows, gate.cols, "dup");
+    if (a) check_shape(a, gate.rows, gate.cols, "a");
     check_f32(da, "da");
     check_f32(gate, "gate");
     check_f32(up, "up");
-    if (dgate.dtype != dup.dtype) refuse("dgate and dup must have one type");
+    if (dgate.dtype != dup.dtype || (a && a.dtype != dup.dtype)) refuse("dgate, dup and a must have one type");
     nb::gil_scoped_release release;
     const Timed timed("swiglu_backward", 0);
-    ops().swiglu_backward(da, gate, up, dgate, dup);
+    ops().swiglu_backward(da, gate, up, dgate, dup, a);
 }
 
 void cast(InArray x_, Array out_) {
@@ -70,15 +71,6 @@ void cast(InArray x_, Array out_) {
     nb::gil_scoped_release release;
     const Timed timed("cast", 0);
     ops().cast(x, out);
-}
-
-void add(InArray x_, Array out_) {
-    const View x = view(x_, "x"), out = view(out_, "out");
-    check_shape(out, x.rows, x.cols, "out");
-    check_f32(out, "out");
-    nb::gil_scoped_release release;
-    const Timed timed("add", 0);
-    ops().add(x, out);
 }
 
 double sum_squares(InArray x_) {
@@ -98,9 +90,9 @@ void bind_rows(nb::module_& m) {
           nb::arg("interleaved"), nb::arg("inverse") = false, "out = x rotated (or rotated back); out may be x");
     m.def("swiglu", &swiglu, nb::arg("gate"), nb::arg("up"), nb::arg("out"), "out (T, F) = silu(gate) * up");
     m.def("swiglu_backward", &swiglu_backward, nb::arg("da"), nb::arg("gate"), nb::arg("up"), nb::arg("dgate"),
-          nb::arg("dup"), "dgate, dup (T, F) from da, with a = silu(gate) * up");
+          nb::arg("dup"), nb::arg("a") = nb::none(),
+          "dgate, dup (T, F) from da, with a = silu(gate) * up, which is computed once more if it is given");
     m.def("cast", &cast, nb::arg("x"), nb::arg("out"), "out = x in out's type");
-    m.def("add", &add, nb::arg("x"), nb::arg("out"), "out += x");
     m.def("sum_squares", &sum_squares, nb::arg("x"), "sum of x^2, in double");
 }
 

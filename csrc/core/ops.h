@@ -57,8 +57,8 @@ struct Ops {
 
     // out (T,F) = silu(gate) * up.                                   gate, up f32; out operand
     void (*swiglu)(View gate, View up, View out);
-    // dgate, dup (T,F) from da (T,F) f32; dgate, dup operands.
-    void (*swiglu_backward)(View da, View gate, View up, View dgate, View dup);
+    // dgate, dup (T,F) from da (T,F) f32; dgate, dup operands. a (T,F), may be absent = swiglu's out, anew.
+    void (*swiglu_backward)(View da, View gate, View up, View dgate, View dup, View a);
 
     // Causal grouped-query attention within each sequence. q (Tq, H*d), k, v (Tk, Hkv*d) f32 or bf16; out (Tq, H*d);
     // lse (H, Tq) f32: the log of each row's sum of exponentials, all that the backward needs (may be absent).
@@ -88,10 +88,9 @@ struct Ops {
     // out (rows, cols) = W dequantised.                              out f32 or bf16
     void (*dequantize)(Matrix w, View out);
 
-    void (*cast)(View x, View out);                                              // out = x in out's type
-    void (*add)(View x, View out);                                               // out += x.                     f32
-    double (*sum_squares)(View x);                                               // in double
-    void (*adamw)(View param, View grad, View m, View v, const AdamW& options);  // decoupled decay, f32
+    void (*cast)(View x, View out);                                                      // out = x in out's type
+    double (*sum_squares)(View x);                                                       // in double
+    void (*adamw)(View param, View grad, View m, View v, const AdamW& options);          // decoupled decay, f32
     void (*sgd)(View param, View grad, float lr, float weight_decay, float grad_scale);  // f32
 };
 

@@ -9,12 +9,6 @@ void cast(View x, View out) {
 }
 
 // out += x
-void add(View x, View out) {
-    for (int64_t r = 0; r < x.rows; ++r) {
-        for (int64_t c = 0; c < x.cols; ++c) write(out, r, c, load(x, r, c), true);
-    }
-}
-
 double sum_squares(View x) {
     double sum = 0;
     for (int64_t r = 0; r < x.rows; ++r) {

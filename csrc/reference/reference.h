@@ -25,7 +25,7 @@ void rms_norm_backward(View dn, View x, const float* weight, float eps, View dx)
 void rope(View x, const RopeTable& table, bool inverse, View out);
 
 void swiglu(View gate, View up, View out);
-void swiglu_backward(View da, View gate, View up, View dgate, View dup);
+void swiglu_backward(View da, View gate, View up, View dgate, View dup, View a);
 
 void attention(View q, View k, View v, const AttentionShape& shape, View out, View lse, View p);
 void attention_backward(View dout, View q, View k, View v, View out, View lse, View p, const AttentionShape& shape,
@@ -40,7 +40,6 @@ void gather_rows(Matrix w, const int32_t* ids, View out);
 void dequantize(Matrix w, View out);
 
 void cast(View x, View out);
-void add(View x, View out);
 double sum_squares(View x);
 
 void adamw(View param, View grad, View m, View v, const AdamW& options);

@@ -22,7 +22,6 @@ const Ops* reference_ops() {
         o.gather_rows = reference::gather_rows;
         o.dequantize = reference::dequantize;
         o.cast = reference::cast;
-        o.add = reference::add;
         o.sum_squares = reference::sum_squares;
         o.adamw = reference::adamw;
         o.sgd = reference::sgd;

@@ -15,16 +15,6 @@ void cast(View x, View out) {
     });
 }
 
-void add(View x, View out) {
-    by_dtype(x.dtype, [&](auto* tag) {
-        using X = std::remove_pointer_t<decltype(tag)>;
-        parallel_rows(x.rows, x.cols, [&](int64_t t) {
-            float* to = out.row<float>(t);
-            for_lanes(x.cols, [&](auto get, auto put) { put(to, get(to) + get(x.row<X>(t))); });
-        });
-    });
-}
-
 double sum_squares(View x) {
     double total = 0;
     for (int64_t t = 0; t < x.rows; t++) {

@@ -21,7 +21,6 @@ const Ops* FB_OPS(FB_ISA)() {
                            gather_rows,
                            dequantize,
                            cast,
-                           add,
                            sum_squares,
                            adamw,
                            sgd};

@@ -62,14 +62,13 @@ def rope(x: Annotated[NDArray, dict(device='cpu', writable=False)], cos: Annotat
 def swiglu(gate: Annotated[NDArray, dict(device='cpu', writable=False)], up: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')]) -> None:
     """out (T, F) = silu(gate) * up"""
 
-def swiglu_backward(da: Annotated[NDArray, dict(device='cpu', writable=False)], gate: Annotated[NDArray, dict(device='cpu', writable=False)], up: Annotated[NDArray, dict(device='cpu', writable=False)], dgate: Annotated[NDArray, dict(device='cpu')], dup: Annotated[NDArray, dict(device='cpu')]) -> None:
-    """dgate, dup (T, F) from da, with a = silu(gate) * up"""
+def swiglu_backward(da: Annotated[NDArray, dict(device='cpu', writable=False)], gate: Annotated[NDArray, dict(device='cpu', writable=False)], up: Annotated[NDArray, dict(device='cpu', writable=False)], dgate: Annotated[NDArray, dict(device='cpu')], dup: Annotated[NDArray, dict(device='cpu')], a: Annotated[NDArray, dict(device='cpu')] | None = None) -> None:
+    """
+    dgate, dup (T, F) from da, with a = silu(gate) * up, which is computed once more if it is given
+    """
 
 def cast(x: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')]) -> None:
     """out = x in out's type"""
-
-def add(x: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')]) -> None:
-    """out += x"""
 
 def sum_squares(x: Annotated[NDArray, dict(device='cpu', writable=False)]) -> float:
     """sum of x^2, in double"""

@@ -192,10 +192,14 @@ def test_reference_swiglu(rng: np.random.Generator, T: int, D: int) -> None:
     )
     check_op(
         kernel(REFERENCE, "swiglu_backward"),
-        filling(lambda: {"dgate": gradients["gate"], "dup": gradients["up"]}),
+        filling(lambda: {"dgate": gradients["gate"], "dup": gradients["up"], "a": results["out"]}),
         {"da": da, **leaves},
-        {"dgate": Output((T, D), "f64"), "dup": Output((T, D), "f64")},
-        {"dgate": Bound("swiglu", da * up * (1 + np.abs(gate))), "dup": Bound("swiglu", da * gate)},
+        {name: Output((T, D), "f64") for name in ("dgate", "dup", "a")},
+        {
+            "dgate": Bound("swiglu", da * up * (1 + np.abs(gate))),
+            "dup": Bound("swiglu", da * gate),
+            "a": Bound("swiglu", results["out"]),
+        },
         compute="f64",
     )
     check_gradient(
@@ -225,10 +229,11 @@ def test_swiglu(rng: np.random.Generator, isa: str, stored: str, T: int, D: int)
         kernel(isa, "swiglu_backward"),
         kernel(REFERENCE, "swiglu_backward"),
         {"da": da, "gate": gate, "up": up},
-        {"dgate": Output((T, D), stored), "dup": Output((T, D), stored)},
+        {name: Output((T, D), stored) for name in ("dgate", "dup", "a")},
         {
             # From |gate| = 17 on, 1 - sigmoid is exactly 0 or 1 in float32.
             "dgate": Bound("swiglu", da * up * sigmoid * (1 + np.minimum(np.abs(wide), 17))),
             "dup": Bound("swiglu", da * wide * sigmoid),
+            "a": Bound("swiglu", results["out"]),
         },
     )

@@ -1,4 +1,4 @@
-"""The optimisers, and the small operations on whole arrays: cast, add, sum_squares."""
+"""The optimisers, and the small operations on whole arrays: cast, sum_squares."""
 
 from __future__ import annotations
 
@@ -143,19 +143,6 @@ def test_cast_of_every_kind_of_number(isa: str) -> None:
     tiny = np.abs(x) < np.finfo(np.float32).tiny
     np.testing.assert_array_equal(ours[~tiny], expected[~tiny])
     assert ((ours[tiny] == expected[tiny]) | (ours[tiny] == 0)).all()
-
-
-@isas
-@shapes
-def test_add(rng: np.random.Generator, isa: str, rows: int, cols: int) -> None:
-    x, out = rng.standard_normal((2, rows, cols)).astype(np.float32)
-    check_op(
-        kernel(isa, "add"),
-        kernel(REFERENCE, "add"),
-        {"x": x},
-        {"out": Output((rows, cols), "f32", out)},
-        {"out": Bound("elementwise", np.abs(x) + np.abs(out))},
-    )
 
 
 @pytest.mark.parametrize("isa", kernels.available())

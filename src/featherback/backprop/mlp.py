@@ -93,19 +93,18 @@ def backward(
                 dg, du = ctx.operands(*shape), ctx.operands(*shape)
                 with ctx.arena.frame():
                     g, u = _place(ctx, state, f0, f1)
+                    lora = parts["down_proj"].lora
                     da, a = ctx.floats(*shape), ctx.operands(*shape)
                     if state is None:
                         parts["gate_proj"].forward(n, h["gate_proj"], g)
                         parts["up_proj"].forward(n, h["up_proj"], u)
-                    kernels.swiglu(g, u, a)
                     # y = m + a W^T + (s a A^T) B^T
                     parts["down_proj"].backward_input(dy_operand, dh_down, da)
-                    lora = parts["down_proj"].lora
+                    # a = silu(g) * u
+                    kernels.swiglu_backward(da, g, u, dg, du, a if lora is not None else None)
                     add_down(a, lora, h_down)
                     if lora is not None:
                         add_outer(dh_down, a, lora.da)
-                    # a = silu(g) * u
-                    kernels.swiglu_backward(da, g, u, dg, du)
                 for name, gradient in (("gate_proj", dg), ("up_proj", du)):
                     first = f0 == 0 and name == "gate_proj"
                     backward_outputs(parts[name], h[name], gradient, dh[name], dn, accumulate=not first)

@@ -16,7 +16,6 @@ from featherback import _native
 from featherback._native import (
     Matrix,
     adamw,
-    add,
     attention,
     attention_backward,
     available,
@@ -120,7 +119,6 @@ __all__ = [
     "OPERANDS",
     "Matrix",
     "adamw",
-    "add",
     "attention",
     "attention_backward",
     "available",
