@@ -1,5 +1,6 @@
 """Models with the shapes of real ones and random weights, to measure memory and speed without a download."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,7 +67,15 @@ def write_synthetic(
         raise FeatherbackError(f"There is no synthetic model {name!r}; choose from {', '.join(CONFIGS)}.")
     config = replace(CONFIGS[name], **overrides)  # type: ignore[arg-type]
     write_gguf(path, gguf_metadata(config, name), list(_tensors(config, tensor_type, embedding_type, seed)))
+    _evict(Path(path))
     return Path(path)
+
+
+def _evict(path: Path) -> None:
+    """Have the page cache forget a file: what was just written lies there in other pieces than what is read."""
+    if hasattr(os, "posix_fadvise"):
+        with open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def gguf_metadata(config: ModelConfig, name: str) -> dict[str, Value]:
