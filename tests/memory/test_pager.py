@@ -59,7 +59,7 @@ def run(path: Path, policy: str) -> dict:  # type: ignore[type-arg]
 def test_dropping_keeps_one_layer(model_path: Path) -> None:
     layer = sum(m.nbytes for m in models.load(model_path).layer(0).matrices().values())
     found = run(model_path, "drop")
-    assert all(layer * 0.9 <= inside <= layer + FOLIO for inside in found["inside"])
+    assert all(layer * 0.9 <= inside <= layer + 2 * FOLIO for inside in found["inside"])
     assert max(found["after"]) <= FOLIO
     assert found["gathered"] <= FOLIO
 

@@ -152,10 +152,9 @@ def least_budget(least: int) -> int:
 
 
 def _thread_scratch(job: Job) -> int:
-    """A thread's own buffers: attention's tiles, a packing panel, the skinny products' factors."""
-    width = -(-job.config.head_dim // 16) * 16
-    attention = (6 * 64 * width + 2 * 64 * 64) * 4
-    return max(attention, 64 * 256 * 4, job.tokens * job.rank * 4, 24 * job.rank * 64) + 64 * 1024
+    """A thread's own buffers: attention's tiles, four packed panels, the skinny products' factors."""
+    attention = (256 * job.config.head_dim + 2 * 32 * 64) * 4
+    return max(attention, 4 * 64 * 256 * 2, job.tokens * job.rank * 4, 24 * job.rank * 64) + 64 * 1024
 
 
 def _resident(job: Job, plan: Plan) -> int:
@@ -165,7 +164,7 @@ def _resident(job: Job, plan: Plan) -> int:
     if plan.weights == "streamed":
         return 0
     head = _head_rows(job, plan) * job.head_row_bytes
-    return max(job.layer_bytes, head) + FOLIO
+    return max(job.layer_bytes, head) + 2 * FOLIO  # at either end a piece that the next one shares
 
 
 def _stream_buffer(job: Job, plan: Plan) -> int:
