@@ -12,6 +12,7 @@ from featherback.errors import FeatherbackError
 from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.machine import Baseline, Machine
+from featherback.memory.pager import most_mapped
 from featherback.methods import NAMES, method_class
 from featherback.models.layout import layer_shapes
 from featherback.weights.types import TensorType
@@ -32,6 +33,7 @@ def job(name: str = "qwen2.5-0.5b", method: str = "mesp", tokens: int = 256, **o
     return Job(
         config=config,
         layer_bytes=layer,
+        layer_mapped=most_mapped(layer),
         weight_bytes=layer * config.num_hidden_layers + row * config.vocab_size,
         head_row_bytes=row,
         method=method_class(method),

@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 
 from featherback.adapters.shapes import layer_size, projection_shapes
 from featherback.memory.ledger import Sizes
+from featherback.memory.pager import mapped, most_mapped
 from featherback.models.config import ModelConfig
 from featherback.models.model import Model
 from featherback.models.names import TARGETS
@@ -38,6 +39,7 @@ class Job:
 
     config: ModelConfig
     layer_bytes: int  # of the largest layer, as stored
+    layer_mapped: int  # bytes of the file that a layer at work may have mapped, at most
     weight_bytes: int  # of all weights, as stored
     head_row_bytes: int  # of one row of the output head, as stored
     method: type[Sizing]
@@ -53,14 +55,13 @@ class Job:
     @classmethod
     def of(cls, model: Model, **options: object) -> Job:
         """The job of training `model`; `options` are this class's other fields."""
-        layers = [
-            sum(m.nbytes for m in model.layer(i).matrices().values())
-            for i in range(model.config.num_hidden_layers)
-        ]
+        matrices = [model.layer(i).matrices().values() for i in range(model.config.num_hidden_layers)]
+        layers = [sum(m.nbytes for m in layer) for layer in matrices]
         head = 0 if model.lm_head is model.embed_tokens else model.lm_head.nbytes
         return cls(
             config=model.config,
             layer_bytes=max(layers),
+            layer_mapped=max(map(mapped, matrices)),
             weight_bytes=sum(layers) + model.embed_tokens.nbytes + head,
             head_row_bytes=model.lm_head.row_bytes,
             **options,  # type: ignore[arg-type]
@@ -75,6 +76,7 @@ class Job:
         return cls(
             config=config,
             layer_bytes=layer,
+            layer_mapped=most_mapped(layer),
             weight_bytes=config.num_hidden_layers * layer + (1 if config.tie_word_embeddings else 2) * table,
             head_row_bytes=stored.row_bytes(config.hidden_size),
             **options,  # type: ignore[arg-type]

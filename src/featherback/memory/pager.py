@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -106,6 +106,17 @@ class WeightPager:
         """Drop stretches, and what the system mapped around them: touching a page can map a whole FOLIO of its file."""
         for _, file, begin, end in stretches:
             kernels.drop_pages(file[max(0, begin - FOLIO) : end + FOLIO])
+
+
+def mapped(matrices: Iterable[Matrix]) -> int:
+    """Bytes of the file that may be mapped while these matrices are at work: every FOLIO that they touch."""
+    stretches = (_stretch(run) for run in runs(matrices, FOLIO))
+    return sum((-(-end // FOLIO) - begin // FOLIO) * FOLIO for _, _, begin, end in stretches)
+
+
+def most_mapped(nbytes: int) -> int:
+    """The same for `nbytes` in a row, wherever they lie."""
+    return (nbytes // FOLIO + 2) * FOLIO
 
 
 def _stretch(run: list[Matrix]) -> Stretch:

@@ -12,7 +12,7 @@ from featherback.memory.arena import aligned
 from featherback.memory.job import Job
 from featherback.memory.ledger import Sizes, kept_block
 from featherback.memory.machine import Baseline, Machine
-from featherback.memory.pager import FOLIO
+from featherback.memory.pager import most_mapped
 from featherback.memory.plan import MLP_STEP, Plan, Weights
 from featherback.memory.reading import BLOCK
 from featherback.memory.scattered import ROWS
@@ -163,8 +163,7 @@ def _resident(job: Job, plan: Plan) -> int:
         return job.weight_bytes
     if plan.weights == "streamed":
         return 0
-    head = _head_rows(job, plan) * job.head_row_bytes
-    return max(job.layer_bytes, head) + 2 * FOLIO  # at either end a piece that the next one shares
+    return max(job.layer_mapped, most_mapped(_head_rows(job, plan) * job.head_row_bytes))
 
 
 def _stream_buffer(job: Job, plan: Plan) -> int:
