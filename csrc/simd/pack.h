@@ -12,9 +12,12 @@ namespace fb::FB_ISA {
 
 constexpr int kPanelCols = 64;
 
+// A panel has room for a short tail behind its depth (gemm.h).
+template <class Tile>
+constexpr int64_t kTail = Tile::depth / 4;
 template <class Tile>
 constexpr size_t panel_size() {  // in elements
-    return size_t(Tile::depth / Tile::steps) * kPanelCols;
+    return size_t((Tile::depth + kTail<Tile>) / Tile::steps) * kPanelCols;
 }
 
 // Rows of a strip that holds `depth` reduction steps.
