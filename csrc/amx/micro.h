@@ -23,41 +23,48 @@ struct AmxTile {
     }
 
     template <int height>
-    FB_INLINE static void run(int64_t count, Rows<uint16_t> a, const uint32_t* strip, float* c, int64_t ldc,
-                              bool accumulate) {
-        constexpr bool two = height > 16;
-        Tiles tiles;
-        for (int64_t p = 0; p < count; p += 32, strip += 16 * cols) {
-            tiles.load_b<0>(strip, cols * 4);
-            tiles.load_b<1>(strip + 16, cols * 4);
-            tiles.load_a<0>(a.data + p, a.stride * 2);
-            tiles.dot<0, 0>();
-            tiles.dot<0, 1>();
-            if constexpr (two) {
-                tiles.load_a<1>(a.data + 16 * a.stride + p, a.stride * 2);
-                tiles.dot<1, 0>();
-                tiles.dot<1, 1>();
+    class Sums {
+    public:
+        FB_INLINE void add(int64_t count, Rows<uint16_t> a, const uint32_t* strip) {
+            for (int64_t p = 0; p < count; p += 32, strip += 16 * cols) {
+                tiles_.load_b<0>(strip, cols * 4);
+                tiles_.load_b<1>(strip + 16, cols * 4);
+                tiles_.load_a<0>(a.data + p, a.stride * 2);
+                tiles_.dot<0, 0>();
+                tiles_.dot<0, 1>();
+                if constexpr (two) {
+                    tiles_.load_a<1>(a.data + 16 * a.stride + p, a.stride * 2);
+                    tiles_.dot<1, 0>();
+                    tiles_.dot<1, 1>();
+                }
             }
         }
-        finish<0, 0>(tiles, c, ldc, accumulate);
-        finish<0, 1>(tiles, c, ldc, accumulate);
-        if constexpr (two) {
-            finish<1, 0>(tiles, c, ldc, accumulate);
-            finish<1, 1>(tiles, c, ldc, accumulate);
-        }
-    }
 
-private:
-    template <int i, int j>
-    FB_INLINE static void finish(Tiles& tiles, float* c, int64_t ldc, bool accumulate) {
-        float* corner = c + 16 * i * ldc + 16 * j;
-        if (!accumulate) return tiles.store<i, j>(corner, ldc * 4);
-        alignas(64) float sums[16 * 16];
-        tiles.store<i, j>(sums, 64);
-        for (int r = 0; r < 16; r++)
-            for (int k = 0; k < 16; k += kLanes)
-                store(corner + r * ldc + k, load(corner + r * ldc + k) + load(sums + 16 * r + k));
-    }
+        FB_INLINE void write(float* c, int64_t ldc, bool accumulate) {
+            write<0, 0>(c, ldc, accumulate);
+            write<0, 1>(c, ldc, accumulate);
+            if constexpr (two) {
+                write<1, 0>(c, ldc, accumulate);
+                write<1, 1>(c, ldc, accumulate);
+            }
+        }
+
+    private:
+        static constexpr bool two = height > 16;
+
+        template <int i, int j>
+        FB_INLINE void write(float* c, int64_t ldc, bool accumulate) {
+            float* corner = c + 16 * i * ldc + 16 * j;
+            if (!accumulate) return tiles_.store<i, j>(corner, ldc * 4);
+            alignas(64) float sums[16 * 16];
+            tiles_.store<i, j>(sums, 64);
+            for (int r = 0; r < 16; r++)
+                for (int k = 0; k < 16; k += kLanes)
+                    store(corner + r * ldc + k, load(corner + r * ldc + k) + load(sums + 16 * r + k));
+        }
+
+        Tiles tiles_;
+    };
 };
 
 }  // namespace fb::FB_ISA

@@ -51,13 +51,29 @@ FB_INLINE Ahead ahead_of(const Segment& s, int64_t col, int64_t lanes, int64_t f
     return {s.w.row(row) + at * block.bytes / block.weights, s.across ? lanes : depth, s.w.row_bytes, span};
 }
 
+// What a panel holds: a stretch of one segment, and behind it a tail, all of the next segment if that is as short as
+// LoRA's factor. So few steps are not worth a pass over the output of their own.
+struct Part {
+    const Segment* segment;
+    int64_t first, depth;
+    int64_t start, strip;  // in elements of the panel: where its strips start, and the size of one
+};
+struct Stretch {
+    Part body, tail;  // tail.depth may be 0
+};
+
+template <class Tile>
+FB_INLINE Part part_of(const Segment& segment, int64_t first, int64_t depth, int64_t start) {
+    return {&segment, first, depth, start, strip_height<Tile>(depth) * Tile::cols};
+}
+
 // One packed panel times rows [t0, t1) of x.
 template <class Tile>
-void multiply_panel(const View& x, const typename Tile::Element* panel, int64_t first, int64_t depth, View out,
-                    int64_t col, int64_t lanes, int64_t t0, int64_t t1, bool add, Ahead ahead) {
-    alignas(64) typename Tile::Operand buffer[Tile::rows * Tile::depth];
+void multiply_panel(const Stretch& stretch, const typename Tile::Element* panel, View out, int64_t col, int64_t lanes,
+                    int64_t t0, int64_t t1, bool add, Ahead ahead) {
+    const Part body = stretch.body, tail = stretch.tail;
+    alignas(64) typename Tile::Operand buffers[2][Tile::rows * Tile::depth];
     alignas(64) float edge[Tile::rows * Tile::cols];
-    const int64_t strip_size = strip_height<Tile>(depth) * Tile::cols;
     const int64_t share = ahead.rows * Tile::rows / (t1 - t0) + 1;  // weight rows to touch a tile
     for (int64_t t = t0; t < t1; t += Tile::rows) {
         ahead.fetch(share);
@@ -68,16 +84,21 @@ void multiply_panel(const View& x, const typename Tile::Element* panel, int64_t 
         constexpr int step = Tile::row_step;
         with_count<Tile::rows / step>(int((rows + step - 1) / step), [&](auto count) {
             constexpr int height = count() * step;
-            const auto a = Tile::template operand<height>(x, t, rows, first, depth, buffer);
+            const auto operand = [&](const Part& part, typename Tile::Operand* buffer) {
+                return Tile::template operand<height>(part.segment->x, t, rows, part.first, part.depth, buffer);
+            };
+            const auto a = operand(body, buffers[0]), h = tail.depth ? operand(tail, buffers[1]) : a;
             for (int64_t j = 0; j < lanes; j += Tile::cols) {
-                const auto* strip = panel + j / Tile::cols * strip_size;
+                typename Tile::template Sums<height> sums;
+                sums.add(body.depth, a, panel + j / Tile::cols * body.strip);
+                if (tail.depth) sums.add(tail.depth, h, panel + tail.start + j / Tile::cols * tail.strip);
                 float* c = out.row<float>(t) + col + j;
                 const int64_t live = std::min<int64_t>(Tile::cols, lanes - j);
                 if (live == Tile::cols && rows == height) {
-                    Tile::template run<height>(depth, a, strip, c, out.ld, add);
+                    sums.write(c, out.ld, add);
                     continue;
                 }
-                Tile::template run<height>(depth, a, strip, edge, Tile::cols, false);
+                sums.write(edge, Tile::cols, false);
                 for (int64_t i = 0; i < rows; i++)
                     for (int64_t k = 0; k < live; k++) {
                         float& cell = c[i * out.ld + k];
@@ -101,7 +122,6 @@ template <class Tile>
 void gemm_unit(const Segment* segments, int count, const float* bias, View out, bool accumulate, int64_t begin,
                int64_t end, int64_t t0, int64_t t1) {
     using Element = typename Tile::Element;
-    constexpr int depth_max = Tile::depth;
     auto* panels = static_cast<Element*>(thread_scratch(kGroupPanels * panel_size<Tile>() * sizeof(Element)));
     [[maybe_unused]] const typename Tile::Use use;
     if (bias)
@@ -114,23 +134,31 @@ void gemm_unit(const Segment* segments, int count, const float* bias, View out, 
     for (int s = 0; s < count; s++) {
         const Segment& segment = segments[s];
         const int64_t reduction = segment.x.cols;
-        for (int64_t first = 0; first < reduction; first += depth_max) {
-            const int64_t depth = std::min<int64_t>(depth_max, reduction - first);
+        for (int64_t first = 0, next; first < reduction; first = next) {
+            next = std::min<int64_t>(first + Tile::depth, reduction);
+            Stretch stretch{part_of<Tile>(segment, first, next - first, 0), {}};
+            if (next == reduction && s + 1 < count && segments[s + 1].x.cols <= kTail<Tile>) {
+                s++;
+                stretch.tail =
+                    part_of<Tile>(segments[s], 0, segments[s].x.cols, stretch.body.strip * (kPanelCols / Tile::cols));
+            }
             for (int64_t t = t0; t < t1; t += kBlockRows<Tile>)
                 for (int64_t col = begin; col < end; col += kPanelCols) {
                     const int64_t lanes = std::min<int64_t>(kPanelCols, end - col);
                     Element* panel = panels + (col - begin) / kPanelCols * int64_t(panel_size<Tile>());
                     Ahead ahead;
                     if (t == t0) {
-                        pack_panel<Tile>(segment, col, lanes, first, depth, panel);
+                        for (const Part& part : {stretch.body, stretch.tail})
+                            if (part.depth)
+                                pack_panel<Tile>(*part.segment, col, lanes, part.first, part.depth, panel + part.start);
                         const bool turn = col + kPanelCols >= end;  // to the next stretch
-                        const int64_t next_col = turn ? begin : col + kPanelCols, next = turn ? first + depth : first;
-                        if (next < reduction)
-                            ahead = ahead_of(segment, next_col, std::min<int64_t>(kPanelCols, end - next_col), next,
-                                             std::min<int64_t>(depth_max, reduction - next));
+                        const int64_t next_col = turn ? begin : col + kPanelCols, start = turn ? next : first;
+                        if (start < reduction)
+                            ahead = ahead_of(segment, next_col, std::min<int64_t>(kPanelCols, end - next_col), start,
+                                             std::min<int64_t>(Tile::depth, reduction - start));
                     }
-                    multiply_panel<Tile>(segment.x, panel, first, depth, out, col, lanes, t,
-                                         std::min(t1, t + kBlockRows<Tile>), add, ahead);
+                    multiply_panel<Tile>(stretch, panel, out, col, lanes, t, std::min(t1, t + kBlockRows<Tile>), add,
+                                         ahead);
                 }
             add = true;
         }

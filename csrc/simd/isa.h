@@ -5,6 +5,7 @@
 #pragma once
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "core/ops.h"
 #include "core/thread_pool.h"
@@ -168,6 +169,16 @@ FB_INLINE float exp1(float x) { return exp(splat(x))[0]; }
 FB_INLINE Vec sigmoid(Vec x) { return 1.0f / (1.0f + exp(-x)); }
 
 FB_INLINE int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// body(0), body(1), ... body(Count - 1), each a constant: a loop that the compiler must unroll, however long its body.
+template <class Body, int... i>
+FB_INLINE void unrolled(const Body& body, std::integer_sequence<int, i...>) {
+    (body(std::integral_constant<int, i>{}), ...);
+}
+template <int Count, class Body>
+FB_INLINE void unrolled(const Body& body) {
+    unrolled(body, std::make_integer_sequence<int, Count>{});
+}
 
 // Calls body(typed pointer tag) for a view's element type: float or bf16 (uint16_t).
 template <class Body>

@@ -10,28 +10,32 @@ namespace fb::FB_ISA {
 constexpr int kTileRows = 6;  // of floats
 constexpr int kTileCols = kRegisterVectors * kLanes;
 
-// C (M, N vectors) (+)= A (M, k) B (k, N vectors). A's element (i, p) is a[i * row_stride + p * k_stride]: a broadcast
-// does not care which way A lies. B's row p starts at b[p * ldb].
+// A tile of C (M, N vectors): the sums of its products.
 template <int M, int N>
-FB_INLINE void tile_f32(int64_t k, const float* a, int64_t row_stride, int64_t k_stride, const float* b, int64_t ldb,
-                        float* c, int64_t ldc, bool accumulate) {
-    Vec acc[M][N];
-    for (int i = 0; i < M; i++)
-        for (int j = 0; j < N; j++) acc[i][j] = Vec{};
-    for (int64_t p = 0; p < k; p++) {
-        Vec row[N];
-        for (int j = 0; j < N; j++) row[j] = load(b + p * ldb + j * kLanes);
-        for (int i = 0; i < M; i++) {
-            const Vec value = splat(a[i * row_stride + p * k_stride]);
-            for (int j = 0; j < N; j++) acc[i][j] += value * row[j];
+struct TileSums {
+    Vec acc[M][N] = {};
+
+    // += A (M, k) B (k, N vectors). A's element (i, p) is a[i * row_stride + p * k_stride]: a broadcast does not care
+    // which way A lies. B's row p starts at b[p * ldb].
+    FB_INLINE void add(int64_t k, const float* a, int64_t row_stride, int64_t k_stride, const float* b, int64_t ldb) {
+        for (int64_t p = 0; p < k; p++) {
+            Vec row[N];
+            for (int j = 0; j < N; j++) row[j] = load(b + p * ldb + j * kLanes);
+            for (int i = 0; i < M; i++) {
+                const Vec value = splat(a[i * row_stride + p * k_stride]);
+                for (int j = 0; j < N; j++) acc[i][j] += value * row[j];
+            }
         }
     }
-    for (int i = 0; i < M; i++)
-        for (int j = 0; j < N; j++) {
-            float* cell = c + i * ldc + j * kLanes;
-            store(cell, accumulate ? load(cell) + acc[i][j] : acc[i][j]);
-        }
-}
+
+    FB_INLINE void write(float* c, int64_t ldc, bool accumulate) const {
+        for (int i = 0; i < M; i++)
+            for (int j = 0; j < N; j++) {
+                float* cell = c + i * ldc + j * kLanes;
+                store(cell, accumulate ? load(cell) + acc[i][j] : acc[i][j]);
+            }
+    }
+};
 
 // Calls body with a compile-time count 1 .. Max.
 template <int Max, class Body>
@@ -51,8 +55,9 @@ inline void small_gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t 
             for (int64_t i = 0; i < m; i += kTileRows) {
                 const int rows = int(std::min<int64_t>(kTileRows, m - i));
                 with_count<kTileRows>(rows, [&](auto height) {
-                    tile_f32<height(), width()>(k, a + i * row_stride, row_stride, k_stride, b + j, ldb,
-                                                c + i * ldc + j, ldc, accumulate);
+                    TileSums<height(), width()> sums;
+                    sums.add(k, a + i * row_stride, row_stride, k_stride, b + j, ldb);
+                    sums.write(c + i * ldc + j, ldc, accumulate);
                 });
             }
         });
@@ -73,7 +78,7 @@ struct Rows {
 //   Use                 held by a thread while it computes
 //   operand<height>     x rows [row, row + live), columns [first, first + depth): in place where possible, otherwise
 //                       brought into `buffer` (rows * depth elements). Up to `height`, rows are missing or anything
-//   run<height>         C (height, cols) (+)= those rows times a strip of the panel
+//   Sums<height>        C (height, cols) while it is computed: `add` such rows times a strip of the panel, and `write`
 struct FloatTile {
     using Operand = float;
     using Element = float;
@@ -93,10 +98,11 @@ struct FloatTile {
     }
 
     template <int height>
-    FB_INLINE static void run(int64_t count, Rows<float> a, const float* strip, float* c, int64_t ldc,
-                              bool accumulate) {
-        tile_f32<height, kRegisterVectors>(count, a.data, a.stride, 1, strip, cols, c, ldc, accumulate);
-    }
+    struct Sums : TileSums<height, kRegisterVectors> {
+        FB_INLINE void add(int64_t count, Rows<float> a, const float* strip) {
+            TileSums<height, kRegisterVectors>::add(count, a.data, a.stride, 1, strip, cols);
+        }
+    };
 };
 
 }  // namespace fb::FB_ISA

@@ -46,29 +46,24 @@ struct DotTile {
     }
 
     template <int height>
-    FB_INLINE static void run(int64_t count, Rows<uint16_t> a, const uint32_t* strip, float* c, int64_t ldc,
-                              bool accumulate) {
-        constexpr int N = kRegisterVectors;
-        Vec acc[height][N];
-        for (int i = 0; i < height; i++)
-            for (int j = 0; j < N; j++) acc[i][j] = Vec{};
-        for (int64_t p = 0; p < count; p += 2, strip += cols) {
-            UVec row[N];
-            for (int j = 0; j < N; j++) row[j] = load_raw<UVec>(strip + j * kLanes);
-            for (int i = 0; i < height; i++) {
-                uint32_t pair;
-                __builtin_memcpy(&pair, a.data + i * a.stride + p, 4);
-                const UVec value = pair - UVec{};
-                for (int j = 0; j < N; j++)
-                    acc[i][j] = (Vec)_mm512_dpbf16_ps((__m512)acc[i][j], (__m512bh)value, (__m512bh)row[j]);
+    struct Sums : TileSums<height, kRegisterVectors> {
+        FB_INLINE void add(int64_t count, Rows<uint16_t> a, const uint32_t* strip) {
+            constexpr int N = kRegisterVectors;
+            for (int64_t p = 0; p < count; p += 2, strip += cols) {
+                UVec row[N];
+                for (int j = 0; j < N; j++) row[j] = load_raw<UVec>(strip + j * kLanes);
+                for (int i = 0; i < height; i++) {
+                    uint32_t pair;
+                    __builtin_memcpy(&pair, a.data + i * a.stride + p, 4);
+                    const UVec value = pair - UVec{};
+                    for (int j = 0; j < N; j++) {
+                        Vec& sum = this->acc[i][j];
+                        sum = (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)value, (__m512bh)row[j]);
+                    }
+                }
             }
         }
-        for (int i = 0; i < height; i++)
-            for (int j = 0; j < N; j++) {
-                float* cell = c + i * ldc + j * kLanes;
-                store(cell, accumulate ? load(cell) + acc[i][j] : acc[i][j]);
-            }
-    }
+    };
 };
 using Bf16Tile = DotTile;
 
@@ -113,29 +108,32 @@ struct MatrixTile {
     }
 
     template <int height>
-    FB_INLINE static void run(int64_t count, Rows<uint16_t> a, const uint64_t* strip, float* c, int64_t ldc,
-                              bool accumulate) {
-        constexpr int M = height / 2, N = cols / 2;
-        float32x4_t acc[M][N];
-        for (int i = 0; i < M; i++)
-            for (int j = 0; j < N; j++) acc[i][j] = vdupq_n_f32(0);
-        for (int64_t p = 0; p < count; p += 4, strip += cols) {
-            bfloat16x8_t row[M], column[N];
-            for (int i = 0; i < M; i++) row[i] = load_raw<bfloat16x8_t>(a.data + p * height + 8 * i);
-            for (int j = 0; j < N; j++) column[j] = load_raw<bfloat16x8_t>(strip + 2 * j);
-            for (int i = 0; i < M; i++)
-                for (int j = 0; j < N; j++) acc[i][j] = vbfmmlaq_f32(acc[i][j], row[i], column[j]);
-        }
-        for (int i = 0; i < M; i++)
-            for (int j = 0; j < N; j += 2) {  // two squares side by side: two rows of four
-                QVec pair[2] = {(QVec)acc[i][j], (QVec)acc[i][j + 1]};
-                transpose(pair);
-                for (int half = 0; half < 2; half++) {
-                    float* cell = c + (2 * i + half) * ldc + 2 * j;
-                    store(cell, accumulate ? load(cell) + (Vec)pair[half] : (Vec)pair[half]);
-                }
+    struct Sums {
+        static constexpr int M = height / 2, N = cols / 2;
+        float32x4_t acc[M][N] = {};
+
+        FB_INLINE void add(int64_t count, Rows<uint16_t> a, const uint64_t* strip) {
+            for (int64_t p = 0; p < count; p += 4, strip += cols) {
+                bfloat16x8_t row[M], column[N];
+                for (int i = 0; i < M; i++) row[i] = load_raw<bfloat16x8_t>(a.data + p * height + 8 * i);
+                for (int j = 0; j < N; j++) column[j] = load_raw<bfloat16x8_t>(strip + 2 * j);
+                for (int i = 0; i < M; i++)
+                    for (int j = 0; j < N; j++) acc[i][j] = vbfmmlaq_f32(acc[i][j], row[i], column[j]);
             }
-    }
+        }
+
+        FB_INLINE void write(float* c, int64_t ldc, bool accumulate) const {
+            for (int i = 0; i < M; i++)
+                for (int j = 0; j < N; j += 2) {  // two squares side by side: two rows of four
+                    QVec pair[2] = {(QVec)acc[i][j], (QVec)acc[i][j + 1]};
+                    transpose(pair);
+                    for (int half = 0; half < 2; half++) {
+                        float* cell = c + (2 * i + half) * ldc + 2 * j;
+                        store(cell, accumulate ? load(cell) + (Vec)pair[half] : (Vec)pair[half]);
+                    }
+                }
+        }
+    };
 };
 using Bf16Tile = MatrixTile;
 

@@ -12,9 +12,12 @@ namespace fb::FB_ISA {
 
 constexpr int kPanelCols = 64;
 
+// A panel has room for a short tail behind its depth (gemm.h).
+template <class Tile>
+constexpr int64_t kTail = Tile::depth / 4;
 template <class Tile>
 constexpr size_t panel_size() {  // in elements
-    return size_t(Tile::depth / Tile::steps) * kPanelCols;
+    return size_t((Tile::depth + kTail<Tile>) / Tile::steps) * kPanelCols;
 }
 
 // Rows of a strip that holds `depth` reduction steps.
@@ -23,22 +26,23 @@ FB_INLINE int64_t strip_height(int64_t depth) {
     return round_up(depth, Tile::depth_step) / Tile::steps;
 }
 
-// A run of 32 weights as elements of a panel, in vectors.
-template <class Tile>
+// A run of a row's weights as elements of a panel, in vectors.
+template <class Tile, TensorType type>
 struct PanelRun {
     using Element = typename Tile::Element;
     using Lanes = std::conditional_t<sizeof(Element) == 8, QVec, Vec>;
+    static constexpr int kWeights = Tile::steps > 1 ? Runs<type>::kWeights : kRun;
     static constexpr int kElements = sizeof(Lanes) / sizeof(Element);  // a vector
-    static constexpr int kVectors = kRun / Tile::steps / kElements;
+    static constexpr int kVectors = kWeights / Tile::steps / kElements;
     Lanes v[kVectors];
 };
 
-// The weights [first, first + count) of a row, `first` a multiple of 32; those beyond 32 are left, missing ones zero.
+// The weights of a row from `first`, a multiple of the run, on; of those past `count`, what is missing is zero.
 template <class Tile, TensorType type>
-FB_INLINE PanelRun<Tile> load_run(const uint8_t* row, int64_t first, int64_t count) {
-    PanelRun<Tile> out;
+FB_INLINE PanelRun<Tile, type> load_run(const uint8_t* row, int64_t first, int64_t count) {
+    PanelRun<Tile, type> out;
     if constexpr (Tile::steps > 1) {
-        const Run run = bf16_part<type>(row, first, count);
+        const Runs<type> run = bf16_part<type>(row, first, count);
         __builtin_memcpy(&out, &run, sizeof out);
     } else {
         Floats values{};
@@ -54,31 +58,32 @@ FB_INLINE PanelRun<Tile> load_run(const uint8_t* row, int64_t first, int64_t cou
 template <class Tile, TensorType type>
 void pack_across(const Matrix& w, int64_t row, int64_t lanes, int64_t first, int64_t depth,
                  typename Tile::Element* panel) {
-    constexpr int width = PanelRun<Tile>::kElements, vectors = PanelRun<Tile>::kVectors;
+    using Load = PanelRun<Tile, type>;
+    constexpr int width = Load::kElements, vectors = Load::kVectors;
     const int64_t height = strip_height<Tile>(depth);
     const uint8_t* rows = w.row(row);
     for (int64_t lane = 0; lane < kPanelCols; lane += width, rows += width * w.row_bytes) {
         auto* strip = panel + lane / Tile::cols * height * Tile::cols + lane % Tile::cols;
         const int64_t live = std::min<int64_t>(width, lanes - lane);
-        for (int64_t p = 0; p < depth; p += kRun) {
-            typename PanelRun<Tile>::Lanes block[vectors][width];
-            const auto fill = [&](int i, PanelRun<Tile> run) {
+        const auto pack_block = [&](int64_t p, auto whole) {
+            typename Load::Lanes block[vectors][width];
+            for (int i = 0; i < width; i++) {
+                Load run{};
+                if (whole || i < live)
+                    run = load_run<Tile, type>(rows + i * w.row_bytes, first + p, whole ? Load::kWeights : depth - p);
                 for (int v = 0; v < vectors; v++) block[v][i] = run.v[v];
-            };
-            if (live == width && depth - p >= kRun) {
-                for (int i = 0; i < width; i++) fill(i, load_run<Tile, type>(rows + i * w.row_bytes, first + p, kRun));
-            } else {
-                for (int i = 0; i < width; i++)
-                    fill(i, i < live ? load_run<Tile, type>(rows + i * w.row_bytes, first + p, depth - p)
-                                     : PanelRun<Tile>{});
             }
             for (int v = 0; v < vectors; v++) {
                 transpose(block[v]);
-                const int64_t at = p / Tile::steps + v * width, count = std::min<int64_t>(width, height - at);
-                for (int64_t i = 0; i < count; i++)
+                const int64_t at = p / Tile::steps + v * width;
+                for (int64_t i = 0; i < (whole ? width : std::min<int64_t>(width, height - at)); i++)
                     __builtin_memcpy(strip + (at + i) * Tile::cols, &block[v][i], sizeof block[v][i]);
             }
-        }
+        };
+        int64_t p = 0;
+        if (live == width)
+            for (; p + Load::kWeights <= depth; p += Load::kWeights) pack_block(p, std::true_type());
+        for (; p < depth; p += Load::kWeights) pack_block(p, std::false_type());
     }
 }
 
@@ -86,34 +91,29 @@ void pack_across(const Matrix& w, int64_t row, int64_t lanes, int64_t first, int
 template <class Tile, TensorType type>
 void pack_down(const Matrix& w, int64_t col, int64_t lanes, int64_t first, int64_t depth,
                typename Tile::Element* panel) {
-    constexpr int steps = Tile::steps, piece = std::min(kRun, Tile::cols);
+    using Load = PanelRun<Tile, type>;
+    constexpr int steps = Tile::steps, vectors = sizeof(Load) / sizeof(WVec);
+    constexpr int width = sizeof(WVec) / sizeof(typename Tile::Element);  // columns a vector holds in the end
     const int64_t height = strip_height<Tile>(depth);
     const uint8_t* row = w.row(first);
-    for (int64_t p = 0; p < height; p++, row += steps * w.row_bytes) {
-        for (int64_t lane = 0; lane < kPanelCols; lane += kRun) {
-            alignas(64) typename Tile::Element out[kRun];
-            if constexpr (steps > 1) {
-                constexpr int parts = sizeof(Run) / sizeof(WVec);
-                WVec columns[parts][steps];
+    for (int64_t p = 0; p < height; p++, row += steps * w.row_bytes)
+        for (int64_t lane = 0; lane < kPanelCols; lane += Load::kWeights) {
+            WVec columns[vectors][steps];
+            unrolled<steps>([&](auto s) {
+                const int64_t live = steps * p + s < depth ? lanes - lane : 0;
+                const Load run = load_run<Tile, type>(row + s * w.row_bytes, col + lane, live);
+                for (int v = 0; v < vectors; v++)
+                    __builtin_memcpy(&columns[v][s], (const char*)&run + v * sizeof(WVec), sizeof(WVec));
+            });
+            for (int v = 0; v < vectors; v++) {
+                if constexpr (steps > 1) interleave(columns[v]);
                 for (int s = 0; s < steps; s++) {
-                    const Run run = steps * p + s < depth
-                                        ? bf16_part<type>(row + s * w.row_bytes, col + lane, lanes - lane)
-                                        : Run{};
-                    WVec part[parts];
-                    __builtin_memcpy(part, &run, sizeof run);
-                    for (int i = 0; i < parts; i++) columns[i][s] = part[i];
+                    const int64_t at = lane + (v * steps + s) * width;
+                    __builtin_memcpy(panel + (at / Tile::cols * height + p) * Tile::cols + at % Tile::cols,
+                                     &columns[v][s], sizeof(WVec));
                 }
-                for (int i = 0; i < parts; i++) interleave(columns[i]);
-                __builtin_memcpy(out, columns, sizeof out);
-            } else {
-                const PanelRun<Tile> run = load_run<Tile, type>(row, col + lane, lanes - lane);
-                __builtin_memcpy(out, &run, sizeof out);
             }
-            for (int i = 0; i < kRun; i += piece)
-                __builtin_memcpy(panel + ((lane + i) / Tile::cols * height + p) * Tile::cols + (lane + i) % Tile::cols,
-                                 out + i, piece * sizeof out[0]);
         }
-    }
 }
 
 }  // namespace fb::FB_ISA

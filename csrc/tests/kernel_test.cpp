@@ -189,6 +189,25 @@ void test_blocks(const Ops& table, Dtype dtype) {
           [&](const Ops& ops, auto& out) { ops.linear_backward(dy, w.matrix, {}, {}, out[0], true); });
 }
 
+// LoRA's factor behind the last stretch of the weight: none, short enough to share a panel with it, just too long for
+// that, longer than a panel; and the same behind no weight at all.
+void test_seams(const Ops& table, Dtype dtype) {
+    const int64_t tokens = 9, width = 70;
+    for (const int64_t reduction : {0, 40, 256, 300})
+        for (const int64_t rank : {0, 1, 8, 32, 33, 64, 65, 270}) {
+            const Stored w = random_matrix(TensorType::F32, width, reduction);
+            const Stored v = random_matrix(TensorType::F32, reduction, width);
+            const Array x = Array::random(tokens, reduction, dtype), h = Array::random(tokens, rank, dtype);
+            const Array b = Array::random(rank, width), start = Array::random(tokens, width);
+            const bool more = reduction == 0;
+            const std::string name = " " + std::to_string(reduction) + " + " + std::to_string(rank);
+            check("linear seam" + name, table, {more ? start : Array(tokens, width)}, product_tolerance(dtype),
+                  [&](const Ops& ops, auto& out) { ops.linear(x, w.matrix, nullptr, h, b, out[0], more); });
+            check("linear_backward seam" + name, table, {more ? start : Array(tokens, width)}, product_tolerance(dtype),
+                  [&](const Ops& ops, auto& out) { ops.linear_backward(x, v.matrix, h, b, out[0], more); });
+        }
+}
+
 void test_lora(const Ops& table, Dtype dtype) {
     for (const int64_t tokens : {1, 7, 33})
         for (const int64_t cols : {1, 63, 130})
@@ -305,6 +324,7 @@ int run(const char* only) {
         for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
             test_products(*table, dtype);
             test_blocks(*table, dtype);
+            test_seams(*table, dtype);
             if (only_products) continue;
             test_lora(*table, dtype);
             test_rows(*table, dtype);
