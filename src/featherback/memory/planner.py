@@ -152,9 +152,10 @@ def least_budget(least: int) -> int:
 
 
 def _thread_scratch(job: Job) -> int:
-    """A thread's own buffers: attention's tiles, four packed panels, the skinny products' factors."""
+    """A thread's own buffers: attention's tiles, four packed panels with LoRA's behind them, the skinny
+    products' factors."""
     attention = (256 * job.config.head_dim + 2 * 32 * 64) * 4
-    return max(attention, 4 * 64 * 256 * 2, job.tokens * job.rank * 4, 24 * job.rank * 64) + 64 * 1024
+    return max(attention, 4 * 64 * (256 + 64) * 2, job.tokens * job.rank * 4, 24 * job.rank * 64) + 64 * 1024
 
 
 def _resident(job: Job, plan: Plan) -> int:
