@@ -8,8 +8,7 @@ Backward:  dB^T = h^T dy;   dh = s dy B;   dA = dh^T x;   dx = dy W + dh A
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +23,7 @@ Float32 = NDArray[np.float32]
 Pairs = dict[str, tuple[Float32, Float32]]
 
 
-@dataclass(frozen=True)
-class LoRAFactors:
+class LoRAFactors(NamedTuple):
     """A (r, in) and B^T (r, out), and where their gradients accumulate (None: they are not wanted)."""
 
     a: Float32
@@ -35,9 +33,8 @@ class LoRAFactors:
     dbt: Float32 | None = None
 
 
-@dataclass(frozen=True)
-class Projection:
-    """y (T, out) = x (T, in) W^T + bias + LoRA."""
+class Projection(NamedTuple):
+    """y (T, out) = x (T, in) W^T + bias + LoRA. A tuple, which is made quickly: every tile has three."""
 
     weight: kernels.Matrix
     bias: Float32 | None = None

@@ -12,13 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
-from featherback.memory.reading import OpenFiles, plain, runs
+from featherback.memory.reading import OpenFiles, plain, read_exactly, runs
 from featherback.memory.scattered import ScatteredRows
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.matrix import Matrix
 
 FOLIO = 2 << 20
 """Bytes: the largest piece of the page cache that Linux maps at one touch."""
+READ = 64 << 10
+"""Bytes read at once where only the page cache is to have them."""
 Stretch = tuple[Path, NDArray[np.uint8], int, int]
 """A file, its map, and [begin, end) in it."""
 
@@ -47,6 +49,9 @@ class WeightPager:
     def __init__(self, model: Model, drop: bool) -> None:
         self.model, self._drop, self._scattered = model, drop, ScatteredRows()
         self._files, self._read = OpenFiles(plain), set[tuple[Path, int]]()
+        self._in_order = (
+            model.lm_head is not model.embed_tokens
+        )  # the head is read before rows are looked up in it
         self._faults, self._hints = 0, 0  # major faults so far, and how many hints they are worth
         self._layers = [model.layer(i) for i in range(model.config.num_hidden_layers)]
         self._stretches = [self._among(list(layer.matrices().values())) for layer in self._layers]
@@ -72,10 +77,13 @@ class WeightPager:
             self._drop_around(self._among([part]))
 
     def gather(self, stored: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
-        if self._drop:
-            self._scattered.gather(stored, ids, out)
-        else:
+        if not self._drop:
             kernels.gather_rows(kernels.matrix(stored), ids, out)
+            return
+        if stored is self.model.lm_head and not self._in_order:
+            self._in_order = True
+            self._read_in_order(stored)
+        self._scattered.gather(stored, ids, out)
 
     def close(self) -> None:
         kernels.stop_read_ahead()
@@ -93,6 +101,13 @@ class WeightPager:
                 kernels.read_through(self._files[path], begin, end - begin)
             elif self._cache_is_short():
                 kernels.read_ahead(file[begin:end])
+
+    def _read_in_order(self, stored: Matrix) -> None:
+        """Rows looked up one by one in a file not read before stay single pages of the cache, dear to map and unmap."""
+        piece = np.empty(READ, np.uint8)
+        for start in range(stored.offset, stored.offset + stored.nbytes, READ):
+            part = piece[: stored.offset + stored.nbytes - start]
+            read_exactly(self._files[stored.home], stored.home, part, start)
 
     def _cache_is_short(self) -> bool:
         """Whether a page had to come from the disk lately, though all had been read: else a hint is wasted."""

@@ -131,9 +131,8 @@ def _dequantised(ctx: Context, p: Projections) -> Iterator[Projections]:
             rows, cols = p[name].weight.shape
             weight = ctx.arena.take((rows, cols), dtype)
             kernels.dequantize(p[name].weight, weight)
-            dense[name] = replace(
-                p[name], weight=kernels.Matrix(weight.reshape(-1).view(np.uint8), int(kind), rows, cols)
-            )
+            matrix = kernels.Matrix(weight.reshape(-1).view(np.uint8), int(kind), rows, cols)
+            dense[name] = p[name]._replace(weight=matrix)
         yield dense
 
 
