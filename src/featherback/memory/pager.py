@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
-from featherback.memory.reading import OpenFiles, plain, read_exactly, runs
+from featherback.memory.reading import OpenFiles, plain, read_exactly, runs, unmap
 from featherback.memory.scattered import ScatteredRows
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.matrix import Matrix
@@ -54,6 +54,8 @@ class WeightPager:
         )  # the head is read before rows are looked up in it
         self._faults, self._hints = 0, 0  # major faults so far, and how many hints they are worth
         self._layers = [model.layer(i) for i in range(model.config.num_hidden_layers)]
+        if drop:
+            unmap(matrix for layer in self._layers for matrix in layer.matrices().values())
         self._stretches = [self._among(list(layer.matrices().values())) for layer in self._layers]
 
     @contextmanager

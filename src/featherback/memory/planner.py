@@ -12,7 +12,7 @@ from featherback.memory.arena import aligned
 from featherback.memory.job import Job
 from featherback.memory.ledger import Sizes, kept_block
 from featherback.memory.machine import Baseline, Machine
-from featherback.memory.pager import most_mapped
+from featherback.memory.pager import FOLIO, most_mapped
 from featherback.memory.plan import MLP_STEP, Plan, Weights
 from featherback.memory.reading import BLOCK
 from featherback.memory.scattered import ROWS
@@ -161,7 +161,7 @@ def _thread_scratch(job: Job) -> int:
 def _resident(job: Job, plan: Plan) -> int:
     """Bytes of the weights' file resident at the peak."""
     if plan.weights == "resident":
-        return job.weight_bytes
+        return job.weight_bytes + FOLIO  # with norms, and what lies around the ends
     if plan.weights == "streamed":
         return 0
     return max(job.layer_mapped, most_mapped(_head_rows(job, plan) * job.head_row_bytes))

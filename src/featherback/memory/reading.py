@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback import kernels
 from featherback.errors import FeatherbackError
 from featherback.memory.positioned import read_at
 from featherback.weights.matrix import Matrix
@@ -30,6 +31,13 @@ def runs(matrices: Iterable[Matrix], gap: int = BLOCK) -> list[list[Matrix]]:
         else:
             found.append([m])
     return found
+
+
+def unmap(matrices: Iterable[Matrix]) -> None:
+    """Let go of all mapped pages of these matrices' files: norms and headers, and what lies around them."""
+    files = {id(m.data.base): m.data.base for m in matrices if isinstance(m.data.base, np.ndarray)}
+    for file in files.values():
+        kernels.drop_pages(file)
 
 
 class OpenFiles:

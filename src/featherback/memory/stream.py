@@ -8,7 +8,7 @@ megabytes that the cache never sees (O_DIRECT on Linux, F_NOCACHE on macOS).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback import kernels
 from featherback.memory.arena import Arena
-from featherback.memory.reading import BLOCK, OpenFiles, direct, read_exactly, runs
+from featherback.memory.reading import BLOCK, OpenFiles, direct, read_exactly, runs, unmap
 from featherback.memory.scattered import ScatteredRows
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.matrix import Matrix
@@ -35,7 +34,7 @@ class WeightStream:
     def __init__(self, model: Model, rows: int) -> None:
         self.model = model
         self._layers = [_without_map(model.layer(i)) for i in range(model.config.num_hidden_layers)]
-        _unmap(matrix for weights in self._layers for matrix in weights.matrices().values())
+        unmap(matrix for weights in self._layers for matrix in weights.matrices().values())
         self._files, self._scattered = OpenFiles(direct), ScatteredRows()
         size = buffer_bytes(
             [list(weights.matrices().values()) for weights in self._layers], model.lm_head, rows
@@ -174,10 +173,3 @@ def _without_map(weights: LayerWeights) -> LayerWeights:
         for name in ("input_layernorm", "post_attention_layernorm", "q_bias", "k_bias", "v_bias")
     }
     return replace(weights, **vectors)
-
-
-def _unmap(matrices: Iterable[Matrix]) -> None:
-    """Let go of the pages of their files that the norms and biases, and what lies around them, brought in."""
-    files = {id(m.data.base): m.data.base for m in matrices if isinstance(m.data.base, np.ndarray)}
-    for file in files.values():
-        kernels.drop_pages(file)

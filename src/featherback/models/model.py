@@ -59,7 +59,9 @@ class Model:
         self._store = store
         self._names = names
         self.embed_tokens: Matrix = matrix(store, names["embed_tokens"])  # (vocab, D)
-        self.norm: Vector = floats(store, names["norm"])  # (D,)
+        self.norm: Vector = np.array(
+            floats(store, names["norm"])
+        )  # (D,); in its place a touch may map 2 MB around it
         self.lm_head: Matrix = (  # (vocab, D)
             self.embed_tokens if config.tie_word_embeddings else matrix(store, names["lm_head"])
         )
