@@ -40,11 +40,8 @@ bool read_status(char* buffer, size_t size) {
 // /proc/self/statm is far cheaper than status; its "shared" column is file pages plus shared memory.
 class Sampler {
 public:
-    Sampler() : file_(open("/proc/self/statm", O_RDONLY | O_CLOEXEC)), page_(sysconf(_SC_PAGESIZE)) {}
-    ~Sampler() {
-        if (file_ >= 0) close(file_);
-    }
     MemoryUse sample() {
+        if (process_ != getpid()) return memory_now();  // a forked child: the file tells of its parent
         char buffer[128];
         const ssize_t n = file_ < 0 ? -1 : pread(file_, buffer, sizeof buffer - 1, 0);
         if (n <= 0) return {};
@@ -55,8 +52,9 @@ public:
     }
 
 private:
-    int file_;
-    int64_t page_;
+    const int file_ = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+    const int64_t page_ = sysconf(_SC_PAGESIZE);
+    const pid_t process_ = getpid();
 };
 
 #else
@@ -71,7 +69,9 @@ public:
 std::atomic<int64_t> peak_footprint{0}, peak_resident{0};
 
 void lift(std::atomic<int64_t>& peak, int64_t value) {
-    if (value > peak.load(std::memory_order_relaxed)) peak.store(value, std::memory_order_relaxed);
+    int64_t before = peak.load(std::memory_order_relaxed);
+    while (value > before && !peak.compare_exchange_weak(before, value, std::memory_order_relaxed)) {
+    }
 }
 
 void record(const MemoryUse& use) {
@@ -81,7 +81,7 @@ void record(const MemoryUse& use) {
 
 using Clock = std::chrono::steady_clock;
 
-// One run of the meter. Looks are at least a millisecond apart, whoever looks.
+// What operations and the thread look with. Looks are at least a millisecond apart, whoever looks.
 class Watch {
 public:
     void look() {

@@ -8,7 +8,6 @@ void cast(View x, View out) {
     }
 }
 
-// out += x
 double sum_squares(View x) {
     double sum = 0;
     for (int64_t r = 0; r < x.rows; ++r) {

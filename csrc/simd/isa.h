@@ -133,7 +133,7 @@ FB_INLINE float max_lane(Vec v) {
     return best;
 }
 
-// e^x to about 1 ulp: x = n ln2 + r, a degree-6 polynomial for e^r, the exponent by integer addition. Underflows to 0
+// e^x to about 1 ulp: x = n ln2 + r, a degree-6 polynomial for e^r, times 2^n. Underflows to 0
 // below -87.3 (subnormals are flushed), saturates at e^88. NaN becomes NaN.
 FB_INLINE Vec exp(Vec x) {
     constexpr float kLeast = -87.3365f, kMost = 88.0f;

@@ -11,12 +11,15 @@ import pytest
 
 from featherback import models
 from featherback.bench.synthetic import write_synthetic
-from featherback.memory.pager import FOLIO, WeightPager, WeightSource
+from featherback.memory.pager import WeightPager, WeightSource, mapped, most_mapped
 from featherback.memory.stream import WeightStream
 from featherback.models.model import Model
+from featherback.weights.mapping import FOLIO
+from featherback.weights.matrix import Matrix
 from featherback.weights.types import TensorType
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
 
+CODE = 256 << 10  # bytes that the process itself may bring in meanwhile
 _CHILD = """
 import json, sys
 import numpy as np
@@ -57,11 +60,37 @@ def run(path: Path, policy: str) -> dict:  # type: ignore[type-arg]
 
 
 def test_dropping_keeps_one_layer(model_path: Path) -> None:
-    layer = sum(m.nbytes for m in models.load(model_path).layer(0).matrices().values())
+    model = models.load(model_path)
+    layers = [list(model.layer(i).matrices().values()) for i in range(6)]
     found = run(model_path, "drop")
-    assert all(layer * 0.9 <= inside <= layer + 2 * FOLIO for inside in found["inside"])
+    for inside, matrices in zip(found["inside"], layers, strict=True):
+        assert 0.9 * sum(m.nbytes for m in matrices) <= inside <= mapped(matrices) + CODE
     assert max(found["after"]) <= FOLIO
     assert found["gathered"] <= FOLIO
+
+
+@pytest.mark.parametrize(
+    ("spans", "pieces"),
+    [
+        ([(0, FOLIO)], 1),
+        ([(0, FOLIO + 4)], 2),
+        ([(FOLIO - 4, FOLIO + 4)], 2),
+        ([(FOLIO - 4, 2 * FOLIO + 4)], 3),
+        ([(0, 12), (20, 32)], 1),
+        ([(0, 12), (5 * FOLIO, 5 * FOLIO + 12)], 2),  # what lies between is not touched
+    ],
+)
+def test_every_piece_that_is_touched_counts(
+    tmp_path: Path, spans: list[tuple[int, int]], pieces: int
+) -> None:
+    file = np.zeros(6 * FOLIO, np.uint8)
+    matrices = [
+        Matrix(file[begin:end], TensorType.F32, 1, (end - begin) // 4, tmp_path, begin)
+        for begin, end in spans
+    ]
+    assert mapped(matrices) == pieces * FOLIO
+    for begin, end in spans:
+        assert most_mapped(end - begin) >= FOLIO * (1 + (end - 1) // FOLIO - begin // FOLIO)
 
 
 def test_without_dropping_all_stay(model_path: Path) -> None:

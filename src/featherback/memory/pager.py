@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
-from featherback.memory.reading import OpenFiles, plain, read_exactly, runs, unmap
+from featherback.memory.reading import OpenFiles, plain, read_exactly, runs, without_map
 from featherback.memory.scattered import ScatteredRows
 from featherback.models.model import LayerWeights, Model
+from featherback.weights.mapping import FOLIO
 from featherback.weights.matrix import Matrix
 
-FOLIO = 2 << 20
-"""Bytes: the largest piece of the page cache that Linux maps at one touch."""
 READ = 64 << 10
 """Bytes read at once where only the page cache is to have them."""
 Stretch = tuple[Path, NDArray[np.uint8], int, int]
@@ -49,13 +48,10 @@ class WeightPager:
     def __init__(self, model: Model, drop: bool) -> None:
         self.model, self._drop, self._scattered = model, drop, ScatteredRows()
         self._files, self._read = OpenFiles(plain), set[tuple[Path, int]]()
-        self._in_order = (
-            model.lm_head is not model.embed_tokens
-        )  # the head is read before rows are looked up in it
+        self._head_read = False
         self._faults, self._hints = 0, 0  # major faults so far, and how many hints they are worth
-        self._layers = [model.layer(i) for i in range(model.config.num_hidden_layers)]
-        if drop:
-            unmap(matrix for layer in self._layers for matrix in layer.matrices().values())
+        count = model.config.num_hidden_layers
+        self._layers = without_map(model) if drop else [model.layer(i) for i in range(count)]
         self._stretches = [self._among(list(layer.matrices().values())) for layer in self._layers]
 
     @contextmanager
@@ -82,8 +78,8 @@ class WeightPager:
         if not self._drop:
             kernels.gather_rows(kernels.matrix(stored), ids, out)
             return
-        if stored is self.model.lm_head and not self._in_order:
-            self._in_order = True
+        if stored is self.model.lm_head and not self._head_read:
+            self._head_read = True
             self._read_in_order(stored)
         self._scattered.gather(stored, ids, out)
 

@@ -12,10 +12,11 @@ from featherback.memory.arena import aligned
 from featherback.memory.job import Job
 from featherback.memory.ledger import Sizes, kept_block
 from featherback.memory.machine import Baseline, Machine
-from featherback.memory.pager import FOLIO, most_mapped
+from featherback.memory.pager import most_mapped
 from featherback.memory.plan import MLP_STEP, Plan, Weights
 from featherback.memory.reading import BLOCK
 from featherback.memory.scattered import ROWS
+from featherback.weights.mapping import FOLIO
 
 MB = 10**6
 
@@ -92,10 +93,10 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
         held += job.parameter_arrays * layers * job.layer_floats * 4
     buffers = (1 + job.parameter_arrays) * aligned(job.layer_floats * 4)  # the optimiser's
     if plan.weights == "streamed":
-        norms_and_biases = 2 * config.hidden_size + config.q_size + 2 * config.kv_size
-        held += 2 * _stream_buffer(job, plan) + layers * norms_and_biases * 4
+        held += 2 * _stream_buffer(job, plan)
     if plan.weights != "resident":
-        held += min(plan.tokens, ROWS) * job.head_row_bytes
+        norms_and_biases = 2 * config.hidden_size + config.q_size + 2 * config.kv_size
+        held += layers * norms_and_biases * 4 + min(plan.tokens, ROWS) * job.head_row_bytes
     weights = _resident(job, plan)
     # The optimiser works when no layer's weights are needed: only one of the two is there, if weights are dropped.
     rss = (

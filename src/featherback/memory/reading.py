@@ -7,7 +7,9 @@ import mmap
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 from featherback import kernels
 from featherback.errors import FeatherbackError
 from featherback.memory.positioned import read_at
+from featherback.models.model import LayerWeights, Model
 from featherback.weights.matrix import Matrix
 
 BLOCK = 4096
@@ -33,11 +36,29 @@ def runs(matrices: Iterable[Matrix], gap: int = BLOCK) -> list[list[Matrix]]:
     return found
 
 
-def unmap(matrices: Iterable[Matrix]) -> None:
-    """Let go of all mapped pages of these matrices' files: norms and headers, and what lies around them."""
+def without_map(model: Model) -> list[LayerWeights]:
+    """The layers' weights, norms and biases copied out of the map, of which nothing is left in memory.
+
+    To touch a norm in its place may map 2 MB around it.
+    """
+    layers = [_copied(model.layer(i)) for i in range(model.config.num_hidden_layers)]
+    matrices = [
+        model.embed_tokens,
+        model.lm_head,
+        *(m for layer in layers for m in layer.matrices().values()),
+    ]
     files = {id(m.data.base): m.data.base for m in matrices if isinstance(m.data.base, np.ndarray)}
     for file in files.values():
         kernels.drop_pages(file)
+    return layers
+
+
+def _copied(weights: LayerWeights) -> LayerWeights:
+    vectors: dict[str, Any] = {
+        name: None if (value := getattr(weights, name)) is None else np.array(value)
+        for name in ("input_layernorm", "post_attention_layernorm", "q_bias", "k_bias", "v_bias")
+    }
+    return replace(weights, **vectors)
 
 
 class OpenFiles:

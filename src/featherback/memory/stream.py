@@ -11,13 +11,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherback.memory.arena import Arena
-from featherback.memory.reading import BLOCK, OpenFiles, direct, read_exactly, runs, unmap
+from featherback.memory.reading import BLOCK, OpenFiles, direct, read_exactly, runs, without_map
 from featherback.memory.scattered import ScatteredRows
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.matrix import Matrix
@@ -33,8 +32,7 @@ class WeightStream:
 
     def __init__(self, model: Model, rows: int) -> None:
         self.model = model
-        self._layers = [_without_map(model.layer(i)) for i in range(model.config.num_hidden_layers)]
-        unmap(matrix for weights in self._layers for matrix in weights.matrices().values())
+        self._layers = without_map(model)
         self._files, self._scattered = OpenFiles(direct), ScatteredRows()
         size = buffer_bytes(
             [list(weights.matrices().values()) for weights in self._layers], model.lm_head, rows
@@ -164,12 +162,3 @@ def span(run: Sequence[Matrix]) -> tuple[int, int]:
     """[begin, end) of a run in its file, outwards to whole blocks."""
     end = max(m.offset + m.nbytes for m in run)
     return run[0].offset // BLOCK * BLOCK, -(-end // BLOCK) * BLOCK
-
-
-def _without_map(weights: LayerWeights) -> LayerWeights:
-    """Norms and biases copied out of the map; the matrices are not touched there."""
-    vectors: dict[str, Any] = {
-        name: None if (value := getattr(weights, name)) is None else np.array(value)
-        for name in ("input_layernorm", "post_attention_layernorm", "q_bias", "k_bias", "v_bias")
-    }
-    return replace(weights, **vectors)

@@ -61,7 +61,7 @@ class Model:
         self.embed_tokens: Matrix = matrix(store, names["embed_tokens"])  # (vocab, D)
         self.norm: Vector = np.array(
             floats(store, names["norm"])
-        )  # (D,); in its place a touch may map 2 MB around it
+        )  # (D,), copied: see memory.reading.without_map
         self.lm_head: Matrix = (  # (vocab, D)
             self.embed_tokens if config.tie_word_embeddings else matrix(store, names["lm_head"])
         )

@@ -9,6 +9,16 @@ from numpy.typing import NDArray
 
 from featherback.errors import FeatherbackError
 
+FOLIO = 2 << 20
+"""Bytes: the largest piece of the page cache that Linux maps at one touch, as far as we ask it to."""
+
+
+def _huge_page() -> int:
+    """Bytes of a huge page; 0 where there are none. On some ARM machines they have 32 MB, too much for a touch."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").read_text())
+    return 0
+
 
 class MappedFile:
     """A whole file as read-only memory; reading it brings in pages that the system can drop again."""
@@ -23,10 +33,9 @@ class MappedFile:
                 self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise FeatherbackError(f"Cannot read {path}: {error.strerror or error}.") from error
-        if hasattr(
-            mmap, "MADV_HUGEPAGE"
-        ):  # pieces of 2 MB, where the file system has them: fewer touches to map a layer
-            with contextlib.suppress(OSError):  # a system built without them
+        # In pieces of 2 MB, where the file system has them, a layer takes few touches to map.
+        if _huge_page() == FOLIO:
+            with contextlib.suppress(OSError):
                 self.buffer.madvise(mmap.MADV_HUGEPAGE)
         self.size = len(self.buffer)
         self._bytes: NDArray[np.uint8] = np.frombuffer(self.buffer, dtype=np.uint8)
