@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
-from featherback.memory.reading import OpenFiles, plain, read_exactly, runs, without_map
+from featherback.memory.reading import OpenFiles, drop_maps, plain, read_exactly, runs
 from featherback.memory.scattered import ScatteredRows
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.mapping import FOLIO
@@ -51,7 +51,11 @@ class WeightPager:
         self._head_read = False
         self._faults, self._hints = 0, 0  # major faults so far, and how many hints they are worth
         count = model.config.num_hidden_layers
-        self._layers = without_map(model) if drop else [model.layer(i) for i in range(count)]
+        self._layers = [model.layer(i) for i in range(count)]
+        if drop:
+            drop_maps(
+                [model.embed_tokens, model.lm_head, *(m for w in self._layers for m in w.matrices().values())]
+            )
         self._stretches = [self._among(list(layer.matrices().values())) for layer in self._layers]
 
     @contextmanager

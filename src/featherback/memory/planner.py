@@ -93,10 +93,10 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
         held += job.parameter_arrays * layers * job.layer_floats * 4
     buffers = (1 + job.parameter_arrays) * aligned(job.layer_floats * 4)  # the optimiser's
     if plan.weights == "streamed":
-        held += 2 * _stream_buffer(job, plan)
-    if plan.weights != "resident":
         norms_and_biases = 2 * config.hidden_size + config.q_size + 2 * config.kv_size
-        held += layers * norms_and_biases * 4 + min(plan.tokens, ROWS) * job.head_row_bytes
+        held += 2 * _stream_buffer(job, plan) + layers * norms_and_biases * 4
+    if plan.weights != "resident":
+        held += min(plan.tokens, ROWS) * job.head_row_bytes
     weights = _resident(job, plan)
     # The optimiser works when no layer's weights are needed: only one of the two is there, if weights are dropped.
     rss = (

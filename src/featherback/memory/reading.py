@@ -39,18 +39,21 @@ def runs(matrices: Iterable[Matrix], gap: int = BLOCK) -> list[list[Matrix]]:
 def without_map(model: Model) -> list[LayerWeights]:
     """The layers' weights, norms and biases copied out of the map, of which nothing is left in memory.
 
-    To touch a norm in its place may map 2 MB around it.
+    To touch a norm in its place may map 2 MB around it: what a layer brought in goes before the next one is read.
     """
-    layers = [_copied(model.layer(i)) for i in range(model.config.num_hidden_layers)]
-    matrices = [
-        model.embed_tokens,
-        model.lm_head,
-        *(m for layer in layers for m in layer.matrices().values()),
-    ]
+    drop_maps([model.embed_tokens, model.lm_head])
+    layers = []
+    for index in range(model.config.num_hidden_layers):
+        layers.append(_copied(model.layer(index)))
+        drop_maps(layers[-1].matrices().values())
+    return layers
+
+
+def drop_maps(matrices: Iterable[Matrix]) -> None:
+    """Let go of all mapped pages of these matrices' files: headers and norms that were read, and their surroundings."""
     files = {id(m.data.base): m.data.base for m in matrices if isinstance(m.data.base, np.ndarray)}
     for file in files.values():
         kernels.drop_pages(file)
-    return layers
 
 
 def _copied(weights: LayerWeights) -> LayerWeights:
