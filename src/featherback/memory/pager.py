@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -50,13 +51,11 @@ class WeightPager:
         self._files, self._read = OpenFiles(plain), set[tuple[Path, int]]()
         self._head_read = False
         self._faults, self._hints = 0, 0  # major faults so far, and how many hints they are worth
-        count = model.config.num_hidden_layers
-        self._layers = [model.layer(i) for i in range(count)]
+        self._layers = [model.layer(i) for i in range(model.config.num_hidden_layers)]
+        matrices = [list(layer.matrices().values()) for layer in self._layers]
         if drop:
-            drop_maps(
-                [model.embed_tokens, model.lm_head, *(m for w in self._layers for m in w.matrices().values())]
-            )
-        self._stretches = [self._among(list(layer.matrices().values())) for layer in self._layers]
+            drop_maps(chain([model.embed_tokens, model.lm_head], *matrices))
+        self._stretches = [self._among(layer) for layer in matrices]
 
     @contextmanager
     def layer(self, index: int, then: int | None = None) -> Iterator[LayerWeights]:

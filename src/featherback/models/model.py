@@ -59,15 +59,13 @@ class Model:
         self._store = store
         self._names = names
         self.embed_tokens: Matrix = matrix(store, names["embed_tokens"])  # (vocab, D)
-        self.norm: Vector = np.array(
-            floats(store, names["norm"])
-        )  # (D,), copied: see memory.reading.without_map
+        # (D,), copied: to touch it in its place may map 2 MB of the file around it.
+        self.norm: Vector = np.array(floats(store, names["norm"]))
         self.lm_head: Matrix = (  # (vocab, D)
             self.embed_tokens if config.tie_word_embeddings else matrix(store, names["lm_head"])
         )
-        for layer in range(
-            config.num_hidden_layers
-        ):  # so that a norm of a strange type fails now, not in training
+        # So that a norm of a strange type fails now, not in training.
+        for layer in range(config.num_hidden_layers):
             self.layer(layer)
 
     @property
