@@ -18,6 +18,8 @@ ORDER = (
     "data",
     "hub",
     "demo",
+    "memory.arena",
+    "host",
     "adapters.shapes",
     "memory",
     "adapters",

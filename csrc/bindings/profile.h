@@ -6,7 +6,7 @@
 #include <mutex>
 #include <string>
 
-#include "memory/meter.h"
+#include "host/meter.h"
 
 namespace fb {
 

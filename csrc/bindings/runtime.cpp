@@ -1,7 +1,7 @@
 #include "bindings/arrays.h"
 #include "core/thread_pool.h"
-#include "memory/meter.h"
-#include "memory/pager.h"
+#include "host/meter.h"
+#include "host/pager.h"
 
 namespace fb {
 

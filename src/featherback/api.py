@@ -14,7 +14,7 @@ from featherback import methods, models
 from featherback.adapters.lora import LoRA
 from featherback.data.batch import IGNORE, Batch
 from featherback.errors import FeatherbackError
-from featherback.memory.paged import PagedArray
+from featherback.host.paged import PagedArray
 from featherback.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.training.choose import plan_for, worker_baseline

@@ -12,9 +12,9 @@ from featherback import methods, models
 from featherback.adapters.lora import LoRA
 from featherback.bench.ledger_table import MARKER, page_with_table
 from featherback.data.batch import Batch
+from featherback.host.paged import PagedArray
 from featherback.memory.arena import aligned
 from featherback.memory.ledger import Ledger, Sizes, kept_block, structured_pass
-from featherback.memory.paged import PagedArray
 from featherback.memory.plan import Plan
 from featherback.methods import NAMES
 from featherback.methods.base import CheckpointedMethod

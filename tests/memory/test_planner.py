@@ -9,10 +9,10 @@ import pytest
 
 from featherback.bench.synthetic import CONFIGS
 from featherback.errors import FeatherbackError
+from featherback.host.machine import Baseline, Machine
+from featherback.host.pager import most_mapped
 from featherback.memory import planner
 from featherback.memory.job import Job
-from featherback.memory.machine import Baseline, Machine
-from featherback.memory.pager import most_mapped
 from featherback.methods import NAMES, method_class
 from featherback.models.layout import layer_shapes
 from featherback.weights.types import TensorType

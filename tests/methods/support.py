@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from featherback import methods
 from featherback.adapters.lora import LoRA
 from featherback.data.batch import Batch
-from featherback.memory.paged import PagedArray
+from featherback.host.paged import PagedArray
 from featherback.memory.plan import Plan
 from featherback.models.model import Model
 from tests.support.oracle import PEFT_PREFIX

@@ -10,7 +10,7 @@ import pytest
 from featherback import methods
 from featherback.adapters.lora import LoRA
 from featherback.data.batch import Batch
-from featherback.memory.paged import PagedArray
+from featherback.host.paged import PagedArray
 from featherback.memory.plan import Plan
 from featherback.methods.base import Method
 from featherback.methods.mezo import MeZO

@@ -12,7 +12,7 @@ from tests.support.tiny_models import write_tiny
 from featherback import models, optim
 from featherback.adapters.lora import LoRA
 from featherback.errors import FeatherbackError
-from featherback.memory.paged import PagedArray
+from featherback.host.paged import PagedArray
 
 STEPS = 7
 

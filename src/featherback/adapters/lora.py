@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from featherback.adapters.shapes import layer_size, projection_shapes
 from featherback.errors import FeatherbackError
-from featherback.memory.paged import PagedArray
+from featherback.host.paged import PagedArray
 from featherback.models.model import Model
 from featherback.models.names import TARGETS, hf_module, parse_targets
 from featherback.models.permute import gguf_to_hf_rows, hf_to_gguf_rows

@@ -20,8 +20,8 @@ from featherback import kernels
 from featherback.backprop.context import Context
 from featherback.backprop.mlp import tiles
 from featherback.data.batch import IGNORE
+from featherback.host.pager import WeightSource
 from featherback.memory.ledger import LOSS_ROWS
-from featherback.memory.pager import WeightSource
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]

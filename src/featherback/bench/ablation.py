@@ -12,9 +12,9 @@ from typing import Any
 from featherback import kernels, models
 from featherback.bench import watch
 from featherback.bench.training_run import Measured, random_sequences
+from featherback.host.machine import Machine
 from featherback.memory import planner
 from featherback.memory.job import Job
-from featherback.memory.machine import Machine
 from featherback.memory.plan import Plan
 from featherback.methods import method_class
 from featherback.training.choose import worker_baseline, worker_environment

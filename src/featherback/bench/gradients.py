@@ -16,7 +16,7 @@ from featherback.bench.layer_plot import Panel, layers_svg
 from featherback.bench.markdown import table
 from featherback.data.batch import Batch
 from featherback.data.tokenizer import load_tokenizer
-from featherback.memory.paged import PagedArray
+from featherback.host.paged import PagedArray
 from featherback.memory.plan import Plan
 from featherback.methods.mezo import MeZO
 from featherback.models.model import Model

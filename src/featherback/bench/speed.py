@@ -17,9 +17,9 @@ from featherback.bench.ablation import run_step
 from featherback.bench.markdown import table
 from featherback.bench.peers import peft_step, require_torch
 from featherback.bench.synthetic import CONFIGS, write_synthetic
+from featherback.host.machine import Machine
 from featherback.memory import planner
 from featherback.memory.job import Job
-from featherback.memory.machine import Machine
 from featherback.memory.plan import Plan
 from featherback.methods import method_class
 from featherback.models.config import ModelConfig

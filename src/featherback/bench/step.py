@@ -14,8 +14,8 @@ from typing import Any
 from featherback import kernels, methods, models, optim
 from featherback.adapters.lora import LoRA
 from featherback.data.batch import Batch
-from featherback.memory.meter import Meter
-from featherback.memory.paged import PagedArray
+from featherback.host.meter import Meter
+from featherback.host.paged import PagedArray
 from featherback.memory.plan import Plan
 
 

@@ -23,7 +23,7 @@ def print_preamble(run: RunDirectory) -> None:
     from featherback.cli.options import set_threads
     from featherback.data.preview import preview
     from featherback.data.report import PrepareReport
-    from featherback.memory.machine import memory_limit
+    from featherback.host.machine import memory_limit
 
     config = run.config
     model = models.load(config.model)

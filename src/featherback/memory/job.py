@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from featherback.adapters.shapes import layer_size, projection_shapes
+from featherback.host.pager import mapped, most_mapped
 from featherback.memory.ledger import Sizes
-from featherback.memory.pager import mapped, most_mapped
 from featherback.models.config import ModelConfig
 from featherback.models.model import Model
 from featherback.models.names import TARGETS

@@ -8,14 +8,14 @@ from itertools import product
 from typing import get_args
 
 from featherback.errors import FeatherbackError
+from featherback.host.machine import Baseline, Machine
+from featherback.host.pager import most_mapped
+from featherback.host.reading import BLOCK
+from featherback.host.scattered import ROWS
 from featherback.memory.arena import aligned
 from featherback.memory.job import Job
 from featherback.memory.ledger import Sizes, kept_block
-from featherback.memory.machine import Baseline, Machine
-from featherback.memory.pager import most_mapped
 from featherback.memory.plan import MLP_STEP, Plan, Weights
-from featherback.memory.reading import BLOCK
-from featherback.memory.scattered import ROWS
 from featherback.weights.mapping import FOLIO
 
 MB = 10**6

@@ -19,13 +19,13 @@ from featherback.backprop.context import Context
 from featherback.backprop.linear import Projection, projections
 from featherback.data.batch import Batch
 from featherback.errors import FeatherbackError
+from featherback.host.checkpoints import Checkpoints
+from featherback.host.paged import PagedArray
+from featherback.host.pager import WeightPager, WeightSource
+from featherback.host.stream import WeightStream
 from featherback.memory.arena import Arena
-from featherback.memory.checkpoints import Checkpoints
 from featherback.memory.ledger import Sizes, kept_block
-from featherback.memory.paged import PagedArray
-from featherback.memory.pager import WeightPager, WeightSource
 from featherback.memory.plan import Plan
-from featherback.memory.stream import WeightStream
 from featherback.models.model import LayerWeights, Model
 
 Array = NDArray[Any]

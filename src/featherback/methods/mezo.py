@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.data.batch import Batch
+from featherback.host.paged import PagedArray
 from featherback.memory.ledger import Ledger, Sizes, begin_pass, block_forward, layer_parameters, loss_tiles
-from featherback.memory.paged import PagedArray
 from featherback.methods.base import Method
 from featherback.noise import fill_normal
 

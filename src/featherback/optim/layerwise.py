@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from featherback import kernels
 from featherback.adapters.lora import LoRA
-from featherback.memory.paged import PagedArray
+from featherback.host.paged import PagedArray
 
 Float32 = NDArray[np.float32]
 

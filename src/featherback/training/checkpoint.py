@@ -17,7 +17,7 @@ import numpy as np
 
 from featherback.errors import FeatherbackError
 from featherback.files import read_json, sync_directory, write_json
-from featherback.memory.paged import PagedArray
+from featherback.host.paged import PagedArray
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from featherback import kernels, methods
+from featherback.host.machine import Baseline, Machine, is_ram_disk
 from featherback.memory import planner
 from featherback.memory.job import Job
-from featherback.memory.machine import Baseline, Machine, is_ram_disk
 from featherback.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.training.config import TrainConfig

@@ -20,7 +20,7 @@ from featherback.data.batch import IGNORE
 from featherback.data.launch import prepare_in_subprocess
 from featherback.data.token_file import TokenFile, TokenFileWriter
 from featherback.errors import FeatherbackError
-from featherback.memory.machine import Baseline
+from featherback.host.machine import Baseline
 from featherback.models.model import Model
 from featherback.training import checkpoint
 from featherback.training.choose import plan_for, worker_baseline, worker_environment

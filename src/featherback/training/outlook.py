@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from featherback import methods
 from featherback.errors import FeatherbackError
+from featherback.host.machine import Baseline, Machine
 from featherback.memory import planner
 from featherback.memory.job import Job
-from featherback.memory.machine import Baseline, Machine
 from featherback.memory.plan import Plan
 from featherback.memory.planner import MB
 from featherback.models.family import QWEN2_5

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from featherback import methods, optim
 from featherback.adapters.lora import LoRA
 from featherback.data.batch import Batch
-from featherback.memory.machine import Baseline
-from featherback.memory.paged import PagedArray
+from featherback.host.machine import Baseline
+from featherback.host.paged import PagedArray
 from featherback.memory.plan import Plan
 from featherback.models.config import ModelConfig
 from featherback.models.layout import GGUF_NAMES, layer_shapes, top_shapes

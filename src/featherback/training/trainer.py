@@ -13,9 +13,9 @@ from featherback.adapters.lora import LoRA
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
 from featherback.files import write_bytes
-from featherback.memory.machine import is_ram_disk
-from featherback.memory.meter import Meter
-from featherback.memory.paged import PagedArray
+from featherback.host.machine import is_ram_disk
+from featherback.host.meter import Meter
+from featherback.host.paged import PagedArray
 from featherback.models.model import Model
 from featherback.training import checkpoint
 from featherback.training.curve import loss_svg

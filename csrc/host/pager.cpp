@@ -1,4 +1,4 @@
-#include "memory/pager.h"
+#include "host/pager.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from featherback.memory.meter import Meter
+from featherback.host.meter import Meter
 
 MB = 10**6
 _CHILD = """
 import json, mmap, sys, time
 import numpy as np
-from featherback.memory.meter import Meter
+from featherback.host.meter import Meter
 meter = Meter(); meter.start()
 before = meter.footprint_mb, meter.rss_mb
 if sys.argv[1] == "anonymous":

@@ -1,4 +1,4 @@
-#include "memory/meter.h"
+#include "host/meter.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>

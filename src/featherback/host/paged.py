@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.errors import FeatherbackError
-from featherback.memory.positioned import read_at, write_at
+from featherback.host.positioned import read_at, write_at
 
 Float32 = NDArray[np.float32]
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from featherback.errors import FeatherbackError
-from featherback.memory.checkpoints import Checkpoints
+from featherback.host.checkpoints import Checkpoints
 from tests.support.bf16 import to_bf16
 
 F32, BF16 = np.dtype(np.float32), np.dtype(np.uint16)

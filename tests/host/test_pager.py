@@ -11,8 +11,8 @@ import pytest
 
 from featherback import models
 from featherback.bench.synthetic import write_synthetic
-from featherback.memory.pager import WeightPager, WeightSource, mapped, most_mapped
-from featherback.memory.stream import WeightStream
+from featherback.host.pager import WeightPager, WeightSource, mapped, most_mapped
+from featherback.host.stream import WeightStream
 from featherback.models.model import Model
 from featherback.weights.mapping import FOLIO
 from featherback.weights.matrix import Matrix
@@ -24,7 +24,7 @@ _CHILD = """
 import json, sys
 import numpy as np
 from featherback import kernels, models
-from featherback.memory.pager import WeightPager
+from featherback.host.pager import WeightPager
 model = models.load(sys.argv[1])
 pager = WeightPager(model, drop=sys.argv[2] == "drop")
 out = np.zeros((64, model.config.hidden_size), np.float32)

@@ -11,8 +11,8 @@ import pytest
 
 from featherback import models
 from featherback.errors import FeatherbackError
-from featherback.memory import stream
-from featherback.memory.stream import BLOCK, WeightStream, buffer_bytes, runs, span
+from featherback.host import stream
+from featherback.host.stream import BLOCK, WeightStream, buffer_bytes, runs, span
 from featherback.weights.matrix import Matrix
 from featherback.weights.types import TensorType
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny

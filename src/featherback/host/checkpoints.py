@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from featherback import kernels
 from featherback.errors import FeatherbackError
-from featherback.memory.positioned import read_at, write_at
+from featherback.host.positioned import read_at, write_at
 
 
 class Checkpoints:

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
-from featherback.memory.reading import OpenFiles, drop_maps, plain, read_exactly, runs
-from featherback.memory.scattered import ScatteredRows
+from featherback.host.reading import OpenFiles, drop_maps, plain, read_exactly, runs
+from featherback.host.scattered import ScatteredRows
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.mapping import FOLIO
 from featherback.weights.matrix import Matrix

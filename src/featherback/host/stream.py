@@ -15,9 +15,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback.host.reading import BLOCK, OpenFiles, direct, read_exactly, runs, without_map
+from featherback.host.scattered import ScatteredRows
 from featherback.memory.arena import Arena
-from featherback.memory.reading import BLOCK, OpenFiles, direct, read_exactly, runs, without_map
-from featherback.memory.scattered import ScatteredRows
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.matrix import Matrix
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
-from featherback.memory.reading import OpenFiles, read_exactly, scattered
+from featherback.host.reading import OpenFiles, read_exactly, scattered
 from featherback.weights.matrix import Matrix
 
 ROWS = 256

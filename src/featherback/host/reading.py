@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from featherback import kernels
 from featherback.errors import FeatherbackError
-from featherback.memory.positioned import read_at
+from featherback.host.positioned import read_at
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.matrix import Matrix
 

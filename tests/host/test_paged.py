@@ -6,8 +6,8 @@ import pytest
 
 from featherback import kernels
 from featherback.errors import FeatherbackError
-from featherback.memory.paged import PagedArray
-from featherback.memory.positioned import write_at
+from featherback.host.paged import PagedArray
+from featherback.host.positioned import write_at
 
 
 @pytest.fixture(params=["ram", "file"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from featherback import kernels
-from featherback.memory.machine import is_ram_disk, memory_limit
+from featherback.host.machine import is_ram_disk, memory_limit
 
 SHARED = Path("/dev/shm")
 
