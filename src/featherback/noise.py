@@ -6,6 +6,8 @@ of a layer, an epoch or a step can be had in any order, without a generator's st
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -49,11 +51,20 @@ def normal(key: tuple[int, ...], n: int) -> Float32:
 
 
 def fill_normal(key: tuple[int, ...], out: Float32) -> None:
-    """Standard normal numbers into `out` (n,) (Box and Muller, 1958): each word of bits makes two, half of n apart.
+    """Standard normal numbers into `out` (n,)."""
+    for part, values in _normal_pieces(key, out.size):
+        out[part] = values
 
-    A piece at a time, so that no scratch grows with n.
-    """
-    half = -(-out.size // 2)
+
+def add_normal(key: tuple[int, ...], factor: float, out: Float32) -> None:
+    """out (n,) += factor * `normal(key, n)`, without room for all of those."""
+    for part, values in _normal_pieces(key, out.size):
+        out[part] += values * np.float32(factor)
+
+
+def _normal_pieces(key: tuple[int, ...], n: int) -> Iterator[tuple[slice, Float32]]:
+    """n standard normal numbers (Box and Muller, 1958), some at a time: each word of bits makes two, half of n apart."""
+    half = -(-n // 2)
     for first in range(0, half, PIECE):
         words = bits(key, min(PIECE, half - first), first)
         radius = ((words >> np.uint64(40)).astype(np.float32) + np.float32(1)) * np.float32(
@@ -61,6 +72,6 @@ def fill_normal(key: tuple[int, ...], out: Float32) -> None:
         )  # (0, 1]
         np.sqrt(-2 * np.log(radius), out=radius)
         angle = (words & np.uint64(0xFFFFFF)).astype(np.float32) * np.float32(2 * np.pi * 2.0**-24)
-        out[first : first + words.size] = radius * np.cos(angle)
-        second = out[half + first : half + first + words.size]  # one fewer at the end of an odd n
-        second[...] = (radius * np.sin(angle))[: second.size]
+        yield slice(first, first + words.size), radius * np.cos(angle)
+        second = slice(half + first, min(n, half + first + words.size))  # one fewer at the end of an odd n
+        yield second, (radius * np.sin(angle))[: second.stop - second.start]

@@ -50,9 +50,9 @@ def test_only_the_models_used_are_made(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("keep_blocks", [True, False])
+@pytest.mark.parametrize("keep", [True, False])
 def test_every_run_takes_the_steps_asked_for_and_the_rows_say_which_plan_it_was(
-    keep_blocks: bool, written: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keep: bool, written: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = []
 
@@ -61,7 +61,7 @@ def test_every_run_takes_the_steps_asked_for_and_the_rows_say_which_plan_it_was(
         return {"seconds": [1.0] * options["steps"]}
 
     def plan(*_: object, budget: int | None = None) -> Plan:
-        return replace(PLAN, keep_blocks=keep_blocks and budget is not None)
+        return replace(PLAN, keep={"gate": 1} if keep and budget is not None else {})
 
     monkeypatch.setattr(speed, "run_step", step)
     monkeypatch.setattr(speed, "peft_step", step)
@@ -70,5 +70,5 @@ def test_every_run_takes_the_steps_asked_for_and_the_rows_say_which_plan_it_was(
     found = speed.run(NAMES, tmp_path, 5, True, False, lambda _: None)
     assert set(steps) == {5}
     ((row,),) = (part["rounds"] for part in found["steps"])
-    assert f"blocks {'kept' if keep_blocks else 'recomputed'} (--memory 4GB)" in row
+    assert f"blocks {'kept' if keep else 'recomputed'} (--memory 4GB)" in row
     assert "| " + OURS in found["markdown"]

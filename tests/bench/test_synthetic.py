@@ -21,7 +21,7 @@ def test_the_shapes_are_those_of_the_real_model(tmp_path: Path, name: str) -> No
         if field not in ("num_hidden_layers", "vocab_size"):
             stored_as = np.float32(value) if isinstance(value, float) else value
             assert getattr(model.config, field) == stored_as, field
-    assert {m.type for m in model.layer(0).matrices().values()} == {TensorType.Q4_0}
+    assert {m.type for m in model.layer(0).matrices.values()} == {TensorType.Q4_0}
     assert np.array_equal(model.norm, np.ones(model.config.hidden_size))
 
 
@@ -46,7 +46,7 @@ def _parameters(name: str) -> int:
     from featherback.models.layout import layer_shapes, top_shapes
 
     config = CONFIGS[name]
-    layers = sum(int(np.prod(shape)) for shape in layer_shapes(config).values()) * config.num_hidden_layers
+    layers = sum(int(np.prod(shape)) for shape in layer_shapes(config)[0].values()) * config.num_hidden_layers
     return layers + sum(int(np.prod(shape)) for shape in top_shapes(config).values())
 
 
@@ -78,7 +78,7 @@ def test_other_formats_fall_back_as_llama_cpp_does(tmp_path: Path, kind: TensorT
     )
     fallback = {TensorType.Q4_K: TensorType.Q5_0, TensorType.Q6_K: TensorType.Q8_0}.get(kind, kind)
     layer = model.layer(0)  # rows of 896 do not fill blocks of 256, rows of 4864 do
-    assert (layer.q_proj.type, layer.down_proj.type) == (fallback, kind)
+    assert (layer.matrices["q_proj"].type, layer.matrices["down_proj"].type) == (fallback, kind)
     assert model.embed_tokens.type is TensorType.Q8_0
 
 

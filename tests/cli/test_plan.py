@@ -9,7 +9,7 @@ import pytest
 from tests.support.tiny_models import TINY_QWEN2, write_tiny
 
 from featherback.cli.app import run
-from featherback.models.family import QWEN2_5
+from featherback.architecture.yardstick import QWEN2_5
 
 
 @pytest.fixture

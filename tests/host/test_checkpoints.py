@@ -18,10 +18,10 @@ def test_what_is_saved_comes_back_rounded(tmp_path: Path, place: str, dtype: np.
     checkpoints = Checkpoints(3, 20, 7, dtype, None if place == "ram" else tmp_path)
     inputs = [rng.standard_normal((n, 7)).astype(np.float32) for n in (20, 1, 13)]
     for layer, x in enumerate(inputs):
-        checkpoints.save(layer, x, np.empty(x.shape, dtype))
+        checkpoints.save(layer, x, 0, np.empty(x.shape, dtype))
     for layer in (2, 1, 0):
         out = np.empty(inputs[layer].shape, dtype)
-        checkpoints.load(layer, out)
+        checkpoints.load(layer, out, 0)
         assert np.array_equal(out, inputs[layer] if dtype == F32 else to_bf16(inputs[layer]))
     checkpoints.close()
     assert not any(tmp_path.iterdir())
@@ -36,4 +36,4 @@ def test_closed(tmp_path: Path) -> None:
     checkpoints = Checkpoints(1, 2, 2, F32, tmp_path)
     checkpoints.close()
     with pytest.raises(ValueError, match="closed"):
-        checkpoints.load(0, np.empty((2, 2), np.float32))
+        checkpoints.load(0, np.empty((2, 2), np.float32), 0)

@@ -11,7 +11,9 @@ import pytest
 
 from featherback import models
 from featherback.bench.synthetic import write_synthetic
-from featherback.host.pager import WeightPager, WeightSource, mapped, most_mapped
+from featherback.host.pager import WeightPager, mapped
+from featherback.memory.resources import WeightSource
+from featherback.weights.mapping import most_mapped
 from featherback.host.stream import WeightStream
 from featherback.models.model import Model
 from featherback.weights.mapping import FOLIO
@@ -26,7 +28,7 @@ import numpy as np
 from featherback import kernels, models
 from featherback.host.pager import WeightPager
 model = models.load(sys.argv[1])
-pager = WeightPager(model, drop=sys.argv[2] == "drop")
+pager = WeightPager(model, sys.argv[2])
 out = np.zeros((64, model.config.hidden_size), np.float32)
 ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 64).astype(np.int32)
 def filed():
@@ -36,7 +38,7 @@ pager.gather(model.embed_tokens, ids, out)  # brings in the code it runs
 start, inside, after = filed(), [], []
 for i in range(model.config.num_hidden_layers):
     with pager.layer(i, i + 1) as layer:
-        for matrix in layer.matrices().values():
+        for matrix in layer.matrices.values():
             matrix.data[::4096].sum()
         inside.append(filed() - start)
     after.append(filed() - start)
@@ -61,7 +63,7 @@ def run(path: Path, policy: str) -> dict:  # type: ignore[type-arg]
 
 def test_dropping_keeps_one_layer(model_path: Path) -> None:
     model = models.load(model_path)
-    layers = [list(model.layer(i).matrices().values()) for i in range(6)]
+    layers = [list(model.layer(i).matrices.values()) for i in range(6)]
     found = run(model_path, "drop")
     for inside, matrices in zip(found["inside"], layers, strict=True):
         assert 0.9 * sum(m.nbytes for m in matrices) <= inside <= mapped(matrices) + CODE
@@ -94,14 +96,14 @@ def test_every_piece_that_is_touched_counts(
 
 
 def test_without_dropping_all_stay(model_path: Path) -> None:
-    layer = sum(m.nbytes for m in models.load(model_path).layer(0).matrices().values())
+    layer = sum(m.nbytes for m in models.load(model_path).layer(0).matrices.values())
     found = run(model_path, "keep")
     assert found["after"][-1] >= 6 * layer * 0.95
     assert found["gathered"] >= found["after"][-1]
 
 
 def paged(model: Model) -> WeightSource:
-    return WeightPager(model, drop=True)
+    return WeightPager(model, "paged")
 
 
 def streamed(model: Model) -> WeightSource:
@@ -114,12 +116,12 @@ def test_what_is_read_does_not_depend_on_the_way(
     tmp_path: Path, source_of: Callable[[Model], WeightSource], kind: TensorType
 ) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf", tiny(TINY_LLAMA, num_hidden_layers=3), kind))
-    plain, source = WeightPager(model, drop=False), source_of(model)
+    plain, source = WeightPager(model, "resident"), source_of(model)
     for index, then in ((0, 1), (1, 2), (2, 0), (1, 0), (0, None), (2, 1), (0, 5)):
         with source.layer(index, then) as weights:
             expected = model.layer(index)
-            for name, matrix in weights.matrices().items():
-                assert np.array_equal(matrix.data, expected.matrices()[name].data)
+            for name, matrix in weights.matrices.items():
+                assert np.array_equal(matrix.data, expected.matrices[name].data)
             assert np.array_equal(weights.input_layernorm, expected.input_layernorm)
     head = model.lm_head
     for first in range(0, head.rows, 32):

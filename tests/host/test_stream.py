@@ -51,7 +51,7 @@ def test_a_layer_is_read_once_while_it_is_held(tmp_path: Path, monkeypatch: pyte
         with source.layer(index, then):
             pass
     source.close()
-    reads = [len(runs(list(model.layer(i).matrices().values()))) for i in range(3)]
+    reads = [len(runs(list(model.layer(i).matrices.values()))) for i in range(3)]
     # 0, 1, 2 forward; 1 was let go for 2 only if both buffers were needed: 0 is, on the way back; 1 at the end.
     assert calls == reads[0] + reads[1] + reads[2] + reads[0]
 

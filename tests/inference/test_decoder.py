@@ -14,7 +14,7 @@ from featherback.adapters.lora import LoRA
 from featherback.errors import FeatherbackError
 from featherback.inference import decoder as decoder_module
 from featherback.inference.decoder import Decoder
-from featherback.models.config import ModelConfig
+from featherback.architecture.config import ModelConfig
 from featherback.weights.types import TensorType
 
 CONFIGS = {

@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from featherback import models
-from featherback.models.config import ModelConfig
+from featherback.architecture.config import ModelConfig
 from featherback.models.model import Model
 from featherback.weights.types import TensorType
 from tests.support.oracle import reference_model

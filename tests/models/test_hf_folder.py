@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from featherback.errors import FeatherbackError
 from featherback.models import ModelConfig, load
-from featherback.models.permute import gguf_to_hf_rows
+from featherback.architecture.permute import gguf_to_hf_rows
 from featherback.weights.types import TensorType
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -54,8 +54,8 @@ def test_folder_and_gguf_are_the_same_model(tmp_path: Path, config: ModelConfig,
     for index in range(config.num_hidden_layers):
         ours, theirs = hf.layer(index), gguf.layer(index)
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-        for target, matrix in ours.matrices().items():
-            rows = theirs.matrices()[target].data.reshape(matrix.rows, -1)
+        for target, matrix in ours.matrices.items():
+            rows = theirs.matrices[target].data.reshape(matrix.rows, -1)
             if target in heads and config.rope_interleaved:
                 rows = rows[gguf_to_hf_rows(heads[target], matrix.rows)]
             assert matrix.type is TensorType[dtype]
@@ -69,8 +69,8 @@ def test_a_folder_in_parts(tmp_path: Path) -> None:
     hf, gguf = folder_and_gguf(tmp_path, TINY_QWEN2, max_shard_size="100KB")
     assert len(list(hf.glob("*.safetensors"))) > 3
     ours, theirs = load(hf), load(gguf)
-    for target, matrix in ours.layer(1).matrices().items():
-        assert np.array_equal(matrix.data, theirs.layer(1).matrices()[target].data), target
+    for target, matrix in ours.layer(1).matrices.items():
+        assert np.array_equal(matrix.data, theirs.layer(1).matrices[target].data), target
 
 
 @pytest.mark.parametrize("style", ["rope_parameters", "rope_scaling"])

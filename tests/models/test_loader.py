@@ -43,7 +43,7 @@ def test_a_model_is_what_was_written(tmp_path: Path, case: str) -> None:
     assert (model.lm_head is model.embed_tokens) == config.tie_word_embeddings
     assert model.lm_head.data.tobytes() == stored[_head(config)].data.tobytes()
     layer = model.layer(1)
-    for target, ours in layer.matrices().items():
+    for target, ours in layer.matrices.items():
         theirs = stored[f"blk.1.{GGUF_PARTS[target]}.weight"]
         assert ours.data.tobytes() == theirs.data.tobytes()
         assert (ours.rows, ours.cols) == dequantize(theirs.data, theirs.tensor_type).shape
@@ -57,8 +57,8 @@ def test_a_model_is_what_was_written(tmp_path: Path, case: str) -> None:
     with pytest.raises(IndexError):
         model.layer(2)
     model.close()
-    assert layer.q_proj.data.size == layer.q_proj.nbytes  # still readable
-    assert layer.q_proj.data.any()
+    assert layer.matrices["q_proj"].data.size == layer.matrices["q_proj"].nbytes  # still readable
+    assert layer.matrices["q_proj"].data.any()
 
 
 GGUF_PARTS = {
@@ -93,7 +93,7 @@ def test_real_model(smollm2_path: Path) -> None:
     assert config.rope_interleaved
     assert config.rope_theta == 100_000
     assert model.embed_tokens.type is TensorType.Q8_0
-    assert {m.type for m in model.layer(29).matrices().values()} == {TensorType.Q4_1}
+    assert {m.type for m in model.layer(29).matrices.values()} == {TensorType.Q4_1}
 
 
 def named(name: str, *shape: int) -> tuple[OutTensor, ...]:

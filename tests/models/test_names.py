@@ -2,7 +2,7 @@ import pytest
 
 from featherback.errors import FeatherbackError
 from featherback.models.layout import HF_NAMES
-from featherback.models.names import TARGETS, hf_module, parse_targets
+from featherback.architecture.names import TARGETS, hf_module, parse_targets
 
 
 @pytest.mark.parametrize(

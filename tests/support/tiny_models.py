@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from featherback import families
 from featherback.bench.random_blocks import random_blocks
 from featherback.bench.synthetic import gguf_metadata
-from featherback.models.config import ModelConfig
-from featherback.models.gguf_metadata import ROPE_FREQS
-from featherback.models.layout import GGUF_NAMES, layer_shapes, top_shapes
+from featherback.architecture.config import ModelConfig
+from featherback.architecture.gguf_metadata import ROPE_FREQS
+from featherback.models.layout import layer_shapes, top_shapes
 from featherback.weights.types import TensorType
 from featherback.weights.writer import OutTensor, Value, tensor_of_array, tensor_of_bytes, write_gguf
 
@@ -86,10 +87,11 @@ def write_tiny(
     default of the others, F32 without one). `metadata` replaces or adds keys, `extra` adds tensors.
     """
     rng = np.random.default_rng(seed)
-    tensors = [_tensor(rng, GGUF_NAMES[p], p, shape, types) for p, shape in top_shapes(config).items()]
-    for layer in range(config.num_hidden_layers):
-        for part, shape in layer_shapes(config).items():
-            tensors.append(_tensor(rng, GGUF_NAMES[part].format(layer), part, shape, types))
+    names = families.family_of(config).gguf_names
+    tensors = [_tensor(rng, names[p], p, shape, types) for p, shape in top_shapes(config).items()]
+    for layer, shapes in enumerate(layer_shapes(config)):
+        for part, shape in shapes.items():
+            tensors.append(_tensor(rng, names[part].format(layer), part, shape, types))
     if config.rope_factors is not None:
         tensors.append(tensor_of_array(ROPE_FREQS, config.rope_factors))
     write_gguf(path, {**gguf_metadata(config, "tiny"), **(metadata or {})}, [*tensors, *extra])

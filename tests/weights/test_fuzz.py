@@ -10,7 +10,7 @@ from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, tiny, write_tiny
 
 from featherback.errors import FeatherbackError
 from featherback.models import load
-from featherback.models.config import ModelConfig
+from featherback.architecture.config import ModelConfig
 from featherback.weights.gguf import GGUFFile
 from featherback.weights.types import TensorType
 

@@ -8,23 +8,51 @@ Hugging Face's; q and k rows are permuted at this border where the file's RoPE o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.adapters.shapes import layer_size, projection_shapes
+from featherback.architecture.names import TARGETS, hf_module, parse_targets
+from featherback.architecture.permute import gguf_to_hf_rows, hf_to_gguf_rows
 from featherback.errors import FeatherbackError
 from featherback.host.paged import PagedArray
+from featherback.layers.block import Block
 from featherback.models.model import Model
-from featherback.models.names import TARGETS, hf_module, parse_targets
-from featherback.models.permute import gguf_to_hf_rows, hf_to_gguf_rows
 from featherback.noise import uniform
+from featherback.parameters.slots import SlotTable
 
 Float32 = NDArray[np.float32]
 State = dict[str, Float32]
 Pair = tuple[Float32, Float32]
+
+
+class LoRALayout:
+    """Where an adapter's factors lie in a layer's flat vector: for each target A (rank, in), then B^T (rank, out)."""
+
+    def __init__(self, blocks: Sequence[Block], rank: int, targets: Iterable[str]) -> None:
+        self.rank, self.targets = rank, tuple(targets)
+        self.slots = SlotTable([self._shapes(block) for block in blocks])
+
+    @property
+    def size(self) -> int:
+        """Values of a layer's flat vector."""
+        return self.slots.size
+
+    def view(self, layer: int, flat: Any) -> dict[str, tuple[Any, Any]]:
+        """target -> (A (rank, in), B^T (rank, out)): views of one layer's flat vector (size,)."""
+        views = self.slots.view(layer, flat)
+        return {target: (views[f"{target}.A"], views[f"{target}.B^T"]) for target in self.targets}
+
+    def _shapes(self, block: Block) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {}
+        for target in self.targets:
+            out_features, in_features = block.projections[target]
+            shapes[f"{target}.A"] = (self.rank, in_features)
+            shapes[f"{target}.B^T"] = (self.rank, out_features)
+        return shapes
 
 
 class LoRA:
@@ -51,11 +79,8 @@ class LoRA:
             raise FeatherbackError(f"Alpha is {alpha}; it must be a positive number.")
         self.model, self.rank, self.alpha = model, rank, float(alpha)
         self.targets = parse_targets(targets)
-        self.config = model.config
-        shapes = projection_shapes(self.config)
-        self._shapes = {target: shapes[target] for target in self.targets}
-        self.layer_size = layer_size(self.config, rank, self.targets)
-        self.parameters = PagedArray(self.config.num_hidden_layers, self.layer_size, path)
+        self.layout = LoRALayout(model.blocks, rank, self.targets)
+        self.parameters = PagedArray(self.layout.slots.layers, self.layout.size, path)
         self._initialise(seed)
 
     @property
@@ -63,37 +88,34 @@ class LoRA:
         """alpha / rank."""
         return self.alpha / self.rank
 
-    def view(self, flat: Float32) -> dict[str, Pair]:
+    @property
+    def layer_size(self) -> int:
+        """Parameters of a layer."""
+        return self.layout.size
+
+    def view(self, flat: Float32, layer: int = 0) -> Mapping[str, Pair]:
         """target -> (A (rank, in), B^T (rank, out)): views of one layer's flat vector (layer_size,)."""
-        pairs, at = {}, 0
-        for target, (out_features, in_features) in self._shapes.items():
-            middle, end = at + self.rank * in_features, at + self.rank * (in_features + out_features)
-            pairs[target] = (
-                flat[at:middle].reshape(self.rank, in_features),
-                flat[middle:end].reshape(self.rank, out_features),
-            )
-            at = end
-        return pairs
+        return self.layout.view(layer, flat)
 
     def layer_state(self, layer: int, values: PagedArray | None = None) -> State:
         """One layer of `values` (default: the parameters; or gradients) with Hugging Face's names and layouts."""
         flat = np.empty(self.layer_size, np.float32)
         (values or self.parameters).read(layer, flat)
         state = {}
-        for target, (a, bt) in self.view(flat).items():
-            rows = self._rows(target, gguf_to_hf_rows)
+        for target, (a, bt) in self.view(flat, layer).items():
+            rows = self._rows(layer, target, gguf_to_hf_rows)
             b = bt.T if rows is None else bt.T[rows]
-            state[f"{hf_module(layer, target)}.lora_A.weight"] = a.copy()
-            state[f"{hf_module(layer, target)}.lora_B.weight"] = np.ascontiguousarray(b)
+            state[f"{self.module(layer, target)}.lora_A.weight"] = a.copy()
+            state[f"{self.module(layer, target)}.lora_B.weight"] = np.ascontiguousarray(b)
         return state
 
     def load_layer_state(self, layer: int, state: State) -> None:
         """Replace one layer's parameters; `state` as from layer_state."""
         flat = np.empty(self.layer_size, np.float32)
-        for target, (a, bt) in self.view(flat).items():
-            rows = self._rows(target, hf_to_gguf_rows)
-            b = state[f"{hf_module(layer, target)}.lora_B.weight"]
-            a[...] = state[f"{hf_module(layer, target)}.lora_A.weight"]
+        for target, (a, bt) in self.view(flat, layer).items():
+            rows = self._rows(layer, target, hf_to_gguf_rows)
+            b = state[f"{self.module(layer, target)}.lora_B.weight"]
+            a[...] = state[f"{self.module(layer, target)}.lora_A.weight"]
             bt[...] = (b if rows is None else b[rows]).T
         self.parameters.write(layer, flat)
 
@@ -113,12 +135,18 @@ class LoRA:
         for layer in range(self.parameters.layers):
             self.load_layer_state(layer, state)
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every tensor, with Hugging Face's names and layouts, in order."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for layer, block in enumerate(self.model.blocks):
+            for target in self.targets:
+                out_features, in_features = block.projections[target]
+                shapes[f"{self.module(layer, target)}.lora_A.weight"] = (self.rank, in_features)
+                shapes[f"{self.module(layer, target)}.lora_B.weight"] = (out_features, self.rank)
+        return shapes
+
     def _problems(self, state: State) -> Iterator[str]:
-        expected = {}
-        for layer in range(self.parameters.layers):
-            for target, (out_features, in_features) in self._shapes.items():
-                expected[f"{hf_module(layer, target)}.lora_A.weight"] = (self.rank, in_features)
-                expected[f"{hf_module(layer, target)}.lora_B.weight"] = (out_features, self.rank)
+        expected = self.shapes()
         for name, shape in expected.items():
             if name not in state:
                 yield f"{name} is missing"
@@ -133,18 +161,21 @@ class LoRA:
     def _initialise(self, seed: int) -> None:
         flat = np.zeros(self.layer_size, np.float32)
         for layer in range(self.parameters.layers):
-            for target, (a, _) in self.view(flat).items():
+            for target, (a, _) in self.view(flat, layer).items():
                 bound = a.shape[1] ** -0.5  # Kaiming-uniform with a = sqrt(5), as nn.Linear and PEFT have it
                 a[...] = (2 * uniform((seed, layer, TARGETS.index(target)), a.size) - 1).reshape(
                     a.shape
                 ) * bound
             self.parameters.write(layer, flat)
 
-    def _rows(self, target: str, order: Callable[[int, int], NDArray[np.intp]]) -> NDArray[np.intp] | None:
+    def module(self, layer: int, target: str) -> str:
+        """Hugging Face's name of a projection: "model.layers.3.self_attn.q_proj"."""
+        return hf_module(self.model.family.hf_names, layer, target)
+
+    def _rows(
+        self, layer: int, target: str, order: Callable[[int, int], NDArray[np.intp]]
+    ) -> NDArray[np.intp] | None:
         """The permutation of B's rows at the border, if this projection has one."""
-        heads = {"q_proj": self.config.num_attention_heads, "k_proj": self.config.num_key_value_heads}.get(
-            target
-        )
-        if heads is None or not self.config.rope_interleaved:
-            return None
-        return order(heads, self._shapes[target][0])
+        attention = self.model.blocks[layer].attention
+        heads = attention.rotated_heads.get(target)
+        return None if heads is None else order(heads, attention.projections[target][0])

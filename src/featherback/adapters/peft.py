@@ -15,7 +15,7 @@ from featherback.adapters.safetensors_writer import write_safetensors
 from featherback.errors import FeatherbackError
 from featherback.files import read_json, write_json
 from featherback.models.model import Model
-from featherback.models.names import TARGETS, hf_module, parse_targets
+from featherback.architecture.names import TARGETS, parse_targets
 from featherback.weights.gguf import GGUFFile
 from featherback.weights.safetensors import SafetensorsFile
 from featherback.weights.types import TensorType
@@ -105,24 +105,14 @@ def base_model_name(model: Model) -> str:
 
 
 def _shapes(adapter: LoRA) -> dict[str, tuple[int, ...]]:
-    """The file's tensors in order. Layers are alike, so one layer tells the shapes of all."""
-    first = adapter.layer_state(0)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for layer in range(adapter.parameters.layers):
-        for target in adapter.targets:
-            for part in ("lora_A", "lora_B"):
-                shape = first[f"{hf_module(0, target)}.{part}.weight"].shape
-                shapes[f"{PREFIX}{hf_module(layer, target)}.{part}.weight"] = shape
-    return shapes
+    """The file's tensors in order."""
+    return {PREFIX + name: shape for name, shape in adapter.shapes().items()}
 
 
 def _tensors(adapter: LoRA) -> Iterator[tuple[str, NDArray[np.float32]]]:
     for layer in range(adapter.parameters.layers):
-        state = adapter.layer_state(layer)
-        for target in adapter.targets:
-            for part in ("lora_A", "lora_B"):
-                name = f"{hf_module(layer, target)}.{part}.weight"
-                yield PREFIX + name, state[name]
+        for name, values in adapter.layer_state(layer).items():
+            yield PREFIX + name, values
 
 
 def _configuration(adapter: LoRA, base_model: str) -> dict[str, Any]:

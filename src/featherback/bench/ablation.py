@@ -28,7 +28,7 @@ def measure_kept_h(model: Path, keep_h: bool, folder: Path, tokens: int = 256, s
         method=method_class("mesp"),
         tokens=tokens,
         sequence=tokens,
-        optimizer="sgd",
+        optimizer_states=0,
         threads=kernels.default_threads(),
     )
     baseline, machine = worker_baseline(), Machine.measure(opened.config, tokens, "bf16")

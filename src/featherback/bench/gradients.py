@@ -18,7 +18,7 @@ from featherback.data.batch import Batch
 from featherback.data.tokenizer import load_tokenizer
 from featherback.host.paged import PagedArray
 from featherback.memory.plan import Plan
-from featherback.methods.mezo import MeZO
+from featherback.methods.mezo import MeZOOptions
 from featherback.models.model import Model
 from featherback.noise import normal
 
@@ -92,7 +92,7 @@ def _setting(path: Path) -> tuple[Model, LoRA, Batch]:
     flat = np.empty(adapter.layer_size, np.float32)
     for layer in range(adapter.parameters.layers):
         adapter.parameters.read(layer, flat)
-        for index, (_, bt) in enumerate(adapter.view(flat).values()):
+        for index, (_, bt) in enumerate(adapter.layout.view(layer, flat).values()):
             bt[...] = STD * normal((1, layer, index), bt.size).reshape(bt.shape)
         adapter.parameters.write(layer, flat)
     return model, adapter, Batch.from_sequences([load_tokenizer(path).encode(TEXT)])
@@ -102,11 +102,9 @@ def _gradients(
     model: Model, adapter: LoRA, batch: Batch, name: str, compute: str, directions: int = 1
 ) -> Float32:
     """(layers, layer_size)"""
-    method = methods.create(
-        name, model, adapter, Plan.default(model.config, tokens=batch.n_tokens, compute=compute)
-    )
-    if isinstance(method, MeZO):
-        method.directions = directions
+    plan = Plan.default(model.config, tokens=batch.n_tokens, compute=compute)
+    options = MeZOOptions(directions=directions) if name == "mezo" else None
+    method = methods.create(name, model, adapter, plan, options=options)
     gathered = PagedArray(adapter.parameters.layers, adapter.layer_size)
     method.gradients(batch, 1 / batch.n_targets, gathered)
     rows = np.empty((gathered.layers, gathered.size), np.float32)

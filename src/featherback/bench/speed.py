@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from featherback import kernels, models
-from featherback.adapters.shapes import projection_shapes
+from featherback import families
 from featherback.bench import watch
 from featherback.bench.ablation import run_step
 from featherback.bench.markdown import table
@@ -22,7 +22,7 @@ from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.methods import method_class
-from featherback.models.config import ModelConfig
+from featherback.architecture.config import ModelConfig
 from featherback.training.choose import worker_baseline
 
 Say = Callable[[str], None]
@@ -123,7 +123,7 @@ def _rounds(
 
 def _of_plenty(plan: Plan) -> str:
     """The row of the plan chosen within PLENTY; a machine with less memory may have to recompute the blocks."""
-    return f"blocks {'kept' if plan.keep_blocks else 'recomputed'} (--memory {PLENTY // 10**9}GB)"
+    return f"blocks {'kept' if plan.keep else 'recomputed'} (--memory {PLENTY // 10**9}GB)"
 
 
 def _plan(path: Path, tokens: int, method: str, budget: int | None = None) -> Plan:
@@ -147,7 +147,7 @@ def _best(result: dict[str, Any]) -> float:
 
 def _onednn_sum(config: ModelConfig, tokens: int, threads: int) -> float:
     """Seconds of the products of a step of MeSP: forward, recomputation without `down`, gradients of inputs, head."""
-    shapes = projection_shapes(config)
+    shapes = families.blocks(config)[0].projections
     head = (config.vocab_size, config.hidden_size)
     lines = _onednn([*shapes.values(), head], tokens, threads, ())
     times = dict(zip([*shapes, "head"], lines))

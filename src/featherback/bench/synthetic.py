@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback import families
 from featherback.bench.random_blocks import random_blocks
 from featherback.errors import FeatherbackError
-from featherback.models.config import ModelConfig
-from featherback.models.family import QWEN2_5
-from featherback.models.layout import GGUF_NAMES, layer_shapes, top_shapes
+from featherback.architecture.config import ModelConfig
+from featherback.architecture.yardstick import QWEN2_5
+from featherback.models.layout import layer_shapes, top_shapes
 from featherback.weights.types import TensorType
 from featherback.weights.writer import OutTensor, Value, tensor_of_array, write_gguf
 
@@ -94,6 +95,7 @@ def gguf_metadata(config: ModelConfig, name: str) -> dict[str, Value]:
         "rope.freq_base": float(config.rope_theta),
         "rope.dimension_count": config.head_dim,
     }
+    values |= families.family_of(config).gguf_keys(config)
     prefixed = {f"{config.architecture}.{key}": value for key, value in values.items()}
     return {"general.architecture": config.architecture, "general.name": name, **prefixed}
 
@@ -101,12 +103,12 @@ def gguf_metadata(config: ModelConfig, name: str) -> dict[str, Value]:
 def _tensors(
     config: ModelConfig, kind: TensorType, embedding: TensorType | None, seed: int
 ) -> Iterator[OutTensor]:
-    source = _Source(seed)
+    source, names = _Source(seed), families.family_of(config).gguf_names
     for part, shape in top_shapes(config).items():
-        yield source.tensor(GGUF_NAMES[part], shape, embedding or kind)
-    for layer in range(config.num_hidden_layers):
-        for part, shape in layer_shapes(config).items():
-            yield source.tensor(GGUF_NAMES[part].format(layer), shape, kind)
+        yield source.tensor(names[part], shape, embedding or kind)
+    for layer, shapes in enumerate(layer_shapes(config)):
+        for part, shape in shapes.items():
+            yield source.tensor(names[part].format(layer), shape, kind)
 
 
 @dataclass

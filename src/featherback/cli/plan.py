@@ -32,7 +32,7 @@ def plan(
     Example: featherback plan model.gguf --memory 96MB --seq-len 512
     """
     from featherback.cli.options import open_model, set_threads
-    from featherback.models.names import parse_targets
+    from featherback.architecture.names import parse_targets
     from featherback.training.choose import worker_baseline
     from featherback.training.config import TrainConfig, parse_memory
     from featherback.training.outlook import largest_models, outlook

@@ -125,7 +125,7 @@ def train(
     Example: featherback train model.gguf --data notes.jsonl --out notes-adapter --steps 200
     """
     from featherback.hub.locate import locate
-    from featherback.models.names import parse_targets
+    from featherback.architecture.names import parse_targets
     from featherback.training.config import TrainConfig, parse_memory
     from featherback.training.launch import prepare_run
 

@@ -1,4 +1,4 @@
-"""The inputs of the blocks, kept from the forward pass to the backward pass."""
+"""Rows per token that wait outside the scratch memory: the inputs of the blocks, a residual stream in chunks."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ class Checkpoints:
         except OSError as error:
             raise FeatherbackError(f"Cannot keep checkpoints in {folder}: {error.strerror}.") from error
 
-    def save(self, layer: int, x: NDArray[np.float32], scratch: NDArray[Any]) -> None:
-        """Keep `x` (T, D) as the input of `layer`; `scratch` (T, D) of the checkpoints' type is overwritten."""
+    def save(self, layer: int, x: NDArray[np.float32], first: int, scratch: NDArray[Any]) -> None:
+        """Keep `x` (T, D) as rows [first, first + T) of `layer`; `scratch` (T, D) of this type may be overwritten."""
         if self._arrays is not None:
-            kernels.cast(x, self._arrays[layer, : len(x)])
+            kernels.cast(x, self._arrays[layer, first : first + len(x)])
             return
         if self._dtype != x.dtype:
             kernels.cast(x, scratch)
             x = scratch
         try:
-            write_at(self._descriptor(), x, layer * self._slot)
+            write_at(self._descriptor(), x, self._offset(layer, first))
         except OSError as error:
             raise FeatherbackError(
                 f"Cannot write the checkpoint of layer {layer}: {error.strerror}."
             ) from error
 
-    def load(self, layer: int, out: NDArray[Any]) -> None:
-        """Copy the input of `layer` into `out` (T, D), of the checkpoints' type."""
+    def load(self, layer: int, out: NDArray[Any], first: int) -> None:
+        """Copy rows [first, first + T) of `layer` into `out` (T, D), of the checkpoints' type."""
         if self._arrays is not None:
-            out[...] = self._arrays[layer, : len(out)]
-        elif not read_at(self._descriptor(), out, layer * self._slot):
+            out[...] = self._arrays[layer, first : first + len(out)]
+        elif not read_at(self._descriptor(), out, self._offset(layer, first)):
             raise FeatherbackError(f"The checkpoint of layer {layer} could not be read back whole.")
 
     def close(self) -> None:
@@ -62,6 +62,9 @@ class Checkpoints:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _offset(self, layer: int, first: int) -> int:
+        return layer * self._slot + first * self._width * self._dtype.itemsize
 
     def _descriptor(self) -> int:
         if self._file is None:

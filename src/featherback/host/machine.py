@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from featherback import kernels
-from featherback.models.config import ModelConfig
+from featherback.architecture.config import ModelConfig
 from featherback.weights.types import TensorType
 
 CODE_TO_COME = 1_000_000

@@ -7,6 +7,8 @@ so the file's pages belong to the system's cache, which can drop them, and never
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +58,13 @@ class PagedArray:
             write_at(self._descriptor(), np.ascontiguousarray(values), layer * self.size * 4)
         except OSError as error:
             raise FeatherbackError(f"Cannot write {self.path}: {error.strerror}.") from error
+
+    @contextmanager
+    def gather(self, layer: int, room: Float32) -> Iterator[Float32]:
+        """Row `layer` in `room` (size,), to be added to; what it holds at the end replaces the row."""
+        self.read(layer, room)
+        yield room
+        self.write(layer, room)
 
     def clear(self) -> None:
         """Set every element to zero; nothing is written until it has to be."""

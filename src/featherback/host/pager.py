@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,36 +24,23 @@ Stretch = tuple[Path, NDArray[np.uint8], int, int]
 """A file, its map, and [begin, end) in it."""
 
 
-class WeightSource(Protocol):
-    """Hands out a model's weights while they are needed: `WeightPager` and `stream.WeightStream` fit."""
-
-    model: Model
-
-    def layer(self, index: int, then: int | None = None) -> AbstractContextManager[LayerWeights]:
-        """The weights of layer `index`; `then` is the layer that will be needed next."""
-
-    def rows(self, stored: Matrix, first: int, last: int) -> AbstractContextManager[Matrix]:
-        """Rows [first, last) of a matrix whose rows are visited in order; the next ones are fetched meanwhile."""
-
-    def gather(self, stored: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
-        """out (n, D) = rows `ids` of the matrix, dequantised."""
-
-    def close(self) -> None:
-        """Let go of buffers and files."""
-
-
 class WeightPager:
-    """Weights as the memory map has them. `drop`: pages are unmapped after use, and the next ones read ahead."""
+    """Weights as the memory map has them, "resident"; or their pages are unmapped after use and the next ones read ahead.
 
-    def __init__(self, model: Model, drop: bool) -> None:
+    "paged": when a layer has been used; "by_matrix": also each matrix, or rows of it, as soon as `release` is told.
+    """
+
+    def __init__(self, model: Model, weights: str) -> None:
+        drop = weights != "resident"
+        self._by_matrix = weights == "by_matrix"
         self.model, self._drop, self._scattered = model, drop, ScatteredRows()
         self._files, self._read = OpenFiles(plain), set[tuple[Path, int]]()
         self._head_read = False
         self._faults, self._hints = 0, 0  # major faults so far, and how many hints they are worth
         self._layers = [model.layer(i) for i in range(model.config.num_hidden_layers)]
-        matrices = [list(layer.matrices().values()) for layer in self._layers]
+        matrices = [list(layer.matrices.values()) for layer in self._layers]
         if drop:
-            drop_maps(chain([model.embed_tokens, model.lm_head], *matrices))
+            drop_maps(chain([model.embed_tokens, model.head.weight], *matrices))
         self._stretches = [self._among(layer) for layer in matrices]
 
     @contextmanager
@@ -81,10 +67,14 @@ class WeightPager:
         if not self._drop:
             kernels.gather_rows(kernels.matrix(stored), ids, out)
             return
-        if stored is self.model.lm_head and not self._head_read:
+        if stored is self.model.head.weight and not self._head_read:
             self._head_read = True
             self._read_in_order(stored)
         self._scattered.gather(stored, ids, out)
+
+    def release(self, matrix: kernels.Matrix) -> None:
+        if self._by_matrix:
+            matrix.release(FOLIO)
 
     def close(self) -> None:
         kernels.stop_read_ahead()
@@ -128,11 +118,6 @@ def mapped(matrices: Iterable[Matrix]) -> int:
     """Bytes of the file that may be mapped while these matrices are at work: every FOLIO that they touch."""
     stretches = (_stretch(run) for run in runs(matrices, FOLIO))
     return sum((-(-end // FOLIO) - begin // FOLIO) * FOLIO for _, _, begin, end in stretches)
-
-
-def most_mapped(nbytes: int) -> int:
-    """The same for `nbytes` in a row, wherever they lie."""
-    return (nbytes // FOLIO + 2) * FOLIO
 
 
 def _stretch(run: list[Matrix]) -> Stretch:

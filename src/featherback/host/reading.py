@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,11 +40,11 @@ def without_map(model: Model) -> list[LayerWeights]:
 
     To touch a norm in its place may map 2 MB around it: what a layer brought in goes before the next one is read.
     """
-    drop_maps([model.embed_tokens, model.lm_head])
+    drop_maps([model.embed_tokens, model.head.weight])
     layers = []
     for index in range(model.config.num_hidden_layers):
         layers.append(_copied(model.layer(index)))
-        drop_maps(layers[-1].matrices().values())
+        drop_maps(layers[-1].matrices.values())
     return layers
 
 
@@ -57,11 +56,7 @@ def drop_maps(matrices: Iterable[Matrix]) -> None:
 
 
 def _copied(weights: LayerWeights) -> LayerWeights:
-    vectors: dict[str, Any] = {
-        name: None if (value := getattr(weights, name)) is None else np.array(value)
-        for name in ("input_layernorm", "post_attention_layernorm", "q_bias", "k_bias", "v_bias")
-    }
-    return replace(weights, **vectors)
+    return replace(weights, vectors={name: np.array(value) for name, value in weights.vectors.items()})
 
 
 class OpenFiles:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from featherback.host.reading import BLOCK, OpenFiles, direct, read_exactly, runs, without_map
 from featherback.host.scattered import ScatteredRows
-from featherback.memory.arena import Arena
+from featherback import kernels
+from featherback.backend.arena import Arena
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.matrix import Matrix
 
@@ -35,20 +36,20 @@ class WeightStream:
         self._layers = without_map(model)
         self._files, self._scattered = OpenFiles(direct), ScatteredRows()
         size = buffer_bytes(
-            [list(weights.matrices().values()) for weights in self._layers], model.lm_head, rows
+            [list(weights.matrices.values()) for weights in self._layers], model.head.weight, rows
         )
-        memories = [Arena(size).take((size,), np.uint8) for _ in range(2)]
+        memories = [Arena(size).take("streamed weights", (size,), np.uint8) for _ in range(2)]
         self._buffers = [Buffer(memory, self._files) for memory in memories]
         self._last = self._buffers[0]
 
     @contextmanager
     def layer(self, index: int, then: int | None = None) -> Iterator[LayerWeights]:
         weights = self._layers[index]
-        names, matrices = zip(*weights.matrices().items(), strict=True)
+        names, matrices = zip(*weights.matrices.items(), strict=True)
         held = self._hold(matrices)
         if then is not None and 0 <= then < len(self._layers):
-            self._expect(tuple(self._layers[then].matrices().values()))
-        yield replace(weights, **dict(zip(names, held, strict=True)))
+            self._expect(tuple(self._layers[then].matrices.values()))
+        yield weights.with_matrices(dict(zip(names, held, strict=True)))
 
     @contextmanager
     def rows(self, stored: Matrix, first: int, last: int) -> Iterator[Matrix]:
@@ -60,6 +61,9 @@ class WeightStream:
 
     def gather(self, stored: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
         self._scattered.gather(stored, ids, out)
+
+    def release(self, matrix: kernels.Matrix) -> None:
+        """Nothing: buffers stay."""
 
     def close(self) -> None:
         for buffer in self._buffers:

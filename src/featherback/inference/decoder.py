@@ -1,4 +1,4 @@
-"""A decoder for generation: one pass over the layers a call, keys and values cached."""
+"""A decoder for generation: one pass over the layers per call, keys and values cached."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from numpy.typing import NDArray
 
 from featherback import kernels
 from featherback.adapters.lora import LoRA
-from featherback.backprop import mlp
-from featherback.backprop.context import Context
-from featherback.backprop.linear import Pairs, Projection, projections
-from featherback.data.batch import Batch
+from featherback.backend.counting import Blank, Counting
+from featherback.backend.cpu import CPU
+from featherback.backend.protocol import Backend, Scratch
 from featherback.errors import FeatherbackError
-from featherback.memory.arena import Arena
+from featherback.layers.attention import KeyValues
+from featherback.layers.context import Context
+from featherback.layers.linear import BlockWeights
+from featherback.layers.span import Span
+from featherback.methods.base import block_weights
 from featherback.models.model import Model
 
 CHUNK = 256  # tokens of a prompt that pass the layers together: bounds the activations, not the prompt
 MLP_TILE = 512  # columns of the MLP at a time, where many tokens pass together
 FEW = 8  # tokens that may take the MLP's whole width at a time
 
-Array = NDArray[Any]
 Float32 = NDArray[np.float32]
 
 
@@ -43,17 +45,15 @@ class Decoder:
         self.model, self.compute = model, compute
         self.capacity = min(capacity or c.max_position_embeddings, c.max_position_embeddings)
         self.tokens: list[int] = []  # what the cache holds
-        self._weights = [model.layer(i) for i in range(c.num_hidden_layers)]
-        self._projections = [
-            projections(weights, _pairs(adapter, i), adapter.scale if adapter else 1.0)
-            for i, weights in enumerate(self._weights)
+        self._backend = CPU()
+        self._layers = [_weights(self._backend, model, adapter, i) for i in range(c.num_hidden_layers)]
+        self._embed = kernels.matrix(model.embed_tokens)
+        self._rotaries = tuple({rotary: None for block in model.blocks for rotary in block.rotaries})
+        self._cache = [
+            KeyValues(*(np.empty((self.capacity, block.attention.kv_size), np.float32) for _ in range(2)))
+            for block in model.blocks
         ]
-        self._embed, self._head = kernels.matrix(model.embed_tokens), kernels.matrix(model.lm_head)
-        self._keys = np.empty((c.num_hidden_layers, self.capacity, c.kv_size), np.float32)
-        self._values = np.empty_like(self._keys)
-        widest = 8 * c.hidden_size + 4 * c.q_size + 4 * max(MLP_TILE, FEW * c.intermediate_size // CHUNK)
-        ranks = 4 * adapter.rank if adapter else 0
-        self._arena = Arena(4 * CHUNK * (widest + ranks + c.head_dim) + (1 << 20))  # pages come when written
+        self._scratch = self._backend.arena(self._most_scratch())  # pages come when written
 
     def forward(self, tokens: Sequence[int], every: bool = False) -> Float32:
         """Append `tokens` to the cache. Logits of the last one (vocab,), or of all (T, vocab) if `every`.
@@ -73,56 +73,51 @@ class Decoder:
         del self.tokens[count:]
 
     def _pass(self, tokens: Sequence[int], every: bool) -> Float32:
-        c = self.model.config
-        batch = self._batch(tokens)
-        with self._arena.frame():
-            tile = c.intermediate_size if batch.n_tokens <= FEW else MLP_TILE
-            ctx = Context.of(batch, c, self._arena, self.compute, tile, vocab_tile=0, keep_h=False)
-            x = ctx.floats(ctx.tokens, c.hidden_size)  # the residual stream
-            kernels.gather_rows(self._embed, batch.tokens, x)
-            for layer, (weights, p) in enumerate(zip(self._weights, self._projections, strict=True)):
-                self._attention(ctx, x, weights.input_layernorm, layer, p)
-                mlp.forward(ctx, x, weights.post_attention_layernorm, p)
+        ids = np.asarray(tokens, np.int32)
+        span = Span.following(len(self.tokens), ids.size)
+        with self._context(self._backend, self._scratch, span).at(span, self._rotaries) as ctx:
+            x = self._stream(ctx)
+            kernels.gather_rows(self._embed, ids, x)
+            self._blocks(ctx, x, self._cache)
             last = x if every else x[-1:]
-            n = ctx.operands(len(last), c.hidden_size)
-            kernels.rms_norm(last, self.model.norm, c.rms_norm_eps, n)
-            logits = np.empty((len(last), c.vocab_size), np.float32)
-            kernels.linear(n, self._head, logits)
-        self.tokens.extend(batch.tokens.tolist())
+            logits = np.empty((len(last), self.model.config.vocab_size), np.float32)
+            self.model.head.logits(ctx, last, logits)
+        self.tokens.extend(ids.tolist())
         return logits
 
-    def _batch(self, tokens: Sequence[int]) -> Batch:
-        """The tokens as one sequence that goes on where the cache ends."""
-        ids = np.asarray(tokens, np.int32)
-        past = len(self.tokens)
-        positions = np.arange(past, past + ids.size, dtype=np.int32)
-        return Batch(ids, ids, positions, np.array([0, ids.size], np.int32))
+    def _stream(self, ctx: Context) -> Any:
+        """The residual stream (T, D), uninitialised."""
+        return ctx.floats("residual stream", ctx.tokens, self.model.config.hidden_size)
 
-    def _attention(
-        self, ctx: Context, x: Float32, norm: Float32, layer: int, p: dict[str, Projection]
-    ) -> None:
-        """x (T, D) += lin_o(attention(rms(x) g)), over the cached keys and values and the new ones."""
-        c = ctx.config
-        past, end = len(self.tokens), len(self.tokens) + ctx.tokens
-        keys, values = self._keys[layer], self._values[layer]
-        with ctx.arena.frame():
-            n = ctx.operands(ctx.tokens, c.hidden_size)
-            kernels.rms_norm(x, norm, c.rms_norm_eps, n)
-            q, out = ctx.floats(ctx.tokens, c.q_size), ctx.operands(ctx.tokens, c.q_size)
-            for name, projected in (("q_proj", q), ("k_proj", keys[past:end]), ("v_proj", values[past:end])):
-                p[name].forward(n, p[name].down(ctx, n), projected)
-                if name != "v_proj":
-                    kernels.rope(projected, ctx.cos, ctx.sin, projected, c.head_dim, c.rope_interleaved)
-            seen = np.array([0, end], np.int32)
-            heads = (c.num_attention_heads, c.num_key_value_heads)
-            kernels.attention(q, keys[:end], values[:end], out, None, *heads, ctx.cu_seqlens, seen)
-            p["o_proj"].forward(out, p["o_proj"].down(ctx, out), x, accumulate=True)
+    def _blocks(self, ctx: Context, x: Any, cache: Sequence[KeyValues]) -> None:
+        """The embeddings x (T, D) go through all blocks in place."""
+        if self.model.embedding_scale != 1:
+            ctx.ops.scale(x, self.model.embedding_scale)
+        for block, weights, kv in zip(self.model.blocks, self._layers, cache, strict=True):
+            block.forward(ctx, x, weights, kv)
+
+    def _context(self, backend: Backend, scratch: Scratch, span: Span) -> Context:
+        tile = self.model.config.intermediate_size if span.tokens <= FEW else MLP_TILE
+        return Context(backend, scratch, self.compute, span, mlp_tile=tile, decoding=True)
+
+    def _most_scratch(self) -> int:
+        """Bytes of scratch for the longest chunk, and for the most tokens that take the MLP's whole width at once."""
+        backend = Counting(self.compute)
+        for count in (FEW, CHUNK):
+            span, scratch = Span.following(self.capacity, count), backend.arena(0)
+            shape, float32 = (self.capacity + count, 1), np.dtype(np.float32)
+            cache = [KeyValues(Blank(shape, float32), Blank(shape, float32))] * len(self.model.blocks)
+            with self._context(backend, scratch, span).at(span, self._rotaries) as ctx:
+                x = self._stream(ctx)
+                self._blocks(ctx, x, cache)
+                self.model.head.logits(ctx, x, Blank((count, self.model.config.vocab_size), float32))
+        return max(ledger.high_water for ledger in backend.arenas)
 
 
-def _pairs(adapter: LoRA | None, layer: int) -> Pairs:
-    """One layer of the adapter: target -> (A, B^T)."""
+def _weights(backend: Backend, model: Model, adapter: LoRA | None, layer: int) -> BlockWeights:
+    """A layer's weights with its part of the adapter."""
     if adapter is None:
-        return {}
-    flat = np.empty(adapter.layer_size, np.float32)
+        return block_weights(backend, model.layer(layer), {})
+    flat = np.empty(adapter.layout.size, np.float32)
     adapter.parameters.read(layer, flat)
-    return adapter.view(flat)
+    return block_weights(backend, model.layer(layer), adapter.layout.view(layer, flat), adapter.scale)

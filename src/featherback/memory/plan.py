@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
-from featherback.models.config import ModelConfig
+from featherback.architecture.config import ModelConfig
 
 Place = Literal["ram", "file"]
 
-Weights = Literal["resident", "paged", "streamed"]
-"""Stay mapped; are unmapped after use, the next layer read ahead; or go past the page cache through two buffers."""
+Weights = Literal["resident", "paged", "by_matrix", "streamed"]
+"""Stay mapped; are unmapped after use, the next layer read ahead; the same, matrix by matrix; or go past the page cache
+through two buffers."""
 
 MLP_STEP = 256
 """Tiles of F are multiples of it: whole blocks of every tensor type, and of the kernels' reduction steps."""
@@ -22,18 +24,32 @@ class Plan:
 
     tokens: int  # most tokens a batch holds
     compute: str = "bf16"  # "bf16" or "fp32": operands of the matrix products
+    chunk: int | None = None  # tokens that pass a block together; None: all of a batch
     mlp_tile: int = 2 * MLP_STEP  # columns of F at a time
     vocab_tile: int = 1024  # columns of the vocabulary at a time
-    keep_h: bool = True  # keep the T x rank LoRA projections between recomputation and gradient
-    keep_blocks: bool = (
-        False  # keep what a block's backward needs from the forward pass: nothing is recomputed
-    )
+    keep_h: bool = True  # keep the T x rank LoRA products between recomputation and gradient
+    keep: Mapping[str, int] = field(default_factory=dict)
+    """Intermediate -> in how many layers, from the first, it stays from the forward to the backward pass."""
     checkpoints: Place = "ram"  # where block inputs wait for the backward pass
     states: Place = "ram"  # where LoRA parameters, gradients and optimiser states live
     weights: Weights = "resident"
     predicted_rss_mb: float | None = None
     predicted_footprint_mb: float | None = None
     predicted_step_seconds: float | None = None
+
+    @property
+    def span(self) -> int:
+        """Most tokens that pass a block together."""
+        return min(self.tokens, self.chunk or self.tokens)
+
+    @property
+    def chunked(self) -> bool:
+        """Whether a full batch passes a block in more than one piece."""
+        return self.span < self.tokens
+
+    def kept(self, layer: int) -> tuple[str, ...]:
+        """The intermediates that a layer keeps."""
+        return tuple(name for name, layers in self.keep.items() if layer < layers)
 
     @classmethod
     def default(cls, config: ModelConfig, *, tokens: int, compute: str = "bf16") -> Plan:

@@ -7,28 +7,31 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import get_args
 
+from featherback.backend.arena import aligned
+from featherback.backend.counting import Work
+from featherback.backend.cpu import CPU
 from featherback.errors import FeatherbackError
 from featherback.host.machine import Baseline, Machine
-from featherback.host.pager import most_mapped
 from featherback.host.reading import BLOCK
 from featherback.host.scattered import ROWS
-from featherback.memory.arena import aligned
+from featherback.memory.dry_run import FLOAT, account
 from featherback.memory.job import Job
-from featherback.memory.ledger import Sizes, kept_block
 from featherback.memory.plan import MLP_STEP, Plan, Weights
-from featherback.weights.mapping import FOLIO
+from featherback.weights.mapping import FOLIO, most_mapped
 
 MB = 10**6
 
 MLP_TILES = (1, 2, 4, 8)  # times MLP_STEP
 VOCAB_TILES = (256, 512, 1024, 2048)
+CHUNKS = (128, 256, 512, 1024, 2048)
 
 CALL_SECONDS = 4e-6  # a kernel call, from Python
 DROP_SECONDS = 8e-11  # a byte unmapped and mapped again
 STREAM_SECONDS = 2e-10  # a byte read past the page cache, mostly behind the products
 THRASH_SECONDS = 1e-8  # a byte that the page cache had to let go, read again page by page
 FRUGAL = 1.25  # without a budget: nearly the least memory, at nearly the best speed
-SLACK = 1 * MB  # small arrays, stacks, the interpreter's growth
+SLACK = 1 * MB  # small arrays, the interpreter's growth
+STACK = 64 * 1024  # bytes of a thread's stack that kernels touch
 VARIATION = MB // 2  # twice what the baselines of a hundred fresh processes were seen to differ by
 
 
@@ -52,26 +55,24 @@ class Prediction:
 
 
 def candidates(job: Job) -> Iterator[Plan]:
-    """Every plan the planner can emit for a job."""
+    """Every plan the planner can emit for a job, but for the intermediates that are kept."""
     inner = -(-job.config.intermediate_size // MLP_STEP)
     mlp_tiles = sorted({min(tile, inner) * MLP_STEP for tile in MLP_TILES})
     vocab_tiles = sorted({min(tile, job.config.vocab_size) for tile in VOCAB_TILES})
+    chunks = [None, *(chunk for chunk in CHUNKS if job.method.can_chunk and chunk < job.tokens)]
     places = ("ram", "file") if job.files else ("ram",)
-    kept = (
-        ((True, False), (True, True), (False, False))
-        if job.method.can_keep_blocks
-        else ((True, False), (False, False))
-    )
-    for mlp, vocab, (keep_h, keep_blocks), checkpoints, states, weights in product(
-        mlp_tiles, vocab_tiles, kept, places, places, get_args(Weights)
+    for chunk, mlp, vocab, keep_h, checkpoints, states, weights in product(
+        chunks, mlp_tiles, vocab_tiles, (True, False), places, places, get_args(Weights)
     ):
+        if keep_h and chunk is not None:  # from one chunk's recomputation to its gradients h is not kept
+            continue
         yield Plan(
             tokens=job.tokens,
             compute=job.compute,
+            chunk=chunk,
             mlp_tile=mlp,
             vocab_tile=vocab,
             keep_h=keep_h,
-            keep_blocks=keep_blocks,
             checkpoints=checkpoints,  # type: ignore[arg-type]
             states=states,  # type: ignore[arg-type]
             weights=weights,
@@ -80,35 +81,28 @@ def candidates(job: Job) -> Iterator[Plan]:
 
 def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Prediction:
     """What a plan will cost."""
-    config, operand = job.config, 4 if plan.compute == "fp32" else 2
-    layers = config.num_hidden_layers
-    sizes = Sizes(config, plan, job.rank, job.targets)
-    held = job.method.workspace(sizes)
-    if plan.keep_blocks:
-        held += layers * kept_block(sizes)
-    held += job.threads * _thread_scratch(job)
-    if plan.checkpoints == "ram" and job.method.needs_checkpoints:
-        held += layers * plan.tokens * config.hidden_size * operand
+    config = job.config
+    needed = account(job, plan)
+    held = needed.scratch + needed.kept
+    held += job.threads * (needed.work.thread_scratch + STACK)
+    if plan.checkpoints == "ram":
+        rows = plan.tokens * config.hidden_size
+        held += rows * CPU.operand(plan.compute).itemsize * job.layers * job.method.needs_checkpoints
+        held += rows * FLOAT.itemsize * plan.chunked
     if plan.states == "ram":
-        held += job.parameter_arrays * layers * job.layer_floats * 4
-    buffers = (1 + job.parameter_arrays) * aligned(job.layer_floats * 4)  # the optimiser's
+        held += job.parameter_arrays * job.layers * job.layer_floats * FLOAT.itemsize
+    buffers = (1 + job.parameter_arrays) * aligned((job.layer_floats,), FLOAT)  # the optimiser's
     if plan.weights == "streamed":
-        norms_and_biases = 2 * config.hidden_size + config.q_size + 2 * config.kv_size
-        held += 2 * _stream_buffer(job, plan) + layers * norms_and_biases * 4
+        held += 2 * _stream_buffer(job, plan) + job.vector_bytes
     if plan.weights != "resident":
-        held += min(plan.tokens, ROWS) * job.head_row_bytes
-    weights = _resident(job, plan)
+        held += min(plan.tokens, ROWS) * job.head.row_bytes
+    weights = _resident(job, plan, needed.mapped)
     # The optimiser works when no layer's weights are needed: only one of the two is there, if weights are dropped.
-    rss = (
-        baseline.rss
-        + SLACK
-        + held
-        + (max(buffers, weights) if plan.weights == "paged" else buffers + weights)
-    )
+    dropped = plan.weights in ("paged", "by_matrix")
+    rss = baseline.rss + SLACK + held + (max(buffers, weights) if dropped else buffers + weights)
     crowded = machine.memory is not None and machine.memory < rss + job.weight_bytes
-    return Prediction(
-        plan, baseline.footprint + held + buffers + SLACK, rss, _seconds(job, plan, machine, crowded)
-    )
+    seconds = _compute_seconds(needed.work, machine) + _paging_seconds(job, plan, machine, crowded)
+    return Prediction(plan, baseline.footprint + held + buffers + SLACK, rss, seconds)
 
 
 def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -> Plan:
@@ -134,7 +128,57 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
         raise FeatherbackError(
             f"Training does not fit in {limit / MB:.0f}MB: with these options the least is --memory {named}; {change}"
         )
-    return min(fitting, key=lambda p: (p.seconds, p.rss)).apply()
+    return _keeping(job, fitting, limit, baseline, machine).apply()
+
+
+@dataclass(frozen=True)
+class Gain:
+    """An intermediate's worth: what a layer that keeps it saves, and what that takes."""
+
+    name: str
+    seconds: float
+    nbytes: int
+
+
+def gains(job: Job, plan: Plan, machine: Machine) -> list[Gain]:
+    """The intermediates worth keeping under a plan, those that save most seconds per byte first."""
+    if not job.method.can_keep:
+        return []
+    without = account(job, replace(plan, keep={}))
+    found = []
+    for name in dict.fromkeys(name for block in job.blocks for name in block.intermediates):
+        layers = sum(name in block.intermediates for block in job.blocks)
+        kept = account(job, replace(plan, keep={name: job.layers}))
+        saved = _compute_seconds(without.work, machine) - _compute_seconds(kept.work, machine)
+        if saved > 0:
+            found.append(Gain(name, saved / layers, kept.kept // layers))
+    return sorted(found, key=lambda gain: -gain.seconds / gain.nbytes)
+
+
+def _keeping(
+    job: Job, fitting: list[Prediction], limit: float, baseline: Baseline, machine: Machine
+) -> Prediction:
+    """The fastest of some plans, each with what room is left filled by intermediates."""
+    worth: dict[int | None, list[Gain]] = {}
+    filled = []
+    for prediction in fitting:
+        chunk = prediction.plan.chunk
+        if chunk not in worth:
+            worth[chunk] = gains(job, prediction.plan, machine)
+        keep, seconds, room = {}, prediction.seconds, limit - prediction.rss
+        for gain in worth[chunk]:
+            layers = min(job.layers, int(room // gain.nbytes))
+            if layers:
+                keep[gain.name] = layers
+                seconds, room = seconds - layers * gain.seconds, room - layers * gain.nbytes
+        filled.append((seconds, prediction.rss, keep, prediction))
+    for _, _, keep, prediction in sorted(filled, key=lambda entry: entry[:2]):
+        found = prediction
+        if keep:
+            found = predict(job, replace(prediction.plan, keep=keep), baseline, machine)
+        if found.rss <= limit:
+            return found
+    raise AssertionError("a plan that keeps nothing fits")
 
 
 def smallest(job: Job, baseline: Baseline, machine: Machine) -> Prediction:
@@ -152,58 +196,51 @@ def least_budget(least: int) -> int:
     return -(-(least + VARIATION) // MB) * MB
 
 
-def _thread_scratch(job: Job) -> int:
-    """A thread's own buffers: attention's tiles, four packed panels with LoRA's behind them, the skinny
-    products' factors."""
-    attention = (256 * job.config.head_dim + 2 * 32 * 64) * 4
-    return max(attention, 4 * 64 * (256 + 64) * 2, job.tokens * job.rank * 4, 24 * job.rank * 64) + 64 * 1024
-
-
-def _resident(job: Job, plan: Plan) -> int:
+def _resident(job: Job, plan: Plan, by_matrix: int) -> int:
     """Bytes of the weights' file resident at the peak."""
     if plan.weights == "resident":
         return job.weight_bytes + FOLIO  # with norms, and what lies around the ends
     if plan.weights == "streamed":
         return 0
-    return max(job.layer_mapped, most_mapped(_head_rows(job, plan) * job.head_row_bytes))
+    layer = by_matrix if plan.weights == "by_matrix" else job.layer_mapped
+    return max(layer, most_mapped(_head_rows(job, plan) * job.head.row_bytes))
 
 
 def _stream_buffer(job: Job, plan: Plan) -> int:
     """Bytes of one of the two buffers that streamed weights pass through, with the norms that lie between them."""
-    return (
-        max(job.layer_bytes, _head_rows(job, plan) * job.head_row_bytes)
-        + 16 * BLOCK
-        + 8 * job.config.hidden_size
-    )
+    largest = max(job.layer_bytes, _head_rows(job, plan) * job.head.row_bytes)
+    return largest + 16 * BLOCK + 8 * job.config.hidden_size
 
 
 def _head_rows(job: Job, plan: Plan) -> int:
     """Rows of the output head in use at once."""
-    return job.config.vocab_size if job.method.whole_head else plan.vocab_tile
+    return job.head.rows if job.method.whole_head else plan.vocab_tile
 
 
-def _seconds(job: Job, plan: Plan, machine: Machine, crowded: bool) -> float:
-    """Products at the measured rates, and what the plan adds; `crowded`: the page cache cannot hold the weights."""
-    c, t, layers = job.config, plan.tokens, job.config.num_hidden_layers
-    product_passes, attention_passes = job.method.products(Sizes(c, plan, job.rank, job.targets))
-    passes = product_passes * 2 * t * job.layer_weights
-    head = 2 * t * c.hidden_size * c.vocab_size * 2
-    attention = attention_passes * 2 * t * job.sequence * c.q_size
-    seconds = (layers * passes + head) / machine.product_rate + layers * attention / machine.attention_rate
-    tiles = layers * -(-c.intermediate_size // plan.mlp_tile) * 3 + -(-c.vocab_size // plan.vocab_tile)
-    seconds += tiles * (12 * CALL_SECONDS + 6 * t * c.hidden_size * 4 / (4 * machine.copy_rate))
-    if not plan.keep_h:
-        seconds += layers * 3 * 2 * t * c.hidden_size * job.rank / (machine.product_rate / 4)
+def _compute_seconds(work: Work, machine: Machine) -> float:
+    """A step's operations at the measured rates."""
+    seconds = work.products / machine.product_rate + work.attention / machine.attention_rate
+    seconds += work.lora / (machine.product_rate / 4)
+    return seconds + work.calls * CALL_SECONDS + work.moved / (8 * machine.copy_rate)
+
+
+def _paging_seconds(job: Job, plan: Plan, machine: Machine, crowded: bool) -> float:
+    """What a step spends on moving what is not in its place; `crowded`: the page cache cannot hold the weights."""
     moved = 0
+    rows = plan.tokens * job.config.hidden_size * FLOAT.itemsize
     if plan.checkpoints == "file":
-        moved += 2 * layers * t * c.hidden_size * 4
+        moved += 2 * job.layers * rows
+    if plan.chunked:
+        moved += 4 * job.layers * rows
     if plan.states == "file":
-        moved += layers * job.layer_floats * 4 * (4 + 2 * job.parameter_arrays)
-    seconds += moved / machine.copy_rate
+        moved += job.layers * job.layer_floats * FLOAT.itemsize * (4 + 2 * job.parameter_arrays)
+    seconds = moved / machine.copy_rate
     if plan.weights == "streamed":
-        seconds += 2 * job.weight_bytes * STREAM_SECONDS
-    elif crowded:
+        return seconds + 2 * job.weight_bytes * STREAM_SECONDS
+    if crowded:
         seconds += 2 * job.weight_bytes * THRASH_SECONDS
     if plan.weights == "paged":
         seconds += 2 * job.weight_bytes * DROP_SECONDS
+    if plan.weights == "by_matrix":  # every tile's surroundings are mapped again
+        seconds += 8 * job.weight_bytes * DROP_SECONDS
     return seconds

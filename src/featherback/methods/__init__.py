@@ -8,8 +8,11 @@ from pkgutil import iter_modules
 
 from featherback.adapters.lora import LoRA
 from featherback.errors import FeatherbackError
+from featherback.memory.dry_run import account
+from featherback.memory.job import Job
 from featherback.memory.plan import Plan
-from featherback.methods.base import Method
+from featherback.memory.resources import resources
+from featherback.methods.base import Method, Options
 from featherback.models.model import Model
 
 NAMES = tuple(module.name for module in iter_modules(__path__) if module.name != "base")
@@ -24,6 +27,33 @@ def method_class(name: str) -> type[Method]:
     return found
 
 
-def create(name: str, model: Model, adapter: LoRA | None, plan: Plan, folder: Path | None = None) -> Method:
+def create(
+    name: str,
+    model: Model,
+    adapter: LoRA | None,
+    plan: Plan,
+    folder: Path | None = None,
+    options: Options | None = None,
+) -> Method:
     """A method at work on a model and its adapter; `folder` holds what the plan keeps in files."""
-    return method_class(name)(model, adapter, plan, folder)
+    method = method_class(name)
+    job = Job.of(
+        model,
+        method=method,
+        rank=adapter.rank if adapter else 0,
+        targets=adapter.targets if adapter else (),
+        tokens=plan.tokens,
+        sequence=plan.tokens,
+        compute=plan.compute,
+    )
+    needed = account(job, plan)
+    at_work = resources(
+        model,
+        plan,
+        needed.scratch,
+        needed.kept,
+        checkpoints=adapter is not None and method.needs_checkpoints,
+        whole_head=method.whole_head,
+        folder=folder,
+    )
+    return method(model, adapter, plan, at_work, options)

@@ -1,213 +1,236 @@
-"""What every gradient estimator shares: the forward sweep, the batch's context, the adapter's parameters."""
+"""What every gradient estimator shares: the forward sweep over the blocks, and what a layer needs at work."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback import kernels
-from featherback.adapters.lora import LoRA
-from featherback.backprop import block, loss
-from featherback.backprop.context import Context
-from featherback.backprop.linear import Projection, projections
+from featherback.backend.protocol import Array, Backend
 from featherback.data.batch import Batch
 from featherback.errors import FeatherbackError
-from featherback.host.checkpoints import Checkpoints
-from featherback.host.paged import PagedArray
-from featherback.host.pager import WeightPager, WeightSource
-from featherback.host.stream import WeightStream
-from featherback.memory.arena import Arena
-from featherback.memory.ledger import Sizes, kept_block
+from featherback.layers.block import Block
+from featherback.layers.context import Context
+from featherback.layers.linear import BlockWeights, LoRAFactors, Pairs, Projection
+from featherback.layers.loss import Head
+from featherback.layers.rope import Rotary
+from featherback.layers.span import Span, spans
 from featherback.memory.plan import Plan
-from featherback.models.model import LayerWeights, Model
+from featherback.memory.resources import Resources
+from featherback.models.model import LayerWeights
+from featherback.parameters.sinks import GradientSink
+from featherback.weights.matrix import Matrix
 
-Array = NDArray[Any]
-Float32 = NDArray[np.float32]
+
+class Draw(NamedTuple):
+    """What a stochastic method draws depends on these alone."""
+
+    seed: int = 0
+    step: int = 0  # of the optimiser
+
+
+FIRST = Draw()
+NO_PAIRS: Pairs = {}
+
+
+class ModelLike(Protocol):
+    """The part of a model that methods work on: `models.Model`, or its shapes alone."""
+
+    blocks: Sequence[Block]
+    head: Head
+    embed_tokens: Matrix
+    embedding_scale: float
+
+
+class Parameters(Protocol):
+    """Trained values, a flat vector per layer."""
+
+    def read(self, layer: int, out: Array) -> None:
+        """Copy a layer's values into `out` (size,)."""
+
+
+class Layout(Protocol):
+    """Where LoRA's factors lie in a layer's flat vector."""
+
+    @property
+    def size(self) -> int:
+        """Values of a layer."""
+
+    def view(self, layer: int, flat: Any) -> dict[str, tuple[Any, Any]]:
+        """target -> (A, B^T)."""
+
+
+class Adapter(Protocol):
+    """The part of an adapter that methods work on: `adapters.LoRA`, or its shapes alone."""
+
+    layout: Layout
+    parameters: Parameters
+
+    @property
+    def scale(self) -> float:
+        """What LoRA's product is multiplied by."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a method can be told; a subclass per method that has options of its own."""
 
 
 class Method(ABC):
     """Estimates the gradient of an adapter. `adapter` None: only `loss` works, on the base model."""
 
-    needs_checkpoints: ClassVar[bool] = True
-    can_keep_blocks: ClassVar[bool] = False
-    whole_head: ClassVar[bool] = False
+    needs_checkpoints: ClassVar[bool] = True  # block inputs wait for a backward pass
+    can_keep: ClassVar[bool] = False  # intermediates, instead of computing them again
+    can_chunk: ClassVar[bool] = True  # tokens may pass the blocks in chunks
+    whole_head: ClassVar[bool] = False  # the output head's pages are all in use at once
+    options_class: ClassVar[type[Options]] = Options
 
-    seed = 0
-    step = 0
-    """Of the optimiser: what a stochastic method draws depends on `seed` and `step` alone."""
-
-    def __init__(self, model: Model, adapter: LoRA | None, plan: Plan, folder: Path | None = None) -> None:
-        self.model, self.adapter, self.plan = model, adapter, plan
-        config = model.config
-        rank, targets = (adapter.rank, adapter.targets) if adapter else (0, ())
-        self.arena = Arena(self.workspace(Sizes(config, plan, rank, targets)))
-        self.weights = self._weight_source()
-        self.operand = kernels.OPERANDS[plan.compute]
-        self.checkpoints = None
-        if adapter is not None and self.needs_checkpoints:
-            place = None if plan.checkpoints == "ram" else folder
-            self.checkpoints = Checkpoints(
-                config.num_hidden_layers, plan.tokens, config.hidden_size, self.operand, place
-            )
+    def __init__(
+        self,
+        model: ModelLike,
+        adapter: Adapter | None,
+        plan: Plan,
+        resources: Resources,
+        options: Options | None = None,
+    ) -> None:
+        self.model, self.adapter, self.plan, self.resources = model, adapter, plan, resources
+        self.options = options or self.options_class()
+        self.rotaries = tuple({rotary: None for block in model.blocks for rotary in block.rotaries})
 
     @abstractmethod
-    def gradients(self, batch: Batch, scale: float, gradients: PagedArray) -> float:
-        """The summed loss (nats) of `batch`; d(scale * loss)/d(parameters) is added to `gradients`, laid out alike."""
+    def gradients(self, batch: Batch, scale: float, sink: GradientSink, draw: Draw = FIRST) -> float:
+        """The summed loss (nats) of `batch`; d(scale * loss)/d(parameters) goes to `sink`, a layer at a time."""
 
-    @classmethod
-    @abstractmethod
-    def workspace(cls, sizes: Sizes) -> int:
-        """Bytes of scratch this method needs; rank 0: for `loss` alone."""
-
-    @classmethod
-    @abstractmethod
-    def products(cls, sizes: Sizes) -> tuple[float, float]:
-        """Multiply-adds of a step as (passes over a block's forward products, over its forward attention)."""
-
-    def loss(self, batch: Batch) -> float:
-        """The summed loss (nats) over the batch's supervised tokens."""
-        with self._context(batch) as ctx:
-            x = self._embed(ctx, batch)
-            self._forward(ctx, x)
-            return loss.loss(ctx, x, batch.targets, self.model.norm, self.weights)
+    def loss(self, batch: Batch, parameters: Parameters | None = None) -> float:
+        """The summed loss (nats) over the batch's supervised tokens, with other values of the adapter if given."""
+        with self._begin(batch) as sweep:
+            sweep.embed()
+            for i, block in enumerate(self.model.blocks):
+                with self._layer(sweep.ctx, i, i + 1, parameters) as w:
+                    kv = block.attention.store(sweep.ctx, batch.n_tokens)
+                    for span in sweep.spans:
+                        with sweep.rows(span, block.rotaries) as (ctx, x):
+                            block.forward(ctx, x, w, kv)
+            total = 0.0
+            for span in sweep.spans:
+                with sweep.rows(span) as (ctx, x):
+                    total += self.model.head.loss(ctx, x, sweep.targets(span), self.resources.weights)
+            return total
 
     def close(self) -> None:
         """Let go of files."""
-        self.weights.close()
-        if self.checkpoints is not None:
-            self.checkpoints.close()
-
-    def _weight_source(self) -> WeightSource:
-        if self.plan.weights == "streamed":
-            rows = self.model.lm_head.rows if self.whole_head else self.plan.vocab_tile
-            return WeightStream(self.model, rows)
-        return WeightPager(self.model, drop=self.plan.weights == "paged")
-
-    def _parameters(self, index: int, flat: Float32) -> None:
-        """Read a layer of the adapter into `flat` (layer_size,)."""
-        assert self.adapter is not None
-        self.adapter.parameters.read(index, flat)
+        self.resources.close()
 
     @contextmanager
-    def _context(self, batch: Batch) -> Iterator[Context]:
-        if batch.n_tokens > self.plan.tokens:
-            raise FeatherbackError(
-                f"A batch of {batch.n_tokens} tokens came; the plan is for {self.plan.tokens}."
-            )
+    def _begin(self, batch: Batch) -> Iterator[Sweep]:
+        """A batch on its way through the blocks."""
         plan = self.plan
-        with self.arena.frame():
-            yield Context.of(
-                batch,
-                self.model.config,
-                self.arena,
-                plan.compute,
-                plan.mlp_tile,
-                plan.vocab_tile,
-                plan.keep_h,
+        if batch.n_tokens > plan.tokens:
+            raise FeatherbackError(
+                f"A batch of {batch.n_tokens} tokens came; the plan is for {plan.tokens}."
             )
-
-    def _embed(self, ctx: Context, batch: Batch) -> Float32:
-        """The residual stream (T, D) before the first block."""
-        x = ctx.floats(ctx.tokens, ctx.config.hidden_size)
-        self.weights.gather(self.model.embed_tokens, batch.tokens, x)
-        return x
-
-    def _forward(self, ctx: Context, x: Float32) -> None:
-        """x (T, D) goes through all blocks in place."""
-        for i in range(ctx.config.num_hidden_layers):
-            with self._layer(ctx, i, i + 1) as (weights, p):
-                block.forward(ctx, x, weights, p)
+        parts = list(spans(batch.cu_seqlens, batch.positions, plan.span))
+        ctx = Context(
+            self.resources.backend,
+            self.resources.scratch,
+            plan.compute,
+            parts[0],
+            plan.mlp_tile,
+            plan.vocab_tile,
+            plan.keep_h and len(parts) == 1,
+            release=self.resources.weights.release,
+        )
+        with ctx.at(parts[0], self.rotaries if len(parts) == 1 else ()) as ctx:
+            yield Sweep(ctx, batch, parts, self.model, self.resources)
 
     @contextmanager
     def _layer(
-        self, ctx: Context, index: int, then: int, gradients: Float32 | None = None
-    ) -> Iterator[tuple[LayerWeights, dict[str, Projection]]]:
-        """A layer's weights and projections with the adapter's factors; `gradients` (layer_size,) collects theirs."""
-        with ctx.arena.frame(), self.weights.layer(index, then) as weights:
-            if self.adapter is None:
-                yield weights, projections(weights, {}, 1.0)
-                return
-            flat = ctx.floats(self.adapter.layer_size)
-            self._parameters(index, flat)
-            collected = None if gradients is None else self.adapter.view(gradients)
-            yield weights, projections(weights, self.adapter.view(flat), self.adapter.scale, collected)
-
-
-class CheckpointedMethod(Method):
-    """Exact gradients: forward with checkpointed block inputs, the loss, then the blocks in reverse."""
-
-    def __init__(self, model: Model, adapter: LoRA | None, plan: Plan, folder: Path | None = None) -> None:
-        super().__init__(model, adapter, plan, folder)
-        self.kept: Arena | None = None
-        if adapter is not None and plan.keep_blocks and self.can_keep_blocks:
-            sizes = Sizes(model.config, plan, adapter.rank, adapter.targets)
-            self.kept = Arena(model.config.num_hidden_layers * kept_block(sizes))
-
-    def gradients(self, batch: Batch, scale: float, gradients: PagedArray) -> float:
-        assert self.adapter is not None
-        assert self.checkpoints is not None
-        with self._context(batch) as ctx, self._store(ctx) as store:
-            x = self._embed(ctx, batch)
-            states = self._checkpointed_forward(ctx, store, x)
-            with ctx.arena.frame():
-                total = self._loss_and_gradient(ctx, x, batch.targets, scale)
-            dy = x  # its place now holds the gradient
-            for i in reversed(range(ctx.config.num_hidden_layers)):
-                with ctx.arena.frame():
-                    checkpoint = ctx.operands(*dy.shape)
-                    self.checkpoints.load(i, checkpoint)
-                    collected = ctx.floats(self.adapter.layer_size)
-                    gradients.read(i, collected)
-                    with self._layer(ctx, i, i - 1, collected) as (weights, p):
-                        self._block_backward(ctx, dy, checkpoint, states[i], weights, p)
-                    gradients.write(i, collected)
-            return total
-
-    @contextmanager
-    def _store(self, ctx: Context) -> Iterator[Context | None]:
-        """A context whose arrays live from the forward pass to the end of the backward pass."""
-        if self.kept is None:
-            yield None
-            return
-        with self.kept.frame():
-            yield replace(ctx, arena=self.kept)
-
-    def _checkpointed_forward(
-        self, ctx: Context, store: Context | None, x: Float32
-    ) -> list[block.BlockState | None]:
-        """x (T, D) goes through all blocks in place, each one's input is checkpointed; their states, if kept."""
-        assert self.checkpoints is not None
-        states: list[block.BlockState | None] = []
-        for i in range(ctx.config.num_hidden_layers):
-            with ctx.arena.frame():
-                self.checkpoints.save(i, x, ctx.operands(*x.shape))
-            with self._layer(ctx, i, i + 1) as (weights, p):
-                if store is None:
-                    block.forward(ctx, x, weights, p)
-                    states.append(None)
-                else:
-                    states.append(block.BlockState.forward(ctx, store, x, weights, p))
-        return states
-
-    @abstractmethod
-    def _loss_and_gradient(self, ctx: Context, x: Float32, targets: NDArray[np.int32], scale: float) -> float:
-        """The summed loss (nats); the final residual stream x (T, D) becomes the gradient of scale * loss."""
-
-    @abstractmethod
-    def _block_backward(
         self,
         ctx: Context,
-        dy: Float32,
-        x: Array,
-        kept: block.BlockState | None,
-        weights: LayerWeights,
-        p: dict[str, Projection],
-    ) -> None:
-        """dy (T, D), the gradient of a block's output, becomes that of its input x; LoRA gradients accumulate."""
+        index: int,
+        then: int,
+        parameters: Parameters | None = None,
+        gradients: Array | None = None,
+    ) -> Iterator[BlockWeights]:
+        """A layer's weights with the adapter's factors; `gradients` (size,) collects theirs."""
+        with ctx.frame(), self.resources.weights.layer(index, then) as stored:
+            pairs: dict[str, tuple[Array, Array]] = {}
+            collected: dict[str, tuple[Array, Array]] = {}
+            scale = 1.0
+            if self.adapter is not None:
+                layout, scale = self.adapter.layout, self.adapter.scale
+                flat = ctx.floats("LoRA parameters of a layer", layout.size)
+                (parameters or self.adapter.parameters).read(index, flat)
+                pairs = layout.view(index, flat)
+                if gradients is not None:
+                    collected = layout.view(index, gradients)
+            yield block_weights(ctx.backend, stored, pairs, scale, collected)
+
+
+def block_weights(
+    backend: Backend, stored: LayerWeights, pairs: Pairs, scale: float = 1.0, gradients: Pairs = NO_PAIRS
+) -> BlockWeights:
+    """A layer's stored weights as its block uses them; `pairs` and `gradients` only for the adapter's targets."""
+    projections = {}
+    for name, matrix in stored.matrices.items():
+        lora = None
+        if name in pairs:
+            lora = LoRAFactors(*pairs[name], scale, *gradients.get(name, (None, None)))
+        bias = stored.vectors.get(f"{name.removesuffix('_proj')}_bias")
+        projections[name] = Projection(name, backend.matrix(matrix), bias, lora)
+    return BlockWeights(projections, stored.vectors)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A batch on its way through the blocks: its residual stream, later the gradient of it, whole or in chunks."""
+
+    ctx: Context
+    batch: Batch
+    spans: Sequence[Span]
+    model: ModelLike
+    resources: Resources
+    _whole: list[Array] = field(default_factory=list)
+
+    def embed(self) -> None:
+        """The residual stream before the first block."""
+        tokens, width = self.batch.tokens, self.model.embed_tokens.cols
+        if len(self.spans) == 1:
+            self._whole.append(self.ctx.floats(STREAM, len(tokens), width))
+        for span in self.spans:
+            with self.rows(span, fresh=True) as (ctx, x):
+                self.resources.weights.gather(self.model.embed_tokens, tokens[span.start : span.stop], x)
+                if self.model.embedding_scale != 1:
+                    ctx.ops.scale(x, self.model.embedding_scale)
+
+    @contextmanager
+    def rows(
+        self, span: Span, rotaries: tuple[Rotary, ...] = (), *, fresh: bool = False
+    ) -> Iterator[tuple[Context, Array]]:
+        """A span's rows (T, D) of the residual stream, to be changed in place, and a context for them.
+
+        `fresh`: they are about to be written for the first time.
+        """
+        if self._whole:
+            yield self.ctx, self._whole[0]
+            return
+        store = self.resources.residual
+        assert store is not None
+        with self.ctx.at(span, rotaries) as ctx:
+            x = ctx.floats(STREAM, span.tokens, self.model.embed_tokens.cols)
+            if not fresh:
+                store.load(0, x, span.start)
+            yield ctx, x
+            store.save(0, x, span.start, x)
+
+    def targets(self, span: Span) -> NDArray[np.int32]:
+        """What a span's tokens must predict (T,)."""
+        return self.batch.targets[span.start : span.stop]
+
+
+STREAM = "residual stream, then dy"

@@ -1,57 +1,134 @@
 """MeSP (Park et al., ACL 2026 Industry): the structured backward pass.
 
-Blocks are recomputed from their checkpointed inputs and differentiated by hand, each tensor dying as soon as the
-derivation allows (docs/derivations/block.md).
+Forward through the blocks, keeping each one's input. The loss. Then the blocks in reverse, each recomputed from its
+input and differentiated by hand, every tensor dying as soon as the derivation allows (docs/derivations/block.md):
+what a `frame` took is gone at its end.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-from featherback.backprop import block, loss
-from featherback.backprop.context import Context
-from featherback.backprop.linear import Projection
-from featherback.memory.ledger import Sizes, structured_pass
-from featherback.methods.base import CheckpointedMethod
-from featherback.models.model import LayerWeights
-
-Array = NDArray[Any]
-Float32 = NDArray[np.float32]
+from featherback.backend.protocol import Array
+from featherback.data.batch import Batch
+from featherback.layers.attention import KeyValues
+from featherback.layers.block import Block
+from featherback.layers.context import Context
+from featherback.layers.kept import Kept
+from featherback.layers.linear import BlockWeights
+from featherback.memory.resources import TokenStore
+from featherback.methods.base import FIRST, Draw, Method, Sweep
+from featherback.parameters.sinks import GradientSink
 
 
-class MeSP(CheckpointedMethod):
-    """Exact gradients in memory that does not grow with depth, unless the plan keeps blocks for speed."""
+class MeSP(Method):
+    """Exact gradients in memory that does not grow with depth, unless the plan keeps intermediates for speed."""
 
-    can_keep_blocks = True
+    can_keep = True
 
-    def _loss_and_gradient(self, ctx: Context, x: Float32, targets: NDArray[np.int32], scale: float) -> float:
-        return loss.loss_and_gradient(ctx, x, targets, self.model.norm, self.weights, scale)
+    def gradients(self, batch: Batch, scale: float, sink: GradientSink, draw: Draw = FIRST) -> float:
+        with self._begin(batch) as sweep, self.resources.kept.frame():
+            sweep.embed()
+            kept = [self._forward(sweep, i) for i in range(len(self.model.blocks))]
+            loss = self._loss(sweep, scale)
+            for i in reversed(range(len(self.model.blocks))):
+                self._backward(sweep, i, kept[i], sink)
+            return loss
 
-    def _block_backward(
+    def _forward(self, sweep: Sweep, layer: int) -> Kept:
+        """The residual stream goes through a block; its input is checkpointed, and what the plan keeps is kept."""
+        block, tokens = self.model.blocks[layer], sweep.batch.n_tokens
+        kept = self._room(block, layer, tokens)
+        with self._layer(sweep.ctx, layer, layer + 1) as w:
+            kv = block.attention.store(sweep.ctx, tokens, kept)
+            for span in sweep.spans:
+                with sweep.rows(span, block.rotaries) as (ctx, x):
+                    with ctx.frame():
+                        scratch = ctx.operands("checkpoint on its way out", *x.shape)
+                        self._checkpoints.save(layer, x, span.start, scratch)
+                    block.forward(ctx, x, w, kv, kept)
+        return kept
+
+    def _loss(self, sweep: Sweep, scale: float) -> float:
+        """The summed loss (nats); the residual stream becomes the gradient of scale * loss."""
+        total = 0.0
+        for span in sweep.spans:
+            with sweep.rows(span) as (ctx, x), ctx.frame():
+                total += self.model.head.loss_and_gradient(
+                    self._held(ctx), x, sweep.targets(span), self.resources.weights, scale
+                )
+        return total
+
+    def _backward(self, sweep: Sweep, layer: int, kept: Kept, sink: GradientSink) -> None:
+        """The gradient of a block's output becomes that of its input; its adapter's gradients go to `sink`.
+
+        Where tokens pass in chunks, the last chunk goes first: keys and values are there at once, their gradients
+        gather in dk and dv, and are complete when it is their own chunk's turn.
+        """
+        block, ctx, spans = self.model.blocks[layer], sweep.ctx, sweep.spans
+        assert self.adapter is not None
+        with ctx.frame():
+            room = ctx.floats("LoRA gradients of a layer", self.adapter.layout.size)
+            with sink.gather(layer, room) as collected, self._layer(
+                ctx, layer, layer - 1, gradients=collected
+            ) as w:
+                kv = block.attention.store(ctx, sweep.batch.n_tokens, kept, backward=True)
+                gathered = None
+                if len(spans) > 1:
+                    gathered = block.attention.gradient_store(ctx, sweep.batch.n_tokens)
+                    for span in spans:
+                        with ctx.at(span, block.rotaries) as part:
+                            block.attention.recall_keys(part, self._input(part, layer), w, kv, kept)
+                for span in reversed(spans):
+                    with sweep.rows(span, block.rotaries) as (part, dy), part.frame():
+                        x = self._input(part, layer)
+                        self._backward_block(part, block, dy, x, w, kv, kept, gathered)
+
+    def _backward_block(
         self,
         ctx: Context,
-        dy: Float32,
+        block: Block,
+        dy: Array,
         x: Array,
-        kept: block.BlockState | None,
-        weights: LayerWeights,
-        p: dict[str, Projection],
+        w: BlockWeights,
+        kv: KeyValues,
+        kept: Kept,
+        gathered: tuple[Array, Array] | None,
     ) -> None:
-        block.backward(ctx, dy, x, weights, p, kept)
+        """dy (T, D), the gradient of the block's output, becomes that of its input x (T, D) in place."""
+        with ctx.frame():
+            # q, k, v, o: kept, or computed again
+            state = block.attention.recall(ctx, x, w, kv, kept, keys=gathered is None)
+            with ctx.frame():
+                m = block.middle(ctx, x, state, w, kept)
+                # y = m + mlp(m): gate and up tile by tile; the down projection is never computed again
+                block.mlp.backward(ctx, dy, m, w, kept)
+            # m = x + attention(x)
+            block.attention.backward(ctx, dy, x, state, w, kv, gathered)
 
-    @classmethod
-    def workspace(cls, sizes: Sizes) -> int:
-        return structured_pass(sizes).peak()[0]
+    def _input(self, ctx: Context, layer: int) -> Array:
+        """The checkpoint of a block's input (T, D), an operand."""
+        x = ctx.operands("checkpoint", ctx.tokens, self.model.embed_tokens.cols)
+        self._checkpoints.load(layer, x, ctx.span.start)
+        return x
 
-    @classmethod
-    def products(cls, sizes: Sizes) -> tuple[float, float]:
-        c = sizes.config
-        if sizes.plan.keep_blocks:
-            return 2, 1 + 3.5
-        down = c.intermediate_size / (2 * c.q_size + 2 * c.kv_size + 3 * c.intermediate_size)
-        return 3 - down, 2 + 3.5  # forward, recomputation without the down projection, gradient of the inputs
+    @property
+    def _checkpoints(self) -> TokenStore:
+        """The inputs of the blocks, a slot per layer."""
+        assert self.resources.checkpoints is not None
+        return self.resources.checkpoints
+
+    def _room(self, block: Block, layer: int, tokens: int) -> Kept:
+        """Room for the intermediates that the plan keeps of a layer."""
+        take, operand = self.resources.kept.take, self.resources.backend.operand(self.plan.compute)
+        found = {}
+        for name in self.plan.kept(layer):
+            parts = {name: block.intermediates[name], **block.companions.get(name, {})}
+            for part, intermediate in parts.items():
+                found[part] = take(part, *intermediate.placed(tokens, operand))
+        return Kept(found)
+
+    def _held(self, ctx: Context) -> Context:
+        """The context in which a loss is computed."""
+        return ctx
 
 
 METHOD = MeSP

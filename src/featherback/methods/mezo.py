@@ -6,90 +6,63 @@ added to each layer's parameters as they are read, so that nothing has to be und
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass
 
+from featherback.backend.protocol import Array, Operations
 from featherback.data.batch import Batch
-from featherback.host.paged import PagedArray
-from featherback.memory.ledger import Ledger, Sizes, begin_pass, block_forward, layer_parameters, loss_tiles
-from featherback.methods.base import Method
-from featherback.noise import fill_normal
+from featherback.methods.base import FIRST, Draw, Method, Options, Parameters
+from featherback.parameters.sinks import GradientSink
 
-Float32 = NDArray[np.float32]
-Draw = tuple[int, int, int]
-"""A direction z by its origin: (seed, step, number among the step's directions)."""
+
+@dataclass(frozen=True)
+class MeZOOptions(Options):
+    """How directions are drawn."""
+
+    epsilon: float = 1e-2  # the paper's for LoRA
+    directions: int = 1  # averaged; the paper's n
+
+
+@dataclass(frozen=True)
+class Direction:
+    """theta + factor z, read a layer at a time; a layer's z is the same for the same key, whenever it is asked for."""
+
+    parameters: Parameters
+    ops: Operations
+    key: tuple[int, ...]
+    factor: float
+
+    def read(self, layer: int, out: Array) -> None:
+        """The perturbed values (size,) of a layer."""
+        self.parameters.read(layer, out)
+        self.ops.add_normal((*self.key, layer), self.factor, out)
 
 
 class MeZO(Method):
     """Zeroth-order estimates: the memory of inference. Meant for SGD."""
 
     needs_checkpoints = False
-    epsilon = 1e-2  # the paper's for LoRA
-    directions = 1  # averaged; the paper's n
+    options_class = MeZOOptions
+    options: MeZOOptions
 
-    _perturbation: tuple[Draw, float] | None = None  # (which z, signed epsilon) of the pass at work
-
-    def gradients(self, batch: Batch, scale: float, gradients: PagedArray) -> float:
+    def gradients(self, batch: Batch, scale: float, sink: GradientSink, draw: Draw = FIRST) -> float:
+        assert self.adapter is not None
+        scratch, ops = self.resources.scratch, self.resources.backend.ops
+        epsilon, count = self.options.epsilon, self.options.directions
         total = 0.0
-        for direction in range(self.directions):
-            draw = (self.seed, self.step, direction)
-            plus, minus = (self._perturbed_loss(batch, draw, e) for e in (self.epsilon, -self.epsilon))
-            slope = scale * (plus - minus) / (2 * self.epsilon) / self.directions
-            for layer in range(gradients.layers):
-                with self.arena.frame():
-                    collected = self.arena.take((gradients.size,))
-                    gradients.read(layer, collected)
-                    self._add_direction(collected, draw, layer, slope)
-                    gradients.write(layer, collected)
+        for number in range(count):
+            key = (*draw, number)
+            plus, minus = (
+                self.loss(batch, Direction(self.adapter.parameters, ops, key, factor))
+                for factor in (epsilon, -epsilon)
+            )
+            slope = scale * (plus - minus) / (2 * epsilon) / count
+            for layer in range(len(self.model.blocks)):
+                with scratch.frame():
+                    room = scratch.take("gradients of a layer", (self.adapter.layout.size,))
+                    with sink.gather(layer, room) as collected:
+                        ops.add_normal((*key, layer), slope, collected)
             total += (plus + minus) / 2
-        return total / self.directions
-
-    @classmethod
-    def workspace(cls, sizes: Sizes) -> int:
-        return workspace_of(sizes)
-
-    @classmethod
-    def products(cls, sizes: Sizes) -> tuple[float, float]:
-        return 2, 2
-
-    def _perturbed_loss(self, batch: Batch, draw: Draw, epsilon: float) -> float:
-        self._perturbation = draw, epsilon
-        try:
-            return self.loss(batch)
-        finally:
-            self._perturbation = None
-
-    def _parameters(self, index: int, flat: Float32) -> None:
-        super()._parameters(index, flat)
-        if self._perturbation is not None:
-            draw, epsilon = self._perturbation
-            self._add_direction(flat, draw, index, epsilon)
-
-    def _add_direction(self, flat: Float32, draw: Draw, layer: int, factor: float) -> None:
-        """flat (layer_size,) += factor z; a layer's z is the same for the same draw, whenever it is asked for."""
-        with self.arena.frame():
-            z = self.arena.take(flat.shape)
-            fill_normal((*draw, layer), z)
-            z *= np.float32(factor)
-            flat += z
-
-
-def workspace_of(s: Sizes) -> int:
-    """Bytes of MeZO's arena: a forward pass and the loss."""
-    ledger = Ledger()
-    with ledger.frame():
-        begin_pass(ledger, s)
-        with ledger.frame():
-            layer_parameters(ledger, s)
-            with ledger.frame():
-                ledger.take("direction", s.adapter)
-            block_forward(ledger, s)
-        with ledger.frame():
-            loss_tiles(ledger, s)
-    with ledger.frame():
-        ledger.take("gradients of a layer", s.adapter)
-        ledger.take("direction", s.adapter)
-    return ledger.peak()[0]
+        return total / count
 
 
 METHOD = MeZO

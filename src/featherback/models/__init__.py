@@ -1,6 +1,6 @@
-"""Models: configuration, weights by their Hugging Face names, and one module an architecture family."""
+"""Models on disk: opening them, checking them, and handles of their weights."""
 
-from featherback.models.config import ModelConfig
+from featherback.architecture.config import ModelConfig
 from featherback.models.loader import load
 from featherback.models.model import LayerWeights, Model
 

@@ -3,12 +3,12 @@
 import re
 from pathlib import Path
 
+from featherback import families
 from featherback.errors import FeatherbackError
 from featherback.files import read_json
-from featherback.models.hf_config import HFConfig
-from featherback.models.layout import GGUF_NAMES, HF_NAMES
+from featherback.architecture.hf_config import HFConfig
+from featherback.architecture.gguf_metadata import GGUFKeys
 from featherback.models.model import Model
-from featherback.models.registry import GGUF_FAMILIES, HF_FAMILIES, family
 from featherback.weights.gguf import GGUFFile
 from featherback.weights.safetensors import SafetensorsFolder
 
@@ -45,8 +45,9 @@ def _load_gguf(path: Path) -> Model:
             raise FeatherbackError(
                 f"{path} is one part of a split model; join the parts with llama-gguf-split --merge first."
             )
-        module = family(GGUF_FAMILIES, architecture, path)
-        return Model(file, module.read_gguf(file), GGUF_NAMES, "gguf", module.ALSO_USED)
+        family = families.of_architecture(architecture, path)
+        config = family.read_gguf(GGUFKeys(file, architecture))
+        return Model(file, config, "gguf", family.also_used)
     except BaseException:
         file.close()
         raise
@@ -58,14 +59,14 @@ def _load_hf(path: Path) -> Model:
     entries = read_json(path / CONFIG)
     if not isinstance(entries, dict):
         raise FeatherbackError(f"{path / CONFIG} is not a JSON object.")
-    module = family(HF_FAMILIES, entries.get("model_type"), path)
-    config = module.read_hf(HFConfig(path / CONFIG, entries))
+    family = families.of_model_type(entries.get("model_type"), path)
+    config = family.read_hf(HFConfig(path / CONFIG, entries))
     folder = SafetensorsFolder(path)
     try:
         ignored = [name for name in folder.tensors if _DERIVED.fullmatch(name)]
         if config.tie_word_embeddings:  # some checkpoints save the shared matrix under both names
-            ignored.append(HF_NAMES["lm_head"])
-        return Model(folder, config, HF_NAMES, "hf", tuple(ignored))
+            ignored.append(family.hf_names["lm_head"])
+        return Model(folder, config, "hf", tuple(ignored))
     except BaseException:
         folder.close()
         raise

@@ -1,41 +1,34 @@
-"""A loaded model: its configuration and handles of its weights, which stay on disk."""
+"""A loaded model: its configuration, its layers, and handles of its weights, which stay on disk."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.models.config import ModelConfig
-from featherback.models.layout import Names, check, layer_shapes
-from featherback.models.names import TARGETS
+from featherback import families
+from featherback.layers.loss import Head
+from featherback.architecture.config import ModelConfig
+from featherback.models.layout import check
 from featherback.weights.matrix import Matrix
 from featherback.weights.store import TensorStore, floats, matrix
 
 Vector = NDArray[np.float32]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class LayerWeights:
-    """The weights of one decoder layer. D = hidden_size, F = intermediate_size, Q and K = rows of q and k."""
+    """The weights of one decoder layer by name, as its block lists them."""
 
-    input_layernorm: Vector  # (D,)
-    post_attention_layernorm: Vector  # (D,)
-    q_proj: Matrix  # (Q, D)
-    k_proj: Matrix  # (K, D)
-    v_proj: Matrix  # (K, D)
-    o_proj: Matrix  # (D, Q)
-    gate_proj: Matrix  # (F, D)
-    up_proj: Matrix  # (F, D)
-    down_proj: Matrix  # (D, F)
-    q_bias: Vector | None = None  # (Q,)
-    k_bias: Vector | None = None  # (K,)
-    v_bias: Vector | None = None  # (K,)
+    matrices: Mapping[str, Matrix]  # (out_features, in_features)
+    vectors: Mapping[str, Vector]  # (n,)
 
-    def matrices(self) -> dict[str, Matrix]:
-        """The seven projections by name, in the order of `names.TARGETS`."""
-        return {target: getattr(self, target) for target in TARGETS}
+    def with_matrices(self, matrices: Mapping[str, Matrix]) -> LayerWeights:
+        """The same vectors with other matrices."""
+        return replace(self, matrices=matrices)
 
 
 class Model:
@@ -45,25 +38,25 @@ class Model:
     """
 
     def __init__(
-        self,
-        store: TensorStore,
-        config: ModelConfig,
-        names: Names,
-        source: str,
-        also_used: tuple[str, ...] = (),
+        self, store: TensorStore, config: ModelConfig, source: str, also_used: tuple[str, ...] = ()
     ) -> None:
         """Take the weights of `config` out of `store`; FeatherbackError if they do not fit."""
-        check(store, config, names, also_used)
         self.config = config
+        self.family = family = families.family_of(config)
         self.source = source  # "gguf" or "hf"
+        self._names = family.gguf_names if source == "gguf" else family.hf_names
+        self._norm_offset = family.hf_norm_offset if source == "hf" else 0.0
+        check(store, config, self._names, also_used)
         self._store = store
-        self._names = names
-        self.embed_tokens: Matrix = matrix(store, names["embed_tokens"])  # (vocab, D)
-        # (D,), copied: to touch it in its place may map 2 MB of the file around it.
-        self.norm: Vector = np.array(floats(store, names["norm"]))
-        self.lm_head: Matrix = (  # (vocab, D)
-            self.embed_tokens if config.tie_word_embeddings else matrix(store, names["lm_head"])
+        self.blocks = family.blocks(config)
+        self.embed_tokens = matrix(store, self._names["embed_tokens"])  # (vocab, D)
+        self.embedding_scale = family.embedding_scale(config)
+        lm_head = (  # (vocab, D)
+            self.embed_tokens if config.tie_word_embeddings else matrix(store, self._names["lm_head"])
         )
+        # The norm is copied: to touch it in its place may map 2 MB of the file around it.
+        norm = np.array(self._vector("norm", self._names["norm"]))
+        self.head = Head(norm, lm_head, config.rms_norm_eps, family.logit_softcap(config))
         # So that a norm of a strange type fails now, not in training.
         for layer in range(config.num_hidden_layers):
             self.layer(layer)
@@ -77,12 +70,19 @@ class Model:
         """Handles of the weights of layer `index`, counted from 0."""
         if not 0 <= index < self.config.num_hidden_layers:
             raise IndexError(f"layer {index} of {self.config.num_hidden_layers}")
-        parts: dict[str, Any] = {}
-        for part, shape in layer_shapes(self.config).items():
-            take = matrix if len(shape) == 2 else floats
-            parts[part] = take(self._store, self._names[part].format(index))
-        return LayerWeights(**parts)
+        block = self.blocks[index]
+        names = {part: self._names[part].format(index) for part in block.shapes}
+        return LayerWeights(
+            {part: matrix(self._store, names[part]) for part in block.projections},
+            {part: self._vector(part, names[part]) for part in block.vectors},
+        )
 
     def close(self) -> None:
         """Let go of the files; weights already taken stay valid."""
         self._store.close()
+
+    def _vector(self, part: str, name: str) -> Vector:
+        values = floats(self._store, name)
+        if self._norm_offset and part.endswith("norm"):
+            return values + np.float32(self._norm_offset)
+        return values

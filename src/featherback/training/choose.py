@@ -16,6 +16,7 @@ from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.models.model import Model
+from featherback.optim import OPTIMIZERS
 from featherback.training.config import TrainConfig
 
 # A process that has loaded all that training loads, but no data, and run a step of a toy, reports itself.
@@ -46,7 +47,7 @@ def job_options(config: TrainConfig) -> dict[str, Any]:
         "tokens": config.batch_size * config.seq_len,
         "sequence": config.seq_len,
         "compute": config.compute,
-        "optimizer": config.optimizer,
+        "optimizer_states": len(OPTIMIZERS[config.optimizer].STATES),
         "threads": config.threads or kernels.default_threads(),
         "files": not (config.out and is_ram_disk(Path(config.out))),
     }

@@ -10,8 +10,8 @@ from typing import Any
 
 from featherback.errors import FeatherbackError
 from featherback.methods import NAMES as METHODS
-from featherback.models.config import ModelConfig
-from featherback.models.names import TARGETS, parse_targets
+from featherback.architecture.config import ModelConfig
+from featherback.architecture.names import TARGETS, parse_targets
 from featherback.optim import OPTIMIZERS, SCHEDULES, default_learning_rate
 
 COMPUTE = ("bf16", "fp32")

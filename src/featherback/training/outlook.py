@@ -15,7 +15,7 @@ from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.memory.planner import MB
-from featherback.models.family import QWEN2_5
+from featherback.architecture.yardstick import QWEN2_5
 from featherback.models.model import Model
 from featherback.training.choose import job_of, job_options
 from featherback.training.config import TrainConfig

@@ -18,8 +18,9 @@ from featherback.data.batch import Batch
 from featherback.host.machine import Baseline
 from featherback.host.paged import PagedArray
 from featherback.memory.plan import Plan
-from featherback.models.config import ModelConfig
-from featherback.models.layout import GGUF_NAMES, layer_shapes, top_shapes
+from featherback.architecture.config import ModelConfig
+from featherback.architecture.names import GGUF_NAMES
+from featherback.models.layout import layer_shapes, top_shapes
 from featherback.models.model import Model
 from featherback.weights.types import TensorInfo, TensorType
 
@@ -44,7 +45,7 @@ TOKENS = 16
 
 def rehearsed_baseline() -> Baseline:
     """What this process holds once it has trained a step."""
-    model = Model(_Zeros(TOY), TOY, GGUF_NAMES, "toy")
+    model = Model(_Zeros(TOY), TOY, "gguf")
     adapter = LoRA(model, rank=2)
     optimizer = optim.create("adamw", adapter, 0.0)
     gradients = PagedArray(adapter.parameters.layers, adapter.parameters.size)
@@ -64,7 +65,7 @@ class _Zeros:
 
     def __init__(self, config: ModelConfig) -> None:
         shapes = {GGUF_NAMES[part]: shape for part, shape in top_shapes(config).items()}
-        shapes |= {GGUF_NAMES[part].format(0): shape for part, shape in layer_shapes(config).items()}
+        shapes |= {GGUF_NAMES[part].format(0): shape for part, shape in layer_shapes(config)[0].items()}
         self.tensors: Mapping[str, TensorInfo] = {name: _info(name, shape) for name, shape in shapes.items()}
 
     def data(self, name: str) -> NDArray[np.uint8]:

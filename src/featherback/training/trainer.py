@@ -16,6 +16,7 @@ from featherback.files import write_bytes
 from featherback.host.machine import is_ram_disk
 from featherback.host.meter import Meter
 from featherback.host.paged import PagedArray
+from featherback.methods.base import Draw
 from featherback.models.model import Model
 from featherback.training import checkpoint
 from featherback.training.curve import loss_svg
@@ -99,7 +100,6 @@ class Trainer:
         parameters = self.adapter.parameters
         self.gradients = PagedArray(parameters.layers, parameters.size, states and states / "gradients.f32")
         self.method = methods.create(config.method, self.model, self.adapter, self.plan, run.work)
-        self.method.seed = config.seed
         tokens = TokenFile(run.tokens / "train.tokens")
         self.stream = BatchStream(tokens, config.seq_len, config.batch_size, config.seed)
         self.held_out = TokenFile(run.tokens / "eval.tokens") if config.eval_data else None
@@ -164,8 +164,8 @@ class Trainer:
             return False
         targets = sum(batch.n_targets for batch in batches)
         self.gradients.clear()
-        self.method.step = progress.step
-        loss = sum(self.method.gradients(batch, 1 / targets, self.gradients) for batch in batches) / targets
+        draw = Draw(config.seed, progress.step)
+        loss = sum(self.method.gradients(batch, 1 / targets, self.gradients, draw) for batch in batches) / targets
         norm = optim.global_norm(self.gradients)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise FeatherbackError(

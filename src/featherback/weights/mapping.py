@@ -13,6 +13,11 @@ FOLIO = 2 << 20
 """Bytes: the largest piece of the page cache that Linux maps at one touch, as far as we ask it to."""
 
 
+def most_mapped(nbytes: int) -> int:
+    """Bytes of a file that may be mapped while `nbytes` in a row are at work: every FOLIO that they touch."""
+    return (nbytes // FOLIO + 2) * FOLIO
+
+
 def _huge_page() -> int:
     """Bytes of a huge page; 0 where there are none. On some ARM machines they have 32 MB, too much for a touch."""
     with contextlib.suppress(OSError, ValueError):

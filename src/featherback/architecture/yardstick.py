@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from featherback.models.config import ModelConfig
+from featherback.architecture.config import ModelConfig
 
 
 def _qwen(

@@ -24,7 +24,7 @@ _COUNTS = (
 class ModelConfig:
     """Shapes and constants of a decoder; FeatherbackError if they cannot be right."""
 
-    architecture: str  # a key of `registry.FAMILIES`
+    architecture: str  # a key of `families.FAMILIES`
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int

@@ -1,6 +1,6 @@
 """The part of a model's configuration that every family writes alike into Hugging Face's config.json."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.errors import FeatherbackError
-from featherback.models.rope import llama3_factors
+from featherback.architecture.llama3_rope import llama3_factors
 
 # Entries that change what a model computes in ways Featherback does not follow, and the values accepted.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -50,6 +50,11 @@ class HFConfig:
         """The error of an entry whose value Featherback cannot follow."""
         return FeatherbackError(f"The entry {name} of {self.path} is {value!r}, which is not supported.")
 
+    def refuse_window(self, window: int) -> None:
+        """FeatherbackError if attention is limited to a window (0: none) that is shorter than the context."""
+        if 0 < window < self.integer("max_position_embeddings"):
+            raise self.unsupported("sliding_window", window)
+
     def _value(self, entries: Mapping[str, Any], name: str, default: Any) -> Any:
         value = entries.get(name)
         value = default if value is None else value
@@ -69,10 +74,13 @@ class HFConfig:
         return rope
 
 
-def common_config(config: HFConfig, architecture: str) -> dict[str, Any]:
-    """Arguments of ModelConfig read alike for every family; FeatherbackError if one is absent or unfit."""
+def common_config(config: HFConfig, architecture: str, followed: Collection[str] = ()) -> dict[str, Any]:
+    """Arguments of ModelConfig read alike for every family; FeatherbackError if one is absent or unfit.
+
+    `followed`: entries beyond these that the family reads itself; others must have their neutral values.
+    """
     for name, accepted in NEUTRAL.items():
-        if config.entries.get(name, accepted[0]) not in accepted:
+        if name not in followed and config.entries.get(name, accepted[0]) not in accepted:
             raise config.unsupported(name, config.entries[name])
     width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", width // max(heads, 1))
@@ -93,12 +101,6 @@ def common_config(config: HFConfig, architecture: str) -> dict[str, Any]:
         "rope_interleaved": False,
         "rope_factors": _rope_factors(config, head_dim, theta),
     }
-
-
-def refuse_window(config: HFConfig, window: int) -> None:
-    """FeatherbackError if attention is limited to a window (0: none) that is shorter than the context."""
-    if 0 < window < config.integer("max_position_embeddings"):
-        raise config.unsupported("sliding_window", window)
 
 
 def _rope_factors(config: HFConfig, head_dim: int, theta: float) -> NDArray[np.float32] | None:

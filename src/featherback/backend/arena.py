@@ -19,8 +19,11 @@ from featherback.errors import FeatherbackError
 ALIGNMENT = 64
 
 
-def aligned(nbytes: int) -> int:
-    """Bytes an array of `nbytes` occupies in the arena."""
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Bytes that an array occupies in an arena."""
+    nbytes = dtype.itemsize
+    for extent in shape:
+        nbytes *= extent
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -43,17 +46,14 @@ class Arena:
         self.high_water = 0
         """Most bytes ever in use at once."""
 
-    def take(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """An uninitialised array, valid until the frame it was taken in ends."""
+    def take(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """An uninitialised array, valid until the frame it was taken in ends; `name` is for the ledger and errors."""
         kind = np.dtype(dtype)
-        nbytes = kind.itemsize
-        for extent in shape:
-            nbytes *= extent
-        start, self._top = self._top, self._top + aligned(nbytes)
+        start, self._top = self._top, self._top + aligned(shape, kind)
         if self._top > self.capacity:
             self._top = start
             raise MemoryError(
-                f"the arena of {self.capacity} bytes has no room for {nbytes} more at {start}: the plan is wrong"
+                f"the arena of {self.capacity} bytes has no room for {name} {shape} at {start}: the plan is wrong"
             )
         self.high_water = max(self.high_water, self._top)
         return np.ndarray(shape, kind, self._memory, start)

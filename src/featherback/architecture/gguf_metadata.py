@@ -1,17 +1,19 @@
 """The part of a model's configuration that every family writes alike into GGUF metadata."""
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherback.errors import FeatherbackError
-from featherback.models.layout import GGUF_NAMES
+from featherback.architecture.names import GGUF_NAMES
 from featherback.weights.gguf import GGUFFile
 from featherback.weights.store import floats
 from featherback.weights.types import TensorInfo
 
 ROPE_FREQS = "rope_freqs.weight"
+WINDOW = "attention.sliding_window"
 
 # Keys that change what a model computes in ways Featherback does not follow, and the values accepted.
 NEUTRAL: dict[str, tuple[float | str, ...]] = {
@@ -78,13 +80,16 @@ class GGUFKeys:
             f"The metadata key {full} of {self.file.path} is {value!r}; {wanted} is supported."
         )
 
-    def refuse_unsupported(self, context: int, head_dim: int) -> None:
-        """FeatherbackError for any key whose value would make the model compute something else than we do."""
+    def refuse_unsupported(self, context: int, head_dim: int, followed: Collection[str]) -> None:
+        """FeatherbackError for any key whose value would make the model compute something else than we do.
+
+        `followed`: keys that the family reads itself.
+        """
         for key, accepted in NEUTRAL.items():
-            if self._value(key, accepted[0]) not in accepted:
+            if key not in followed and self._value(key, accepted[0]) not in accepted:
                 raise self._wrong(key, self._value(key, None), f"only {accepted[-1]!r}")
-        if 0 < (window := self.integer("attention.sliding_window", 0)) < context:
-            raise self._wrong("attention.sliding_window", window, "only attention to the whole context")
+        if WINDOW not in followed and 0 < (window := self.integer(WINDOW, 0)) < context:
+            raise self._wrong(WINDOW, window, "only attention to the whole context")
         scaling, factor = self._value("rope.scaling.type", "none"), self.number("rope.scaling.factor", 0)
         if factor not in (0, 1) or (scaling != "none" and factor == 0):  # a factor alone means linear scaling
             raise self._wrong("rope.scaling.type", scaling, "only unscaled rotary embedding")
@@ -93,15 +98,18 @@ class GGUFKeys:
                 raise self._wrong(key, size, f"only the head size {head_dim}")
 
 
-def common_config(file: GGUFFile, architecture: str) -> dict[str, Any]:
-    """Arguments of ModelConfig read alike for every family; FeatherbackError if one is absent or unfit."""
-    keys = GGUFKeys(file, architecture)
+def common_config(keys: GGUFKeys, followed: Collection[str] = ()) -> dict[str, Any]:
+    """Arguments of ModelConfig read alike for every family; FeatherbackError if one is absent or unfit.
+
+    `followed`: keys beyond these that the family reads itself; others must have their neutral values.
+    """
+    file = keys.file
     width, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     context = keys.integer("context_length")
     head_dim = keys.integer("attention.key_length", 0) or _even_split(file, width, heads)
-    keys.refuse_unsupported(context, head_dim)
+    keys.refuse_unsupported(context, head_dim, followed)
     return {
-        "architecture": architecture,
+        "architecture": keys.architecture,
         "hidden_size": width,
         "intermediate_size": keys.integer("feed_forward_length"),
         "num_hidden_layers": keys.integer("block_count"),
@@ -116,11 +124,12 @@ def common_config(file: GGUFFile, architecture: str) -> dict[str, Any]:
     }
 
 
-def rope_factors(file: GGUFFile, architecture: str, head_dim: int) -> NDArray[np.float32] | None:
+def rope_factors(keys: GGUFKeys, head_dim: int) -> NDArray[np.float32] | None:
     """The frequency factors (head_dim/2,) of Llama 3's rotary embedding, None if the file has none."""
+    file = keys.file
     if ROPE_FREQS not in file.tensors:
         return None
-    info = GGUFKeys(file, architecture).tensor(ROPE_FREQS, 1)
+    info = keys.tensor(ROPE_FREQS, 1)
     if info.shape != (head_dim // 2,):
         raise FeatherbackError(
             f"Tensor {ROPE_FREQS} of {file.path} has shape {info.shape}, not ({head_dim // 2},)."

@@ -1,0 +1,275 @@
+"""A device that computes nothing and counts everything: arrays are shapes, memory is a sum, operations are costs.
+
+The same layers and methods run on it as on a real one, so what they will hold and how long they will take is not
+described a second time anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from featherback import kernels
+from featherback.backend.arena import aligned
+from featherback.backend.cpu import CPU
+from featherback.weights.mapping import most_mapped
+from featherback.weights.matrix import Matrix as StoredMatrix
+
+
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """An array of which only shape and type are known."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        return self.size * self.dtype.itemsize
+
+    def __getitem__(self, key: slice | tuple[slice, ...]) -> Blank:
+        keys = key if isinstance(key, tuple) else (key,)
+        cut = tuple(len(range(n)[k]) for n, k in zip(self.shape, keys, strict=False))
+        return Blank(cut + self.shape[len(cut) :], self.dtype)
+
+    def reshape(self, *shape: int) -> Blank:
+        """The same elements in another shape."""
+        return Blank(shape, self.dtype)
+
+
+@dataclass
+class Entry:
+    """One array of the ledger: its shape, type, and the moments of its birth and death."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    born: int
+    dies: int = -1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it occupies in the arena."""
+        return aligned(self.shape, self.dtype)
+
+
+class Ledger:
+    """An arena without memory: every array taken from it is written down, with the moments of its birth and death."""
+
+    capacity = 0
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.high_water = 0
+        self._live: list[Entry] = []
+        self._held = 0
+        self._now = 0
+        self._fullest = 0
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> Blank:
+        """An array is born; it dies with the frame that it was taken in."""
+        self._now += 1
+        entry = Entry(name, tuple(shape), np.dtype(dtype), self._now)
+        self.entries.append(entry)
+        self._live.append(entry)
+        self._held += entry.nbytes
+        if self._held > self.high_water:
+            self.high_water, self._fullest = self._held, self._now
+        return Blank(entry.shape, entry.dtype)
+
+    @contextmanager
+    def frame(self) -> Iterator[None]:
+        """What is taken inside dies at the end."""
+        depth = len(self._live)
+        yield
+        self._now += 1
+        for entry in self._live[depth:]:
+            entry.dies = self._now
+            self._held -= entry.nbytes
+        del self._live[depth:]
+
+    def live_at_peak(self) -> list[Entry]:
+        """The arrays alive when most bytes were."""
+        return [
+            e for e in self.entries if e.born <= self._fullest and (e.dies > self._fullest or e.dies < 0)
+        ]
+
+    @property
+    def peak_moment(self) -> int:
+        """When most bytes were alive."""
+        return self._fullest
+
+
+@dataclass(frozen=True, slots=True)
+class BlankMatrix:
+    """A stored weight of which only shape and row size are known, or a rectangle of one."""
+
+    shape: tuple[int, int]
+    row_bytes: int
+    name: str = ""
+    """Of a matrix that lies in a file; "" in memory."""
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0]
+
+    @property
+    def cols(self) -> int:
+        return self.shape[1]
+
+    def slice(
+        self, rows: tuple[int, int] | None = None, cols: tuple[int, int] | None = None
+    ) -> BlankMatrix:
+        """The rectangle [rows) x [cols); whole rows are what a file has mapped."""
+        height, width = (
+            last - first for first, last in (rows or (0, self.shape[0]), cols or (0, self.shape[1]))
+        )
+        return BlankMatrix((height, width), self.row_bytes, self.name)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its rows."""
+        return self.shape[0] * self.row_bytes
+
+
+@dataclass
+class Work:
+    """What a pass computes."""
+
+    products: float = 0.0  # floating-point operations of matrix products with stored weights
+    lora: float = 0.0  # of LoRA's skinny products
+    attention: float = 0.0
+    moved: float = 0.0  # bytes read and written by operations that compute little
+    calls: float = 0
+    thread_scratch: int = 0  # most bytes of a thread's own buffers
+
+    def plus(self, other: Work, times: float = 1) -> Work:
+        """This and so many times the other."""
+        return Work(
+            self.products + times * other.products,
+            self.lora + times * other.lora,
+            self.attention + times * other.attention,
+            self.moved + times * other.moved,
+            self.calls + times * other.calls,
+            max(self.thread_scratch, other.thread_scratch),
+        )
+
+
+@dataclass
+class CountingOperations:
+    """Operations that add to `work`."""
+
+    bf16: bool
+    work: Work = field(default_factory=Work)
+    mapped: dict[str, int] = field(default_factory=dict)  # stored bytes in use, by matrix
+    most_mapped: int = 0
+
+    def release(self, matrix: BlankMatrix) -> None:
+        """A stored weight, or rows of it, has been used."""
+        self.mapped.pop(matrix.name, None)
+
+    def _use(self, matrix: BlankMatrix) -> None:
+        if isinstance(matrix, BlankMatrix) and matrix.name:
+            self.mapped[matrix.name] = most_mapped(matrix.nbytes)
+            self.most_mapped = max(self.most_mapped, sum(self.mapped.values()))
+
+    def _count(self, kind: str, cost: tuple[float, int]) -> None:
+        flops, scratch = cost
+        setattr(self.work, kind, getattr(self.work, kind) + flops)
+        self.work.calls += 1
+        self.work.thread_scratch = max(self.work.thread_scratch, scratch)
+
+    def linear(
+        self, x: Blank, w: BlankMatrix, out: Blank, *, h: Blank | None = None, accumulate: bool = False, **_: Any
+    ) -> None:
+        self._use(w)
+        self.work.moved += 2 * out.nbytes * accumulate
+        rank = 0 if h is None else h.shape[1]
+        self._count("products", kernels.linear_cost(len(x), w.shape[1], w.shape[0], rank, self.bf16))
+
+    def linear_backward(
+        self, dy: Blank, w: BlankMatrix, dx: Blank, *, dh: Blank | None = None, accumulate: bool = False, **_: Any
+    ) -> None:
+        self._use(w)
+        self.work.moved += 2 * dx.nbytes * accumulate
+        rank = 0 if dh is None else dh.shape[1]
+        self._count(
+            "products", kernels.linear_backward_cost(len(dy), w.shape[1], w.shape[0], rank, self.bf16)
+        )
+
+    def lora_down(self, x: Blank, a: Blank, h: Blank, scale: float, **_: Any) -> None:
+        self._count("lora", kernels.lora_down_cost(*x.shape, len(a)))
+
+    def lora_gradient(self, dh: Blank, x: Blank, da: Blank, **_: Any) -> None:
+        self._count("lora", kernels.lora_gradient_cost(*x.shape, len(da)))
+
+    def attention(
+        self, q: Blank, k: Blank, v: Blank, out: Blank, lse: Any, heads: int, kv_heads: int,
+        cu_q: Any, cu_k: Any, *, window: int, **_: Any,
+    ) -> None:  # fmt: skip
+        self._count("attention", kernels.attention_cost(cu_q, cu_k, heads, q.shape[1] // heads, window))
+
+    def attention_backward(
+        self, dout: Blank, q: Blank, k: Blank, v: Blank, out: Blank, lse: Any, delta: Any, dq: Any, dk: Any,
+        dv: Any, heads: int, kv_heads: int, cu_q: Any, cu_k: Any, *, window: int, **_: Any,
+    ) -> None:  # fmt: skip
+        self._count(
+            "attention", kernels.attention_backward_cost(cu_q, cu_k, heads, q.shape[1] // heads, window)
+        )
+
+    def total(self, x: Blank) -> float:
+        return 0.0
+
+    def dense(self, matrix: Blank) -> BlankMatrix:
+        height, width = matrix.shape
+        return BlankMatrix((height, width), width * matrix.dtype.itemsize)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Any other operation: a pass over its arrays."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def pass_over(*arguments: Any, **options: Any) -> None:
+            arrays = [a for a in (*arguments, *options.values()) if isinstance(a, Blank)]
+            self.work.moved += sum(a.nbytes for a in arrays)
+            self.work.calls += 1
+
+        return pass_over
+
+
+class Counting:
+    """The CPU, as far as it can be known without computing."""
+
+    def __init__(self, compute: str) -> None:
+        self.ops = CountingOperations(compute == "bf16")
+        self.arenas: list[Ledger] = []
+
+    def arena(self, nbytes: int) -> Ledger:
+        """A ledger, however large."""
+        self.arenas.append(Ledger())
+        return self.arenas[-1]
+
+    @staticmethod
+    def matrix(stored: StoredMatrix | BlankMatrix) -> BlankMatrix:
+        if isinstance(stored, BlankMatrix):
+            return stored
+        return BlankMatrix(stored.shape, stored.row_bytes)
+
+    operand = staticmethod(CPU.operand)
+    dense_type = staticmethod(CPU.dense_type)

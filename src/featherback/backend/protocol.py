@@ -1,0 +1,143 @@
+"""What layers and methods ask of a device.
+
+Arrays have a `shape`, a `dtype`, a length, and basic slices along rows and columns; nothing else is asked of them. Every
+operation overwrites its output unless it says `accumulate`. Shapes: T tokens, D width, K in_features, N out_features,
+r rank. An *operand* is what a matrix product reads: float32, or bf16 held as uint16.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = Any
+"""An array of the device."""
+Int32 = NDArray[np.int32]
+
+
+class Matrix(Protocol):
+    """A stored weight (rows = out_features, cols = in_features), or a rectangle of one."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def slice(self, rows: tuple[int, int] | None = None, cols: tuple[int, int] | None = None) -> Matrix:
+        """The rectangle [rows) x [cols)."""
+
+
+class Scratch(Protocol):
+    """Scratch memory with stack discipline."""
+
+    @property
+    def capacity(self) -> int:
+        """Bytes."""
+
+    @property
+    def high_water(self) -> int:
+        """Most bytes ever in use at once."""
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
+        """An uninitialised array, valid until the frame that it was taken in ends."""
+
+    def frame(self) -> AbstractContextManager[None]:
+        """Everything taken inside is given back at the end."""
+
+
+class Operations(Protocol):
+    """The operations of a device; `csrc/core/ops.def` documents shapes and types."""
+
+    def linear(
+        self, x: Array, w: Matrix, out: Array, *, bias: Array = None, h: Array = None, b: Array = None,
+        accumulate: bool = False,
+    ) -> None: ...  # fmt: skip
+    def linear_backward(
+        self, dy: Array, w: Matrix, dx: Array, *, dh: Array = None, a: Array = None, accumulate: bool = False
+    ) -> None: ...
+    def lora_down(self, x: Array, a: Array, h: Array, scale: float, *, accumulate: bool = False) -> None: ...
+    def lora_gradient(self, dh: Array, x: Array, da: Array, *, accumulate: bool = False) -> None: ...
+    def dequantize(self, w: Matrix, out: Array) -> None: ...
+    def rms_norm(
+        self, x: Array, weight: Array, eps: float, out: Array, *, accumulate: bool = False
+    ) -> None: ...
+    def rms_norm_backward(
+        self, dn: Array, x: Array, weight: Array, eps: float, dx: Array, *, accumulate: bool = True
+    ) -> None: ...
+    def rope(
+        self, x: Array, cos: Array, sin: Array, out: Array, head_dim: int, interleaved: bool, *,
+        inverse: bool = False,
+    ) -> None: ...  # fmt: skip
+    def attention(
+        self, q: Array, k: Array, v: Array, out: Array, lse: Array, heads: int, kv_heads: int,
+        cu_q: Int32, cu_k: Int32, *, scale: float, window: int, softcap: float, p: Array = None,
+    ) -> None: ...  # fmt: skip
+    def attention_backward(
+        self, dout: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, delta: Array,
+        dq: Array, dk: Array, dv: Array, heads: int, kv_heads: int, cu_q: Int32, cu_k: Int32, *,
+        scale: float, window: int, softcap: float, p: Array = None, accumulate: bool = False,
+    ) -> None: ...  # fmt: skip
+    def glu(self, gate: Array, up: Array, out: Array, activation: str) -> None: ...
+    def glu_backward(
+        self, da: Array, gate: Array, up: Array, dgate: Array, dup: Array, activation: str, a: Array = None
+    ) -> None: ...
+    def cross_entropy_tile(
+        self, logits: Array, first: int, targets: Int32, reference: Array, sum: Array, target_logit: Array,
+        p: Array = None, dh: Array = None, *, softcap: float = 0.0,
+    ) -> None: ...  # fmt: skip
+    def cross_entropy_finish(
+        self, reference: Array, sum: Array, target_logit: Array, loss: Array, target_rows: Array = None,
+        dh: Array = None, scale: float = 1.0, *, softcap: float = 0.0,
+    ) -> None: ...  # fmt: skip
+    def cast(self, x: Array, out: Array) -> None: ...
+    def fill(self, out: Array, value: float) -> None:
+        """Every element = value."""
+
+    def scale(self, out: Array, factor: float) -> None:
+        """out *= factor."""
+
+    def take_rows(self, x: Array, rows: NDArray[np.intp], out: Array) -> None:
+        """out (n, D) = the rows of x (T, D)."""
+
+    def put_rows(self, values: Array, rows: NDArray[np.intp], x: Array) -> None:
+        """The rows of x (T, D) = values (n, D)."""
+
+    def zero_rows(self, x: Array, rows: NDArray[np.intp]) -> None:
+        """The rows of x (T, D) = 0."""
+
+    def softcap(self, out: Array, cap: float) -> None:
+        """out = cap tanh(out / cap)."""
+
+    def total(self, x: Array) -> float:
+        """The sum of x, in double."""
+
+    def add_normal(self, key: tuple[int, ...], factor: float, out: Array) -> None:
+        """out (n,) += factor z, with n standard normal numbers z that depend on the key alone (`noise.normal`)."""
+
+    def rotary_table(
+        self, inverse_frequencies: NDArray[np.float32], positions: Int32, cos: Array, sin: Array
+    ) -> None:
+        """cos and sin (T, head_dim / 2) of positions (T,) times inverse frequencies (head_dim / 2,), in float32."""
+
+    def dense(self, matrix: Array) -> Matrix:
+        """A contiguous array (rows, cols), float32 or bf16, as a weight."""
+
+
+class Backend(Protocol):
+    """A device."""
+
+    ops: Operations
+
+    def arena(self, nbytes: int) -> Scratch:
+        """`nbytes` of scratch."""
+
+    def matrix(self, stored: Any) -> Matrix:
+        """The device's handle of a stored weight (`weights.matrix.Matrix`)."""
+
+    def operand(self, compute: str) -> np.dtype[Any]:
+        """The type in which products read activations when computing in "fp32" or "bf16"."""
+
+    def dense_type(self, compute: str) -> np.dtype[Any]:
+        """The type of a dequantised weight that loses nothing the products would keep."""
+

@@ -1,0 +1,51 @@
+"""Model families: each module here is one, and holds it as `FAMILY`. Adding a family is adding a file."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from featherback.errors import FeatherbackError
+from featherback.families.base import Family
+from featherback.layers.block import Block
+from featherback.architecture.config import ModelConfig
+
+FAMILIES: dict[str, Family] = {
+    family.architecture: family
+    for family in (
+        import_module(f"{__name__}.{module.name}").FAMILY
+        for module in iter_modules(__path__)
+        if module.name != "base"
+    )
+}
+"""By GGUF architecture."""
+
+
+def family_of(config: ModelConfig) -> Family:
+    """The family of a configuration."""
+    return FAMILIES[config.architecture]
+
+
+def blocks(config: ModelConfig) -> list[Block]:
+    """The layers of a model of this configuration, in order."""
+    return family_of(config).blocks(config)
+
+
+def of_architecture(name: object, path: object) -> Family:
+    """The family of a GGUF file; FeatherbackError naming the known ones if there is none."""
+    return _found(FAMILIES, name, path)
+
+
+def of_model_type(name: object, path: object) -> Family:
+    """The family of a Hugging Face folder; FeatherbackError naming the known ones if there is none."""
+    by_type = {kind: family for family in FAMILIES.values() for kind in family.model_types}
+    return _found(by_type, name, path)
+
+
+def _found(families: dict[str, Family], name: object, path: object) -> Family:
+    family = families.get(name) if isinstance(name, str) else None
+    if family is None:
+        raise FeatherbackError(
+            f"{path} has the architecture {name!r}, which is not supported (supported: {', '.join(families)})."
+        )
+    return family

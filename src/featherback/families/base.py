@@ -1,0 +1,78 @@
+"""What a model family says of itself. Each other module of this folder is one family and holds it as `FAMILY`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from featherback.layers.block import Block
+from featherback.layers.rope import Rotary
+from featherback.architecture.config import ModelConfig
+from featherback.architecture.gguf_metadata import GGUFKeys
+from featherback.architecture.hf_config import HFConfig
+from featherback.architecture.names import GGUF_NAMES, HF_NAMES, Names
+from featherback.weights.writer import Value
+
+
+class Family(ABC):
+    """How configurations are read, what tensors are called, and what a layer computes."""
+
+    architecture: ClassVar[str]
+    """GGUF's general.architecture."""
+    model_types: ClassVar[tuple[str, ...]]
+    """The model_type entries of config.json."""
+    gguf_names: ClassVar[Names] = GGUF_NAMES
+    hf_names: ClassVar[Names] = HF_NAMES
+    also_used: ClassVar[tuple[str, ...]] = ()
+    """Tensors outside the layers that the configuration is read from."""
+    hf_norm_offset: ClassVar[float] = 0.0
+    """What Hugging Face's norm weights lack: its Gemma multiplies by 1 + w. GGUF files hold the sum."""
+
+    @abstractmethod
+    def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
+        """The configuration of a GGUF file."""
+
+    @abstractmethod
+    def read_hf(self, config: HFConfig) -> ModelConfig:
+        """The configuration of a Hugging Face folder."""
+
+    @abstractmethod
+    def blocks(self, config: ModelConfig) -> list[Block]:
+        """The layers in order. Layers that are alike may be one object."""
+
+    def embedding_scale(self, config: ModelConfig) -> float:
+        """What embeddings are multiplied by."""
+        return 1.0
+
+    def logit_softcap(self, config: ModelConfig) -> float:
+        """cap, where logits become cap tanh(logits / cap); 0: they stay."""
+        return 0.0
+
+    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
+        """The metadata, without the architecture's prefix, that only this family writes: the inverse of read_gguf."""
+        return {}
+
+
+def rotary(config: ModelConfig) -> Rotary:
+    """The rotation that a configuration's own entries describe."""
+    return Rotary(config.rope_theta, config.head_dim, config.rope_interleaved, config.rope_factors)
+
+
+def attention_sizes(config: ModelConfig) -> dict[str, int | float]:
+    """The arguments of `Attention` that every configuration has."""
+    return {
+        "hidden_size": config.hidden_size,
+        "heads": config.num_attention_heads,
+        "kv_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "eps": config.rms_norm_eps,
+    }
+
+
+def mlp_sizes(config: ModelConfig) -> dict[str, int | float]:
+    """The arguments of `GatedUnit` that every configuration has."""
+    return {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "eps": config.rms_norm_eps,
+    }

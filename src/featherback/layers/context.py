@@ -1,0 +1,79 @@
+"""What the layers of one pass share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from featherback.backend.protocol import Array, Backend, Matrix, Operations, Scratch
+from featherback.layers.rope import Rotary
+from featherback.layers.span import Span
+
+
+def keep_mapped(matrix: Matrix) -> None:
+    """Nothing is done to a weight that was used."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """Operations, scratch memory, tile sizes, and the tokens at work."""
+
+    backend: Backend
+    scratch: Scratch
+    compute: str  # "bf16" or "fp32"
+    span: Span
+    mlp_tile: int = 512  # columns of F at a time
+    vocab_tile: int = 1024  # columns of V at a time
+    keep_h: bool = False  # keep LoRA's T x r products from recomputation to their gradients
+    autodiff: bool = False  # hold attention's probabilities, as plain autodiff does
+    decoding: bool = False  # no backward pass will follow, nor need the sums be those of one
+    release: Callable[[Matrix], None] = keep_mapped  # a weight, or rows of it, has been used
+    tables: Mapping[Rotary, tuple[Array, Array]] | None = None  # cos and sin (T, head_dim / 2)
+
+    @property
+    def ops(self) -> Operations:
+        return self.backend.ops
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return self.span.tokens
+
+    @property
+    def operand(self) -> np.dtype[Any]:
+        """The type of what products read."""
+        return self.backend.operand(self.compute)
+
+    def frame(self) -> AbstractContextManager[None]:
+        """Arrays taken inside are given back at the end."""
+        return self.scratch.frame()
+
+    def floats(self, name: str, *shape: int) -> Array:
+        """An uninitialised float32 array of the current frame."""
+        return self.scratch.take(name, shape)
+
+    def operands(self, name: str, *shape: int) -> Array:
+        """An uninitialised array of the operand type."""
+        return self.scratch.take(name, shape, self.operand)
+
+    @contextmanager
+    def at(self, span: Span, rotaries: tuple[Rotary, ...]) -> Iterator[Context]:
+        """The context of another span, with the rotary tables it needs, in a frame of its own."""
+        with self.frame():
+            tables = {rotary: self._table(rotary, span) for rotary in rotaries}
+            yield replace(self, span=span, tables=tables)
+
+    def table(self, rotary: Rotary) -> tuple[Array, Array]:
+        """cos and sin (T, head_dim / 2) of the span's positions."""
+        assert self.tables is not None
+        return self.tables[rotary]
+
+    def _table(self, rotary: Rotary, span: Span) -> tuple[Array, Array]:
+        shape = (span.tokens, rotary.head_dim // 2)
+        cos, sin = self.floats("rotary cos", *shape), self.floats("rotary sin", *shape)
+        self.ops.rotary_table(rotary.inverse_frequencies(), span.positions, cos, sin)
+        return cos, sin

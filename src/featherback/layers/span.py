@@ -1,0 +1,52 @@
+"""Which tokens of a batch pass a layer together, and which keys their queries see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens [start, stop) of a batch; its queries see keys [first_key, stop), those of their own sequences."""
+
+    start: int
+    stop: int
+    first_key: int
+    positions: Int32  # (T,), each token's in its sequence
+    cu_q: Int32  # (S + 1,): queries of sequence s are rows [cu_q[s], cu_q[s + 1]) of the span
+    cu_k: Int32  # (S + 1,): its keys, counted from first_key
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return self.stop - self.start
+
+    @classmethod
+    def following(cls, past: int, count: int) -> Span:
+        """`count` tokens of one sequence, of which `past` have gone before."""
+        positions = np.arange(past, past + count, dtype=np.int32)
+        cu_q, cu_k = np.array([0, count], np.int32), np.array([0, past + count], np.int32)
+        return cls(past, past + count, 0, positions, cu_q, cu_k)
+
+
+def spans(cu_seqlens: Int32, positions: Int32, size: int) -> Iterator[Span]:
+    """A batch in spans of at most `size` tokens, in order.
+
+    `cu_seqlens` (S + 1,): sequence s is tokens [cu_seqlens[s], cu_seqlens[s + 1]); `positions` (T,).
+    """
+    total = int(cu_seqlens[-1])
+    for start in range(0, total, size):
+        stop = min(total, start + size)
+        first = int(np.searchsorted(cu_seqlens, start, side="right")) - 1  # the sequence of the first token
+        last = int(np.searchsorted(cu_seqlens, stop, side="left"))  # the end of the last token's
+        bounds = cu_seqlens[first : last + 1]
+        first_key = int(bounds[0])
+        cu_q = (np.clip(bounds, start, stop) - start).astype(np.int32)
+        cu_k = (np.minimum(bounds, stop) - first_key).astype(np.int32)
+        yield Span(start, stop, first_key, positions[start:stop], cu_q, cu_k)

@@ -1,0 +1,180 @@
+"""What a plan holds and computes, found by running the method itself on a device that only counts.
+
+One block of each kind runs, with every token supervised: the most that a batch can ask for. Without targets there is no
+adapter, and only a loss is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.backend.counting import Blank, BlankMatrix, Counting, Ledger, Work
+from featherback.data.batch import Batch
+from featherback.layers.loss import Head
+from featherback.memory.job import Job
+from featherback.memory.plan import Plan
+from featherback.memory.resources import Resources
+from featherback.models.model import LayerWeights
+
+FLOAT = np.dtype(np.float32)
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one training process needs under a plan, beside what files and optimiser hold."""
+
+    scratch: int  # bytes of the scratch arena
+    kept: int  # bytes of the intermediates that all layers keep
+    mapped: int  # bytes of the file that are mapped at most, if weights go matrix by matrix
+    work: Work  # of a step
+    ledger: Ledger  # of the step and of a held-out loss after it
+
+
+def account(job: Job, plan: Plan) -> Account:
+    """The account of a step. Layers that are alike are run once and counted as often as there are of them."""
+    kinds: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+    for layer, block in enumerate(job.blocks):
+        kinds.setdefault((id(block), plan.kept(layer)), []).append(layer)
+    runs = [_once(job, plan, layers[0]) for layers in kinds.values()]
+    around = _once(job, plan, None)
+    work = around.work
+    for run, layers in zip(runs, kinds.values()):
+        work = work.plus(run.work, len(layers))
+    largest = max([around, *runs], key=lambda run: run.scratch)
+    kept = sum(run.kept * len(layers) for run, layers in zip(runs, kinds.values()))
+    return Account(largest.scratch, kept, max(run.mapped for run in runs), work, largest.ledger)
+
+
+def _once(job: Job, plan: Plan, layer: int | None) -> Account:
+    """One layer's part of a step, or the part around the layers; plans that differ in nothing it sees share it."""
+    key: tuple[object, ...] = (plan.tokens, plan.compute, plan.chunk, plan.vocab_tile)
+    if layer is not None:
+        block = job.blocks[layer]
+        key = (*key[:3], plan.mlp_tile, plan.keep_h, id(block), plan.kept(layer))
+    if key not in job.accounts:
+        job.accounts[key] = _around(job, plan) if layer is None else _inside(job, plan, layer)
+    return job.accounts[key]
+
+
+def _inside(job: Job, plan: Plan, layer: int) -> Account:
+    """One layer's part of a step."""
+    run, without = (_run(job, plan, layers, job.head.slice(rows=(0, 1))) for layers in ([layer], []))
+    return replace(run, work=run.work.plus(without.work, -1))
+
+
+def _around(job: Job, plan: Plan) -> Account:
+    """The part of a step around the layers. Tiles of the vocabulary are alike: two are run, and the rest added."""
+    more = max(0, -(-job.head.rows // plan.vocab_tile) - 2)
+    rows = job.head.rows - more * plan.vocab_tile
+    run = _run(job, plan, [], job.head.slice(rows=(0, rows)))
+    if more:
+        shorter = _run(job, plan, [], job.head.slice(rows=(0, rows - plan.vocab_tile)))
+        run = replace(
+            run,
+            scratch=run.scratch + more * (run.scratch - shorter.scratch),
+            work=run.work.plus(run.work.plus(shorter.work, -1), more),
+        )
+    return run
+
+
+def step_ledger(job: Job, plan: Plan) -> Ledger:
+    """Every array of a step of a model with but the first layer, in the order of its birth."""
+    return _run(job, plan, [0], job.head).ledger
+
+
+def _run(job: Job, plan: Plan, layers: list[int], head: BlankMatrix) -> Account:
+    """A step of a model that has only these layers, and this output head."""
+    backend = Counting(plan.compute)
+    model = _Shapes(job, layers, head)
+    adapter = _BlankAdapter(job) if job.targets else None
+    scratch, kept, store = Ledger(), Ledger(), _NoStore()
+    resources = Resources(backend, scratch, kept, _BlankWeights(job, layers, backend), store, store)
+    keep = {name: 1 for layer in layers for name in plan.kept(layer)}
+    method = job.method(model, adapter, replace(plan, keep=keep), resources)
+    batch = _full_batch(job, plan)
+    if adapter is not None:
+        method.gradients(batch, 1.0, _NoSink())
+    work = replace(backend.ops.work)
+    method.loss(batch)  # held-out data pass without a backward pass; nothing is kept of them
+    return Account(scratch.high_water, kept.high_water, backend.ops.most_mapped, work, scratch)
+
+
+def _full_batch(job: Job, plan: Plan) -> Batch:
+    """A batch of the most tokens, in sequences as long as they may be, every token supervised."""
+    lengths = [job.sequence] * (plan.tokens // job.sequence) + [plan.tokens % job.sequence]
+    cu_seqlens = np.cumsum([0, *(n for n in lengths if n)], dtype=np.int32)
+    zeros = np.zeros(plan.tokens, np.int32)
+    return Batch(zeros, zeros, zeros, cu_seqlens)
+
+
+class _Shapes:
+    """A model that is shapes alone."""
+
+    def __init__(self, job: Job, layers: list[int], head: BlankMatrix) -> None:
+        self.blocks = [job.blocks[layer] for layer in layers]
+        width = job.config.hidden_size
+        self.embed_tokens = BlankMatrix((job.config.vocab_size, width), job.head.row_bytes)
+        self.embedding_scale = 1.0
+        self.head = Head(Blank((width,), FLOAT), head, 1.0)
+
+
+class _BlankAdapter:
+    """An adapter that is a layout alone."""
+
+    scale = 1.0
+
+    def __init__(self, job: Job) -> None:
+        self.layout, self.parameters = job.layout, self
+
+    def read(self, layer: int, out: Blank) -> None:
+        """Nothing is there to be read."""
+
+
+class _BlankWeights:
+    """Weights that are shapes alone."""
+
+    def __init__(self, job: Job, layers: list[int], backend: Counting) -> None:
+        self._job, self._layers, self.release = job, layers, backend.ops.release
+
+    @contextmanager
+    def layer(self, index: int, then: int | None = None) -> Iterator[LayerWeights]:
+        layer = self._layers[index]
+        shapes = self._job.blocks[layer].vectors
+        vectors = {name: Blank(shape, FLOAT) for name, shape in shapes.items()}
+        yield LayerWeights(self._job.stored[layer], vectors)  # type: ignore[arg-type]
+
+    @contextmanager
+    def rows(self, stored: BlankMatrix, first: int, last: int) -> Iterator[BlankMatrix]:
+        yield stored.slice(rows=(first, last))
+
+    def gather(self, stored: BlankMatrix, ids: NDArray[np.int32], out: Blank) -> None:
+        """Nothing is there to be gathered."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _NoStore:
+    """Rows that are not kept."""
+
+    def save(self, slot: int, x: Blank, first: int, scratch: Blank) -> None:
+        """Nothing is written."""
+
+    def load(self, slot: int, out: Blank, first: int) -> None:
+        """Nothing is read."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _NoSink:
+    """Gradients that nobody wants."""
+
+    @contextmanager
+    def gather(self, layer: int, room: Blank) -> Iterator[Blank]:
+        yield room

@@ -1,0 +1,101 @@
+"""What a method works with: a device, its scratch memory, the weights, and what waits in RAM or in files."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.backend.cpu import CPU
+from featherback.backend.protocol import Array, Backend, Matrix, Scratch
+from featherback.host.checkpoints import Checkpoints
+from featherback.host.pager import WeightPager
+from featherback.host.stream import WeightStream
+from featherback.memory.plan import Plan
+from featherback.models.model import LayerWeights, Model
+from featherback.weights.matrix import Matrix as StoredMatrix
+
+
+class WeightSource(Protocol):
+    """Hands out a model's weights while they are needed."""
+
+    def layer(self, index: int, then: int | None = None) -> AbstractContextManager[LayerWeights]:
+        """The weights of layer `index`; `then` is the layer that will be needed next."""
+
+    def rows(self, stored: StoredMatrix, first: int, last: int) -> AbstractContextManager[StoredMatrix]:
+        """Rows [first, last) of a matrix whose rows are visited in order; the next ones are fetched meanwhile."""
+
+    def gather(self, stored: StoredMatrix, ids: NDArray[np.int32], out: Array) -> None:
+        """out (n, D) = rows `ids` of the matrix, dequantised."""
+
+    def release(self, matrix: Matrix) -> None:
+        """A weight of the layer at work, or some of its rows, has been used."""
+
+    def close(self) -> None:
+        """Let go of buffers and files."""
+
+
+class TokenStore(Protocol):
+    """Rows per token that wait outside the scratch memory, an array (T, D) per slot."""
+
+    def save(self, slot: int, x: Array, first: int, scratch: Array) -> None:
+        """Keep x (n, D) as the rows from `first` on; `scratch` (n, D) of the store's type may be overwritten."""
+
+    def load(self, slot: int, out: Array, first: int) -> None:
+        """out (n, D) of the store's type = the rows from `first` on."""
+
+    def close(self) -> None:
+        """Give the space back."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """All that a method may use; `memory.dry_run` has the same without memory."""
+
+    backend: Backend
+    scratch: Scratch  # everything that dies within a step's phase
+    kept: Scratch  # intermediates that stay from the forward to the backward pass
+    weights: WeightSource
+    checkpoints: TokenStore | None  # block inputs, a slot per layer; None: there is no backward pass
+    residual: TokenStore | None  # the residual stream, then its gradient, where tokens pass in chunks
+
+    def close(self) -> None:
+        """Let go of files."""
+        self.weights.close()
+        for store in (self.checkpoints, self.residual):
+            if store is not None:
+                store.close()
+
+
+def resources(
+    model: Model,
+    plan: Plan,
+    scratch: int,
+    kept: int,
+    *,
+    checkpoints: bool,
+    whole_head: bool,
+    folder: Path | None,
+) -> Resources:
+    """The resources of a plan on this machine: `scratch` and `kept` in bytes; `folder` for what it keeps in files.
+
+    `checkpoints`: block inputs wait for a backward pass. `whole_head`: the output head is needed whole.
+    """
+    backend, config = CPU(), model.config
+    place = None if plan.checkpoints == "ram" else folder
+    sizes = (plan.tokens, config.hidden_size)
+    head_rows = model.head.weight.rows if whole_head else plan.vocab_tile
+    return Resources(
+        backend,
+        backend.arena(scratch),
+        backend.arena(kept),
+        WeightStream(model, head_rows) if plan.weights == "streamed" else WeightPager(model, plan.weights),
+        Checkpoints(config.num_hidden_layers, *sizes, backend.operand(plan.compute), place)
+        if checkpoints
+        else None,
+        Checkpoints(1, *sizes, np.dtype(np.float32), place) if plan.chunked else None,
+    )

@@ -1,0 +1,56 @@
+"""The table of what is trained: a slot per tensor, the slots of a layer laid end to end in one flat vector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One trained tensor."""
+
+    name: str  # in its layer
+    shape: tuple[int, ...]
+    layer: int
+    start: int  # of its values in the layer's flat vector
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+
+class SlotTable:
+    """The slots of every layer. `layers`: for each, name -> shape in the order of the flat vector."""
+
+    def __init__(self, layers: Sequence[Mapping[str, tuple[int, ...]]]) -> None:
+        self._layers = [self._laid_out(number, shapes) for number, shapes in enumerate(layers)]
+        self.size = max(sum(slot.size for slot in slots) for slots in self._layers)
+        """Values of the largest layer: the length of a flat vector."""
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self._layers)
+
+    def layer(self, index: int) -> tuple[Slot, ...]:
+        """The slots of a layer."""
+        return self._layers[index]
+
+    def view(self, index: int, flat: Any) -> dict[str, Any]:
+        """name -> its values in the flat vector (size,) of a layer: views, in their shapes."""
+        return {
+            slot.name: flat[slot.start : slot.start + slot.size].reshape(*slot.shape)
+            for slot in self._layers[index]
+        }
+
+    @staticmethod
+    def _laid_out(number: int, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Slot, ...]:
+        slots, start = [], 0
+        for name, shape in shapes.items():
+            slots.append(Slot(name, tuple(shape), number, start))
+            start += slots[-1].size
+        return tuple(slots)
