@@ -56,7 +56,7 @@ def forward(ctx: Context, m: Float32, norm: Float32, p: Projections, state: MLPS
                 a = ctx.operands(ctx.tokens, f1 - f0)
                 gate.forward(n, h_gate, g)
                 up.forward(n, h_up, u)
-                kernels.swiglu(g, u, a)
+                kernels.glu(g, u, a, "silu")
                 add_down(a, down.lora, h_down)
                 h = finished(ctx, h_down) if f1 == c.intermediate_size else None
                 kernels.linear(
@@ -101,7 +101,7 @@ def backward(
                     # y = m + a W^T + (s a A^T) B^T
                     parts["down_proj"].backward_input(dy_operand, dh_down, da)
                     # a = silu(g) * u
-                    kernels.swiglu_backward(da, g, u, dg, du, a if lora is not None else None)
+                    kernels.glu_backward(da, g, u, dg, du, "silu", a if lora is not None else None)
                     add_down(a, lora, h_down)
                     if lora is not None:
                         add_outer(dh_down, a, lora.da)

@@ -7,6 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import get_args
 
+import numpy as np
+
+from featherback import kernels
+from featherback.adapters.shapes import projection_shapes
 from featherback.errors import FeatherbackError
 from featherback.host.machine import Baseline, Machine
 from featherback.host.pager import most_mapped
@@ -29,6 +33,7 @@ STREAM_SECONDS = 2e-10  # a byte read past the page cache, mostly behind the pro
 THRASH_SECONDS = 1e-8  # a byte that the page cache had to let go, read again page by page
 FRUGAL = 1.25  # without a budget: nearly the least memory, at nearly the best speed
 SLACK = 1 * MB  # small arrays, stacks, the interpreter's growth
+STACK = 64 << 10  # bytes of it that a thread touches
 VARIATION = MB // 2  # twice what the baselines of a hundred fresh processes were seen to differ by
 
 
@@ -153,10 +158,19 @@ def least_budget(least: int) -> int:
 
 
 def _thread_scratch(job: Job) -> int:
-    """A thread's own buffers: attention's tiles, four packed panels with LoRA's behind them, the skinny
-    products' factors."""
-    attention = (256 * job.config.head_dim + 2 * 32 * 64) * 4
-    return max(attention, 4 * 64 * (256 + 64) * 2, job.tokens * job.rank * 4, 24 * job.rank * 64) + 64 * 1024
+    """A thread's own buffers: what the hungriest operation of a block asks for, and a stack."""
+    c, t, r, bf16 = job.config, job.tokens, job.rank, job.compute == "bf16"
+    rows = np.array([0, job.sequence], np.int32)
+    heads = c.num_attention_heads, c.num_key_value_heads, c.head_dim
+    costs = [kernels.attention_cost(rows, rows, *heads), kernels.attention_backward_cost(rows, rows, *heads)]
+    for outputs, inputs in projection_shapes(c).values():
+        costs += [
+            kernels.linear_cost(t, inputs, outputs, r, bf16),
+            kernels.linear_backward_cost(t, inputs, outputs, r, bf16),
+            kernels.lora_down_cost(t, inputs, r),
+            kernels.lora_gradient_cost(t, inputs, r),
+        ]
+    return max(scratch for _, scratch in costs) + STACK
 
 
 def _resident(job: Job, plan: Plan) -> int:

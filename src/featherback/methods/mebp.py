@@ -173,7 +173,7 @@ def _forward(ctx: Context, x: Array, weights: LayerWeights, p: Projections) -> S
     for name, out in (("gate_proj", gate), ("up_proj", up)):
         h[name] = p[name].down(ctx, n2)
         p[name].forward(n2, h[name], out)
-    kernels.swiglu(gate, up, a)
+    kernels.glu(gate, up, a, "silu")
     h["down_proj"] = _h_down(ctx, a, p)
     # Autodiff replays the whole block, its output included, though nobody reads it.
     y = ctx.floats(t, c.hidden_size)
@@ -200,7 +200,7 @@ def _mlp_backward(ctx: Context, dy: Float32, norm: Float32, saved: Saved, p: Pro
         down.backward_input(dy_operand, dh_down, da)
         down.backward_factors(saved.a, saved.h["down_proj"], dy_operand, dh_down)
         dgate, dup = ctx.operands(*saved.gate.shape), ctx.operands(*saved.gate.shape)
-        kernels.swiglu_backward(da, saved.gate, saved.up, dgate, dup)
+        kernels.glu_backward(da, saved.gate, saved.up, dgate, dup, "silu")
         dn = ctx.floats(*dy.shape)
         dh = {name: mlp.accumulator(ctx, p[name]) for name in ("gate_proj", "up_proj")}
         for f0, f1 in mlp.tiles(c.intermediate_size, ctx.mlp_tile):
