@@ -11,6 +11,8 @@ const Ops* FB_OPS(FB_ISA)() {
         ops.name = FB_STRING(FB_ISA);
         ops.linear = FB_ISA::linear;
         ops.linear_backward = FB_ISA::linear_backward;
+        ops.linear_cost = FB_ISA::linear_cost;
+        ops.linear_backward_cost = FB_ISA::linear_backward_cost;
         return ops;
     }();
     return &table;

@@ -59,16 +59,25 @@ inline void check_f32(const View& v, const char* name) {
     if (v && v.dtype == Dtype::bf16) refuse(std::string(name) + " must be float32");
 }
 
+inline void check_softcap(float softcap) {
+    if (!(softcap >= 0)) refuse("softcap must not be negative");
+}
+
 inline void check_length(int64_t length, int64_t expected, const char* name) {
     if (length != expected)
         refuse(std::string(name) + " has " + std::to_string(length) + " elements, not " + std::to_string(expected));
 }
 
-// A stored weight and the Python object that keeps its bytes alive.
+// A stored weight and the Python objects that keep its bytes alive.
 struct PyMatrix {
     Matrix matrix;
     nb::object owner;
+    nb::object file;                                 // the file's map that holds it, or None
+    const uint8_t *begin = nullptr, *end = nullptr;  // of that map
 };
+
+using PyCost = std::pair<double, int64_t>;  // floating-point operations, bytes of scratch a thread
+inline PyCost as_pair(const Cost& cost) { return {cost.flops, cost.scratch_bytes}; }
 
 void bind_matrix(nb::module_& m);
 void bind_products(nb::module_& m);

@@ -14,9 +14,18 @@ void check_boundaries(const Ints& cu, int64_t rows, const char* name) {
         if (cu.data()[i] < cu.data()[i - 1]) refuse(std::string(name) + " must not decrease");
 }
 
+void check_sequences(const Ints& cu_q, int64_t queries, const Ints& cu_k, int64_t keys) {
+    check_boundaries(cu_q, queries, "cu_q");
+    check_boundaries(cu_k, keys, "cu_k");
+    if (cu_k.shape(0) != cu_q.shape(0)) refuse("cu_q and cu_k must hold the same number of sequences");
+    for (size_t i = 1; i < cu_q.shape(0); i++)
+        if (cu_k.data()[i] - cu_k.data()[i - 1] < cu_q.data()[i] - cu_q.data()[i - 1])
+            refuse("a sequence has more queries than keys");
+}
+
 AttentionShape attention_shape(const View& q, const View& k, const View& v, int64_t heads, int64_t kv_heads,
                                const Ints& cu_q, const std::optional<Ints>& cu_k_, std::optional<float> scale,
-                               int64_t window) {
+                               int64_t window, float softcap) {
     const Ints& cu_k = cu_k_ ? *cu_k_ : cu_q;
     if (heads <= 0 || kv_heads <= 0 || heads % kv_heads || q.cols % heads)
         refuse("heads must be a multiple of kv_heads and divide q's width");
@@ -24,23 +33,11 @@ AttentionShape attention_shape(const View& q, const View& k, const View& v, int6
     check_shape(k, k.rows, kv_heads * d, "k");
     check_shape(v, k.rows, kv_heads * d, "v");
     if (k.dtype != q.dtype || v.dtype != q.dtype) refuse("q, k and v must have one type");
-    check_boundaries(cu_q, q.rows, "cu_q");
-    check_boundaries(cu_k, k.rows, "cu_k");
-    if (cu_k.shape(0) != cu_q.shape(0)) refuse("cu_q and cu_k must hold the same number of sequences");
-    for (size_t i = 1; i < cu_q.shape(0); i++)
-        if (cu_k.data()[i] - cu_k.data()[i - 1] < cu_q.data()[i] - cu_q.data()[i - 1])
-            refuse("a sequence has more queries than keys");
+    check_sequences(cu_q, q.rows, cu_k, k.rows);
     if (window < 0) refuse("window must not be negative");
+    check_softcap(softcap);
     const float factor = scale ? *scale : 1.0f / std::sqrt(float(d));
-    return {heads, kv_heads, d, factor, cu_q.data(), cu_k.data(), int64_t(cu_q.shape(0)) - 1, window};
-}
-
-// `products` multiplications of a score each query-key pair, half of which the causal mask hides.
-double attention_flops(const AttentionShape& s, int products) {
-    double pairs = 0;
-    for (int64_t i = 0; i < s.sequences; i++)
-        pairs += double(s.cu_q[i + 1] - s.cu_q[i]) * double(s.cu_k[i + 1] - s.cu_k[i]) / 2;
-    return 2.0 * products * pairs * double(s.heads * s.head_dim);
+    return {heads, kv_heads, d, factor, cu_q.data(), cu_k.data(), int64_t(cu_q.shape(0)) - 1, window, softcap};
 }
 
 void check_probabilities(const View& p, const View& q, const View& k, int64_t heads) {
@@ -50,28 +47,28 @@ void check_probabilities(const View& p, const View& q, const View& k, int64_t he
 
 void attention(InArray q_, InArray k_, InArray v_, Array out_, std::optional<Array> lse_, int64_t heads,
                int64_t kv_heads, Ints cu_q, std::optional<Ints> cu_k, std::optional<float> scale, int64_t window,
-               std::optional<Array> p_) {
+               std::optional<Array> p_, float softcap) {
     const View q = view(q_, "q"), k = view(k_, "k"), v = view(v_, "v"), out = view(out_, "out"),
                lse = view(lse_, "lse");
     const View p = view(p_, "p");
-    const AttentionShape shape = attention_shape(q, k, v, heads, kv_heads, cu_q, cu_k, scale, window);
+    const AttentionShape shape = attention_shape(q, k, v, heads, kv_heads, cu_q, cu_k, scale, window, softcap);
     check_shape(out, q.rows, q.cols, "out");
     check_shape(lse, heads, q.rows, "lse");
     check_f32(lse, "lse");
     check_probabilities(p, q, k, heads);
     nb::gil_scoped_release release;
-    const Timed timed("attention", attention_flops(shape, 2));
+    const Timed timed("attention", ops().attention_cost(shape, lse || p).flops);
     ops().attention(q, k, v, shape, out, lse, p);
 }
 
 void attention_backward(InArray dout_, InArray q_, InArray k_, InArray v_, InArray out_, InArray lse_, Array delta_,
                         Array dq_, Array dk_, Array dv_, int64_t heads, int64_t kv_heads, Ints cu_q,
-                        std::optional<Ints> cu_k, std::optional<float> scale, int64_t window,
-                        std::optional<InArray> p_) {
+                        std::optional<Ints> cu_k, std::optional<float> scale, int64_t window, std::optional<InArray> p_,
+                        float softcap, bool accumulate) {
     const View dout = view(dout_, "dout"), q = view(q_, "q"), k = view(k_, "k"), v = view(v_, "v");
     const View out = view(out_, "out"), lse = view(lse_, "lse"), delta = view(delta_, "delta");
     const View dq = view(dq_, "dq"), dk = view(dk_, "dk"), dv = view(dv_, "dv");
-    const AttentionShape shape = attention_shape(q, k, v, heads, kv_heads, cu_q, cu_k, scale, window);
+    const AttentionShape shape = attention_shape(q, k, v, heads, kv_heads, cu_q, cu_k, scale, window, softcap);
     for (const auto& [grad, name] : {std::pair{dout, "dout"}, {out, "out"}, {dq, "dq"}})
         check_shape(grad, q.rows, q.cols, name);
     for (const auto& [grad, name] : {std::pair{dk, "dk"}, {dv, "dv"}}) check_shape(grad, k.rows, k.cols, name);
@@ -82,8 +79,29 @@ void attention_backward(InArray dout_, InArray q_, InArray k_, InArray v_, InArr
     const View p = view(p_, "p");
     check_probabilities(p, q, k, heads);
     nb::gil_scoped_release release;
-    const Timed timed("attention_backward", attention_flops(shape, 5));
-    ops().attention_backward(dout, q, k, v, out, lse, p, shape, delta, dq, dk, dv);
+    const Timed timed("attention_backward", ops().attention_backward_cost(shape).flops);
+    ops().attention_backward(dout, q, k, v, out, lse, p, shape, delta, dq, dk, dv, accumulate);
+}
+
+AttentionShape shape_alone(const Ints& cu_q, const Ints& cu_k, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                           int64_t window, float softcap) {
+    if (cu_q.shape(0) < 2 || cu_k.shape(0) < 2) refuse("cu_q and cu_k must hold a sequence");
+    check_sequences(cu_q, cu_q.data()[cu_q.shape(0) - 1], cu_k, cu_k.data()[cu_k.shape(0) - 1]);
+    if (heads <= 0 || kv_heads <= 0 || heads % kv_heads || head_dim <= 0 || window < 0)
+        refuse("heads must be a multiple of kv_heads, and no number negative");
+    check_softcap(softcap);
+    return {heads, kv_heads, head_dim, 1, cu_q.data(), cu_k.data(), int64_t(cu_q.shape(0)) - 1, window, softcap};
+}
+
+PyCost attention_cost(Ints cu_q, Ints cu_k, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window,
+                      float softcap, bool backward_follows) {
+    return as_pair(
+        ops().attention_cost(shape_alone(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap), backward_follows));
+}
+
+PyCost attention_backward_cost(Ints cu_q, Ints cu_k, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window,
+                               float softcap) {
+    return as_pair(ops().attention_backward_cost(shape_alone(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap)));
 }
 
 }  // namespace
@@ -91,14 +109,21 @@ void attention_backward(InArray dout_, InArray q_, InArray k_, InArray v_, InArr
 void bind_attention(nb::module_& m) {
     m.def("attention", &attention, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("lse").none(),
           nb::arg("heads"), nb::arg("kv_heads"), nb::arg("cu_q"), nb::arg("cu_k") = nb::none(),
-          nb::arg("scale") = nb::none(), nb::arg("window") = 0, nb::arg("p") = nb::none(),
+          nb::arg("scale") = nb::none(), nb::arg("window") = 0, nb::arg("p") = nb::none(), nb::arg("softcap") = 0.0f,
           "out (Tq, H d) = causal grouped-query attention; lse (H, Tq) or None. scale None: head_dim ** -0.5. p (H Tq, "
-          "Tk) float32 receives the probabilities");
+          "Tk) float32 receives the probabilities. softcap not 0: a score s becomes softcap * tanh(s / softcap)");
     m.def("attention_backward", &attention_backward, nb::arg("dout"), nb::arg("q"), nb::arg("k"), nb::arg("v"),
           nb::arg("out"), nb::arg("lse"), nb::arg("delta"), nb::arg("dq"), nb::arg("dk"), nb::arg("dv"),
           nb::arg("heads"), nb::arg("kv_heads"), nb::arg("cu_q"), nb::arg("cu_k") = nb::none(),
-          nb::arg("scale") = nb::none(), nb::arg("window") = 0, nb::arg("p") = nb::none(),
-          "dq, dk, dv from dout; delta (H, Tq) is scratch; p as attention left it");
+          nb::arg("scale") = nb::none(), nb::arg("window") = 0, nb::arg("p") = nb::none(), nb::arg("softcap") = 0.0f,
+          nb::arg("accumulate") = false,
+          "dq and (+)= dk, dv from dout; delta (H, Tq) is scratch; p as attention left it");
+    m.def("attention_cost", &attention_cost, nb::arg("cu_q"), nb::arg("cu_k"), nb::arg("heads"), nb::arg("kv_heads"),
+          nb::arg("head_dim"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f, nb::arg("backward_follows") = true,
+          "(floating-point operations, bytes of scratch a thread); backward_follows: lse or p is wanted");
+    m.def("attention_backward_cost", &attention_backward_cost, nb::arg("cu_q"), nb::arg("cu_k"), nb::arg("heads"),
+          nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f,
+          "(floating-point operations, bytes of scratch a thread)");
 }
 
 }  // namespace fb

@@ -1,11 +1,14 @@
+#include <algorithm>
+
 #include "bindings/arrays.h"
+#include "host/pager.h"
 
 namespace fb {
 namespace {
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-PyMatrix make_matrix(nb::object data, int type, int64_t rows, int64_t cols) {
+PyMatrix make_matrix(nb::object data, int type, int64_t rows, int64_t cols, nb::object file) {
     const Bytes bytes = nb::cast<Bytes>(data);
     Matrix m;
     m.type = TensorType(type);
@@ -19,7 +22,18 @@ PyMatrix make_matrix(nb::object data, int type, int64_t rows, int64_t cols) {
     int64_t expected;
     if (__builtin_mul_overflow(rows, m.row_bytes, &expected)) refuse("the matrix is too large");
     check_length(int64_t(bytes.shape(0)), expected, "data");
-    return {m, data};
+    PyMatrix made{m, data, file};
+    if (!file.is_none()) {
+        const Bytes map = nb::cast<Bytes>(file);
+        made.begin = map.data();
+        made.end = made.begin + map.shape(0);
+        // Pages of the process's own memory would lose what they hold.
+        nb::ndarray<uint8_t, nb::ndim<1>, nb::device::cpu> writable;
+        if (nb::try_cast(file, writable)) refuse("file must be a map that cannot be written to");
+        if (m.data < made.begin || m.data + expected > made.end) refuse("data does not lie in file");
+        if (!is_page_start(made.begin)) refuse("file must be a whole file's map");
+    }
+    return made;
 }
 
 using Bounds = std::optional<std::pair<int64_t, int64_t>>;
@@ -40,6 +54,18 @@ PyMatrix slice(const PyMatrix& self, Bounds rows, Bounds cols) {
     return out;
 }
 
+int64_t nbytes(const PyMatrix& self) { return self.matrix.rows * self.matrix.row_bytes; }
+
+void release(const PyMatrix& self, int64_t around) {
+    if (!self.begin) return;
+    if (around < 0) refuse("around must not be negative");
+    const uint8_t* rows = self.matrix.data + self.matrix.row0 * self.matrix.row_bytes;
+    const uint8_t* from = rows - std::min<int64_t>(around, rows - self.begin);
+    const uint8_t* to = rows + nbytes(self);
+    to += std::min<int64_t>(around, self.end - to);
+    if (from < to) drop_pages(from, size_t(to - from));
+}
+
 }  // namespace
 
 void bind_matrix(nb::module_& m) {
@@ -47,13 +73,19 @@ void bind_matrix(nb::module_& m) {
                          "A stored weight (rows = out_features, cols = in_features), or a rectangle of one.")
         .def(
             "__init__",
-            [](PyMatrix* self, nb::object data, int type, int64_t rows, int64_t cols) {
-                new (self) PyMatrix(make_matrix(std::move(data), type, rows, cols));
+            [](PyMatrix* self, nb::object data, int type, int64_t rows, int64_t cols, nb::object file) {
+                new (self) PyMatrix(make_matrix(std::move(data), type, rows, cols, std::move(file)));
             },
-            nb::arg("data"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"))
+            nb::arg("data"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("file") = nb::none(),
+            "data: the stored bytes. file: the read-only map of a whole file, in which they lie")
         .def("slice", &slice, nb::arg("rows") = nb::none(), nb::arg("cols") = nb::none(),
              "The rectangle [rows) x [cols); columns must not cut a block.")
         .def_prop_ro("shape", [](const PyMatrix& s) { return std::make_pair(s.matrix.rows, s.matrix.cols); })
+        .def(
+            "release", &release, nb::arg("around") = 0,
+            "Unmap the pages of its rows, whole stored rows, and of `around` bytes before and behind them in the file, "
+            "until they are touched again. Does nothing to a matrix that was not given its file's map.")
+        .def_prop_ro("nbytes", &nbytes, "Bytes of its rows, as whole as they are stored")
         .def_prop_ro("type", [](const PyMatrix& s) { return int(s.matrix.type); });
 }
 

@@ -1,7 +1,7 @@
 #include "bindings/arrays.h"
 
 NB_MODULE(_native, m) {
-    m.doc() = "Featherback's native kernels. csrc/core/ops.h documents every operation.";
+    m.doc() = "Featherback's native kernels. csrc/core/ops.def documents every operation.";
     fb::bind_matrix(m);
     fb::bind_products(m);
     fb::bind_attention(m);

@@ -23,7 +23,7 @@ void adamw(Array param_, InArray grad_, Array m_, Array v_, float lr, float beta
                         grad_scale};
     nb::gil_scoped_release release;
     const Timed timed("adamw", 0);
-    ops().adamw(param, grad, m, v, options);
+    ops().adamw(grad, options, param, m, v);
 }
 
 void sgd(Array param_, InArray grad_, float lr, float weight_decay, float grad_scale) {
@@ -33,7 +33,7 @@ void sgd(Array param_, InArray grad_, float lr, float weight_decay, float grad_s
     check_f32(grad, "grad");
     nb::gil_scoped_release release;
     const Timed timed("sgd", 0);
-    ops().sgd(param, grad, lr, weight_decay, grad_scale);
+    ops().sgd(grad, lr, weight_decay, grad_scale, param);
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ void linear(InArray x_, const PyMatrix& w, Array out_, std::optional<InFloats> b
     if (h && h.dtype != x.dtype) refuse("h must have x's type");
     if (bias) check_length(int64_t(bias->shape(0)), out.cols, "bias");
     nb::gil_scoped_release release;
-    const Timed timed("linear", 2.0 * x.rows * x.cols * out.cols + 2.0 * h.rows * h.cols * out.cols);
+    const Timed timed("linear", ops().linear_cost(x.rows, x.cols, out.cols, h.cols, x.dtype, w.matrix.type).flops);
     ops().linear(x, w.matrix, bias ? bias->data() : nullptr, h, b, out, accumulate);
 }
 
@@ -32,7 +32,8 @@ void linear_backward(InArray dy_, const PyMatrix& w, Array dx_, std::optional<In
     check_shape(a, dh.cols, dx.cols, "a");
     if (dh && dh.dtype != dy.dtype) refuse("dh must have dy's type");
     nb::gil_scoped_release release;
-    const Timed timed("linear_backward", 2.0 * dy.rows * dy.cols * dx.cols + 2.0 * dh.rows * dh.cols * dx.cols);
+    const Timed timed("linear_backward",
+                      ops().linear_backward_cost(dy.rows, dx.cols, dy.cols, dh.cols, dy.dtype).flops);
     ops().linear_backward(dy, w.matrix, dh, a, dx, accumulate);
 }
 
@@ -42,7 +43,7 @@ void lora_down(InArray x_, InArray a_, Array h_, float scale, bool accumulate) {
     check_shape(h, x.rows, a.rows, "h");
     check_f32(a, "a");
     nb::gil_scoped_release release;
-    const Timed timed("lora_down", 2.0 * x.rows * x.cols * h.cols);
+    const Timed timed("lora_down", ops().lora_down_cost(x.rows, x.cols, h.cols).flops);
     ops().lora_down(x, a, scale, h, accumulate);
 }
 
@@ -52,7 +53,7 @@ void lora_gradient(InArray dh_, InArray x_, Array da_, float scale, bool accumul
     check_shape(da, dh.cols, x.cols, "da");
     check_f32(da, "da");
     nb::gil_scoped_release release;
-    const Timed timed("lora_gradient", 2.0 * x.rows * x.cols * da.rows);
+    const Timed timed("lora_gradient", ops().lora_gradient_cost(x.rows, x.cols, da.rows).flops);
     ops().lora_gradient(dh, x, scale, da, accumulate);
 }
 
@@ -75,6 +76,25 @@ void dequantize(const PyMatrix& w, Array out_) {
     ops().dequantize(w.matrix, out);
 }
 
+Dtype operand(bool bf16) { return bf16 ? Dtype::bf16 : Dtype::f32; }
+
+PyCost linear_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, bool bf16, int type) {
+    if (!block_shape(TensorType(type)).weights) refuse("tensor type " + std::to_string(type) + " is unknown");
+    return as_pair(ops().linear_cost(tokens, inputs, outputs, rank, operand(bf16), TensorType(type)));
+}
+
+PyCost linear_backward_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, bool bf16) {
+    return as_pair(ops().linear_backward_cost(tokens, inputs, outputs, rank, operand(bf16)));
+}
+
+PyCost lora_down_cost(int64_t tokens, int64_t inputs, int64_t rank) {
+    return as_pair(ops().lora_down_cost(tokens, inputs, rank));
+}
+
+PyCost lora_gradient_cost(int64_t tokens, int64_t inputs, int64_t rank) {
+    return as_pair(ops().lora_gradient_cost(tokens, inputs, rank));
+}
+
 }  // namespace
 
 void bind_products(nb::module_& m) {
@@ -87,6 +107,17 @@ void bind_products(nb::module_& m) {
           nb::arg("accumulate") = false, "h (T, r) (+)= scale * x (T, K) a (r, K)^T");
     m.def("lora_gradient", &lora_gradient, nb::arg("dh"), nb::arg("x"), nb::arg("da"), nb::arg("scale") = 1.0f,
           nb::arg("accumulate") = false, "da (r, K) (+)= scale * dh (T, r)^T x (T, K)");
+    m.def(
+        "linear_cost", &linear_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("rank"),
+        nb::arg("bf16"), nb::arg("type") = 0,
+        "(floating-point operations, bytes of scratch a thread); type: of the stored weight, which matters up to four "
+        "tokens");
+    m.def("linear_backward_cost", &linear_backward_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("outputs"),
+          nb::arg("rank"), nb::arg("bf16"), "(floating-point operations, bytes of scratch a thread)");
+    m.def("lora_down_cost", &lora_down_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("rank"),
+          "(floating-point operations, bytes of scratch a thread)");
+    m.def("lora_gradient_cost", &lora_gradient_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("rank"),
+          "(floating-point operations, bytes of scratch a thread)");
     m.def("gather_rows", &gather_rows, nb::arg("w"), nb::arg("ids"), nb::arg("out"), "out (n, D) = rows ids of W");
     m.def("dequantize", &dequantize, nb::arg("w"), nb::arg("out"), "out (rows, cols) = W");
 }

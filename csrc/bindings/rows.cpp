@@ -3,25 +3,32 @@
 namespace fb {
 namespace {
 
-void rms_norm(InArray x_, InFloats weight, float eps, Array out_) {
-    const View x = view(x_, "x"), out = view(out_, "out");
-    check_shape(out, x.rows, x.cols, "out");
-    check_length(int64_t(weight.shape(0)), x.cols, "weight");
-    nb::gil_scoped_release release;
-    const Timed timed("rms_norm", 0);
-    ops().rms_norm(x, weight.data(), eps, out);
+// The weight of x's rows, or of each group of its columns.
+View norm_weight(const InFloats& weight, const View& x) {
+    const int64_t width = int64_t(weight.shape(0));
+    if (width == 0 ? x.cols > 0 : x.cols % width)
+        refuse("weight has " + std::to_string(width) + " elements, which do not divide " + std::to_string(x.cols));
+    return {const_cast<float*>(weight.data()), Dtype::f32, 1, width, width};
 }
 
-void rms_norm_backward(InArray dn_, InArray x_, InFloats weight, float eps, Array dx_) {
-    const View dn = view(dn_, "dn"), x = view(x_, "x"), dx = view(dx_, "dx");
+void rms_norm(InArray x_, InFloats weight_, float eps, Array out_, bool accumulate) {
+    const View x = view(x_, "x"), out = view(out_, "out"), weight = norm_weight(weight_, x);
+    check_shape(out, x.rows, x.cols, "out");
+    if (accumulate) check_f32(out, "out, which is added to,");
+    nb::gil_scoped_release release;
+    const Timed timed("rms_norm", 0);
+    ops().rms_norm(x, weight, eps, out, accumulate);
+}
+
+void rms_norm_backward(InArray dn_, InArray x_, InFloats weight_, float eps, Array dx_, bool accumulate) {
+    const View dn = view(dn_, "dn"), x = view(x_, "x"), dx = view(dx_, "dx"), weight = norm_weight(weight_, x);
     check_shape(dn, x.rows, x.cols, "dn");
     check_shape(dx, x.rows, x.cols, "dx");
     check_f32(dn, "dn");
-    check_f32(dx, "dx");
-    check_length(int64_t(weight.shape(0)), x.cols, "weight");
+    if (accumulate) check_f32(dx, "dx, which is added to,");
     nb::gil_scoped_release release;
     const Timed timed("rms_norm_backward", 0);
-    ops().rms_norm_backward(dn, x, weight.data(), eps, dx);
+    ops().rms_norm_backward(dn, x, weight, eps, dx, accumulate);
 }
 
 void rope(InArray x_, InArray cos_, InArray sin_, Array out_, int64_t head_dim, bool interleaved, bool inverse) {
@@ -37,32 +44,42 @@ void rope(InArray x_, InArray cos_, InArray sin_, Array out_, int64_t head_dim, 
     ops().rope(x, {cos, sin, head_dim, interleaved}, inverse, out);
 }
 
-void swiglu(InArray gate_, InArray up_, Array out_) {
-    const View gate = view(gate_, "gate"), up = view(up_, "up"), out = view(out_, "out");
-    check_shape(up, gate.rows, gate.cols, "up");
-    check_shape(out, gate.rows, gate.cols, "out");
-    check_f32(gate, "gate");
-    check_f32(up, "up");
-    nb::gil_scoped_release release;
-    const Timed timed("swiglu", 0);
-    ops().swiglu(gate, up, out);
+Activation activation_of(const std::string& name) {
+    if (name == "silu") return Activation::silu;
+    if (name == "gelu_tanh") return Activation::gelu_tanh;
+    refuse("activation '" + name + "' is unknown; there are silu and gelu_tanh");
 }
 
-void swiglu_backward(InArray da_, InArray gate_, InArray up_, Array dgate_, Array dup_, std::optional<Array> a_) {
-    const View da = view(da_, "da"), gate = view(gate_, "gate"), up = view(up_, "up");
-    const View dgate = view(dgate_, "dgate"), dup = view(dup_, "dup"), a = a_ ? view(*a_, "a") : View{};
-    check_shape(da, gate.rows, gate.cols, "da");
+void check_gate(const View& gate, const View& up) {
     check_shape(up, gate.rows, gate.cols, "up");
+    if (gate.dtype != up.dtype) refuse("gate and up must have one type");
+}
+
+void glu(InArray gate_, InArray up_, Array out_, const std::string& activation) {
+    const View gate = view(gate_, "gate"), up = view(up_, "up"), out = view(out_, "out");
+    check_gate(gate, up);
+    check_shape(out, gate.rows, gate.cols, "out");
+    const Activation form = activation_of(activation);
+    nb::gil_scoped_release release;
+    const Timed timed("glu", 0);
+    ops().glu(gate, up, form, out);
+}
+
+void glu_backward(InArray da_, InArray gate_, InArray up_, Array dgate_, Array dup_, const std::string& activation,
+                  std::optional<Array> a_) {
+    const View da = view(da_, "da"), gate = view(gate_, "gate"), up = view(up_, "up");
+    const View dgate = view(dgate_, "dgate"), dup = view(dup_, "dup"), a = view(a_, "a");
+    const Activation form = activation_of(activation);
+    check_gate(gate, up);
+    check_shape(da, gate.rows, gate.cols, "da");
     check_shape(dgate, gate.rows, gate.cols, "dgate");
     check_shape(dup, gate.rows, gate.cols, "dup");
-    if (a) check_shape(a, gate.rows, gate.cols, "a");
+    check_shape(a, gate.rows, gate.cols, "a");
     check_f32(da, "da");
-    check_f32(gate, "gate");
-    check_f32(up, "up");
     if (dgate.dtype != dup.dtype || (a && a.dtype != dup.dtype)) refuse("dgate, dup and a must have one type");
     nb::gil_scoped_release release;
-    const Timed timed("swiglu_backward", 0);
-    ops().swiglu_backward(da, gate, up, dgate, dup, a);
+    const Timed timed("glu_backward", 0);
+    ops().glu_backward(da, gate, up, form, dgate, dup, a);
 }
 
 void cast(InArray x_, Array out_) {
@@ -83,15 +100,19 @@ double sum_squares(InArray x_) {
 
 void bind_rows(nb::module_& m) {
     m.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"),
-          "out (T, D) = x * weight / sqrt(mean(x^2) + eps)");
+          nb::arg("accumulate") = false,
+          "out (T, D) (+)= x * weight / sqrt(mean(x^2) + eps), for each group of as many columns as weight has; out "
+          "may be x");
     m.def("rms_norm_backward", &rms_norm_backward, nb::arg("dn"), nb::arg("x"), nb::arg("weight"), nb::arg("eps"),
-          nb::arg("dx"), "dx (T, D) += the gradient of rms_norm's input x, from dn");
+          nb::arg("dx"), nb::arg("accumulate") = true,
+          "dx (T, D) (+)= the gradient of rms_norm's input x, from dn; dx may be dn if it is overwritten");
     m.def("rope", &rope, nb::arg("x"), nb::arg("cos"), nb::arg("sin"), nb::arg("out"), nb::arg("head_dim"),
           nb::arg("interleaved"), nb::arg("inverse") = false, "out = x rotated (or rotated back); out may be x");
-    m.def("swiglu", &swiglu, nb::arg("gate"), nb::arg("up"), nb::arg("out"), "out (T, F) = silu(gate) * up");
-    m.def("swiglu_backward", &swiglu_backward, nb::arg("da"), nb::arg("gate"), nb::arg("up"), nb::arg("dgate"),
-          nb::arg("dup"), nb::arg("a") = nb::none(),
-          "dgate, dup (T, F) from da, with a = silu(gate) * up, which is computed once more if it is given");
+    m.def("glu", &glu, nb::arg("gate"), nb::arg("up"), nb::arg("out"), nb::arg("activation"),
+          "out (T, F) = activation(gate) * up; the activation is 'silu' or 'gelu_tanh'");
+    m.def("glu_backward", &glu_backward, nb::arg("da"), nb::arg("gate"), nb::arg("up"), nb::arg("dgate"),
+          nb::arg("dup"), nb::arg("activation"), nb::arg("a") = nb::none(),
+          "dgate, dup (T, F) from da, with a = activation(gate) * up, which is computed once more if it is given");
     m.def("cast", &cast, nb::arg("x"), nb::arg("out"), "out = x in out's type");
     m.def("sum_squares", &sum_squares, nb::arg("x"), "sum of x^2, in double");
 }

@@ -40,7 +40,7 @@ void use(const std::string& name) {
     refuse("kernels for '" + name + "' are not available on this machine");
 }
 
-std::pair<int64_t, int64_t> as_pair(const MemoryUse& use) { return {use.footprint, use.rss}; }
+std::pair<int64_t, int64_t> pair_of(const MemoryUse& use) { return {use.footprint, use.rss}; }
 
 }  // namespace
 
@@ -52,19 +52,24 @@ void bind_runtime(nb::module_& m) {
     m.def("set_threads", &set_threads, nb::arg("count"));
     m.def("profile", &profile, nb::arg("on"), "Begin (with an empty table) or end timing every operation");
     m.def("profile_report", &profile_report, "{operation: (calls, seconds, floating-point operations)}");
-    m.def("memory_now", [] { return as_pair(memory_now()); }, "(footprint, resident) bytes of this process");
+    m.def("memory_now", [] { return pair_of(memory_now()); }, "(footprint, resident) bytes of this process");
     m.def("meter_start", &meter_start, nb::call_guard<nb::gil_scoped_release>());
-    m.def("meter_peak", [] { return as_pair(meter_peak()); }, "(footprint, resident) peaks in bytes since meter_start");
+    m.def("meter_peak", [] { return pair_of(meter_peak()); }, "(footprint, resident) peaks in bytes since meter_start");
     m.def("meter_stop", &meter_stop, nb::call_guard<nb::gil_scoped_release>());
-    m.def(
-        "read_ahead", [](ByteRange range) { read_ahead(range.data(), range.size()); }, nb::arg("range"),
-        "Have a helper thread read these mapped bytes into the page cache");
-    m.def("read_through", &read_through, nb::arg("file"), nb::arg("offset"), nb::arg("bytes"),
-          "Have a helper thread read this part of an open file into the page cache, in large pieces");
+    m.def("scratch_peak", &scratch_peak, "Most bytes of scratch that a thread asked for since the last call of this");
+    nb::class_<ReadAhead>(m, "ReadAhead",
+                          "A thread that brings bytes of files into the page cache, once it is asked to.")
+        .def(nb::init<>())
+        .def(
+            "map", [](ReadAhead& self, ByteRange range) { self.map(range.data(), range.size()); }, nb::arg("range"),
+            "Have these mapped bytes read")
+        .def("file", &ReadAhead::file, nb::arg("file"), nb::arg("offset"), nb::arg("bytes"),
+             "Have this part of an open file read, in large pieces")
+        .def("close", &ReadAhead::close, nb::call_guard<nb::gil_scoped_release>(),
+             "End the thread. What was not begun is forgotten; a later request starts another thread");
     m.def(
         "drop_pages", [](ByteRange range) { drop_pages(range.data(), range.size()); }, nb::arg("range"),
         "Unmap these read-only mapped bytes' pages until they are touched again");
-    m.def("stop_read_ahead", &stop_read_ahead, nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace fb

@@ -141,6 +141,8 @@ Service& serve() {
     return *service;
 }
 
+std::atomic<size_t> scratch_most{0};
+
 }  // namespace
 
 int threads() {
@@ -170,6 +172,9 @@ void* thread_scratch(size_t bytes) {
         ~Buffer() { std::free(data); }
     };
     thread_local Buffer buffer;
+    size_t most = scratch_most.load(std::memory_order_relaxed);
+    while (bytes > most && !scratch_most.compare_exchange_weak(most, bytes, std::memory_order_relaxed)) {
+    }
     if (bytes > buffer.size) {
         std::free(buffer.data);
         buffer.size = 0;
@@ -180,5 +185,7 @@ void* thread_scratch(size_t bytes) {
     }
     return buffer.data;
 }
+
+size_t scratch_peak() { return scratch_most.exchange(0); }
 
 }  // namespace fb

@@ -20,5 +20,7 @@ void parallel_for(int64_t units, const Body& body) {
 
 // Scratch of the calling thread, 64-byte aligned, kept between calls. Valid until this thread's next call.
 void* thread_scratch(size_t bytes);
+// The most bytes that one thread asked for since the last call of this function.
+size_t scratch_peak();
 
 }  // namespace fb

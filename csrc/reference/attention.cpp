@@ -33,12 +33,19 @@ double dot(const View& a, int64_t i, int64_t a_head, const View& b, int64_t j, i
 }
 
 double score(const View& q, int64_t i, int64_t head, const View& k, int64_t j, const AttentionShape& shape) {
-    return double(shape.scale) * dot(q, i, head, k, j, key_head(shape, head), shape.head_dim);
+    const double s = double(shape.scale) * dot(q, i, head, k, j, key_head(shape, head), shape.head_dim);
+    return shape.softcap > 0 ? shape.softcap * std::tanh(s / shape.softcap) : s;
+}
+
+// d score / d (scale * q . k), from the score.
+double score_slope(double score, const AttentionShape& shape) {
+    return shape.softcap > 0 ? 1 - score / shape.softcap * (score / shape.softcap) : 1;
 }
 
 }  // namespace
 
 // out_i = sum_j p_ij v_j,   p_ij = exp(s_ij - lse_i),   s_ij = scale * q_i . k_j,   lse_i = log sum_j exp(s_ij)
+// With a soft cap, s_ij = cap tanh(scale * q_i . k_j / cap).
 void attention(View q, View k, View v, const AttentionShape& shape, View out, View lse, View p) {
     const int64_t d = shape.head_dim;
     for (int64_t s = 0; s < shape.sequences; ++s) {
@@ -70,11 +77,11 @@ void attention(View q, View k, View v, const AttentionShape& shape, View out, Vi
 
 // Forward: out_i = sum_j p_ij v_j,   p_ij = exp(s_ij - lse_i),   s_ij = scale * q_i . k_j.
 //   delta_i = dout_i . out_i
-//   ds_ij = p_ij * (dout_i . v_j - delta_i)
+//   ds_ij = p_ij * (dout_i . v_j - delta_i), times 1 - (s_ij / cap)^2 with a soft cap
 //   dq_i = scale * sum_j ds_ij k_j,   dk_j = scale * sum_i ds_ij q_i,   dv_j = sum_i p_ij dout_i
 // with the sums of dk and dv also running over the query heads that share a key head.
 void attention_backward(View dout, View q, View k, View v, View out, View lse, View p, const AttentionShape& shape,
-                        View delta, View dq, View dk, View dv) {
+                        View delta, View dq, View dk, View dv, bool accumulate) {
     const int64_t d = shape.head_dim;
     std::vector<double> dots(size_t(shape.heads * q.rows));  // delta, in double
     for (int64_t head = 0; head < shape.heads; ++head) {
@@ -90,10 +97,11 @@ void attention_backward(View dout, View q, View k, View v, View out, View lse, V
             for (int64_t head = 0; head < shape.heads; ++head) {
                 const int64_t shared = key_head(shape, head);
                 for (int64_t j = keys.begin; j < keys.end; ++j) {
-                    const double weight = p ? load(p, head * q.rows + i, j)
-                                            : std::exp(score(q, i, head, k, j, shape) - load(lse, head, i));
+                    const double s_ij = score(q, i, head, k, j, shape);
+                    const double weight = p ? load(p, head * q.rows + i, j) : std::exp(s_ij - load(lse, head, i));
                     const double dp = dot(dout, i, head, v, j, shared, d);
-                    const double ds = weight * (dp - dots[size_t(head * q.rows + i)]) * double(shape.scale);
+                    const double ds = weight * (dp - dots[size_t(head * q.rows + i)]) * score_slope(s_ij, shape) *
+                                      double(shape.scale);
                     for (int64_t c = 0; c < d; ++c) {
                         const int64_t q_col = head * d + c, k_col = shared * d + c;
                         dq_sum[size_t(i * q.cols + q_col)] += ds * load(k, j, k_col);
@@ -109,8 +117,8 @@ void attention_backward(View dout, View q, View k, View v, View out, View lse, V
     }
     for (int64_t j = 0; j < k.rows; ++j) {
         for (int64_t c = 0; c < k.cols; ++c) {
-            store(dk, j, c, dk_sum[size_t(j * k.cols + c)]);
-            store(dv, j, c, dv_sum[size_t(j * k.cols + c)]);
+            write(dk, j, c, dk_sum[size_t(j * k.cols + c)], accumulate);
+            write(dv, j, c, dv_sum[size_t(j * k.cols + c)], accumulate);
         }
     }
 }

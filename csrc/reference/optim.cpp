@@ -6,7 +6,7 @@ namespace fb::reference {
 
 // g = grad_scale * grad;   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
 // param = (1 - lr * weight_decay) * param - lr * (m / correction1) / (sqrt(v / correction2) + eps)
-void adamw(View param, View grad, View m, View v, const AdamW& o) {
+void adamw(View grad, const AdamW& o, View param, View m, View v) {
     for (int64_t r = 0; r < param.rows; ++r) {
         for (int64_t c = 0; c < param.cols; ++c) {
             const double g = double(o.grad_scale) * load(grad, r, c);
@@ -23,7 +23,7 @@ void adamw(View param, View grad, View m, View v, const AdamW& o) {
 }
 
 // param -= lr * (grad_scale * grad + weight_decay * param)
-void sgd(View param, View grad, float lr, float weight_decay, float grad_scale) {
+void sgd(View grad, float lr, float weight_decay, float grad_scale, View param) {
     for (int64_t r = 0; r < param.rows; ++r) {
         for (int64_t c = 0; c < param.cols; ++c) {
             const double p = load(param, r, c);

@@ -1,6 +1,5 @@
 // Causal attention in tiles of keys and queries: no T x T array, one number a row (log-sum-exp) for the backward.
 #include <cmath>
-#include <vector>
 
 #include "simd/attention_few.h"
 #include "simd/pack.h"
@@ -25,26 +24,44 @@ struct Span {
     int64_t first(int64_t i) const { return window > 0 ? std::max(k0, last(i) - window) : k0; }
 };
 
-// (sequence, query tile) or (sequence, key tile) of a flat index.
+// Rows [begin, end) of one sequence, of queries or of keys.
 struct Tile {
     Span span;
     int64_t begin, end;
 };
 
-std::vector<Tile> cut(const AttentionShape& s, bool by_query, int64_t size) {
-    std::vector<Tile> tiles;
-    for (int64_t i = 0; i < s.sequences; i++) {
-        const Span span{s.cu_q[i], s.cu_q[i + 1], s.cu_k[i], s.cu_k[i + 1], s.window};
-        const int64_t from = by_query ? span.q0 : span.k0, to = by_query ? span.q1 : span.k1;
-        for (int64_t t = from; t < to; t += size) tiles.push_back({span, t, std::min(to, t + size)});
+// How one side's rows are cut into tiles of `size` that belong to one sequence each. Sequence i has the slots from
+// cu[i] / size + i on, enough for its tiles; a slot that it does not need is an empty tile.
+class Cut {
+public:
+    Cut(const AttentionShape& shape, const int32_t* cu, int64_t size) : shape_(shape), cu_(cu), size_(size) {}
+
+    int64_t slots() const { return first_slot(shape_.sequences); }
+
+    Tile tile(int64_t slot) const {
+        int64_t i = 0;  // the last sequence whose slots do not start behind this one
+        for (int64_t end = shape_.sequences; end - i > 1;) {
+            const int64_t middle = (i + end) / 2;
+            (first_slot(middle) <= slot ? i : end) = middle;
+        }
+        const int64_t to = cu_[i + 1], begin = std::min(to, cu_[i] + (slot - first_slot(i)) * size_);
+        return {{shape_.cu_q[i], shape_.cu_q[i + 1], shape_.cu_k[i], shape_.cu_k[i + 1], shape_.window},
+                begin,
+                std::min(to, begin + size_)};
     }
-    return tiles;
-}
+
+private:
+    int64_t first_slot(int64_t i) const { return cu_[i] / size_ + i; }
+
+    const AttentionShape& shape_;
+    const int32_t* cu_;
+    int64_t size_;
+};
 
 // Scratch carved from the calling thread's buffer.
 class Carver {
 public:
-    explicit Carver(size_t floats) : next_(static_cast<float*>(thread_scratch(floats * 4))) {}
+    explicit Carver(int64_t floats) : next_(static_cast<float*>(thread_scratch(size_t(floats) * 4))) {}
     float* take(int64_t floats) {
         float* p = next_;
         next_ += floats;
@@ -147,6 +164,20 @@ void mask_transposed(const Span& span, int64_t q, int64_t queries, int64_t k, in
     }
 }
 
+// scores (floats) become softcap * tanh(scores / softcap); `slope` receives the derivative, if it is there.
+void soften(float softcap, int64_t floats, float* scores, float* slope) {
+    const float inverse = 1.0f / softcap;
+    for (int64_t i = 0; i < floats; i += kLanes) {
+        const Vec t = tanh(load(scores + i) * inverse);
+        store(scores + i, t * softcap);
+        if (slope) store(slope + i, 1.0f - t * t);
+    }
+}
+
+void multiply(int64_t floats, const float* factors, float* x) {
+    for (int64_t i = 0; i < floats; i += kLanes) store(x + i, load(x + i) * load(factors + i));
+}
+
 // A transposed tile's place in the full array of probabilities, a row a query.
 void keep_tile(const View& p, int64_t row, int64_t queries, int64_t key, int64_t keys, const float* tile_t) {
     for (int64_t i = 0; i < queries; i++)
@@ -158,16 +189,31 @@ void fetch_tile(const View& p, int64_t row, int64_t queries, int64_t key, int64_
 }
 
 void attention_few(const View& q, const View& k, const View& v, const AttentionShape& s, const View& out) {
-    const std::vector<Tile> tiles = cut(s, true, 1);
-    const int64_t count = int64_t(tiles.size());
-    parallel_for(s.heads * count, [&](int64_t unit) {
-        const Tile& tile = tiles[size_t(unit % count)];
+    const Cut cut(s, s.cu_q, 1);
+    const int64_t slots = cut.slots();
+    parallel_for(s.heads * slots, [&](int64_t unit) {
+        const Tile tile = cut.tile(unit % slots);
         const int64_t row = tile.begin;
+        if (row == tile.end) return;
         by_dtype(q.dtype, [&](auto* tag) {
-            attend_one<std::remove_pointer_t<decltype(tag)>>(q, k, v, s, unit / count, row, tile.span.first(row),
+            attend_one<std::remove_pointer_t<decltype(tag)>>(q, k, v, s, unit / slots, row, tile.span.first(row),
                                                              tile.span.last(row), out);
         });
     });
+}
+
+// With a backward to come, few queries are summed as many are: every method then has the same forward.
+bool takes_few(const AttentionShape& s, bool backward_follows) {
+    return s.cu_q[s.sequences] <= kFewQueries && !backward_follows;
+}
+
+// Floats of scratch that a unit carves: of the forward, and of the backward's sweeps by queries and by keys.
+int64_t forward_floats(const AttentionShape& s) { return (2 * kOwn + kWalk) * s.head_dim + kOwn * kWalk; }
+int64_t by_query_floats(const AttentionShape& s) {
+    return (3 * kOwn + 2 * kWalk) * s.head_dim + (s.softcap > 0 ? 3 : 2) * kOwn * kWalk;
+}
+int64_t by_key_floats(const AttentionShape& s) {
+    return (4 * kOwn + 2 * kWalk) * s.head_dim + (s.softcap > 0 ? 3 : 2) * kOwn * kWalk;
 }
 
 }  // namespace
@@ -175,16 +221,16 @@ void attention_few(const View& q, const View& k, const View& v, const AttentionS
 // Scores are held transposed (keys, queries): the queries' lanes run through the softmax side by side, keys and values
 // are read as they lie, and only the tile of queries and its sums are turned, once each.
 void attention(View q, View k, View v, const AttentionShape& s, View out, View lse, View p) {
-    // With a backward to come, few queries are summed as many are: every method then has the same forward.
-    if (q.rows <= kFewQueries && !lse && !p) return attention_few(q, k, v, s, out);
+    if (takes_few(s, lse || p)) return attention_few(q, k, v, s, out);
     const int64_t d = s.head_dim, group = s.heads / s.kv_heads;
-    const std::vector<Tile> tiles = cut(s, true, kOwn);
-    const int64_t count = int64_t(tiles.size());
-    parallel_for(s.heads * count, [&](int64_t unit) {
-        const int64_t head = unit / count, kv = head / group;
-        const Tile& tile = tiles[size_t(count - 1 - unit % count)];  // the long rows first: better balance
+    const Cut cut(s, s.cu_q, kOwn);
+    const int64_t slots = cut.slots();
+    parallel_for(s.heads * slots, [&](int64_t unit) {
+        const int64_t head = unit / slots, kv = head / group;
+        const Tile tile = cut.tile(slots - 1 - unit % slots);  // the long rows first: better balance
         const int64_t q0 = tile.begin, queries = tile.end - tile.begin;
-        Carver carve(size_t(2 * kOwn * d + kWalk * d + kOwn * kWalk));
+        if (queries == 0) return;
+        Carver carve(forward_floats(s));
         float *query_t = carve.take(kOwn * d), *sum_t = carve.take(kOwn * d);
         float *scores_t = carve.take(kOwn * kWalk), *buffer = carve.take(kWalk * d);
         alignas(64) float top[kOwn], total[kOwn];
@@ -198,6 +244,7 @@ void attention(View q, View k, View v, const AttentionShape& s, View out, View l
             const int64_t keys = std::min<int64_t>(kWalk, last - key);
             const auto key_rows = rows_of(k, key, keys, kv * d, d, buffer);
             small_gemm(keys, kOwn, d, key_rows.data, key_rows.stride, 1, query_t, kOwn, scores_t, kOwn, false);
+            if (s.softcap > 0) soften(s.softcap, keys * kOwn, scores_t, nullptr);
             mask_transposed(tile.span, q0, queries, key, keys, scores_t, kMasked);
             if (p) keep_tile(p, head * q.rows + q0, queries, key, keys, scores_t);
             for (int64_t i = 0; i < kOwn; i += kLanes) {
@@ -243,12 +290,13 @@ void attention(View q, View k, View v, const AttentionShape& s, View out, View l
 
 // Two sweeps, each of which owns what it writes: dq by query tiles, then dk and dv by key tiles. The second recomputes
 // the tile's probabilities, which costs two products in seven and buys results that do not depend on the threads.
-//   P = exp(S - lse);  dP = dO V^T;  dS = P (dP - delta).
-void attention_backward(View dout, View q, View k, View v, View out, View lse, View kept, const AttentionShape& s,
-                        View delta, View dq, View dk, View dv) {
+//   P = exp(S - lse);  dP = dO V^T;  dS = P (dP - delta), times the soft cap's slope.
+void attention_backward(View dout, View q, View k, View v, View out, View lse, View p, const AttentionShape& s,
+                        View delta, View dq, View dk, View dv, bool accumulate) {
     const int64_t d = s.head_dim, group = s.heads / s.kv_heads;
-    const std::vector<Tile> by_query = cut(s, true, kOwn), by_key = cut(s, false, kOwn);
-    const int64_t query_tiles = int64_t(by_query.size()), key_tiles = int64_t(by_key.size());
+    const Cut by_query(s, s.cu_q, kOwn), by_key(s, s.cu_k, kOwn);
+    const int64_t query_slots = by_query.slots(), key_slots = by_key.slots();
+    const View kept = s.softcap > 0 ? View{} : p;  // the slope needs the scores, and they give the same probabilities
 
     parallel_rows(q.rows, s.heads * d, [&](int64_t t) {
         by_dtype(out.dtype, [&](auto* tag) {
@@ -263,14 +311,16 @@ void attention_backward(View dout, View q, View k, View v, View out, View lse, V
     });
 
     // dQ = dS K, with everything transposed as in the forward.
-    parallel_for(s.heads * query_tiles, [&](int64_t unit) {
-        const int64_t head = unit / query_tiles, kv = head / group;
-        const Tile& tile = by_query[size_t(query_tiles - 1 - unit % query_tiles)];
+    parallel_for(s.heads * query_slots, [&](int64_t unit) {
+        const int64_t head = unit / query_slots, kv = head / group;
+        const Tile tile = by_query.tile(query_slots - 1 - unit % query_slots);
         const int64_t q0 = tile.begin, queries = tile.end - tile.begin;
-        Carver carve(size_t(3 * kOwn * d + 2 * kWalk * d + 2 * kOwn * kWalk));
+        if (queries == 0) return;
+        Carver carve(by_query_floats(s));
         float *query_t = carve.take(kOwn * d), *grad_t = carve.take(kOwn * d), *sum_t = carve.take(kOwn * d);
         float *p_t = carve.take(kOwn * kWalk), *ds_t = carve.take(kOwn * kWalk);
         float *key_buffer = carve.take(kWalk * d), *value_buffer = carve.take(kWalk * d);
+        float* slope_t = s.softcap > 0 ? carve.take(kOwn * kWalk) : nullptr;
         alignas(64) float log_sum[kOwn] = {}, offset[kOwn] = {};
         std::copy_n(lse.row<float>(head) + q0, queries, log_sum);
         std::copy_n(delta.row<float>(head) + q0, queries, offset);
@@ -285,61 +335,90 @@ void attention_backward(View dout, View q, View k, View v, View out, View lse, V
             if (kept) copy_transposed(kept, head * q.rows + q0, queries, key, count, 1, p_t);
             else small_gemm(count, kOwn, d, keys.data, keys.stride, 1, query_t, kOwn, p_t, kOwn, false);
             small_gemm(count, kOwn, d, values.data, values.stride, 1, grad_t, kOwn, ds_t, kOwn, false);
+            if (slope_t) soften(s.softcap, count * kOwn, p_t, slope_t);
             mask_transposed(tile.span, q0, queries, key, count, p_t, kept ? 0.0f : kMasked);
             for (int64_t j = 0; j < count; j++)
                 for (int64_t i = 0; i < kOwn; i += kLanes) {
-                    const Vec p = load(p_t + j * kOwn + i);
-                    const Vec e = kept ? p : exp(p - load(log_sum + i));
+                    const Vec held = load(p_t + j * kOwn + i);
+                    const Vec e = kept ? held : exp(held - load(log_sum + i));
                     store(ds_t + j * kOwn + i, e * (load(ds_t + j * kOwn + i) - load(offset + i)));
                 }
+            if (slope_t) multiply(count * kOwn, slope_t, ds_t);
             small_gemm(d, kOwn, count, keys.data, 1, keys.stride, ds_t, kOwn, sum_t, kOwn, true);
         }
         write_transposed(sum_t, s.scale, queries, d, dq, q0, head * d);
     });
 
     // dV = P^T dO and dK = dS^T Q, by rows of queries.
-    parallel_for(s.kv_heads * key_tiles, [&](int64_t unit) {
-        const int64_t kv = unit / key_tiles;
-        const Tile& tile = by_key[size_t(unit % key_tiles)];
+    parallel_for(s.kv_heads * key_slots, [&](int64_t unit) {
+        const int64_t kv = unit / key_slots;
+        const Tile tile = by_key.tile(unit % key_slots);
         const Span& span = tile.span;
         const int64_t key = tile.begin, keys = tile.end - tile.begin;
-        Carver carve(size_t(2 * kWalk * d + 4 * kOwn * d + 2 * kWalk * kOwn));
-        float *query = carve.take(kWalk * d), *grad_buffer = carve.take(kWalk * d);
-        float *keys_t = carve.take(kOwn * d), *values_t = carve.take(kOwn * d);
-        float *dk_t = carve.take(kOwn * d), *dv_t = carve.take(kOwn * d);
-        float *p = carve.take(kWalk * kOwn), *ds = carve.take(kWalk * kOwn);
-        std::fill_n(dk_t, kOwn * d, 0.0f);
-        std::fill_n(dv_t, kOwn * d, 0.0f);
-        copy_transposed(k, key, keys, kv * d, d, 1, keys_t);
-        copy_transposed(v, key, keys, kv * d, d, 1, values_t);
+        if (keys == 0) return;
         // The first query that sees this tile's first key, and the last that still has its last key in the window.
         const int64_t shift = (span.k1 - span.k0) - (span.q1 - span.q0);
         const int64_t first_query = std::max(span.q0, span.q0 + (key - span.k0) - shift);
         const int64_t last_query =
             s.window > 0 ? std::min(span.q1, span.q0 + (key + keys - 1 - span.k0) - shift + s.window) : span.q1;
+        if (accumulate && first_query >= last_query) return;
+        Carver carve(by_key_floats(s));
+        float *query = carve.take(kWalk * d), *grad_buffer = carve.take(kWalk * d);
+        float *keys_t = carve.take(kOwn * d), *values_t = carve.take(kOwn * d);
+        float *dk_t = carve.take(kOwn * d), *dv_t = carve.take(kOwn * d);
+        float *weights = carve.take(kWalk * kOwn), *ds = carve.take(kWalk * kOwn);
+        float* slope = s.softcap > 0 ? carve.take(kOwn * kWalk) : nullptr;
+        if (accumulate) {
+            copy_transposed(dk, key, keys, kv * d, d, 1, dk_t);
+            copy_transposed(dv, key, keys, kv * d, d, 1, dv_t);
+        } else {
+            std::fill_n(dk_t, kOwn * d, 0.0f);
+            std::fill_n(dv_t, kOwn * d, 0.0f);
+        }
+        copy_transposed(k, key, keys, kv * d, d, 1, keys_t);
+        copy_transposed(v, key, keys, kv * d, d, 1, values_t);
         for (int64_t head = kv * group; head < (kv + 1) * group; head++)
             for (int64_t q0 = first_query; q0 < last_query; q0 += kWalk) {
                 const int64_t queries = std::min<int64_t>(kWalk, last_query - q0);
                 copy_rows(q, q0, queries, head * d, d, s.scale, query);
                 const auto grad = rows_of(dout, q0, queries, head * d, d, grad_buffer);
-                if (kept) fetch_tile(kept, head * q.rows + q0, queries, key, keys, p);
-                else small_gemm(queries, kOwn, d, query, d, 1, keys_t, kOwn, p, kOwn, false);
+                if (kept) fetch_tile(kept, head * q.rows + q0, queries, key, keys, weights);
+                else small_gemm(queries, kOwn, d, query, d, 1, keys_t, kOwn, weights, kOwn, false);
                 small_gemm(queries, kOwn, d, grad.data, grad.stride, 1, values_t, kOwn, ds, kOwn, false);
-                mask(span, q0, queries, key, p, kept ? 0.0f : kMasked);
+                if (slope) soften(s.softcap, queries * kOwn, weights, slope);
+                mask(span, q0, queries, key, weights, kept ? 0.0f : kMasked);
                 for (int64_t i = 0; i < queries; i++) {
                     const float log_sum = lse.row<float>(head)[q0 + i], offset = delta.row<float>(head)[q0 + i];
                     for (int64_t j = i * kOwn; j < (i + 1) * kOwn; j += kLanes) {
-                        const Vec e = kept ? load(p + j) : exp(load(p + j) - log_sum);
-                        store(p + j, e);
+                        const Vec e = kept ? load(weights + j) : exp(load(weights + j) - log_sum);
+                        store(weights + j, e);
                         store(ds + j, e * (load(ds + j) - offset));
                     }
                 }
-                small_gemm(d, kOwn, queries, grad.data, 1, grad.stride, p, kOwn, dv_t, kOwn, true);
+                if (slope) multiply(queries * kOwn, slope, ds);
+                small_gemm(d, kOwn, queries, grad.data, 1, grad.stride, weights, kOwn, dv_t, kOwn, true);
                 small_gemm(d, kOwn, queries, query, 1, d, ds, kOwn, dk_t, kOwn, true);
             }
         write_transposed(dk_t, 1, keys, d, dk, key, kv * d);  // query carries the scale already
         write_transposed(dv_t, 1, keys, d, dv, key, kv * d);
     });
+}
+
+Cost attention_cost(const AttentionShape& s, bool backward_follows) {
+    int64_t floats = forward_floats(s);
+    if (takes_few(s, backward_follows)) {
+        int64_t longest = 0;  // row of scores, which the last query of a sequence has
+        for (int64_t i = 0; i < s.sequences; i++)
+            if (s.cu_q[i + 1] > s.cu_q[i]) longest = std::max<int64_t>(longest, s.cu_k[i + 1] - s.cu_k[i]);
+        floats = few_floats(s.window > 0 ? std::min(s.window, longest) : longest, s.head_dim);
+    }
+    return {attention_flops(s, kForwardProducts), s.cu_q[s.sequences] > 0 ? floats * 4 : 0};
+}
+
+Cost attention_backward_cost(const AttentionShape& s) {
+    const bool queries = s.cu_q[s.sequences] > 0, keys = s.cu_k[s.sequences] > 0;
+    const int64_t floats = std::max(queries ? by_query_floats(s) : 0, keys ? by_key_floats(s) : 0);
+    return {attention_flops(s, kBackwardProducts), floats * 4};
 }
 
 }  // namespace fb::FB_ISA

@@ -22,15 +22,20 @@ FB_INLINE void scores_of(const X* q, const View& k, int64_t row, int64_t col, in
     }
 }
 
+// Scratch of a row that sees `keys` keys: its probabilities and its sums.
+FB_INLINE int64_t few_floats(int64_t keys, int64_t d) { return round_up(keys, kLanes) + round_up(d, kLanes); }
+
 // Query row i of one head, which sees keys [first, last).
 template <class X>
 void attend_one(const View& q, const View& k, const View& v, const AttentionShape& s, int64_t head, int64_t i,
                 int64_t first, int64_t last, const View& out) {
     const int64_t d = s.head_dim, col = head / (s.heads / s.kv_heads) * d, count = last - first;
     const int64_t padded = round_up(count, kLanes), width = round_up(d, kLanes);
-    float* p = static_cast<float*>(thread_scratch(size_t(padded + width) * 4));
+    float* p = static_cast<float*>(thread_scratch(size_t(few_floats(count, d)) * 4));
     float* sums = p + padded;
     scores_of(q.row<X>(i) + head * d, k, first, col, count, d, s.scale, p);
+    if (s.softcap > 0)
+        for (int64_t j = 0; j < padded; j += kLanes) store(p + j, tanh(load(p + j) * (1.0f / s.softcap)) * s.softcap);
     std::fill(p + count, p + padded, -std::numeric_limits<float>::infinity());
     Vec best = load(p), part{};
     for (int64_t j = kLanes; j < padded; j += kLanes) best = max(best, load(p + j));

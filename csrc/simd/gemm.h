@@ -116,13 +116,17 @@ void multiply_panel(const Stretch& stretch, const typename Tile::Element* panel,
 constexpr int64_t kGroupPanels = 4;
 template <class Tile>
 constexpr int64_t kBlockRows = (256 + Tile::rows - 1) / Tile::rows * Tile::rows;
+template <class Tile>
+int64_t group_bytes() {
+    return kGroupPanels * int64_t(panel_size<Tile>() * sizeof(typename Tile::Element));
+}
 
 // Rows [t0, t1), columns [begin, end) of the product.
 template <class Tile>
 void gemm_unit(const Segment* segments, int count, const float* bias, View out, bool accumulate, int64_t begin,
                int64_t end, int64_t t0, int64_t t1) {
     using Element = typename Tile::Element;
-    auto* panels = static_cast<Element*>(thread_scratch(kGroupPanels * panel_size<Tile>() * sizeof(Element)));
+    auto* panels = static_cast<Element*>(thread_scratch(size_t(group_bytes<Tile>())));
     [[maybe_unused]] const typename Tile::Use use;
     if (bias)
         for (int64_t t = t0; t < t1; t++)
@@ -201,6 +205,15 @@ inline void gemm(const Segment* segments, int count, const float* bias, View out
         if (segments[0].x.dtype == Dtype::bf16) return gemm_all<Bf16Tile>(segments, count, bias, out, accumulate);
     }
     gemm_all<FloatTile>(segments, count, bias, out, accumulate);
+}
+
+// A thread's panels for an output (rows, cols).
+inline int64_t gemm_scratch(int64_t rows, int64_t cols, [[maybe_unused]] Dtype operand) {
+    if (rows == 0 || cols == 0) return 0;
+    if constexpr (!std::is_void_v<Bf16Tile>) {
+        if (operand == Dtype::bf16) return group_bytes<Bf16Tile>();
+    }
+    return group_bytes<FloatTile>();
 }
 
 }  // namespace fb::FB_ISA

@@ -168,6 +168,18 @@ FB_INLINE float exp1(float x) { return exp(splat(x))[0]; }
 
 FB_INLINE Vec sigmoid(Vec x) { return 1.0f / (1.0f + exp(-x)); }
 
+// tanh to about 2 ulp: an odd polynomial where 1 - 2 / (e^2x + 1) would cancel. NaN becomes NaN.
+FB_INLINE Vec tanh(Vec x) {
+    const Vec size = x < Vec{} ? -x : x, square = x * x;
+    Vec poly = splat(-5.70498872745e-3f);
+    poly = poly * square + 2.06390887954e-2f;
+    poly = poly * square - 5.37397155531e-2f;
+    poly = poly * square + 1.33314422036e-1f;
+    poly = poly * square - 3.33332819422e-1f;
+    const Vec far = 1.0f - 2.0f / (exp(size + size) + 1.0f);
+    return size < splat(0.625f) ? poly * square * x + x : (x < Vec{} ? -far : far);
+}
+
 FB_INLINE int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // body(0), body(1), ... body(Count - 1), each a constant: a loop that the compiler must unroll, however long its body.
@@ -178,6 +190,13 @@ FB_INLINE void unrolled(const Body& body, std::integer_sequence<int, i...>) {
 template <int Count, class Body>
 FB_INLINE void unrolled(const Body& body) {
     unrolled(body, std::make_integer_sequence<int, Count>{});
+}
+
+// Calls body with the flag as a constant.
+template <class Body>
+FB_INLINE void by_flag(bool flag, const Body& body) {
+    if (flag) body(std::true_type());
+    else body(std::false_type());
 }
 
 // Calls body(typed pointer tag) for a view's element type: float or bf16 (uint16_t).

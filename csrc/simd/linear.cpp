@@ -5,18 +5,36 @@
 
 namespace fb::FB_ISA {
 
+namespace {
+
+template <class T>
+struct Form {
+    using Rows = T;
+};
+
+// body(a class of rows, T as a constant): how few rows of x meet weights of a type.
+template <class Body>
+void skinny(TensorType type, [[maybe_unused]] Dtype operand, int64_t tokens, const Body& body) {
+    with_type(type, [&](auto stored) {
+        with_count<kSkinnyRows>(int(tokens), [&](auto rows) {
+#if defined(__AVX512BF16__)
+            if constexpr (has_codes(stored()))
+                if (operand == Dtype::bf16) return body(Form<CodeRows<stored(), rows()>>(), rows);
+#endif
+            body(Form<FloatRows<stored(), rows()>>(), rows);
+        });
+    });
+}
+
+bool is_skinny(int64_t tokens) { return tokens > 0 && tokens <= kSkinnyRows; }
+
+}  // namespace
+
 // y = x W^T + bias + h b: LoRA's second factor is one more segment of the reduction.
 void linear(View x, Matrix w, const float* bias, View h, View b, View out, bool accumulate) {
-    if (x.rows > 0 && x.rows <= kSkinnyRows)
-        return with_type(w.type, [&](auto type) {
-            with_count<kSkinnyRows>(int(x.rows), [&](auto rows) {
-#if defined(__AVX512BF16__)
-                if constexpr (has_codes(type()))
-                    if (x.dtype == Dtype::bf16)
-                        return linear_skinny<CodeRows<type(), rows()>, rows()>(x, w, bias, h, b, out, accumulate);
-#endif
-                linear_skinny<FloatRows<type(), rows()>, rows()>(x, w, bias, h, b, out, accumulate);
-            });
+    if (is_skinny(x.rows))
+        return skinny(w.type, x.dtype, x.rows, [&](auto form, auto rows) {
+            linear_skinny<typename decltype(form)::Rows, rows()>(x, w, bias, h, b, out, accumulate);
         });
     const Segment segments[2] = {{x, w, true}, {h, as_matrix(b), false}};
     gemm(segments, h ? 2 : 1, bias, out, accumulate);
@@ -26,6 +44,19 @@ void linear(View x, Matrix w, const float* bias, View h, View b, View out, bool 
 void linear_backward(View dy, Matrix w, View dh, View a, View dx, bool accumulate) {
     const Segment segments[2] = {{dy, w, false}, {dh, as_matrix(a), false}};
     gemm(segments, dh ? 2 : 1, nullptr, dx, accumulate);
+}
+
+Cost linear_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, Dtype operand, TensorType weights) {
+    int64_t bytes = gemm_scratch(tokens, outputs, operand);
+    if (is_skinny(tokens))
+        skinny(weights, operand, tokens, [&](auto form, auto rows) {
+            bytes = skinny_scratch<typename decltype(form)::Rows, rows()>(inputs, rank);
+        });
+    return {linear_flops(tokens, inputs, outputs, rank, false), bytes};
+}
+
+Cost linear_backward_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, Dtype operand) {
+    return {linear_flops(tokens, inputs, outputs, rank, true), gemm_scratch(tokens, inputs, operand)};
 }
 
 }  // namespace fb::FB_ISA

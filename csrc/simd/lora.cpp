@@ -34,10 +34,18 @@ FB_INLINE void dot_rows(const X* x, int64_t ldx, const float* a, int64_t lda, in
         for (int j = 0; j < R; j++) acc[i * ldacc + j] = local[i][j];
 }
 
+// A vector of sums a cell, and the cells.
+int64_t down_scratch(int64_t rows, int64_t rank) {
+    return round_up(rows * rank, kLanes) * int64_t(sizeof(Vec) + sizeof(float));
+}
+
+// dh in float32, scaled.
+int64_t gradient_scratch(int64_t tokens, int64_t rank) { return tokens * rank * 4; }
+
 template <class X>
 void lora_down_rows(View x, View a, float scale, View h, bool accumulate, int64_t t0, int64_t t1) {
     const int64_t rank = a.rows, cells = (t1 - t0) * rank, padded = round_up(cells, kLanes);
-    Vec* acc = static_cast<Vec*>(thread_scratch(size_t(padded) * (sizeof(Vec) + sizeof(float))));
+    Vec* acc = static_cast<Vec*>(thread_scratch(size_t(down_scratch(t1 - t0, rank))));
     std::memset(static_cast<void*>(acc), 0, size_t(padded) * sizeof(Vec));
     for (int64_t p = 0; p < x.cols; p += kDownDepth) {
         const int64_t depth = std::min<int64_t>(kDownDepth, x.cols - p);
@@ -100,7 +108,7 @@ void lora_gradient(View dh, View x, float scale, View da, bool accumulate) {
     const int64_t rank = dh.cols, strips = (x.cols + kStrip - 1) / kStrip;
     constexpr int64_t kStripsPerUnit = 4;
     parallel_for((strips + kStripsPerUnit - 1) / kStripsPerUnit, [&](int64_t unit) {
-        float* factors = static_cast<float*>(thread_scratch(size_t(std::max<int64_t>(dh.rows * rank, 1)) * 4));
+        float* factors = static_cast<float*>(thread_scratch(size_t(gradient_scratch(dh.rows, rank))));
         by_dtype(dh.dtype, [&](auto* tag) {
             using H = std::remove_pointer_t<decltype(tag)>;
             const auto widen = [&](const H* from, float* to, int64_t count) {
@@ -139,6 +147,14 @@ void lora_gradient(View dh, View x, float scale, View da, bool accumulate) {
             }
         });
     });
+}
+
+Cost lora_down_cost(int64_t tokens, int64_t inputs, int64_t rank) {
+    return {product_flops(tokens, inputs, rank), down_scratch(std::min<int64_t>(tokens, kDownRows), rank)};
+}
+
+Cost lora_gradient_cost(int64_t tokens, int64_t inputs, int64_t rank) {
+    return {product_flops(tokens, inputs, rank), inputs > 0 ? gradient_scratch(tokens, rank) : 0};
 }
 
 }  // namespace fb::FB_ISA

@@ -16,36 +16,60 @@ FB_INLINE float inverse_rms(const X* x, int64_t n, float eps) {
     return 1.0f / std::sqrt(sum(squares) / float(n) + eps);
 }
 
+// body(row, first column) for every group of `width` columns that is normalised by itself.
+template <class Body>
+void for_groups(const View& x, int64_t width, const Body& body) {
+    parallel_rows(x.rows, x.cols, [&](int64_t t) {
+        for (int64_t first = 0; first < x.cols; first += width) body(t, first);
+    });
+}
+
 }  // namespace
 
-void rms_norm(View x, const float* weight, float eps, View out) {
+void rms_norm(View x, View weight, float eps, View out, bool accumulate) {
+    const float* gain = weight.row<float>(0);
+    const int64_t width = weight.cols;
     by_dtype(x.dtype, [&](auto* in_tag) {
         using X = std::remove_pointer_t<decltype(in_tag)>;
         by_dtype(out.dtype, [&](auto* out_tag) {
             using O = std::remove_pointer_t<decltype(out_tag)>;
-            parallel_rows(x.rows, x.cols, [&](int64_t t) {
-                const X* row = x.row<X>(t);
-                const float rstd = inverse_rms(row, x.cols, eps);
-                for_lanes(x.cols, [&](auto get, auto put) { put(out.row<O>(t), get(row) * rstd * get(weight)); });
+            by_flag(accumulate, [&](auto add) {
+                for_groups(x, width, [&](int64_t t, int64_t first) {
+                    const X* from = x.row<X>(t) + first;
+                    O* to = out.row<O>(t) + first;
+                    const float rstd = inverse_rms(from, width, eps);
+                    for_lanes(width, [&](auto get, auto put) {
+                        if constexpr (add()) put(to, get(to) + get(from) * rstd * get(gain));
+                        else put(to, get(from) * rstd * get(gain));
+                    });
+                });
             });
         });
     });
 }
 
 // Forward: n = x rstd g, rstd = (mean(x^2) + eps)^-1/2. With u = dn g:  dx = rstd u - x rstd^3 mean(u x).
-void rms_norm_backward(View dn, View x, const float* weight, float eps, View dx) {
+void rms_norm_backward(View dn, View x, View weight, float eps, View dx, bool accumulate) {
+    const float* gain = weight.row<float>(0);
+    const int64_t width = weight.cols;
     by_dtype(x.dtype, [&](auto* in_tag) {
         using X = std::remove_pointer_t<decltype(in_tag)>;
-        parallel_rows(x.rows, x.cols, [&](int64_t t) {
-            const X* row = x.row<X>(t);
-            const float* grad = dn.row<float>(t);
-            const float rstd = inverse_rms(row, x.cols, eps);
-            Vec dot{};
-            for_lanes(x.cols, [&](auto get, auto) { dot += get(grad) * get(weight) * get(row); });
-            const float pull = sum(dot) / float(x.cols) * rstd * rstd * rstd;
-            for_lanes(x.cols, [&](auto get, auto put) {
-                float* out = dx.row<float>(t);
-                put(out, get(out) + get(grad) * get(weight) * rstd - get(row) * pull);
+        by_dtype(dx.dtype, [&](auto* out_tag) {
+            using O = std::remove_pointer_t<decltype(out_tag)>;
+            by_flag(accumulate, [&](auto add) {
+                for_groups(x, width, [&](int64_t t, int64_t first) {
+                    const X* from = x.row<X>(t) + first;
+                    const float* grad = dn.row<float>(t) + first;
+                    O* to = dx.row<O>(t) + first;
+                    const float rstd = inverse_rms(from, width, eps);
+                    Vec dot{};
+                    for_lanes(width, [&](auto get, auto) { dot += get(grad) * get(gain) * get(from); });
+                    const float pull = sum(dot) / float(width) * rstd * rstd * rstd;
+                    for_lanes(width, [&](auto get, auto put) {
+                        if constexpr (add()) put(to, get(to) + get(grad) * get(gain) * rstd - get(from) * pull);
+                        else put(to, get(grad) * get(gain) * rstd - get(from) * pull);
+                    });
+                });
             });
         });
     });

@@ -2,7 +2,7 @@
 #include "simd/table.h"
 
 namespace fb::FB_ISA {
-void adamw(View param, View grad, View m, View v, const AdamW& o) {
+void adamw(View grad, const AdamW& o, View param, View m, View v) {
     parallel_rows(param.rows, param.cols, [&](int64_t t) {
         float *p = param.row<float>(t), *first = m.row<float>(t), *second = v.row<float>(t);
         for_lanes(param.cols, [&](auto get, auto put) {
@@ -17,7 +17,7 @@ void adamw(View param, View grad, View m, View v, const AdamW& o) {
     });
 }
 
-void sgd(View param, View grad, float lr, float weight_decay, float grad_scale) {
+void sgd(View grad, float lr, float weight_decay, float grad_scale, View param) {
     parallel_rows(param.rows, param.cols, [&](int64_t t) {
         float* p = param.row<float>(t);
         for_lanes(param.cols, [&](auto get, auto put) {

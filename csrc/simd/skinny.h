@@ -25,7 +25,7 @@ FB_INLINE void widen_rows(const View& x, int64_t width, float* out) {
 template <TensorType type, int T>
 class FloatRows {
 public:
-    static int64_t scratch_bytes(const View& x) { return T * round_up(x.cols, kRun) * 4; }
+    static int64_t scratch_bytes(int64_t cols) { return T * round_up(cols, kRun) * 4; }
 
     FloatRows(const View& x, void* scratch)
         : cols_(x.cols), width_(round_up(x.cols, kRun)), x_(static_cast<float*>(scratch)) {
@@ -65,13 +65,24 @@ private:
     float* x_;
 };
 
+template <class Rows>
+FB_INLINE int64_t prepared_bytes(int64_t cols) {
+    return round_up(Rows::scratch_bytes(cols), 64);
+}
+
+// x as the rows of W want it, and LoRA's h behind it.
+template <class Rows, int T>
+FB_INLINE int64_t skinny_scratch(int64_t cols, int64_t rank) {
+    return prepared_bytes<Rows>(cols) + T * rank * 4;
+}
+
 // out (T, N) (+)= x (T, K) W^T + bias + h (T, r) b (r, N), for T of at most kSkinnyRows.
 template <class Rows, int T>
 void linear_skinny(const View& x, const Matrix& w, const float* bias, const View& h, const View& b, const View& out,
                    bool accumulate) {
     // The caller's own scratch: the units below must not ask for any.
-    const int64_t rank = h ? h.cols : 0, prepared = round_up(Rows::scratch_bytes(x), 64);
-    auto* scratch = static_cast<uint8_t*>(thread_scratch(size_t(prepared + T * rank * 4)));
+    const int64_t rank = h ? h.cols : 0, prepared = prepared_bytes<Rows>(x.cols);
+    auto* scratch = static_cast<uint8_t*>(thread_scratch(size_t(skinny_scratch<Rows, T>(x.cols, rank))));
     const Rows stored(x, scratch);
     float* factors = reinterpret_cast<float*>(scratch + prepared);
     if (h) widen_rows(h, rank, factors);

@@ -16,7 +16,7 @@ constexpr bool has_codes(TensorType type) {
 template <TensorType type, int T>
 class CodeRows {
 public:
-    static int64_t scratch_bytes(const View& x) { return T * (padded(x.cols) * 2 + padded(x.cols) / kLanes * 4); }
+    static int64_t scratch_bytes(int64_t cols) { return T * (padded(cols) * 2 + padded(cols) / kLanes * 4); }
 
     CodeRows(const View& x, void* scratch)
         : cols_(x.cols),

@@ -3,6 +3,8 @@
 //
 //   kernel_test           all tables;  kernel_test avx2    one of them
 //
+// Fails, too, if an operation of core/ops.def was not among them.
+//
 // Exits with 1 after a mismatch, with 2 when nothing was tested.
 #include <cstdio>
 #include <functional>
@@ -82,15 +84,67 @@ void compare(const std::string& what, const Array& ours, const Array& reference,
     std::printf("FAILED %s: error %.3g of %.3g allowed\n", what.c_str(), std::sqrt(error / size), tolerance);
 }
 
+// A table that counts the calls of each operation of another, `Counted<&Ops::operation>::calls`.
+const Ops* counted = nullptr;
+template <auto operation>
+struct Counted;
+template <class Result, class... Parameters, Result (*Ops::*operation)(Parameters...)>
+struct Counted<operation> {
+    inline static int calls = 0;
+    static Result call(Parameters... parameters) {
+        calls++;
+        return (counted->*operation)(parameters...);
+    }
+};
+
+const Ops& counting(const Ops& table) {
+    static Ops ops;
+    counted = &table;
+    ops.name = table.name;
+#define FB_OP(operation, result, parameters) ops.operation = Counted<&Ops::operation>::call;
+#include "core/ops.def"
+    return ops;
+}
+
+// Fails for each operation of the list, or for each that `table` does not take from `base`, that was not called since
+// the last call of this function.
+void expect_all_called(const Ops& table, const Ops* base) {
+    const auto expect = [&](const char* name, bool own, int& calls) {
+        checks++;
+        if (own && calls == 0) {
+            failures++;
+            std::printf("FAILED %s: %s was never checked\n", table.name, name);
+        }
+        calls = 0;
+    };
+#define FB_OP(operation, result, parameters) \
+    expect(#operation, !base || table.operation != base->operation, Counted<&Ops::operation>::calls);
+#include "core/ops.def"
+}
+
 // Runs `operation` with both tables on copies of the same outputs, and compares those.
 void check(const std::string& what, const Ops& table, std::vector<Array> outputs, double tolerance,
            const std::function<void(const Ops&, std::vector<Array>&)>& operation) {
     std::vector<Array> expected = outputs;
-    operation(table, outputs);
+    operation(counting(table), outputs);
     operation(*reference_ops(), expected);
     for (size_t i = 0; i < outputs.size(); i++)
         compare(std::string(table.name) + " " + what + " output " + std::to_string(i), outputs[i], expected[i],
                 tolerance);
+}
+
+// `operation`'s cost, by both tables: the same arithmetic, and as much scratch as the call took.
+template <class Operation>
+void check_cost(const std::string& what, const Ops& table, const Operation& cost, const std::function<void()>& call) {
+    scratch_peak();
+    call();
+    const auto bytes = int64_t(scratch_peak());
+    const Cost ours = cost(counting(table)), expected = cost(*reference_ops());
+    checks++;
+    if (ours.flops == expected.flops && ours.scratch_bytes == bytes) return;
+    failures++;
+    std::printf("FAILED %s %s: %g flops of %g, %lld bytes of scratch said, %lld asked for\n", table.name, what.c_str(),
+                ours.flops, expected.flops, (long long)ours.scratch_bytes, (long long)bytes);
 }
 
 struct Stored {
@@ -162,6 +216,15 @@ void test_products(const Ops& table, Dtype dtype) {
                 check("linear_backward" + name, table, {more ? Array::random(tokens, cols) : Array(tokens, cols)},
                       tolerance,
                       [&](const Ops& ops, auto& out) { ops.linear_backward(dy, w.matrix, hv, av, out[0], more); });
+                Array out(tokens, rows), dx(tokens, cols);
+                check_cost(
+                    "linear" + name, table,
+                    [&](const Ops& ops) { return ops.linear_cost(tokens, cols, rows, hv.cols, dtype, type); },
+                    [&] { table.linear(x, w.matrix, nullptr, hv, bv, out, false); });
+                check_cost(
+                    "linear_backward" + name, table,
+                    [&](const Ops& ops) { return ops.linear_backward_cost(tokens, cols, rows, hv.cols, dtype); },
+                    [&] { table.linear_backward(dy, w.matrix, hv, av, dx, false); });
             }
             Matrix slice = w.matrix;  // a rectangle of it
             slice.row0 = 3, slice.rows = rows - 4, slice.col0 = step, slice.cols = cols - step;
@@ -218,6 +281,13 @@ void test_lora(const Ops& table, Dtype dtype) {
                       [&](const Ops& ops, auto& out) { ops.lora_down(x, a, 0.5f, out[0], true); });
                 check("lora_gradient", table, {Array(rank, cols)}, 1e-4,
                       [&](const Ops& ops, auto& out) { ops.lora_gradient(dh, x, 0.5f, out[0], false); });
+                Array h(tokens, rank), da(rank, cols);
+                check_cost(
+                    "lora_down", table, [&](const Ops& ops) { return ops.lora_down_cost(tokens, cols, rank); },
+                    [&] { table.lora_down(x, a, 1, h, false); });
+                check_cost(
+                    "lora_gradient", table, [&](const Ops& ops) { return ops.lora_gradient_cost(tokens, cols, rank); },
+                    [&] { table.lora_gradient(dh, x, 1, da, false); });
             }
 }
 
@@ -226,24 +296,36 @@ void test_rows(const Ops& table, Dtype dtype) {
     for (const int64_t cols : {1, 3, 16, 37, 130}) {
         const Array x = Array::random(7, cols), other = Array::random(7, cols, Dtype::f32, -4, 4);
         const Array up = Array::random(7, cols), weight = Array::random(1, cols, Dtype::f32, 0.5f, 2);
-        const float* w = View(weight).row<float>(0);
         check("rms_norm", table, {Array(7, cols, dtype)}, tolerance,
-              [&](const Ops& ops, auto& out) { ops.rms_norm(x, w, 1e-5f, out[0]); });
+              [&](const Ops& ops, auto& out) { ops.rms_norm(x, weight, 1e-5f, out[0], false); });
+        check("rms_norm accumulating", table, {other}, tolerance,
+              [&](const Ops& ops, auto& out) { ops.rms_norm(x, weight, 1e-5f, out[0], true); });
         check("rms_norm_backward", table, {Array::random(7, cols)}, 1e-4,
-              [&](const Ops& ops, auto& out) { ops.rms_norm_backward(other, x, w, 1e-5f, out[0]); });
-        check("swiglu", table, {Array(7, cols, dtype)}, tolerance,
-              [&](const Ops& ops, auto& out) { ops.swiglu(other, up, out[0]); });
-        check("swiglu_backward", table, {Array(7, cols, dtype), Array(7, cols, dtype), Array(7, cols, dtype)},
-              tolerance, [&](const Ops& ops, auto& out) { ops.swiglu_backward(x, other, up, out[0], out[1], out[2]); });
+              [&](const Ops& ops, auto& out) { ops.rms_norm_backward(other, x, weight, 1e-5f, out[0], true); });
+        const Array heads = Array::random(7, 3 * cols, dtype), dheads = Array::random(7, 3 * cols);
+        check("rms_norm of heads", table, {Array(7, 3 * cols, dtype)}, tolerance,
+              [&](const Ops& ops, auto& out) { ops.rms_norm(heads, weight, 1e-5f, out[0], false); });
+        if (cols > 1)  // else the gradient all but vanishes
+            check("rms_norm_backward of heads", table, {dheads}, 1e-4, [&](const Ops& ops, auto& out) {
+                ops.rms_norm_backward(out[0], heads, weight, 1e-5f, out[0], false);
+            });
+        const Array gate = Array::random(7, cols, dtype, -4, 4), value = Array::random(7, cols, dtype);
+        for (const Activation form : {Activation::silu, Activation::gelu_tanh}) {
+            check("glu", table, {Array(7, cols, dtype)}, tolerance,
+                  [&](const Ops& ops, auto& out) { ops.glu(gate, value, form, out[0]); });
+            check("glu_backward", table, {Array(7, cols, dtype), Array(7, cols, dtype), Array(7, cols, dtype)},
+                  tolerance,
+                  [&](const Ops& ops, auto& out) { ops.glu_backward(x, gate, value, form, out[0], out[1], out[2]); });
+        }
         check("cast", table, {Array(7, cols, dtype)}, tolerance,
               [&](const Ops& ops, auto& out) { ops.cast(x, out[0]); });
         check("sum_squares", table, {Array(1, 1)}, 1e-5,
               [&](const Ops& ops, auto& out) { out[0].floats()[0] = float(ops.sum_squares(x)); });
         const Array v = Array::random(7, cols, Dtype::f32, 0, 1);
         check("adamw", table, {other, up, v}, 1e-5, [&](const Ops& ops, auto& out) {
-            ops.adamw(out[0], x, out[1], out[2], {1e-2f, 0.9f, 0.99f, 1e-8f, 0.1f, 0.5f, 0.25f, 2.0f});
+            ops.adamw(x, {1e-2f, 0.9f, 0.99f, 1e-8f, 0.1f, 0.5f, 0.25f, 2.0f}, out[0], out[1], out[2]);
         });
-        check("sgd", table, {other}, 1e-5, [&](const Ops& ops, auto& out) { ops.sgd(out[0], x, 0.1f, 0.01f, 2.0f); });
+        check("sgd", table, {other}, 1e-5, [&](const Ops& ops, auto& out) { ops.sgd(x, 0.1f, 0.01f, 2.0f, out[0]); });
     }
     for (const int64_t d : {2, 6, 64, 80})
         for (const bool interleaved : {false, true})
@@ -257,60 +339,80 @@ void test_rows(const Ops& table, Dtype dtype) {
 
 void test_attention(const Ops& table, Dtype dtype) {
     const double tolerance = dtype == Dtype::bf16 ? 1e-2 : 1e-4;
-    const int32_t cu[] = {0, 5, 6, 77, 130};
-    for (const int64_t d : {8, 20, 64})
-        for (const int64_t window : {0, 9}) {
-            const AttentionShape shape{4, 2, d, 0.3f, cu, cu, 4, window};
-            const Array q = Array::random(130, 4 * d, dtype), k = Array::random(130, 2 * d, dtype);
-            const Array v = Array::random(130, 2 * d, dtype), dout = Array::random(130, 4 * d);
-            check("attention", table, {Array(130, 4 * d, dtype), Array(4, 130)}, tolerance,
-                  [&](const Ops& ops, auto& out) { ops.attention(q, k, v, shape, out[0], out[1], {}); });
-            Array out(130, 4 * d, dtype), lse(4, 130);
-            reference_ops()->attention(q, k, v, shape, out, lse, {});
-            check("attention_backward", table, {Array(130, 4 * d), Array(130, 2 * d), Array(130, 2 * d)}, tolerance,
-                  [&](const Ops& ops, auto& grads) {
-                      Array delta(4, 130);
-                      ops.attention_backward(dout, q, k, v, out, lse, {}, shape, delta, grads[0], grads[1], grads[2]);
-                  });
-        }
+    const int32_t cu[] = {0, 5, 6, 77, 130}, cu_few[] = {0, 1, 1, 3, 4}, cu_later[] = {0, 2, 2, 40, 60};
+    for (const int32_t* cu_q : {cu, cu_few, cu_later})
+        for (const int64_t d : {8, 20, 64})
+            for (const int64_t window : {0, 9, 200})
+                for (const float softcap : {0.0f, 1.5f}) {
+                    const int64_t queries = cu_q[4];
+                    const bool more = window == 200;  // dk and dv are added to
+                    const AttentionShape shape{4, 2, d, 0.3f, cu_q, cu, 4, window, softcap};
+                    const Array q = Array::random(queries, 4 * d, dtype, -3, 3), k = Array::random(130, 2 * d, dtype);
+                    const Array v = Array::random(130, 2 * d, dtype), dout = Array::random(queries, 4 * d);
+                    check("attention", table, {Array(queries, 4 * d, dtype), Array(4, queries)}, tolerance,
+                          [&](const Ops& ops, auto& out) { ops.attention(q, k, v, shape, out[0], out[1], {}); });
+                    check("attention alone", table, {Array(queries, 4 * d, dtype)}, tolerance,
+                          [&](const Ops& ops, auto& out) { ops.attention(q, k, v, shape, out[0], {}, {}); });
+                    Array out(queries, 4 * d, dtype), lse(4, queries), delta(4, queries);
+                    reference_ops()->attention(q, k, v, shape, out, lse, {});
+                    const Array start = more ? Array::random(130, 2 * d) : Array(130, 2 * d);
+                    const auto backward = [&](const Ops& ops, auto& grads) {
+                        ops.attention_backward(dout, q, k, v, out, lse, {}, shape, delta, grads[0], grads[1], grads[2],
+                                               more);
+                    };
+                    check("attention_backward", table, {Array(queries, 4 * d), start, start}, tolerance, backward);
+
+                    std::vector<Array> grads{Array(queries, 4 * d), start, start};
+                    check_cost(
+                        "attention_backward", table, [&](const Ops& ops) { return ops.attention_backward_cost(shape); },
+                        [&] { backward(table, grads); });
+                    for (const bool follows : {false, true})
+                        check_cost(
+                            "attention", table, [&](const Ops& ops) { return ops.attention_cost(shape, follows); },
+                            [&] { table.attention(q, k, v, shape, out, follows ? View(lse) : View{}, {}); });
+                }
 }
 
 void test_loss(const Ops& table, Dtype dtype) {
     const int64_t n = 5, d = 19, tiles[] = {0, 64, 101};
     const Array logits = Array::random(n, 101, Dtype::f32, -6, 6), rows = Array::random(n, d);
     const int32_t targets[] = {0, 63, 64, 100, 17};
-    check("cross_entropy", table, {Array::random(n, d), Array(1, n)}, dtype == Dtype::bf16 ? 4e-3 : 1e-5,
-          [&](const Ops& ops, auto& out) {
-              std::vector<float> reference(n, -INFINITY), sum(n, 0), target(n, 0);
-              for (int i = 0; i < 2; i++) {
-                  View tile = logits;
-                  tile.data = tile.row<float>(0) + tiles[i];
-                  tile.cols = tiles[i + 1] - tiles[i];
-                  Array p(n, tile.cols, dtype);
-                  ops.cross_entropy_tile(tile, tiles[i], targets, reference.data(), sum.data(), target.data(), p,
-                                         out[0]);
-              }
-              ops.cross_entropy_finish(reference.data(), sum.data(), target.data(), rows, 0.5f, out[0], out[1].floats(),
-                                       n);
-          });
+    for (const float softcap : {0.0f, 4.0f})
+        check("cross_entropy", table, {Array::random(n, d), Array(1, n)}, dtype == Dtype::bf16 ? 4e-3 : 1e-5,
+              [&](const Ops& ops, auto& out) {
+                  std::vector<float> reference(n, -INFINITY), sum(n, 0), target(n, 0);
+                  for (int i = 0; i < 2; i++) {
+                      View tile = logits;
+                      tile.data = tile.row<float>(0) + tiles[i];
+                      tile.cols = tiles[i + 1] - tiles[i];
+                      Array p(n, tile.cols, dtype);
+                      ops.cross_entropy_tile(tile, targets, tiles[i], softcap, reference.data(), sum.data(),
+                                             target.data(), p, out[0]);
+                  }
+                  ops.cross_entropy_finish(reference.data(), sum.data(), target.data(), rows, 0.5f, softcap, out[0],
+                                           out[1].floats(), n);
+              });
 }
 
 struct Tested {
     const Ops* table;
-    bool only_products;  // the rest is another table's
+    const Ops* base;  // whose operations it takes but for its products; null: all are its own
 };
 
 std::vector<Tested> tables_to_test() {
+    const auto named = [](const std::string& name) -> const Ops* {
+        for (const Ops* table : available_ops())
+            if (name == table->name) return table;
+        return nullptr;
+    };
+    const Ops* bf16 = named("avx512bf16");
     std::vector<Tested> tables;
-    bool bf16_avx512 = false;
-    for (const Ops* table : available_ops()) {
-        const std::string name = table->name;
-        if (table != reference_ops()) tables.push_back({table, name == "amx_bf16"});
-        bf16_avx512 |= name == "avx512bf16";
-    }
-    tables.push_back({plain_tiles_ops(), true});
+    for (const Ops* table : available_ops())
+        if (table != reference_ops())
+            tables.push_back({table, std::string(table->name) == "amx_bf16" ? bf16 : nullptr});
+    tables.push_back({plain_tiles_ops(), portable_ops()});
 #if defined(__x86_64__)
-    if (bf16_avx512) tables.push_back({plain_tiles_avx512bf16_ops(), true});
+    if (bf16) tables.push_back({plain_tiles_avx512bf16_ops(), bf16});
 #endif
     return tables;
 }
@@ -318,19 +420,20 @@ std::vector<Tested> tables_to_test() {
 int run(const char* only) {
     set_threads(2);
     int tables = 0;
-    for (const auto& [table, only_products] : tables_to_test()) {
+    for (const auto& [table, base] : tables_to_test()) {
         if (only && std::string(only) != table->name) continue;
         const int before = checks;
         for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
             test_products(*table, dtype);
             test_blocks(*table, dtype);
             test_seams(*table, dtype);
-            if (only_products) continue;
+            if (base) continue;
             test_lora(*table, dtype);
             test_rows(*table, dtype);
             test_attention(*table, dtype);
             test_loss(*table, dtype);
         }
+        expect_all_called(*table, base);
         std::printf("%s: %d checks\n", table->name, checks - before);
         tables++;
     }

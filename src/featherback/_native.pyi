@@ -1,5 +1,5 @@
 """
-Featherback's native kernels. csrc/core/ops.h documents every operation.
+Featherback's native kernels. csrc/core/ops.def documents every operation.
 """
 
 from typing import Annotated
@@ -13,13 +13,25 @@ class Matrix:
     A stored weight (rows = out_features, cols = in_features), or a rectangle of one.
     """
 
-    def __init__(self, data: object, type: int, rows: int, cols: int) -> None: ...
+    def __init__(self, data: object, type: int, rows: int, cols: int, file: object | None = None) -> None:
+        """
+        data: the stored bytes. file: the read-only map of a whole file, in which they lie
+        """
 
     def slice(self, rows: tuple[int, int] | None = None, cols: tuple[int, int] | None = None) -> Matrix:
         """The rectangle [rows) x [cols); columns must not cut a block."""
 
     @property
     def shape(self) -> tuple[int, int]: ...
+
+    def release(self, around: int = 0) -> None:
+        """
+        Unmap the pages of its rows, whole stored rows, and of `around` bytes before and behind them in the file, until they are touched again. Does nothing to a matrix that was not given its file's map.
+        """
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its rows, as whole as they are stored"""
 
     @property
     def type(self) -> int: ...
@@ -36,35 +48,65 @@ def lora_down(x: Annotated[NDArray, dict(device='cpu', writable=False)], a: Anno
 def lora_gradient(dh: Annotated[NDArray, dict(device='cpu', writable=False)], x: Annotated[NDArray, dict(device='cpu', writable=False)], da: Annotated[NDArray, dict(device='cpu')], scale: float = 1.0, accumulate: bool = False) -> None:
     """da (r, K) (+)= scale * dh (T, r)^T x (T, K)"""
 
+def linear_cost(tokens: int, inputs: int, outputs: int, rank: int, bf16: bool, type: int = 0) -> tuple[float, int]:
+    """
+    (floating-point operations, bytes of scratch a thread); type: of the stored weight, which matters up to four tokens
+    """
+
+def linear_backward_cost(tokens: int, inputs: int, outputs: int, rank: int, bf16: bool) -> tuple[float, int]:
+    """(floating-point operations, bytes of scratch a thread)"""
+
+def lora_down_cost(tokens: int, inputs: int, rank: int) -> tuple[float, int]:
+    """(floating-point operations, bytes of scratch a thread)"""
+
+def lora_gradient_cost(tokens: int, inputs: int, rank: int) -> tuple[float, int]:
+    """(floating-point operations, bytes of scratch a thread)"""
+
 def gather_rows(w: Matrix, ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')]) -> None:
     """out (n, D) = rows ids of W"""
 
 def dequantize(w: Matrix, out: Annotated[NDArray, dict(device='cpu')]) -> None:
     """out (rows, cols) = W"""
 
-def attention(q: Annotated[NDArray, dict(device='cpu', writable=False)], k: Annotated[NDArray, dict(device='cpu', writable=False)], v: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')], lse: Annotated[NDArray, dict(device='cpu')] | None, heads: int, kv_heads: int, cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, scale: float | None = None, window: int = 0, p: Annotated[NDArray, dict(device='cpu')] | None = None) -> None:
+def attention(q: Annotated[NDArray, dict(device='cpu', writable=False)], k: Annotated[NDArray, dict(device='cpu', writable=False)], v: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')], lse: Annotated[NDArray, dict(device='cpu')] | None, heads: int, kv_heads: int, cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, scale: float | None = None, window: int = 0, p: Annotated[NDArray, dict(device='cpu')] | None = None, softcap: float = 0.0) -> None:
     """
-    out (Tq, H d) = causal grouped-query attention; lse (H, Tq) or None. scale None: head_dim ** -0.5. p (H Tq, Tk) float32 receives the probabilities
+    out (Tq, H d) = causal grouped-query attention; lse (H, Tq) or None. scale None: head_dim ** -0.5. p (H Tq, Tk) float32 receives the probabilities. softcap not 0: a score s becomes softcap * tanh(s / softcap)
     """
 
-def attention_backward(dout: Annotated[NDArray, dict(device='cpu', writable=False)], q: Annotated[NDArray, dict(device='cpu', writable=False)], k: Annotated[NDArray, dict(device='cpu', writable=False)], v: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu', writable=False)], lse: Annotated[NDArray, dict(device='cpu', writable=False)], delta: Annotated[NDArray, dict(device='cpu')], dq: Annotated[NDArray, dict(device='cpu')], dk: Annotated[NDArray, dict(device='cpu')], dv: Annotated[NDArray, dict(device='cpu')], heads: int, kv_heads: int, cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, scale: float | None = None, window: int = 0, p: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None) -> None:
-    """dq, dk, dv from dout; delta (H, Tq) is scratch; p as attention left it"""
+def attention_backward(dout: Annotated[NDArray, dict(device='cpu', writable=False)], q: Annotated[NDArray, dict(device='cpu', writable=False)], k: Annotated[NDArray, dict(device='cpu', writable=False)], v: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu', writable=False)], lse: Annotated[NDArray, dict(device='cpu', writable=False)], delta: Annotated[NDArray, dict(device='cpu')], dq: Annotated[NDArray, dict(device='cpu')], dk: Annotated[NDArray, dict(device='cpu')], dv: Annotated[NDArray, dict(device='cpu')], heads: int, kv_heads: int, cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, scale: float | None = None, window: int = 0, p: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, softcap: float = 0.0, accumulate: bool = False) -> None:
+    """
+    dq and (+)= dk, dv from dout; delta (H, Tq) is scratch; p as attention left it
+    """
 
-def rms_norm(x: Annotated[NDArray, dict(device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], eps: float, out: Annotated[NDArray, dict(device='cpu')]) -> None:
-    """out (T, D) = x * weight / sqrt(mean(x^2) + eps)"""
+def attention_cost(cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], heads: int, kv_heads: int, head_dim: int, window: int = 0, softcap: float = 0.0, backward_follows: bool = True) -> tuple[float, int]:
+    """
+    (floating-point operations, bytes of scratch a thread); backward_follows: lse or p is wanted
+    """
 
-def rms_norm_backward(dn: Annotated[NDArray, dict(device='cpu', writable=False)], x: Annotated[NDArray, dict(device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], eps: float, dx: Annotated[NDArray, dict(device='cpu')]) -> None:
-    """dx (T, D) += the gradient of rms_norm's input x, from dn"""
+def attention_backward_cost(cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], heads: int, kv_heads: int, head_dim: int, window: int = 0, softcap: float = 0.0) -> tuple[float, int]:
+    """(floating-point operations, bytes of scratch a thread)"""
+
+def rms_norm(x: Annotated[NDArray, dict(device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], eps: float, out: Annotated[NDArray, dict(device='cpu')], accumulate: bool = False) -> None:
+    """
+    out (T, D) (+)= x * weight / sqrt(mean(x^2) + eps), for each group of as many columns as weight has; out may be x
+    """
+
+def rms_norm_backward(dn: Annotated[NDArray, dict(device='cpu', writable=False)], x: Annotated[NDArray, dict(device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], eps: float, dx: Annotated[NDArray, dict(device='cpu')], accumulate: bool = True) -> None:
+    """
+    dx (T, D) (+)= the gradient of rms_norm's input x, from dn; dx may be dn if it is overwritten
+    """
 
 def rope(x: Annotated[NDArray, dict(device='cpu', writable=False)], cos: Annotated[NDArray, dict(device='cpu', writable=False)], sin: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')], head_dim: int, interleaved: bool, inverse: bool = False) -> None:
     """out = x rotated (or rotated back); out may be x"""
 
-def swiglu(gate: Annotated[NDArray, dict(device='cpu', writable=False)], up: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')]) -> None:
-    """out (T, F) = silu(gate) * up"""
-
-def swiglu_backward(da: Annotated[NDArray, dict(device='cpu', writable=False)], gate: Annotated[NDArray, dict(device='cpu', writable=False)], up: Annotated[NDArray, dict(device='cpu', writable=False)], dgate: Annotated[NDArray, dict(device='cpu')], dup: Annotated[NDArray, dict(device='cpu')], a: Annotated[NDArray, dict(device='cpu')] | None = None) -> None:
+def glu(gate: Annotated[NDArray, dict(device='cpu', writable=False)], up: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')], activation: str) -> None:
     """
-    dgate, dup (T, F) from da, with a = silu(gate) * up, which is computed once more if it is given
+    out (T, F) = activation(gate) * up; the activation is 'silu' or 'gelu_tanh'
+    """
+
+def glu_backward(da: Annotated[NDArray, dict(device='cpu', writable=False)], gate: Annotated[NDArray, dict(device='cpu', writable=False)], up: Annotated[NDArray, dict(device='cpu', writable=False)], dgate: Annotated[NDArray, dict(device='cpu')], dup: Annotated[NDArray, dict(device='cpu')], activation: str, a: Annotated[NDArray, dict(device='cpu')] | None = None) -> None:
+    """
+    dgate, dup (T, F) from da, with a = activation(gate) * up, which is computed once more if it is given
     """
 
 def cast(x: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')]) -> None:
@@ -73,11 +115,11 @@ def cast(x: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotat
 def sum_squares(x: Annotated[NDArray, dict(device='cpu', writable=False)]) -> float:
     """sum of x^2, in double"""
 
-def cross_entropy_tile(logits: Annotated[NDArray, dict(device='cpu', writable=False)], first: int, targets: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], reference: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], sum: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], target_logit: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], p: Annotated[NDArray, dict(device='cpu')] | None = None, dh: Annotated[NDArray, dict(device='cpu')] | None = None) -> None:
-    """One vocabulary tile of the online softmax; see ops.h"""
+def cross_entropy_tile(logits: Annotated[NDArray, dict(device='cpu', writable=False)], first: int, targets: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], reference: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], sum: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], target_logit: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], p: Annotated[NDArray, dict(device='cpu')] | None = None, dh: Annotated[NDArray, dict(device='cpu')] | None = None, softcap: float = 0.0) -> None:
+    """One vocabulary tile of the online softmax; see ops.def"""
 
-def cross_entropy_finish(reference: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], sum: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], target_logit: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], loss: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], target_rows: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, dh: Annotated[NDArray, dict(device='cpu')] | None = None, scale: float = 1.0) -> None:
-    """loss (n) in nats and, in place, dh (n, D); see ops.h"""
+def cross_entropy_finish(reference: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], sum: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], target_logit: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], loss: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], target_rows: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, dh: Annotated[NDArray, dict(device='cpu')] | None = None, scale: float = 1.0, softcap: float = 0.0) -> None:
+    """loss (n) in nats and, in place, dh (n, D); see ops.def"""
 
 def adamw(param: Annotated[NDArray, dict(device='cpu')], grad: Annotated[NDArray, dict(device='cpu', writable=False)], m: Annotated[NDArray, dict(device='cpu')], v: Annotated[NDArray, dict(device='cpu')], lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, step: int, grad_scale: float = 1.0) -> None:
     """
@@ -114,15 +156,28 @@ def meter_peak() -> tuple[int, int]:
 
 def meter_stop() -> None: ...
 
-def read_ahead(range: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
-    """Have a helper thread read these mapped bytes into the page cache"""
+def scratch_peak() -> int:
+    """
+    Most bytes of scratch that a thread asked for since the last call of this
+    """
 
-def read_through(file: int, offset: int, bytes: int) -> None:
+class ReadAhead:
     """
-    Have a helper thread read this part of an open file into the page cache, in large pieces
+    A thread that brings bytes of files into the page cache, once it is asked to.
     """
+
+    def __init__(self) -> None: ...
+
+    def map(self, range: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """Have these mapped bytes read"""
+
+    def file(self, file: int, offset: int, bytes: int) -> None:
+        """Have this part of an open file read, in large pieces"""
+
+    def close(self) -> None:
+        """
+        End the thread. What was not begun is forgotten; a later request starts another thread
+        """
 
 def drop_pages(range: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
     """Unmap these read-only mapped bytes' pages until they are touched again"""
-
-def stop_read_ahead() -> None: ...

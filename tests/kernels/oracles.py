@@ -1,7 +1,7 @@
 """The operations once more, in PyTorch and float64: independent of our code, and differentiated by autograd.
 
 Beside each stands its magnitude: the same sums over absolute values, which bound how far rounding can carry a
-result (see tests/support/check.py). Arrays are float64 and go by the names of core/ops.h.
+result (see tests/support/check.py). Arrays are float64 and go by the names of core/ops.def.
 """
 
 from __future__ import annotations
@@ -74,18 +74,22 @@ def lora_linear(w: Array, scale: float) -> Callable[..., dict[str, torch.Tensor]
 
 
 def rms_norm(weight: Array, eps: float) -> Callable[..., dict[str, torch.Tensor]]:
+    """Each group of as many columns as weight has by itself: a row, or its heads."""
     gain = torch.tensor(weight, dtype=torch.float64)
 
     def forward(x: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"out": torch.nn.functional.rms_norm(x, (x.shape[-1],), gain, eps)}
+        groups = x.reshape(len(x), -1, len(gain))
+        return {"out": torch.nn.functional.rms_norm(groups, (len(gain),), gain, eps).reshape(x.shape)}
 
     return forward
 
 
 def rms_norm_backward_magnitude(dn: Array, x: Array, weight: Array, eps: float) -> Array:
-    rstd = 1 / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + eps)
-    g = np.abs(dn * weight)
-    return np.asarray(rstd * (g + np.abs(x) * rstd**2 * np.mean(g * np.abs(x), axis=1, keepdims=True)))
+    groups = x.reshape(len(x), -1, len(weight))
+    rstd = 1 / np.sqrt(np.mean(groups**2, axis=2, keepdims=True) + eps)
+    g = np.abs(dn.reshape(groups.shape) * weight)
+    pull = np.abs(groups) * rstd**2 * np.mean(g * np.abs(groups), axis=2, keepdims=True)
+    return np.asarray(rstd * (g + pull)).reshape(x.shape)
 
 
 # --- RoPE ---------------------------------------------------------------------------------------------------
@@ -117,11 +121,36 @@ def rope(cos: Array, sin: Array, head_dim: int, interleaved: bool) -> Callable[.
     return forward
 
 
-# --- SwiGLU -------------------------------------------------------------------------------------------------
+# --- gated linear units -------------------------------------------------------------------------------------
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "gelu_tanh": lambda gate: torch.nn.functional.gelu(gate, approximate="tanh"),
+}
 
 
-def swiglu(gate: torch.Tensor, up: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"out": torch.nn.functional.silu(gate) * up}
+def glu(activation: str) -> Callable[..., dict[str, torch.Tensor]]:
+    def forward(gate: torch.Tensor, up: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"out": ACTIVATIONS[activation](gate) * up}
+
+    return forward
+
+
+def glu_magnitudes(activation: str, da: Array, gate: Array, up: Array) -> dict[str, Array]:
+    """Magnitudes of out, dgate, dup; it is gate * sigmoid(z(gate)), and z's rounding reaches the sigmoid."""
+    if activation == "silu":  # z = gate; further out, 1 - sigmoid is exactly 0 or 1 in float32
+        far = np.clip(gate, -17, 17)
+        swell, steep, sigmoid = 1.0, np.abs(far), 1 / (1 + np.exp(-np.clip(gate, -500, None)))
+    else:
+        far = np.clip(gate, -30, 5.5)
+        z = 1.5957691 * far * (1 + 0.044715 * far**2)
+        swell, steep = 1 + np.abs(z), 1.5957691 * np.abs(far) * (1 + 0.134145 * far**2)
+        sigmoid = 1 / (1 + np.exp(-np.clip(z, -500, None)))
+    return {
+        "out": swell * gate * sigmoid * up,
+        "dgate": swell * da * up * sigmoid * (1 + steep),
+        "dup": swell * da * gate * sigmoid,
+    }
 
 
 # --- attention ----------------------------------------------------------------------------------------------
@@ -140,7 +169,7 @@ def visible(cu_q: Array, cu_k: Array, window: int) -> NDArray[np.bool_]:
 
 
 def attention(
-    mask: NDArray[np.bool_], heads: int, kv_heads: int, scale: float
+    mask: NDArray[np.bool_], heads: int, kv_heads: int, scale: float, softcap: float = 0
 ) -> Callable[..., dict[str, torch.Tensor]]:
     """out (Tq, H*d), lse (H, Tq) and p (H*Tq, Tk), with the whole matrix of scores."""
     hidden = torch.tensor(~mask)
@@ -151,7 +180,10 @@ def attention(
         qh = q.reshape(rows, heads, -1).transpose(0, 1)
         kh = k.reshape(cols, kv_heads, -1).transpose(0, 1).repeat_interleave(group, dim=0)
         vh = v.reshape(cols, kv_heads, -1).transpose(0, 1).repeat_interleave(group, dim=0)
-        scores = (scale * qh @ kh.transpose(1, 2)).masked_fill(hidden, -torch.inf)
+        scores = scale * qh @ kh.transpose(1, 2)
+        if softcap:
+            scores = torch.tanh(scores / softcap) * softcap
+        scores = scores.masked_fill(hidden, -torch.inf)
         p = torch.softmax(scores, -1)
         out = (p @ vh).transpose(0, 1).reshape(rows, -1)
         return {"out": out, "lse": torch.logsumexp(scores, -1), "p": p.reshape(-1, cols)}
@@ -168,6 +200,7 @@ def attention_magnitudes(
     heads: int,
     kv_heads: int,
     scale: float,
+    softcap: float = 0,
 ) -> dict[str, Array]:
     """Magnitudes of out, lse, p, dq, dk, dv. A score's rounding changes p by that factor, hence `swell`."""
     cols = mask.shape[1]
@@ -181,7 +214,13 @@ def attention_magnitudes(
         return np.asarray(x.transpose(1, 0, 2).reshape(x.shape[1], -1))
 
     qh, kh, vh, gh = split(q, heads), split(k, kv_heads), split(v, kv_heads), split(dout, heads)
-    scores = np.where(mask, scale * qh @ kh.transpose(0, 2, 1), -np.inf)
+    scores = scale * qh @ kh.transpose(0, 2, 1)
+    slope: Array | float = 1.0
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+        # The slope's own roundings: of tanh, and of its square from 1.
+        slope = 1 - (scores / softcap) ** 2 + 0.25
+    scores = np.where(mask, scores, -np.inf)
     top = scores.max(-1, keepdims=True)
     lse = top + np.log(np.exp(scores - top).sum(-1, keepdims=True))
     p = np.exp(scores - lse)
@@ -189,7 +228,7 @@ def attention_magnitudes(
     swell = 1 + sizes.max(-1, keepdims=True)
     out = swell * (p @ np.abs(vh))
     delta = (np.abs(gh) * out).sum(-1, keepdims=True)
-    ds = abs(scale) * p * (swell * (np.abs(gh) @ np.abs(vh).transpose(0, 2, 1)) + delta)
+    ds = abs(scale) * p * slope * (swell * (np.abs(gh) @ np.abs(vh).transpose(0, 2, 1)) + delta)
     dk = (ds.transpose(0, 2, 1) @ np.abs(qh)).reshape(kv_heads, group, cols, -1).sum(1)
     dv = ((p * swell).transpose(0, 2, 1) @ np.abs(gh)).reshape(kv_heads, group, cols, -1).sum(1)
     return {
@@ -205,11 +244,13 @@ def attention_magnitudes(
 # --- cross-entropy with the head ----------------------------------------------------------------------------
 
 
-def cross_entropy(targets: Array) -> Callable[..., dict[str, torch.Tensor]]:
+def cross_entropy(targets: Array, softcap: float = 0) -> Callable[..., dict[str, torch.Tensor]]:
     """loss (n) of logits (n, V)."""
     labels = torch.tensor(targets, dtype=torch.int64)
 
     def forward(logits: torch.Tensor) -> dict[str, torch.Tensor]:
+        if softcap:
+            logits = torch.tanh(logits / softcap) * softcap
         return {"loss": torch.nn.functional.cross_entropy(logits, labels, reduction="none")}
 
     return forward

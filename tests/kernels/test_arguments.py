@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ def attention(**changes: Any) -> None:
     kernels.attention(**{**arguments, **changes})
 
 
+WRITABLE = np.frombuffer(mmap.mmap(-1, 4096), np.uint8)
+READ_ONLY = np.frombuffer(mmap.mmap(-1, 4096, access=mmap.ACCESS_READ), np.uint8)
 W = stored(np.random.default_rng(0), "Q4_0", 6, 32).matrix  # (6, 32)
 
 WRONG = {
@@ -53,7 +56,17 @@ WRONG = {
     "weight of another width": lambda: kernels.rms_norm(f32(2, 5), f32(4), 1e-5, f32(2, 5)),
     "odd head": lambda: kernels.rope(f32(2, 6), f32(2, 1), f32(2, 1), f32(2, 6), 3, False),
     "table too short": lambda: kernels.rope(f32(2, 8), f32(1, 2), f32(1, 2), f32(2, 8), 4, False),
-    "up of another shape": lambda: kernels.swiglu(f32(2, 5), f32(2, 4), f32(2, 5)),
+    "weight that does not divide": lambda: kernels.rms_norm(f32(2, 6), f32(4), 1e-5, f32(2, 6)),
+    "empty weight": lambda: kernels.rms_norm(f32(2, 6), f32(0), 1e-5, f32(2, 6)),
+    "bf16 added to": lambda: kernels.rms_norm(
+        f32(2, 6), f32(6), 1e-5, np.zeros((2, 6), np.uint16), accumulate=True
+    ),
+    "gradients in bf16 added to": lambda: kernels.rms_norm_backward(
+        f32(2, 6), f32(2, 6), f32(6), 1e-5, np.zeros((2, 6), np.uint16)
+    ),
+    "up of another shape": lambda: kernels.glu(f32(2, 5), f32(2, 4), f32(2, 5), "silu"),
+    "up of another type": lambda: kernels.glu(f32(2, 5), np.zeros((2, 5), np.uint16), f32(2, 5), "silu"),
+    "unknown activation": lambda: kernels.glu(f32(2, 5), f32(2, 5), f32(2, 5), "relu"),
     "heads not shared evenly": lambda: attention(heads=4, kv_heads=3),
     "boundaries past the end": lambda: attention(cu_q=cu(0, 5)),
     "boundaries that fall": lambda: attention(cu_q=cu(0, 3, 2, 4)),
@@ -62,10 +75,16 @@ WRONG = {
     "sequences that differ": lambda: attention(cu_k=cu(0, 2, 4)),
     "k and v of different lengths": lambda: attention(v=f32(3, 8)),
     "negative window": lambda: attention(window=-1),
+    "negative cap": lambda: attention(softcap=-1),
+    "a cap that is no number": lambda: attention(softcap=float("nan")),
     "p for one head only": lambda: attention(p=f32(4, 4)),
     "lse transposed": lambda: attention(lse=f32(4, 2)),
     "row past the end": lambda: kernels.gather_rows(W, cu(0, 6), f32(2, 32)),
     "negative row": lambda: kernels.gather_rows(W, cu(-1), f32(1, 32)),
+    "data outside of its file": lambda: kernels.Matrix(np.zeros(8, np.uint8), 0, 1, 2, READ_ONLY),
+    "a file's map that can be written to": lambda: kernels.Matrix(WRITABLE[:8], 0, 1, 2, WRITABLE),
+    "a part of a file's map": lambda: kernels.Matrix(READ_ONLY[8:16], 0, 1, 2, READ_ONLY[8:]),
+    "releasing a negative surrounding": lambda: kernels.Matrix(READ_ONLY[:8], 0, 1, 2, READ_ONLY).release(-1),
     "loss of another length": lambda: kernels.cross_entropy_finish(f32(2), f32(2), f32(2), f32(3)),
     "step zero": lambda: kernels.adamw(
         f32(1, 2), f32(1, 2), f32(1, 2), f32(1, 2), 1e-3, 0.9, 0.999, 1e-8, 0.0, 0

@@ -28,12 +28,14 @@ class Case:
     keys: tuple[int, ...] | None = None  # None: as many as queries
     window: int = 0
     sharpness: float = 1.0  # multiplies q
+    softcap: float = 0
 
     def __str__(self) -> str:
         text = f"{'+'.join(map(str, self.queries))}-{self.heads}:{self.kv_heads}-d{self.head_dim}"
         text += f"-keys{'+'.join(map(str, self.keys))}" if self.keys else ""
         text += f"-window{self.window}" if self.window else ""
-        return text + (f"-x{self.sharpness:g}" if self.sharpness != 1 else "")
+        text += f"-x{self.sharpness:g}" if self.sharpness != 1 else ""
+        return text + (f"-cap{self.softcap:g}" if self.softcap else "")
 
     @property
     def cu_q(self) -> NDArray[np.int32]:
@@ -56,6 +58,7 @@ class Case:
             "kv_heads": self.kv_heads,
             "scale": self.scale,
             "window": self.window,
+            "softcap": self.softcap,
             **cu,
         }
 
@@ -68,6 +71,10 @@ class Case:
         """Where every query sees one key only, the softmax is constant: no gradient reaches q and k."""
         return ("dq", "dk") if self.mask.sum(1).max() == 1 else ()
 
+    @property
+    def oracle(self) -> Any:
+        return oracles.attention(self.mask, self.heads, self.kv_heads, self.scale, self.softcap)
+
     def inputs(self, rng: np.random.Generator, dtype: str) -> dict[str, Array]:
         rows, cols = self.mask.shape
         q = self.sharpness * rng.standard_normal((rows, self.heads * self.head_dim))
@@ -77,7 +84,13 @@ class Case:
     def bounds(self, inputs: dict[str, Array], dout: Array) -> dict[str, Bound]:
         wide = {name: widen(array) for name, array in inputs.items()}
         sizes = oracles.attention_magnitudes(
-            **wide, dout=dout, mask=self.mask, heads=self.heads, kv_heads=self.kv_heads, scale=self.scale
+            **wide,
+            dout=dout,
+            mask=self.mask,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            scale=self.scale,
+            softcap=self.softcap,
         )
         terms = max(self.head_dim, *self.mask.shape)
         return {name: Bound("attention", size, terms) for name, size in sizes.items()}
@@ -103,6 +116,12 @@ CASES = [
     Case((50, 33), 2, 1, 80, keys=(150, 33)),
     Case((5, 60), 2, 2, 8, keys=(90, 200), window=17),
     Case((65, 1), 2, 1, 64, sharpness=20),
+    Case((40, 33), 2, 1, 16, keys=(72, 130), window=300),
+    Case((64,), 4, 2, 24, keys=(192,), window=40),
+    Case((32, 5), 2, 2, 8, keys=(96, 70), window=1),
+    Case((70, 1, 33), 4, 2, 24, softcap=2),
+    Case((65,), 2, 1, 64, sharpness=20, softcap=5),
+    Case((33, 66), 2, 1, 16, keys=(100, 130), window=40, softcap=50),
 ]
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 dtypes = pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -134,8 +153,7 @@ def test_reference(rng: np.random.Generator, case: Case) -> None:
     inputs = case.inputs(rng, "f64")
     dout = rng.standard_normal(inputs["q"].shape)
     bounds = case.bounds(inputs, dout)
-    oracle = oracles.attention(case.mask, case.heads, case.kv_heads, case.scale)
-    results, gradients = oracles.autograd(oracle, inputs, {"out": dout})
+    results, gradients = oracles.autograd(case.oracle, inputs, {"out": dout})
     check_op(
         kernel(REFERENCE, "attention", **case.fixed),
         filling(lambda: results),
@@ -163,6 +181,7 @@ def test_reference(rng: np.random.Generator, case: Case) -> None:
         Case((1, 5, 2), 2, 1, 8),
         Case((9,), 3, 1, 4, window=3),
         Case((3, 1), 2, 2, 4, (8, 5), 6),
+        Case((7, 3), 2, 1, 6, softcap=1.5),
     ],
     ids=str,
 )
@@ -227,13 +246,12 @@ def test_kept_probabilities(rng: np.random.Generator, isa: str, case: Case) -> N
     assert p.surroundings_intact()
 
     wide = {name: widen(array) for name, array in inputs.items()}
-    oracle = oracles.attention(case.mask, case.heads, case.kv_heads, case.scale)
     visible = np.tile(case.mask, (case.heads, 1))
     bound = case.bounds(inputs, dout)["p"]
     compare(
         "p",
         p.view[visible],
-        oracles.autograd(oracle, wide, {"out": dout})[0]["p"][visible],
+        oracles.autograd(case.oracle, wide, {"out": dout})[0]["p"][visible],
         Bound(bound.tolerance, bound.magnitude[visible], bound.terms),
         stored="f32",
         compute="f32",
@@ -275,6 +293,8 @@ FEW = [
     Case((3, 1), 4, 2, 24, keys=(10, 130)),
     Case((4,), 2, 1, 128, keys=(300,), window=17),
     Case((1,), 2, 1, 8, keys=(65,), sharpness=20),
+    Case((4,), 2, 1, 24, keys=(60,), window=90),
+    Case((2, 2), 4, 2, 64, keys=(2, 70), window=9, sharpness=5, softcap=3),
 ]
 
 
@@ -290,4 +310,84 @@ def test_few_queries_of_a_decoder(rng: np.random.Generator, isa: str, case: Case
         inputs,
         {"out": Output(inputs["q"].shape, dtype)},
         select(case.bounds(inputs, np.zeros(inputs["q"].shape)), "out"),
+    )
+
+
+def chunks(lengths: tuple[int, ...], size: int) -> list[tuple[int, int]]:
+    """[begin, end) of the steps in which one sequence's queries go."""
+    (length,) = lengths
+    return [(begin, min(length, begin + size)) for begin in range(0, length, size)]
+
+
+@pytest.mark.parametrize("isa", kernels.available())
+@dtypes
+@pytest.mark.parametrize("size", [32, 64, 41])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((150,), 4, 2, 24),
+        Case((150,), 2, 2, 24, window=20),
+        Case((150,), 4, 2, 8, window=70, softcap=2),
+        Case((150,), 2, 1, 16, window=400),
+    ],
+    ids=str,
+)
+def test_a_sequence_in_chunks(rng: np.random.Generator, isa: str, case: Case, size: int, dtype: str) -> None:
+    """Queries of a chunk against all keys so far: the whole sequence's results, dk and dv summed over the chunks.
+
+    In chunks of whole tiles, every row of queries is computed as in the whole: out, lse and dq agree to the last bit.
+    dk and dv are the same terms in sums of another order.
+    """
+    inputs = case.inputs(rng, dtype)
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    length, width = len(q), q.shape[1]
+    dout = rng.standard_normal((length, width)).astype(np.float32)
+    fixed = {name: value for name, value in case.fixed.items() if name != "cu_q"}
+
+    def run(steps: list[tuple[int, int]]) -> dict[str, Array]:
+        out = np.full(q.shape, 0 if dtype == "bf16" else np.nan, q.dtype)
+        lse, delta = np.full((2, case.heads, length), np.nan, np.float32)
+        dq = np.full(q.shape, np.nan, np.float32)
+        dk, dv = np.zeros((2, *k.shape), np.float32)
+        for begin, end in steps:
+            cu = {"cu_q": np.array([0, end - begin], np.int32), "cu_k": np.array([0, end], np.int32)}
+            rows, heads = slice(begin, end), np.s_[:, begin:end]
+            forward = {"q": q[rows], "k": k[:end], "v": v[:end], "out": out[rows], "lse": lse[heads]}
+            kernel(isa, "attention", **fixed, **cu)(**forward)
+            kernel(isa, "attention_backward", **fixed, **cu, accumulate=True)(
+                dout=dout[rows], **forward, delta=delta[heads], dq=dq[rows], dk=dk[:end], dv=dv[:end]
+            )
+        return {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
+
+    whole, parts = run([(0, length)]), run(chunks(case.queries, size))
+    bounds = case.bounds(inputs, widen(dout))
+    for name, bound in bounds.items():
+        if name == "p":
+            continue
+        if size % 32 == 0 and name in ("out", "lse", "dq"):
+            np.testing.assert_array_equal(parts[name], whole[name], err_msg=name)
+        else:
+            stored = dtype if name == "out" else "f32"
+            compare(name, parts[name], whole[name], bound, stored=stored, compute="f32")
+
+
+@isas
+def test_gradients_are_added_only_if_asked(rng: np.random.Generator, isa: str) -> None:
+    case = Case((3, 40), 4, 2, 24, keys=(50, 90), window=20)
+    inputs = case.inputs(rng, "f32")
+    dout = rng.standard_normal(inputs["q"].shape).astype(np.float32)
+    out, lse = forward(case, inputs)
+    start = {"dk": rng.standard_normal(inputs["k"].shape), "dv": rng.standard_normal(inputs["v"].shape)}
+    bounds = select(case.bounds(inputs, widen(dout)), "dq", "dk", "dv")
+    for name, added in start.items():
+        bounds[name] = Bound("attention", bounds[name].magnitude + np.abs(added), bounds[name].terms)
+    check_op(
+        kernel(isa, "attention_backward", **case.fixed, accumulate=True),
+        kernel(REFERENCE, "attention_backward", **case.fixed, accumulate=True),
+        {"dout": dout, **inputs, "out": narrow(out, "f32"), "lse": lse.astype(np.float32)},
+        {
+            name: Output(output.shape, "f32", start.get(name))
+            for name, output in outputs(case, inputs, "f32").items()
+        },
+        bounds,
     )

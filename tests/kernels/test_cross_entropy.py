@@ -43,7 +43,15 @@ def make_logits(rng: np.random.Generator, kind: str, targets: Array, V: int) -> 
 
 
 def fused(
-    isa: str, head: Stored, targets: Array, tile: int, dtype: str, logits: Array, loss: Array, dh: Array
+    isa: str,
+    head: Stored,
+    targets: Array,
+    tile: int,
+    dtype: str,
+    logits: Array,
+    loss: Array,
+    dh: Array,
+    softcap: float = 0,
 ) -> None:
     """Loss and d_hidden the way training computes them, tile by tile; `dh` must come in as zeros."""
     n, V = logits.shape
@@ -52,7 +60,7 @@ def fused(
     for first in range(0, V, tile):
         end = min(V, first + tile)
         p = Guarded((n, end - first), NUMPY[dtype])
-        kernel(isa, "cross_entropy_tile")(
+        kernel(isa, "cross_entropy_tile", softcap=softcap)(
             logits=logits[:, first:end], first=first, targets=targets, **state, p=p.view, dh=dh
         )
         assert p.surroundings_intact()
@@ -64,28 +72,35 @@ def fused(
         kernel(isa, "linear_backward")(dy=p.view, w=matrix, dx=dh, accumulate=True)
     rows = np.full((n, dh.shape[1]), np.nan, np.float32)
     kernel(isa, "gather_rows")(w=head.matrix, ids=targets, out=rows)
-    kernel(isa, "cross_entropy_finish")(**state, loss=loss, target_rows=rows, dh=dh, scale=SCALE)
+    kernel(isa, "cross_entropy_finish", softcap=softcap)(
+        **state, loss=loss, target_rows=rows, dh=dh, scale=SCALE
+    )
 
 
-def oracle(head: Stored, targets: Array) -> Any:
+def oracle(head: Stored, targets: Array, softcap: float = 0) -> Any:
     def run(logits: Array) -> dict[str, Array]:
         ones = np.ones(len(targets))
         results, gradients = oracles.autograd(
-            oracles.cross_entropy(targets), {"logits": logits}, {"loss": ones}
+            oracles.cross_entropy(targets, softcap), {"logits": logits}, {"loss": ones}
         )
         return {"loss": results["loss"], "dh": SCALE * gradients["logits"] @ head.values}
 
     return run
 
 
-def bounds(logits: Array, targets: Array, head: Stored) -> dict[str, Bound]:
+def bounds(logits: Array, targets: Array, head: Stored, softcap: float = 0) -> dict[str, Bound]:
     """A term of dh meets the rounding of its logit - reference; the reference may lie below the maximum."""
     wide = logits.astype(np.float64)
+    slope: Array | float = 1.0
+    if softcap:  # which is a difference from one
+        wide = softcap * np.tanh(wide / softcap)
+        slope = 1 - (wide / softcap) ** 2 + 0.1
     n, V = wide.shape
     gap = wide.max(1, keepdims=True) - wide
     p = np.exp(-gap) / np.exp(-gap).sum(1, keepdims=True)
     terms = p * (1 + gap)
     terms[np.arange(n), targets] = 1 - p[np.arange(n), targets]
+    terms, p = terms * slope, p * slope
     p[np.arange(n), targets] = 0
     loss = np.abs(gap[np.arange(n), targets]) + np.log(V)
     return {
@@ -111,7 +126,15 @@ shapes = pytest.mark.parametrize(("n", "V", "tile", "D"), SHAPES)
 
 
 def check_fused(
-    rng: np.random.Generator, isa: str, kind: str, n: int, V: int, tile: int, D: int, dtype: str
+    rng: np.random.Generator,
+    isa: str,
+    kind: str,
+    n: int,
+    V: int,
+    tile: int,
+    D: int,
+    dtype: str,
+    softcap: float = 0,
 ) -> None:
     head = stored(rng, "BF16" if dtype == "bf16" else "F32", V, D)
     targets = rng.integers(0, V, n).astype(np.int32)
@@ -120,14 +143,14 @@ def check_fused(
     logits = make_logits(rng, kind, targets, V)
 
     def run(**arrays: Array) -> None:
-        fused(isa, head, targets, tile, dtype, **arrays)
+        fused(isa, head, targets, tile, dtype, **arrays, softcap=softcap)
 
     check_op(
         run,
-        filling(oracle(head, targets)),
+        filling(oracle(head, targets, softcap)),
         {"logits": logits},
         {"loss": Output((n,)), "dh": Output((n, D), "f32", np.zeros((n, D)))},
-        bounds(logits, targets, head),
+        bounds(logits, targets, head, softcap),
         compute=dtype,
         vanishing=("loss", "dh") if n == 1 else (),  # one row may well be sure of its target
     )
@@ -144,6 +167,14 @@ def test_fused_fp32(rng: np.random.Generator, isa: str, kind: str, n: int, V: in
 @pytest.mark.parametrize("kind", KINDS)
 def test_fused_bf16(rng: np.random.Generator, isa: str, kind: str) -> None:
     check_fused(rng, isa, kind, 9, 515, 100, 65, "bf16")
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("kind", ["ordinary", "spread", "rising", "constant", "sure"])
+@pytest.mark.parametrize("softcap", [2.0, 30.0])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_capped_logits(rng: np.random.Generator, isa: str, kind: str, softcap: float, dtype: str) -> None:
+    check_fused(rng, isa, kind, 9, 515, 100, 65, dtype, softcap)
 
 
 @pytest.mark.parametrize("isa", SETS)
@@ -180,7 +211,8 @@ def test_a_vocabulary_of_one(isa: str) -> None:
     assert not any(array.any() for array in (p, loss, dh))
 
 
-def test_reference_by_finite_differences(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
+def test_reference_by_finite_differences(rng: np.random.Generator, softcap: float) -> None:
     """dh against differences of the loss in the hidden state.
 
     The running state is float32, so the loss carries roundings of some 1e-7: a large step (the formula's
@@ -193,7 +225,7 @@ def test_reference_by_finite_differences(rng: np.random.Generator) -> None:
 
     def run(hidden: Array) -> tuple[Array, Array]:
         loss, dh = np.full(n, np.nan, np.float32), np.zeros((n, D))
-        fused(REFERENCE, head, targets, tile, "f64", hidden @ head.values.T, loss, dh)
+        fused(REFERENCE, head, targets, tile, "f64", hidden @ head.values.T, loss, dh, softcap)
         return loss, dh
 
     check_gradient(

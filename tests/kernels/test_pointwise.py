@@ -1,4 +1,4 @@
-"""RMS norm, RoPE and SwiGLU: the operations between the projections."""
+"""RMS norm, RoPE and the gated units: the operations between the projections."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from featherback import kernels
 from tests.kernels import oracles
 from tests.kernels.native import REFERENCE, VECTOR_SETS, kernel
 from tests.support.bf16 import narrow, widen
 from tests.support.check import Bound, Output, check_gradient, check_op, filling
+from tests.support.guard import Guarded
 
 Array = NDArray[Any]
 
@@ -29,26 +31,45 @@ def random(rng: np.random.Generator, *shape: int, dtype: str = "f32") -> Array:
 # --- RMS norm -----------------------------------------------------------------------------------------------
 
 
-@shapes
-def test_reference_rms_norm(rng: np.random.Generator, T: int, D: int) -> None:
+# Columns, and how many of them a group has: rows of one group, heads, a single column.
+GROUPED = [
+    (1, 1, 1),
+    (2, 7, 7),
+    (33, 64, 64),
+    (5, 1531, 1531),
+    (257, 100, 100),
+    (7, 48, 16),
+    (3, 330, 33),
+    (9, 6, 1),
+]
+groups = pytest.mark.parametrize(("T", "D", "group"), GROUPED)
+accumulates = pytest.mark.parametrize("accumulate", [False, True], ids=["overwrite", "accumulate"])
+
+
+@groups
+@accumulates
+def test_reference_rms_norm(rng: np.random.Generator, T: int, D: int, group: int, accumulate: bool) -> None:
     x, dn, start = (random(rng, T, D, dtype="f64") for _ in range(3))
-    weight = random(rng, D)
+    weight = random(rng, group)
     results, gradients = oracles.autograd(oracles.rms_norm(weight, EPS), {"x": x}, {"out": dn})
+    output = Output((T, D), "f64", start if accumulate else None)
     check_op(
-        kernel(REFERENCE, "rms_norm", eps=EPS),
-        filling(lambda x: results),
+        kernel(REFERENCE, "rms_norm", eps=EPS, accumulate=accumulate),
+        filling(lambda x: results, accumulate),
         {"x": x, "weight": weight},
-        {"out": Output((T, D), "f64")},
-        {"out": Bound("rms_norm", results["out"], D)},
+        {"out": output},
+        {"out": Bound("rms_norm", np.abs(results["out"]) + 4 * accumulate, group)},
         compute="f64",
     )
+    size = oracles.rms_norm_backward_magnitude(dn, x, weight, EPS)
     check_op(
-        kernel(REFERENCE, "rms_norm_backward", eps=EPS),
-        filling(lambda x: {"dx": gradients["x"]}, accumulate=True),
+        kernel(REFERENCE, "rms_norm_backward", eps=EPS, accumulate=accumulate),
+        filling(lambda x: {"dx": gradients["x"]}, accumulate),
         {"dn": dn, "x": x, "weight": weight},
-        {"dx": Output((T, D), "f64", start)},
-        {"dx": Bound("rms_norm_backward", oracles.rms_norm_backward_magnitude(dn, x, weight, EPS) + 4, D)},
+        {"dx": output},
+        {"dx": Bound("rms_norm_backward", size + 4 * accumulate, group)},
         compute="f64",
+        vanishing=("dx",) if group == 1 else (),  # at width 1 the norm is a sign
     )
 
     def value(x: Array) -> float:
@@ -56,7 +77,7 @@ def test_reference_rms_norm(rng: np.random.Generator, T: int, D: int) -> None:
         kernel(REFERENCE, "rms_norm", eps=EPS, weight=weight)(x=x, out=out)
         return float(np.sum(dn * out))
 
-    if D > 1:  # at width 1 the norm is a sign and its gradient all but vanishes
+    if group > 1:
         dx = np.zeros_like(x)
         kernel(REFERENCE, "rms_norm_backward", eps=EPS, weight=weight)(dn=dn, x=x, dx=dx)
         check_gradient(value, {"x": x}, {"x": dx}, rng, step=1e-4)
@@ -64,38 +85,66 @@ def test_reference_rms_norm(rng: np.random.Generator, T: int, D: int) -> None:
 
 @isas
 @dtypes
-@pytest.mark.parametrize("stored", ["f32", "bf16"])
-@shapes
-def test_rms_norm(rng: np.random.Generator, isa: str, dtype: str, stored: str, T: int, D: int) -> None:
-    inputs = {"x": random(rng, T, D, dtype=dtype), "weight": random(rng, D)}
+@pytest.mark.parametrize("stored", ["f32", "bf16", "added"])
+@groups
+def test_rms_norm(
+    rng: np.random.Generator, isa: str, dtype: str, stored: str, T: int, D: int, group: int
+) -> None:
+    inputs = {"x": random(rng, T, D, dtype=dtype), "weight": random(rng, group)}
     if T > 2:
         inputs["x"][1] = 0  # a row of zeros: eps alone keeps it finite
         inputs["x"][2] = narrow(1e4 * widen(inputs["x"][2]), dtype)
-    size = kernel_result("rms_norm", inputs, (T, D), eps=EPS)
+    size = np.abs(kernel_result("rms_norm", inputs, (T, D), eps=EPS))
+    added = stored == "added"
+    start = rng.standard_normal((T, D)) if added else None
     check_op(
-        kernel(isa, "rms_norm", eps=EPS),
-        kernel(REFERENCE, "rms_norm", eps=EPS),
+        kernel(isa, "rms_norm", eps=EPS, accumulate=added),
+        kernel(REFERENCE, "rms_norm", eps=EPS, accumulate=added),
         inputs,
-        {"out": Output((T, D), stored)},
-        {"out": Bound("rms_norm", size, D)},
+        {"out": Output((T, D), "f32" if added else stored, start)},
+        {"out": Bound("rms_norm", size if start is None else size + np.abs(start), group)},
     )
 
 
 @isas
 @dtypes
-@shapes
-def test_rms_norm_backward(rng: np.random.Generator, isa: str, dtype: str, T: int, D: int) -> None:
-    inputs = {"dn": random(rng, T, D), "x": random(rng, T, D, dtype=dtype), "weight": random(rng, D)}
-    start = rng.standard_normal((T, D))
+@pytest.mark.parametrize("stored", ["f32", "bf16", "added"])
+@groups
+def test_rms_norm_backward(
+    rng: np.random.Generator, isa: str, dtype: str, stored: str, T: int, D: int, group: int
+) -> None:
+    inputs = {"dn": random(rng, T, D), "x": random(rng, T, D, dtype=dtype), "weight": random(rng, group)}
+    added = stored == "added"
+    start = rng.standard_normal((T, D)) if added else None
     wide = {name: widen(array) for name, array in inputs.items()}
     size = oracles.rms_norm_backward_magnitude(**wide, eps=EPS)
     check_op(
-        kernel(isa, "rms_norm_backward", eps=EPS),
-        kernel(REFERENCE, "rms_norm_backward", eps=EPS),
+        kernel(isa, "rms_norm_backward", eps=EPS, accumulate=added),
+        kernel(REFERENCE, "rms_norm_backward", eps=EPS, accumulate=added),
         inputs,
-        {"dx": Output((T, D), "f32", start)},
-        {"dx": Bound("rms_norm_backward", size + np.abs(start), D)},
+        {"dx": Output((T, D), "f32" if added else stored, start)},
+        {"dx": Bound("rms_norm_backward", size if start is None else size + np.abs(start), group)},
+        vanishing=("dx",) if group == 1 else (),
     )
+
+
+@pytest.mark.parametrize("isa", kernels.available())
+@groups
+def test_norms_in_place(rng: np.random.Generator, isa: str, T: int, D: int, group: int) -> None:
+    """out may be x, and dx may be dn: the same bits as elsewhere."""
+    x, dn, weight = random(rng, T, D), random(rng, T, D), random(rng, group)
+    forward = kernel(isa, "rms_norm", eps=EPS, weight=weight)
+    backward = kernel(isa, "rms_norm_backward", eps=EPS, weight=weight, accumulate=False)
+    apart, within = np.full_like(x, np.nan), Guarded.holding(x)
+    forward(x=x, out=apart)
+    forward(x=within.view, out=within.view)
+    np.testing.assert_array_equal(within.view, apart)
+    assert within.surroundings_intact()
+    apart, within = np.full_like(x, np.nan), Guarded.holding(dn)
+    backward(dn=dn, x=x, dx=apart)
+    backward(dn=within.view, x=x, dx=within.view)
+    np.testing.assert_array_equal(within.view, apart)
+    assert within.surroundings_intact()
 
 
 def kernel_result(operation: str, inputs: dict[str, Array], shape: tuple[int, int], **fixed: Any) -> Array:
@@ -174,66 +223,94 @@ def test_rope(
     check_op(in_place(isa), in_place(REFERENCE), {}, {"out": Output(x.shape, "f32", x)}, bound)
 
 
-# --- SwiGLU -------------------------------------------------------------------------------------------------
+# --- gated linear units -------------------------------------------------------------------------------------
+
+activations = pytest.mark.parametrize("activation", oracles.ACTIVATIONS)
 
 
 @shapes
-def test_reference_swiglu(rng: np.random.Generator, T: int, D: int) -> None:
+@activations
+def test_reference_glu(rng: np.random.Generator, activation: str, T: int, D: int) -> None:
     gate, up, da = (random(rng, T, D, dtype="f64") for _ in range(3))
-    leaves = {"gate": gate, "up": up}
-    results, gradients = oracles.autograd(oracles.swiglu, leaves, {"out": da})
+    leaves, fixed = {"gate": gate, "up": up}, {"activation": activation}
+    results, gradients = oracles.autograd(oracles.glu(activation), leaves, {"out": da})
     check_op(
-        kernel(REFERENCE, "swiglu"),
+        kernel(REFERENCE, "glu", **fixed),
         filling(lambda: results),
         leaves,
         {"out": Output((T, D), "f64")},
-        {"out": Bound("swiglu", results["out"])},
+        {"out": Bound("glu", gate * up)},
         compute="f64",
     )
     check_op(
-        kernel(REFERENCE, "swiglu_backward"),
+        kernel(REFERENCE, "glu_backward", **fixed),
         filling(lambda: {"dgate": gradients["gate"], "dup": gradients["up"], "a": results["out"]}),
         {"da": da, **leaves},
         {name: Output((T, D), "f64") for name in ("dgate", "dup", "a")},
         {
-            "dgate": Bound("swiglu", da * up * (1 + np.abs(gate))),
-            "dup": Bound("swiglu", da * gate),
-            "a": Bound("swiglu", results["out"]),
+            "dgate": Bound("glu", da * up * (1 + np.abs(gate)) * (1 + gate**2)),
+            "dup": Bound("glu", da * gate),
+            "a": Bound("glu", gate * up),
         },
         compute="f64",
     )
     check_gradient(
-        lambda **arrays: float(np.sum(da * kernel_result("swiglu", arrays, (T, D)))), leaves, gradients, rng
+        lambda **arrays: float(np.sum(da * kernel_result("glu", arrays, (T, D), **fixed))),
+        leaves,
+        gradients,
+        rng,
     )
 
 
 @isas
+@activations
+@dtypes
 @pytest.mark.parametrize("stored", ["f32", "bf16"])
 @shapes
-def test_swiglu(rng: np.random.Generator, isa: str, stored: str, T: int, D: int) -> None:
-    gate, up, da = (random(rng, T, D) for _ in range(3))
+def test_glu(
+    rng: np.random.Generator, isa: str, activation: str, dtype: str, stored: str, T: int, D: int
+) -> None:
+    gate, up, da = (rng.standard_normal((T, D)) for _ in range(3))
     if T > 2:  # far out on both sides, where the exponential overflows or vanishes
         gate[1] *= 60
         gate[2] = np.resize(np.array([-1e4, -104, -89, -88, -87, -20, -0.0, 0.0, 1e-30, 20, 88, 89, 1e4]), D)
-    results = oracles.autograd(oracles.swiglu, {"gate": gate, "up": up}, {"out": da})[0]
+        gate[0] *= 4
+    inputs = {"gate": narrow(gate, dtype), "up": narrow(up, dtype)}
+    wide = {name: widen(array) for name, array in inputs.items()}
+    da = da.astype(np.float32)
+    sizes = oracles.glu_magnitudes(activation, widen(da), **wide)
+    fixed = {"activation": activation}
     check_op(
-        kernel(isa, "swiglu"),
-        kernel(REFERENCE, "swiglu"),
-        {"gate": gate, "up": up},
+        kernel(isa, "glu", **fixed),
+        kernel(REFERENCE, "glu", **fixed),
+        inputs,
         {"out": Output((T, D), stored)},
-        {"out": Bound("swiglu", results["out"])},
+        {"out": Bound("glu", sizes["out"])},
     )
-    wide = gate.astype(np.float64)
-    sigmoid = 1 / (1 + np.exp(-np.clip(wide, -500, None)))
     check_op(
-        kernel(isa, "swiglu_backward"),
-        kernel(REFERENCE, "swiglu_backward"),
-        {"da": da, "gate": gate, "up": up},
+        kernel(isa, "glu_backward", **fixed),
+        kernel(REFERENCE, "glu_backward", **fixed),
+        {"da": da, **inputs},
         {name: Output((T, D), stored) for name in ("dgate", "dup", "a")},
         {
-            # From |gate| = 17 on, 1 - sigmoid is exactly 0 or 1 in float32.
-            "dgate": Bound("swiglu", da * up * sigmoid * (1 + np.minimum(np.abs(wide), 17))),
-            "dup": Bound("swiglu", da * wide * sigmoid),
-            "a": Bound("swiglu", results["out"]),
+            "dgate": Bound("glu", sizes["dgate"]),
+            "dup": Bound("glu", sizes["dup"]),
+            "a": Bound("glu", sizes["out"]),
         },
     )
+
+
+@isas
+@activations
+def test_gates_beyond_all_measure(isa: str, activation: str) -> None:
+    """The largest numbers and NaN: what is finite in the limit is finite."""
+    gate = np.array([[3e38, -3e38, np.nan, 1e20, -1e20]], np.float32)
+    one = np.ones_like(gate)
+    out, dgate, dup = (np.full_like(gate, 7) for _ in range(3))
+    kernel(isa, "glu", activation=activation)(gate=gate, up=one, out=out)
+    kernel(isa, "glu_backward", activation=activation)(da=one, gate=gate, up=one, dgate=dgate, dup=dup)
+    for result, right in ((out, gate), (dup, gate), (dgate, one)):
+        assert np.isnan(result[0, 2])
+        np.testing.assert_array_equal(result[0, [0, 3]], right[0, [0, 3]])
+    assert (np.abs(out[0, [1, 4]]) <= 10).all()
+    assert np.isfinite(dgate[0, [1, 4]]).all()

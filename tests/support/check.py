@@ -51,7 +51,7 @@ TOLERANCES = {
     "rms_norm": Tolerance(8, 0, "one sum of squares, a square root, a division, two products"),
     "rms_norm_backward": Tolerance(12, 0, "rms_norm's roundings, a second sum, and the residual's addition"),
     "rope": Tolerance(4, 0, "two products and a sum"),
-    "swiglu": Tolerance(16, 0, "an exponential (2 ulp), 1 + e, a division, two products"),
+    "glu": Tolerance(16, 0, "an exponential (2 ulp), 1 + e, a division, two products"),
     "attention": Tolerance(4, 0, "scores' roundings reach p through exp: the magnitude carries that factor"),
     "cross_entropy": Tolerance(
         16, 0, "exponentials, their sum, a logarithm; the logits are float32 in any case"

@@ -35,6 +35,7 @@ class WeightPager:
         self._by_matrix = weights == "by_matrix"
         self.model, self._drop, self._scattered = model, drop, ScatteredRows()
         self._files, self._read = OpenFiles(plain), set[tuple[Path, int]]()
+        self._ahead = kernels.ReadAhead()
         self._head_read = False
         self._faults, self._hints = 0, 0  # major faults so far, and how many hints they are worth
         self._layers = [model.layer(i) for i in range(model.config.num_hidden_layers)]
@@ -77,7 +78,7 @@ class WeightPager:
             matrix.release(FOLIO)
 
     def close(self) -> None:
-        kernels.stop_read_ahead()
+        self._ahead.close()
         self._scattered.close()
         self._files.close()
 
@@ -89,9 +90,9 @@ class WeightPager:
         for path, file, begin, end in stretches:
             if (path, begin) not in self._read:
                 self._read.add((path, begin))
-                kernels.read_through(self._files[path], begin, end - begin)
+                self._ahead.file(self._files[path], begin, end - begin)
             elif self._cache_is_short():
-                kernels.read_ahead(file[begin:end])
+                self._ahead.map(file[begin:end])
 
     def _read_in_order(self, stored: Matrix) -> None:
         """Rows looked up one by one in a file not read before stay single pages of the cache, dear to map and unmap."""

@@ -1,6 +1,6 @@
 """The native kernels: NumPy arrays in, one native call each.
 
-Every operation overwrites its output unless ``accumulate=True``; ``csrc/core/ops.h`` documents shapes and dtypes.
+Every operation overwrites its output unless ``accumulate=True``; ``csrc/core/ops.def`` documents shapes and dtypes.
 bf16 arrays are ``uint16``. The instruction set is chosen when the package is imported and can be changed with
 :func:`use`; the variable ``FEATHERBACK_KERNELS`` names another one, ``FEATHERBACK_THREADS`` the number of threads.
 """
@@ -15,9 +15,12 @@ import numpy as np
 from featherback import _native
 from featherback._native import (
     Matrix,
+    ReadAhead,
     adamw,
     attention,
     attention_backward,
+    attention_backward_cost,
+    attention_cost,
     available,
     cast,
     cross_entropy_finish,
@@ -26,26 +29,28 @@ from featherback._native import (
     dequantize,
     drop_pages,
     gather_rows,
+    glu,
+    glu_backward,
     linear,
     linear_backward,
+    linear_backward_cost,
+    linear_cost,
     lora_down,
+    lora_down_cost,
     lora_gradient,
+    lora_gradient_cost,
     memory_now,
     meter_peak,
     meter_start,
     meter_stop,
     profile,
     profile_report,
-    read_ahead,
-    read_through,
     rms_norm,
     rms_norm_backward,
     rope,
+    scratch_peak,
     sgd,
-    stop_read_ahead,
     sum_squares,
-    swiglu,
-    swiglu_backward,
     threads,
     use,
 )
@@ -70,8 +75,10 @@ _NOTES = {
 
 
 def matrix(stored: StoredMatrix) -> Matrix:
-    """The native handle of a stored weight. No bytes are copied."""
-    return Matrix(stored.data, int(stored.type), stored.rows, stored.cols)
+    """The native handle of a stored weight. No bytes are copied; what lies in a file's map can be released."""
+    base = stored.data.base
+    mapped = isinstance(base, np.ndarray) and not base.flags.writeable  # what streams fill is not
+    return Matrix(stored.data, int(stored.type), stored.rows, stored.cols, base if mapped else None)
 
 
 def describe() -> str:
@@ -118,9 +125,12 @@ set_threads(default_threads())
 __all__ = [
     "OPERANDS",
     "Matrix",
+    "ReadAhead",
     "adamw",
     "attention",
     "attention_backward",
+    "attention_backward_cost",
+    "attention_cost",
     "available",
     "cast",
     "cross_entropy_finish",
@@ -131,10 +141,16 @@ __all__ = [
     "describe",
     "drop_pages",
     "gather_rows",
+    "glu",
+    "glu_backward",
     "linear",
     "linear_backward",
+    "linear_backward_cost",
+    "linear_cost",
     "lora_down",
+    "lora_down_cost",
     "lora_gradient",
+    "lora_gradient_cost",
     "matrix",
     "memory_now",
     "meter_peak",
@@ -142,17 +158,13 @@ __all__ = [
     "meter_stop",
     "profile",
     "profile_report",
-    "read_ahead",
-    "read_through",
     "rms_norm",
     "rms_norm_backward",
     "rope",
+    "scratch_peak",
     "set_threads",
     "sgd",
-    "stop_read_ahead",
     "sum_squares",
-    "swiglu",
-    "swiglu_backward",
     "threads",
     "use",
 ]

@@ -1,0 +1,34 @@
+// The arithmetic of the products, a multiplication and an addition counted each. It is the same for every set.
+#pragma once
+#include <algorithm>
+
+#include "core/ops.h"
+
+namespace fb {
+
+FB_INLINE double product_flops(int64_t rows, int64_t depth, int64_t cols) {
+    return 2.0 * double(rows) * double(depth) * double(cols);
+}
+
+// x W^T + h b, and dy W + dh a: a weight (N, K) beside LoRA's factor.
+FB_INLINE double linear_flops(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, bool backward) {
+    return product_flops(tokens, inputs, outputs) + product_flops(tokens, rank, backward ? inputs : outputs);
+}
+
+// Attention's products: q k and p v; again q k, dout v, and those that make dq, dk and dv.
+constexpr int kForwardProducts = 2, kBackwardProducts = 5;
+
+// `products` of a query with a key, or of that size, for each pair that is visible.
+FB_INLINE double attention_flops(const AttentionShape& s, int products) {
+    double pairs = 0;
+    for (int64_t i = 0; i < s.sequences; i++) {
+        const int64_t queries = s.cu_q[i + 1] - s.cu_q[i], keys = s.cu_k[i + 1] - s.cu_k[i];
+        // Query j sees keys - queries + 1 + j keys, or `limit` if that is fewer.
+        const int64_t limit = s.window > 0 ? std::min(s.window, keys) : keys, first = keys - queries + 1;
+        const int64_t growing = std::clamp<int64_t>(limit - first + 1, 0, queries);
+        pairs += double(growing) * double(2 * first + growing - 1) / 2 + double(queries - growing) * double(limit);
+    }
+    return 2.0 * products * pairs * double(s.heads * s.head_dim);
+}
+
+}  // namespace fb

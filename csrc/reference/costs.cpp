@@ -1,0 +1,25 @@
+#include "core/flops.h"
+#include "reference/reference.h"
+
+namespace fb::reference {
+
+// One thread and no scratch of its own: what the loops hold comes from the heap.
+Cost linear_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, Dtype, TensorType) {
+    return {linear_flops(tokens, inputs, outputs, rank, false), 0};
+}
+
+Cost linear_backward_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, Dtype) {
+    return {linear_flops(tokens, inputs, outputs, rank, true), 0};
+}
+
+Cost lora_down_cost(int64_t tokens, int64_t inputs, int64_t rank) { return {product_flops(tokens, inputs, rank), 0}; }
+
+Cost lora_gradient_cost(int64_t tokens, int64_t inputs, int64_t rank) {
+    return {product_flops(tokens, inputs, rank), 0};
+}
+
+Cost attention_cost(const AttentionShape& shape, bool) { return {attention_flops(shape, kForwardProducts), 0}; }
+
+Cost attention_backward_cost(const AttentionShape& shape) { return {attention_flops(shape, kBackwardProducts), 0}; }
+
+}  // namespace fb::reference
