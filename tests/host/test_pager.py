@@ -64,7 +64,7 @@ def run(path: Path, policy: str) -> dict:  # type: ignore[type-arg]
 def test_dropping_keeps_one_layer(model_path: Path) -> None:
     model = models.load(model_path)
     layers = [list(model.layer(i).matrices.values()) for i in range(6)]
-    found = run(model_path, "drop")
+    found = run(model_path, "paged")
     for inside, matrices in zip(found["inside"], layers, strict=True):
         assert 0.9 * sum(m.nbytes for m in matrices) <= inside <= mapped(matrices) + CODE
     assert max(found["after"]) <= FOLIO
@@ -97,7 +97,7 @@ def test_every_piece_that_is_touched_counts(
 
 def test_without_dropping_all_stay(model_path: Path) -> None:
     layer = sum(m.nbytes for m in models.load(model_path).layer(0).matrices.values())
-    found = run(model_path, "keep")
+    found = run(model_path, "resident")
     assert found["after"][-1] >= 6 * layer * 0.95
     assert found["gathered"] >= found["after"][-1]
 
@@ -122,8 +122,8 @@ def test_what_is_read_does_not_depend_on_the_way(
             expected = model.layer(index)
             for name, matrix in weights.matrices.items():
                 assert np.array_equal(matrix.data, expected.matrices[name].data)
-            assert np.array_equal(weights.input_layernorm, expected.input_layernorm)
-    head = model.lm_head
+            assert np.array_equal(weights.vectors["input_layernorm"], expected.vectors["input_layernorm"])
+    head = model.head.weight
     for first in range(0, head.rows, 32):
         last = min(head.rows, first + 32)
         with source.rows(head, first, last) as rows:

@@ -75,7 +75,7 @@ def test_an_error_does_not_stick(tmp_path: Path) -> None:
         pass
     path.write_bytes(whole)
     with source.layer(2) as weights:
-        assert np.array_equal(weights.down_proj.data, model.layer(2).down_proj.data)
+        assert np.array_equal(weights.matrices["down_proj"].data, model.layer(2).matrices["down_proj"].data)
     source.close()
 
 
@@ -90,7 +90,7 @@ def test_the_error_of_a_reading_ahead_is_its_own_layers(tmp_path: Path) -> None:
         pass
     path.write_bytes(whole)
     with source.layer(1) as weights:
-        assert np.array_equal(weights.down_proj.data, model.layer(1).down_proj.data)
+        assert np.array_equal(weights.matrices["down_proj"].data, model.layer(1).matrices["down_proj"].data)
     source.close()
 
 
@@ -115,13 +115,13 @@ def test_nothing_of_the_file_stays_mapped(tmp_path: Path) -> None:
     """Norms are read through the map, and bring their neighbourhood along: it would grow with depth."""
     path = write_tiny(tmp_path / "m.gguf", tiny(TINY_LLAMA, num_hidden_layers=3))
     model = models.load(path)
-    expected = [np.array(model.layer(i).input_layernorm) for i in range(3)]
+    expected = [np.array(model.layer(i).vectors["input_layernorm"]) for i in range(3)]
     assert resident(path) > 0
     source = WeightStream(model, rows=8)
     assert resident(path) == 0
     for index in range(3):
         with source.layer(index) as weights:
-            assert np.array_equal(weights.input_layernorm, expected[index])
+            assert np.array_equal(weights.vectors["input_layernorm"], expected[index])
     source.close()
 
 

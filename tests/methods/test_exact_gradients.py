@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,13 +30,14 @@ def check(
     labels: Labels | None = None,
     rank: int = 4,
     targets: Sequence[str] = ALL_TARGETS,
+    **plan: Any,
 ) -> None:
     state = random_adapter(twins.reference, rank, targets, seed=1)
     for name in state:
         if ".lora_B." in name:
             state[name] *= np.float32(rank / 4)  # alpha / rank times B: as strong at every rank
     truth = reference(twins.reference, state, sequences, labels)
-    found = ours(twins.model, state, sequences, labels, method=method, mlp_tile=256, vocab_tile=48)
+    found = ours(twins.model, state, sequences, labels, method=method, mlp_tile=256, vocab_tile=48, **plan)
     assert_close(found, Result(truth.loss, truth.grads), BOUND)
 
 
@@ -43,6 +45,12 @@ def check(
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_all_lengths(twins: Twins, lengths: tuple[int, ...], method: str) -> None:
     check(twins, method, draw(lengths, twins.model.config.vocab_size))
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 32, 64])
+@pytest.mark.parametrize("lengths", [(33,), (5, 1, 40, 17), (40, 1, 31)], ids=str)
+def test_in_chunks(twins: Twins, lengths: tuple[int, ...], chunk: int) -> None:
+    check(twins, "mesp", draw(lengths, twins.model.config.vocab_size), chunk=chunk)
 
 
 @pytest.mark.parametrize("method", EXACT)

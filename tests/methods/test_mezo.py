@@ -13,7 +13,8 @@ from featherback.data.batch import Batch
 from featherback.host.paged import PagedArray
 from featherback.memory.plan import Plan
 from featherback.methods.base import Method
-from featherback.methods.mezo import MeZO
+from featherback.methods.base import FIRST, Draw, Options
+from featherback.methods.mezo import MeZOOptions
 from featherback.noise import normal
 from tests.methods.conftest import Twins
 from tests.methods.support import adapter_of
@@ -30,15 +31,15 @@ def setting(twins: Twins) -> Setting:
     return adapter, batch, replace(Plan.default(twins.model.config, tokens=batch.n_tokens, compute="fp32"))
 
 
-def method(name: str, setting: Setting) -> Method:
+def method(name: str, setting: Setting, options: Options | None = None) -> Method:
     adapter, _, plan = setting
-    return methods.create(name, adapter.model, adapter, plan)
+    return methods.create(name, adapter.model, adapter, plan, options=options)
 
 
-def flat_gradient(at_work: Method, setting: Setting) -> tuple[float, np.ndarray]:
+def flat_gradient(at_work: Method, setting: Setting, draw: Draw = FIRST) -> tuple[float, np.ndarray]:
     adapter, batch, _ = setting
     gathered = PagedArray(adapter.parameters.layers, adapter.layer_size)
-    total = at_work.gradients(batch, 1 / batch.n_targets, gathered)
+    total = at_work.gradients(batch, 1 / batch.n_targets, gathered, draw)
     return total / batch.n_targets, rows(gathered)
 
 
@@ -58,10 +59,8 @@ def z(adapter: LoRA, seed: int, step: int, direction: int = 0) -> np.ndarray:
 @pytest.mark.parametrize(("seed", "step"), [(0, 0), (5, 3)])
 def test_projection(setting: Setting, seed: int, step: int) -> None:
     exact_loss, exact = flat_gradient(method("mesp", setting), setting)
-    estimator = method("mezo", setting)
-    assert isinstance(estimator, MeZO)
-    estimator.epsilon, estimator.seed, estimator.step = 1e-4, seed, step  # small: no curvature
-    loss, estimate = flat_gradient(estimator, setting)
+    estimator = method("mezo", setting, MeZOOptions(epsilon=1e-4))  # small: no curvature
+    loss, estimate = flat_gradient(estimator, setting, Draw(seed, step))
     direction = z(setting[0], seed, step)
     slope = float(np.vdot(exact.astype(np.float64), direction))
     scale = float(np.linalg.norm(exact))  # the standard deviation of such a slope
@@ -73,9 +72,7 @@ def test_projection(setting: Setting, seed: int, step: int) -> None:
 
 def test_several_directions_are_averaged(setting: Setting) -> None:
     _, exact = flat_gradient(method("mesp", setting), setting)
-    estimator = method("mezo", setting)
-    assert isinstance(estimator, MeZO)
-    estimator.epsilon, estimator.directions = 1e-4, 3
+    estimator = method("mezo", setting, MeZOOptions(epsilon=1e-4, directions=3))
     estimate = flat_gradient(estimator, setting)[1].ravel().astype(np.float64)
     drawn = np.stack([z(setting[0], 0, 0, number).ravel() for number in range(3)]).astype(np.float64)
     slopes, residual, *_ = np.linalg.lstsq(drawn.T, estimate)

@@ -49,8 +49,8 @@ def test_folder_and_gguf_are_the_same_model(tmp_path: Path, config: ModelConfig,
             found = getattr(hf.config, name)
             assert found == (np.float32(value) if isinstance(value, float) else value), name
     assert hf.embed_tokens.data.tobytes() == gguf.embed_tokens.data.tobytes()
-    assert hf.lm_head.data.tobytes() == gguf.lm_head.data.tobytes()
-    assert (hf.lm_head is hf.embed_tokens) == config.tie_word_embeddings
+    assert hf.head.weight.data.tobytes() == gguf.head.weight.data.tobytes()
+    assert (hf.head.weight is hf.embed_tokens) == config.tie_word_embeddings
     for index in range(config.num_hidden_layers):
         ours, theirs = hf.layer(index), gguf.layer(index)
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
@@ -60,9 +60,9 @@ def test_folder_and_gguf_are_the_same_model(tmp_path: Path, config: ModelConfig,
                 rows = rows[gguf_to_hf_rows(heads[target], matrix.rows)]
             assert matrix.type is TensorType[dtype]
             assert np.array_equal(matrix.data, rows.reshape(-1)), target
-        assert np.allclose(ours.input_layernorm, theirs.input_layernorm, rtol=1e-2)
+        assert np.allclose(ours.vectors["input_layernorm"], theirs.vectors["input_layernorm"], rtol=1e-2)
         if config.attention_bias:
-            assert np.allclose(ours.v_bias, theirs.v_bias, rtol=1e-2)  # type: ignore[arg-type]
+            assert np.allclose(ours.vectors["v_bias"], theirs.vectors["v_bias"], rtol=1e-2)  # type: ignore[arg-type]
 
 
 def test_a_folder_in_parts(tmp_path: Path) -> None:

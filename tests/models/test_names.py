@@ -1,8 +1,7 @@
 import pytest
 
 from featherback.errors import FeatherbackError
-from featherback.models.layout import HF_NAMES
-from featherback.architecture.names import TARGETS, hf_module, parse_targets
+from featherback.architecture.names import HF_NAMES, TARGETS, hf_module, parse_targets
 
 
 @pytest.mark.parametrize(
@@ -33,8 +32,8 @@ def test_no_target(given: str | list[str]) -> None:
 
 
 def test_hf_module() -> None:
-    assert hf_module(0, "q_proj") == "model.layers.0.self_attn.q_proj"
-    assert hf_module(11, "down_proj") == "model.layers.11.mlp.down_proj"
+    assert hf_module(HF_NAMES, 0, "q_proj") == "model.layers.0.self_attn.q_proj"
+    assert hf_module(HF_NAMES, 11, "down_proj") == "model.layers.11.mlp.down_proj"
     assert HF_NAMES["o_proj"].format(3) == "model.layers.3.self_attn.o_proj.weight"
     with pytest.raises(ValueError, match="not a projection"):
-        hf_module(0, "q")
+        hf_module(HF_NAMES, 0, "q")

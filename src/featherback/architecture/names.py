@@ -71,4 +71,6 @@ HF_NAMES: Names = {
 
 def hf_module(names: Names, layer: int, target: str) -> str:
     """The Hugging Face name of a projection: "model.layers.3.self_attn.q_proj"."""
+    if target not in TARGETS:
+        raise ValueError(f"not a projection: {target}")
     return names[target].format(layer).removesuffix(".weight")

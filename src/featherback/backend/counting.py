@@ -18,6 +18,7 @@ from featherback.backend.arena import aligned
 from featherback.backend.cpu import CPU
 from featherback.weights.mapping import most_mapped
 from featherback.weights.matrix import Matrix as StoredMatrix
+from featherback.weights.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,8 @@ class BlankMatrix:
     row_bytes: int
     name: str = ""
     """Of a matrix that lies in a file; "" in memory."""
+    type: int = int(TensorType.F32)
+    """A `TensorType`."""
 
     @property
     def rows(self) -> int:
@@ -140,7 +143,7 @@ class BlankMatrix:
         height, width = (
             last - first for first, last in (rows or (0, self.shape[0]), cols or (0, self.shape[1]))
         )
-        return BlankMatrix((height, width), self.row_bytes, self.name)
+        return BlankMatrix((height, width), self.row_bytes, self.name, self.type)
 
     @property
     def nbytes(self) -> int:
@@ -201,7 +204,8 @@ class CountingOperations:
         self._use(w)
         self.work.moved += 2 * out.nbytes * accumulate
         rank = 0 if h is None else h.shape[1]
-        self._count("products", kernels.linear_cost(len(x), w.shape[1], w.shape[0], rank, self.bf16))
+        outputs, inputs = w.shape
+        self._count("products", kernels.linear_cost(len(x), inputs, outputs, rank, self.bf16, w.type))
 
     def linear_backward(
         self, dy: Blank, w: BlankMatrix, dx: Blank, *, dh: Blank | None = None, accumulate: bool = False, **_: Any
@@ -209,9 +213,8 @@ class CountingOperations:
         self._use(w)
         self.work.moved += 2 * dx.nbytes * accumulate
         rank = 0 if dh is None else dh.shape[1]
-        self._count(
-            "products", kernels.linear_backward_cost(len(dy), w.shape[1], w.shape[0], rank, self.bf16)
-        )
+        outputs, inputs = w.shape
+        self._count("products", kernels.linear_backward_cost(len(dy), inputs, outputs, rank, self.bf16))
 
     def lora_down(self, x: Blank, a: Blank, h: Blank, scale: float, **_: Any) -> None:
         self._count("lora", kernels.lora_down_cost(*x.shape, len(a)))
@@ -221,16 +224,22 @@ class CountingOperations:
 
     def attention(
         self, q: Blank, k: Blank, v: Blank, out: Blank, lse: Any, heads: int, kv_heads: int,
-        cu_q: Any, cu_k: Any, *, window: int, **_: Any,
+        cu_q: Any, cu_k: Any, *, window: int, softcap: float, **_: Any,
     ) -> None:  # fmt: skip
-        self._count("attention", kernels.attention_cost(cu_q, cu_k, heads, q.shape[1] // heads, window))
+        head_dim, follows = q.shape[1] // heads, lse is not None
+        self._count(
+            "attention",
+            kernels.attention_cost(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap, follows),
+        )
 
     def attention_backward(
         self, dout: Blank, q: Blank, k: Blank, v: Blank, out: Blank, lse: Any, delta: Any, dq: Any, dk: Any,
-        dv: Any, heads: int, kv_heads: int, cu_q: Any, cu_k: Any, *, window: int, **_: Any,
+        dv: Any, heads: int, kv_heads: int, cu_q: Any, cu_k: Any, *, window: int, softcap: float, **_: Any,
     ) -> None:  # fmt: skip
+        head_dim = q.shape[1] // heads
         self._count(
-            "attention", kernels.attention_backward_cost(cu_q, cu_k, heads, q.shape[1] // heads, window)
+            "attention",
+            kernels.attention_backward_cost(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap),
         )
 
     def total(self, x: Blank) -> float:
@@ -269,7 +278,7 @@ class Counting:
     def matrix(stored: StoredMatrix | BlankMatrix) -> BlankMatrix:
         if isinstance(stored, BlankMatrix):
             return stored
-        return BlankMatrix(stored.shape, stored.row_bytes)
+        return BlankMatrix(stored.shape, stored.row_bytes, type=int(stored.type))
 
     operand = staticmethod(CPU.operand)
     dense_type = staticmethod(CPU.dense_type)

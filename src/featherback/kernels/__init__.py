@@ -89,6 +89,11 @@ def describe() -> str:
     return f"{name} ({_NOTES.get(name, 'vector kernels')}; {chosen}), {count} thread{'s' * (count > 1)}"
 
 
+def multiplies_bf16() -> bool:
+    """Whether the products of the kernels in use read bf16 as it is, weights rounded to it."""
+    return current().endswith("bf16")
+
+
 def set_threads(count: int) -> None:
     """Compute with so many threads; FeatherbackError if no machine would."""
     if not 1 <= count <= MAX_THREADS:
@@ -152,6 +157,7 @@ __all__ = [
     "lora_gradient",
     "lora_gradient_cost",
     "matrix",
+    "multiplies_bf16",
     "memory_now",
     "meter_peak",
     "meter_start",

@@ -6,9 +6,10 @@ adapter, and only a loss is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,11 +58,32 @@ def _once(job: Job, plan: Plan, layer: int | None) -> Account:
         block = job.blocks[layer]
         key = (*key[:3], plan.mlp_tile, plan.keep_h, id(block), plan.kept(layer))
     if key not in job.accounts:
-        job.accounts[key] = _around(job, plan) if layer is None else _inside(job, plan, layer)
+        part = partial(_around, job) if layer is None else partial(_inside, job, layer)
+        job.accounts[key] = _in_chunks(plan, part)
     return job.accounts[key]
 
 
-def _inside(job: Job, plan: Plan, layer: int) -> Account:
+def _in_chunks(plan: Plan, run: Callable[[Plan], Account]) -> Account:
+    """The account of many chunks from those of two, three and four.
+
+    Chunks are alike but for the keys that they see: memory grows with their number, work with its square.
+    """
+    count = -(-plan.tokens // plan.span)
+    if count <= 4:
+        return run(plan)
+    two, three, four = (run(replace(plan, tokens=plan.tokens - (count - n) * plan.span)) for n in (2, 3, 4))
+    once = three.work.plus(two.work, -1)
+    twice = four.work.plus(three.work, -2).plus(two.work)
+    more = count - 2
+    return replace(
+        four,
+        scratch=four.scratch + (count - 4) * (four.scratch - three.scratch),
+        kept=four.kept + (count - 4) * (four.kept - three.kept),
+        work=two.work.plus(once, more).plus(twice, more * (more - 1) / 2),
+    )
+
+
+def _inside(job: Job, layer: int, plan: Plan) -> Account:
     """One layer's part of a step."""
     run, without = (_run(job, plan, layers, job.head.slice(rows=(0, 1))) for layers in ([layer], []))
     return replace(run, work=run.work.plus(without.work, -1))

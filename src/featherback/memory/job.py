@@ -50,7 +50,7 @@ class Job:
             config=model.config,
             blocks=model.blocks,
             stored=[
-                {name: BlankMatrix(m.shape, m.row_bytes, name) for name, m in layer.items()} for layer in layers
+                {name: BlankMatrix(m.shape, m.row_bytes, name, int(m.type)) for name, m in layer.items()} for layer in layers
             ],
             head=BlankMatrix(head.shape, head.row_bytes),
             layer_mapped=max(mapped(layer.values()) for layer in layers),
@@ -65,7 +65,7 @@ class Job:
         blocks = families.blocks(config)
         layers = [
             {
-                name: BlankMatrix((rows, cols), stored.row_bytes(cols), name)
+                name: BlankMatrix((rows, cols), stored.row_bytes(cols), name, int(stored))
                 for name, (rows, cols) in block.projections.items()
             }
             for block in blocks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import get_args
@@ -54,15 +54,15 @@ class Prediction:
         )
 
 
-def candidates(job: Job) -> Iterator[Plan]:
+def candidates(job: Job, chunks: Sequence[int] = CHUNKS) -> Iterator[Plan]:
     """Every plan the planner can emit for a job, but for the intermediates that are kept."""
     inner = -(-job.config.intermediate_size // MLP_STEP)
     mlp_tiles = sorted({min(tile, inner) * MLP_STEP for tile in MLP_TILES})
     vocab_tiles = sorted({min(tile, job.config.vocab_size) for tile in VOCAB_TILES})
-    chunks = [None, *(chunk for chunk in CHUNKS if job.method.can_chunk and chunk < job.tokens)]
+    spans = [None, *(chunk for chunk in chunks if job.method.can_chunk and chunk < job.tokens)]
     places = ("ram", "file") if job.files else ("ram",)
     for chunk, mlp, vocab, keep_h, checkpoints, states, weights in product(
-        chunks, mlp_tiles, vocab_tiles, (True, False), places, places, get_args(Weights)
+        spans, mlp_tiles, vocab_tiles, (True, False), places, places, get_args(Weights)
     ):
         if keep_h and chunk is not None:  # from one chunk's recomputation to its gradients h is not kept
             continue

@@ -225,10 +225,13 @@ def _is_unfinished(path: Path) -> bool:
 
 
 def _fits(value: Any, expected: Any) -> bool:
-    """Whether a value read from JSON can be a field of this type: a word of several, a size, a switch, float | None."""
+    """Whether a value from JSON can be such a field: a word of several, a size, a switch, sizes by name, or None."""
     if get_origin(expected) is Literal:
         return value in get_args(expected)
-    return type(value) in (get_args(expected) or (expected,)) and (expected is not int or value > 0)
+    if get_origin(expected) is Mapping:
+        sizes = get_args(expected)[1]
+        return isinstance(value, dict) and all(_fits(size, sizes) for size in value.values())
+    return type(value) in (get_args(expected) or (expected,)) and (type(value) is not int or value > 0)
 
 
 def _now() -> str:

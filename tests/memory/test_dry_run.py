@@ -1,0 +1,155 @@
+"""The dry run against the arena: the same bytes at the peak, for every method, in many settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from featherback import methods, models
+from featherback.adapters.lora import LoRA
+from featherback.backend.arena import aligned
+from featherback.backend.counting import Ledger, Work
+from featherback.bench.ledger_table import MARKER, page_with_table
+from featherback.data.batch import Batch
+from featherback.host.paged import PagedArray
+from featherback.memory.dry_run import account, step_ledger
+from featherback.memory.job import Job
+from featherback.memory.plan import Plan
+from featherback.methods import NAMES, method_class
+from featherback.models.model import Model
+from featherback.weights.types import TensorType
+from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, TINY_WIDE, tiny, write_tiny
+
+PAGE = Path(__file__).parents[2] / "docs" / "memory.md"
+
+CONFIGS = {
+    "llama": TINY_LLAMA,
+    "qwen2": TINY_QWEN2,
+    "wide": tiny(TINY_WIDE, intermediate_size=768, vocab_size=300, tie_word_embeddings=False),
+}
+ADAPTERS = [(4, "all"), (8, "q,down"), (3, "v,o,gate"), (1, "k"), (33, "all")]
+TILES = [(256, 33), (512, 101), (1024, 1024)]
+KEPT = [{"m": 2}, {"gate": 1, "up": 2}, {"q": 2, "k": 1, "v": 2, "o": 1}]
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    path = tmp_path_factory.mktemp("ledger") / "m.gguf"
+    return models.load(write_tiny(path, CONFIGS[request.param]))
+
+
+def all_supervised(rng: np.random.Generator, tokens: int, vocabulary: int) -> Batch:
+    """One sequence in which even the last token has a target: the most a batch can ask for."""
+    batch = Batch.from_sequences([rng.integers(0, vocabulary, tokens)])
+    return replace(batch, targets=rng.integers(0, vocabulary, tokens).astype(np.int32))
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+@pytest.mark.parametrize("tokens", [1, 7, 64, 300])
+@pytest.mark.parametrize("name", NAMES)
+def test_high_water_is_the_dry_runs(model: Model, name: str, tokens: int, compute: str) -> None:
+    rng = np.random.default_rng(0)
+    batch = all_supervised(rng, tokens, model.config.vocab_size)
+    method = method_class(name)
+    for rank, targets in ADAPTERS:
+        adapter = LoRA(model, rank, targets=targets)
+        gradients = PagedArray(adapter.parameters.layers, adapter.layer_size)
+        for index, (mlp, vocab) in enumerate(TILES):
+            for chunk in (None, 32) if method.can_chunk else (None,):
+                plan = Plan(
+                    tokens=tokens,
+                    compute=compute,
+                    chunk=chunk,
+                    mlp_tile=mlp,
+                    vocab_tile=vocab,
+                    keep_h=index != 1 and chunk is None,
+                    keep=KEPT[index] if method.can_keep else {},
+                )
+                at_work = methods.create(name, model, adapter, plan)
+                at_work.gradients(batch, 1.0, gradients)
+                at_work.loss(batch)  # a held-out batch, of which nothing is kept
+                scratch, kept = at_work.resources.scratch, at_work.resources.kept
+                assert scratch.high_water == scratch.capacity, (rank, targets, plan)
+                assert kept.high_water == kept.capacity or not plan.keep
+                at_work.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loss_alone_stays_within(model: Model, name: str) -> None:
+    rng = np.random.default_rng(0)
+    for tokens in (1, 40):
+        plan = Plan(tokens=tokens, mlp_tile=256, vocab_tile=33)
+        method = methods.create(name, model, None, plan)
+        method.loss(all_supervised(rng, tokens, model.config.vocab_size))
+        assert method.resources.scratch.high_water <= method.resources.scratch.capacity
+
+
+@pytest.mark.parametrize("chunk", [None, 16, 48])
+def test_many_chunks_and_tiles_are_counted_from_few(model: Model, chunk: int | None) -> None:
+    """What is extrapolated is what a dry run of every chunk and tile would count."""
+    plan = Plan(tokens=321, chunk=chunk, mlp_tile=256, vocab_tile=16, keep_h=False, keep={"o": 1})
+    job = Job.of(model, method=method_class("mesp"), rank=4, tokens=321, sequence=321)
+    found = account(job, plan)
+    alone = Job.of(model, method=method_class("mesp"), rank=4, tokens=321, sequence=321)
+    alone = replace(alone, blocks=alone.blocks[:1], stored=alone.stored[:1])
+    one = account(alone, plan)
+    assert one.scratch == step_ledger(alone, plan).high_water
+    assert found.scratch == one.scratch
+    assert found.kept == one.kept
+    assert found.work.products > one.work.products
+
+
+def test_peak_of_a_hand_made_ledger() -> None:
+    ledger = Ledger()
+    with ledger.frame():
+        ledger.take("a", (16,))  # 64 bytes
+        with ledger.frame():
+            ledger.take("b", (32,))
+        with ledger.frame():
+            ledger.take("c", (10,), np.uint16)
+            ledger.take("d", (16, 2))
+    assert ledger.high_water == 64 + 64 + 128
+    assert [entry.name for entry in ledger.live_at_peak()] == ["a", "c", "d"]
+
+
+def test_nothing_of_t_by_f_or_t_by_v_exists() -> None:
+    tokens = 300
+    config = tiny(TINY_LLAMA, intermediate_size=9984, vocab_size=8888)
+    job = Job.of_shape(
+        config,
+        TensorType.Q4_0,
+        method=method_class("mesp"),
+        rank=4,
+        targets=("q_proj",),
+        tokens=tokens,
+        sequence=tokens,
+    )
+    ledger = step_ledger(job, Plan(tokens=tokens, mlp_tile=256, vocab_tile=64))
+    assert max(int(np.prod(entry.shape)) for entry in ledger.entries) == tokens * 256
+
+
+def test_work_is_what_the_products_are() -> None:
+    """MeSP multiplies with every weight forward, with all but `down` again, and with every one backward."""
+    job = Job.of_shape(TINY_LLAMA, TensorType.Q4_0, method=method_class("mesp"), rank=4, tokens=64, sequence=64)
+    shapes = job.blocks[0].projections
+    weights = sum(rows * cols for rows, cols in shapes.values())
+    lora = 4 * sum(rows + cols for rows, cols in shapes.values())
+    down = shapes["down_proj"][0] * shapes["down_proj"][1]
+    head = TINY_LLAMA.vocab_size * TINY_LLAMA.hidden_size
+    work: Work = account(job, Plan(tokens=64)).work
+    least = 2 * 64 * (job.layers * (3 * weights - down) + 2 * head)
+    assert least < work.products < least + 3 * 2 * 64 * job.layers * lora
+
+
+def test_aligned_to_whole_cache_lines() -> None:
+    assert aligned((3, 5), np.dtype(np.float32)) == 64
+    assert aligned((17,), np.dtype(np.float32)) == 128
+
+
+def test_the_page_has_the_ledger() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert MARKER in text
+    assert text == page_with_table(text), "stale: run python -m featherback.bench.ledger_table docs/memory.md"
