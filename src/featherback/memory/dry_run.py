@@ -33,7 +33,7 @@ class Account:
     kept: int  # bytes of the intermediates that all layers keep
     mapped: int  # bytes of the file that are mapped at most, if weights go matrix by matrix
     work: Work  # of a step
-    ledger: Ledger  # of the step and of a held-out loss after it
+    ledger: Ledger  # of the step
 
 
 def account(job: Job, plan: Plan) -> Account:
@@ -116,14 +116,16 @@ def _run(job: Job, plan: Plan, layers: list[int], head: BlankMatrix) -> Account:
     adapter = _BlankAdapter(job) if job.targets else None
     scratch, kept, store = Ledger(), Ledger(), _NoStore()
     resources = Resources(backend, scratch, kept, _BlankWeights(job, layers, backend), store, store)
-    keep = {name: 1 for layer in layers for name in plan.kept(layer)}
-    method = job.method(model, adapter, replace(plan, keep=keep), resources)
+    plan = replace(plan, keep={name: 1 for layer in layers for name in plan.kept(layer)})
     batch = _full_batch(job, plan)
     if adapter is not None:
-        method.gradients(batch, 1.0, _NoSink())
+        job.method(model, adapter, plan, resources).gradients(batch, 1.0, _NoSink())
     work = replace(backend.ops.work)
-    method.loss(batch)  # held-out data pass without a backward pass; nothing is kept of them
-    return Account(scratch.high_water, kept.high_water, backend.ops.most_mapped, work, scratch)
+    # Held-out data pass without a backward pass, and nothing is kept of them.
+    held_out = replace(resources, scratch=Ledger())
+    job.method(model, adapter, plan, held_out).loss(batch)
+    most = max(scratch.high_water, held_out.scratch.high_water)
+    return Account(most, kept.high_water, backend.ops.most_mapped, work, scratch)
 
 
 def _full_batch(job: Job, plan: Plan) -> Batch:
