@@ -12,15 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
+from featherback.weights.types import TensorType
 
 REFERENCE = "reference"
 VECTOR_SETS = [name for name in kernels.available() if name != REFERENCE]
 
-# name -> GGML's number
-TYPES = {
-    "F32": 0, "F16": 1, "BF16": 30, "Q8_0": 8, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7,
-    "Q4_K": 12, "Q5_K": 13, "Q6_K": 14,
-}  # fmt: skip
+TYPES = {kind.name: int(kind) for kind in TensorType}
 # Byte offsets of the half-precision fields of each block.
 HALVES = {
     "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2),
