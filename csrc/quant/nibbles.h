@@ -13,15 +13,16 @@ namespace fb::FB_SET::formats {
 // What a block has between its scale and its nibbles.
 constexpr int kOffset = 1, kFifthBits = 2;
 
-template <class Levels, int extras = 0>
+template <class Levels, int extras = 0, Number number = Number::f16>
 struct NibbleBlocks {
     static constexpr bool shifted = extras & kOffset, five = extras & kFifthBits;
-    static constexpr Field scale = {Number::f16, 0}, offset = shifted ? Field{Number::f16, 2} : kNoField;
-    static constexpr int nibbles = 2 + 2 * shifted + 4 * five;  // where they start; the fifth bits end there
+    static constexpr Field scale = {number, 0}, offset = shifted ? Field{Number::f16, 2} : kNoField;
+    static constexpr int nibbles =
+        size_of(number) + 2 * shifted + 4 * five;  // where they start; the fifth bits end there
     static constexpr int weights = 32, bytes = nibbles + 16;
 
     static FB_INLINE void decode(const uint8_t* block, float* out) {
-        const float d = load_f16(block), m = shifted ? load_f16(block + offset.at) : 0;
+        const float d = load_number(number, block), m = shifted ? load_f16(block + offset.at) : 0;
         const uint32_t fifth = five ? load_u32(block + nibbles - 4) : 0;
         for (int j = 0; j < 32; ++j) {
             const int code = (block[nibbles + j % 16] >> (j / 16 * 4) & 15) | int(fifth >> j & 1) << 4;
@@ -32,20 +33,26 @@ struct NibbleBlocks {
 #if defined(FB_ISA)
     static FB_INLINE Floats run(const uint8_t* row, int64_t i) {
         const uint8_t* block = row + i * bytes;
-        const float d = head_half(block), m = shifted ? head_half(block + offset.at) : 0;
-        const uint32_t fifth = five ? load_u32(block + nibbles - 4) : 0;
-        return run_of([&](int v) {
-            const UVec code = widen(block + nibbles + v * kLanes % 16) >> (v * kLanes / 16 * 4);
-            if constexpr (five) return level<Levels>(code, fifth >> (v * kLanes), d, m);
-            else return level<Levels>(code, d, m);
-        });
+        const float d = head<number>(block), m = shifted ? head_half(block + offset.at) : 0;
+        if constexpr (!Levels::even && kLanes < 16) {  // too few lanes to look levels up in
+            static_assert(!shifted && !five);
+            const Floats levels = nibble_levels<Levels>(block + nibbles);
+            return run_of([&](int v) { return levels.v[v] * d; });
+        } else {
+            const uint32_t fifth = five ? load_u32(block + nibbles - 4) : 0;
+            return run_of([&](int v) {
+                const UVec code = widen(block + nibbles + v * kLanes % 16) >> (v * kLanes / 16 * 4);
+                if constexpr (five) return level<Levels>(code, fifth >> (v * kLanes), d, m);
+                else return level<Levels>(code, d, m);
+            });
+        }
     }
 #endif
 
 #if defined(__AVX512BF16__)
     static FB_INLINE Runs<1> bf16_runs(const uint8_t* row, int64_t i) {
         const uint8_t* block = row + i * bytes;
-        const __m512 d = splat_half(block);
+        const __m512 d = _mm512_set1_ps(head<number>(block));
         const auto table = [&](int first) {
             if constexpr (shifted) return d * level_table<Levels>(first) + splat_half(block + offset.at);
             else return d * level_table<Levels>(first);
@@ -61,10 +68,9 @@ struct NibbleBlocks {
     template <class Rows>
     static FB_INLINE void dot_group(const Rows& rows, const uint8_t* block, int64_t first, int count,
                                     typename Rows::Parts& parts) {
-        const __m512i head = heads_of(block, count);
-        const __m512 scales = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(head));
-        if constexpr (shifted)
-            rows.add_sums(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(head, 16))), first / kGroup, parts);
+        const __m512i heads = heads_of(block, count);
+        const __m512 scales = number == Number::e8m0 ? e8m0_lanes(heads) : half_lanes(heads);
+        if constexpr (shifted) rows.add_sums(half_lanes(_mm512_srli_epi32(heads, 16)), first / kGroup, parts);
         for (int turn = 0; turn < count; turn += 2 * Rows::kChains)
 #pragma GCC unroll 4
             for (int chain = 0; chain < Rows::kChains; chain++) {
@@ -86,7 +92,7 @@ struct NibbleBlocks {
     }
 
 private:
-    // The first four bytes of each block of a group: the scale and, if there is one, the offset.
+    // The first bytes of each block of a group, one a lane: the scale, then the offset or whatever follows.
     static FB_INLINE __m512i heads_of(const uint8_t* block, int count) {
         if constexpr (five) {
             uint32_t heads[kGroup] = {};
@@ -94,17 +100,27 @@ private:
             return _mm512_loadu_si512(heads);
         }
         // Blocks of four bits are so short that 64 bytes hold four heads.
-        constexpr int step = bytes / 2;
-        IHalves from;
-        for (int i = 0; i < 2 * kGroup; i++) from[i] = short(i / 2 % 4 * step + i % 2 + i / 8 * 32);
         const auto four = [&](int first) {
             const int size = std::clamp((count - first) * bytes, 0, 64);
             return _mm512_maskz_loadu_epi8(size ? ~uint64_t(0) >> (64 - size) : 0, block + first * bytes);
         };
         const auto eight = [&](int first) {
-            return _mm512_permutex2var_epi16(four(first), (__m512i)from, four(first + 4));
+            if constexpr (bytes % 2) {  // 17: head i lies in the word of four bytes 4 i, as its byte i
+                IVec from;
+                for (int i = 0; i < kLanes; i++) from[i] = i % 8 * 4;
+                return _mm512_permutex2var_epi32(four(first), (__m512i)from, four(first + 4));
+            } else {
+                IHalves from;
+                for (int i = 0; i < 2 * kGroup; i++) from[i] = short(i / 2 % 4 * (bytes / 2) + i % 2 + i / 8 * 32);
+                return _mm512_permutex2var_epi16(four(first), (__m512i)from, four(first + 4));
+            }
         };
-        return _mm512_inserti64x4(eight(0), _mm512_castsi512_si256(eight(8)), 1);
+        const __m512i heads = _mm512_inserti64x4(eight(0), _mm512_castsi512_si256(eight(8)), 1);
+        if constexpr (bytes % 2 == 0) return heads;
+        static_assert(bytes == 17 || bytes % 2 == 0);
+        IVec turn;
+        for (int i = 0; i < kLanes; i++) turn[i] = i % 4 * 8;
+        return _mm512_srlv_epi32(heads, (__m512i)turn);
     }
 #endif
 };

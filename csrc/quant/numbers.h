@@ -44,12 +44,22 @@ static inline float load_f32(const uint8_t* bytes) {
     return value;
 }
 
-enum class Number { f32, f16, bf16 };
+// A power of two: half of what OCP's E8M0 stands for, so that the levels of e2m1 are whole, as GGML has it.
+// 2^(byte - 128), the first two subnormal; 255 is no NaN.
+static inline float load_e8m0(const uint8_t* bytes) {
+    const uint32_t bits = *bytes < 2 ? 0x00200000u << *bytes : uint32_t(*bytes - 1) << 23;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
 
-FB_INLINE constexpr int size_of(Number kind) { return kind == Number::f32 ? 4 : 2; }
+enum class Number { f32, f16, bf16, e8m0 };
+
+FB_INLINE constexpr int size_of(Number kind) { return kind == Number::f32 ? 4 : kind == Number::e8m0 ? 1 : 2; }
 
 FB_INLINE constexpr const char* name_of(Number kind) {
-    return kind == Number::f32 ? "f32" : kind == Number::f16 ? "f16" : "bf16";
+    constexpr const char* names[] = {"f32", "f16", "bf16", "e8m0"};
+    return names[int(kind)];
 }
 
 static inline float load_number(Number kind, const uint8_t* bytes) {
@@ -57,6 +67,7 @@ static inline float load_number(Number kind, const uint8_t* bytes) {
         case Number::f32: return load_f32(bytes);
         case Number::f16: return load_f16(bytes);
         case Number::bf16: return bf16_to_f32(load_u16(bytes));
+        case Number::e8m0: return load_e8m0(bytes);
     }
     return 0;
 }

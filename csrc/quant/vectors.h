@@ -38,6 +38,13 @@ FB_INLINE float head_half(const uint8_t* bytes) {
 #endif
 }
 
+// The scale at the head of a block.
+template <Number kind>
+FB_INLINE float head(const uint8_t* bytes) {
+    static_assert(kind == Number::f16 || kind == Number::e8m0);
+    return kind == Number::f16 ? head_half(bytes) : load_e8m0(bytes);
+}
+
 // kLanes bytes, signed bytes or half-precision numbers, one a lane.
 FB_INLINE UVec widen(const uint8_t* bytes) {
 #if defined(__AVX512F__)
@@ -110,6 +117,39 @@ FB_INLINE Vec level(UVec code, uint32_t fifth, float step, float offset) {
 #endif
 }
 
+template <class Levels>
+struct LevelTable {
+    float levels[16] = {};
+    constexpr LevelTable() {
+        for (int i = 0; i < 16; i++) levels[i] = float(Levels::at(i));
+    }
+};
+
+// The levels of the low nibbles of sixteen bytes, then those of the high ones.
+template <class Levels>
+FB_INLINE Floats nibble_levels(const uint8_t* nibbles) {
+#if defined(__AVX2__)
+    const auto at = [](int code) { return char(Levels::at(code)); };
+    const __m128i levels = _mm_setr_epi8(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), at(10),
+                                         at(11), at(12), at(13), at(14), at(15));
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(nibbles)), four = _mm_set1_epi8(15);
+    const __m128i low = _mm_shuffle_epi8(levels, _mm_and_si128(bytes, four));
+    const __m128i high = _mm_shuffle_epi8(levels, _mm_and_si128(_mm_srli_epi16(bytes, 4), four));
+    const auto eight = [](__m128i all) { return to_float((IVec)_mm256_cvtepi8_epi32(all)); };
+    return {{eight(low), eight(_mm_srli_si128(low, 8)), eight(high), eight(_mm_srli_si128(high, 8))}};
+#else
+    static constexpr auto table = LevelTable<Levels>();
+    Floats out;
+    for (int v = 0; v < kRunVectors / 2; v++)
+        for (int i = 0; i < kLanes; i++) {
+            const uint8_t byte = nibbles[v * kLanes + i];
+            out.v[v][i] = table.levels[byte & 15];
+            out.v[v + kRunVectors / 2][i] = table.levels[byte >> 4];
+        }
+    return out;
+#endif
+}
+
 using Bytes = uint8_t __attribute__((vector_size(kRun)));
 
 // Bit i: bit `which` of byte i of 32.
@@ -174,6 +214,13 @@ FB_INLINE __m512 bytes_to_float(__m128i bytes) { return _mm512_cvtepi32_ps(_mm51
 
 // For products of codes (simd/skinny_codes.h): so many blocks of 32 have their scales read together, one a lane.
 constexpr int kGroup = 16;
+
+// The scales in the low two bytes, or the lowest, of each lane.
+FB_INLINE __m512 half_lanes(__m512i heads) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(heads)); }
+FB_INLINE __m512 e8m0_lanes(__m512i heads) {
+    const IVec power = (IVec)heads & 255;
+    return (__m512)(power < 2 ? (IVec{} + 0x00200000) << power : (power - 1) << 23);
+}
 
 // Numbers first, ... first + n - 1, each in as many lanes.
 template <int n>
