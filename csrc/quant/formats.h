@@ -25,6 +25,7 @@
 #include "quant/formats/bf16.h"
 #include "quant/formats/f16.h"
 #include "quant/formats/f32.h"
+#include "quant/formats/iq4_nl.h"
 #include "quant/formats/q4_0.h"
 #include "quant/formats/q4_1.h"
 #include "quant/formats/q4_k.h"
@@ -46,6 +47,7 @@
     X(Q4_K)           \
     X(Q5_K)           \
     X(Q6_K)           \
+    X(IQ4_NL)         \
     X(BF16)
 
 namespace fb {

@@ -32,6 +32,8 @@ class TensorType(enum.IntEnum):
 
     Q6_K = 14
 
+    IQ4_NL = 20
+
     BF16 = 30
 
     @property

@@ -21,10 +21,13 @@ TYPES = {kind.name: int(kind) for kind in TensorType}
 # Byte offsets of the half-precision fields of each block.
 HALVES = {
     "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2),
-    "Q6_K": (208,),
+    "Q6_K": (208,), "IQ4_NL": (0,),
 }  # fmt: skip
 # Rough size of a code times its sub-block scale, so that random weights come out of order one.
-SPREAD = {"Q8_0": 74, "Q4_0": 4.6, "Q4_1": 4.6, "Q5_0": 9, "Q5_1": 9, "Q4_K": 170, "Q5_K": 340, "Q6_K": 1400}
+SPREAD = {
+    "Q8_0": 74, "Q4_0": 4.6, "Q4_1": 4.6, "Q5_0": 9, "Q5_1": 9, "Q4_K": 170, "Q5_K": 340, "Q6_K": 1400,
+    "IQ4_NL": 67,
+}  # fmt: skip
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def test_every_code_in_every_place(rng: np.random.Generator, isa: str, type: str
     ours = dequantize(isa, matrix, (1024, weights))
     assert_same_floats(ours, decode(type, data))
     if weights == 32:
-        levels = {"Q4": 16, "Q5": 32, "Q8": 256}[type[:2]]
+        levels = {"Q4": 16, "Q5": 32, "Q8": 256, "IQ": 16}[type[:2]]
         assert all(len(set(column)) == levels for column in ours.T)
 
 
