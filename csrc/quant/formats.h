@@ -26,6 +26,7 @@
 #include "quant/formats/f16.h"
 #include "quant/formats/f32.h"
 #include "quant/formats/iq4_nl.h"
+#include "quant/formats/mxfp4.h"
 #include "quant/formats/q4_0.h"
 #include "quant/formats/q4_1.h"
 #include "quant/formats/q4_k.h"
@@ -48,7 +49,8 @@
     X(Q5_K)           \
     X(Q6_K)           \
     X(IQ4_NL)         \
-    X(BF16)
+    X(BF16)           \
+    X(MXFP4)
 
 namespace fb {
 

@@ -36,6 +36,8 @@ class TensorType(enum.IntEnum):
 
     BF16 = 30
 
+    MXFP4 = 39
+
     @property
     def block_size(self) -> int:
         """Weights that share one block (1 for plain floats)."""
