@@ -66,9 +66,63 @@ void release(const PyMatrix& self, int64_t around) {
     if (from < to) drop_pages(from, size_t(to - from));
 }
 
+// In Python's integers: a damaged file may claim a row of any length.
+nb::int_ row_bytes(TensorType type, nb::int_ cols) {
+    const BlockShape block = block_shape(type);
+    const nb::int_ weights(block.weights), bytes(block.bytes);
+    if (!(cols % weights).equal(nb::int_(0))) {
+        const auto text = [](const nb::object& value) { return std::string(nb::str(value).c_str()); };
+        const std::string what = "A row of " + text(cols) + " weights does not fill whole " +
+                                 text(nb::cast(type).attr("name")) + " blocks of " + text(weights) + ".";
+        PyErr_SetString(nb::module_::import_("featherback.errors").attr("FeatherbackError").ptr(), what.c_str());
+        throw nb::python_error();
+    }
+    return nb::int_(cols.floor_div(weights) * bytes);
+}
+
+using FieldTuple = std::pair<std::string, int>;
+
+FieldTuple as_tuple(Field field) { return {name_of(field.kind), field.at}; }
+
+// A constant of the type's format.
+template <class Get>
+auto fact(const Get& get) {
+    return [get](TensorType type) {
+        decltype(get(plain::formats::F32())) value{};
+        with_type(type, [&](auto known) { value = get(plain::Format<known()>()); });
+        return value;
+    };
+}
+
+void bind_types(nb::module_& m) {
+    nb::enum_<TensorType>(m, "TensorType", nb::is_arithmetic(),
+                          "A number format Featherback computes with; the value is its ggml id.")
+#define FB_VALUE(T) .value(#T, TensorType::T)
+        FB_FORMATS(FB_VALUE)
+#undef FB_VALUE
+            .def_prop_ro(
+                "block_size", [](TensorType t) { return block_shape(t).weights; },
+                "Weights that share one block (1 for plain floats).")
+            .def_prop_ro(
+                "block_bytes", [](TensorType t) { return block_shape(t).bytes; }, "Bytes of one block.")
+            .def("row_bytes", &row_bytes, nb::arg("cols"),
+                 "Bytes of a row of `cols` weights; FeatherbackError if they do not fill whole blocks.")
+            .def_prop_ro("scale_field", fact([](auto format) { return as_tuple(format.scale); }),
+                         "(number format, byte) of a block's scale.")
+            .def_prop_ro("offset_field", fact([](auto format) {
+                             return format.offset.at < 0 ? std::nullopt : std::optional(as_tuple(format.offset));
+                         }),
+                         "(number format, byte) of a block's offset or minimum, if there is one.")
+            .def_prop_ro("centre", fact([](auto format) { return format.centre; }),
+                         "With codes drawn evenly, an offset of centre * scale makes the mean of the weights 0.")
+            .def_prop_ro("spread", fact([](auto format) { return format.spread; }),
+                         "Their standard deviation is then spread * scale.");
+}
+
 }  // namespace
 
 void bind_matrix(nb::module_& m) {
+    bind_types(m);
     nb::class_<PyMatrix>(m, "Matrix",
                          "A stored weight (rows = out_features, cols = in_features), or a rectangle of one.")
         .def(

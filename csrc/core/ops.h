@@ -1,6 +1,7 @@
 // The table of operations. Every instruction set fills one; `reference` fills one too and is the oracle of the others.
 // core/ops.def says what each operation computes.
 #pragma once
+#include "core/matrix.h"
 #include "core/types.h"
 
 namespace fb {

@@ -1,6 +1,7 @@
 // Attention for a few queries, a token being decoded: each meets the keys as they lie, a row at a time. Tiles would
 // fill their lanes with queries that are not there.
 #pragma once
+#include "core/ops.h"
 #include "simd/rows.h"
 #include "simd/transpose.h"
 

@@ -7,8 +7,8 @@
 #include <limits>
 #include <utility>
 
-#include "core/ops.h"
 #include "core/thread_pool.h"
+#include "core/types.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -18,7 +18,7 @@ void skinny(TensorType type, [[maybe_unused]] Dtype operand, int64_t tokens, con
     with_type(type, [&](auto stored) {
         with_count<kSkinnyRows>(int(tokens), [&](auto rows) {
 #if defined(__AVX512BF16__)
-            if constexpr (has_codes(stored()))
+            if constexpr (Format<stored()>::has_codes)
                 if (operand == Dtype::bf16) return body(Form<CodeRows<stored(), rows()>>(), rows);
 #endif
             body(Form<FloatRows<stored(), rows()>>(), rows);

@@ -31,7 +31,7 @@ template <class Tile, TensorType type>
 struct PanelRun {
     using Element = typename Tile::Element;
     using Lanes = std::conditional_t<sizeof(Element) == 8, QVec, Vec>;
-    static constexpr int kWeights = Tile::steps > 1 ? Runs<type>::kWeights : kRun;
+    static constexpr int kWeights = Tile::steps > 1 ? RunsOf<type>::kWeights : kRun;
     static constexpr int kElements = sizeof(Lanes) / sizeof(Element);  // a vector
     static constexpr int kVectors = kWeights / Tile::steps / kElements;
     Lanes v[kVectors];
@@ -42,11 +42,11 @@ template <class Tile, TensorType type>
 FB_INLINE PanelRun<Tile, type> load_run(const uint8_t* row, int64_t first, int64_t count) {
     PanelRun<Tile, type> out;
     if constexpr (Tile::steps > 1) {
-        const Runs<type> run = bf16_part<type>(row, first, count);
+        const RunsOf<type> run = bf16_part<type>(row, first, count);
         __builtin_memcpy(&out, &run, sizeof out);
     } else {
         Floats values{};
-        if (count >= kRun) values = unpack_run<type>(row, first / kRun);
+        if (count >= kRun) values = Format<type>::run(row, first / kRun);
         else if (count > 0) unpack<type>(row, first, count, reinterpret_cast<float*>(&values));
         __builtin_memcpy(&out, &values, sizeof out);
     }

@@ -50,8 +50,8 @@ public:
         for (; run + kUnroll <= runs; run += kUnroll)
 #pragma GCC unroll 8
             for (int i = 0; i < kUnroll; i++)
-                add(unpack_run<type>(row + run / kUnroll * kBytes, i), run + i, i * kRunVectors);
-        for (; run < runs; run++) add(unpack_run<type>(row, run), run, 0);
+                add(Format<type>::run(row + run / kUnroll * kBytes, i), run + i, i * kRunVectors);
+        for (; run < runs; run++) add(Format<type>::run(row, run), run, 0);
         if (runs * kRun < cols_) {
             Floats last{};
             unpack<type>(row, runs * kRun, cols_ - runs * kRun, reinterpret_cast<float*>(&last));

@@ -1,6 +1,7 @@
 // The operations of this instruction set, as core/ops.def lists them.
 #pragma once
 #include "core/flops.h"
+#include "core/ops.h"
 #include "simd/isa.h"
 
 #define FB_STRING_(x) #x

@@ -152,7 +152,7 @@ struct Stored {
     Matrix matrix;
 };
 
-// Random bytes are valid blocks, but for their half-precision numbers, which must be finite and of a common size.
+// Random bytes are valid blocks, but for their numbers, which must be finite and make weights of order one.
 Stored random_matrix(TensorType type, int64_t rows, int64_t cols) {
     const BlockShape block = block_shape(type);
     Stored stored;
@@ -163,34 +163,37 @@ Stored random_matrix(TensorType type, int64_t rows, int64_t cols) {
     stored.bytes.resize(size_t(rows * stored.matrix.row_bytes));
     for (auto& byte : stored.bytes) byte = uint8_t(generator());
     stored.matrix.data = stored.bytes.data();
-    const auto half = [&](size_t at) {  // sign, exponent of about 2^-7, any fraction
-        const uint16_t bits = uint16_t((generator() & 0x83ff) | (7 + generator() % 3) << 10);
-        std::memcpy(&stored.bytes[at], &bits, 2);
-    };
-    for (size_t at = 0; at < stored.bytes.size(); at += size_t(block.bytes)) switch (type) {
-            case TensorType::F32: {
-                const float value = uniform(-1, 1);
-                std::memcpy(&stored.bytes[at], &value, 4);
-                break;
-            }
-            case TensorType::BF16: {
-                const uint16_t bits = f32_to_bf16(uniform(-1, 1));
-                std::memcpy(&stored.bytes[at], &bits, 2);
-                break;
-            }
-            case TensorType::Q6_K: half(at + 208); break;
-            case TensorType::Q4_1:
-            case TensorType::Q5_1:
-            case TensorType::Q4_K:
-            case TensorType::Q5_K: half(at + 2); [[fallthrough]];
-            default: half(at);
+    with_type(type, [&](auto known) {
+        using Format = plain::Format<known()>;
+        const auto draw = [](Field field, uint8_t* start) {
+            if (field.at < 0) return;
+            float size;
+            do {
+                const uint32_t bits = uint32_t(generator());
+                std::memcpy(start + field.at, &bits, size_t(size_of(field.kind)));
+                size = std::fabs(load_number(field.kind, start + field.at)) * float(Format::spread);
+            } while (!(size >= 0.5f && size < 2));
+        };
+        for (size_t at = 0; at < stored.bytes.size(); at += size_t(block.bytes)) {
+            draw(Format::scale, &stored.bytes[at]);
+            draw(Format::offset, &stored.bytes[at]);
         }
+    });
     return stored;
 }
 
-constexpr TensorType kTypes[] = {TensorType::F32,  TensorType::F16,  TensorType::BF16, TensorType::Q4_0,
-                                 TensorType::Q4_1, TensorType::Q5_0, TensorType::Q5_1, TensorType::Q8_0,
-                                 TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K};
+constexpr TensorType kTypes[] = {
+#define FB_TYPE(T) TensorType::T,
+    FB_FORMATS(FB_TYPE)
+#undef FB_TYPE
+};
+
+// What asks for the format of a type that is not in the list does not compile.
+template <TensorType type, class = void>
+constexpr bool kHasFormat = false;
+template <TensorType type>
+constexpr bool kHasFormat<type, std::void_t<plain::Format<type>>> = true;
+static_assert(kHasFormat<TensorType::Q4_0> && !kHasFormat<TensorType(99)>);
 
 // bf16 tables round the weights to bf16 (2^-9 each way at worst, less in a sum), others only sum in another order.
 double product_tolerance(Dtype dtype) { return dtype == Dtype::bf16 ? 4e-3 : 1e-5; }

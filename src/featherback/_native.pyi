@@ -2,11 +2,72 @@
 Featherback's native kernels. csrc/core/ops.def documents every operation.
 """
 
+import enum
 from typing import Annotated
 
 import numpy
 from numpy.typing import NDArray
 
+
+class TensorType(enum.IntEnum):
+    """A number format Featherback computes with; the value is its ggml id."""
+
+    F32 = 0
+
+    F16 = 1
+
+    Q4_0 = 2
+
+    Q4_1 = 3
+
+    Q5_0 = 6
+
+    Q5_1 = 7
+
+    Q8_0 = 8
+
+    Q4_K = 12
+
+    Q5_K = 13
+
+    Q6_K = 14
+
+    IQ4_NL = 20
+
+    BF16 = 30
+
+    MXFP4 = 39
+
+    @property
+    def block_size(self) -> int:
+        """Weights that share one block (1 for plain floats)."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+
+    def row_bytes(self, cols: int) -> int:
+        """
+        Bytes of a row of `cols` weights; FeatherbackError if they do not fill whole blocks.
+        """
+
+    @property
+    def scale_field(self) -> tuple[str, int]:
+        """(number format, byte) of a block's scale."""
+
+    @property
+    def offset_field(self) -> tuple[str, int] | None:
+        """(number format, byte) of a block's offset or minimum, if there is one."""
+
+    @property
+    def centre(self) -> float:
+        """
+        With codes drawn evenly, an offset of centre * scale makes the mean of the weights 0.
+        """
+
+    @property
+    def spread(self) -> float:
+        """Their standard deviation is then spread * scale."""
 
 class Matrix:
     """

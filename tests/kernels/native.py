@@ -12,22 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
+from featherback.weights.types import TensorType
 
 REFERENCE = "reference"
 VECTOR_SETS = [name for name in kernels.available() if name != REFERENCE]
 
-# name -> GGML's number
-TYPES = {
-    "F32": 0, "F16": 1, "BF16": 30, "Q8_0": 8, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7,
-    "Q4_K": 12, "Q5_K": 13, "Q6_K": 14,
-}  # fmt: skip
-# Byte offsets of the half-precision fields of each block.
+TYPES = {kind.name: int(kind) for kind in TensorType}
+# Byte offsets of the half-precision fields of each block, and of scales that are powers of two.
 HALVES = {
     "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2),
-    "Q6_K": (208,),
+    "Q6_K": (208,), "IQ4_NL": (0,), "MXFP4": (),
 }  # fmt: skip
+POWERS = {"MXFP4": 0}
 # Rough size of a code times its sub-block scale, so that random weights come out of order one.
-SPREAD = {"Q8_0": 74, "Q4_0": 4.6, "Q4_1": 4.6, "Q5_0": 9, "Q5_1": 9, "Q4_K": 170, "Q5_K": 340, "Q6_K": 1400}
+SPREAD = {
+    "Q8_0": 74, "Q4_0": 4.6, "Q4_1": 4.6, "Q5_0": 9, "Q5_1": 9, "Q4_K": 170, "Q5_K": 340, "Q6_K": 1400,
+    "IQ4_NL": 67, "MXFP4": 5.9,
+}  # fmt: skip
 
 
 @contextmanager
@@ -90,6 +91,8 @@ def random_blocks(rng: np.random.Generator, type: str, rows: int, cols: int) -> 
     for offset in HALVES[type]:
         half = rng.uniform(0.5, 1.5, data.shape[:2]) * rng.choice([-1, 1], data.shape[:2]) / SPREAD[type]
         data[:, :, offset : offset + 2] = half.astype(np.float16)[..., None].view(np.uint8)
+    if type in POWERS:  # 2^(byte - 128)
+        data[:, :, POWERS[type]] = 128 - round(np.log2(SPREAD[type])) + rng.integers(-1, 2, data.shape[:2])
     return data.reshape(rows, -1)
 
 
@@ -101,6 +104,8 @@ def stored(rng: np.random.Generator, type: str, rows: int, cols: int) -> Stored:
         for offset in HALVES[type]:  # scale every block down
             half = blocks[:, :, offset : offset + 2].copy().view(np.float16).astype(np.float32) / cols**0.5
             blocks[:, :, offset : offset + 2] = half.astype(np.float16).view(np.uint8)
+        if type in POWERS:
+            blocks[:, :, POWERS[type]] -= np.uint8(round(np.log2(cols) / 2))
     else:
         values = (rng.standard_normal((rows, cols)) / cols**0.5).astype(np.float32)
         if type == "F16":

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from featherback import kernels
-from tests.kernels.native import HALVES, TYPES, Stored, block, decode, kernel, random_blocks, stored
+from tests.kernels.native import HALVES, POWERS, TYPES, Stored, block, decode, kernel, random_blocks, stored
 from tests.support.bf16 import to_bf16, widen
 from tests.support.guard import Guarded
 
@@ -77,11 +77,13 @@ def test_every_code_in_every_place(rng: np.random.Generator, isa: str, type: str
     data = rng.permuted(np.tile(np.arange(256, dtype=np.uint8)[:, None], (4, size)), axis=0)
     one, three = (np.full(1024, np.float16(value).view(np.uint16)) for value in (1, -3))
     set_halves(data, type, [one, three])
+    if type in POWERS:
+        data[:, POWERS[type]] = 128
     matrix = kernels.Matrix(data.reshape(-1), TYPES[type], 1024, weights)
     ours = dequantize(isa, matrix, (1024, weights))
     assert_same_floats(ours, decode(type, data))
     if weights == 32:
-        levels = {"Q4": 16, "Q5": 32, "Q8": 256}[type[:2]]
+        levels = {"Q4": 16, "Q5": 32, "Q8": 256, "IQ": 16, "MX": 15}[type[:2]]  # MXFP4 has two zeros
         assert all(len(set(column)) == levels for column in ours.T)
 
 
@@ -95,6 +97,24 @@ def test_edge_scales(rng: np.random.Generator, isa: str, type: str) -> None:
     set_halves(data, type, [first, second])
     matrix = kernels.Matrix(data.reshape(-1), TYPES[type], len(first), weights)
     assert_same_floats(dequantize(isa, matrix, (len(first), weights)), decode(type, data))
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("type", POWERS)
+def test_every_power_of_two(isa: str, type: str) -> None:
+    """All 256 scales times all codes in all places: subnormal ones, and those that overflow."""
+    weights, size = block(type)
+    data = np.empty((256, 16, size), np.uint8)
+    data[:] = np.arange(16, dtype=np.uint8)[:, None] * 17  # both nibbles of a byte
+    data[:, :, POWERS[type]] = np.arange(256, dtype=np.uint8)[:, None]
+    data = data.reshape(256, -1)
+    matrix = kernels.Matrix(data.reshape(-1), TYPES[type], 256, 16 * weights)
+    with np.errstate(over="ignore"):
+        expected = decode(type, data)
+    assert np.isinf(expected[255]).any()
+    assert (np.abs(expected[0][expected[0] != 0]) < np.finfo(np.float32).tiny * 4).all()
+    assert_same_floats(dequantize(isa, matrix, (256, 16 * weights)), expected)
+    assert_same_floats(dequantize(isa, matrix, (256, 16 * weights), np.uint16), to_bf16(expected))
 
 
 @pytest.mark.parametrize("isa", SETS)

@@ -35,6 +35,11 @@ SHAPES = [
     (2, 544, 33, 0, "Q5_0"),
     (3, 768, 50, 1, "Q4_K"),
     (1, 1280, 21, 8, "Q6_K"),
+    (33, 416, 70, 8, "IQ4_NL"),
+    (2, 1184, 40, 3, "IQ4_NL"),
+    (33, 416, 70, 8, "MXFP4"),
+    (1, 1184, 40, 3, "MXFP4"),
+    (7, 96, 257, 0, "MXFP4"),
 ]
 LONG = "T{}-K{}-N{}-r{}-{}".format
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: LONG(*shape))
@@ -245,7 +250,7 @@ def test_slices_of_the_weight(rng: np.random.Generator, isa: str, type: str, dty
 
 
 @pytest.mark.skipif("avx512bf16" not in VECTOR_SETS, reason="this CPU has no AVX512-BF16")
-@pytest.mark.parametrize("type", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("type", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4"])
 @pytest.mark.parametrize("T", [1, 2, 3, 4])
 def test_codes_of_few_rows_are_not_rounded(rng: np.random.Generator, type: str, T: int) -> None:
     """Decoding multiplies the codes themselves: the bound of fp32 holds for bf16 operands."""

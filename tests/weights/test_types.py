@@ -1,8 +1,10 @@
+import pickle
+
 import gguf
 import pytest
 
 from featherback.errors import FeatherbackError
-from featherback.weights.types import TensorType, tensor_type
+from featherback.weights.types import FOREIGN, TensorType, tensor_type
 
 
 @pytest.mark.parametrize("kind", TensorType)
@@ -10,6 +12,20 @@ def test_ids_and_blocks_are_those_of_ggml(kind: TensorType) -> None:
     theirs = gguf.GGMLQuantizationType[kind.name]
     assert kind.value == theirs.value
     assert (kind.block_size, kind.block_bytes) == gguf.GGML_QUANT_SIZES[theirs]
+
+
+def test_ids_are_looked_up() -> None:
+    for kind in TensorType:
+        assert tensor_type(kind.value, "blk.0.ffn_up.weight") is kind
+
+
+def test_no_supported_type_is_named_as_foreign() -> None:
+    assert not set(FOREIGN) & {int(kind) for kind in TensorType}
+    assert not set(FOREIGN.values()) & set(TensorType.__members__)
+
+
+def test_types_are_pickled_by_name() -> None:
+    assert pickle.loads(pickle.dumps(list(TensorType))) == list(TensorType)
 
 
 def test_row_bytes() -> None:

@@ -1,0 +1,109 @@
+// Every tensor type, named once. CONTRIBUTING.md has the steps that add one.
+//
+// A type is a struct in a header of its own, which says:
+//
+//   id, weights, bytes       GGML's number, as it stands in a GGUF file; weights and bytes of a block
+//   scale, offset            the numbers in a block beside its codes (kNoField: none), to fill one at random
+//   centre, spread           with codes drawn evenly, an offset of centre * scale makes the mean of the weights 0, and
+//                            their standard deviation is spread * scale
+//   decode(block, out)       a block's weights in float32, in plain C++: the oracle of the rest
+//
+// and, where an instruction set is compiled (quant/vectors.h):
+//
+//   run(row, i)              weights [32 i, 32 i + 32) of the row whose first block is at `row`, in float32
+//
+// and for AVX512-BF16:
+//
+//   bf16_runs(row, i)        the same in bf16, rounded once; two runs of a block of 256
+//   has_codes                whether rows are multiplied as codes. If so, `dot_group` (a group of blocks of 32) or
+//                            `dot_block` (one of 256), which simd/skinny_codes.h calls
+//
+// What several types share is in quant/nibbles.h and quant/k_blocks.h.
+#pragma once
+#include <type_traits>
+
+#include "quant/formats/bf16.h"
+#include "quant/formats/f16.h"
+#include "quant/formats/f32.h"
+#include "quant/formats/iq4_nl.h"
+#include "quant/formats/mxfp4.h"
+#include "quant/formats/q4_0.h"
+#include "quant/formats/q4_1.h"
+#include "quant/formats/q4_k.h"
+#include "quant/formats/q5_0.h"
+#include "quant/formats/q5_1.h"
+#include "quant/formats/q5_k.h"
+#include "quant/formats/q6_k.h"
+#include "quant/formats/q8_0.h"
+
+// In the order of their numbers.
+#define FB_FORMATS(X) \
+    X(F32)            \
+    X(F16)            \
+    X(Q4_0)           \
+    X(Q4_1)           \
+    X(Q5_0)           \
+    X(Q5_1)           \
+    X(Q8_0)           \
+    X(Q4_K)           \
+    X(Q5_K)           \
+    X(Q6_K)           \
+    X(IQ4_NL)         \
+    X(BF16)           \
+    X(MXFP4)
+
+namespace fb {
+
+enum class TensorType : int {
+#define FB_MEMBER(T) T = FB_SET::formats::T::id,
+    FB_FORMATS(FB_MEMBER)
+#undef FB_MEMBER
+};
+
+namespace FB_SET {
+
+// The format of a type. There is none for a type that is not in the list, so that nothing compiles for it.
+template <TensorType type>
+struct FormatOf;
+#define FB_FORMAT(T)                                                                                        \
+    template <>                                                                                             \
+    struct FormatOf<TensorType::T> {                                                                        \
+        using Format = formats::T;                                                                          \
+        static_assert(Format::weights <= 256, "decode.h and the runs count on it");                         \
+        static_assert(Format::weights == 1 || Format::weights % 32 == 0, "blocks are cut into runs of 32"); \
+    };
+FB_FORMATS(FB_FORMAT)
+#undef FB_FORMAT
+
+template <TensorType type>
+using Format = typename FormatOf<type>::Format;
+
+}  // namespace FB_SET
+
+// Calls body with the type as a compile-time constant; without one for a number that no type has.
+template <class Body>
+FB_INLINE constexpr void with_type(TensorType type, const Body& body) {
+    switch (type) {
+#define FB_CASE(T) \
+    case TensorType::T: return body(std::integral_constant<TensorType, TensorType::T>{});
+        FB_FORMATS(FB_CASE)
+#undef FB_CASE
+    }
+}
+
+struct BlockShape {
+    int weights;  // weights a block holds; none for a number that no type has
+    int bytes;
+};
+
+FB_INLINE constexpr BlockShape block_shape(TensorType type) {
+    switch (type) {
+#define FB_CASE(T) \
+    case TensorType::T: return {FB_SET::formats::T::weights, FB_SET::formats::T::bytes};
+        FB_FORMATS(FB_CASE)
+#undef FB_CASE
+    }
+    return {0, 0};
+}
+
+}  // namespace fb

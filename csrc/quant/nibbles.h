@@ -1,0 +1,128 @@
+// Blocks of 32 weights in four or five bits: a scale d, perhaps an offset m, perhaps the fifth bits (uint32, bit i for
+// weight i), and sixteen bytes of nibbles. Byte j of the nibbles holds weight j (low) and weight j + 16 (high).
+//
+//   weight = d * level(code) + m
+#pragma once
+#include "quant/numbers.h"
+#if defined(FB_ISA)
+#include "quant/vectors.h"
+#endif
+
+namespace fb::FB_SET::formats {
+
+// What a block has between its scale and its nibbles.
+constexpr int kOffset = 1, kFifthBits = 2;
+
+template <class Levels, int extras = 0, Number number = Number::f16>
+struct NibbleBlocks {
+    static constexpr bool shifted = extras & kOffset, five = extras & kFifthBits;
+    static constexpr Field scale = {number, 0}, offset = shifted ? Field{Number::f16, 2} : kNoField;
+    static constexpr int nibbles =
+        size_of(number) + 2 * shifted + 4 * five;  // where they start; the fifth bits end there
+    static constexpr int weights = 32, bytes = nibbles + 16;
+
+    static FB_INLINE void decode(const uint8_t* block, float* out) {
+        const float d = load_number(number, block), m = shifted ? load_f16(block + offset.at) : 0;
+        const uint32_t fifth = five ? load_u32(block + nibbles - 4) : 0;
+        for (int j = 0; j < 32; ++j) {
+            const int code = (block[nibbles + j % 16] >> (j / 16 * 4) & 15) | int(fifth >> j & 1) << 4;
+            out[j] = d * float(Levels::at(code)) + m;
+        }
+    }
+
+#if defined(FB_ISA)
+    static FB_INLINE Floats run(const uint8_t* row, int64_t i) {
+        const uint8_t* block = row + i * bytes;
+        const float d = head<number>(block), m = shifted ? head_half(block + offset.at) : 0;
+        if constexpr (!Levels::even && kLanes < 16) {  // too few lanes to look levels up in
+            static_assert(!shifted && !five);
+            const Floats levels = nibble_levels<Levels>(block + nibbles);
+            return run_of([&](int v) { return levels.v[v] * d; });
+        } else {
+            const uint32_t fifth = five ? load_u32(block + nibbles - 4) : 0;
+            return run_of([&](int v) {
+                const UVec code = widen(block + nibbles + v * kLanes % 16) >> (v * kLanes / 16 * 4);
+                if constexpr (five) return level<Levels>(code, fifth >> (v * kLanes), d, m);
+                else return level<Levels>(code, d, m);
+            });
+        }
+    }
+#endif
+
+#if defined(__AVX512BF16__)
+    static FB_INLINE Runs<1> bf16_runs(const uint8_t* row, int64_t i) {
+        const uint8_t* block = row + i * bytes;
+        const __m512 d = _mm512_set1_ps(head<number>(block));
+        const auto table = [&](int first) {
+            if constexpr (shifted) return d * level_table<Levels>(first) + splat_half(block + offset.at);
+            else return d * level_table<Levels>(first);
+        };
+        const __m512i words = nibble_words(block + nibbles);
+        if constexpr (five) return {look_up(words, load_u32(block + nibbles - 4), table(0), table(16))};
+        else return {look_up(words, table(0))};
+    }
+
+    static constexpr bool has_codes = true;
+
+    // Blocks [first, first + count) of a row, of which the first is at `block`.
+    template <class Rows>
+    static FB_INLINE void dot_group(const Rows& rows, const uint8_t* block, int64_t first, int count,
+                                    typename Rows::Parts& parts) {
+        const __m512i heads = heads_of(block, count);
+        const __m512 scales = number == Number::e8m0 ? e8m0_lanes(heads) : half_lanes(heads);
+        if constexpr (shifted) rows.add_sums(half_lanes(_mm512_srli_epi32(heads, 16)), first / kGroup, parts);
+        for (int turn = 0; turn < count; turn += 2 * Rows::kChains)
+#pragma GCC unroll 4
+            for (int chain = 0; chain < Rows::kChains; chain++) {
+                const int i = turn + 2 * chain;
+                if (i >= count) break;
+                const uint8_t* one = block + i * bytes;
+                const uint8_t* two = i + 1 < count ? one + bytes : one;  // times zeros if there is none
+                const __m256i both =
+                    _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i*)(one + nibbles))),
+                                            _mm_loadu_si128((const __m128i*)(two + nibbles)), 1);
+                const __m512i words = _mm512_cvtepu8_epi16(both);
+                uint32_t a = 0, b = 0;
+                if constexpr (five) a = load_u32(one + nibbles - 4), b = load_u32(two + nibbles - 4);
+                const __m512i codes[2] = {
+                    bf16_levels<Levels, five>(words, (a & 0xffff) | b << 16),
+                    bf16_levels<Levels, five>(_mm512_srli_epi16(words, 4), a >> 16 | (b & 0xffff0000))};
+                rows.add(codes, first + i, spread_lanes<2>(scales, i), chain, parts);
+            }
+    }
+
+private:
+    // The first bytes of each block of a group, one a lane: the scale, then the offset or whatever follows.
+    static FB_INLINE __m512i heads_of(const uint8_t* block, int count) {
+        if constexpr (five) {
+            uint32_t heads[kGroup] = {};
+            for (int i = 0; i < count; i++) heads[i] = load_u32(block + i * bytes);
+            return _mm512_loadu_si512(heads);
+        }
+        // Blocks of four bits are so short that 64 bytes hold four heads.
+        const auto four = [&](int first) {
+            const int size = std::clamp((count - first) * bytes, 0, 64);
+            return _mm512_maskz_loadu_epi8(size ? ~uint64_t(0) >> (64 - size) : 0, block + first * bytes);
+        };
+        const auto eight = [&](int first) {
+            if constexpr (bytes % 2) {  // 17: head i lies in the word of four bytes 4 i, as its byte i
+                IVec from;
+                for (int i = 0; i < kLanes; i++) from[i] = i % 8 * 4;
+                return _mm512_permutex2var_epi32(four(first), (__m512i)from, four(first + 4));
+            } else {
+                IHalves from;
+                for (int i = 0; i < 2 * kGroup; i++) from[i] = short(i / 2 % 4 * (bytes / 2) + i % 2 + i / 8 * 32);
+                return _mm512_permutex2var_epi16(four(first), (__m512i)from, four(first + 4));
+            }
+        };
+        const __m512i heads = _mm512_inserti64x4(eight(0), _mm512_castsi512_si256(eight(8)), 1);
+        if constexpr (bytes % 2 == 0) return heads;
+        static_assert(bytes == 17 || bytes % 2 == 0);
+        IVec turn;
+        for (int i = 0; i < kLanes; i++) turn[i] = i % 4 * 8;
+        return _mm512_srlv_epi32(heads, (__m512i)turn);
+    }
+#endif
+};
+
+}  // namespace fb::FB_SET::formats

@@ -1,0 +1,90 @@
+// The numbers that stand in a block beside its codes, and whole weights of the plain types: little-endian bytes to
+// float32. Every function has internal linkage: this header is compiled once per instruction set, and no two of those
+// builds may share a symbol.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "core/types.h"
+
+namespace fb {
+
+static inline uint16_t load_u16(const uint8_t* bytes) { return uint16_t(bytes[0] | bytes[1] << 8); }
+
+static inline uint32_t load_u32(const uint8_t* bytes) {
+    return uint32_t(load_u16(bytes)) | uint32_t(load_u16(bytes + 2)) << 16;
+}
+
+// IEEE half precision to single, exactly: subnormals, signed zeros, infinities and NaN payloads included.
+static inline float f16_to_f32(uint16_t half) {
+    const uint32_t sign = uint32_t(half & 0x8000) << 16;
+    const uint32_t exponent = half >> 10 & 0x1f;
+    const uint32_t fraction = half & 0x3ff;
+    uint32_t bits;
+    if (exponent == 0) {  // zero or subnormal: fraction * 2^-24, exact in float32
+        const float magnitude = float(fraction) * 5.9604644775390625e-8f;
+        std::memcpy(&bits, &magnitude, 4);
+        bits |= sign;
+    } else if (exponent == 31) {  // infinity or NaN
+        bits = sign | 0x7f800000u | fraction << 13;
+    } else {
+        bits = sign | (exponent + 127 - 15) << 23 | fraction << 13;
+    }
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+static inline float load_f16(const uint8_t* bytes) { return f16_to_f32(load_u16(bytes)); }
+
+static inline float load_f32(const uint8_t* bytes) {
+    const uint32_t bits = load_u32(bytes);
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+// A power of two: half of what OCP's E8M0 stands for, so that the levels of e2m1 are whole, as GGML has it.
+// 2^(byte - 128), the first two subnormal; 255 is no NaN.
+static inline float load_e8m0(const uint8_t* bytes) {
+    const uint32_t bits = *bytes < 2 ? 0x00200000u << *bytes : uint32_t(*bytes - 1) << 23;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+enum class Number { f32, f16, bf16, e8m0 };
+
+FB_INLINE constexpr int size_of(Number kind) { return kind == Number::f32 ? 4 : kind == Number::e8m0 ? 1 : 2; }
+
+FB_INLINE constexpr const char* name_of(Number kind) {
+    constexpr const char* names[] = {"f32", "f16", "bf16", "e8m0"};
+    return names[int(kind)];
+}
+
+static inline float load_number(Number kind, const uint8_t* bytes) {
+    switch (kind) {
+        case Number::f32: return load_f32(bytes);
+        case Number::f16: return load_f16(bytes);
+        case Number::bf16: return bf16_to_f32(load_u16(bytes));
+        case Number::e8m0: return load_e8m0(bytes);
+    }
+    return 0;
+}
+
+// A number at byte `at` of a block. The bytes that are no such field may be anything.
+struct Field {
+    Number kind;
+    int at;
+};
+constexpr Field kNoField = {Number::f16, -1};
+
+// A type with codes has whole `levels`: weight = scale * level + offset. It names them by a type with `at(code)`, and
+// `even` where at(code) = at(0) + code.
+template <int first>
+struct EvenLevels {
+    static constexpr bool even = true;
+    static FB_INLINE constexpr int at(int code) { return first + code; }
+};
+
+}  // namespace fb

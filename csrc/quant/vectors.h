@@ -1,0 +1,235 @@
+// What the formats unpack with: a run of 32 weights in registers.
+#pragma once
+#include "quant/numbers.h"
+#include "simd/isa.h"
+
+namespace fb::FB_ISA {
+
+constexpr int kRun = 32, kRunVectors = kRun / kLanes;
+
+struct Floats {
+    Vec v[kRunVectors];
+};
+
+// out.v[i] = value(i)
+template <class Value>
+FB_INLINE Floats run_of(const Value& value) {
+    Floats out;
+    for (int v = 0; v < kRunVectors; v++) out.v[v] = value(v);
+    return out;
+}
+
+// A block's half-precision numbers. `head_half` may read eight bytes, one instruction that loads and converts: every
+// number but Q6_K's, the last in its block, has as many behind it.
+FB_INLINE float half_to_float(const uint8_t* bytes) {
+#if defined(__F16C__)
+    uint16_t bits;
+    __builtin_memcpy(&bits, bytes, 2);
+    return _cvtsh_ss(bits);
+#else
+    return load_f16(bytes);
+#endif
+}
+FB_INLINE float head_half(const uint8_t* bytes) {
+#if defined(__F16C__)
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes))));
+#else
+    return load_f16(bytes);
+#endif
+}
+
+// The scale at the head of a block.
+template <Number kind>
+FB_INLINE float head(const uint8_t* bytes) {
+    static_assert(kind == Number::f16 || kind == Number::e8m0);
+    return kind == Number::f16 ? head_half(bytes) : load_e8m0(bytes);
+}
+
+// kLanes bytes, signed bytes or half-precision numbers, one a lane.
+FB_INLINE UVec widen(const uint8_t* bytes) {
+#if defined(__AVX512F__)
+    return (UVec)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+#elif defined(__AVX2__)
+    return (UVec)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+#else
+    uint32_t lanes[kLanes];
+    for (int i = 0; i < kLanes; i++) lanes[i] = bytes[i];
+    return load_raw<UVec>(lanes);
+#endif
+}
+FB_INLINE IVec widen(const int8_t* bytes) {
+#if defined(__AVX512F__)
+    return (IVec)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+#elif defined(__AVX2__)
+    return (IVec)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+#else
+    int32_t lanes[kLanes];
+    for (int i = 0; i < kLanes; i++) lanes[i] = bytes[i];
+    return load_raw<IVec>(lanes);
+#endif
+}
+FB_INLINE Vec widen_halves(const uint8_t* halves) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
+#elif defined(__AVX2__)
+    return (Vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
+#else
+    float lanes[kLanes];
+    for (int i = 0; i < kLanes; i++) lanes[i] = half_to_float(halves + 2 * i);
+    return load_raw<Vec>(lanes);
+#endif
+}
+
+FB_INLINE Vec to_float(IVec codes) { return __builtin_convertvector(codes, Vec); }
+FB_INLINE Vec to_float(UVec codes) { return to_float((IVec)codes); }
+
+template <class Levels>
+FB_INLINE Vec levels_from(int first) {  // of codes first, first + 1, ...
+    Vec v;
+    for (int i = 0; i < kLanes; i++) v[i] = float(Levels::at(first + i));
+    return v;
+}
+
+// step * level + offset of the codes in the low four bits of each lane; the bits above are dirt.
+template <class Levels>
+FB_INLINE Vec level(UVec code, float step, float offset) {
+#if defined(__AVX512F__)
+    // Sixteen lanes hold every value the block has, and the code picks one.
+    return (Vec)_mm512_permutexvar_ps((__m512i)code, (__m512)(levels_from<Levels>(0) * step + offset));
+#else
+    static_assert(Levels::even);
+    return to_float(code & 15u) * step + (Levels::at(0) * step + offset);
+#endif
+}
+
+// The same for five bits: bit i of `fifth` is lane i's.
+template <class Levels>
+FB_INLINE Vec level(UVec code, uint32_t fifth, float step, float offset) {
+#if defined(__AVX512F__)
+    const Vec low = level<Levels>(code, step, offset), table = levels_from<Levels>(16) * step + offset;
+    return (Vec)_mm512_mask_permutexvar_ps((__m512)low, __mmask16(fifth), (__m512i)code, (__m512)table);
+#else
+    static_assert(Levels::even);
+    UVec mine;
+    for (int i = 0; i < kLanes; i++) mine[i] = 1u << i;
+    const UVec high = (UVec)(((fifth - UVec{}) & mine) == mine) & 16u;
+    return to_float((code & 15u) | high) * step + (Levels::at(0) * step + offset);
+#endif
+}
+
+template <class Levels>
+struct LevelTable {
+    float levels[16] = {};
+    constexpr LevelTable() {
+        for (int i = 0; i < 16; i++) levels[i] = float(Levels::at(i));
+    }
+};
+
+// The levels of the low nibbles of sixteen bytes, then those of the high ones.
+template <class Levels>
+FB_INLINE Floats nibble_levels(const uint8_t* nibbles) {
+#if defined(__AVX2__)
+    const auto at = [](int code) { return char(Levels::at(code)); };
+    const __m128i levels = _mm_setr_epi8(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), at(10),
+                                         at(11), at(12), at(13), at(14), at(15));
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(nibbles)), four = _mm_set1_epi8(15);
+    const __m128i low = _mm_shuffle_epi8(levels, _mm_and_si128(bytes, four));
+    const __m128i high = _mm_shuffle_epi8(levels, _mm_and_si128(_mm_srli_epi16(bytes, 4), four));
+    const auto eight = [](__m128i all) { return to_float((IVec)_mm256_cvtepi8_epi32(all)); };
+    return {{eight(low), eight(_mm_srli_si128(low, 8)), eight(high), eight(_mm_srli_si128(high, 8))}};
+#else
+    static constexpr auto table = LevelTable<Levels>();
+    Floats out;
+    for (int v = 0; v < kRunVectors / 2; v++)
+        for (int i = 0; i < kLanes; i++) {
+            const uint8_t byte = nibbles[v * kLanes + i];
+            out.v[v][i] = table.levels[byte & 15];
+            out.v[v + kRunVectors / 2][i] = table.levels[byte >> 4];
+        }
+    return out;
+#endif
+}
+
+using Bytes = uint8_t __attribute__((vector_size(kRun)));
+
+// Bit i: bit `which` of byte i of 32.
+FB_INLINE uint32_t bits_of(const uint8_t* bytes, int which) {
+#if defined(__AVX2__)
+    const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
+    return uint32_t(_mm256_movemask_epi8(_mm256_sll_epi16(all, _mm_cvtsi32_si128(7 - which))));
+#else
+    uint32_t bits = 0;
+    for (int i = 0; i < kRun; i++) bits |= uint32_t(bytes[i] >> which & 1) << i;
+    return bits;
+#endif
+}
+
+// Runs in bf16, in the order of the row: what is unpacked at once is one run, or two where they share bytes.
+using Run = uint16_t __attribute__((vector_size(2 * kRun)));
+template <int n>
+struct Runs {
+    static constexpr int kWeights = n * kRun;
+    Run v[n];
+};
+
+#if defined(__AVX512BF16__)
+
+using IHalves = short __attribute__((vector_size(64)));
+
+template <class Levels>
+FB_INLINE __m512 level_table(int first = 0) {  // the levels of codes first, first + 1, ... first + 15
+    return (__m512)levels_from<Levels>(first);
+}
+
+FB_INLINE __m512 splat_half(const uint8_t* bytes) { return _mm512_set1_ps(head_half(bytes)); }
+
+FB_INLINE Run narrow(__m512 low, __m512 high) { return (Run)_mm512_cvtne2ps_pbh(high, low); }
+
+// 16 bytes as 32 words: the bytes themselves (low nibbles plus four bits of dirt), then their high nibbles.
+FB_INLINE __m512i nibble_words(const uint8_t* nibbles) {
+    const __m512i words = _mm512_castsi256_si512(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)nibbles)));
+    const __m512i twice = _mm512_shuffle_i64x2(words, words, 0x44);
+    return _mm512_srlv_epi16(twice, _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1));
+}
+
+// Table look-ups. A block has at most 16 or 32 distinct weights: they are computed and rounded once, and the codes pick
+// them with one permutation. It reads five bits of each index, so a table of 16 stands in it twice.
+FB_INLINE Run look_up(__m512i index, __m512 levels) {
+    return (Run)_mm512_permutexvar_epi16(index, (__m512i)_mm512_cvtne2ps_pbh(levels, levels));
+}
+FB_INLINE Run look_up(__m512i index, __mmask32 fifth, __m512 low, __m512 high) {
+    const __m512i four = _mm512_and_si512(index, _mm512_set1_epi16(15));
+    return (Run)_mm512_permutexvar_epi16(_mm512_mask_add_epi16(four, fifth, four, _mm512_set1_epi16(16)),
+                                         (__m512i)_mm512_cvtne2ps_pbh(high, low));
+}
+
+// Codes as their levels in bf16, from words whose low four bits are theirs, and the fifth bits.
+template <class Levels, bool five>
+FB_INLINE __m512i bf16_levels(__m512i words, __mmask32 fifth) {
+    if constexpr (!five) return (__m512i)look_up(words, level_table<Levels>());
+    else return (__m512i)look_up(words, fifth, level_table<Levels>(), level_table<Levels>(16));
+}
+
+FB_INLINE __m512 bytes_to_float(__m128i bytes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)); }
+
+// For products of codes (simd/skinny_codes.h): so many blocks of 32 have their scales read together, one a lane.
+constexpr int kGroup = 16;
+
+// The scales in the low two bytes, or the lowest, of each lane.
+FB_INLINE __m512 half_lanes(__m512i heads) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(heads)); }
+FB_INLINE __m512 e8m0_lanes(__m512i heads) {
+    const IVec power = (IVec)heads & 255;
+    return (__m512)(power < 2 ? (IVec{} + 0x00200000) << power : (power - 1) << 23);
+}
+
+// Numbers first, ... first + n - 1, each in as many lanes.
+template <int n>
+FB_INLINE __m512 spread_lanes(__m512 numbers, int first) {
+    IVec lanes;
+    for (int i = 0; i < kLanes; i++) lanes[i] = i * n / kLanes;
+    return _mm512_permutexvar_ps((__m512i)(lanes + first), numbers);
+}
+
+#endif
+
+}  // namespace fb::FB_ISA
