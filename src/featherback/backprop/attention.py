@@ -123,7 +123,7 @@ _INPUTS = ("q_proj", "k_proj", "v_proj")
 
 def _down_into(projection: Projection, x: Array, h: Array | None) -> None:
     if projection.lora is not None and h is not None:
-        kernels.lora_down(x, projection.lora.a, h, projection.lora.scale)
+        kernels.lora_in(x, projection.lora.a, h, projection.lora.scale)
 
 
 def _output_backward(

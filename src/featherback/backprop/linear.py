@@ -45,7 +45,7 @@ class Projection(NamedTuple):
         if self.lora is None:
             return None
         h = ctx.operands(len(x), len(self.lora.a))
-        kernels.lora_down(x, self.lora.a, h, self.lora.scale)
+        kernels.lora_in(x, self.lora.a, h, self.lora.scale)
         return h
 
     def forward(self, x: Array, h: Array | None, out: Float32, accumulate: bool = False) -> None:
@@ -65,7 +65,7 @@ class Projection(NamedTuple):
         if self.lora is None:
             return None
         dh = ctx.operands(len(dy), len(self.lora.a))
-        kernels.lora_down(dy, self.lora.bt, dh, self.lora.scale)
+        kernels.lora_in(dy, self.lora.bt, dh, self.lora.scale)
         return dh
 
     def backward_input(self, dy: Array, dh: Array | None, dx: Float32, accumulate: bool = False) -> None:

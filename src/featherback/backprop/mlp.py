@@ -171,13 +171,13 @@ def accumulator(ctx: Context, projection: Projection) -> Float32 | None:
 def add_down(x: Array, lora: LoRAFactors | None, total: Float32 | None) -> None:
     """total (T, r) += s x A^T for a tile of x's columns."""
     if lora is not None and total is not None:
-        kernels.lora_down(x, lora.a, total, lora.scale, accumulate=True)
+        kernels.lora_in(x, lora.a, total, lora.scale, accumulate=True)
 
 
 def add_up(dy: Array, lora: LoRAFactors | None, total: Float32 | None) -> None:
     """total (T, r) += s dy B for a tile of dy's columns."""
     if lora is not None and total is not None:
-        kernels.lora_down(dy, lora.bt, total, lora.scale, accumulate=True)
+        kernels.lora_in(dy, lora.bt, total, lora.scale, accumulate=True)
 
 
 def finished(ctx: Context, total: Float32 | None) -> Array | None:

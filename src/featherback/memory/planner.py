@@ -167,7 +167,7 @@ def _thread_scratch(job: Job) -> int:
         costs += [
             kernels.linear_cost(t, inputs, outputs, r, bf16),
             kernels.linear_backward_cost(t, inputs, outputs, r, bf16),
-            kernels.lora_down_cost(t, inputs, r),
+            kernels.lora_in_cost(t, inputs, r),
             kernels.lora_gradient_cost(t, inputs, r),
         ]
     return max(scratch for _, scratch in costs) + STACK
