@@ -37,14 +37,14 @@ void linear_backward(InArray dy_, const PyMatrix& w, Array dx_, std::optional<In
     ops().linear_backward(dy, w.matrix, dh, a, dx, accumulate);
 }
 
-void lora_down(InArray x_, InArray a_, Array h_, float scale, bool accumulate) {
+void lora_in(InArray x_, InArray a_, Array h_, float scale, bool accumulate) {
     const View x = view(x_, "x"), a = view(a_, "a"), h = view(h_, "h");
     check_shape(a, h.cols, x.cols, "a");
     check_shape(h, x.rows, a.rows, "h");
     check_f32(a, "a");
     nb::gil_scoped_release release;
-    const Timed timed("lora_down", ops().lora_down_cost(x.rows, x.cols, h.cols).flops);
-    ops().lora_down(x, a, scale, h, accumulate);
+    const Timed timed("lora_in", ops().lora_in_cost(x.rows, x.cols, h.cols).flops);
+    ops().lora_in(x, a, scale, h, accumulate);
 }
 
 void lora_gradient(InArray dh_, InArray x_, Array da_, float scale, bool accumulate) {
@@ -87,8 +87,8 @@ PyCost linear_backward_cost(int64_t tokens, int64_t inputs, int64_t outputs, int
     return as_pair(ops().linear_backward_cost(tokens, inputs, outputs, rank, operand(bf16)));
 }
 
-PyCost lora_down_cost(int64_t tokens, int64_t inputs, int64_t rank) {
-    return as_pair(ops().lora_down_cost(tokens, inputs, rank));
+PyCost lora_in_cost(int64_t tokens, int64_t inputs, int64_t rank) {
+    return as_pair(ops().lora_in_cost(tokens, inputs, rank));
 }
 
 PyCost lora_gradient_cost(int64_t tokens, int64_t inputs, int64_t rank) {
@@ -103,7 +103,7 @@ void bind_products(nb::module_& m) {
           "out (T, N) (+)= x (T, K) W^T + bias (N) + h (T, r) b (r, N)");
     m.def("linear_backward", &linear_backward, nb::arg("dy"), nb::arg("w"), nb::arg("dx"), nb::arg("dh") = nb::none(),
           nb::arg("a") = nb::none(), nb::arg("accumulate") = false, "dx (T, K) (+)= dy (T, N) W + dh (T, r) a (r, K)");
-    m.def("lora_down", &lora_down, nb::arg("x"), nb::arg("a"), nb::arg("h"), nb::arg("scale") = 1.0f,
+    m.def("lora_in", &lora_in, nb::arg("x"), nb::arg("a"), nb::arg("h"), nb::arg("scale") = 1.0f,
           nb::arg("accumulate") = false, "h (T, r) (+)= scale * x (T, K) a (r, K)^T");
     m.def("lora_gradient", &lora_gradient, nb::arg("dh"), nb::arg("x"), nb::arg("da"), nb::arg("scale") = 1.0f,
           nb::arg("accumulate") = false, "da (r, K) (+)= scale * dh (T, r)^T x (T, K)");
@@ -114,7 +114,7 @@ void bind_products(nb::module_& m) {
         "tokens");
     m.def("linear_backward_cost", &linear_backward_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("outputs"),
           nb::arg("rank"), nb::arg("bf16"), "(floating-point operations, bytes of scratch a thread)");
-    m.def("lora_down_cost", &lora_down_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("rank"),
+    m.def("lora_in_cost", &lora_in_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("rank"),
           "(floating-point operations, bytes of scratch a thread)");
     m.def("lora_gradient_cost", &lora_gradient_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("rank"),
           "(floating-point operations, bytes of scratch a thread)");

@@ -12,7 +12,7 @@ Cost linear_backward_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64
     return {linear_flops(tokens, inputs, outputs, rank, true), 0};
 }
 
-Cost lora_down_cost(int64_t tokens, int64_t inputs, int64_t rank) { return {product_flops(tokens, inputs, rank), 0}; }
+Cost lora_in_cost(int64_t tokens, int64_t inputs, int64_t rank) { return {product_flops(tokens, inputs, rank), 0}; }
 
 Cost lora_gradient_cost(int64_t tokens, int64_t inputs, int64_t rank) {
     return {product_flops(tokens, inputs, rank), 0};

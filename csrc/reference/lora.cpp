@@ -3,7 +3,7 @@
 namespace fb::reference {
 
 // h (T,r) (+)= scale * x (T,K) a (r,K)^T
-void lora_down(View x, View a, float scale, View h, bool accumulate) {
+void lora_in(View x, View a, float scale, View h, bool accumulate) {
     for (int64_t t = 0; t < x.rows; ++t) {
         for (int64_t r = 0; r < a.rows; ++r) {
             double sum = 0;

@@ -6,8 +6,8 @@
 namespace fb::FB_ISA {
 namespace {
 
-constexpr int kDownRows = 24;    // tokens a unit of lora_down owns
-constexpr int kDownDepth = 512;  // reduction steps between visits to the accumulators
+constexpr int kUnitTokens = 24;  // tokens a unit of lora_in owns
+constexpr int kUnitDepth = 512;  // reduction steps between visits to the accumulators
 constexpr int kRankBlock = kLanes == 16 ? 8 : 4;
 
 // acc (M, R) += x (M, depth) a (R, depth)^T, the sums left spread over lanes.
@@ -35,7 +35,7 @@ FB_INLINE void dot_rows(const X* x, int64_t ldx, const float* a, int64_t lda, in
 }
 
 // A vector of sums a cell, and the cells.
-int64_t down_scratch(int64_t rows, int64_t rank) {
+int64_t in_scratch(int64_t rows, int64_t rank) {
     return round_up(rows * rank, kLanes) * int64_t(sizeof(Vec) + sizeof(float));
 }
 
@@ -43,12 +43,12 @@ int64_t down_scratch(int64_t rows, int64_t rank) {
 int64_t gradient_scratch(int64_t tokens, int64_t rank) { return tokens * rank * 4; }
 
 template <class X>
-void lora_down_rows(View x, View a, float scale, View h, bool accumulate, int64_t t0, int64_t t1) {
+void lora_in_rows(View x, View a, float scale, View h, bool accumulate, int64_t t0, int64_t t1) {
     const int64_t rank = a.rows, cells = (t1 - t0) * rank, padded = round_up(cells, kLanes);
-    Vec* acc = static_cast<Vec*>(thread_scratch(size_t(down_scratch(t1 - t0, rank))));
+    Vec* acc = static_cast<Vec*>(thread_scratch(size_t(in_scratch(t1 - t0, rank))));
     std::memset(static_cast<void*>(acc), 0, size_t(padded) * sizeof(Vec));
-    for (int64_t p = 0; p < x.cols; p += kDownDepth) {
-        const int64_t depth = std::min<int64_t>(kDownDepth, x.cols - p);
+    for (int64_t p = 0; p < x.cols; p += kUnitDepth) {
+        const int64_t depth = std::min<int64_t>(kUnitDepth, x.cols - p);
         for (int64_t t = t0; t < t1; t += 3)
             with_count<3>(int(std::min<int64_t>(3, t1 - t)), [&](auto height) {
                 for (int64_t j = 0; j < rank; j += kRankBlock)
@@ -94,11 +94,11 @@ FB_INLINE void outer_strip(const float* dh, int64_t rank, View x, int64_t col, f
 
 }  // namespace
 
-void lora_down(View x, View a, float scale, View h, bool accumulate) {
-    parallel_for((x.rows + kDownRows - 1) / kDownRows, [&](int64_t unit) {
-        const int64_t t0 = unit * kDownRows, t1 = std::min(x.rows, t0 + kDownRows);
+void lora_in(View x, View a, float scale, View h, bool accumulate) {
+    parallel_for((x.rows + kUnitTokens - 1) / kUnitTokens, [&](int64_t unit) {
+        const int64_t t0 = unit * kUnitTokens, t1 = std::min(x.rows, t0 + kUnitTokens);
         by_dtype(x.dtype, [&](auto* tag) {
-            lora_down_rows<std::remove_pointer_t<decltype(tag)>>(x, a, scale, h, accumulate, t0, t1);
+            lora_in_rows<std::remove_pointer_t<decltype(tag)>>(x, a, scale, h, accumulate, t0, t1);
         });
     });
 }
@@ -149,8 +149,8 @@ void lora_gradient(View dh, View x, float scale, View da, bool accumulate) {
     });
 }
 
-Cost lora_down_cost(int64_t tokens, int64_t inputs, int64_t rank) {
-    return {product_flops(tokens, inputs, rank), down_scratch(std::min<int64_t>(tokens, kDownRows), rank)};
+Cost lora_in_cost(int64_t tokens, int64_t inputs, int64_t rank) {
+    return {product_flops(tokens, inputs, rank), in_scratch(std::min<int64_t>(tokens, kUnitTokens), rank)};
 }
 
 Cost lora_gradient_cost(int64_t tokens, int64_t inputs, int64_t rank) {

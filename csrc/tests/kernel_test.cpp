@@ -280,14 +280,14 @@ void test_lora(const Ops& table, Dtype dtype) {
             for (const int64_t rank : {1, 8, 11}) {
                 const Array x = Array::random(tokens, cols, dtype), a = Array::random(rank, cols);
                 const Array dh = Array::random(tokens, rank, dtype);
-                check("lora_down", table, {Array::random(tokens, rank)}, 1e-4,
-                      [&](const Ops& ops, auto& out) { ops.lora_down(x, a, 0.5f, out[0], true); });
+                check("lora_in", table, {Array::random(tokens, rank)}, 1e-4,
+                      [&](const Ops& ops, auto& out) { ops.lora_in(x, a, 0.5f, out[0], true); });
                 check("lora_gradient", table, {Array(rank, cols)}, 1e-4,
                       [&](const Ops& ops, auto& out) { ops.lora_gradient(dh, x, 0.5f, out[0], false); });
                 Array h(tokens, rank), da(rank, cols);
                 check_cost(
-                    "lora_down", table, [&](const Ops& ops) { return ops.lora_down_cost(tokens, cols, rank); },
-                    [&] { table.lora_down(x, a, 1, h, false); });
+                    "lora_in", table, [&](const Ops& ops) { return ops.lora_in_cost(tokens, cols, rank); },
+                    [&] { table.lora_in(x, a, 1, h, false); });
                 check_cost(
                     "lora_gradient", table, [&](const Ops& ops) { return ops.lora_gradient_cost(tokens, cols, rank); },
                     [&] { table.lora_gradient(dh, x, 1, da, false); });

@@ -103,7 +103,7 @@ def linear(x: Annotated[NDArray, dict(device='cpu', writable=False)], w: Matrix,
 def linear_backward(dy: Annotated[NDArray, dict(device='cpu', writable=False)], w: Matrix, dx: Annotated[NDArray, dict(device='cpu')], dh: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, a: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, accumulate: bool = False) -> None:
     """dx (T, K) (+)= dy (T, N) W + dh (T, r) a (r, K)"""
 
-def lora_down(x: Annotated[NDArray, dict(device='cpu', writable=False)], a: Annotated[NDArray, dict(device='cpu', writable=False)], h: Annotated[NDArray, dict(device='cpu')], scale: float = 1.0, accumulate: bool = False) -> None:
+def lora_in(x: Annotated[NDArray, dict(device='cpu', writable=False)], a: Annotated[NDArray, dict(device='cpu', writable=False)], h: Annotated[NDArray, dict(device='cpu')], scale: float = 1.0, accumulate: bool = False) -> None:
     """h (T, r) (+)= scale * x (T, K) a (r, K)^T"""
 
 def lora_gradient(dh: Annotated[NDArray, dict(device='cpu', writable=False)], x: Annotated[NDArray, dict(device='cpu', writable=False)], da: Annotated[NDArray, dict(device='cpu')], scale: float = 1.0, accumulate: bool = False) -> None:
@@ -117,7 +117,7 @@ def linear_cost(tokens: int, inputs: int, outputs: int, rank: int, bf16: bool, t
 def linear_backward_cost(tokens: int, inputs: int, outputs: int, rank: int, bf16: bool) -> tuple[float, int]:
     """(floating-point operations, bytes of scratch a thread)"""
 
-def lora_down_cost(tokens: int, inputs: int, rank: int) -> tuple[float, int]:
+def lora_in_cost(tokens: int, inputs: int, rank: int) -> tuple[float, int]:
     """(floating-point operations, bytes of scratch a thread)"""
 
 def lora_gradient_cost(tokens: int, inputs: int, rank: int) -> tuple[float, int]:

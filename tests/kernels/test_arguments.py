@@ -51,7 +51,7 @@ WRONG = {
     "integers": lambda: kernels.cast(np.zeros((2, 2), np.int32), f32(2, 2)),
     "three dimensions": lambda: kernels.cast(f32(2, 2, 2), f32(2, 2)),
     "dx too wide": lambda: kernels.linear_backward(f32(2, 6), W, f32(2, 33)),
-    "a of another width": lambda: kernels.lora_down(f32(2, 5), f32(3, 4), f32(2, 3)),
+    "a of another width": lambda: kernels.lora_in(f32(2, 5), f32(3, 4), f32(2, 3)),
     "da of another rank": lambda: kernels.lora_gradient(f32(2, 3), f32(2, 5), f32(4, 5)),
     "weight of another width": lambda: kernels.rms_norm(f32(2, 5), f32(4), 1e-5, f32(2, 5)),
     "odd head": lambda: kernels.rope(f32(2, 6), f32(2, 1), f32(2, 1), f32(2, 6), 3, False),

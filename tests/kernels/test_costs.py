@@ -82,9 +82,9 @@ def test_linear(
 def test_lora(rng: np.random.Generator, isa: str, dtype: str, threads: int, T: int, K: int, r: int) -> None:
     x, dh = (narrow(rng.standard_normal((T, width)), dtype) for width in (K, r))
     a, h = np.zeros((r, K), np.float32), np.zeros((T, r), np.float32)
-    flops, scratch = cost(isa, "lora_down", T, K, r)
+    flops, scratch = cost(isa, "lora_in", T, K, r)
     assert flops == 2 * T * K * r
-    assert scratch == peak(isa, threads, lambda: kernels.lora_down(x, a, h))
+    assert scratch == peak(isa, threads, lambda: kernels.lora_in(x, a, h))
     flops, scratch = cost(isa, "lora_gradient", T, K, r)
     assert flops == 2 * T * K * r
     assert scratch == peak(isa, threads, lambda: kernels.lora_gradient(dh, x, a))

@@ -1,4 +1,4 @@
-"""linear, linear_backward, lora_down, lora_gradient: the projection with its adapter."""
+"""linear, linear_backward, lora_in, lora_gradient: the projection with its adapter."""
 
 from __future__ import annotations
 
@@ -118,11 +118,11 @@ def test_reference_lora_factors(rng: np.random.Generator, accumulate: bool, T: i
     fixed: dict[str, Any] = {"scale": scale, "accumulate": accumulate}
     x, a, dh = random(rng, T, K, "f64"), random(rng, r, K, "f64"), random(rng, T, r, "f64")
     check_op(
-        kernel(REFERENCE, "lora_down", **fixed),
+        kernel(REFERENCE, "lora_in", **fixed),
         filling(lambda x, a: {"h": scale * x @ a.T}, accumulate),
         {"x": x, "a": a},
         {"h": Output((T, r), "f64", rng.standard_normal((T, r)) if accumulate else None)},
-        {"h": Bound("lora_down", np.abs(x) @ np.abs(a).T + 4, K)},
+        {"h": Bound("lora_in", np.abs(x) @ np.abs(a).T + 4, K)},
         compute="f64",
     )
     check_op(
@@ -138,7 +138,7 @@ def test_reference_lora_factors(rng: np.random.Generator, accumulate: bool, T: i
 def projection(w: Any, scale: float, x: Array, bias: Array, a: Array, bt: Array) -> tuple[Array, Array]:
     """y and h of y = x W^T + bias + h Bt, h = scale x A^T, by the reference kernels in float64."""
     h, y = np.full((len(x), len(a)), np.nan), np.full((len(x), w.shape[0]), np.nan)
-    kernel(REFERENCE, "lora_down", x=x, a=a, scale=scale)(h=h)
+    kernel(REFERENCE, "lora_in", x=x, a=a, scale=scale)(h=h)
     kernel(REFERENCE, "linear", x=x, w=w, bias=bias, h=h, b=bt)(out=y)
     return y, h
 
@@ -159,7 +159,7 @@ def test_reference_gradients_of_a_projection(
     y, h = projection(w.matrix, scale, bias=bias, **leaves)
     dh, da, dbt, dx = (np.full(shape, np.nan) for shape in [(T, r), (r, K), (r, N), (T, K)])
     kernel(REFERENCE, "lora_gradient", dh=h, x=dy)(da=dbt)  # dBt = (s x A^T)^T dy
-    kernel(REFERENCE, "lora_down", x=dy, a=bt, scale=scale)(h=dh)  # dh = s dy Bt^T
+    kernel(REFERENCE, "lora_in", x=dy, a=bt, scale=scale)(h=dh)  # dh = s dy Bt^T
     kernel(REFERENCE, "lora_gradient", dh=dh, x=x)(da=da)  # dA = dh^T x
     kernel(REFERENCE, "linear_backward", dy=dy, w=w.matrix, dh=dh, a=a)(dx=dx)  # dx = dy W + dh A
 
@@ -290,11 +290,11 @@ def test_exact_operands_in_bf16(rng: np.random.Generator, isa: str) -> None:
         {"dx": bound(oracles.linear_backward, backward, w.values, N + r)},
     )
     check_op(
-        kernel(isa, "lora_down"),
-        kernel(REFERENCE, "lora_down"),
+        kernel(isa, "lora_in"),
+        kernel(REFERENCE, "lora_in"),
         down,
         {"h": Output((T, r))},
-        {"h": Bound("lora_down", np.abs(widen(down["x"])) @ np.abs(exact["a"]).T, K)},
+        {"h": Bound("lora_in", np.abs(widen(down["x"])) @ np.abs(exact["a"]).T, K)},
     )
 
 
@@ -306,7 +306,7 @@ adapters = pytest.mark.parametrize(("T", "K", "r"), ADAPTERS)
 @dtypes
 @accumulates
 @adapters
-def test_lora_down(
+def test_lora_in(
     rng: np.random.Generator, isa: str, dtype: str, accumulate: bool, T: int, K: int, r: int
 ) -> None:
     inputs = {"x": random(rng, T, K, dtype), "a": random(rng, r, K)}
@@ -314,11 +314,11 @@ def test_lora_down(
     start = rng.standard_normal((T, r)) if accumulate else None
     for stored_as in ["f32"] if accumulate else ["f32", "bf16"]:
         check_op(
-            kernel(isa, "lora_down", scale=1.7, accumulate=accumulate),
-            kernel(REFERENCE, "lora_down", scale=1.7, accumulate=accumulate),
+            kernel(isa, "lora_in", scale=1.7, accumulate=accumulate),
+            kernel(REFERENCE, "lora_in", scale=1.7, accumulate=accumulate),
             inputs,
             {"h": Output((T, r), stored_as, start)},
-            {"h": Bound("lora_down", 1.7 * size + (0 if start is None else np.abs(start)), K)},
+            {"h": Bound("lora_in", 1.7 * size + (0 if start is None else np.abs(start)), K)},
             compute=dtype,
         )
 

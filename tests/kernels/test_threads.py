@@ -37,7 +37,7 @@ def calls(rng: np.random.Generator, dtype: str) -> dict[str, dict[str, Any]]:
     return {
         "linear": {"x": random(T, K, dtype=dtype), "w": w, "h": random(T, R, dtype=dtype), "b": random(R, N)},
         "linear_backward": {"dy": random(T, N, dtype=dtype), "w": w},
-        "lora_down": {"x": random(T, K, dtype=dtype), "a": random(R, K)},
+        "lora_in": {"x": random(T, K, dtype=dtype), "a": random(R, K)},
         "lora_gradient": {"dh": random(T, R, dtype=dtype), "x": random(T, K, dtype=dtype)},
         "rms_norm": {"x": random(T, K, dtype=dtype), "weight": random(K), "eps": 1e-6},
         "attention": {**qkv, **packed},
@@ -52,7 +52,7 @@ def calls(rng: np.random.Generator, dtype: str) -> dict[str, dict[str, Any]]:
 OUTPUTS: dict[str, dict[str, tuple[int, ...]]] = {
     "linear": {"out": (T, N)},
     "linear_backward": {"dx": (T, K)},
-    "lora_down": {"h": (T, R)},
+    "lora_in": {"h": (T, R)},
     "lora_gradient": {"da": (R, K)},
     "rms_norm": {"out": (T, K)},
     "attention": {"out": (T, HEADS * HEAD_DIM), "lse": (HEADS, T)},

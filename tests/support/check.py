@@ -46,7 +46,7 @@ class Tolerance:
 TOLERANCES = {
     "linear": Tolerance(4, 1, "W is unpacked to bf16 panels, b rounded with them; x and h are bf16 already"),
     "linear_backward": Tolerance(4, 1, "as linear: W and a are rounded, dy and dh are bf16 already"),
-    "lora_down": Tolerance(4, 0, "a stays float32, x is bf16 already"),
+    "lora_in": Tolerance(4, 0, "a stays float32, x is bf16 already"),
     "lora_gradient": Tolerance(4, 0, "both factors are operands: products of bf16 are exact in float32"),
     "rms_norm": Tolerance(8, 0, "one sum of squares, a square root, a division, two products"),
     "rms_norm_backward": Tolerance(12, 0, "rms_norm's roundings, a second sum, and the residual's addition"),

@@ -21,9 +21,9 @@ def test_every_kernel_call_is_counted() -> None:
     with profiled(notes):
         for _ in range(5):
             kernels.cast(x, out)
-        kernels.lora_down(x, np.ones((2, 8), np.float32), np.empty((3, 2), np.float32))
+        kernels.lora_in(x, np.ones((2, 8), np.float32), np.empty((3, 2), np.float32))
     calls = {line.split()[0]: line.split()[1] for line in notes.lines[1:-1]}
-    assert calls == {"cast": "5", "lora_down": "1"}
+    assert calls == {"cast": "5", "lora_in": "1"}
     kernels.cast(x, out)
     assert kernels.profile_report()["cast"][0] == 5  # off again
 

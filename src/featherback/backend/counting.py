@@ -216,8 +216,8 @@ class CountingOperations:
         outputs, inputs = w.shape
         self._count("products", kernels.linear_backward_cost(len(dy), inputs, outputs, rank, self.bf16))
 
-    def lora_down(self, x: Blank, a: Blank, h: Blank, scale: float, **_: Any) -> None:
-        self._count("lora", kernels.lora_down_cost(*x.shape, len(a)))
+    def lora_in(self, x: Blank, a: Blank, h: Blank, scale: float, **_: Any) -> None:
+        self._count("lora", kernels.lora_in_cost(*x.shape, len(a)))
 
     def lora_gradient(self, dh: Blank, x: Blank, da: Blank, **_: Any) -> None:
         self._count("lora", kernels.lora_gradient_cost(*x.shape, len(da)))

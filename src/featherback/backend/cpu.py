@@ -21,7 +21,7 @@ class CPUOperations:
 
     linear = staticmethod(kernels.linear)
     linear_backward = staticmethod(kernels.linear_backward)
-    lora_down = staticmethod(kernels.lora_down)
+    lora_in = staticmethod(kernels.lora_in)
     lora_gradient = staticmethod(kernels.lora_gradient)
     dequantize = staticmethod(kernels.dequantize)
     rms_norm = staticmethod(kernels.rms_norm)

@@ -40,7 +40,7 @@ class Projection(NamedTuple):
         if self.lora is None:
             return None
         h = ctx.operands(f"h of {self.name}", len(x), len(self.lora.a)) if place is None else place
-        ctx.ops.lora_down(x, self.lora.a, h, self.lora.scale)
+        ctx.ops.lora_in(x, self.lora.a, h, self.lora.scale)
         return h
 
     def forward(
@@ -55,7 +55,7 @@ class Projection(NamedTuple):
         if self.lora is None:
             return None
         dh = ctx.operands(f"dh of {self.name}", len(dy), len(self.lora.a))
-        ctx.ops.lora_down(dy, self.lora.bt, dh, self.lora.scale)
+        ctx.ops.lora_in(dy, self.lora.bt, dh, self.lora.scale)
         return dh
 
     def backward_input(
@@ -104,12 +104,12 @@ class Projection(NamedTuple):
     def add_lora_in(self, ctx: Context, x: Array, total: Array | None) -> None:
         """total (T, r) += s x A^T for a tile of x's columns."""
         if self.lora is not None and total is not None:
-            ctx.ops.lora_down(x, self.lora.a, total, self.lora.scale, accumulate=True)
+            ctx.ops.lora_in(x, self.lora.a, total, self.lora.scale, accumulate=True)
 
     def add_lora_in_backward(self, ctx: Context, dy: Array, total: Array | None) -> None:
         """total (T, r) += s dy B for a tile of dy's columns."""
         if self.lora is not None and total is not None:
-            ctx.ops.lora_down(dy, self.lora.bt, total, self.lora.scale, accumulate=True)
+            ctx.ops.lora_in(dy, self.lora.bt, total, self.lora.scale, accumulate=True)
 
     def finished(self, ctx: Context, total: Array | None, what: str) -> Array | None:
         """An accumulated (T, r) as an operand."""
