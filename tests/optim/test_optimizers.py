@@ -39,11 +39,13 @@ def _random_gradients(adapter: LoRA, seed: int) -> PagedArray:
 
 
 @pytest.mark.parametrize("in_files", [False, True])
-@pytest.mark.parametrize("name", list(optim.OPTIMIZERS))
+@pytest.mark.parametrize("name", optim.RULES.names)
 def test_steps_are_torchs(adapter: LoRA, tmp_path: Path, name: str, in_files: bool) -> None:
     start = torch.nn.Parameter(torch.from_numpy(_rows(adapter.parameters)))
     decay, scale = 0.05, 0.25
-    optimizer = optim.create(name, adapter, weight_decay=decay, place=tmp_path if in_files else None)
+    optimizer = optim.create(
+        name, adapter.parameters, {"weight_decay": decay}, place=tmp_path if in_files else None
+    )
     theirs: torch.optim.Optimizer
     if name == "adamw":
         theirs = torch.optim.AdamW([start], lr=1.0, eps=1e-8, weight_decay=decay)
@@ -58,7 +60,9 @@ def test_steps_are_torchs(adapter: LoRA, tmp_path: Path, name: str, in_files: bo
         theirs.step()
     np.testing.assert_allclose(_rows(adapter.parameters), start.detach().numpy(), rtol=2e-5, atol=2e-6)
     assert optimizer.steps == STEPS
-    assert {path.stem for path in tmp_path.glob("*.f32")} == (set(optimizer.STATES) if in_files else set())
+    assert {path.stem for path in tmp_path.glob("*.f32")} == (
+        set(optim.RULES[name].STATES) if in_files else set()
+    )
     optimizer.close()
 
 
@@ -83,4 +87,4 @@ def test_small_gradients_are_not_scaled_up_and_zero_means_off() -> None:
 
 def test_unknown_optimizer(adapter: LoRA) -> None:
     with pytest.raises(FeatherbackError, match="'adagrad'"):
-        optim.create("adagrad", adapter)
+        optim.create("adagrad", adapter.parameters)

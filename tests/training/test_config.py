@@ -53,7 +53,7 @@ BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
 )
 def test_bad_options_are_named(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(FeatherbackError) as raised:
-        TrainConfig(**{**BASE, **options})
+        TrainConfig.of(**{**BASE, **options})
     assert complaint in str(raised.value)
     assert "\n" not in str(raised.value)
 

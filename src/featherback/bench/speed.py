@@ -10,8 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from featherback import kernels, models
-from featherback import families
+from featherback import families, kernels, models, optim
 from featherback.bench import watch
 from featherback.bench.ablation import run_step
 from featherback.bench.markdown import table
@@ -133,6 +132,7 @@ def _plan(path: Path, tokens: int, method: str, budget: int | None = None) -> Pl
         method=method_class(method),
         tokens=tokens,
         sequence=tokens,
+        optimizer_states=optim.state_arrays("adamw"),
         threads=kernels.default_threads(),
     )
     machine = Machine.measure(model.config, tokens, "bf16")

@@ -29,8 +29,9 @@ def chat(
     top_p: TopPOption = 0.95,
     top_k: TopKOption = 0,
     seed: SeedOption = 0,
-    compute: ComputeOption = "bf16",
-    threads: ThreadsOption = None,
+    *,
+    compute: ComputeOption,
+    threads: ThreadsOption,
 ) -> None:
     """Talk with MODEL. An empty line or Ctrl-D ends the conversation, /new begins another."""
     from featherback.cli.options import open_model, set_threads

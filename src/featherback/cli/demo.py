@@ -27,9 +27,10 @@ ANSWER_TOKENS = 48
 def demo(
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where the adapter goes. Default: a new temporary folder."),
+        typer.Option(metavar="DIR", help="Where the adapter goes.", show_default="a new temporary folder"),
     ] = None,
-    threads: ThreadsOption = None,
+    *,
+    threads: ThreadsOption,
 ) -> None:
     """Fine-tune a real model on real text, end to end, in minutes. Downloads 98 MB once.
 

@@ -33,8 +33,9 @@ def generate(
     top_p: TopPOption = 1.0,
     top_k: TopKOption = 0,
     seed: SeedOption = 0,
-    compute: ComputeOption = "bf16",
-    threads: ThreadsOption = None,
+    *,
+    compute: ComputeOption,
+    threads: ThreadsOption,
 ) -> None:
     """Let MODEL answer a prompt, with or without an adapter.
 

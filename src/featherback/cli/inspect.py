@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from featherback.cli.options import JSONOption
+from featherback.cli.options import FromConfig, JSONOption
 
 if TYPE_CHECKING:
     from featherback.models.model import Model
@@ -30,8 +30,9 @@ def inspect(
             metavar="MODEL", help="Show examples of a data file as this model would be trained on them."
         ),
     ] = None,
-    seq_len: Annotated[int, typer.Option(min=2, help="With --model: where longer examples are cut.")] = 256,
     examples: Annotated[int, typer.Option(min=1, help="With --model: how many.")] = 3,
+    *,
+    seq_len: Annotated[int, FromConfig("With --model: where longer examples are cut.")],
     json: JSONOption = False,
 ) -> None:
     """Say what a model, a data file or a run is, and which instruction set this machine computes with."""

@@ -47,7 +47,7 @@ def rehearsed_baseline() -> Baseline:
     """What this process holds once it has trained a step."""
     model = Model(_Zeros(TOY), TOY, "gguf")
     adapter = LoRA(model, rank=2)
-    optimizer = optim.create("adamw", adapter, 0.0)
+    optimizer = optim.create("adamw", adapter.parameters)
     gradients = PagedArray(adapter.parameters.layers, adapter.parameters.size)
     method = methods.create("mesp", model, adapter, Plan.default(TOY, tokens=TOKENS))
     batch = Batch.from_sequences([np.arange(TOKENS, dtype=np.int32)])

@@ -96,8 +96,8 @@ class Trainer:
             config.seed,
             path=states and states / f"{PARAMETERS}.f32",
         )
-        self.optimizer = optim.create(config.optimizer, self.adapter, config.weight_decay, place=states)
         parameters = self.adapter.parameters
+        self.optimizer = optim.create(config.optimizer, parameters, config.optimizer_options, states)
         self.gradients = PagedArray(parameters.layers, parameters.size, states and states / "gradients.f32")
         self.method = methods.create(config.method, self.model, self.adapter, self.plan, run.work)
         tokens = TokenFile(run.tokens / "train.tokens")
