@@ -36,7 +36,7 @@ def chat(
     """Talk with MODEL. An empty line or Ctrl-D ends the conversation, /new begins another."""
     from featherback.cli.options import open_model, set_threads
     from featherback.data.chat import ChatTemplate
-    from featherback.data.tokenizer import load_tokenizer
+    from featherback.data.tokenizer_loader import load_tokenizer
     from featherback.inference.conversation import Conversation
     from featherback.inference.decoder import Decoder
     from featherback.inference.sampler import Sampler

@@ -85,7 +85,7 @@ def _train(run: RunDirectory) -> None:
 def _answers(model: str, prompts: tuple[str, ...], adapter: Path | None) -> list[str]:
     """Greedy answers to the prompts."""
     from featherback.cli.options import open_model
-    from featherback.data.tokenizer import load_tokenizer
+    from featherback.data.tokenizer_loader import load_tokenizer
     from featherback.inference.decoder import Decoder
     from featherback.inference.generate import generate_text
     from featherback.inference.prompt import encode_prompt

@@ -25,26 +25,26 @@ def expanded(command: Command, signature: Signature, marked: Mapping[str, FromCo
     A value is checked and parsed before the command gets it; an optimiser's option that was not named is left out.
     """
     parameters: list[Parameter] = []
+    from_fields: list[Parameter] = []
     optional: list[Parameter] = []  # the command's own; they come last in the help
     for name, parameter in signature.parameters.items():
         if name not in marked:
             own = parameters if parameter.default is Parameter.empty else optional
             own.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
         elif parameter.kind is not Parameter.VAR_KEYWORD:
-            optional.append(_parameter(name, marked[name].help, grouped=False))
+            from_fields.append(_parameter(name, marked[name].help, grouped=False))
         elif marked[name].fields:
-            parameters += [_parameter(field, grouped=False) for field in marked[name].fields]
+            from_fields += [_parameter(field, grouped=False) for field in marked[name].fields]
         else:
-            parameters += _every_option()
-    parameters += optional
+            from_fields += _every_option()
+    parameters += from_fields + optional
+    checkable = described(TrainConfig).keys() & {parameter.name for parameter in from_fields}
 
     def run(**values: Any) -> None:
-        for name in described(TrainConfig).keys() & values.keys():
+        for name in checkable:
             values[name] = checked(TrainConfig, name, values[name])
-        for name in optim.rule_options().keys() & values.keys():
-            if values[name] is None:
-                del values[name]
-        command(**values)
+        unnamed = {name for name in optim.rule_options() if values.get(name) is None}
+        command(**{name: value for name, value in values.items() if name not in unnamed})
 
     run.__doc__ = command.__doc__
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]

@@ -42,7 +42,7 @@ def generate(
     Example: featherback generate model.gguf --adapter notes-adapter --prompt "What did I note on Monday?"
     """
     from featherback.cli.options import open_model, set_threads
-    from featherback.data.tokenizer import load_tokenizer
+    from featherback.data.tokenizer_loader import load_tokenizer
     from featherback.inference.decoder import Decoder
     from featherback.inference.generate import generate_text
     from featherback.inference.prompt import encode_prompt

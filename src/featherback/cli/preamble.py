@@ -62,7 +62,7 @@ def row(name: str, text: str) -> None:
 
 def describe_model(model: Model) -> str:
     """One line: name, family, size, formats."""
-    from featherback.cli.inspect import formats, parameters
+    from featherback.cli.model_facts import formats, parameters
 
     config = model.config
     return (
