@@ -157,6 +157,11 @@ def test_data_without_a_supervised_token(command: Command, tmp_path: Path, chat_
         (("--steps", 0), ("--steps is 0",)),
         (("--method", "autograd"), ("'autograd'", "mesp")),
         (("--optimizer", "adam"), ("'adam'", "adamw, sgd")),
+        (
+            ("--optimizer", "sgd", "--beta1", 0.5),
+            ("--beta1 is no option of the optimizer sgd", "--weight-decay"),
+        ),
+        (("--beta1", 1.5), ("--beta1 is 1.5", "less than 1")),
         (("--memory", "lots"), ("'lots'", "96MB")),
         (("--memory", "5MB"), ("does not fit in 5MB", "the least is --memory")),
         (("--resume",), ("no training run",)),

@@ -196,10 +196,10 @@ class TrainConfig:
             raise FeatherbackError(f"Cannot resume {self.out} with other options: {'; '.join(differing)}.")
 
     def _fixed(self) -> dict[str, Any]:
-        """What a resumed run must not change: fields, and the optimiser's options among them."""
+        """What a resumed run must not change: the fields, with the optimiser's options among them."""
         free = {name for name, about in described(TrainConfig).items() if about.free_on_resume}
         values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in free}
-        return {**values, **values.pop("optimizer_options")}
+        return values.pop("optimizer_options") | values
 
     def to_json(self) -> dict[str, Any]:
         """The options as JSON values."""
