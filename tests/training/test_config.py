@@ -33,7 +33,7 @@ BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
         ({"steps": 5, "epochs": 1}, "not both"),
         ({"learning_rate": -1.0}, "--lr is -1.0"),
         ({"learning_rate": float("inf")}, "--lr is inf"),
-        ({"optimizer": "adam"}, "--optimizer is 'adam'; choose from adamw, sgd"),
+        ({"optimizer": "adam"}, f"--optimizer is 'adam'; choose from {', '.join(optim.RULES.names)}."),
         ({"schedule": "step"}, "--schedule is 'step'"),
         ({"compute": "fp16"}, "--compute is 'fp16'; choose from bf16, fp32"),
         ({"method": "autograd"}, "--method is 'autograd'"),
