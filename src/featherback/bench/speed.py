@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from featherback import families, kernels, models, optim
+from featherback.architecture.config import ModelConfig
 from featherback.bench import watch
 from featherback.bench.ablation import run_step
 from featherback.bench.markdown import table
@@ -21,7 +22,6 @@ from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.methods import method_class
-from featherback.architecture.config import ModelConfig
 from featherback.training.choose import worker_baseline
 
 Say = Callable[[str], None]

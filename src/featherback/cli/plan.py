@@ -54,7 +54,9 @@ def plan(
 
 
 def _print_methods(rows: list[MethodOutlook]) -> None:
-    """A line a method."""
+    """A line per method."""
+    from featherback.cli.preamble import describe_work
+
     print(f"{'method':<8}{'least --memory':>16}{'rss':>9}{'footprint':>11}{'s/step':>8}  layout")
     for row in rows:
         line = f"{row.method:<8}{row.least_memory_mb:>13} MB"
@@ -64,7 +66,7 @@ def _print_methods(rows: list[MethodOutlook]) -> None:
         p = row.plan
         layout = (
             f"F by {p.mlp_tile}, vocabulary by {p.vocab_tile}, "
-            f"blocks {'kept' if p.keep_blocks else 'recomputed'}, inputs in {p.checkpoints}, "
+            f"{', '.join(describe_work(p))}, inputs in {p.checkpoints}, "
             f"adapter in {p.states}, weights {p.weights}"
         )
         print(

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from featherback import methods, optim
-from featherback.errors import FeatherbackError
 from featherback.architecture.names import TARGETS, parse_targets
+from featherback.errors import FeatherbackError
 from featherback.options import check, described, flags, option
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from featherback import methods, optim
 from featherback.adapters.lora import LoRA
+from featherback.architecture.config import ModelConfig
+from featherback.architecture.names import GGUF_NAMES
 from featherback.data.batch import Batch
 from featherback.host.machine import Baseline
 from featherback.host.paged import PagedArray
 from featherback.memory.plan import Plan
-from featherback.architecture.config import ModelConfig
-from featherback.architecture.names import GGUF_NAMES
 from featherback.models.layout import layer_shapes, top_shapes
 from featherback.models.model import Model
 from featherback.weights.types import TensorInfo, TensorType

@@ -165,7 +165,10 @@ class Trainer:
         targets = sum(batch.n_targets for batch in batches)
         self.gradients.clear()
         draw = Draw(config.seed, progress.step)
-        loss = sum(self.method.gradients(batch, 1 / targets, self.gradients, draw) for batch in batches) / targets
+        loss = (
+            sum(self.method.gradients(batch, 1 / targets, self.gradients, draw) for batch in batches)
+            / targets
+        )
         norm = optim.global_norm(self.gradients)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise FeatherbackError(
