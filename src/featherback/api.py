@@ -18,7 +18,7 @@ from featherback.host.paged import PagedArray
 from featherback.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.training.choose import plan_for, worker_baseline
-from featherback.training.config import COMPUTE, TrainConfig, parse_memory
+from featherback.training.config import COMPUTE, TrainConfig
 from featherback.training.launch import Examples, prepare_run
 from featherback.training.rehearsal import rehearsed_baseline
 from featherback.training.reporter import Reporter, TextReporter
@@ -90,17 +90,18 @@ def train(
 
     `data`: a file, token lists, or (tokens, labels) pairs. `memory`: "96MB", or bytes. `options`: the fields
     of TrainConfig (steps, epochs, rank, alpha, targets, seq_len, batch_size, accumulate, learning_rate,
-    optimizer, schedule, warmup, compute, threads, seed, ...). FeatherbackError says what is wrong.
+    optimizer, schedule, warmup, compute, threads, seed, ...) and the optimiser's own (beta1, weight_decay, ...).
+    FeatherbackError says what is wrong.
     Ctrl-C saves and then raises KeyboardInterrupt; `resume=True` continues.
     """
     opened = model if isinstance(model, Model) else load(model)
     files = {name: source for name, source in (("data", data), ("eval_data", eval_data)) if _is_path(source)}
-    config = TrainConfig(
+    config = TrainConfig.of(
         model=str(opened.path),
         data=str(files.get("data", "tokens")),
         eval_data=None if eval_data is None else str(files.get("eval_data", "tokens")),
         out=str(Path(out)),
-        memory=_bytes(memory),
+        memory=memory,
         **options,
     )
     reporter = TextReporter() if progress else Reporter()
@@ -125,13 +126,9 @@ def plan(model: Model | str | os.PathLike[str], *, memory: str | int | None = No
     `memory` and `options` as for `train`. FeatherbackError, naming what would do, if nothing fits.
     """
     opened = model if isinstance(model, Model) else load(model)
-    config = TrainConfig(model=str(opened.path), data="", out="", memory=_bytes(memory), **options)
+    config = TrainConfig.of(model=str(opened.path), data="", out="", memory=memory, **options)
     config.check_model(opened.config)
     return plan_for(config, opened, worker_baseline)
-
-
-def _bytes(memory: str | int | None) -> int | None:
-    return parse_memory(memory) if isinstance(memory, str) else memory
 
 
 def _batch(tokens: Any, labels: Any) -> Batch:

@@ -15,6 +15,8 @@ from tests.cli.conftest import Command
 from tests.support.tiny_chat import write_tiny_chat
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
 
+from featherback import optim
+
 GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
 
 
@@ -156,7 +158,12 @@ def test_data_without_a_supervised_token(command: Command, tmp_path: Path, chat_
         (("--targets", "q,query"), ("'query'", "q, k, v, o, gate, up, down")),
         (("--steps", 0), ("--steps is 0",)),
         (("--method", "autograd"), ("'autograd'", "mesp")),
-        (("--optimizer", "adam"), ("'adam'", "adamw, sgd")),
+        (("--optimizer", "adam"), ("'adam'", ", ".join(optim.RULES.names))),
+        (
+            ("--optimizer", "sgd", "--beta1", 0.5),
+            ("--beta1 is no option of the optimizer sgd", "--weight-decay"),
+        ),
+        (("--beta1", 1.5), ("--beta1 is 1.5", "less than 1")),
         (("--memory", "lots"), ("'lots'", "96MB")),
         (("--memory", "5MB"), ("does not fit in 5MB", "the least is --memory")),
         (("--resume",), ("no training run",)),

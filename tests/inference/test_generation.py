@@ -16,7 +16,7 @@ from featherback import models
 from featherback.adapters import peft
 from featherback.adapters.lora import LoRA
 from featherback.data.chat import ChatTemplate
-from featherback.data.tokenizer import load_tokenizer
+from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.errors import FeatherbackError
 from featherback.inference.conversation import Conversation
 from featherback.inference.decoder import Decoder

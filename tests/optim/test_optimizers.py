@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +15,14 @@ from featherback import models, optim
 from featherback.adapters.lora import LoRA
 from featherback.errors import FeatherbackError
 from featherback.host.paged import PagedArray
+from featherback.options import described
 
 STEPS = 7
+# The same optimiser by torch, from its parameters and the weight decay; the learning rate is set at every step.
+REFERENCES: dict[str, Callable[[list[torch.nn.Parameter], float], torch.optim.Optimizer]] = {
+    "adamw": lambda parameters, decay: torch.optim.AdamW(parameters, lr=1.0, eps=1e-8, weight_decay=decay),
+    "sgd": lambda parameters, decay: torch.optim.SGD(parameters, lr=1.0, weight_decay=decay),
+}
 
 
 @pytest.fixture
@@ -39,16 +47,14 @@ def _random_gradients(adapter: LoRA, seed: int) -> PagedArray:
 
 
 @pytest.mark.parametrize("in_files", [False, True])
-@pytest.mark.parametrize("name", list(optim.OPTIMIZERS))
+@pytest.mark.parametrize("name", optim.RULES.names)
 def test_steps_are_torchs(adapter: LoRA, tmp_path: Path, name: str, in_files: bool) -> None:
     start = torch.nn.Parameter(torch.from_numpy(_rows(adapter.parameters)))
     decay, scale = 0.05, 0.25
-    optimizer = optim.create(name, adapter, weight_decay=decay, place=tmp_path if in_files else None)
-    theirs: torch.optim.Optimizer
-    if name == "adamw":
-        theirs = torch.optim.AdamW([start], lr=1.0, eps=1e-8, weight_decay=decay)
-    else:
-        theirs = torch.optim.SGD([start], lr=1.0, weight_decay=decay)
+    optimizer = optim.create(
+        name, adapter.parameters, {"weight_decay": decay}, place=tmp_path if in_files else None
+    )
+    theirs = REFERENCES[name]([start], decay)
     for step in range(STEPS):
         lr = 0.01 * (step + 1)
         gradients = _random_gradients(adapter, seed=step)
@@ -58,8 +64,32 @@ def test_steps_are_torchs(adapter: LoRA, tmp_path: Path, name: str, in_files: bo
         theirs.step()
     np.testing.assert_allclose(_rows(adapter.parameters), start.detach().numpy(), rtol=2e-5, atol=2e-6)
     assert optimizer.steps == STEPS
-    assert {path.stem for path in tmp_path.glob("*.f32")} == (set(optimizer.STATES) if in_files else set())
+    assert {path.stem for path in tmp_path.glob("*.f32")} == (
+        set(optim.RULES[name].STATES) if in_files else set()
+    )
     optimizer.close()
+
+
+def test_options_reach_the_update(adapter: LoRA) -> None:
+    start = torch.nn.Parameter(torch.from_numpy(_rows(adapter.parameters)))
+    settings = {"beta1": 0.5, "beta2": 0.7, "eps": 1e-3}
+    optimizer = optim.create("adamw", adapter.parameters, settings)
+    theirs = torch.optim.AdamW([start], lr=0.01, betas=(0.5, 0.7), eps=1e-3, weight_decay=0.0)
+    for step in range(STEPS):
+        gradients = _random_gradients(adapter, seed=step)
+        optimizer.step(gradients, 0.01)
+        start.grad = torch.from_numpy(_rows(gradients))
+        theirs.step()
+    np.testing.assert_allclose(_rows(adapter.parameters), start.detach().numpy(), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", optim.RULES.names)
+def test_every_optimiser_declares_itself(name: str) -> None:
+    rule = optim.make_rule(name, {})
+    assert rule.LEARNING_RATE > 0
+    assert set(described(type(rule))) == {field.name for field in fields(rule)}
+    assert tuple(rule.state_sizes((3, 5))) == rule.STATES
+    assert optim.state_arrays(name) == len(rule.STATES)
 
 
 def test_clipping_is_torchs(adapter: LoRA) -> None:
@@ -83,4 +113,4 @@ def test_small_gradients_are_not_scaled_up_and_zero_means_off() -> None:
 
 def test_unknown_optimizer(adapter: LoRA) -> None:
     with pytest.raises(FeatherbackError, match="'adagrad'"):
-        optim.create("adagrad", adapter)
+        optim.create("adagrad", adapter.parameters)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
+from featherback import optim
 from featherback.errors import FeatherbackError
+from featherback.options import field_types, flags
 from featherback.training.config import TrainConfig, parse_memory
 
 BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
@@ -30,7 +33,7 @@ BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
         ({"steps": 5, "epochs": 1}, "not both"),
         ({"learning_rate": -1.0}, "--lr is -1.0"),
         ({"learning_rate": float("inf")}, "--lr is inf"),
-        ({"optimizer": "adam"}, "--optimizer is 'adam'; choose from adamw, sgd"),
+        ({"optimizer": "adam"}, f"--optimizer is 'adam'; choose from {', '.join(optim.RULES.names)}."),
         ({"schedule": "step"}, "--schedule is 'step'"),
         ({"compute": "fp16"}, "--compute is 'fp16'; choose from bf16, fp32"),
         ({"method": "autograd"}, "--method is 'autograd'"),
@@ -49,11 +52,25 @@ BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
         ({"memory": 9.5e7}, "--memory is 95000000.0"),
         ({"weight_decay": float("inf")}, "--weight-decay is infinite"),
         ({"max_grad_norm": float("inf")}, "--max-grad-norm is infinite"),
+        ({"max_grad_norm": float("nan")}, "--max-grad-norm is nan; it must be at least 0"),
+        ({"learning_rate": "fast"}, "--lr is 'fast'; it must be a number"),
+        ({"eval_data": 7}, "--eval-data is 7; it must be text"),
+        ({"beta1": 1.0}, "--beta1 is 1.0; it must be at least 0 and less than 1"),
+        ({"beta2": -0.1}, "--beta2 is -0.1"),
+        ({"eps": 0}, "--eps is 0; it must be a positive number"),
+        (
+            {"optimizer": "sgd", "beta1": 0.5},
+            "--beta1 is no option of the optimizer sgd, which has --weight-decay;",
+        ),
+        (
+            {"optimizer_options": {"beta3": 1}},
+            "--beta3 is no option of the optimizer adamw, which has --beta1, ",
+        ),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(FeatherbackError) as raised:
-        TrainConfig(**{**BASE, **options})
+        TrainConfig.of(**{**BASE, **options})
     assert complaint in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -62,6 +79,27 @@ def test_json_round_trip() -> None:
     config = TrainConfig(**BASE, targets=("down_proj", "q_proj"), memory=96_000_000, steps=3)
     assert config.targets == ("q_proj", "down_proj")
     assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+def test_the_optimisers_options_are_recorded_in_full() -> None:
+    config = TrainConfig(**BASE, optimizer_options={"beta1": 0.8})
+    assert config == TrainConfig.of(**BASE, beta1=0.8)
+    recorded = config.to_json()["optimizer_options"]
+    assert recorded == {"beta1": 0.8, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+
+
+def test_a_record_with_weight_decay_among_the_fields_is_read() -> None:
+    """As runs were recorded before optimisers had options of their own."""
+    values = TrainConfig(**BASE).to_json()
+    del values["optimizer_options"]
+    earlier = TrainConfig.from_json({**values, "weight_decay": 0.1})
+    assert earlier == TrainConfig.of(**BASE, weight_decay=0.1)
+
+
+def test_no_optimisers_option_has_the_name_of_a_field_and_types_agree() -> None:
+    for name, kinds in optim.rule_options().items():
+        assert name not in {field.name for field in fields(TrainConfig)}
+        assert len({(field_types(kind, name), flags(kind, name)) for kind in kinds.values()}) == 1
 
 
 def test_options_of_another_version_are_refused() -> None:
@@ -73,6 +111,10 @@ def test_resume_names_every_difference() -> None:
     earlier = TrainConfig(**BASE, rank=8, seq_len=64, steps=10)
     with pytest.raises(FeatherbackError, match=r"--rank was 8, not 16; --seq-len was 64, not 32"):
         TrainConfig(**BASE, rank=16, seq_len=32).check_resume(earlier)
+    with pytest.raises(FeatherbackError, match=r"other options: --beta1 was 0.9, not 0.8\.$"):
+        TrainConfig.of(**BASE, seq_len=64, beta1=0.8).check_resume(earlier)
+    with pytest.raises(FeatherbackError, match=r"other options: --optimizer was adamw, not sgd\.$"):
+        TrainConfig(**BASE, seq_len=64, optimizer="sgd").check_resume(earlier)
     TrainConfig(**BASE, seq_len=64, steps=20, threads=1).check_resume(earlier)
 
 

@@ -49,7 +49,7 @@ def test_ten_steps_are_pefts(tmp_path: Path, base: Any) -> None:
         max_grad_norm=CLIP,
         compute="fp32",
         seed=SEED,
-        weight_decay=0.01,
+        optimizer_options={"weight_decay": 0.01},
     )
     run = prepare_run(config, data=sequences(10))
     initial = LoRA(models.load(path), RANK, ALPHA, seed=SEED).state()
@@ -80,7 +80,9 @@ def _with_peft(
     assert parameters.keys() == initial.keys()
     for name, parameter in parameters.items():
         parameter.data = torch.from_numpy(initial[name].copy())
-    optimizer = torch.optim.AdamW(parameters.values(), lr=LR, weight_decay=config.weight_decay)
+    optimizer = torch.optim.AdamW(
+        parameters.values(), lr=LR, weight_decay=config.optimizer_options["weight_decay"]
+    )
     stream = BatchStream(tokens, SEQ_LEN, BATCH, SEED)
     losses = []
     for step in range(STEPS):

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from featherback import kernels, models
+from featherback import kernels, models, optim
 from featherback.bench import watch
 from featherback.bench.training_run import Measured, random_sequences
 from featherback.host.machine import Machine
@@ -28,7 +28,7 @@ def measure_kept_h(model: Path, keep_h: bool, folder: Path, tokens: int = 256, s
         method=method_class("mesp"),
         tokens=tokens,
         sequence=tokens,
-        optimizer_states=0,
+        optimizer_states=optim.state_arrays("sgd"),
         threads=kernels.default_threads(),
     )
     baseline, machine = worker_baseline(), Machine.measure(opened.config, tokens, "bf16")

@@ -15,7 +15,7 @@ from featherback.adapters.lora import LoRA
 from featherback.bench.layer_plot import Panel, layers_svg
 from featherback.bench.markdown import table
 from featherback.data.batch import Batch
-from featherback.data.tokenizer import load_tokenizer
+from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.host.paged import PagedArray
 from featherback.memory.plan import Plan
 from featherback.methods.mezo import MeZOOptions

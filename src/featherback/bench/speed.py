@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from featherback import kernels, models
-from featherback import families
+from featherback import families, kernels, models, optim
+from featherback.architecture.config import ModelConfig
 from featherback.bench import watch
 from featherback.bench.ablation import run_step
 from featherback.bench.markdown import table
@@ -22,7 +22,6 @@ from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.methods import method_class
-from featherback.architecture.config import ModelConfig
 from featherback.training.choose import worker_baseline
 
 Say = Callable[[str], None]
@@ -133,6 +132,7 @@ def _plan(path: Path, tokens: int, method: str, budget: int | None = None) -> Pl
         method=method_class(method),
         tokens=tokens,
         sequence=tokens,
+        optimizer_states=optim.state_arrays("adamw"),
         threads=kernels.default_threads(),
     )
     machine = Machine.measure(model.config, tokens, "bf16")

@@ -60,7 +60,7 @@ def train_synthetic(
     The run directory is made in `folder` (default: the system's temporary one) and deleted.
     """
     with tempfile.TemporaryDirectory(dir=folder, prefix="bench-") as place:
-        config = TrainConfig(
+        config = TrainConfig.of(
             model=str(model),
             data="random tokens",
             out=str(Path(place) / "run"),

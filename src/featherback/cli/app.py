@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, get_args, get_origin
 
 import typer
 
+from featherback.cli.options import FromConfig
 from featherback.failure import report
 from featherback.version import __version__
 
 # A command is a module of this package with a function of its name. The help has them in this order.
 COMMANDS = ("demo", "fetch", "plan", "train", "evaluate", "generate", "chat", "inspect", "bench")
 
-app = typer.Typer(
-    name="featherback",
-    help="Fine-tune an LLM, exactly, in tens of megabytes, on the machine you already have.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+
+def application(chosen: str | None) -> typer.Typer:
+    """The command line. Only the `chosen` command gets its options: finding out all would load what all need."""
+    app = typer.Typer(
+        name="featherback",
+        help="Fine-tune an LLM, exactly, in tens of megabytes, on the machine you already have.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(common)
+    for name in COMMANDS:
+        function = getattr(import_module(f"featherback.cli.{name}"), name)
+        app.command(name)(_with_options(function) if name == chosen else _title(function))
+    return app
 
 
 def _version(wanted: bool) -> None:
@@ -31,7 +42,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback()
 def common(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
@@ -43,8 +53,31 @@ def common(
     """What every command shares; --debug is taken out of the arguments before they come here."""
 
 
-for _name in COMMANDS:
-    app.command(_name)(getattr(import_module(f"featherback.cli.{_name}"), _name))
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose FromConfig parameters are as TrainConfig describes them."""
+    signature = inspect.signature(command, eval_str=True)
+    marked = {
+        name: marker
+        for name, parameter in signature.parameters.items()
+        if get_origin(parameter.annotation) is Annotated
+        for marker in get_args(parameter.annotation)[1:]
+        if isinstance(marker, FromConfig)
+    }
+    if not marked:
+        return command
+    from featherback.cli.from_config import expanded
+
+    return expanded(command, signature, marked)
+
+
+def _title(command: Callable[..., None]) -> Callable[[], None]:
+    """A command's entry in the list of commands."""
+
+    def listed() -> None:
+        raise AssertionError("only listed")
+
+    listed.__doc__ = command.__doc__
+    return listed
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -54,7 +87,8 @@ def run(arguments: list[str] | None = None) -> int:
         arguments.remove("--debug")
         os.environ["FEATHERBACK_DEBUG"] = "1"  # for the processes this one starts
     try:
-        app(arguments, prog_name="featherback")
+        chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
+        application(chosen)(arguments, prog_name="featherback")
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
     except BrokenPipeError:  # the reader of a pipe went away

@@ -30,7 +30,10 @@ def bench(
     folder: Annotated[
         Path | None,
         typer.Option(
-            "--dir", metavar="DIR", help="Where synthetic models and runs are made. [default: the cache]"
+            "--dir",
+            metavar="DIR",
+            help="Where synthetic models and runs are made.",
+            show_default="the cache",
         ),
     ] = None,
     out: Annotated[

@@ -29,13 +29,14 @@ def chat(
     top_p: TopPOption = 0.95,
     top_k: TopKOption = 0,
     seed: SeedOption = 0,
-    compute: ComputeOption = "bf16",
-    threads: ThreadsOption = None,
+    *,
+    compute: ComputeOption,
+    threads: ThreadsOption,
 ) -> None:
     """Talk with MODEL. An empty line or Ctrl-D ends the conversation, /new begins another."""
     from featherback.cli.options import open_model, set_threads
     from featherback.data.chat import ChatTemplate
-    from featherback.data.tokenizer import load_tokenizer
+    from featherback.data.tokenizer_loader import load_tokenizer
     from featherback.inference.conversation import Conversation
     from featherback.inference.decoder import Decoder
     from featherback.inference.sampler import Sampler

@@ -27,9 +27,10 @@ ANSWER_TOKENS = 48
 def demo(
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where the adapter goes. Default: a new temporary folder."),
+        typer.Option(metavar="DIR", help="Where the adapter goes.", show_default="a new temporary folder"),
     ] = None,
-    threads: ThreadsOption = None,
+    *,
+    threads: ThreadsOption,
 ) -> None:
     """Fine-tune a real model on real text, end to end, in minutes. Downloads 98 MB once.
 
@@ -84,7 +85,7 @@ def _train(run: RunDirectory) -> None:
 def _answers(model: str, prompts: tuple[str, ...], adapter: Path | None) -> list[str]:
     """Greedy answers to the prompts."""
     from featherback.cli.options import open_model
-    from featherback.data.tokenizer import load_tokenizer
+    from featherback.data.tokenizer_loader import load_tokenizer
     from featherback.inference.decoder import Decoder
     from featherback.inference.generate import generate_text
     from featherback.inference.prompt import encode_prompt

@@ -8,16 +8,24 @@ from typing import Annotated
 
 import typer
 
-from featherback.cli.options import AdapterOption, ComputeOption, JSONOption, ModelArgument, ThreadsOption
+from featherback.cli.options import (
+    AdapterOption,
+    ComputeOption,
+    JSONOption,
+    ModelArgument,
+    SequenceOption,
+    ThreadsOption,
+)
 
 
 def evaluate(
     model: ModelArgument,
     data: Annotated[str, typer.Option(metavar="PATH", help="Data of any kind that `train` reads.")],
     adapter: AdapterOption = None,
-    seq_len: Annotated[int, typer.Option(help="Longest sequence; longer examples are cut.")] = 256,
-    compute: ComputeOption = "bf16",
-    threads: ThreadsOption = None,
+    *,
+    seq_len: SequenceOption,
+    compute: ComputeOption,
+    threads: ThreadsOption,
     json: JSONOption = False,
 ) -> None:
     """Measure the loss and the perplexity of MODEL, with or without an adapter, on data.

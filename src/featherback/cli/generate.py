@@ -33,15 +33,16 @@ def generate(
     top_p: TopPOption = 1.0,
     top_k: TopKOption = 0,
     seed: SeedOption = 0,
-    compute: ComputeOption = "bf16",
-    threads: ThreadsOption = None,
+    *,
+    compute: ComputeOption,
+    threads: ThreadsOption,
 ) -> None:
     """Let MODEL answer a prompt, with or without an adapter.
 
     Example: featherback generate model.gguf --adapter notes-adapter --prompt "What did I note on Monday?"
     """
     from featherback.cli.options import open_model, set_threads
-    from featherback.data.tokenizer import load_tokenizer
+    from featherback.data.tokenizer_loader import load_tokenizer
     from featherback.inference.decoder import Decoder
     from featherback.inference.generate import generate_text
     from featherback.inference.prompt import encode_prompt

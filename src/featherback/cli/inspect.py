@@ -6,15 +6,11 @@ import json as json_format
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from featherback.cli.options import JSONOption
-
-if TYPE_CHECKING:
-    from featherback.models.model import Model
-    from featherback.weights.matrix import Matrix
+from featherback.cli.options import FromConfig, JSONOption
 
 
 def inspect(
@@ -30,8 +26,9 @@ def inspect(
             metavar="MODEL", help="Show examples of a data file as this model would be trained on them."
         ),
     ] = None,
-    seq_len: Annotated[int, typer.Option(min=2, help="With --model: where longer examples are cut.")] = 256,
     examples: Annotated[int, typer.Option(min=1, help="With --model: how many.")] = 3,
+    *,
+    seq_len: Annotated[int, FromConfig("With --model: where longer examples are cut.")],
     json: JSONOption = False,
 ) -> None:
     """Say what a model, a data file or a run is, and which instruction set this machine computes with."""
@@ -79,29 +76,10 @@ def describe(what: str) -> dict[str, Any]:
     return _model(what)
 
 
-def parameters(model: Model) -> int:
-    """Number of weights."""
-    norms = (2 * model.config.num_hidden_layers + 1) * model.config.hidden_size
-    return norms + sum(matrix.rows * matrix.cols for matrix in _matrices(model))
-
-
-def formats(model: Model) -> list[str]:
-    """The number formats of its matrices, the commonest (by bytes) first."""
-    count: Counter[str] = Counter()
-    for matrix in _matrices(model):
-        count[matrix.type.name] += matrix.nbytes
-    return [name for name, _ in count.most_common()]
-
-
-def _matrices(model: Model) -> list[Matrix]:
-    heads = [model.embed_tokens] if model.config.tie_word_embeddings else [model.embed_tokens, model.head.weight]
-    layers = (model.layer(i).matrices.values() for i in range(model.config.num_hidden_layers))
-    return heads + [matrix for layer in layers for matrix in layer]
-
-
 def _model(what: str) -> dict[str, Any]:
     from featherback import kernels, models
-    from featherback.data.tokenizer import load_tokenizer
+    from featherback.cli.model_facts import formats, matrices, parameters
+    from featherback.data.tokenizer_loader import load_tokenizer
     from featherback.hub.locate import locate
 
     model = models.load(locate(what))
@@ -111,7 +89,7 @@ def _model(what: str) -> dict[str, Any]:
         "architecture": config.architecture,
         "parameters": parameters(model),
         "formats": formats(model),
-        "matrix_bytes": sum(matrix.nbytes for matrix in _matrices(model)),
+        "matrix_bytes": sum(matrix.nbytes for matrix in matrices(model)),
         "layers": config.num_hidden_layers,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,

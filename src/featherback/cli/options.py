@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,27 +25,20 @@ AdapterOption = Annotated[
 ]
 
 
-def _compute(name: str) -> str:
-    from featherback.errors import FeatherbackError
-    from featherback.training.config import COMPUTE
+@dataclass(frozen=True)
+class FromConfig:
+    """Marks a command's parameter that is a field of TrainConfig: its type, default, help and checks are said there.
 
-    if name not in COMPUTE:
-        raise FeatherbackError(f"--compute is {name!r}; choose from {', '.join(COMPUTE)}.")
-    return name
+    On `**options`: the `fields` named, or every field, with the optimisers' options.
+    """
+
+    help: str | None = None  # in place of the field's
+    fields: tuple[str, ...] = ()
 
 
-ComputeOption = Annotated[
-    str,
-    typer.Option(
-        "--compute",
-        metavar="bf16|fp32",
-        callback=_compute,
-        help="Precision of the matrix products' inputs.",
-    ),
-]
-ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", help="Threads to compute with. Default: one a core.")
-]
+ComputeOption = Annotated[str, FromConfig()]
+ThreadsOption = Annotated[int | None, FromConfig()]
+SequenceOption = Annotated[int, FromConfig()]
 JSONOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
 
 TemperatureOption = Annotated[
@@ -60,12 +54,9 @@ SeedOption = Annotated[int, typer.Option("--seed", help="The same seed gives the
 
 
 def set_threads(threads: int | None) -> None:
-    """Compute with so many threads; None: one a core."""
+    """Compute with so many threads; None: one per core."""
     from featherback import kernels
-    from featherback.errors import FeatherbackError
 
-    if threads is not None and threads < 1:
-        raise FeatherbackError(f"--threads is {threads}; it must be at least 1.")
     kernels.set_threads(threads or kernels.default_threads())
 
 

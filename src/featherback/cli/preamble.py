@@ -62,7 +62,7 @@ def row(name: str, text: str) -> None:
 
 def describe_model(model: Model) -> str:
     """One line: name, family, size, formats."""
-    from featherback.cli.inspect import formats, parameters
+    from featherback.cli.model_facts import formats, parameters
 
     config = model.config
     return (
@@ -86,12 +86,19 @@ def describe_plan(plan: Plan) -> str:
         f"footprint {plan.predicted_footprint_mb:.0f} MB, rss {plan.predicted_rss_mb:.0f} MB predicted"
     )
     policies = [
-        "blocks kept" if plan.keep_blocks else "blocks recomputed",
+        *describe_work(plan),
         f"block inputs in {'RAM' if plan.checkpoints == 'ram' else 'a file'}",
         f"adapter and optimizer in {'RAM' if plan.states == 'ram' else 'files'}",
         f"weights {plan.weights}",
     ]
     return f"{predicted}; {', '.join(policies)}"
+
+
+def describe_work(plan: Plan) -> list[str]:
+    """What is recomputed, and how many tokens go together where not all do."""
+    kept = ", ".join(f"{name} in {layers} layers" for name, layers in plan.keep.items())
+    chunks = [f"{plan.span} tokens at a time"] if plan.chunked else []
+    return [*chunks, f"blocks recomputed but for {kept}" if kept else "blocks recomputed"]
 
 
 def _short(path: str) -> str:

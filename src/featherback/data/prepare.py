@@ -21,7 +21,7 @@ from featherback.data.encoder import Encoder
 from featherback.data.readers import Example, detect, read_jsonl, read_text
 from featherback.data.report import PrepareReport
 from featherback.data.token_file import TokenFileWriter
-from featherback.data.tokenizer import load_tokenizer
+from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.errors import FeatherbackError
 
 Progress = Callable[[dict[str, Any]], None]

@@ -9,7 +9,8 @@ from itertools import groupby, islice
 
 from featherback.data.encoder import Encoder
 from featherback.data.readers import Example, detect, read_jsonl, read_text
-from featherback.data.tokenizer import Tokenizer, load_tokenizer
+from featherback.data.tokenizer import Tokenizer
+from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.errors import FeatherbackError
 
 

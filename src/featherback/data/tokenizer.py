@@ -7,11 +7,9 @@ may hold them.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from featherback.errors import FeatherbackError
@@ -38,7 +36,7 @@ END_TOKENS = frozenset(
 
 @dataclass
 class Tokenizer:
-    """A vocabulary with its facts. Build one with `load_tokenizer`."""
+    """A vocabulary with its facts. Build one with `tokenizer_loader.load_tokenizer`."""
 
     core: tokenizers.Tokenizer
     """Encodes stretches of plain text only: no special token, no leading-space rule, no post-processing."""
@@ -198,15 +196,3 @@ class StreamDecoder:
         rest = self._tokenizer.decode(self._ids[self._start :])[len(before) :]
         self._start = self._told = len(self._ids)
         return rest
-
-
-def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer of a model: a GGUF file, or a Hugging Face folder with a tokenizer.json."""
-    path = Path(path)
-    if path.is_dir():
-        from featherback.data.tokenizer_folder import from_folder
-
-        return from_folder(path)
-    from featherback.data.tokenizer_gguf import from_gguf
-
-    return from_gguf(path)

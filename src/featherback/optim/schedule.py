@@ -1,38 +1,63 @@
-"""Learning-rate schedules."""
+"""Learning-rate schedules. Each is a function under `@_schedule`: adding one is adding a function."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from featherback.errors import FeatherbackError
 
-SCHEDULES = ("cosine", "linear", "constant")
+Rate = Callable[[float], float]
+"""Progress after the warm-up, 0 <= progress < 1 -> share of the peak; 1 at 0."""
+
+SCHEDULES: dict[str, Rate] = {}
+"""Every schedule by its name, which is its function's."""
+
+
+def _schedule(rate: Rate) -> Rate:
+    SCHEDULES[rate.__name__] = rate
+    return rate
+
+
+@_schedule
+def cosine(progress: float) -> float:
+    """Half a wave (Loshchilov and Hutter, ICLR 2017, arXiv 1608.03983, without restarts)."""
+    return (1 + math.cos(math.pi * progress)) / 2
+
+
+@_schedule
+def linear(progress: float) -> float:
+    """A straight line."""
+    return 1 - progress
+
+
+@_schedule
+def constant(progress: float) -> float:
+    """The peak throughout."""
+    return 1.0
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate of each step, counted from 1: a linear rise over `warmup` steps, then `kind`.
+    """The learning rate of each step, counted from 1: a linear rise over `warmup` steps, then the schedule `name`.
 
     Linear and cosine would reach 0 at step `steps + 1`, so that no step is wasted on a rate of 0.
+    FeatherbackError for an unknown name.
     """
 
-    kind: str
+    name: str
     peak: float
     steps: int
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in SCHEDULES:
-            raise FeatherbackError(f"Unknown schedule {self.kind!r}; choose from {', '.join(SCHEDULES)}.")
+        if self.name not in SCHEDULES:
+            raise FeatherbackError(f"Unknown schedule {self.name!r}; choose from {', '.join(SCHEDULES)}.")
 
     def __call__(self, step: int) -> float:
         """The learning rate of `step`, 1 <= step <= steps."""
         if step <= self.warmup:
             return self.peak * step / self.warmup
         progress = (step - self.warmup - 1) / max(1, self.steps - self.warmup)
-        if self.kind == "linear":
-            return self.peak * (1 - progress)
-        if self.kind == "cosine":
-            return self.peak * (1 + math.cos(math.pi * progress)) / 2
-        return self.peak
+        return self.peak * SCHEDULES[self.name](progress)

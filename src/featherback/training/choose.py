@@ -10,13 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from featherback import kernels, methods
+from featherback import kernels, methods, optim
 from featherback.host.machine import Baseline, Machine, is_ram_disk
 from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.models.model import Model
-from featherback.optim import OPTIMIZERS
 from featherback.training.config import TrainConfig
 
 # A process that has loaded all that training loads, but no data, and run a step of a toy, reports itself.
@@ -47,7 +46,7 @@ def job_options(config: TrainConfig) -> dict[str, Any]:
         "tokens": config.batch_size * config.seq_len,
         "sequence": config.seq_len,
         "compute": config.compute,
-        "optimizer_states": len(OPTIMIZERS[config.optimizer].STATES),
+        "optimizer_states": optim.state_arrays(config.optimizer),
         "threads": config.threads or kernels.default_threads(),
         "files": not (config.out and is_ram_disk(Path(config.out))),
     }

@@ -1,50 +1,46 @@
-"""What a training run is asked to do."""
+"""What a training run is asked to do. A field's type, default and `option` are all there is to say of it:
+checks, the command line with its help, and what a resumed run may change are derived from them.
+"""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
-from featherback.errors import FeatherbackError
-from featherback.methods import NAMES as METHODS
-from featherback.architecture.config import ModelConfig
+from featherback import methods, optim
 from featherback.architecture.names import TARGETS, parse_targets
-from featherback.optim import OPTIMIZERS, SCHEDULES, default_learning_rate
+from featherback.errors import FeatherbackError
+from featherback.options import check, described, flags, option
+
+if TYPE_CHECKING:
+    from featherback.architecture.config import ModelConfig
 
 COMPUTE = ("bf16", "fp32")
 DEFAULT_EPOCHS = 3
-# What a resumed run may change without becoming another run.
-_FREE_ON_RESUME = (
-    "out",
-    "data",
-    "eval_data",
-    "memory",
-    "threads",
-    "steps",
-    "epochs",
-    "eval_every",
-    "save_every",
-    "patience",
-)
-_WHOLE = (
-    "rank",
-    "seq_len",
-    "batch_size",
-    "accumulate",
-    "save_every",
-    "steps",
-    "epochs",
-    "eval_every",
-    "patience",
-    "warmup",
-    "threads",
-    "memory",
-    "seed",
-)
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+DATA, ADAPTER, OPTIMISATION, RUN = PANELS = ("Data", "Adapter", "Optimisation", "Run")
+"""Groups of options in the help, in this order."""
+
+
+def parse_memory(text: str) -> int:
+    """Bytes from "96MB", "1.5 GB", "64MiB" (decimal or binary units); FeatherbackError if it is none."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = match and _UNITS.get(match[2].upper())
+    if not match or unit is None:
+        raise FeatherbackError(f"--memory is {text!r}; write an amount such as 96MB or 1.5GB.")
+    return int(float(match[1]) * unit)
+
+
+def _bytes(amount: object) -> object:
+    return parse_memory(amount) if isinstance(amount, str) else amount
+
+
+def _learning_rates() -> str:
+    """The default of --lr, in words."""
+    return ", ".join(f"{optim.default_learning_rate(name):g} for {name}" for name in optim.RULES.names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,74 +48,129 @@ class TrainConfig:
     """The options of `featherback train`, checked: FeatherbackError names the option that cannot be right."""
 
     model: str  # GGUF file or Hugging Face folder
-    data: str  # what was trained on, for the record; the run keeps its own token file
-    out: str  # run directory
-    method: str = "mesp"
-    memory: int | None = None  # cap of the peak RSS, bytes
-    rank: int = 8
-    alpha: float = 16.0
-    targets: tuple[str, ...] = TARGETS  # or what names.parse_targets reads
-    seq_len: int = 256
-    batch_size: int = 1  # a batch holds at most batch_size * seq_len tokens
-    accumulate: int = 1  # batches a step
-    steps: int | None = None  # at most one of steps and epochs; neither = DEFAULT_EPOCHS
-    epochs: int | None = None
-    learning_rate: float | None = None  # peak; None = the optimiser's default
-    optimizer: str = "adamw"
-    schedule: str = "cosine"
-    warmup: int = 0  # steps
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0  # 0 = no clipping
-    compute: str = "bf16"
-    threads: int | None = None  # None = all cores
-    seed: int = 0
-    eval_data: str | None = None
-    eval_every: int | None = None  # steps; None = only before the first and after the last
-    save_every: int = 50  # steps between checkpoints, which also come at the end and on interruption
-    patience: int | None = None  # evaluations without a new best before the run stops early
+    data: str = option(  # kept for the record; the run has its own token file
+        metavar="PATH",
+        panel=DATA,
+        free_on_resume=True,
+        help="JSONL with messages, prompt/completion or text; or a .txt file.",
+    )
+    out: str = option(
+        metavar="DIR", free_on_resume=True, help="New directory for the adapter and the run's records."
+    )
+    method: str = option(
+        "mesp", choices=methods.NAMES, panel=OPTIMISATION, help="How gradients are obtained."
+    )
+    memory: int | None = option(  # peak of the resident memory, bytes
+        None,
+        parse=_bytes,
+        least=1,
+        metavar="SIZE",
+        panel=RUN,
+        free_on_resume=True,
+        help="Never exceed this, e.g. 96MB.",
+    )
+    rank: int = option(8, least=1, panel=ADAPTER, help="Rank of the LoRA matrices.")
+    alpha: float = option(16.0, above=0, panel=ADAPTER, help="The adapter is scaled by alpha / rank.")
+    targets: tuple[str, ...] = option(
+        "all",
+        parse=parse_targets,
+        panel=ADAPTER,
+        help=f"Projections to adapt: all, or some of {','.join(t.removesuffix('_proj') for t in TARGETS)}.",
+    )
+    seq_len: int = option(
+        256, least=2, panel=DATA, help="Longest sequence; longer examples are cut, and counted."
+    )
+    batch_size: int = option(
+        1, least=1, panel=DATA, help="A batch packs sequences into this times --seq-len tokens."
+    )
+    accumulate: int = option(1, least=1, panel=OPTIMISATION, help="Batches per step.")
+    steps: int | None = option(
+        None, least=1, panel=OPTIMISATION, free_on_resume=True, help="Optimiser steps."
+    )
+    epochs: int | None = option(
+        None,
+        least=1,
+        panel=OPTIMISATION,
+        free_on_resume=True,
+        shown_default=lambda: str(DEFAULT_EPOCHS),
+        help="Passes over the data, instead of --steps.",
+    )
+    learning_rate: float | None = option(
+        None,
+        above=0,
+        flags=("--lr", "--learning-rate"),
+        panel=OPTIMISATION,
+        shown_default=_learning_rates,
+        help="Peak learning rate.",
+    )
+    optimizer: str = option("adamw", choices=optim.RULES.names, panel=OPTIMISATION, help="Update rule.")
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict)  # in the end all those of its rule
+    schedule: str = option(
+        "cosine", choices=tuple(optim.SCHEDULES), panel=OPTIMISATION, help="What follows the warm-up."
+    )
+    warmup: int = option(0, least=0, panel=OPTIMISATION, help="Steps over which the learning rate rises.")
+    max_grad_norm: float = option(
+        1.0, least=0, panel=OPTIMISATION, help="Clip the gradient to this norm. 0: never."
+    )
+    compute: str = option(
+        "bf16", choices=COMPUTE, panel=RUN, help="Precision of the matrix products' inputs."
+    )
+    threads: int | None = option(
+        None,
+        least=1,
+        panel=RUN,
+        free_on_resume=True,
+        shown_default=lambda: "one per core",
+        help="Threads to compute with.",
+    )
+    seed: int = option(0, least=0, panel=RUN, help="Of the adapter's start and the data's order.")
+    eval_data: str | None = option(
+        None,
+        metavar="PATH",
+        panel=DATA,
+        free_on_resume=True,
+        help="Held-out data: measured before and after; the best is kept.",
+    )
+    eval_every: int | None = option(
+        None,
+        least=1,
+        panel=RUN,
+        free_on_resume=True,
+        help="Measure the held-out loss every so many steps too.",
+    )
+    patience: int | None = option(
+        None,
+        least=1,
+        panel=RUN,
+        free_on_resume=True,
+        help="Stop after so many measurements without a new best.",
+    )
+    save_every: int = option(50, least=1, panel=RUN, free_on_resume=True, help="Steps between checkpoints.")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "targets", parse_targets(self.targets))
-        for name in _WHOLE:
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise FeatherbackError(f"{_option(name)} is {value!r}; it must be a whole number.")
-            self._at_least(name, {"warmup": 0, "seed": 0, "seq_len": 2}.get(name, 1))
-        for name in ("weight_decay", "max_grad_norm"):
-            self._at_least(name, 0)
-            if math.isinf(getattr(self, name)):
-                raise FeatherbackError(f"{_option(name)} is infinite; it must be a number.")
-        for name in ("alpha", "learning_rate"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise FeatherbackError(f"{_option(name)} is {value}; it must be a positive number.")
-        for name, choices in (
-            ("method", METHODS),
-            ("optimizer", OPTIMIZERS),
-            ("schedule", SCHEDULES),
-            ("compute", COMPUTE),
-        ):
-            if getattr(self, name) not in choices:
-                raise FeatherbackError(
-                    f"{_option(name)} is {getattr(self, name)!r}; choose from {', '.join(choices)}."
-                )
+        check(self)
+        rule = optim.make_rule(self.optimizer, self.optimizer_options)
+        object.__setattr__(self, "optimizer_options", asdict(rule))
         if self.steps is not None and self.epochs is not None:
             raise FeatherbackError("Name --steps or --epochs, not both.")
         for name in ("eval_every", "patience"):
             if getattr(self, name) is not None and self.eval_data is None:
-                raise FeatherbackError(f"{_option(name)} needs --eval-data.")
+                raise FeatherbackError(f"{_flag(name)} needs --eval-data.")
         if self.patience is not None and self.eval_every is None:
             raise FeatherbackError("--patience needs --eval-every.")
 
-    def _at_least(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if value is not None and not value >= least:
-            raise FeatherbackError(f"{_option(name)} is {value}; it must be at least {least}.")
+    @classmethod
+    def of(cls, **values: Any) -> TrainConfig:
+        """The configuration with these fields; the optimiser's options (weight_decay, ...) may stand among them."""
+        own = {name: values.pop(name) for name in optim.rule_options() if name in values}
+        return cls(**values | {"optimizer_options": {**values.get("optimizer_options", {}), **own}})
 
     @property
     def peak_learning_rate(self) -> float:
         """The learning rate after warm-up."""
-        return default_learning_rate(self.optimizer) if self.learning_rate is None else self.learning_rate
+        return (
+            optim.default_learning_rate(self.optimizer) if self.learning_rate is None else self.learning_rate
+        )
 
     def check_model(self, model: ModelConfig) -> None:
         """FeatherbackError if this model cannot be trained with these options."""
@@ -135,13 +186,20 @@ class TrainConfig:
 
     def check_resume(self, earlier: TrainConfig) -> None:
         """FeatherbackError naming every option that differs from the run's and must not."""
+        before = earlier._fixed()
         differing = [
-            f"{_option(name)} was {getattr(earlier, name)}, not {getattr(self, name)}"
-            for name in (field.name for field in fields(self))
-            if name not in _FREE_ON_RESUME and getattr(self, name) != getattr(earlier, name)
+            f"{_flag(name)} was {before[name]}, not {value}"
+            for name, value in self._fixed().items()
+            if name in before and before[name] != value  # another optimizer may have other options
         ]
         if differing:
             raise FeatherbackError(f"Cannot resume {self.out} with other options: {'; '.join(differing)}.")
+
+    def _fixed(self) -> dict[str, Any]:
+        """What a resumed run must not change: the fields, with the optimiser's options among them."""
+        free = {name for name, about in described(TrainConfig).items() if about.free_on_resume}
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in free}
+        return values.pop("optimizer_options") | values
 
     def to_json(self) -> dict[str, Any]:
         """The options as JSON values."""
@@ -150,20 +208,11 @@ class TrainConfig:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TrainConfig:
         """The inverse of to_json; FeatherbackError for options this version does not know."""
-        known = {field.name for field in fields(cls)}
+        known = {entry.name for entry in fields(cls)} | set(optim.rule_options())
         if unknown := sorted(set(values) - known):
             raise FeatherbackError(f"The run is of another version of Featherback ({', '.join(unknown)}).")
-        return cls(**{**values, "targets": tuple(values["targets"])})
+        return cls.of(**values)
 
 
-def parse_memory(text: str) -> int:
-    """Bytes from "96MB", "1.5 GB", "64MiB" (decimal or binary units); FeatherbackError if it is none."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    unit = match and _UNITS.get(match[2].upper())
-    if not match or unit is None:
-        raise FeatherbackError(f"--memory is {text!r}; write an amount such as 96MB or 1.5GB.")
-    return int(float(match[1]) * unit)
-
-
-def _option(name: str) -> str:
-    return "--" + {"learning_rate": "lr"}.get(name, name).replace("_", "-")
+def _flag(name: str) -> str:
+    return flags(TrainConfig, name)[0]

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from featherback import methods, optim
 from featherback.adapters.lora import LoRA
+from featherback.architecture.config import ModelConfig
+from featherback.architecture.names import GGUF_NAMES
 from featherback.data.batch import Batch
 from featherback.host.machine import Baseline
 from featherback.host.paged import PagedArray
 from featherback.memory.plan import Plan
-from featherback.architecture.config import ModelConfig
-from featherback.architecture.names import GGUF_NAMES
 from featherback.models.layout import layer_shapes, top_shapes
 from featherback.models.model import Model
 from featherback.weights.types import TensorInfo, TensorType
@@ -47,7 +47,7 @@ def rehearsed_baseline() -> Baseline:
     """What this process holds once it has trained a step."""
     model = Model(_Zeros(TOY), TOY, "gguf")
     adapter = LoRA(model, rank=2)
-    optimizer = optim.create("adamw", adapter, 0.0)
+    optimizer = optim.create("adamw", adapter.parameters)
     gradients = PagedArray(adapter.parameters.layers, adapter.parameters.size)
     method = methods.create("mesp", model, adapter, Plan.default(TOY, tokens=TOKENS))
     batch = Batch.from_sequences([np.arange(TOKENS, dtype=np.int32)])

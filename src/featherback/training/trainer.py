@@ -96,8 +96,8 @@ class Trainer:
             config.seed,
             path=states and states / f"{PARAMETERS}.f32",
         )
-        self.optimizer = optim.create(config.optimizer, self.adapter, config.weight_decay, place=states)
         parameters = self.adapter.parameters
+        self.optimizer = optim.create(config.optimizer, parameters, config.optimizer_options, states)
         self.gradients = PagedArray(parameters.layers, parameters.size, states and states / "gradients.f32")
         self.method = methods.create(config.method, self.model, self.adapter, self.plan, run.work)
         tokens = TokenFile(run.tokens / "train.tokens")
@@ -165,7 +165,10 @@ class Trainer:
         targets = sum(batch.n_targets for batch in batches)
         self.gradients.clear()
         draw = Draw(config.seed, progress.step)
-        loss = sum(self.method.gradients(batch, 1 / targets, self.gradients, draw) for batch in batches) / targets
+        loss = (
+            sum(self.method.gradients(batch, 1 / targets, self.gradients, draw) for batch in batches)
+            / targets
+        )
         norm = optim.global_norm(self.gradients)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise FeatherbackError(

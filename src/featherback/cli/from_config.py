@@ -1,0 +1,111 @@
+"""Command-line options made from what TrainConfig and the optimisers say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from functools import reduce
+from inspect import Parameter, Signature
+from operator import or_
+from typing import Annotated, Any
+
+import typer
+
+from featherback import optim
+from featherback.cli.options import FromConfig
+from featherback.options import checked, described, field_types, flags
+from featherback.training.config import PANELS, TrainConfig
+
+Command = Callable[..., None]
+
+
+def expanded(command: Command, signature: Signature, marked: Mapping[str, FromConfig]) -> Command:
+    """`command` as Typer reads it, every parameter in `marked` described by the field it stands for.
+
+    A value is checked and parsed before the command gets it; an optimiser's option that was not named is left out.
+    """
+    parameters: list[Parameter] = []
+    from_fields: list[Parameter] = []
+    optional: list[Parameter] = []  # the command's own; they come last in the help
+    for name, parameter in signature.parameters.items():
+        if name not in marked:
+            own = parameters if parameter.default is Parameter.empty else optional
+            own.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+        elif parameter.kind is not Parameter.VAR_KEYWORD:
+            from_fields.append(_parameter(name, marked[name].help, grouped=False))
+        elif marked[name].fields:
+            from_fields += [_parameter(field, grouped=False) for field in marked[name].fields]
+        else:
+            from_fields += _every_option()
+    parameters += from_fields + optional
+    checkable = described(TrainConfig).keys() & {parameter.name for parameter in from_fields}
+
+    def run(**values: Any) -> None:
+        for name in checkable:
+            values[name] = checked(TrainConfig, name, values[name])
+        unnamed = {name for name in optim.rule_options() if values.get(name) is None}
+        command(**{name: value for name, value in values.items() if name not in unnamed})
+
+    run.__doc__ = command.__doc__
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _every_option() -> list[Parameter]:
+    """All described fields, group by group, with the optimisers' options behind --optimizer."""
+    names = sorted(described(TrainConfig), key=_group)  # stable: within a group in the order of the fields
+    found = []
+    for name in names:
+        found.append(_parameter(name))
+        if name == "optimizer":
+            found += [_rule_parameter(option, kinds) for option, kinds in optim.rule_options().items()]
+    return found
+
+
+def _group(name: str) -> int:
+    panel = described(TrainConfig)[name].panel
+    return -1 if panel is None else PANELS.index(panel)
+
+
+def _parameter(name: str, help: str | None = None, grouped: bool = True) -> Parameter:
+    """The option of a field of TrainConfig. `help` replaces the field's own; `grouped`: under its panel."""
+    about = described(TrainConfig)[name]
+    default = next(field.default for field in fields(TrainConfig) if field.name == name)
+    accepted = field_types(TrainConfig, name)
+    if about.parse is not None:  # text, for the field to parse
+        accepted = tuple({kind if kind is type(None) else str: None for kind in accepted})
+    option = typer.Option(
+        *flags(TrainConfig, name),
+        metavar="|".join(about.choices) or about.metavar,
+        help=help or about.help,
+        rich_help_panel=about.panel if grouped else None,
+        show_default=about.shown_default() if about.shown_default else True,
+    )
+    return _option(name, reduce(or_, accepted), option, Parameter.empty if default is MISSING else default)
+
+
+def _rule_parameter(name: str, kinds: Mapping[str, Any]) -> Parameter:
+    """The flag of an option that some optimisers have: {optimiser: class}."""
+    helps: dict[str, list[str]] = {}
+    defaults = {}
+    for optimizer, kind in kinds.items():
+        helps.setdefault(described(kind)[name].help, []).append(optimizer)
+        defaults[optimizer] = next(field.default for field in fields(kind) if field.name == name)
+    for_all = len(kinds) == len(optim.RULES.names)
+    if for_all and len(set(defaults.values())) == 1:
+        shown = str(next(iter(defaults.values())))
+    else:
+        shown = ", ".join(f"{value} for {optimizer}" for optimizer, value in defaults.items())
+    option = typer.Option(
+        *flags(next(iter(kinds.values())), name),
+        help=" ".join(text if len(helps) == 1 else f"{', '.join(of)}: {text}" for text, of in helps.items()),
+        rich_help_panel=described(TrainConfig)["optimizer"].panel,
+        show_default=shown,
+    )
+    accepted = {value for kind in kinds.values() for value in field_types(kind, name)}
+    return _option(name, reduce(or_, accepted) | None, option, None)
+
+
+def _option(name: str, kind: Any, option: Any, default: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])

@@ -1,0 +1,115 @@
+"""Options described once, where they are declared: a dataclass field with its type, default, help and limits.
+
+The checks, the command line and its help, and the rules of resuming are derived from these descriptions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from featherback.errors import FeatherbackError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """What a field tells of itself beyond its type and its default."""
+
+    help: str
+    panel: str | None = None  # group within a command's help
+    metavar: str | None = None
+    flags: tuple[str, ...] = ()  # on the command line; default: the field's name
+    shown_default: Callable[[], str] | None = None  # where the default None stands for something
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    parse: Callable[[Any], Any] | None = (
+        None  # what may be given -> the field's value; leaves such a value as it is
+    )
+    free_on_resume: bool = False  # a resumed run may change it without becoming another run
+
+
+def option(default: Any = MISSING, **description: Any) -> Any:
+    """A dataclass field with a default (none: required) and the description of an Option."""
+    return dataclasses.field(default=default, metadata={"option": Option(**description)})
+
+
+def described(kind: type) -> dict[str, Option]:
+    """Field name -> description, of the fields of a dataclass that have one."""
+    return {
+        field.name: field.metadata["option"]
+        for field in dataclasses.fields(kind)
+        if "option" in field.metadata
+    }
+
+
+def flags(kind: type, name: str) -> tuple[str, ...]:
+    """How a field is spelled on the command line: "--batch-size"."""
+    about = described(kind).get(name)
+    return (about and about.flags) or (f"--{name.replace('_', '-')}",)
+
+
+def field_types(kind: type, name: str) -> tuple[Any, ...]:
+    """The types that a field may have: (int, NoneType) for `int | None`."""
+    hint = get_type_hints(kind)[name]
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def checked(kind: type, name: str, value: Any) -> Any:
+    """The value of a described field, parsed; FeatherbackError, naming its flag, if the field cannot have it."""
+    about = described(kind)[name]
+    accepted = field_types(kind, name)
+    if value is None and type(None) in accepted:
+        return None
+    if about.parse is not None:
+        value = about.parse(value)
+    if problem := _problem(about, accepted, value):
+        raise FeatherbackError(f"{flags(kind, name)[0]} is {problem}.")
+    return value
+
+
+def check(instance: Any) -> None:
+    """Check every described field of a dataclass, and leave it parsed; FeatherbackError as from `checked`."""
+    for name in described(type(instance)):
+        object.__setattr__(instance, name, checked(type(instance), name, getattr(instance, name)))
+
+
+def _problem(about: Option, accepted: tuple[Any, ...], value: Any) -> str | None:
+    """What is wrong with a value, if anything is."""
+    if about.choices:
+        known = isinstance(value, str) and value in about.choices
+        return None if known else f"{value!r}; choose from {', '.join(about.choices)}"
+    if str in accepted:
+        return None if isinstance(value, str) else f"{value!r}; it must be text"
+    if int in accepted and (isinstance(value, bool) or not isinstance(value, int)):
+        return f"{value!r}; it must be a whole number"
+    if float in accepted:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return f"{value!r}; it must be a number"
+        if math.isinf(value):
+            return "infinite; it must be a number"
+    if int in accepted or float in accepted:
+        limits = _limits(about)
+        if not all(holds(value) for _, holds in limits):
+            return f"{value}; it must be {' and '.join(text for text, _ in limits)}"
+    return None
+
+
+def _limits(about: Option) -> list[tuple[str, Callable[[float], bool]]]:
+    """A field's limits, in words and as tests that NaN does not pass."""
+    least, above, below = about.least, about.above, about.below
+    limits: list[tuple[str, Callable[[float], bool]]] = [("a number", lambda value: not math.isnan(value))]
+    if least is not None:
+        limits.append((f"at least {least}", lambda value: value >= least))
+    if above is not None:
+        limits.append(
+            ("a positive number" if above == 0 else f"more than {above}", lambda value: value > above)
+        )
+    if below is not None:
+        limits.append((f"less than {below}", lambda value: value < below))
+    return limits[1:] or limits

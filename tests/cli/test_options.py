@@ -1,0 +1,99 @@
+"""The command line says what TrainConfig and the optimisers declare, and hands it on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Command
+
+from featherback import methods, optim
+from featherback.errors import FeatherbackError
+from featherback.options import described, flags
+from featherback.training.config import PANELS, TrainConfig
+
+
+@pytest.fixture
+def help_of(command: Command, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A command's help: flag -> the line or lines that describe it."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def read(name: str) -> dict[str, str]:
+        text = command(name, "--help").out
+        starts = [
+            (match[1], match.start()) for match in re.finditer(r"^│ [ *]*(--[\w-]+)", text, re.MULTILINE)
+        ]
+        ends = [start for _, start in starts[1:]] + [len(text)]
+        return {flag: text[start:end] for (flag, start), end in zip(starts, ends, strict=True)}
+
+    return read
+
+
+def test_train_has_every_field_and_every_optimisers_options(help_of: Any) -> None:
+    shown = help_of("train")
+    for name, about in described(TrainConfig).items():
+        flag = flags(TrainConfig, name)[0]
+        assert about.help in shown[flag]
+        assert "|".join(about.choices) in shown[flag]
+    for name, kinds in optim.rule_options().items():
+        for kind in kinds.values():
+            assert described(kind)[name].help in shown[flags(kind, name)[0]]
+    assert "|".join(methods.NAMES) in shown["--method"]
+    for text in ("0.0002 for adamw", "0.1 for sgd"):
+        assert text in shown["--lr"]
+    assert "0.9 for adamw" in shown["--beta1"]
+    assert "[default: 8]" in shown["--rank"]
+    assert "[required]" in shown["--data"]
+
+
+def test_plan_describes_its_options_as_train_does(help_of: Any) -> None:
+    plan, train = help_of("plan"), help_of("train")
+    for name in ("memory", "rank", "targets", "seq_len", "batch_size", "optimizer", "compute", "threads"):
+        flag = flags(TrainConfig, name)[0]
+        assert described(TrainConfig)[name].help in plan[flag]
+        assert re.findall(r"\[default: .*?\]", plan[flag]) == re.findall(r"\[default: .*?\]", train[flag])
+
+
+def test_every_panel_is_known() -> None:
+    assert {about.panel for about in described(TrainConfig).values()} == {None, *PANELS}
+
+
+def test_an_optimisers_options_reach_the_configuration(
+    command: Command, chat_model: Path, messages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[TrainConfig] = []
+
+    def prepare_run(config: TrainConfig, resume: bool) -> None:
+        asked.append(config)
+        raise FeatherbackError("Enough.")
+
+    monkeypatch.setattr("featherback.training.launch.prepare_run", prepare_run)
+    arguments = ("train", chat_model, "--data", messages, "--out", tmp_path / "run", "--memory", "96MB")
+    command(*arguments, "--beta1", 0.8, "--weight-decay", 0.1, "--lr", 1e-3, "--targets", "q,v")
+    command(*arguments, "--optimizer", "sgd")
+    first, second = asked
+    assert first.optimizer_options == {"beta1": 0.8, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
+    assert (first.learning_rate, first.memory, first.targets) == (1e-3, 96_000_000, ("q_proj", "v_proj"))
+    assert second.optimizer_options == {"weight_decay": 0.0}
+    assert (
+        second.to_json()
+        == TrainConfig(
+            model=str(chat_model),
+            data=str(messages),
+            out=str(tmp_path / "run"),
+            memory=96_000_000,
+            optimizer="sgd",
+        ).to_json()
+    )
+
+
+def test_the_list_of_commands_loads_no_arithmetic() -> None:
+    code = "import sys\nfrom featherback.cli.app import run\nrun(['--help'])\nprint(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stderr.split())
+    assert "featherback.cli.train" in loaded
+    assert not loaded & {"numpy", "tokenizers", "featherback._native", "featherback.training.config"}
