@@ -63,7 +63,7 @@ def add_normal(key: tuple[int, ...], factor: float, out: Float32) -> None:
 
 
 def _normal_pieces(key: tuple[int, ...], n: int) -> Iterator[tuple[slice, Float32]]:
-    """n standard normal numbers (Box and Muller, 1958), some at a time: each word of bits makes two, half of n apart."""
+    """n standard normal numbers (Box and Muller, 1958), piece by piece; a word of bits makes two, half of n apart."""
     half = -(-n // 2)
     for first in range(0, half, PIECE):
         words = bits(key, min(PIECE, half - first), first)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.support.tiny_models import TINY_QWEN2, write_tiny
 
-from featherback.cli.app import run
 from featherback.architecture.yardstick import QWEN2_5
+from featherback.cli.app import run
 
 
 @pytest.fixture

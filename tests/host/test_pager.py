@@ -12,11 +12,10 @@ import pytest
 from featherback import models
 from featherback.bench.synthetic import write_synthetic
 from featherback.host.pager import WeightPager, mapped
-from featherback.memory.resources import WeightSource
-from featherback.weights.mapping import most_mapped
 from featherback.host.stream import WeightStream
+from featherback.memory.resources import WeightSource
 from featherback.models.model import Model
-from featherback.weights.mapping import FOLIO
+from featherback.weights.mapping import FOLIO, most_mapped
 from featherback.weights.matrix import Matrix
 from featherback.weights.types import TensorType
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny

@@ -11,10 +11,10 @@ from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, TINY_WIDE, tiny, w
 
 from featherback import models
 from featherback.adapters.lora import LoRA
+from featherback.architecture.config import ModelConfig
 from featherback.errors import FeatherbackError
 from featherback.inference import decoder as decoder_module
 from featherback.inference.decoder import Decoder
-from featherback.architecture.config import ModelConfig
 from featherback.weights.types import TensorType
 
 CONFIGS = {

@@ -133,7 +133,9 @@ def test_nothing_of_t_by_f_or_t_by_v_exists() -> None:
 
 def test_work_is_what_the_products_are() -> None:
     """MeSP multiplies with every weight forward, with all but `down` again, and with every one backward."""
-    job = Job.of_shape(TINY_LLAMA, TensorType.Q4_0, method=method_class("mesp"), rank=4, tokens=64, sequence=64)
+    job = Job.of_shape(
+        TINY_LLAMA, TensorType.Q4_0, method=method_class("mesp"), rank=4, tokens=64, sequence=64
+    )
     shapes = job.blocks[0].projections
     weights = sum(rows * cols for rows, cols in shapes.values())
     lora = 4 * sum(rows + cols for rows, cols in shapes.values())

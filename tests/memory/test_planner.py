@@ -108,7 +108,11 @@ def test_the_least_memory_grows_with_the_job(method: str) -> None:
             assert needed == sorted(needed), (key, what)
             # The optimiser's buffers come when the weights' pages are gone, and MeBP's resident peak is at the head,
             # which knows no adapter: no more need be resident for either.
-            flat = {("optimizer_states", "rss"), ("rank", "rss")} if method == "mebp" else {("optimizer_states", "rss")}
+            flat = (
+                {("optimizer_states", "rss"), ("rank", "rss")}
+                if method == "mebp"
+                else {("optimizer_states", "rss")}
+            )
             assert needed[0] < needed[-1] or (key, what) in flat
 
 

@@ -12,8 +12,7 @@ from featherback.adapters.lora import LoRA
 from featherback.data.batch import Batch
 from featherback.host.paged import PagedArray
 from featherback.memory.plan import Plan
-from featherback.methods.base import Method
-from featherback.methods.base import FIRST, Draw, Options
+from featherback.methods.base import FIRST, Draw, Method, Options
 from featherback.methods.mezo import MeZOOptions
 from featherback.noise import normal
 from tests.methods.conftest import Twins

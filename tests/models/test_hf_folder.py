@@ -17,9 +17,9 @@ from tests.support.tiny_models import (
 )
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from featherback.architecture.permute import gguf_to_hf_rows
 from featherback.errors import FeatherbackError
 from featherback.models import ModelConfig, load
-from featherback.architecture.permute import gguf_to_hf_rows
 from featherback.weights.types import TensorType
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

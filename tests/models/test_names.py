@@ -1,7 +1,7 @@
 import pytest
 
-from featherback.errors import FeatherbackError
 from featherback.architecture.names import HF_NAMES, TARGETS, hf_module, parse_targets
+from featherback.errors import FeatherbackError
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from featherback import families
-from featherback.bench.random_blocks import random_blocks
-from featherback.bench.synthetic import gguf_metadata
 from featherback.architecture.config import ModelConfig
 from featherback.architecture.gguf_metadata import ROPE_FREQS
+from featherback.bench.random_blocks import random_blocks
+from featherback.bench.synthetic import gguf_metadata
 from featherback.models.layout import layer_shapes, top_shapes
 from featherback.weights.types import TensorType
 from featherback.weights.writer import OutTensor, Value, tensor_of_array, tensor_of_bytes, write_gguf

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, tiny, write_tiny
 
+from featherback.architecture.config import ModelConfig
 from featherback.errors import FeatherbackError
 from featherback.models import load
-from featherback.architecture.config import ModelConfig
 from featherback.weights.gguf import GGUFFile
 from featherback.weights.types import TensorType
 

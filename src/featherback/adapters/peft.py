@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from featherback.adapters.lora import LoRA
 from featherback.adapters.safetensors_writer import write_safetensors
+from featherback.architecture.names import TARGETS, parse_targets
 from featherback.errors import FeatherbackError
 from featherback.files import read_json, write_json
 from featherback.models.model import Model
-from featherback.architecture.names import TARGETS, parse_targets
 from featherback.weights.gguf import GGUFFile
 from featherback.weights.safetensors import SafetensorsFile
 from featherback.weights.types import TensorType

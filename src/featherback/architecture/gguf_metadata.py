@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.errors import FeatherbackError
 from featherback.architecture.names import GGUF_NAMES
+from featherback.errors import FeatherbackError
 from featherback.weights.gguf import GGUFFile
 from featherback.weights.store import floats
 from featherback.weights.types import TensorInfo

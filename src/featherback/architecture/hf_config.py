@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.errors import FeatherbackError
 from featherback.architecture.llama3_rope import llama3_factors
+from featherback.errors import FeatherbackError
 
 # Entries that change what a model computes in ways Featherback does not follow, and the values accepted.
 NEUTRAL: dict[str, tuple[Any, ...]] = {

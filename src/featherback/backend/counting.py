@@ -107,9 +107,7 @@ class Ledger:
 
     def live_at_peak(self) -> list[Entry]:
         """The arrays alive when most bytes were."""
-        return [
-            e for e in self.entries if e.born <= self._fullest and (e.dies > self._fullest or e.dies < 0)
-        ]
+        return [e for e in self.entries if e.born <= self._fullest and (e.dies > self._fullest or e.dies < 0)]
 
     @property
     def peak_moment(self) -> int:
@@ -136,9 +134,7 @@ class BlankMatrix:
     def cols(self) -> int:
         return self.shape[1]
 
-    def slice(
-        self, rows: tuple[int, int] | None = None, cols: tuple[int, int] | None = None
-    ) -> BlankMatrix:
+    def slice(self, rows: tuple[int, int] | None = None, cols: tuple[int, int] | None = None) -> BlankMatrix:
         """The rectangle [rows) x [cols); whole rows are what a file has mapped."""
         height, width = (
             last - first for first, last in (rows or (0, self.shape[0]), cols or (0, self.shape[1]))
@@ -199,7 +195,14 @@ class CountingOperations:
         self.work.thread_scratch = max(self.work.thread_scratch, scratch)
 
     def linear(
-        self, x: Blank, w: BlankMatrix, out: Blank, *, h: Blank | None = None, accumulate: bool = False, **_: Any
+        self,
+        x: Blank,
+        w: BlankMatrix,
+        out: Blank,
+        *,
+        h: Blank | None = None,
+        accumulate: bool = False,
+        **_: Any,
     ) -> None:
         self._use(w)
         self.work.moved += 2 * out.nbytes * accumulate
@@ -208,7 +211,14 @@ class CountingOperations:
         self._count("products", kernels.linear_cost(len(x), inputs, outputs, rank, self.bf16, w.type))
 
     def linear_backward(
-        self, dy: Blank, w: BlankMatrix, dx: Blank, *, dh: Blank | None = None, accumulate: bool = False, **_: Any
+        self,
+        dy: Blank,
+        w: BlankMatrix,
+        dx: Blank,
+        *,
+        dh: Blank | None = None,
+        accumulate: bool = False,
+        **_: Any,
     ) -> None:
         self._use(w)
         self.work.moved += 2 * dx.nbytes * accumulate
@@ -217,10 +227,10 @@ class CountingOperations:
         self._count("products", kernels.linear_backward_cost(len(dy), inputs, outputs, rank, self.bf16))
 
     def lora_in(self, x: Blank, a: Blank, h: Blank, scale: float, **_: Any) -> None:
-        self._count("lora", kernels.lora_in_cost(*x.shape, len(a)))
+        self._count("lora", kernels.lora_in_cost(len(x), x.shape[1], len(a)))
 
     def lora_gradient(self, dh: Blank, x: Blank, da: Blank, **_: Any) -> None:
-        self._count("lora", kernels.lora_gradient_cost(*x.shape, len(da)))
+        self._count("lora", kernels.lora_gradient_cost(len(x), x.shape[1], len(da)))
 
     def attention(
         self, q: Blank, k: Blank, v: Blank, out: Blank, lse: Any, heads: int, kv_heads: int,

@@ -1,8 +1,8 @@
 """What layers and methods ask of a device.
 
-Arrays have a `shape`, a `dtype`, a length, and basic slices along rows and columns; nothing else is asked of them. Every
-operation overwrites its output unless it says `accumulate`. Shapes: T tokens, D width, K in_features, N out_features,
-r rank. An *operand* is what a matrix product reads: float32, or bf16 held as uint16.
+Arrays have a `shape`, a `dtype`, a length, and basic slices along rows and columns; nothing else is asked of them.
+Every operation overwrites its output unless it says `accumulate`. Shapes: T tokens, D width, K in_features,
+N out_features, r rank. An *operand* is what a matrix product reads: float32, or bf16 held as uint16.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 Array = Any
 """An array of the device."""
+Handle = Any
+"""The device's own `Matrix`."""
 Int32 = NDArray[np.int32]
 
 
@@ -50,15 +52,15 @@ class Operations(Protocol):
     """The operations of a device; `csrc/core/ops.def` documents shapes and types."""
 
     def linear(
-        self, x: Array, w: Matrix, out: Array, *, bias: Array = None, h: Array = None, b: Array = None,
+        self, x: Array, w: Handle, out: Array, *, bias: Array = None, h: Array = None, b: Array = None,
         accumulate: bool = False,
     ) -> None: ...  # fmt: skip
     def linear_backward(
-        self, dy: Array, w: Matrix, dx: Array, *, dh: Array = None, a: Array = None, accumulate: bool = False
+        self, dy: Array, w: Handle, dx: Array, *, dh: Array = None, a: Array = None, accumulate: bool = False
     ) -> None: ...
     def lora_in(self, x: Array, a: Array, h: Array, scale: float, *, accumulate: bool = False) -> None: ...
     def lora_gradient(self, dh: Array, x: Array, da: Array, *, accumulate: bool = False) -> None: ...
-    def dequantize(self, w: Matrix, out: Array) -> None: ...
+    def dequantize(self, w: Handle, out: Array) -> None: ...
     def rms_norm(
         self, x: Array, weight: Array, eps: float, out: Array, *, accumulate: bool = False
     ) -> None: ...
@@ -120,19 +122,21 @@ class Operations(Protocol):
     ) -> None:
         """cos and sin (T, head_dim / 2) of positions (T,) times inverse frequencies (head_dim / 2,), in float32."""
 
-    def dense(self, matrix: Array) -> Matrix:
+    def dense(self, matrix: Array) -> Handle:
         """A contiguous array (rows, cols), float32 or bf16, as a weight."""
 
 
 class Backend(Protocol):
     """A device."""
 
-    ops: Operations
+    @property
+    def ops(self) -> Operations:
+        """Its operations."""
 
     def arena(self, nbytes: int) -> Scratch:
         """`nbytes` of scratch."""
 
-    def matrix(self, stored: Any) -> Matrix:
+    def matrix(self, stored: Any) -> Handle:
         """The device's handle of a stored weight (`weights.matrix.Matrix`)."""
 
     def operand(self, compute: str) -> np.dtype[Any]:
@@ -140,4 +144,3 @@ class Backend(Protocol):
 
     def dense_type(self, compute: str) -> np.dtype[Any]:
         """The type of a dequantised weight that loses nothing the products would keep."""
-

@@ -35,7 +35,7 @@ def ledger_table() -> str:
 
 
 def shown(ledger: Ledger) -> list[Entry]:
-    """The entries without the repetitions of a loop: of arrays alike that follow each other's death, one that counts."""
+    """The entries without the repetitions of a loop: of tiles alike, one that counts."""
     alive = {id(entry) for entry in ledger.live_at_peak()}
     found: list[Entry] = []
     place: dict[tuple[object, ...], int] = {}

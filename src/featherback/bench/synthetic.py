@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import families
-from featherback.bench.random_blocks import random_blocks
-from featherback.errors import FeatherbackError
 from featherback.architecture.config import ModelConfig
 from featherback.architecture.yardstick import QWEN2_5
+from featherback.bench.random_blocks import random_blocks
+from featherback.errors import FeatherbackError
 from featherback.models.layout import layer_shapes, top_shapes
 from featherback.weights.types import TensorType
 from featherback.weights.writer import OutTensor, Value, tensor_of_array, write_gguf

@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
+from featherback.architecture.config import ModelConfig
 from featherback.errors import FeatherbackError
 from featherback.families.base import Family
 from featherback.layers.block import Block
-from featherback.architecture.config import ModelConfig
 
 FAMILIES: dict[str, Family] = {
     family.architecture: family

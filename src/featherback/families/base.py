@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from featherback.layers.block import Block
-from featherback.layers.rope import Rotary
 from featherback.architecture.config import ModelConfig
 from featherback.architecture.gguf_metadata import GGUFKeys
 from featherback.architecture.hf_config import HFConfig
 from featherback.architecture.names import GGUF_NAMES, HF_NAMES, Names
+from featherback.layers.block import Block
+from featherback.layers.rope import Rotary
 from featherback.weights.writer import Value
 
 
@@ -58,7 +58,7 @@ def rotary(config: ModelConfig) -> Rotary:
     return Rotary(config.rope_theta, config.head_dim, config.rope_interleaved, config.rope_factors)
 
 
-def attention_sizes(config: ModelConfig) -> dict[str, int | float]:
+def attention_sizes(config: ModelConfig) -> dict[str, Any]:
     """The arguments of `Attention` that every configuration has."""
     return {
         "hidden_size": config.hidden_size,
@@ -69,7 +69,7 @@ def attention_sizes(config: ModelConfig) -> dict[str, int | float]:
     }
 
 
-def mlp_sizes(config: ModelConfig) -> dict[str, int | float]:
+def mlp_sizes(config: ModelConfig) -> dict[str, Any]:
     """The arguments of `GatedUnit` that every configuration has."""
     return {
         "hidden_size": config.hidden_size,

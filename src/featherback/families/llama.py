@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from featherback.families.base import Family, attention_sizes, mlp_sizes, rotary
-from featherback.layers.attention import Attention
-from featherback.layers.block import Block
-from featherback.layers.glu import GatedUnit
 from featherback.architecture import hf_config
 from featherback.architecture.config import ModelConfig
 from featherback.architecture.gguf_metadata import ROPE_FREQS, GGUFKeys, common_config, rope_factors
 from featherback.architecture.hf_config import HFConfig
+from featherback.families.base import Family, attention_sizes, mlp_sizes, rotary
+from featherback.layers.attention import Attention
+from featherback.layers.block import Block
+from featherback.layers.glu import GatedUnit
 
 MISTRAL_WINDOW = 4096  # what transformers takes where a Mistral's config.json does not say
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from featherback.families.base import Family, attention_sizes, mlp_sizes, rotary
-from featherback.layers.attention import Attention
-from featherback.layers.block import Block
-from featherback.layers.glu import GatedUnit
 from featherback.architecture import hf_config
 from featherback.architecture.config import ModelConfig
 from featherback.architecture.gguf_metadata import GGUFKeys, common_config
 from featherback.architecture.hf_config import HFConfig
+from featherback.families.base import Family, attention_sizes, mlp_sizes, rotary
+from featherback.layers.attention import Attention
+from featherback.layers.block import Block
+from featherback.layers.glu import GatedUnit
 
 
 class Qwen2Block(Block):

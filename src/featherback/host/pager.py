@@ -25,7 +25,7 @@ Stretch = tuple[Path, NDArray[np.uint8], int, int]
 
 
 class WeightPager:
-    """Weights as the memory map has them, "resident"; or their pages are unmapped after use and the next ones read ahead.
+    """Weights as the map has them, "resident"; or pages are unmapped after use, and the next ones read ahead.
 
     "paged": when a layer has been used; "by_matrix": also each matrix, or rows of it, as soon as `release` is told.
     """

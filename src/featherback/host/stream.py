@@ -15,10 +15,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.host.reading import BLOCK, OpenFiles, direct, read_exactly, runs, without_map
-from featherback.host.scattered import ScatteredRows
 from featherback import kernels
 from featherback.backend.arena import Arena
+from featherback.host.reading import BLOCK, OpenFiles, direct, read_exactly, runs, without_map
+from featherback.host.scattered import ScatteredRows
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.matrix import Matrix
 

@@ -53,7 +53,7 @@ class AttentionState:
 class Attention:
     """Causal grouped-query attention, as a family sets it up.
 
-    `bias`: q, k and v have one. `qk_norm`: each head of q and k is normalised, by weights q_norm and k_norm (head_dim,).
+    `bias`: q, k and v have one. `qk_norm`: each head of q and k is normalised, with weights q_norm, k_norm (head_dim,).
     `window`: most keys that a query sees, itself included (0: all before it). `scale` of the scores (None:
     head_dim^-1/2). `softcap`: scores s become cap tanh(s / cap) (0: they stay).
     """
@@ -107,9 +107,7 @@ class Attention:
             {"q_proj": heads, "k_proj": kv_heads} if rotary is not None and rotary.interleaved else {}
         )
 
-    def store(
-        self, ctx: Context, tokens: int, kept: Kept = NOTHING, *, backward: bool = False
-    ) -> KeyValues:
+    def store(self, ctx: Context, tokens: int, kept: Kept = NOTHING, *, backward: bool = False) -> KeyValues:
         """Room for the keys and values of so many tokens; those that are kept are there already."""
         k, v = kept.arrays.get("k"), kept.arrays.get("v")
         k_raw = None
@@ -239,21 +237,24 @@ class Attention:
         with ctx.frame():
             dq = ctx.floats("dq", ctx.tokens, self.q_size)
             if gathered is None:
-                gathered = tuple(ctx.floats(name, ctx.tokens, self.kv_size) for name in ("dk", "dv"))
+                dk, dv = (ctx.floats(name, ctx.tokens, self.kv_size) for name in ("dk", "dv"))
+                gathered = dk, dv
                 rows = seen = slice(0, ctx.tokens)
                 alone = True
             else:
                 rows, seen = slice(ctx.span.start, ctx.span.stop), slice(ctx.span.first_key, ctx.span.stop)
                 alone = False
             dk, dv = (gradient[rows] for gradient in gathered)
+            dk_seen, dv_seen = (gradient[seen] for gradient in gathered)
+            k_seen, v_seen = kv.seen(ctx.span)
             with ctx.frame():
                 do = ctx.floats("do", ctx.tokens, self.q_size)
                 self._output_backward(ctx, dm, state, w, do)
                 delta = ctx.floats("delta", self.heads, ctx.tokens)
                 # o = attention(q, k, v)
                 ctx.ops.attention_backward(
-                    do, state.q, *kv.seen(ctx.span), state.o, state.lse, delta, dq,
-                    *(gradient[seen] for gradient in gathered), self.heads, self.kv_heads,
+                    do, state.q, k_seen, v_seen, state.o, state.lse, delta, dq, dk_seen, dv_seen,
+                    self.heads, self.kv_heads,
                     ctx.span.cu_q, ctx.span.cu_k, scale=self.scale, window=self.window,
                     softcap=self.softcap, p=state.probabilities, accumulate=not alone,
                 )  # fmt: skip

@@ -32,17 +32,18 @@ class Block:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every weight, by name."""
-        return {**self.projections, **self.vectors}
+        """Of every weight, by name: norms, projections, biases."""
+        norms: dict[str, tuple[int, ...]] = {
+            name: shape for name, shape in self.vectors.items() if name.endswith("norm")
+        }
+        return norms | self.projections | self.vectors
 
     @property
     def rotaries(self) -> tuple[Rotary, ...]:
         """The rotations that it needs tables of."""
         return () if self.attention.rotary is None else (self.attention.rotary,)
 
-    def forward(
-        self, ctx: Context, x: Array, w: BlockWeights, kv: KeyValues, kept: Kept = NOTHING
-    ) -> None:
+    def forward(self, ctx: Context, x: Array, w: BlockWeights, kv: KeyValues, kept: Kept = NOTHING) -> None:
         """The residual stream x (T, D) goes through the block in place; what is to be kept is written."""
         with ctx.frame():
             state = self.attention.forward(ctx, x, w, kv, kept)

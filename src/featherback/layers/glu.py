@@ -2,7 +2,7 @@
 
 Forward:   n = rms(m) g;   a = act(gate(n)) * up(n);   y = m + down(a), or m + rms(down(a)) g'
 A tile takes columns [f0, f1) of F: rows of gate and up, columns of down, and the matching slices of their LoRA pairs.
-All T tokens of a span go through a tile at once, so every weight is unpacked once per span. See docs/derivations/mlp.md.
+All T tokens of a span go through a tile together, so every weight is unpacked once per span (docs/derivations/mlp.md).
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class GatedUnit:
                 down = down_proj.inputs(f0, f1)
                 shape = (ctx.tokens, f1 - f0)
                 with ctx.frame():
-                    values = []
+                    values: dict[str, Array] = {}
                     for name, projection in (("gate", gate_proj), ("up", up_proj)):
                         part, place = projection.outputs(f0, f1), kept.rows(name, ctx.span)
                         place = None if place is None else place[:, f0:f1]
@@ -132,10 +132,10 @@ class GatedUnit:
                         ctx.release(part.weight)
                         if place is not None and not direct:
                             ctx.ops.cast(value, place)
-                        values.append(value)
+                        values[name] = value
                     place = kept.rows("a", ctx.span)
                     a = ctx.operands("a tile", *shape) if place is None else place[:, f0:f1]
-                    ctx.ops.glu(*values, a, self.activation)
+                    ctx.ops.glu(values["gate"], values["up"], a, self.activation)
                     down.add_lora_in(ctx, a, h_down)
                     done = down.finished(ctx, h_down, "h") if f1 == self.inner else None
                     down.forward(ctx, a, done, out, accumulate=accumulate or f0 > 0)
@@ -166,7 +166,7 @@ class GatedUnit:
     def _output_backward(
         self, ctx: Context, dy: Array, n: Array, w: BlockWeights, kept: Kept, d_out: Array
     ) -> None:
-        """d_out (T, D), an operand: the gradient of down(a), from dy, that of y = m + down(a) or m + rms(down(a)) g'."""
+        """d_out (T, D), an operand: the gradient of down(a) from dy, with y = m + down(a) or m + rms(down(a)) g'."""
         if self.post_norm is None:
             ctx.ops.cast(dy, d_out)
             return

@@ -65,9 +65,7 @@ class Projection(NamedTuple):
         a = self.lora.a if self.lora is not None and dh is not None else None
         ctx.ops.linear_backward(dy, self.weight, dx, dh=dh, a=a, accumulate=accumulate)
 
-    def backward_factors(
-        self, ctx: Context, x: Array, h: Array | None, dy: Array, dh: Array | None
-    ) -> None:
+    def backward_factors(self, ctx: Context, x: Array, h: Array | None, dy: Array, dh: Array | None) -> None:
         """dA += dh^T x and dB^T += h^T dy."""
         if self.lora is not None:
             add_outer(ctx, dh, x, self.lora.da)

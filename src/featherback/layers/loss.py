@@ -147,9 +147,7 @@ class Head:
                     ctx.ops.rms_norm(source, self.norm, self.eps, hidden[start:stop])
             yield hidden
 
-    def _logits(
-        self, ctx: Context, hidden: Array, source: HeadSource
-    ) -> Iterator[tuple[int, Array, Matrix]]:
+    def _logits(self, ctx: Context, hidden: Array, source: HeadSource) -> Iterator[tuple[int, Array, Matrix]]:
         """(first column, logits (n, tile), rows of the head), a vocabulary tile at a time."""
         for first, last in tiles(self.weight.rows, ctx.vocab_tile):
             with source.rows(self.weight, first, last) as part, ctx.frame():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,7 +116,8 @@ def _run(job: Job, plan: Plan, layers: list[int], head: BlankMatrix) -> Account:
     model = _Shapes(job, layers, head)
     adapter = _BlankAdapter(job) if job.targets else None
     scratch, kept, store = Ledger(), Ledger(), _NoStore()
-    resources = Resources(backend, scratch, kept, _BlankWeights(job, layers, backend), store, store)
+    weights: Any = _BlankWeights(job, layers, backend)
+    resources = Resources(backend, scratch, kept, weights, store, store)
     plan = replace(plan, keep={name: 1 for layer in layers for name in plan.kept(layer)})
     batch = _full_batch(job, plan)
     if adapter is not None:
@@ -139,7 +141,7 @@ def _full_batch(job: Job, plan: Plan) -> Batch:
 class _Shapes:
     """A model that is shapes alone."""
 
-    def __init__(self, job: Job, layers: list[int], head: BlankMatrix) -> None:
+    def __init__(self, job: Job, layers: list[int], head: Any) -> None:
         self.blocks = [job.blocks[layer] for layer in layers]
         width = job.config.hidden_size
         self.embed_tokens = BlankMatrix((job.config.vocab_size, width), job.head.row_bytes)

@@ -38,7 +38,9 @@ class Job:
     optimizer_states: int = 2  # arrays as large as the adapter that the optimiser remembers
     threads: int = 1
     files: bool = True  # False: the run directory lies in memory, where a file would save none
-    accounts: dict[Any, Any] = field(default_factory=dict, compare=False)  # dry runs that were made: memory.dry_run
+    accounts: dict[Any, Any] = field(
+        default_factory=dict, compare=False
+    )  # dry runs that were made: memory.dry_run
 
     @classmethod
     def of(cls, model: Model, **options: Any) -> Job:
@@ -50,7 +52,8 @@ class Job:
             config=model.config,
             blocks=model.blocks,
             stored=[
-                {name: BlankMatrix(m.shape, m.row_bytes, name, int(m.type)) for name, m in layer.items()} for layer in layers
+                {name: BlankMatrix(m.shape, m.row_bytes, name, int(m.type)) for name, m in layer.items()}
+                for layer in layers
             ],
             head=BlankMatrix(head.shape, head.row_bytes),
             layer_mapped=max(mapped(layer.values()) for layer in layers),

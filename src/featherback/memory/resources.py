@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherback.backend.cpu import CPU
-from featherback.backend.protocol import Array, Backend, Matrix, Scratch
+from featherback.backend.protocol import Array, Backend, Scratch
 from featherback.host.checkpoints import Checkpoints
 from featherback.host.pager import WeightPager
 from featherback.host.stream import WeightStream
@@ -32,7 +32,7 @@ class WeightSource(Protocol):
     def gather(self, stored: StoredMatrix, ids: NDArray[np.int32], out: Array) -> None:
         """out (n, D) = rows `ids` of the matrix, dequantised."""
 
-    def release(self, matrix: Matrix) -> None:
+    def release(self, matrix: Any) -> None:
         """A weight of the layer at work, or some of its rows, has been used."""
 
     def close(self) -> None:

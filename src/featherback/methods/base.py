@@ -41,10 +41,14 @@ NO_PAIRS: Pairs = {}
 class ModelLike(Protocol):
     """The part of a model that methods work on: `models.Model`, or its shapes alone."""
 
-    blocks: Sequence[Block]
-    head: Head
-    embed_tokens: Matrix
-    embedding_scale: float
+    @property
+    def blocks(self) -> Sequence[Block]: ...
+    @property
+    def head(self) -> Head: ...
+    @property
+    def embed_tokens(self) -> Matrix: ...
+    @property
+    def embedding_scale(self) -> float: ...
 
 
 class Parameters(Protocol):
@@ -68,9 +72,10 @@ class Layout(Protocol):
 class Adapter(Protocol):
     """The part of an adapter that methods work on: `adapters.LoRA`, or its shapes alone."""
 
-    layout: Layout
-    parameters: Parameters
-
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def parameters(self) -> Parameters: ...
     @property
     def scale(self) -> float:
         """What LoRA's product is multiplied by."""
@@ -131,9 +136,7 @@ class Method(ABC):
         """A batch on its way through the blocks."""
         plan = self.plan
         if batch.n_tokens > plan.tokens:
-            raise FeatherbackError(
-                f"A batch of {batch.n_tokens} tokens came; the plan is for {plan.tokens}."
-            )
+            raise FeatherbackError(f"A batch of {batch.n_tokens} tokens came; the plan is for {plan.tokens}.")
         parts = list(spans(batch.cu_seqlens, batch.positions, plan.span))
         ctx = Context(
             self.resources.backend,

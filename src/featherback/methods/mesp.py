@@ -67,9 +67,10 @@ class MeSP(Method):
         assert self.adapter is not None
         with ctx.frame():
             room = ctx.floats("LoRA gradients of a layer", self.adapter.layout.size)
-            with sink.gather(layer, room) as collected, self._layer(
-                ctx, layer, layer - 1, gradients=collected
-            ) as w:
+            with (
+                sink.gather(layer, room) as collected,
+                self._layer(ctx, layer, layer - 1, gradients=collected) as w,
+            ):
                 kv = block.attention.store(ctx, sweep.batch.n_tokens, kept, backward=True)
                 gathered = None
                 if len(spans) > 1:

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 from featherback import families
-from featherback.errors import FeatherbackError
 from featherback.architecture.config import ModelConfig
 from featherback.architecture.names import Names
+from featherback.errors import FeatherbackError
 from featherback.weights.store import TensorStore
 
 MAX_REPORTED = 8  # problems spelt out in one error

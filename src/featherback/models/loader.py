@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 from featherback import families
+from featherback.architecture.gguf_metadata import GGUFKeys
+from featherback.architecture.hf_config import HFConfig
 from featherback.errors import FeatherbackError
 from featherback.files import read_json
-from featherback.architecture.hf_config import HFConfig
-from featherback.architecture.gguf_metadata import GGUFKeys
 from featherback.models.model import Model
 from featherback.weights.gguf import GGUFFile
 from featherback.weights.safetensors import SafetensorsFolder

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import families
-from featherback.layers.loss import Head
 from featherback.architecture.config import ModelConfig
+from featherback.layers.loss import Head
 from featherback.models.layout import check
 from featherback.weights.matrix import Matrix
 from featherback.weights.store import TensorStore, floats, matrix

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from featherback import methods
+from featherback.architecture.yardstick import QWEN2_5
 from featherback.errors import FeatherbackError
 from featherback.host.machine import Baseline, Machine
 from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.memory.planner import MB
-from featherback.architecture.yardstick import QWEN2_5
 from featherback.models.model import Model
 from featherback.training.choose import job_of, job_options
 from featherback.training.config import TrainConfig
