@@ -32,7 +32,7 @@ def main() -> None:
 
     model = load(options.model)
     layers = [model.layer(i) for i in range(model.config.num_hidden_layers)]
-    stored = [getattr(layer, name) for layer in layers for name in MATRICES] + [model.lm_head]
+    stored = [getattr(layer, name) for layer in layers for name in MATRICES] + [model.head.weight]
     rng = np.random.default_rng(0)
     jobs = []
     for w in stored:

@@ -22,7 +22,7 @@ def test_the_shapes_are_those_of_the_real_model(tmp_path: Path, name: str) -> No
             stored_as = np.float32(value) if isinstance(value, float) else value
             assert getattr(model.config, field) == stored_as, field
     assert {m.type for m in model.layer(0).matrices.values()} == {TensorType.Q4_0}
-    assert np.array_equal(model.norm, np.ones(model.config.hidden_size))
+    assert np.array_equal(model.head.norm, np.ones(model.config.hidden_size))
 
 
 def test_the_sizes_published_for_qwen() -> None:

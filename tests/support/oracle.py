@@ -22,7 +22,7 @@ ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 PEFT_PREFIX = "base_model.model."
 UNSUPERVISED = -100
 
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.head.norm", "output": "lm_head"}
 _BLOCK = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",

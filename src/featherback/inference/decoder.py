@@ -48,7 +48,6 @@ class Decoder:
         self._backend = CPU()
         self._layers = [_weights(self._backend, model, adapter, i) for i in range(c.num_hidden_layers)]
         self._embed = kernels.matrix(model.embed_tokens)
-        self._rotaries = tuple({rotary: None for block in model.blocks for rotary in block.rotaries})
         self._cache = [
             KeyValues(*(np.empty((self.capacity, block.attention.kv_size), np.float32) for _ in range(2)))
             for block in model.blocks
@@ -75,7 +74,7 @@ class Decoder:
     def _pass(self, tokens: Sequence[int], every: bool) -> Float32:
         ids = np.asarray(tokens, np.int32)
         span = Span.following(len(self.tokens), ids.size)
-        with self._context(self._backend, self._scratch, span).at(span, self._rotaries) as ctx:
+        with self._context(self._backend, self._scratch, span).at(span, self.model.rotaries) as ctx:
             x = self._stream(ctx)
             kernels.gather_rows(self._embed, ids, x)
             self._blocks(ctx, x, self._cache)
@@ -107,7 +106,7 @@ class Decoder:
             span, scratch = Span.following(self.capacity, count), backend.arena(0)
             shape, float32 = (self.capacity + count, 1), np.dtype(np.float32)
             cache = [KeyValues(Blank(shape, float32), Blank(shape, float32))] * len(self.model.blocks)
-            with self._context(backend, scratch, span).at(span, self._rotaries) as ctx:
+            with self._context(backend, scratch, span).at(span, self.model.rotaries) as ctx:
                 x = self._stream(ctx)
                 self._blocks(ctx, x, cache)
                 self.model.head.logits(ctx, x, Blank((count, self.model.config.vocab_size), float32))

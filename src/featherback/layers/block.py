@@ -5,6 +5,8 @@ The backward pass of a block is MeSP's schedule and stands in `methods/mesp.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from featherback.backend.protocol import Array
 from featherback.layers.attention import Attention, AttentionState, KeyValues
 from featherback.layers.context import Context
@@ -12,6 +14,11 @@ from featherback.layers.glu import GatedUnit
 from featherback.layers.kept import NOTHING, Intermediate, Kept
 from featherback.layers.linear import BlockWeights
 from featherback.layers.rope import Rotary
+
+
+def rotaries(blocks: Iterable[Block]) -> tuple[Rotary, ...]:
+    """The rotations that blocks need tables of, each once."""
+    return tuple({rotary: None for block in blocks for rotary in block.rotaries})
 
 
 class Block:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from featherback.backend.counting import Blank, BlankMatrix, Counting, Ledger, Work
 from featherback.data.batch import Batch
+from featherback.layers.block import rotaries
 from featherback.layers.loss import Head
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
@@ -143,6 +144,7 @@ class _Shapes:
 
     def __init__(self, job: Job, layers: list[int], head: Any) -> None:
         self.blocks = [job.blocks[layer] for layer in layers]
+        self.rotaries = rotaries(job.blocks)  # of all layers: their tables are there whichever is at work
         width = job.config.hidden_size
         self.embed_tokens = BlankMatrix((job.config.vocab_size, width), job.head.row_bytes)
         self.embedding_scale = 1.0

@@ -44,6 +44,8 @@ class ModelLike(Protocol):
     @property
     def blocks(self) -> Sequence[Block]: ...
     @property
+    def rotaries(self) -> tuple[Rotary, ...]: ...
+    @property
     def head(self) -> Head: ...
     @property
     def embed_tokens(self) -> Matrix: ...
@@ -105,7 +107,6 @@ class Method(ABC):
     ) -> None:
         self.model, self.adapter, self.plan, self.resources = model, adapter, plan, resources
         self.options = options or self.options_class()
-        self.rotaries = tuple({rotary: None for block in model.blocks for rotary in block.rotaries})
 
     @abstractmethod
     def gradients(self, batch: Batch, scale: float, sink: GradientSink, draw: Draw = FIRST) -> float:
@@ -148,7 +149,7 @@ class Method(ABC):
             plan.keep_h and len(parts) == 1,
             release=self.resources.weights.release,
         )
-        with ctx.at(parts[0], self.rotaries if len(parts) == 1 else ()) as ctx:
+        with ctx.at(parts[0], self.model.rotaries if len(parts) == 1 else ()) as ctx:
             yield Sweep(ctx, batch, parts, self.model, self.resources)
 
     @contextmanager

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from featherback import families
 from featherback.architecture.config import ModelConfig
+from featherback.layers.block import rotaries
 from featherback.layers.loss import Head
 from featherback.models.layout import check
 from featherback.weights.matrix import Matrix
@@ -49,6 +50,7 @@ class Model:
         check(store, config, self._names, also_used)
         self._store = store
         self.blocks = family.blocks(config)
+        self.rotaries = rotaries(self.blocks)
         self.embed_tokens = matrix(store, self._names["embed_tokens"])  # (vocab, D)
         self.embedding_scale = family.embedding_scale(config)
         lm_head = (  # (vocab, D)
