@@ -32,7 +32,7 @@ CONFIGS = {
 }
 ADAPTERS = [(4, "all"), (8, "q,down"), (3, "v,o,gate"), (1, "k"), (33, "all")]
 TILES = [(256, 33), (512, 101), (1024, 1024)]
-KEPT = [{"m": 2}, {"gate": 1, "up": 2}, {"q": 2, "k": 1, "v": 2, "o": 1}]
+KEPT = [{"m": 2}, {"gate": 1, "up": 2}, {"q": 2, "k": 1, "v": 2, "o": 1, "lse": 1}]
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -90,7 +90,7 @@ def test_loss_alone_stays_within(model: Model, name: str) -> None:
 @pytest.mark.parametrize("chunk", [None, 16, 48])
 def test_many_chunks_and_tiles_are_counted_from_few(model: Model, chunk: int | None) -> None:
     """What is extrapolated is what a dry run of every chunk and tile would count."""
-    plan = Plan(tokens=321, chunk=chunk, mlp_tile=256, vocab_tile=16, keep_h=False, keep={"o": 2})
+    plan = Plan(tokens=321, chunk=chunk, mlp_tile=256, vocab_tile=16, keep_h=False, keep={"o": 2, "lse": 2})
     job = Job.of(model, method=method_class("mesp"), rank=4, tokens=321, sequence=321)
     found = account(job, plan)
     alone = Job.of(model, method=method_class("mesp"), rank=4, tokens=321, sequence=321)

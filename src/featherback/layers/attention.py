@@ -102,7 +102,9 @@ class Attention:
         }
         if post_norm:
             self.intermediates["attn_out"] = Intermediate(hidden_size)
-        self.companions = {"o": {"lse": Intermediate(heads, state=True, by_head=True)}}
+        self.intermediates["lse"] = Intermediate(heads, state=True, by_head=True)
+        # o without the q, k and v of the same pass would be divided by another sum than theirs.
+        self.bundles = [("q", "k", "v", "o", "lse"), *([("attn_out",)] if post_norm else [])]
         self.rotated_heads = (
             {"q_proj": heads, "k_proj": kv_heads} if rotary is not None and rotary.interleaved else {}
         )

@@ -34,8 +34,8 @@ class Block:
         self.intermediates = attention.intermediates | {"m": Intermediate(hidden_size)} | mlp.intermediates
         """What may be kept from the forward to the backward pass, by name."""
 
-        self.companions = attention.companions
-        """What is kept together with an intermediate, by name."""
+        self.bundles = [*attention.bundles, ("m",), *mlp.bundles]
+        """Those that are worth keeping, and which only together."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

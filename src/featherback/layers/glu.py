@@ -47,6 +47,7 @@ class GatedUnit:
         if post_norm:
             self.vectors[post_norm] = (hidden_size,)
             self.intermediates["mlp_out"] = Intermediate(hidden_size)
+        self.bundles = [(name,) for name in self.intermediates]
 
     def forward(self, ctx: Context, m: Array, w: BlockWeights, kept: Kept = NOTHING) -> None:
         """m (T, D) becomes the block's output y in place; what is to be kept is written."""

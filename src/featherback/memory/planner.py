@@ -133,9 +133,9 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
 
 @dataclass(frozen=True)
 class Gain:
-    """An intermediate's worth: what a layer that keeps it saves, and what that takes."""
+    """What a layer that keeps some intermediates saves, and what that takes."""
 
-    name: str
+    names: tuple[str, ...]
     seconds: float
     nbytes: int
 
@@ -146,12 +146,11 @@ def gains(job: Job, plan: Plan, machine: Machine) -> list[Gain]:
         return []
     without = account(job, replace(plan, keep={}))
     found = []
-    for name in dict.fromkeys(name for block in job.blocks for name in block.intermediates):
-        layers = sum(name in block.intermediates for block in job.blocks)
-        kept = account(job, replace(plan, keep={name: job.layers}))
+    for names in dict.fromkeys(bundle for block in job.blocks for bundle in block.bundles):
+        kept = account(job, replace(plan, keep=dict.fromkeys(names, job.layers)))
         saved = _compute_seconds(without.work, machine) - _compute_seconds(kept.work, machine)
         if saved > 0:
-            found.append(Gain(name, saved / layers, kept.kept // layers))
+            found.append(Gain(names, saved / job.layers, kept.kept // job.layers))
     return sorted(found, key=lambda gain: -gain.seconds / gain.nbytes)
 
 
@@ -165,11 +164,12 @@ def _keeping(
         chunk = prediction.plan.chunk
         if chunk not in worth:
             worth[chunk] = gains(job, prediction.plan, machine)
-        keep, seconds, room = {}, prediction.seconds, limit - prediction.rss
+        keep: dict[str, int] = {}
+        seconds, room = prediction.seconds, limit - prediction.rss
         for gain in worth[chunk]:
             layers = min(job.layers, int(room // gain.nbytes))
             if layers:
-                keep[gain.name] = layers
+                keep |= dict.fromkeys(gain.names, layers)
                 seconds, room = seconds - layers * gain.seconds, room - layers * gain.nbytes
         filled.append((seconds, prediction.rss, keep, prediction))
     for _, _, keep, prediction in sorted(filled, key=lambda entry: entry[:2]):

@@ -120,12 +120,8 @@ class MeSP(Method):
     def _room(self, block: Block, layer: int, tokens: int) -> Kept:
         """Room for the intermediates that the plan keeps of a layer."""
         take, operand = self.resources.kept.take, self.resources.backend.operand(self.plan.compute)
-        found = {}
-        for name in self.plan.kept(layer):
-            parts = {name: block.intermediates[name], **block.companions.get(name, {})}
-            for part, intermediate in parts.items():
-                found[part] = take(part, *intermediate.placed(tokens, operand))
-        return Kept(found)
+        names = self.plan.kept(layer)
+        return Kept({name: take(name, *block.intermediates[name].placed(tokens, operand)) for name in names})
 
     def _held(self, ctx: Context) -> Context:
         """The context in which a loss is computed."""
