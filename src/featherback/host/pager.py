@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
-from featherback.host.reading import OpenFiles, drop_maps, plain, read_exactly, runs
+from featherback.host.reading import OpenFiles, copied, drop_maps, plain, read_exactly, runs
 from featherback.host.scattered import ScatteredRows
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.mapping import FOLIO
@@ -48,8 +48,12 @@ class WeightPager:
     def layer(self, index: int, then: int | None = None) -> Iterator[LayerWeights]:
         if then is not None and 0 <= then < len(self._layers):
             self._expect(self._stretches[then])
+        weights = self._layers[index]
+        if self._by_matrix:  # what its norms brought in goes before the matrices come
+            weights = copied(weights)
+            self._drop_around(self._stretches[index])
         try:
-            yield self._layers[index]
+            yield weights
         finally:
             self._drop_around(self._stretches[index])
 

@@ -43,7 +43,7 @@ def without_map(model: Model) -> list[LayerWeights]:
     drop_maps([model.embed_tokens, model.head.weight])
     layers = []
     for index in range(model.config.num_hidden_layers):
-        layers.append(_copied(model.layer(index)))
+        layers.append(copied(model.layer(index)))
         drop_maps(layers[-1].matrices.values())
     return layers
 
@@ -55,7 +55,8 @@ def drop_maps(matrices: Iterable[Matrix]) -> None:
         kernels.drop_pages(file)
 
 
-def _copied(weights: LayerWeights) -> LayerWeights:
+def copied(weights: LayerWeights) -> LayerWeights:
+    """The same matrices, with norms and biases copied out of the map."""
     return replace(weights, vectors={name: np.array(value) for name, value in weights.vectors.items()})
 
 
