@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import gcd
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback.backend.arena import ALIGNMENT
 from featherback.backend.counting import Blank, BlankMatrix, Counting, Ledger, Work
 from featherback.data.batch import Batch
 from featherback.layers.block import rotaries
@@ -66,22 +68,25 @@ def _once(job: Job, plan: Plan, layer: int | None) -> Account:
 
 
 def _in_chunks(plan: Plan, run: Callable[[Plan], Account]) -> Account:
-    """The account of many chunks from those of two, three and four.
+    """The account of many chunks from those of a few: usually two, three and four.
 
-    Chunks are alike but for the keys that they see: memory grows with their number, work with its square.
+    Chunks are alike but for the keys that they see: memory grows with their number, work with its square. Where a chunk
+    is so short that the rows of one do not fill the arena's alignment, memory grows evenly in steps of several chunks.
     """
-    count = -(-plan.tokens // plan.span)
-    if count <= 4:
+    count, step = -(-plan.tokens // plan.span), ALIGNMENT // gcd(ALIGNMENT, plan.span)
+    fewest = 2 + (count - 2) % step
+    counts = [fewest, fewest + step, fewest + 2 * step]
+    if count <= counts[-1]:
         return run(plan)
-    two, three, four = (run(replace(plan, tokens=plan.tokens - (count - n) * plan.span)) for n in (2, 3, 4))
-    once = three.work.plus(two.work, -1)
-    twice = four.work.plus(three.work, -2).plus(two.work)
-    more = count - 2
+    few, some, many = (run(replace(plan, tokens=plan.tokens - (count - n) * plan.span)) for n in counts)
+    once = some.work.plus(few.work, -1)
+    twice = many.work.plus(some.work, -2).plus(few.work)
+    more = (count - fewest) // step
     return replace(
-        four,
-        scratch=four.scratch + (count - 4) * (four.scratch - three.scratch),
-        kept=four.kept + (count - 4) * (four.kept - three.kept),
-        work=two.work.plus(once, more).plus(twice, more * (more - 1) / 2),
+        many,
+        scratch=many.scratch + (more - 2) * (many.scratch - some.scratch),
+        kept=many.kept + (more - 2) * (many.kept - some.kept),
+        work=few.work.plus(once, more).plus(twice, more * (more - 1) / 2),
     )
 
 
