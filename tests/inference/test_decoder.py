@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.support.oracle import random_adapter, reference, reference_model
 from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, TINY_WIDE, tiny, write_tiny
 
@@ -15,12 +16,15 @@ from featherback.architecture.config import ModelConfig
 from featherback.errors import FeatherbackError
 from featherback.inference import decoder as decoder_module
 from featherback.inference.decoder import Decoder
+from featherback.inference.generate import generate_tokens
+from featherback.inference.sampler import Sampler
 from featherback.weights.types import TensorType
 
 CONFIGS = {
     "llama": TINY_LLAMA,
     "qwen2": TINY_QWEN2,
     "wide, untied": tiny(TINY_WIDE, tie_word_embeddings=False),
+    "mistral": tiny(windows=(7, 7)),
 }
 
 
@@ -48,9 +52,24 @@ def test_logits_are_those_of_transformers(tmp_path: Path, config: ModelConfig, t
     assert cosine > 0.999
 
 
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, config: ModelConfig) -> None:
+    """Each token is the likeliest by transformers' logits on the same prefix, so by induction the text is its own."""
+    path = write_tiny(tmp_path / "m.gguf", config)
+    prompt = _tokens(config, 5)
+    ours = list(generate_tokens(Decoder(models.load(path), compute="fp32"), prompt, Sampler(), 40))
+    assert len(ours) == 40
+    with torch.no_grad():
+        logits = reference_model(path)(torch.tensor([prompt + ours])).logits[0, len(prompt) - 1 : -1]
+    assert ours == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
-def test_the_cache_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compute: str) -> None:
-    model = models.load(write_tiny(tmp_path / "m.gguf"))
+def test_the_cache_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compute: str, config: ModelConfig
+) -> None:
+    model = models.load(write_tiny(tmp_path / "m.gguf", config))
     tokens = _tokens(model.config, 21)
     whole = Decoder(model, compute=compute).forward(tokens, every=True)
     single = Decoder(model, compute=compute)

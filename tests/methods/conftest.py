@@ -32,6 +32,8 @@ CASES: dict[str, tuple[ModelConfig, Types]] = {
     "llama3-rope": (tiny(TINY_LLAMA, rope_factors=llama3_factors(TINY_LLAMA)), TensorType.F16),
     "qwen2-biases": (TINY_QWEN2, TensorType.Q4_1),
     "qwen2-one-kv-head": (tiny(TINY_QWEN2, num_key_value_heads=1, tie_word_embeddings=False), TensorType.F32),
+    "mistral-window": (tiny(TINY_LLAMA, windows=(7, 7)), TensorType.Q4_0),
+    "qwen2-late-window": (tiny(TINY_QWEN2, num_hidden_layers=3, windows=(0, 12, 12)), TensorType.Q8_0),
     "wide-heads": (
         tiny(TINY_WIDE, intermediate_size=768),
         {"": TensorType.Q4_K, "down_proj": TensorType.Q6_K},

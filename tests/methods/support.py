@@ -88,12 +88,11 @@ def autograd(
     """As the oracle's `reference`, with model and adapter in `dtype`; `model` itself (float32) is not touched."""
     rank = next(a.shape[0] for name, a in state.items() if ".lora_A." in name)
     converted = copy.deepcopy(model).to(dtype)
-    # The angles are a float32 constant of the model; of their tables, transformers decides.
-    converted.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq.clone()
+    _restore_angles(converted, model)
     targets = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in state})
     config = LoraConfig(r=rank, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=targets)
     peft = get_peft_model(converted, config).to(dtype).eval()
-    converted.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq.clone()
+    _restore_angles(converted, model)
     trained = {
         name.removeprefix(PEFT_PREFIX).replace(".default.", "."): parameter
         for name, parameter in peft.named_parameters()
@@ -108,6 +107,12 @@ def autograd(
     loss = torch.nn.functional.cross_entropy(wide, tokens[0, 1:])
     loss.backward()
     return Result(loss.item(), {name: p.grad.double().numpy().copy() for name, p in trained.items()})
+
+
+def _restore_angles(converted: PreTrainedModel, model: PreTrainedModel) -> None:
+    """The angles are a float32 constant of the model; of their tables, transformers decides."""
+    for name, buffer in model.model.rotary_emb.named_buffers():
+        setattr(converted.model.rotary_emb, name, buffer.clone())
 
 
 def errors(found: State, truth: State, vanished: float = VANISHED) -> dict[str, float]:

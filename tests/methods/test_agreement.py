@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from featherback import kernels
+from featherback import kernels, methods
+from featherback.data.batch import Batch
+from featherback.memory.plan import Plan
 from tests.methods.conftest import Twins
-from tests.methods.support import assert_equal, ours
+from tests.methods.support import adapter_of, assert_equal, ours
 from tests.methods.test_exact_gradients import draw
 from tests.support.oracle import ALL_TARGETS, State, random_adapter
 
@@ -79,6 +82,17 @@ def test_threads(twins: Twins, compute: str, method: str) -> None:
         kernels.set_threads(before)
     assert_equal(found[0], found[1])
     assert_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("chunk", [None, 16])
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+def test_evaluation_is_the_training_loss(twins: Twins, compute: str, chunk: int | None) -> None:
+    sequences = draw((40, 3, 21), twins.model.config.vocab_size)
+    state, batch = adapter(twins), Batch.from_sequences(sequences)
+    trained = ours(twins.model, state, sequences, compute=compute, chunk=chunk).loss
+    plan = replace(Plan.default(twins.model.config, tokens=batch.n_tokens, compute=compute), chunk=chunk)
+    at_work = methods.create("mesp", twins.model, adapter_of(twins.model, state), plan)
+    assert at_work.loss(batch) / batch.n_targets == trained
 
 
 def test_the_same_call_twice(twins: Twins) -> None:

@@ -34,11 +34,20 @@ def folder_and_gguf(
     return tmp_path / "hf", gguf
 
 
+FOLDERS = {
+    "llama": TINY_LLAMA,
+    "qwen2": TINY_QWEN2,
+    "wide untied": tiny(TINY_WIDE, tie_word_embeddings=False),
+    "mistral": tiny(windows=(7, 7)),
+    "qwen2, late window": tiny(TINY_QWEN2, num_hidden_layers=3, windows=(0, 7, 7)),
+}
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "config",
-    [TINY_LLAMA, TINY_QWEN2, tiny(TINY_WIDE, tie_word_embeddings=False)],
-    ids=["llama", "qwen2", "wide untied"],
+    FOLDERS.values(),
+    ids=FOLDERS,
 )
 def test_folder_and_gguf_are_the_same_model(tmp_path: Path, config: ModelConfig, dtype: str) -> None:
     hf, gguf = (load(path) for path in folder_and_gguf(tmp_path, config, dtype))
@@ -106,7 +115,7 @@ def changed(folders: dict[str, Path], tmp_path: Path, family: str, changes: dict
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "type": ("llama", {"model_type": "gemma"}, "'gemma'.*supported: llama, mistral, qwen2"),
+    "type": ("llama", {"model_type": "gemma"}, "'gemma'.*supported: .*llama, mistral, qwen2"),
     "no type": ("llama", {"model_type": None}, "the architecture None"),
     "activation": ("llama", {"hidden_act": "gelu"}, "hidden_act .* 'gelu'"),
     "quantised": ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -122,8 +131,22 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "scaling": ("llama", {"rope_scaling": 4}, "rope_scaling .* is 4"),
     "partial": ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-    "window": ("qwen2", {"use_sliding_window": True, "sliding_window": 64}, "sliding_window .* is 64"),
-    "mistral": ("llama", {"model_type": "mistral", "sliding_window": 64}, "sliding_window .* is 64"),
+    "layers of another kind": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 64, "layer_types": ["full_attention", "mamba"]},
+        "layer_types .* 'mamba'",
+    ),
+    "too few kinds of layers": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 64, "layer_types": ["full_attention"]},
+        "layer_types",
+    ),
+    "many layers": ("llama", {"num_hidden_layers": 4_000_000_000}, "num_hidden_layers .* is 4000000000"),
+    "mistral of two kinds": (
+        "llama",
+        {"model_type": "mistral", "layer_types": ["sliding_attention", "full_attention"]},
+        "layer_types",
+    ),
     "missing": ("llama", {"hidden_size": None}, "no entry hidden_size"),
     "text": ("llama", {"num_hidden_layers": "2"}, "num_hidden_layers .* is '2'"),
     "theta": ("llama", {"rope_parameters": {"rope_theta": "big"}}, "rope_theta .* is 'big'"),
@@ -155,6 +178,36 @@ def test_what_changes_nothing_is_accepted(folders: dict[str, Path], tmp_path: Pa
     family, changes = ACCEPTED[case]
     config = load(changed(folders, tmp_path, family, changes)).config
     assert (config.architecture, config.rope_theta) == (family, 10_000 if family == "llama" else 1e6)
+
+
+WINDOWS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
+    "mistral": ("llama", {"model_type": "mistral", "sliding_window": 64}, (64, 64)),
+    "mistral's default": (
+        "llama",
+        {"model_type": "mistral", "max_position_embeddings": 8192},
+        (4096, 4096),
+    ),
+    "from a layer on": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1, "layer_types": None},
+        (0, 64),
+    ),
+    "layers by name": (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 64,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        (64, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WINDOWS)
+def test_windows(folders: dict[str, Path], tmp_path: Path, case: str) -> None:
+    family, changes, expected = WINDOWS[case]
+    assert load(changed(folders, tmp_path, family, changes)).config.windows == expected
 
 
 def test_a_bias_on_o_is_refused(tmp_path: Path) -> None:

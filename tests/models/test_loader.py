@@ -103,9 +103,9 @@ def named(name: str, *shape: int) -> tuple[OutTensor, ...]:
 REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], str]] = {
     "architecture": (
         TINY_LLAMA,
-        {"general.architecture": "gemma3"},
+        {"general.architecture": "mamba"},
         (),
-        r"'gemma3'.*supported: llama, qwen2",
+        r"'mamba'.*supported: .*llama, qwen2",
     ),
     "no architecture": (TINY_LLAMA, {"general.architecture": 3}, (), "no metadata key general.architecture"),
     "adapter": (TINY_LLAMA, {"general.type": "adapter"}, (), "type 'adapter', not a model"),
@@ -153,7 +153,30 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
     ),
     "old scaling": (TINY_LLAMA, {"llama.rope.scale_linear": 4.0}, (), "rope.scale_linear"),
     "experts": (TINY_LLAMA, {"llama.expert_count": 8}, (), "expert_count .* is 8"),
-    "sliding window": (TINY_LLAMA, {"llama.attention.sliding_window": 64}, (), "sliding_window .* is 64"),
+    "a window of unknown layers": (
+        TINY_QWEN2,
+        {"qwen2.attention.sliding_window": 64},
+        (),
+        "sliding_window .* is 64; .*sliding_window_pattern",
+    ),
+    "a window of other layers": (
+        TINY_QWEN2,
+        {
+            "qwen2.attention.sliding_window": 64,
+            "qwen2.attention.sliding_window_pattern": np.array([True, False, True]),
+        },
+        (),
+        "sliding_window_pattern .* a list of 2 booleans",
+    ),
+    "a window of layers 1 and 7": (
+        TINY_LLAMA,
+        {
+            "llama.attention.sliding_window": 64,
+            "llama.attention.sliding_window_pattern": np.array([1, 7], np.uint32),
+        },
+        (),
+        "sliding_window_pattern .* a list of 2 booleans",
+    ),
     "attention scale": (TINY_LLAMA, {"llama.attention.scale": 0.5}, (), "attention.scale .* is 0.5"),
     "not causal": (TINY_LLAMA, {"llama.attention.causal": False}, (), "attention.causal .* is False"),
     "many layers": (TINY_LLAMA, {"llama.block_count": 4_000_000_000}, (), "claims 4000000000 layers"),
@@ -243,6 +266,41 @@ NEUTRAL: dict[str, tuple[ModelConfig, dict[str, Value]]] = {
 def test_what_changes_nothing_is_accepted(tmp_path: Path, case: str) -> None:
     config, metadata = NEUTRAL[case]
     load(write_tiny(tmp_path / "a.gguf", config, metadata=metadata))
+
+
+WINDOWS: dict[str, tuple[ModelConfig, dict[str, Value], tuple[int, ...]]] = {
+    "Mistral": (TINY_LLAMA, {"llama.attention.sliding_window": 64}, (64, 64)),
+    "none": (TINY_LLAMA, {"llama.attention.sliding_window": 0}, ()),
+    "longer than the context": (TINY_LLAMA, {"llama.attention.sliding_window": 4096}, (512, 512)),
+    "a list": (
+        TINY_QWEN2,
+        {
+            "qwen2.attention.sliding_window": 64,
+            "qwen2.attention.sliding_window_pattern": np.array([False, True]),
+        },
+        (0, 64),
+    ),
+    "a period": (
+        TINY_QWEN2,
+        {"qwen2.attention.sliding_window": 64, "qwen2.attention.sliding_window_pattern": 2},
+        (64, 0),
+    ),
+    "as written": (tiny(TINY_QWEN2, windows=(9, 0)), {}, (9, 0)),
+}
+
+
+@pytest.mark.parametrize("case", WINDOWS)
+def test_windows(tmp_path: Path, case: str) -> None:
+    config, metadata, expected = WINDOWS[case]
+    model = load(write_tiny(tmp_path / "a.gguf", config, metadata=metadata))
+    assert model.config.windows == expected
+    assert [block.attention.window for block in model.blocks] == list(expected or (0, 0))
+
+
+def test_windows_that_cannot_be() -> None:
+    for windows in ((7,), (7, -1)):
+        with pytest.raises(FeatherbackError, match="attention windows are"):
+            tiny(windows=windows)
 
 
 def test_norms_of_a_strange_type_fail_at_load(tmp_path: Path) -> None:

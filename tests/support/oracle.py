@@ -14,7 +14,20 @@ import torch
 from gguf import GGUFReader
 from gguf.quants import dequantize
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 State = dict[str, np.ndarray]
 
@@ -22,7 +35,7 @@ ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 PEFT_PREFIX = "base_model.model."
 UNSUPERVISED = -100
 
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.head.norm", "output": "lm_head"}
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _BLOCK = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
@@ -33,7 +46,15 @@ _BLOCK = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
 }
+_GEMMA3_BLOCK = _BLOCK | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+GEMMA3_PERIOD = 6  # every sixth layer is global, where the file does not say
 
 
 @dataclass(frozen=True)
@@ -46,18 +67,17 @@ class Reference:
 
 
 def reference_model(path: str | Path) -> PreTrainedModel:
-    """The transformers model (float32, eager attention) of a GGUF file of architecture llama or qwen2."""
+    """The transformers model (float32, eager attention) of a GGUF file: llama (Mistral if it has a window), qwen2,
+    qwen3, gemma3.
+    """
     reader = GGUFReader(path)
     architecture = reader.get_field("general.architecture").contents()
     weights = {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
     heads, kv_heads = _field(reader, "attention.head_count"), _field(reader, "attention.head_count_kv")
     width = _field(reader, "embedding_length")
     head_dim = _field(reader, "attention.key_length", width // heads)
-    config_class, model_class = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    }[architecture]
-    config = config_class(
+    config_class, model_class, own = _SPECIFIC[architecture](reader, head_dim)
+    config: PreTrainedConfig = config_class(
         hidden_size=width,
         intermediate_size=_field(reader, "feed_forward_length"),
         num_hidden_layers=_field(reader, "block_count"),
@@ -66,16 +86,99 @@ def reference_model(path: str | Path) -> PreTrainedModel:
         head_dim=head_dim,
         vocab_size=len(weights["token_embd.weight"]),
         rms_norm_eps=_field(reader, "attention.layer_norm_rms_epsilon"),
-        rope_parameters={"rope_type": "default", "rope_theta": _field(reader, "rope.freq_base", 10000.0)},
         max_position_embeddings=_field(reader, "context_length"),
         tie_word_embeddings="output.weight" not in weights,
         attn_implementation="eager",
+        **own,
     )
     if architecture == "llama":
         config.attention_bias = "blk.0.attn_q.bias" in weights
     model = model_class(config).float().eval()
-    _fill(model, weights, {"attn_q": heads, "attn_k": kv_heads} if architecture == "llama" else {})
+    if architecture == "gemma3":
+        _cap_scores(model)
+    _fill(
+        model, weights, architecture, {"attn_q": heads, "attn_k": kv_heads} if architecture == "llama" else {}
+    )
     return model
+
+
+Specific = tuple[type[PreTrainedConfig], type[PreTrainedModel], dict[str, Any]]
+
+
+def _llama(reader: GGUFReader, head_dim: int) -> Specific:
+    """A llama whose file has a window is a Mistral: all of its layers have it."""
+    window = _field(reader, "attention.sliding_window")
+    if window is None:
+        return LlamaConfig, LlamaForCausalLM, _rope(reader)
+    return MistralConfig, MistralForCausalLM, {"sliding_window": window} | _rope(reader)
+
+
+def _qwen2(reader: GGUFReader, head_dim: int) -> Specific:
+    return Qwen2Config, Qwen2ForCausalLM, _late_window(reader) | _rope(reader)
+
+
+def _qwen3(reader: GGUFReader, head_dim: int) -> Specific:
+    return Qwen3Config, Qwen3ForCausalLM, _late_window(reader) | _rope(reader)
+
+
+def _gemma3(reader: GGUFReader, head_dim: int) -> Specific:
+    layers = _field(reader, "block_count")
+    local = _field(reader, "attention.sliding_window_pattern")
+    if local is None:
+        local = [layer % GEMMA3_PERIOD < GEMMA3_PERIOD - 1 for layer in range(layers)]
+    scale = _field(reader, "attention.scale", head_dim**-0.5)
+    factor = _field(reader, "rope.scaling.factor", 1.0)
+    globally = {"rope_type": "linear", "factor": factor} if factor != 1 else {"rope_type": "default"}
+    return (
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        {
+            "sliding_window": _field(reader, "attention.sliding_window"),
+            "layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in local],
+            "query_pre_attn_scalar": round(scale**-2),
+            "attn_logit_softcapping": _field(reader, "attn_logit_softcapping"),
+            "final_logit_softcapping": _field(reader, "final_logit_softcapping"),
+            "rope_parameters": {
+                "full_attention": {**globally, "rope_theta": _field(reader, "rope.freq_base")},
+                "sliding_attention": {
+                    "rope_type": "default",
+                    "rope_theta": _field(reader, "rope.freq_base_swa", 10000.0),
+                },
+            },
+        },
+    )
+
+
+_SPECIFIC = {"llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "gemma3": _gemma3}
+
+
+def _rope(reader: GGUFReader) -> dict[str, Any]:
+    theta = _field(reader, "rope.freq_base", 10000.0)
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+
+
+def _late_window(reader: GGUFReader) -> dict[str, Any]:
+    """Qwen's window, which the layers from some number on have."""
+    window = _field(reader, "attention.sliding_window")
+    if window is None:
+        return {}
+    local = _field(reader, "attention.sliding_window_pattern")
+    first = local.index(True)
+    assert local == [layer >= first for layer in range(len(local))], "transformers' Qwen has no other pattern"
+    return {"use_sliding_window": True, "sliding_window": window, "max_window_layers": first}
+
+
+def _cap_scores(model: PreTrainedModel) -> None:
+    """Gemma 3's scores are capped if its configuration says so.
+
+    transformers reads the cap and its eager attention computes it, but Gemma3Attention does not hand it on.
+    """
+
+    def with_cap(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        return args, kwargs | {"softcap": module.attn_logit_softcapping}
+
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(with_cap, with_kwargs=True)
 
 
 def random_adapter(
@@ -153,19 +256,27 @@ def _field(reader: GGUFReader, key: str, default: Any = None) -> Any:
     return default if field is None else field.contents()
 
 
-def _fill(model: PreTrainedModel, weights: Mapping[str, np.ndarray], permuted: Mapping[str, int]) -> None:
+def _fill(
+    model: PreTrainedModel,
+    weights: Mapping[str, np.ndarray],
+    architecture: str,
+    permuted: Mapping[str, int],
+) -> None:
     """Put every tensor of the file into the model; each must find a place, and each place a tensor."""
     filled: dict[str, torch.Tensor] = {}
+    block = _GEMMA3_BLOCK if architecture == "gemma3" else _BLOCK
     for name, array in weights.items():
         if name == "rope_freqs.weight":
             model.model.rotary_emb.inv_freq /= torch.from_numpy(array.copy())
             continue
         stem, kind = name.rsplit(".", 1)
+        if architecture == "gemma3" and stem.endswith("_norm"):
+            array = array - np.float32(1)  # the file holds 1 + w, the module w
         if stem.startswith("blk."):
             _, layer, part = stem.split(".")
             heads = permuted.get(part)
             array = array if heads is None else _to_half_split(array, heads)
-            filled[f"model.layers.{layer}.{_BLOCK[part]}.{kind}"] = torch.tensor(array)
+            filled[f"model.layers.{layer}.{block[part]}.{kind}"] = torch.tensor(array)
         else:
             filled[f"{_TOP[stem]}.{kind}"] = torch.tensor(array)
     if model.config.tie_word_embeddings:

@@ -39,6 +39,9 @@ class ModelConfig:
     attention_bias: bool  # q, k and v have biases; o never
     rope_interleaved: bool  # rotate neighbours (GGUF llama) instead of halves; see `permute`
     rope_factors: NDArray[np.float32] | None = None  # (head_dim/2,), divides the inverse frequencies
+    windows: tuple[
+        int, ...
+    ] = ()  # most keys a query sees, layer by layer (0: all before it); empty: 0 in all
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -56,6 +59,11 @@ class ModelConfig:
         if self.head_dim % 2:
             raise FeatherbackError(
                 f"The model's head_dim is {self.head_dim}; rotary embedding needs an even one."
+            )
+        if self.windows and (len(self.windows) != self.num_hidden_layers or min(self.windows) < 0):
+            raise FeatherbackError(
+                f"The model's attention windows are {self.windows}; each of its {self.num_hidden_layers} layers "
+                f"needs one, or 0."
             )
         factors = self.rope_factors
         if factors is not None and not (np.isfinite(factors).all() and (factors > 0).all()):

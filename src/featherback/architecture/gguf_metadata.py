@@ -11,9 +11,12 @@ from featherback.errors import FeatherbackError
 from featherback.weights.gguf import GGUFFile
 from featherback.weights.store import floats
 from featherback.weights.types import TensorInfo
+from featherback.weights.writer import Value
 
 ROPE_FREQS = "rope_freqs.weight"
 WINDOW = "attention.sliding_window"
+WINDOW_PATTERN = "attention.sliding_window_pattern"
+SCALING, SCALING_FACTOR = "rope.scaling.type", "rope.scaling.factor"
 
 # Keys that change what a model computes in ways Featherback does not follow, and the values accepted.
 NEUTRAL: dict[str, tuple[float | str, ...]] = {
@@ -46,15 +49,34 @@ class GGUFKeys:
         """A whole number; FeatherbackError if it is missing without a default, or not a whole number."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self._wrong(key, value, "a whole number")
+            raise self.wrong(key, value, "a whole number")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number; FeatherbackError if it is missing without a default, or not a number."""
         value = self._value(key, default)
         if isinstance(value, (bool, str)):
-            raise self._wrong(key, value, "a number")
+            raise self.wrong(key, value, "a number")
         return float(value)
+
+    def flags(self, key: str, count: int) -> list[bool] | None:
+        """A list of so many booleans, None if there is no list; FeatherbackError if it is another list."""
+        full = f"{self.architecture}.{key}"
+        if full not in self.file.arrays:
+            return None
+        values = self.file.array(full)
+        if isinstance(values, list) or values.dtype != np.bool_ or len(values) != count:
+            raise self.wrong(key, "a list", f"a list of {count} booleans")
+        return [bool(value) for value in values]
+
+    def linear_scaling(self) -> float:
+        """What positions are divided by before they are rotated; FeatherbackError if they are scaled in another way."""
+        factor, kind = self.number(SCALING_FACTOR, 0) or 1.0, self._value(SCALING, "linear")
+        if kind == "none":
+            return 1.0
+        if kind != "linear" and factor != 1:
+            raise self.wrong(SCALING, kind, "only 'linear'")
+        return factor
 
     def tensor(self, name: str, dimensions: int) -> TensorInfo:
         """A tensor of so many dimensions that the configuration is read from."""
@@ -68,51 +90,56 @@ class GGUFKeys:
     def _value(self, key: str, default: Any) -> Any:
         full = f"{self.architecture}.{key}"
         if full in self.file.arrays:
-            raise self._wrong(key, "a list", "one value for all layers")
+            raise self.wrong(key, "a list", "one value for all layers")
         value = self.file.metadata.get(full, default)
         if value is None:
             raise FeatherbackError(f"{self.file.path} has no metadata key {full}.")
         return value
 
-    def _wrong(self, key: str, value: object, wanted: str) -> FeatherbackError:
+    def wrong(self, key: str, value: object, wanted: str) -> FeatherbackError:
+        """The error of a key whose value Featherback cannot follow."""
         full = f"{self.architecture}.{key}"
         return FeatherbackError(
             f"The metadata key {full} of {self.file.path} is {value!r}; {wanted} is supported."
         )
 
-    def refuse_unsupported(self, context: int, head_dim: int, followed: Collection[str]) -> None:
+    def refuse_unsupported(self, head_dim: int, followed: Collection[str]) -> None:
         """FeatherbackError for any key whose value would make the model compute something else than we do.
 
         `followed`: keys that the family reads itself.
         """
         for key, accepted in NEUTRAL.items():
             if key not in followed and self._value(key, accepted[0]) not in accepted:
-                raise self._wrong(key, self._value(key, None), f"only {accepted[-1]!r}")
-        if WINDOW not in followed and 0 < (window := self.integer(WINDOW, 0)) < context:
-            raise self._wrong(WINDOW, window, "only attention to the whole context")
-        scaling, factor = self._value("rope.scaling.type", "none"), self.number("rope.scaling.factor", 0)
-        if factor not in (0, 1) or (scaling != "none" and factor == 0):  # a factor alone means linear scaling
-            raise self._wrong("rope.scaling.type", scaling, "only unscaled rotary embedding")
+                raise self.wrong(key, self._value(key, None), f"only {accepted[-1]!r}")
+        scaling, factor = self._value(SCALING, "none"), self.number(SCALING_FACTOR, 0)
+        scaled = factor not in (0, 1) or (
+            scaling != "none" and factor == 0
+        )  # a factor alone means linear scaling
+        if SCALING not in followed and scaled:
+            raise self.wrong(SCALING, scaling, "only unscaled rotary embedding")
         for key in ("rope.dimension_count", "attention.value_length"):
             if (size := self.integer(key, head_dim)) != head_dim:
-                raise self._wrong(key, size, f"only the head size {head_dim}")
+                raise self.wrong(key, size, f"only the head size {head_dim}")
 
 
-def common_config(keys: GGUFKeys, followed: Collection[str] = ()) -> dict[str, Any]:
+def common_config(
+    keys: GGUFKeys, window_period: int | None, followed: Collection[str] = ()
+) -> dict[str, Any]:
     """Arguments of ModelConfig read alike for every family; FeatherbackError if one is absent or unfit.
 
-    `followed`: keys beyond these that the family reads itself; others must have their neutral values.
+    `window_period`: as `layer_windows` has it. `followed`: keys beyond these that the family reads itself; others must
+    have their neutral values.
     """
     file = keys.file
     width, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
-    context = keys.integer("context_length")
+    context, layers = keys.integer("context_length"), keys.integer("block_count")
     head_dim = keys.integer("attention.key_length", 0) or _even_split(file, width, heads)
-    keys.refuse_unsupported(context, head_dim, followed)
+    keys.refuse_unsupported(head_dim, followed)
     return {
         "architecture": keys.architecture,
         "hidden_size": width,
         "intermediate_size": keys.integer("feed_forward_length"),
-        "num_hidden_layers": keys.integer("block_count"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -121,7 +148,45 @@ def common_config(keys: GGUFKeys, followed: Collection[str] = ()) -> dict[str, A
         "rope_theta": keys.number("rope.freq_base", 10000.0),
         "max_position_embeddings": context,
         "tie_word_embeddings": GGUF_NAMES["lm_head"] not in file.tensors,
+        "windows": layer_windows(keys, layers, context, window_period),
     }
+
+
+def layer_windows(keys: GGUFKeys, layers: int, context: int, period: int | None) -> tuple[int, ...]:
+    """ModelConfig's `windows`. Which layers have the file's window is said by a list of booleans, or by a period.
+
+    `period` holds where the file says neither; None: such a file is refused, unless the window is the whole context.
+    """
+    window = min(keys.integer(WINDOW, 0), context)
+    if window <= 0 or layers > len(
+        keys.file.tensors
+    ):  # a corrupt count of layers is refused with the tensors
+        return ()
+    local = keys.flags(WINDOW_PATTERN, layers)
+    if local is None:
+        stated = keys.integer(WINDOW_PATTERN, -1 if period is None else period)
+        if stated < 0:
+            if window == context:
+                return ()
+            raise keys.wrong(WINDOW, window, f"only the whole context, or a window with {WINDOW_PATTERN},")
+        local = local_layers(layers, stated)
+    return tuple(window if is_local else 0 for is_local in local)
+
+
+def local_layers(layers: int, period: int) -> list[bool]:
+    """Which layers have a window, if every `period`-th has none (0: all of them have it)."""
+    return [period == 0 or (layer + 1) % period != 0 for layer in range(layers)]
+
+
+def window_keys(windows: tuple[int, ...], period: int | None) -> dict[str, Value]:
+    """The inverse of `layer_windows`."""
+    if not windows:
+        return {}
+    local = [window > 0 for window in windows]
+    stated: dict[str, Value] = {WINDOW: max(windows)}
+    if period is None or local != local_layers(len(windows), period):
+        stated[WINDOW_PATTERN] = np.array(local)
+    return stated
 
 
 def rope_factors(keys: GGUFKeys, head_dim: int) -> NDArray[np.float32] | None:

@@ -1,6 +1,6 @@
 """The part of a model's configuration that every family writes alike into Hugging Face's config.json."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1, None),
     "quantization_config": (None,),
 }
+
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+MOST_LAYERS = 1 << 16  # more are a corrupt file
 
 
 class HFConfig:
@@ -50,10 +53,26 @@ class HFConfig:
         """The error of an entry whose value Featherback cannot follow."""
         return FeatherbackError(f"The entry {name} of {self.path} is {value!r}, which is not supported.")
 
-    def refuse_window(self, window: int) -> None:
-        """FeatherbackError if attention is limited to a window (0: none) that is shorter than the context."""
-        if 0 < window < self.integer("max_position_embeddings"):
-            raise self.unsupported("sliding_window", window)
+    def windows(self, window: int, is_local: Callable[[int], bool]) -> tuple[int, ...]:
+        """ModelConfig's `windows`. `window` (0: none) is that of the layers that the entry `layer_types` names.
+
+        `is_local` says which these are where there is no such entry.
+        """
+        layers, types = self.integer("num_hidden_layers"), self.entries.get("layer_types")
+        if layers > MOST_LAYERS:
+            raise self.unsupported("num_hidden_layers", layers)
+        if types is None:
+            types = [LOCAL if is_local(layer) else GLOBAL for layer in range(layers)]
+        if (
+            not isinstance(types, list)
+            or len(types) != layers
+            or not {LOCAL, GLOBAL}.issuperset(map(str, types))
+        ):
+            raise self.unsupported("layer_types", types)
+        window = min(window, self.integer("max_position_embeddings"))
+        if window <= 0 or LOCAL not in types:
+            return ()
+        return tuple(window if kind == LOCAL else 0 for kind in types)
 
     def _value(self, entries: Mapping[str, Any], name: str, default: Any) -> Any:
         value = entries.get(name)
@@ -74,17 +93,24 @@ class HFConfig:
         return rope
 
 
-def common_config(config: HFConfig, architecture: str, followed: Collection[str] = ()) -> dict[str, Any]:
+def common_config(
+    config: HFConfig,
+    architecture: str,
+    followed: Collection[str] = (),
+    rope: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Arguments of ModelConfig read alike for every family; FeatherbackError if one is absent or unfit.
 
-    `followed`: entries beyond these that the family reads itself; others must have their neutral values.
+    `followed`: entries beyond these that the family reads itself; others must have their neutral values. `rope`: what
+    the family takes for the entries about rotary embedding, in place of `config.rope()`.
     """
     for name, accepted in NEUTRAL.items():
         if name not in followed and config.entries.get(name, accepted[0]) not in accepted:
             raise config.unsupported(name, config.entries[name])
     width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", width // max(heads, 1))
-    theta = config.number("rope_theta", 10000.0, config.rope())
+    rope = config.rope() if rope is None else rope
+    theta = config.number("rope_theta", 10000.0, rope)
     return {
         "architecture": architecture,
         "hidden_size": width,
@@ -99,12 +125,13 @@ def common_config(config: HFConfig, architecture: str, followed: Collection[str]
         "max_position_embeddings": config.integer("max_position_embeddings"),
         "tie_word_embeddings": config.flag("tie_word_embeddings", False),
         "rope_interleaved": False,
-        "rope_factors": _rope_factors(config, head_dim, theta),
+        "rope_factors": _rope_factors(config, rope, head_dim, theta),
     }
 
 
-def _rope_factors(config: HFConfig, head_dim: int, theta: float) -> NDArray[np.float32] | None:
-    rope = config.rope()
+def _rope_factors(
+    config: HFConfig, rope: Mapping[str, Any], head_dim: int, theta: float
+) -> NDArray[np.float32] | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if rope.get("partial_rotary_factor", 1) != 1:
         raise config.unsupported("partial_rotary_factor", rope["partial_rotary_factor"])
@@ -117,3 +144,11 @@ def _rope_factors(config: HFConfig, head_dim: int, theta: float) -> NDArray[np.f
     if min(scaling.values()) <= 0 or scaling["low_freq_factor"] == scaling["high_freq_factor"]:
         raise config.unsupported("rope_scaling", dict(rope))
     return llama3_factors(head_dim, theta, scaling)
+
+
+def late_windows(config: HFConfig) -> tuple[int, ...]:
+    """ModelConfig's `windows` as Qwen has them: from layer `max_window_layers` on, if `use_sliding_window` is set."""
+    if not config.flag("use_sliding_window", False):
+        return ()
+    first = config.integer("max_window_layers", 28)
+    return config.windows(config.integer("sliding_window", 4096), lambda layer: layer >= first)

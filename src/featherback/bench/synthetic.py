@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from featherback import families
 from featherback.architecture.config import ModelConfig
+from featherback.architecture.gguf_metadata import window_keys
 from featherback.architecture.yardstick import QWEN2_5
 from featherback.bench.random_blocks import random_blocks
 from featherback.errors import FeatherbackError
@@ -95,7 +96,8 @@ def gguf_metadata(config: ModelConfig, name: str) -> dict[str, Value]:
         "rope.freq_base": float(config.rope_theta),
         "rope.dimension_count": config.head_dim,
     }
-    values |= families.family_of(config).gguf_keys(config)
+    family = families.family_of(config)
+    values |= window_keys(config.windows, family.window_period) | family.gguf_keys(config)
     prefixed = {f"{config.architecture}.{key}": value for key, value in values.items()}
     return {"general.architecture": config.architecture, "general.name": name, **prefixed}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from featherback.architecture.config import ModelConfig
@@ -25,6 +26,8 @@ class Family(ABC):
     hf_names: ClassVar[Names] = HF_NAMES
     also_used: ClassVar[tuple[str, ...]] = ()
     """Tensors outside the layers that the configuration is read from."""
+    window_period: ClassVar[int | None] = None
+    """In a GGUF file with a window but no list of its layers: every n-th has none. 0: all have it; None: refused."""
     hf_norm_offset: ClassVar[float] = 0.0
     """What Hugging Face's norm weights lack: its Gemma multiplies by 1 + w. GGUF files hold the sum."""
 
@@ -56,6 +59,13 @@ class Family(ABC):
 def rotary(config: ModelConfig) -> Rotary:
     """The rotation that a configuration's own entries describe."""
     return Rotary(config.rope_theta, config.head_dim, config.rope_interleaved, config.rope_factors)
+
+
+def by_window(config: ModelConfig, block_of: Callable[[int], Block]) -> list[Block]:
+    """The layers in order: `block_of` their window, one object for all that are alike."""
+    windows = config.windows or (0,) * config.num_hidden_layers
+    made = {window: block_of(window) for window in set(windows)}
+    return [made[window] for window in windows]
 
 
 def attention_sizes(config: ModelConfig) -> dict[str, Any]:

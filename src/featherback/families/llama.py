@@ -1,4 +1,4 @@
-"""Llama 2 and 3, Mistral without a sliding window, SmolLM 2, and others that share this architecture."""
+"""Llama 2 and 3, Mistral, SmolLM 2, and others that share this architecture."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from featherback.architecture import hf_config
 from featherback.architecture.config import ModelConfig
 from featherback.architecture.gguf_metadata import ROPE_FREQS, GGUFKeys, common_config, rope_factors
 from featherback.architecture.hf_config import HFConfig
-from featherback.families.base import Family, attention_sizes, mlp_sizes, rotary
+from featherback.families.base import Family, attention_sizes, by_window, mlp_sizes, rotary
 from featherback.layers.attention import Attention
 from featherback.layers.block import Block
 from featherback.layers.glu import GatedUnit
+from featherback.layers.rope import Rotary
 
 MISTRAL_WINDOW = 4096  # what transformers takes where a Mistral's config.json does not say
 
 
 class LlamaBlock(Block):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, turn: Rotary, window: int) -> None:
         super().__init__(
-            Attention(**attention_sizes(config), rotary=rotary(config), bias=config.attention_bias),
+            Attention(**attention_sizes(config), rotary=turn, bias=config.attention_bias, window=window),
             GatedUnit(**mlp_sizes(config), activation="silu"),
         )
 
@@ -26,10 +27,11 @@ class Llama(Family):
     architecture = "llama"
     model_types = ("llama", "mistral")
     also_used = (ROPE_FREQS,)
+    window_period = 0
 
     def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
         """Biases of q, k and v are rare, but allowed."""
-        common = common_config(keys)
+        common = common_config(keys, self.window_period)
         return ModelConfig(
             **common,
             attention_bias=any(self.gguf_names[f"{x}_bias"].format(0) in keys.file.tensors for x in "qkv"),
@@ -38,15 +40,22 @@ class Llama(Family):
         )
 
     def read_hf(self, config: HFConfig) -> ModelConfig:
+        """Every layer of a Mistral has its window, unless that is null."""
+        window = 0
         if config.entries.get("model_type") == "mistral":
-            window = config.entries.get("sliding_window", MISTRAL_WINDOW)
-            config.refuse_window(0 if window is None else config.integer("sliding_window", window))
+            if (types := config.entries.get("layer_types")) is not None:
+                raise config.unsupported("layer_types", types)
+            stated = config.entries.get("sliding_window", MISTRAL_WINDOW)
+            window = 0 if stated is None else config.integer("sliding_window", MISTRAL_WINDOW)
         return ModelConfig(
-            **hf_config.common_config(config, "llama"), attention_bias=config.flag("attention_bias", False)
+            **hf_config.common_config(config, "llama"),
+            attention_bias=config.flag("attention_bias", False),
+            windows=config.windows(window, lambda layer: True),
         )
 
     def blocks(self, config: ModelConfig) -> list[Block]:
-        return [LlamaBlock(config)] * config.num_hidden_layers
+        turn = rotary(config)
+        return by_window(config, lambda window: LlamaBlock(config, turn, window))
 
 
 FAMILY = Llama()
