@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.oracle import random_adapter, reference, reference_model
-from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, TINY_WIDE, tiny, write_tiny
+from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, TINY_QWEN3, TINY_WIDE, tiny, write_tiny
 
 from featherback import models
 from featherback.adapters.lora import LoRA
@@ -25,6 +25,7 @@ CONFIGS = {
     "qwen2": TINY_QWEN2,
     "wide, untied": tiny(TINY_WIDE, tie_word_embeddings=False),
     "mistral": tiny(windows=(7, 7)),
+    "qwen3": TINY_QWEN3,
 }
 
 

@@ -16,6 +16,7 @@ from tests.support.oracle import reference_model
 from tests.support.tiny_models import (
     TINY_LLAMA,
     TINY_QWEN2,
+    TINY_QWEN3,
     TINY_WIDE,
     Types,
     llama3_factors,
@@ -34,6 +35,11 @@ CASES: dict[str, tuple[ModelConfig, Types]] = {
     "qwen2-one-kv-head": (tiny(TINY_QWEN2, num_key_value_heads=1, tie_word_embeddings=False), TensorType.F32),
     "mistral-window": (tiny(TINY_LLAMA, windows=(7, 7)), TensorType.Q4_0),
     "qwen2-late-window": (tiny(TINY_QWEN2, num_hidden_layers=3, windows=(0, 12, 12)), TensorType.Q8_0),
+    "qwen3": (TINY_QWEN3, TensorType.Q4_0),
+    "qwen3-untied-window": (
+        tiny(TINY_QWEN3, tie_word_embeddings=False, num_hidden_layers=3, windows=(0, 7, 7)),
+        TensorType.Q8_0,
+    ),
     "wide-heads": (
         tiny(TINY_WIDE, intermediate_size=768),
         {"": TensorType.Q4_K, "down_proj": TensorType.Q6_K},

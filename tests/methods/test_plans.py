@@ -28,9 +28,10 @@ from featherback.models.model import Model
 from featherback.weights.types import TensorType
 from tests.methods.support import Result, assert_close, assert_equal, errors, with_plan
 from tests.support.oracle import ALL_TARGETS, State
-from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, tiny, write_tiny
+from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, TINY_QWEN3, tiny, write_tiny
 
 TOKENS = 61
+FAMILIES = {"llama": TINY_LLAMA, "qwen2": TINY_QWEN2, "qwen3": TINY_QWEN3}
 KEPT_BOUND = 1.15
 """Of the error of a plan that keeps nothing: two roundings that are alike in size, in another place (measured: 1.10)."""
 TILE_BOUND = {"fp32": 5e-6, "bf16": 1e-2}
@@ -93,7 +94,7 @@ def kept_sets(model: Model) -> list[dict[str, int]]:
 
 
 @pytest.mark.parametrize("chunk", [None, 32])
-@pytest.mark.parametrize("model", [TINY_LLAMA, TINY_QWEN2], indirect=True, ids=["llama", "qwen2"])
+@pytest.mark.parametrize("model", FAMILIES.values(), indirect=True, ids=FAMILIES)
 def test_what_is_kept_changes_no_bit_in_fp32(model: Model, chunk: int | None) -> None:
     batch = Batch.from_sequences([np.random.default_rng(0).integers(0, 1100, n) for n in (40, 1, 20)])
     state, plan = random_state(model), Plan(tokens=TOKENS, compute="fp32", chunk=chunk)
@@ -102,7 +103,7 @@ def test_what_is_kept_changes_no_bit_in_fp32(model: Model, chunk: int | None) ->
         assert_equal(with_plan(model, state, batch, replace(plan, keep=keep)), expected)
 
 
-@pytest.mark.parametrize("model", [TINY_LLAMA, TINY_QWEN2], indirect=True, ids=["llama", "qwen2"])
+@pytest.mark.parametrize("model", FAMILIES.values(), indirect=True, ids=FAMILIES)
 def test_what_is_kept_is_no_less_exact_in_bf16(model: Model) -> None:
     """What is recomputed is so at the bf16 checkpoint; what is kept was computed in float32 and is rounded itself."""
     batch = Batch.from_sequences([np.random.default_rng(0).integers(0, 1100, n) for n in (40, 1, 20)])

@@ -24,12 +24,32 @@ def with_config(**changes: object) -> Callable[[Model], None]:
     return plant
 
 
+def without_norm_of_heads(model: Model) -> None:
+    """Queries and keys go into the rotation as they are."""
+    for block in model.blocks:
+        block.attention.qk_norm = False
+        for name in ("q_norm", "k_norm"):
+            block.vectors.pop(name, None)
+
+
+def scores_scaled_by(scale: float) -> Callable[[Model], None]:
+    """Scores with another scale."""
+
+    def plant(model: Model) -> None:
+        for block in model.blocks:
+            block.attention.scale = scale
+
+    return plant
+
+
 FAULTS: dict[str, tuple[str, Callable[[Model], None]]] = {
     "no fault": ("mistral-window", with_config()),
     "window too long by one": ("mistral-window", with_config(windows=(8, 8))),
     "window too short by one": ("mistral-window", with_config(windows=(6, 6))),
     "window too long by one in the last layer": ("qwen2-late-window", with_config(windows=(0, 12, 13))),
     "window in another layer": ("qwen2-late-window", with_config(windows=(12, 0, 12))),
+    "no norm of heads": ("qwen3", without_norm_of_heads),
+    "head size of hidden_size / heads in the scale": ("qwen3", scores_scaled_by(24**-0.5)),
 }
 """Name: the model's, and what is done to it."""
 

@@ -10,6 +10,7 @@ from tests.support.tiny_models import (
     LLAMA3_ROPE,
     TINY_LLAMA,
     TINY_QWEN2,
+    TINY_QWEN3,
     TINY_WIDE,
     llama3_factors,
     tiny,
@@ -39,6 +40,8 @@ FOLDERS = {
     "qwen2": TINY_QWEN2,
     "wide untied": tiny(TINY_WIDE, tie_word_embeddings=False),
     "mistral": tiny(windows=(7, 7)),
+    "qwen3": TINY_QWEN3,
+    "qwen3, late window": tiny(TINY_QWEN3, tie_word_embeddings=False, windows=(0, 7)),
     "qwen2, late window": tiny(TINY_QWEN2, num_hidden_layers=3, windows=(0, 7, 7)),
 }
 

@@ -7,6 +7,7 @@ import pytest
 from gguf.quants import dequantize
 from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, TINY_WIDE, llama3_factors, tiny, write_tiny
 
+from featherback.bench.synthetic import gguf_metadata
 from featherback.errors import FeatherbackError
 from featherback.models import ModelConfig, load
 from featherback.weights.types import TensorType
@@ -204,6 +205,13 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         named("blk.0.attn_output.bias", 96),
         "not part of a supported llama model.*: 'blk.0.attn_output.bias'",
     ),
+    "no q norm": (
+        TINY_QWEN2,
+        {key.replace("qwen2", "qwen3"): value for key, value in gguf_metadata(TINY_QWEN2, "").items()}
+        | {"general.architecture": "qwen3"},
+        (),
+        "does not fit its configuration: not part of .*attn_q.bias.*blk.0.attn_q_norm.weight .* is missing",
+    ),
     "q norm": (
         TINY_QWEN2,
         {},
@@ -304,7 +312,6 @@ def test_windows_that_cannot_be() -> None:
 
 
 def test_norms_of_a_strange_type_fail_at_load(tmp_path: Path) -> None:
-    from featherback.bench.synthetic import gguf_metadata
     from featherback.weights.gguf import GGUFFile
     from featherback.weights.writer import tensor_of_bytes, write_gguf
 

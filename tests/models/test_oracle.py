@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 from tests.support.oracle import random_adapter, reference, reference_model
-from tests.support.tiny_models import LLAMA3_ROPE, TINY_LLAMA, TINY_QWEN2, llama3_factors, tiny, write_tiny
+from tests.support.tiny_models import (
+    LLAMA3_ROPE,
+    TINY_LLAMA,
+    TINY_QWEN2,
+    TINY_QWEN3,
+    llama3_factors,
+    tiny,
+    write_tiny,
+)
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -24,7 +32,15 @@ def as_transformers_loads_it(path: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
 
 
-@pytest.mark.parametrize("config", [TINY_LLAMA, TINY_QWEN2, tiny(tie_word_embeddings=False)])
+AS_READ = {
+    "llama": TINY_LLAMA,
+    "llama untied": tiny(tie_word_embeddings=False),
+    "qwen2": TINY_QWEN2,
+    "qwen3": tiny(TINY_QWEN3, head_dim=128),  # which is what transformers takes, whatever the file says
+}
+
+
+@pytest.mark.parametrize("config", AS_READ.values(), ids=AS_READ)
 def test_same_model_as_transformers_loads(tmp_path: Path, config: object) -> None:
     path = write_tiny(tmp_path / "a.gguf", config, TensorType.Q8_0)  # type: ignore[arg-type]
     ours, theirs = (logits(load(path), TOKENS[0]) for load in (reference_model, as_transformers_loads_it))

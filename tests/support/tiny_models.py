@@ -41,6 +41,7 @@ TINY_QWEN2 = replace(
     attention_bias=True,
     rope_interleaved=False,
 )
+TINY_QWEN3 = replace(TINY_QWEN2, architecture="qwen3", attention_bias=False, head_dim=32)
 # Rows that fill the 256-weight blocks of the K formats; head_dim is not hidden_size / heads.
 TINY_WIDE = replace(TINY_LLAMA, hidden_size=256, intermediate_size=512, num_attention_heads=8, head_dim=64)
 
