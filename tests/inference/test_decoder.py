@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 from tests.support.oracle import random_adapter, reference, reference_model
-from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, TINY_QWEN3, TINY_WIDE, tiny, write_tiny
+from tests.support.tiny_models import (
+    TINY_GEMMA3,
+    TINY_LLAMA,
+    TINY_QWEN2,
+    TINY_QWEN3,
+    TINY_WIDE,
+    tiny,
+    write_tiny,
+)
 
 from featherback import models
 from featherback.adapters.lora import LoRA
@@ -26,6 +34,7 @@ CONFIGS = {
     "wide, untied": tiny(TINY_WIDE, tie_word_embeddings=False),
     "mistral": tiny(windows=(7, 7)),
     "qwen3": TINY_QWEN3,
+    "gemma3": TINY_GEMMA3,
 }
 
 

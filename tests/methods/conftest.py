@@ -14,6 +14,7 @@ from featherback.models.model import Model
 from featherback.weights.types import TensorType
 from tests.support.oracle import reference_model
 from tests.support.tiny_models import (
+    TINY_GEMMA3,
     TINY_LLAMA,
     TINY_QWEN2,
     TINY_QWEN3,
@@ -39,6 +40,17 @@ CASES: dict[str, tuple[ModelConfig, Types]] = {
     "qwen3-untied-window": (
         tiny(TINY_QWEN3, tie_word_embeddings=False, num_hidden_layers=3, windows=(0, 7, 7)),
         TensorType.Q8_0,
+    ),
+    "gemma3": (TINY_GEMMA3, TensorType.Q8_0),
+    "gemma3-wide-window": (
+        tiny(
+            TINY_GEMMA3,
+            tie_word_embeddings=False,
+            windows=(512,) * 5 + (0, 512),
+            attention_softcap=0.0,
+            rope_divisor=1.0,
+        ),
+        TensorType.Q4_1,
     ),
     "wide-heads": (
         tiny(TINY_WIDE, intermediate_size=768),

@@ -28,10 +28,10 @@ from featherback.models.model import Model
 from featherback.weights.types import TensorType
 from tests.methods.support import Result, assert_close, assert_equal, errors, with_plan
 from tests.support.oracle import ALL_TARGETS, State
-from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, TINY_QWEN3, tiny, write_tiny
+from tests.support.tiny_models import TINY_GEMMA3, TINY_LLAMA, TINY_QWEN2, TINY_QWEN3, tiny, write_tiny
 
 TOKENS = 61
-FAMILIES = {"llama": TINY_LLAMA, "qwen2": TINY_QWEN2, "qwen3": TINY_QWEN3}
+FAMILIES = {"llama": TINY_LLAMA, "qwen2": TINY_QWEN2, "qwen3": TINY_QWEN3, "gemma3": TINY_GEMMA3}
 KEPT_BOUND = 1.15
 """Of the error of a plan that keeps nothing: two roundings that are alike in size, in another place (measured: 1.10)."""
 TILE_BOUND = {"fp32": 5e-6, "bf16": 1e-2}

@@ -42,6 +42,22 @@ def scores_scaled_by(scale: float) -> Callable[[Model], None]:
     return plant
 
 
+def without_final_cap(model: Model) -> None:
+    """Logits as they are."""
+    model.head = replace(model.head, softcap=0.0)
+
+
+def without_embedding_scale(model: Model) -> None:
+    """Embeddings as they are stored."""
+    model.embedding_scale = 1.0
+
+
+def with_silu(model: Model) -> None:
+    """Another activation."""
+    for block in model.blocks:
+        block.mlp.activation = "silu"
+
+
 FAULTS: dict[str, tuple[str, Callable[[Model], None]]] = {
     "no fault": ("mistral-window", with_config()),
     "window too long by one": ("mistral-window", with_config(windows=(8, 8))),
@@ -50,6 +66,16 @@ FAULTS: dict[str, tuple[str, Callable[[Model], None]]] = {
     "window in another layer": ("qwen2-late-window", with_config(windows=(12, 0, 12))),
     "no norm of heads": ("qwen3", without_norm_of_heads),
     "head size of hidden_size / heads in the scale": ("qwen3", scores_scaled_by(24**-0.5)),
+    "rotary bases swapped": ("gemma3", with_config(rope_theta=5000.0, local_theta=1e6)),
+    "local layers scaled as well": ("gemma3", with_config(local_theta=5000.0 * 8 ** (32 / 30))),
+    "global layers not scaled": ("gemma3", with_config(rope_divisor=1.0)),
+    "pattern of five": ("gemma3", with_config(windows=(7, 7, 7, 7, 0, 7, 7))),
+    "local window too long by one": ("gemma3", with_config(windows=(8, 8, 8, 8, 8, 0, 8))),
+    "scores by the head size": ("gemma3", with_config(attention_scale=32**-0.5)),
+    "scores not capped": ("gemma3", with_config(attention_softcap=0.0)),
+    "logits not capped": ("gemma3", without_final_cap),
+    "embeddings not scaled": ("gemma3", without_embedding_scale),
+    "SiLU": ("gemma3", with_silu),
 }
 """Name: the model's, and what is done to it."""
 

@@ -8,6 +8,7 @@ import torch
 from tests.support.oracle import reference_model
 from tests.support.tiny_models import (
     LLAMA3_ROPE,
+    TINY_GEMMA3,
     TINY_LLAMA,
     TINY_QWEN2,
     TINY_QWEN3,
@@ -16,10 +17,11 @@ from tests.support.tiny_models import (
     tiny,
     write_tiny,
 )
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 from featherback.architecture.permute import gguf_to_hf_rows
 from featherback.errors import FeatherbackError
+from featherback.families.gemma3 import Gemma3Config
 from featherback.models import ModelConfig, load
 from featherback.weights.types import TensorType
 
@@ -41,6 +43,8 @@ FOLDERS = {
     "wide untied": tiny(TINY_WIDE, tie_word_embeddings=False),
     "mistral": tiny(windows=(7, 7)),
     "qwen3": TINY_QWEN3,
+    "gemma3": TINY_GEMMA3,
+    "gemma3, untied": tiny(TINY_GEMMA3, tie_word_embeddings=False, rope_divisor=1.0, final_softcap=0.0),
     "qwen3, late window": tiny(TINY_QWEN3, tie_word_embeddings=False, windows=(0, 7)),
     "qwen2, late window": tiny(TINY_QWEN2, num_hidden_layers=3, windows=(0, 7, 7)),
 }
@@ -101,7 +105,7 @@ def edit(folder: Path, changes: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    made = {"llama": TINY_LLAMA, "qwen2": TINY_QWEN2}
+    made = {"llama": TINY_LLAMA, "qwen2": TINY_QWEN2, "gemma3": TINY_GEMMA3}
     return {name: folder_and_gguf(tmp_path_factory.mktemp(name), c)[0] for name, c in made.items()}
 
 
@@ -156,6 +160,31 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "flag": ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings .* is 'yes'"),
     "shape": ("llama", {"vocab_size": 102}, r"embed_tokens.weight has shape \(101, 96\)"),
     "untied": ("llama", {"tie_word_embeddings": False}, "lm_head.weight .* is missing"),
+    "gemma3 with images": (
+        "gemma3",
+        {"model_type": "gemma3"},
+        "Gemma 3 with its image part; use a text-only",
+    ),
+    "gemma3 in both directions": ("gemma3", {"use_bidirectional_attention": True}, "bidirectional"),
+    "gemma3's activation": ("gemma3", {"hidden_activation": "gelu"}, "hidden_activation .* 'gelu'"),
+    "gemma3's scale": ("gemma3", {"query_pre_attn_scalar": 0}, "attention_scale is inf"),
+    "gemma3's cap": ("gemma3", {"final_logit_softcapping": -1.0}, "final_softcap is -1.0"),
+    "gemma3's scaling": (
+        "gemma3",
+        {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 8.0}}},
+        "rope_type .* 'yarn'",
+    ),
+    "gemma3's scaling of local layers": (
+        "gemma3",
+        {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 8.0}}},
+        "rope_type of local layers .* 'linear'",
+    ),
+    "gemma3's divisor": (
+        "gemma3",
+        {"rope_parameters": {"full_attention": {"rope_type": "linear"}}},
+        "rope_divisor is 0",
+    ),
+    "gemma3, one rope for all": ("gemma3", {"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters"),
     "biases": ("llama", {"attention_bias": True}, "self_attn.q_proj.bias .* is missing"),
 }
 
@@ -181,6 +210,45 @@ def test_what_changes_nothing_is_accepted(folders: dict[str, Path], tmp_path: Pa
     family, changes = ACCEPTED[case]
     config = load(changed(folders, tmp_path, family, changes)).config
     assert (config.architecture, config.rope_theta) == (family, 10_000 if family == "llama" else 1e6)
+
+
+GEMMA3_BEFORE: dict[str, Any] = {  # transformers 5
+    "rope_parameters": None,
+    "layer_types": None,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 5000.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "sliding_window_pattern": 6,
+}
+
+
+def test_gemma3_as_it_was_written_before(folders: dict[str, Path], tmp_path: Path) -> None:
+    before, after = load(changed(folders, tmp_path, "gemma3", GEMMA3_BEFORE)), load(folders["gemma3"])
+    assert vars(before.config) == vars(after.config)
+
+
+def test_gemma3_where_config_json_does_not_say(folders: dict[str, Path], tmp_path: Path) -> None:
+    """As transformers reads the same entries."""
+    changes = dict.fromkeys(GEMMA3_BEFORE) | {
+        "sliding_window": None,
+        "query_pre_attn_scalar": None,
+        "final_logit_softcapping": None,
+        "tie_word_embeddings": None,
+        "max_position_embeddings": None,
+    }
+    folder = changed(folders, tmp_path, "gemma3", changes)
+    entries = {k: v for k, v in json.loads((folder / "config.json").read_text()).items() if v is not None}
+    theirs, ours = Gemma3TextConfig(**entries), load(folder).config
+    assert isinstance(ours, Gemma3Config)
+    assert ours.windows == tuple(
+        theirs.sliding_window if kind == "sliding_attention" else 0 for kind in theirs.layer_types
+    )
+    assert ours.rope_theta == theirs.rope_parameters["full_attention"]["rope_theta"]
+    assert ours.local_theta == theirs.rope_parameters["sliding_attention"]["rope_theta"]
+    assert ours.attention_scale == theirs.query_pre_attn_scalar**-0.5
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.max_position_embeddings == theirs.max_position_embeddings
+    assert (ours.rope_divisor, ours.final_softcap) == (1.0, 0.0)
 
 
 WINDOWS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {

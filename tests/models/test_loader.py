@@ -5,11 +5,21 @@ import gguf
 import numpy as np
 import pytest
 from gguf.quants import dequantize
-from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, TINY_WIDE, llama3_factors, tiny, write_tiny
+from tests.support.tiny_models import (
+    TINY_GEMMA3,
+    TINY_LLAMA,
+    TINY_QWEN2,
+    TINY_WIDE,
+    llama3_factors,
+    tiny,
+    write_tiny,
+)
 
 from featherback.bench.synthetic import gguf_metadata
 from featherback.errors import FeatherbackError
+from featherback.families.gemma3 import Gemma3Config
 from featherback.models import ModelConfig, load
+from featherback.weights.gguf import GGUFFile
 from featherback.weights.types import TensorType
 from featherback.weights.writer import OutTensor, Value, tensor_of_array
 
@@ -205,6 +215,13 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         named("blk.0.attn_output.bias", 96),
         "not part of a supported llama model.*: 'blk.0.attn_output.bias'",
     ),
+    "gemma3's scaling": (
+        TINY_GEMMA3,
+        {"gemma3.rope.scaling.type": "yarn"},
+        (),
+        "rope.scaling.type .* is 'yarn'; only 'linear'",
+    ),
+    "gemma3's local base": (TINY_GEMMA3, {"gemma3.rope.freq_base_swa": 0.0}, (), "local_theta is 0.0"),
     "no q norm": (
         TINY_QWEN2,
         {key.replace("qwen2", "qwen3"): value for key, value in gguf_metadata(TINY_QWEN2, "").items()}
@@ -305,6 +322,27 @@ def test_windows(tmp_path: Path, case: str) -> None:
     assert [block.attention.window for block in model.blocks] == list(expected or (0, 0))
 
 
+UNSAID: dict[str, Value] = {
+    "gemma3.attention.scale": 0.0,
+    "gemma3.rope.scaling.type": "none",
+    "gemma3.final_logit_softcapping": 0.0,
+}
+
+
+@pytest.mark.parametrize(("layers", "scale"), [(7, 32**-0.5), (62, 24**-0.5)])
+def test_gemma3_where_the_file_does_not_say(tmp_path: Path, layers: int, scale: float) -> None:
+    """As llama.cpp takes it: by the head size, but in the 27B model, which has 62 layers."""
+    pattern = ((9,) * 5 + (0,)) * 11
+    config = tiny(TINY_GEMMA3, num_hidden_layers=layers, windows=pattern[:layers], hidden_size=96)
+    path = write_tiny(tmp_path / "a.gguf", config, metadata=UNSAID)
+    assert "gemma3.attention.sliding_window_pattern" not in GGUFFile(path).arrays
+    found = load(path).config
+    assert isinstance(found, Gemma3Config)
+    assert found.windows == pattern[:layers]
+    assert found.attention_scale == np.float32(scale)
+    assert (found.rope_divisor, found.final_softcap) == (1.0, 0.0)
+
+
 def test_windows_that_cannot_be() -> None:
     for windows in ((7,), (7, -1)):
         with pytest.raises(FeatherbackError, match="attention windows are"):
@@ -312,7 +350,6 @@ def test_windows_that_cannot_be() -> None:
 
 
 def test_norms_of_a_strange_type_fail_at_load(tmp_path: Path) -> None:
-    from featherback.weights.gguf import GGUFFile
     from featherback.weights.writer import tensor_of_bytes, write_gguf
 
     good = GGUFFile(write_tiny(tmp_path / "good.gguf"))

@@ -8,6 +8,7 @@ import torch
 from tests.support.oracle import random_adapter, reference, reference_model
 from tests.support.tiny_models import (
     LLAMA3_ROPE,
+    TINY_GEMMA3,
     TINY_LLAMA,
     TINY_QWEN2,
     TINY_QWEN3,
@@ -37,6 +38,15 @@ AS_READ = {
     "llama untied": tiny(tie_word_embeddings=False),
     "qwen2": TINY_QWEN2,
     "qwen3": tiny(TINY_QWEN3, head_dim=128),  # which is what transformers takes, whatever the file says
+    "gemma3": tiny(  # transformers reads no more of it
+        TINY_GEMMA3,
+        head_dim=256,
+        attention_scale=1 / 16,
+        local_theta=10_000.0,
+        rope_divisor=1.0,
+        attention_softcap=0.0,
+        final_softcap=0.0,
+    ),
 }
 
 

@@ -12,6 +12,7 @@ from featherback.architecture.config import ModelConfig
 from featherback.architecture.gguf_metadata import ROPE_FREQS
 from featherback.bench.random_blocks import random_blocks
 from featherback.bench.synthetic import gguf_metadata
+from featherback.families.gemma3 import Gemma3Config
 from featherback.models.layout import layer_shapes, top_shapes
 from featherback.weights.types import TensorType
 from featherback.weights.writer import OutTensor, Value, tensor_of_array, tensor_of_bytes, write_gguf
@@ -42,6 +43,29 @@ TINY_QWEN2 = replace(
     rope_interleaved=False,
 )
 TINY_QWEN3 = replace(TINY_QWEN2, architecture="qwen3", attention_bias=False, head_dim=32)
+# Everything that Gemma 3 may set. Its seventh layer begins the pattern anew.
+TINY_GEMMA3 = Gemma3Config(
+    architecture="gemma3",
+    hidden_size=96,
+    intermediate_size=160,
+    num_hidden_layers=7,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    vocab_size=101,
+    rms_norm_eps=1e-6,
+    rope_theta=1e6,
+    max_position_embeddings=512,
+    tie_word_embeddings=True,
+    attention_bias=False,
+    rope_interleaved=False,
+    windows=(7, 7, 7, 7, 7, 0, 7),
+    local_theta=5000.0,
+    rope_divisor=8.0,
+    attention_scale=float(np.float32(20**-0.5)),  # query_pre_attn_scalar is not head_dim
+    attention_softcap=3.0,
+    final_softcap=2.0,
+)
 # Rows that fill the 256-weight blocks of the K formats; head_dim is not hidden_size / heads.
 TINY_WIDE = replace(TINY_LLAMA, hidden_size=256, intermediate_size=512, num_attention_heads=8, head_dim=64)
 
