@@ -72,6 +72,8 @@ def _normal_pieces(key: tuple[int, ...], n: int) -> Iterator[tuple[slice, Float3
         )  # (0, 1]
         np.sqrt(-2 * np.log(radius), out=radius)
         angle = (words & np.uint64(0xFFFFFF)).astype(np.float32) * np.float32(2 * np.pi * 2.0**-24)
-        yield slice(first, first + words.size), radius * np.cos(angle)
-        second = slice(half + first, min(n, half + first + words.size))  # one fewer at the end of an odd n
+        count = words.size
+        del words
+        yield slice(first, first + count), radius * np.cos(angle)
+        second = slice(half + first, min(n, half + first + count))  # one fewer at the end of an odd n
         yield second, (radius * np.sin(angle))[: second.stop - second.start]

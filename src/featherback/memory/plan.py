@@ -28,7 +28,7 @@ class Plan:
     mlp_tile: int = 2 * MLP_STEP  # columns of F at a time
     vocab_tile: int = 1024  # columns of the vocabulary at a time
     keep_h: bool = True  # keep the T x rank LoRA products between recomputation and gradient
-    keep: Mapping[str, int] = field(default_factory=dict)
+    keep: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Intermediate of a block -> in how many layers, from the first, it stays from the forward to the backward pass."""
     checkpoints: Place = "ram"  # where block inputs wait for the backward pass
     states: Place = "ram"  # where LoRA parameters, gradients and optimiser states live
