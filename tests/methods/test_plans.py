@@ -33,7 +33,7 @@ from tests.support.tiny_models import TINY_GEMMA3, TINY_LLAMA, TINY_QWEN2, TINY_
 TOKENS = 61
 FAMILIES = {"llama": TINY_LLAMA, "qwen2": TINY_QWEN2, "qwen3": TINY_QWEN3, "gemma3": TINY_GEMMA3}
 KEPT_BOUND = 1.15
-"""Of the error of a plan that keeps nothing: two roundings that are alike in size, in another place (measured: 1.10)."""
+"""Of the error of a plan that keeps nothing: as large a rounding, in another place (measured: 1.10)."""
 TILE_BOUND = {"fp32": 5e-6, "bf16": 1e-2}
 """Relative, of each tensor's norm, between tilings of one and the same arithmetic."""
 
