@@ -92,7 +92,7 @@ def _has_vocabulary(path: str) -> bool:
 
 
 def serve(pipe: Connection, side: str, arguments: tuple[Any, ...], cpu_time: bool) -> None:
-    """Measure one thing a message: the tokens a second of a prefill of n tokens, or with n = 0 of decoding."""
+    """Measure one thing per message: the tokens per second of a prefill of n tokens, or with n = 0 of decoding."""
     clock = time.process_time if cpu_time else time.perf_counter
     runner, rng = SIDES[side](*arguments), np.random.default_rng(0)
     while (count := pipe.recv()) is not None:

@@ -47,7 +47,7 @@ def main() -> None:
         seconds.append(clock() - start)
     ours = sorted(seconds)[10]
     gigabytes = sum(w.nbytes for w in stored) / 1e9
-    print(f"{kernels.describe()}: {ours * 1e3:.2f} ms a token, {gigabytes / ours:.1f} GB/s")
+    print(f"{kernels.describe()}: {ours * 1e3:.2f} ms per token, {gigabytes / ours:.1f} GB/s")
 
 
 if __name__ == "__main__":

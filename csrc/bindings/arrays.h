@@ -76,7 +76,7 @@ struct PyMatrix {
     const uint8_t *begin = nullptr, *end = nullptr;  // of that map
 };
 
-using PyCost = std::pair<double, int64_t>;  // floating-point operations, bytes of scratch a thread
+using PyCost = std::pair<double, int64_t>;  // floating-point operations, bytes of scratch per thread
 inline PyCost as_pair(const Cost& cost) { return {cost.flops, cost.scratch_bytes}; }
 
 void bind_matrix(nb::module_& m);

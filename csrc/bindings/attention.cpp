@@ -120,10 +120,10 @@ void bind_attention(nb::module_& m) {
           "dq and (+)= dk, dv from dout; delta (H, Tq) is scratch; p as attention left it");
     m.def("attention_cost", &attention_cost, nb::arg("cu_q"), nb::arg("cu_k"), nb::arg("heads"), nb::arg("kv_heads"),
           nb::arg("head_dim"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f, nb::arg("backward_follows") = true,
-          "(floating-point operations, bytes of scratch a thread); backward_follows: lse or p is wanted");
+          "(floating-point operations, bytes of scratch per thread); backward_follows: lse or p is wanted");
     m.def("attention_backward_cost", &attention_backward_cost, nb::arg("cu_q"), nb::arg("cu_k"), nb::arg("heads"),
           nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f,
-          "(floating-point operations, bytes of scratch a thread)");
+          "(floating-point operations, bytes of scratch per thread)");
 }
 
 }  // namespace fb

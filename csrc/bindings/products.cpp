@@ -107,17 +107,16 @@ void bind_products(nb::module_& m) {
           nb::arg("accumulate") = false, "h (T, r) (+)= scale * x (T, K) a (r, K)^T");
     m.def("lora_gradient", &lora_gradient, nb::arg("dh"), nb::arg("x"), nb::arg("da"), nb::arg("scale") = 1.0f,
           nb::arg("accumulate") = false, "da (r, K) (+)= scale * dh (T, r)^T x (T, K)");
-    m.def(
-        "linear_cost", &linear_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("rank"),
-        nb::arg("bf16"), nb::arg("type") = 0,
-        "(floating-point operations, bytes of scratch a thread); type: of the stored weight, which matters up to four "
-        "tokens");
+    m.def("linear_cost", &linear_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("rank"),
+          nb::arg("bf16"), nb::arg("type") = 0,
+          "(floating-point operations, bytes of scratch per thread); type: of the stored weight, which matters up to "
+          "four tokens");
     m.def("linear_backward_cost", &linear_backward_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("outputs"),
-          nb::arg("rank"), nb::arg("bf16"), "(floating-point operations, bytes of scratch a thread)");
+          nb::arg("rank"), nb::arg("bf16"), "(floating-point operations, bytes of scratch per thread)");
     m.def("lora_in_cost", &lora_in_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("rank"),
-          "(floating-point operations, bytes of scratch a thread)");
+          "(floating-point operations, bytes of scratch per thread)");
     m.def("lora_gradient_cost", &lora_gradient_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("rank"),
-          "(floating-point operations, bytes of scratch a thread)");
+          "(floating-point operations, bytes of scratch per thread)");
     m.def("gather_rows", &gather_rows, nb::arg("w"), nb::arg("ids"), nb::arg("out"), "out (n, D) = rows ids of W");
     m.def("dequantize", &dequantize, nb::arg("w"), nb::arg("out"), "out (rows, cols) = W");
 }

@@ -92,7 +92,7 @@ FB_INLINE constexpr void with_type(TensorType type, const Body& body) {
 }
 
 struct BlockShape {
-    int weights;  // weights a block holds; none for a number that no type has
+    int weights;  // weights in a block; 0 for a number that no type has
     int bytes;
 };
 

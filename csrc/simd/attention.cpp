@@ -1,4 +1,4 @@
-// Causal attention in tiles of keys and queries: no T x T array, one number a row (log-sum-exp) for the backward.
+// Causal attention in tiles of keys and queries: no T x T array, one number per row (log-sum-exp) for the backward.
 #include <cmath>
 
 #include "simd/attention_few.h"
@@ -178,7 +178,7 @@ void multiply(int64_t floats, const float* factors, float* x) {
     for (int64_t i = 0; i < floats; i += kLanes) store(x + i, load(x + i) * load(factors + i));
 }
 
-// A transposed tile's place in the full array of probabilities, a row a query.
+// A transposed tile's place in the full array of probabilities, a row per query.
 void keep_tile(const View& p, int64_t row, int64_t queries, int64_t key, int64_t keys, const float* tile_t) {
     for (int64_t i = 0; i < queries; i++)
         for (int64_t j = 0; j < keys; j++) p.row<float>(row + i)[key + j] = tile_t[j * kOwn + i];

@@ -1,6 +1,6 @@
 // The product every linear layer is made of: out (T, N) (+)= sum over segments of x_s (T, R_s) W_s, where W_s is a
 // stored weight read along or down its rows. Weights are unpacked into a panel that fits the first-level cache and
-// used for all T rows at once, so each weight is unpacked exactly once a call.
+// used for all T rows at once, so each weight is unpacked exactly once per call.
 #pragma once
 #include "simd/micro_bf16.h"
 #include "simd/pack.h"
@@ -33,7 +33,7 @@ void pack_panel(const Segment& s, int64_t col, int64_t lanes, int64_t first, int
 }
 
 // The stored bytes the next panel will be packed from. They are touched while the current one is multiplied, a few
-// rows a tile: the strides are too long and the stretches too short for the hardware to run ahead by itself.
+// rows per tile: the strides are too long and the stretches too short for the hardware to run ahead by itself.
 struct Ahead {
     const uint8_t* row = nullptr;
     int64_t rows = 0, row_bytes = 0, span = 0;
@@ -74,7 +74,7 @@ void multiply_panel(const Stretch& stretch, const typename Tile::Element* panel,
     const Part body = stretch.body, tail = stretch.tail;
     alignas(64) typename Tile::Operand buffers[2][Tile::rows * Tile::depth];
     alignas(64) float edge[Tile::rows * Tile::cols];
-    const int64_t share = ahead.rows * Tile::rows / (t1 - t0) + 1;  // weight rows to touch a tile
+    const int64_t share = ahead.rows * Tile::rows / (t1 - t0) + 1;  // weight rows to touch per tile
     for (int64_t t = t0; t < t1; t += Tile::rows) {
         ahead.fetch(share);
         if (!add)  // the first pass over the output: have the next tile's lines at hand when they are written

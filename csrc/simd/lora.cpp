@@ -34,7 +34,7 @@ FB_INLINE void dot_rows(const X* x, int64_t ldx, const float* a, int64_t lda, in
         for (int j = 0; j < R; j++) acc[i * ldacc + j] = local[i][j];
 }
 
-// A vector of sums a cell, and the cells.
+// A vector of sums per cell, and the cells.
 int64_t in_scratch(int64_t rows, int64_t rank) {
     return round_up(rows * rank, kLanes) * int64_t(sizeof(Vec) + sizeof(float));
 }

@@ -111,17 +111,17 @@ def lora_gradient(dh: Annotated[NDArray, dict(device='cpu', writable=False)], x:
 
 def linear_cost(tokens: int, inputs: int, outputs: int, rank: int, bf16: bool, type: int = 0) -> tuple[float, int]:
     """
-    (floating-point operations, bytes of scratch a thread); type: of the stored weight, which matters up to four tokens
+    (floating-point operations, bytes of scratch per thread); type: of the stored weight, which matters up to four tokens
     """
 
 def linear_backward_cost(tokens: int, inputs: int, outputs: int, rank: int, bf16: bool) -> tuple[float, int]:
-    """(floating-point operations, bytes of scratch a thread)"""
+    """(floating-point operations, bytes of scratch per thread)"""
 
 def lora_in_cost(tokens: int, inputs: int, rank: int) -> tuple[float, int]:
-    """(floating-point operations, bytes of scratch a thread)"""
+    """(floating-point operations, bytes of scratch per thread)"""
 
 def lora_gradient_cost(tokens: int, inputs: int, rank: int) -> tuple[float, int]:
-    """(floating-point operations, bytes of scratch a thread)"""
+    """(floating-point operations, bytes of scratch per thread)"""
 
 def gather_rows(w: Matrix, ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')]) -> None:
     """out (n, D) = rows ids of W"""
@@ -141,11 +141,11 @@ def attention_backward(dout: Annotated[NDArray, dict(device='cpu', writable=Fals
 
 def attention_cost(cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], heads: int, kv_heads: int, head_dim: int, window: int = 0, softcap: float = 0.0, backward_follows: bool = True) -> tuple[float, int]:
     """
-    (floating-point operations, bytes of scratch a thread); backward_follows: lse or p is wanted
+    (floating-point operations, bytes of scratch per thread); backward_follows: lse or p is wanted
     """
 
 def attention_backward_cost(cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], heads: int, kv_heads: int, head_dim: int, window: int = 0, softcap: float = 0.0) -> tuple[float, int]:
-    """(floating-point operations, bytes of scratch a thread)"""
+    """(floating-point operations, bytes of scratch per thread)"""
 
 def rms_norm(x: Annotated[NDArray, dict(device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], eps: float, out: Annotated[NDArray, dict(device='cpu')], accumulate: bool = False) -> None:
     """

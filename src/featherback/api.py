@@ -43,7 +43,7 @@ def gradients(
     method: str = "mesp",
     compute: str = "fp32",
 ) -> tuple[float, dict[str, npt.NDArray[np.float32]]]:
-    """The mean loss (nats a token) and its gradient with respect to every LoRA matrix.
+    """The mean loss (nats per token) and its gradient with respect to every LoRA matrix.
 
     `tokens`: ids (T,), or a list of such sequences, which do not see each other. `labels`: aligned with the
     tokens, -100 = not trained; None = every next token. The gradients have Hugging Face's names and layout:

@@ -67,7 +67,7 @@ def test_detect_complains(tmp_path):
     [
         (b"{'text': 'a'}", "not valid JSON: Expecting property name enclosed in double quotes at column 2"),
         (b'{"text": "a"', "not valid JSON"),
-        (b'[{"text": "a"},', "Write one object a line"),
+        (b'[{"text": "a"},', "Write one object per line"),
         (b'"text"', "expected a JSON object, found a string"),
         (b"\xff\xfe", "not UTF-8"),
         (b"[" * 100_000, "not valid JSON"),

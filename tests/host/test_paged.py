@@ -68,7 +68,7 @@ def test_a_file_keeps_its_pages_out_of_the_process(tmp_path: Path) -> None:
 
 
 def test_rows_larger_than_a_system_call_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linux moves at most 2 GiB a call; here a call moves 1001 bytes, which is no whole number of floats either."""
+    """Linux moves at most 2 GiB per call; here a call moves 1001 bytes, which is no whole number of floats either."""
     pwrite, preadv, limit = os.pwrite, os.preadv, 1001
     monkeypatch.setattr("os.pwrite", lambda file, data, at: pwrite(file, data[:limit], at))
     monkeypatch.setattr("os.preadv", lambda file, buffers, at: preadv(file, [buffers[0][:limit]], at))

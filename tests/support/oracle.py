@@ -63,7 +63,7 @@ class Reference:
 
     loss: float  # mean over the supervised tokens of all sequences together
     grads: State  # Hugging Face names and layout, float32
-    logits: list[np.ndarray]  # (T, vocab) a sequence
+    logits: list[np.ndarray]  # (T, vocab) per sequence
 
 
 def reference_model(path: str | Path) -> PreTrainedModel:

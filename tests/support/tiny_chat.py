@@ -20,7 +20,7 @@ N_VOCAB = 256 + len(CONTROL)
 
 
 def byte_level_metadata() -> dict[str, Value]:
-    """GGUF metadata of a tokenizer with one token a byte, no merges, and the control tokens of ChatML."""
+    """GGUF metadata of a tokenizer with one token per byte, no merges, and the control tokens of ChatML."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2's printable names of bytes
     names = {byte: chr(byte) for byte in plain}
     names |= {byte: chr(256 + i) for i, byte in enumerate(b for b in range(256) if b not in names)}

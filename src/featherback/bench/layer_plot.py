@@ -17,7 +17,7 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class Panel:
-    """One quantity: label -> a value a layer. `ticks`: of a linear axis; none: a logarithmic one, with room for 0."""
+    """One quantity: label -> a value per layer. `ticks`: of a linear axis; none: a logarithmic one, with room for 0."""
 
     title: str
     lines: Mapping[str, Sequence[float]]

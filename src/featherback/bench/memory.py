@@ -164,7 +164,7 @@ def _paper_table(rows: list[Row], key: Callable[[Setting], str]) -> str:
         "footprint MB",
         "RSS MB",
         "published s",
-        "s a step",
+        "s per step",
         "goal MB (RSS)",
     ]
     ordered = sorted(rows, key=lambda row: (row.setting.tokens, row.setting.rank))
@@ -207,7 +207,7 @@ def _kept_table(kept: dict[bool, Measured]) -> str:
                 f"{measured.step_seconds:.2f}",
             ]
         )
-    return table(["h", "published MB", "footprint MB", "published s", "s a step"], lines)
+    return table(["h", "published MB", "footprint MB", "published s", "s per step"], lines)
 
 
 def _prediction_table(rows: list[Row]) -> str:

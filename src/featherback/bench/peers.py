@@ -93,5 +93,5 @@ def run(
             ]
         )
         say(" ".join(lines[-1]))
-    head = ["model", "what", "footprint MB", "RSS MB", "s a step"]
+    head = ["model", "what", "footprint MB", "RSS MB", "s per step"]
     return {"rows": rows, "markdown": table(head, lines)}

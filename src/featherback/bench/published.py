@@ -1,4 +1,4 @@
-"""What the papers report, MB and seconds a step. Batch 1, rank 8 and sequence 256 unless the key says otherwise.
+"""What the papers report, MB and seconds per step. Batch 1, rank 8 and sequence 256 unless the key says otherwise.
 
 MeSP: arXiv 2602.13069, iPhone 17 Pro GPU, `phys_footprint`, SGD; MeBP is the same paper's measurement of it.
 """

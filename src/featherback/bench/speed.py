@@ -72,7 +72,7 @@ def run(names: list[str], cache: Path, steps: int, quick: bool, keep: bool, say:
 def _rounds(
     setting: Setting, path: Path, cache: Path, steps: int, rounds: int, say: Say
 ) -> list[dict[str, float]]:
-    """One dictionary a round: seconds of everything, measured one after the other."""
+    """One dictionary per round: seconds of everything, measured one after the other."""
     cores = kernels.default_threads()
     plans = {name: _plan(path, setting.tokens, name) for name in ("mesp", "mebp")}
     fastest = _plan(path, setting.tokens, "mesp", budget=PLENTY)
@@ -187,7 +187,7 @@ def _step_table(setting: Setting, rows: list[dict[str, float]]) -> str:
     for name in rows[0]:
         ratio = median(row[name] / row[OURS] for row in rows)
         lines.append([name, f"{median(row[name] for row in rows):.2f}", f"{ratio:.2f}"])
-    return table([f"{setting.model}, {setting.tokens} tokens, bf16", "s a step", "relative to ours"], lines)
+    return table([f"{setting.model}, {setting.tokens} tokens, bf16", "s per step", "relative to ours"], lines)
 
 
 def _product_table(lines: list[dict[str, Any]]) -> str:

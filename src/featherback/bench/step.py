@@ -20,7 +20,7 @@ from featherback.memory.plan import Plan
 
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
-    """Keys: model, folder, plan (fields of Plan), method, optimizer, rank, steps, tokens (a list a step), threads."""
+    """Keys: model, folder, plan (fields of Plan), method, optimizer, rank, steps, tokens (a list per step), threads."""
     meter = Meter()
     meter.start()
     kernels.set_threads(request.get("threads") or kernels.default_threads())

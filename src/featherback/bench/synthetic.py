@@ -120,7 +120,7 @@ class _Tile:
 
 
 class _Source:
-    """Makes tensors whose bytes are slices of one tile of random blocks a format, each from another start."""
+    """Makes tensors whose bytes are slices of one tile of random blocks per format, each from another start."""
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)

@@ -55,7 +55,7 @@ def train_synthetic(
     environment: dict[str, str] | None = None,
     **options: Any,
 ) -> Measured:
-    """Train `model` for a few steps on random tokens, `tokens` a batch; `options` are fields of TrainConfig.
+    """Train `model` for a few steps on random tokens, `tokens` per batch; `options` are fields of TrainConfig.
 
     The run directory is made in `folder` (default: the system's temporary one) and deleted.
     """

@@ -1,4 +1,4 @@
-"""The command-line application: one module a command, and one place where errors become exit codes."""
+"""The command-line application: one module per command, and one place where errors become exit codes."""
 
 from __future__ import annotations
 

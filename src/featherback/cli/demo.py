@@ -110,7 +110,7 @@ def _conclude(run: RunDirectory, seconds: float) -> None:
     print(f"held-out loss   {first:.3f} -> {last:.3f} ({1 - last / first:.0%} lower)")
     footprint, rss = summary["peak_footprint_mb"], summary["peak_rss_mb"]
     print(f"peak memory     {footprint:.0f} MB footprint, {rss:.0f} MB resident (of the training process)")
-    print(f"time            {duration(seconds)} in all, {summary['step_seconds']:.2f} s a step")
+    print(f"time            {duration(seconds)} in all, {summary['step_seconds']:.2f} s per step")
     print(f"adapter         {run.path}")
     print(f"\nTalk with it:   featherback chat {MODEL} --adapter {run.path}")
 

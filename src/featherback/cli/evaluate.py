@@ -50,6 +50,6 @@ def evaluate(
         print(json_format.dumps(values))
     else:
         print(
-            f"loss {result.loss:.4f} nats a token, perplexity {result.perplexity:.3f}, "
+            f"loss {result.loss:.4f} nats per token, perplexity {result.perplexity:.3f}, "
             f"over {result.tokens} tokens"
         )

@@ -77,10 +77,10 @@ def _ids(values: npt.ArrayLike, name: str) -> Int32:
     try:
         array = np.asarray(values)
     except ValueError:  # lists of other lengths inside
-        raise FeatherbackError(f"{name} must be a list of integers, one a token.") from None
+        raise FeatherbackError(f"{name} must be a list of integers, one per token.") from None
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         what = f"an array of shape {array.shape} and type {array.dtype}"
-        raise FeatherbackError(f"{name} must be a non-empty list of integers, one a token, not {what}.")
+        raise FeatherbackError(f"{name} must be a non-empty list of integers, one per token, not {what}.")
     if array.min() < _INT32.min or array.max() > _INT32.max:  # would come around as another id
         raise FeatherbackError(f"{name} holds a number that is no token id: it does not fit 32 bits.")
     return array.astype(np.int32, copy=False)

@@ -3,7 +3,7 @@
     python -m featherback.data.prepare '{"model": ..., "data": ..., "out": ..., "seq_len": 256}'
 
 A tokenizer takes tens of megabytes, so this runs as a process of its own that ends before training begins
-(`launch.prepare_in_subprocess`). It writes one JSON object a line: {"progress": ...} now and then, at last
+(`launch.prepare_in_subprocess`). It writes one JSON object per line: {"progress": ...} now and then, at last
 {"report": ...} or {"error": "a sentence"}.
 """
 

@@ -55,7 +55,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
         known = "jsonl"
     if known is None:
         raise FeatherbackError(
-            f"The format of the data file {path} is not known: name it .jsonl (one JSON object a line) or "
+            f"The format of the data file {path} is not known: name it .jsonl (one JSON object per line) or "
             ".txt (text)."
         )
     return known
@@ -105,7 +105,7 @@ def _example(line: str, where: str) -> Example:
         detail = (
             f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         )
-        hint = " (a JSON array? Write one object a line.)" if line.startswith("[") else ""
+        hint = " (a JSON array? Write one object per line.)" if line.startswith("[") else ""
         raise FeatherbackError(f"{where}: not valid JSON: {detail}.{hint}") from None
     if not isinstance(row, dict):
         raise FeatherbackError(f"{where}: expected a JSON object, found {_kind(row)}.")

@@ -16,7 +16,7 @@ from featherback.host.positioned import read_at, write_at
 
 
 class Checkpoints:
-    """One (T, D) array a layer, bf16 (uint16) or float32; in RAM (`folder` None) or in an unnamed file of `folder`."""
+    """One (T, D) array per layer, bf16 (uint16) or float32; in RAM (`folder` None) or an unnamed file of `folder`."""
 
     def __init__(
         self, layers: int, max_tokens: int, width: int, dtype: np.dtype[Any], folder: Path | None

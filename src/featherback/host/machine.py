@@ -1,4 +1,4 @@
-"""What this machine does a second, measured with the kernels themselves, and what a bare training process holds."""
+"""What this machine computes and copies per second, measured with the kernels, and what a bare process holds."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CODE_TO_COME = 1_000_000
 class Machine:
     """Rates of the kernels in use."""
 
-    product_rate: float  # multiply-adds a second x 2, of the weights' products
+    product_rate: float  # multiply-adds per second x 2, of the weights' products
     attention_rate: float  # the same of attention
-    copy_rate: float  # bytes a second through the page cache
+    copy_rate: float  # bytes per second through the page cache
     memory: int | None = None  # bytes that a process can have; None: not asked
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Float arrays with a row a layer, in RAM or in a file.
+"""Float arrays with a row per layer, in RAM or in a file.
 
 In a file only the layer at work is in memory: rows pass through the caller's buffer with positioned reads and writes,
 so the file's pages belong to the system's cache, which can drop them, and never to this process.

@@ -25,10 +25,10 @@ MLP_TILES = (1, 2, 4, 8)  # times MLP_STEP
 VOCAB_TILES = (256, 512, 1024, 2048)
 CHUNKS = (128, 256, 512, 1024, 2048)
 
-CALL_SECONDS = 4e-6  # a kernel call, from Python
-DROP_SECONDS = 8e-11  # a byte unmapped and mapped again
-STREAM_SECONDS = 2e-10  # a byte read past the page cache, mostly behind the products
-THRASH_SECONDS = 1e-8  # a byte that the page cache had to let go, read again page by page
+CALL_SECONDS = 4e-6  # per kernel call, from Python
+DROP_SECONDS = 8e-11  # per byte unmapped and mapped again
+STREAM_SECONDS = 2e-10  # per byte read past the page cache, mostly behind the products
+THRASH_SECONDS = 1e-8  # per byte that the page cache had to let go, read again page by page
 FRUGAL = 1.25  # without a budget: nearly the least memory, at nearly the best speed
 SLACK = 1 * MB  # small arrays, the interpreter's growth
 STACK = 64 * 1024  # bytes of a thread's stack that kernels touch
@@ -37,7 +37,7 @@ VARIATION = MB // 2  # twice what the baselines of a hundred fresh processes wer
 
 @dataclass(frozen=True)
 class Prediction:
-    """A plan's peaks in bytes and its time a step in seconds."""
+    """A plan's peaks in bytes and its time per step in seconds."""
 
     plan: Plan
     footprint: int

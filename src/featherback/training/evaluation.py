@@ -29,7 +29,7 @@ class HasLoss(Protocol):
 class Evaluation:
     """A mean over all supervised tokens."""
 
-    loss: float  # nats a token
+    loss: float  # nats per token
     tokens: int  # supervised ones
 
     @property

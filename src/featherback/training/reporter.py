@@ -23,7 +23,7 @@ class Reporter:
         """A step ended; `metrics` is its line of metrics.jsonl."""
 
     def evaluation(self, step: int, loss: float) -> None:
-        """The held-out loss after `step` is known (nats a token)."""
+        """The held-out loss after `step` is known (nats per token)."""
 
     def note(self, text: str) -> None:
         """Something a person should know."""
@@ -36,7 +36,7 @@ class Reporter:
 
 
 class JSONReporter(Reporter):
-    """One JSON object a line: the steps, the evaluations, the summary."""
+    """One JSON object per line: the steps, the evaluations, the summary."""
 
     def __init__(self, out: IO[str] | None = None) -> None:
         self.out = out or sys.stdout
@@ -58,7 +58,7 @@ class JSONReporter(Reporter):
 
 
 class TextReporter(Reporter):
-    """For a person: a line that redraws itself if `live`, else about forty lines a run."""
+    """For a person: a line that redraws itself if `live`, else about forty lines per run."""
 
     def __init__(self, out: IO[str] | None = None, live: bool | None = None) -> None:
         self.out = out or sys.stdout

@@ -36,7 +36,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """A dictionary a step."""
+        """A dictionary per step."""
         return list(self.directory.metrics())
 
     @cached_property

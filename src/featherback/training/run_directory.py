@@ -1,7 +1,7 @@
 """The directory of one training run.
 
 run.json                                     configuration, versions, status, evaluations, summary
-metrics.jsonl                                a line a step
+metrics.jsonl                                a line per step
 adapter_config.json, adapter_model.safetensors    the adapter, as PEFT reads it
 loss.svg                                     the loss curve
 tokens/train.tokens, tokens/eval.tokens      the data as the run sees it
