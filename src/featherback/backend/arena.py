@@ -39,8 +39,8 @@ class Arena:
             self._memory = mmap.mmap(-1, self.capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError):
             raise FeatherbackError(
-                f"The system does not give {self.capacity / 1e6:.0f} MB of scratch memory; "
-                "a smaller batch or sequence length needs less."
+                f"The system refuses {self.capacity / 1e6:.0f} MB of scratch memory; "
+                "use a smaller batch or sequence length."
             ) from None
         self._top = 0
         self.high_water = 0

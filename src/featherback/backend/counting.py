@@ -159,7 +159,7 @@ class Work:
     thread_scratch: int = 0  # most bytes of a thread's own buffers
 
     def plus(self, other: Work, times: float = 1) -> Work:
-        """This and so many times the other."""
+        """The sum of this and `times` the other."""
         return Work(
             self.products + times * other.products,
             self.lora + times * other.lora,
@@ -273,7 +273,7 @@ class CountingOperations:
 
 
 class Counting:
-    """The CPU, as far as it can be known without computing."""
+    """The CPU's types and costs, without its arithmetic."""
 
     def __init__(self, compute: str) -> None:
         self.ops = CountingOperations(compute == "bf16")

@@ -1,6 +1,7 @@
 """What layers and methods ask of a device.
 
-Arrays have a `shape`, a `dtype`, a length, and basic slices along rows and columns; nothing else is asked of them.
+Arrays have a `shape`, a `dtype`, a length, basic slices along rows and columns, and `reshape` where they are
+contiguous; nothing else is asked of them.
 Every operation overwrites its output unless it says `accumulate`. Shapes: T tokens, D width, K in_features,
 N out_features, r rank. An *operand* is what a matrix product reads: float32, or bf16 held as uint16.
 """

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table; columns whose every entry is a number are set to the right."""
+    """A table; columns in which every entry is a number are aligned right."""
     rows = [list(line) for line in lines]
     marks = ["---:" if all(_numeric(row[i]) for row in rows) else "---" for i in range(len(head))]
     return "\n".join("| " + " | ".join(row) + " |" for row in [list(head), marks, *rows])

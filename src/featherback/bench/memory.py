@@ -56,7 +56,7 @@ class Row:
 
 
 def settings(models: list[str], quick: bool) -> Iterator[Setting]:
-    """All rows, the smallest model's first; `quick`: one row a table."""
+    """All rows, the smallest model's first; `quick`: one row per table."""
     rivals = [("mesp", "adamw"), ("mesp", "sgd"), ("mebp", "sgd"), ("mezo", "sgd")]
     for model in models:
         for method, optimizer in rivals[:1] if quick else rivals:

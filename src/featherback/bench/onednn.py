@@ -26,7 +26,7 @@ REST = 0.02  # seconds; the threads of a library spin for a while after its last
 def main(request: dict[str, Any]) -> list[dict[str, Any]]:
     """Keys: shapes (a list of (rows, cols)), tokens, types (names; empty: oneDNN alone), threads.
 
-    A line a shape and type: median seconds of each orientation, theirs and ours, and the median of their ratios.
+    A line per shape and type: median seconds of each orientation, theirs and ours, and the median of their ratios.
     """
     import torch
 

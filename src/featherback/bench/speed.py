@@ -39,7 +39,7 @@ class Setting:
 
 
 def settings(names: list[str]) -> list[Setting]:
-    """Every model at the paper's length, the first also at four times that."""
+    """Every model at the paper's length, the first also at four times that length."""
     return [Setting(name, 256) for name in names] + [Setting(names[0], 1024)]
 
 

@@ -20,7 +20,7 @@ COMMANDS = ("demo", "fetch", "plan", "train", "evaluate", "generate", "chat", "i
 
 
 def application(chosen: str | None) -> typer.Typer:
-    """The command line. Only the `chosen` command gets its options: finding out all would load what all need."""
+    """The command line. Only the `chosen` command gets its options: describing all would import what all need."""
     app = typer.Typer(
         name="featherback",
         help="Fine-tune an LLM, exactly, in tens of megabytes, on the machine you already have.",
@@ -47,7 +47,7 @@ def common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error. Goes with any command.")
+        bool, typer.Option("--debug", help="Show the traceback of an error. Works with every command.")
     ] = False,
 ) -> None:
     """What every command shares; --debug is taken out of the arguments before they come here."""
@@ -81,7 +81,7 @@ def _title(command: Callable[..., None]) -> Callable[[], None]:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command line; the status: 0, 2 (the user can put it right), 1 (a bug) or 130 (Ctrl-C)."""
+    """Run the command line; the exit status: 0, 2 (an error the user can correct), 1 (a bug) or 130 (Ctrl-C)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if debug := "--debug" in arguments:
         arguments.remove("--debug")

@@ -25,14 +25,14 @@ def bench(
         typer.Option(help="memory, peers, speed: the synthetic models, e.g. qwen2.5-0.5b,qwen2.5-3b."),
     ] = "qwen2.5-0.5b",
     model: Annotated[
-        str, typer.Option(metavar="MODEL", help="gradients: the real model to take them of.")
+        str, typer.Option(metavar="MODEL", help="gradients: the model whose gradients are compared.")
     ] = "smollm2-135m",
     folder: Annotated[
         Path | None,
         typer.Option(
             "--dir",
             metavar="DIR",
-            help="Where synthetic models and runs are made.",
+            help="Folder for synthetic models and runs.",
             show_default="the cache",
         ),
     ] = None,
@@ -41,7 +41,9 @@ def bench(
         typer.Option(metavar="FILE", help="Write all results here as JSON; a plot goes beside it."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of each measured run; the first is not timed.")] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="Few rows: does it work at all?")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only a few rows, to check that the benchmark runs.")
+    ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the synthetic model files.")] = False,
     json: JSONOption = False,
 ) -> None:

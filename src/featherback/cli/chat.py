@@ -33,7 +33,7 @@ def chat(
     compute: ComputeOption,
     threads: ThreadsOption,
 ) -> None:
-    """Talk with MODEL. An empty line or Ctrl-D ends the conversation, /new begins another."""
+    """Chat with MODEL. An empty line or Ctrl-D ends the conversation, /new begins another."""
     from featherback.cli.options import open_model, set_threads
     from featherback.data.chat import ChatTemplate
     from featherback.data.tokenizer_loader import load_tokenizer

@@ -27,7 +27,7 @@ ANSWER_TOKENS = 48
 def demo(
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where the adapter goes.", show_default="a new temporary folder"),
+        typer.Option(metavar="DIR", help="Directory for the adapter.", show_default="a new temporary folder"),
     ] = None,
     *,
     threads: ThreadsOption,

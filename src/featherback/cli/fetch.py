@@ -16,7 +16,7 @@ def fetch(
         ),
     ],
 ) -> None:
-    """Get a model into the cache, verified by its SHA-256, and print where it is."""
+    """Download a model into the cache, verify its SHA-256, and print its path."""
     from featherback.hub.fetch import fetch as get
 
     print(get(name, progress=lambda text: print(text, file=sys.stderr)))

@@ -28,7 +28,7 @@ def generate(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as plain text: no chat template.")
     ] = False,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Stop after so many tokens.")] = 256,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")] = 256,
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,
     top_k: TopKOption = 0,

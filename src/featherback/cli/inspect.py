@@ -31,7 +31,7 @@ def inspect(
     seq_len: Annotated[int, FromConfig("With --model: where longer examples are cut.")],
     json: JSONOption = False,
 ) -> None:
-    """Say what a model, a data file or a run is, and which instruction set this machine computes with."""
+    """Describe a model, a data file or a run, and the instruction set that this machine computes with."""
     if model is not None:
         _show_examples(model, what, seq_len, examples, json)
         return

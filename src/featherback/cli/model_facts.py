@@ -1,4 +1,4 @@
-"""What the commands tell of a model: its weights, counted."""
+"""Facts about a model that several commands print."""
 
 from __future__ import annotations
 

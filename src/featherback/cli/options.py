@@ -54,7 +54,7 @@ SeedOption = Annotated[int, typer.Option("--seed", help="The same seed gives the
 
 
 def set_threads(threads: int | None) -> None:
-    """Compute with so many threads; None: one per core."""
+    """Compute with this many threads; None: one per core."""
     from featherback import kernels
 
     kernels.set_threads(threads or kernels.default_threads())

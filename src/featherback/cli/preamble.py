@@ -123,5 +123,5 @@ def print_sample(sample: Preview) -> None:
 
 
 def _mark(text: str, before: str, after: str) -> str:
-    """Each line between marks of its own, so that lines can be left out."""
+    """Each line between its own marks, so that lines can be left out."""
     return "\n".join(f"{before}{line}{after}" if line else line for line in text.split("\n"))

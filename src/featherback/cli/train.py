@@ -20,7 +20,7 @@ def train(
         bool, typer.Option("--resume", help="Continue the run in --out, exactly.", rich_help_panel="Run")
     ] = False,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Say at the end where the time went.", rich_help_panel="Run")
+        bool, typer.Option("--profile", help="Show at the end how the time was spent.", rich_help_panel="Run")
     ] = False,
     json: JSONOption = False,
     **options: Annotated[Any, FromConfig()],

@@ -53,7 +53,9 @@ class Batch:
         if len(sequences) == 0:
             raise FeatherbackError("A batch needs at least one sequence of tokens.")
         if labels is not None and len(labels) != len(sequences):
-            raise FeatherbackError(f"{len(sequences)} sequences of tokens came with {len(labels)} of labels.")
+            raise FeatherbackError(
+                f"There are {len(sequences)} sequences of tokens but {len(labels)} of labels."
+            )
         rows = [_ids(sequence, f"Sequence {s}") for s, sequence in enumerate(sequences)]
         cu_seqlens = np.zeros(len(rows) + 1, np.int32)
         np.cumsum([row.size for row in rows], out=cu_seqlens[1:])

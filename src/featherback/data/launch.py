@@ -21,7 +21,7 @@ def prepare_in_subprocess(
     seq_len: int,
     progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> PrepareReport:
-    """`prepare.prepare` in a process that ends with it. `progress` is called with {"examples": n, "tokens":
+    """`prepare.prepare` in a process of its own. `progress` is called with {"examples": n, "tokens":
     n}.
 
     Raises FeatherbackError with the sentence the preparation failed with.

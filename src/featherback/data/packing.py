@@ -29,7 +29,7 @@ def batches(
     """The batches of one epoch from batch `start` on.
 
     Sequences are shuffled, then taken in order while they fit into batch_size * seq_len tokens: whole
-    sequences, no padding, every sequence exactly once an epoch.
+    sequences, no padding, every sequence exactly once per epoch.
     """
     for indices in islice(rows(token_file, seq_len, batch_size, seed, epoch, shuffle), start, None):
         sequences, labels = [], []

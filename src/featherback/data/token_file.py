@@ -151,7 +151,7 @@ class TokenFile:
         metadata_at = _align(offsets_at + 8 * (self.n_sequences + 1))
         if size != metadata_at + metadata_bytes:
             raise FeatherbackError(
-                f"The token file {self.path} is damaged: {size} bytes, not as its header says."
+                f"The token file {self.path} is damaged: its {size} bytes do not match its header."
             )
         self.tokens = np.frombuffer(self._map, "<i4", self.n_tokens, _HEADER.size)  # (n_tokens,)
         self.supervised = np.frombuffer(self._map, np.uint8, self.n_tokens, mask_at)  # (n_tokens,)

@@ -1,1 +1,1 @@
-"""The machine the program runs on: files mapped, paged and streamed, memory and limits. Never a device's business."""
+"""The machine the program runs on: files mapped, paged and streamed, memory and limits; nothing of a device."""

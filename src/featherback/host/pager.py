@@ -1,4 +1,4 @@
-"""Which of the model's pages are resident: the layer at work, the next one on its way, the last one gone."""
+"""Which of the model's pages are mapped: the layer's in use; the next layer is read ahead, the last one dropped."""
 
 from __future__ import annotations
 

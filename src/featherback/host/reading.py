@@ -1,4 +1,4 @@
-"""Files held open for positioned reads, and reads that say what went wrong."""
+"""Files held open for positioned reads, with clear errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows looked up here and there in a matrix on disk: an embedding's, a batch's targets'.
+"""Rows at scattered places of a matrix on disk: embeddings, or the head's rows of a batch's targets.
 
 Touched in a mapping, every row would bring up to two megabytes of pages around it, and unmapping them costs a call
 every few rows. Positioned reads bring the row and leave the process's memory alone.
@@ -41,5 +41,5 @@ class ScatteredRows:
             kernels.gather_rows(kernels.matrix(part), order, out[start : start + ROWS])
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._files.close()

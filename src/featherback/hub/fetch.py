@@ -25,8 +25,8 @@ def fetch(
     """The path of a model: a name of the catalogue ("smollm2-135m"), or a Hugging Face repository
     "OWNER/NAME[:FILE]".
 
-    A verified copy in the cache is used as it is; `verify` hashes it again. `progress` is told, in a few
-    words, what takes time. Raises FeatherbackError if the model cannot be had or is not what it should be.
+    A verified copy in the cache is used as it is; `verify` hashes it again. `progress` is called with a short
+    description of what takes time. Raises FeatherbackError if the model cannot be had or is not what it should be.
     """
     tell = progress or (lambda _: None)
     if model := CATALOGUE.get(name_or_repo.lower()):

@@ -19,7 +19,7 @@ def fetch_repository(
 ) -> Path:
     """A GGUF file of a repository, or the folder of its safetensors if it holds no GGUF.
 
-    `wanted` is a file name or an unmistakable part of one ("Q4_K_M"). Large files are checked against the
+    `wanted` is a file name or an unambiguous part of one ("Q4_K_M"). Large files are checked against the
     SHA-256 that the hub names. Without a connection, a file fetched before and named exactly is found again.
     """
     try:
@@ -56,7 +56,7 @@ def fetch_repository(
 
 
 def _no_connection(error: BaseException | None) -> bool:
-    """Whether an error of the client, or one it arose from, is that nobody answered."""
+    """Whether an error of the client, or one of its causes, is that the server did not answer."""
     while error is not None:
         named = type(error).__name__  # of the HTTP library, which differs from version to version
         if isinstance(error, (ConnectionError, TimeoutError, socket.gaierror)) or any(
@@ -104,7 +104,7 @@ def _check(path: Path, sha256: str | None, verify: bool) -> None:
         path.resolve().unlink(missing_ok=True)  # the client keeps a link to the content
         path.unlink(missing_ok=True)
         raise FeatherbackError(
-            f"The download of {path.name} is damaged (SHA-256 {found}, expected {sha256}). It was thrown "
-            "away; try again."
+            f"The download of {path.name} is damaged (SHA-256 {found}, expected {sha256}). It was "
+            "deleted; try again."
         )
     record(path, sha256)

@@ -23,7 +23,9 @@ def locate(model: str | os.PathLike[str]) -> Path:
         cached = cache_folder() / name / known.filename
         if is_verified(cached, known.sha256):
             return cached
-        raise FeatherbackError(f"The model {name} is not here yet; get it with: featherback fetch {name}")
+        raise FeatherbackError(
+            f"The model {name} has not been fetched; get it with: featherback fetch {name}"
+        )
     raise FeatherbackError(
         f"There is no model {model}: name a GGUF file, a Hugging Face folder, or {', '.join(CATALOGUE)}."
     )

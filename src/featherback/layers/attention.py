@@ -110,7 +110,7 @@ class Attention:
         )
 
     def store(self, ctx: Context, tokens: int, kept: Kept = NOTHING, *, backward: bool = False) -> KeyValues:
-        """Room for the keys and values of so many tokens; those that are kept are there already."""
+        """Arrays for the keys and values of all `tokens`; those that are kept already hold them."""
         k, v = kept.arrays.get("k"), kept.arrays.get("v")
         k_raw = None
         if self.qk_norm and (backward or k is not None):  # what is kept is the product, before its norm

@@ -22,7 +22,7 @@ class Intermediate(NamedTuple):
     """A row per head, a column per token."""
 
     def placed(self, tokens: int, operand: np.dtype[Any]) -> tuple[tuple[int, int], np.dtype[Any]]:
-        """Its shape and type for so many tokens."""
+        """Its shape and type for this many tokens."""
         shape = (self.width, tokens) if self.by_head else (tokens, self.width)
         return shape, np.dtype(np.float32) if self.state else operand
 

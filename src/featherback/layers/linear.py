@@ -28,7 +28,7 @@ class LoRAFactors(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """y (T, out) = x (T, in) W^T + bias + LoRA. A tuple, which is made quickly: every tile has three."""
+    """y (T, out) = x (T, in) W^T + bias + LoRA. A tuple, because every tile makes three."""
 
     name: str
     weight: Matrix

@@ -1,4 +1,4 @@
-"""What a plan holds and computes, found by running the method itself on a device that only counts.
+"""What a plan holds and computes, counted by running the method itself on a device without memory or arithmetic.
 
 One block of each kind runs, with every token supervised: the most that a batch can ask for. Without targets there is no
 adapter, and only a loss is asked for.
@@ -70,8 +70,8 @@ def _once(job: Job, plan: Plan, layer: int | None) -> Account:
 def _in_chunks(plan: Plan, run: Callable[[Plan], Account]) -> Account:
     """The account of many chunks from those of a few: usually two, three and four.
 
-    Chunks are alike but for the keys that they see: memory grows with their number, work with its square. Where a chunk
-    is so short that the rows of one do not fill the arena's alignment, memory grows evenly in steps of several chunks.
+    Chunks differ only in the keys that they see: memory is affine in their number, work quadratic. Where a chunk is so
+    short that the rows of one do not fill the arena's alignment, memory is affine over steps of several chunks.
     """
     count, step = -(-plan.tokens // plan.span), ALIGNMENT // gcd(ALIGNMENT, plan.span)
     fewest = 2 + (count - 2) % step
@@ -129,7 +129,7 @@ def _run(job: Job, plan: Plan, layers: list[int], head: BlankMatrix) -> Account:
     if adapter is not None:
         job.method(model, adapter, plan, resources).gradients(batch, 1.0, _NoSink())
     work = replace(backend.ops.work)
-    # Held-out data pass without a backward pass, and nothing is kept of them.
+    # Held-out data pass without a backward pass, and none of their intermediates are kept.
     held_out = replace(resources, scratch=Ledger())
     job.method(model, adapter, plan, held_out).loss(batch)
     most = max(scratch.high_water, held_out.scratch.high_water)
@@ -165,7 +165,7 @@ class _BlankAdapter:
         self.layout, self.parameters = job.layout, self
 
     def read(self, layer: int, out: Blank) -> None:
-        """Nothing is there to be read."""
+        """There is nothing to read."""
 
 
 class _BlankWeights:
@@ -186,7 +186,7 @@ class _BlankWeights:
         yield stored.slice(rows=(first, last))
 
     def gather(self, stored: BlankMatrix, ids: NDArray[np.int32], out: Blank) -> None:
-        """Nothing is there to be gathered."""
+        """There is nothing to gather."""
 
     def close(self) -> None:
         """Nothing is held."""
@@ -206,7 +206,7 @@ class _NoStore:
 
 
 class _NoSink:
-    """Gradients that nobody wants."""
+    """A sink that discards gradients."""
 
     @contextmanager
     def gather(self, layer: int, room: Blank) -> Iterator[Blank]:

@@ -11,8 +11,8 @@ from featherback.architecture.config import ModelConfig
 Place = Literal["ram", "file"]
 
 Weights = Literal["resident", "paged", "by_matrix", "streamed"]
-"""Stay mapped; are unmapped after use, the next layer read ahead; the same, matrix by matrix; or go past the page cache
-through two buffers."""
+"""resident: stay mapped. paged: a layer is unmapped after use, the next one read ahead. by_matrix: the same, matrix by
+matrix. streamed: read past the page cache through two buffers."""
 
 MLP_STEP = 256
 """Tiles of F are multiples of it: whole blocks of every tensor type, and of the kernels' reduction steps."""

@@ -1,4 +1,4 @@
-"""Budget first: the peak and the time of every plan, predicted; the fastest that fits, chosen before the first step."""
+"""Predicts the peak and the time of every plan and chooses the fastest that fits the budget, before the first step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHUNKS = (128, 256, 512, 1024, 2048)
 CALL_SECONDS = 4e-6  # per kernel call, from Python
 DROP_SECONDS = 8e-11  # per byte unmapped and mapped again
 STREAM_SECONDS = 2e-10  # per byte read past the page cache, mostly behind the products
-THRASH_SECONDS = 1e-8  # per byte that the page cache had to let go, read again page by page
+THRASH_SECONDS = 1e-8  # per byte that the page cache dropped, read again page by page
 FRUGAL = 1.25  # without a budget: nearly the least memory, at nearly the best speed
 SLACK = 1 * MB  # small arrays, the interpreter's growth
 STACK = 64 * 1024  # bytes of a thread's stack that kernels touch
@@ -55,7 +55,7 @@ class Prediction:
 
 
 def candidates(job: Job, chunks: Sequence[int] = CHUNKS) -> Iterator[Plan]:
-    """Every plan the planner can emit for a job, but for the intermediates that are kept."""
+    """Every plan for a job, before intermediates are kept."""
     inner = -(-job.config.intermediate_size // MLP_STEP)
     mlp_tiles = sorted({min(tile, inner) * MLP_STEP for tile in MLP_TILES})
     vocab_tiles = sorted({min(tile, job.config.vocab_size) for tile in VOCAB_TILES})
@@ -80,7 +80,7 @@ def candidates(job: Job, chunks: Sequence[int] = CHUNKS) -> Iterator[Plan]:
 
 
 def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Prediction:
-    """What a plan will cost."""
+    """The peaks and the step time of a plan."""
     config = job.config
     needed = account(job, plan)
     held = needed.scratch + needed.kept
@@ -133,7 +133,7 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
 
 @dataclass(frozen=True)
 class Gain:
-    """What a layer that keeps some intermediates saves, and what that takes."""
+    """Seconds that a layer saves by keeping some intermediates, and the bytes that they take."""
 
     names: tuple[str, ...]
     seconds: float
@@ -157,7 +157,7 @@ def gains(job: Job, plan: Plan, machine: Machine) -> list[Gain]:
 def _keeping(
     job: Job, fitting: list[Prediction], limit: float, baseline: Baseline, machine: Machine
 ) -> Prediction:
-    """The fastest of some plans, each with what room is left filled by intermediates."""
+    """The fastest of some plans, each with the rest of the budget filled by kept intermediates."""
     worth: dict[int | None, list[Gain]] = {}
     filled = []
     for prediction in fitting:
@@ -225,7 +225,7 @@ def _compute_seconds(work: Work, machine: Machine) -> float:
 
 
 def _paging_seconds(job: Job, plan: Plan, machine: Machine, crowded: bool) -> float:
-    """What a step spends on moving what is not in its place; `crowded`: the page cache cannot hold the weights."""
+    """Seconds per step for data moved between files and memory; `crowded`: the page cache cannot hold the weights."""
     moved = 0
     rows = plan.tokens * job.config.hidden_size * FLOAT.itemsize
     if plan.checkpoints == "file":
@@ -241,6 +241,6 @@ def _paging_seconds(job: Job, plan: Plan, machine: Machine, crowded: bool) -> fl
         seconds += 2 * job.weight_bytes * THRASH_SECONDS
     if plan.weights == "paged":
         seconds += 2 * job.weight_bytes * DROP_SECONDS
-    if plan.weights == "by_matrix":  # every tile's surroundings are mapped again
+    if plan.weights == "by_matrix":  # the pages around every tile are mapped again
         seconds += 8 * job.weight_bytes * DROP_SECONDS
     return seconds

@@ -33,10 +33,10 @@ class WeightSource(Protocol):
         """out (n, D) = rows `ids` of the matrix, dequantised."""
 
     def release(self, matrix: Any) -> None:
-        """A weight of the layer at work, or some of its rows, has been used."""
+        """A weight of the layer in use, or some of its rows, is no longer needed."""
 
     def close(self) -> None:
-        """Let go of buffers and files."""
+        """Release buffers and close files."""
 
 
 class TokenStore(Protocol):
@@ -64,7 +64,7 @@ class Resources:
     residual: TokenStore | None  # the residual stream, then its gradient, where tokens pass in chunks
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close files."""
         self.weights.close()
         for store in (self.checkpoints, self.residual):
             if store is not None:

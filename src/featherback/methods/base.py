@@ -1,4 +1,4 @@
-"""What every gradient estimator shares: the forward sweep over the blocks, and what a layer needs at work."""
+"""What every gradient estimator shares: the forward sweep over the blocks, and the weights of the layer in use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from featherback.weights.matrix import Matrix
 
 
 class Draw(NamedTuple):
-    """What a stochastic method draws depends on these alone."""
+    """A stochastic method's random numbers depend on these alone."""
 
     seed: int = 0
     step: int = 0  # of the optimiser
@@ -85,14 +85,14 @@ class Adapter(Protocol):
 
 @dataclass(frozen=True)
 class Options:
-    """What a method can be told; a subclass per method that has options of its own."""
+    """A method's options; a subclass per method that has any."""
 
 
 class Method(ABC):
     """Estimates the gradient of an adapter. `adapter` None: only `loss` works, on the base model."""
 
     needs_checkpoints: ClassVar[bool] = True  # block inputs wait for a backward pass
-    can_keep: ClassVar[bool] = False  # intermediates, instead of computing them again
+    can_keep: ClassVar[bool] = False  # intermediates may be kept instead of computed again
     can_chunk: ClassVar[bool] = True  # tokens may pass the blocks in chunks
     whole_head: ClassVar[bool] = False  # the output head's pages are all in use at once
     options_class: ClassVar[type[Options]] = Options
@@ -129,7 +129,7 @@ class Method(ABC):
             return total
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close files."""
         self.resources.close()
 
     @contextmanager
@@ -137,7 +137,7 @@ class Method(ABC):
         """A batch on its way through the blocks."""
         plan = self.plan
         if batch.n_tokens > plan.tokens:
-            raise FeatherbackError(f"A batch of {batch.n_tokens} tokens came; the plan is for {plan.tokens}.")
+            raise FeatherbackError(f"The batch has {batch.n_tokens} tokens; the plan allows {plan.tokens}.")
         parts = list(spans(batch.cu_seqlens, batch.positions, plan.span))
         ctx = Context(
             self.resources.backend,

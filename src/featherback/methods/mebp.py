@@ -63,12 +63,12 @@ class MeBP(MeSP):
         block.attention.backward(ctx, dy, x, state, w, kv)
 
     def _held(self, ctx: Context) -> Context:
-        """Frames inside give nothing back."""
+        """A context whose frames free nothing."""
         return replace(ctx, scratch=Held(ctx.scratch))
 
 
 class Held:
-    """Scratch whose frames give nothing back; the frame around them does."""
+    """Scratch memory whose frames free nothing; the frame around them does."""
 
     def __init__(self, scratch: Scratch) -> None:
         self._scratch = scratch

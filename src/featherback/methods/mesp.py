@@ -2,7 +2,7 @@
 
 Forward through the blocks, keeping each one's input. The loss. Then the blocks in reverse, each recomputed from its
 input and differentiated by hand, every tensor dying as soon as the derivation allows (docs/derivations/block.md):
-what a `frame` took is gone at its end.
+what a `frame` took is freed at its end.
 """
 
 from __future__ import annotations

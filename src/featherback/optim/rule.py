@@ -1,4 +1,4 @@
-"""What an optimiser declares and computes. It knows arrays of parameters, not what they parametrise."""
+"""What an optimiser declares and computes. It sees arrays of parameters, whatever they belong to."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is trained: a table of slots, where their values lie, and who takes their gradients."""
+"""What is trained: a table of slots, where their values lie, and what takes their gradients."""

@@ -1,4 +1,4 @@
-"""Who takes the gradients of a layer as they are born."""
+"""Takes each layer's gradients as soon as they are computed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Checkpoints: everything a run needs to continue as if it had never stopped.
 
-A checkpoint is a folder `checkpoint-STEP` of raw float32 files, one a paged array, and `state.json`. It is
-built under another name and renamed when complete, and only then the one before it goes.
+A checkpoint is a folder `checkpoint-STEP` of raw float32 files, one per paged array, and `state.json`. It is
+built under another name and renamed when complete, and only then the previous one is deleted.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _LEAN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS":
 
 
 def job_of(config: TrainConfig, model: Model) -> Job:
-    """What the planner must know of a run."""
+    """What the planner needs to know of a run."""
     return Job.of(model, **job_options(config))
 
 
@@ -53,7 +53,7 @@ def job_options(config: TrainConfig) -> dict[str, Any]:
 
 
 def plan_for(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]) -> Plan:
-    """The plan of a run in a process that holds what `baseline` finds to begin with.
+    """The plan of a run in a process that initially holds what `baseline` finds.
 
     It is asked after the kernels were timed, which leaves some of their code and buffers in this process.
     FeatherbackError if the budget is too small.
@@ -69,7 +69,7 @@ def worker_environment() -> dict[str, str]:
 
 
 def worker_baseline() -> Baseline:
-    """What a fresh training process holds; one is started to find out."""
+    """What a fresh training process holds, measured by starting one."""
     probe = subprocess.run(
         [sys.executable, "-c", _PROBE], env=worker_environment(), capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""What a training run is asked to do. A field's type, default and `option` are all there is to say of it:
+"""The options of a training run. A field's type, default and `option` describe it once:
 checks, the command line with its help, and what a resumed run may change are derived from them.
 """
 
@@ -45,7 +45,7 @@ def _learning_rates() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The options of `featherback train`, checked: FeatherbackError names the option that cannot be right."""
+    """The options of `featherback train`, checked: FeatherbackError names the option that is wrong."""
 
     model: str  # GGUF file or Hugging Face folder
     data: str = option(  # kept for the record; the run has its own token file
@@ -58,7 +58,7 @@ class TrainConfig:
         metavar="DIR", free_on_resume=True, help="New directory for the adapter and the run's records."
     )
     method: str = option(
-        "mesp", choices=methods.NAMES, panel=OPTIMISATION, help="How gradients are obtained."
+        "mesp", choices=methods.NAMES, panel=OPTIMISATION, help="How gradients are computed or estimated."
     )
     memory: int | None = option(  # peak of the resident memory, bytes
         None,
@@ -67,7 +67,7 @@ class TrainConfig:
         metavar="SIZE",
         panel=RUN,
         free_on_resume=True,
-        help="Never exceed this, e.g. 96MB.",
+        help="Memory budget, never exceeded, e.g. 96MB.",
     )
     rank: int = option(8, least=1, panel=ADAPTER, help="Rank of the LoRA matrices.")
     alpha: float = option(16.0, above=0, panel=ADAPTER, help="The adapter is scaled by alpha / rank.")
@@ -78,10 +78,10 @@ class TrainConfig:
         help=f"Projections to adapt: all, or some of {','.join(t.removesuffix('_proj') for t in TARGETS)}.",
     )
     seq_len: int = option(
-        256, least=2, panel=DATA, help="Longest sequence; longer examples are cut, and counted."
+        256, least=2, panel=DATA, help="Longest sequence, in tokens; longer examples are cut, and counted."
     )
     batch_size: int = option(
-        1, least=1, panel=DATA, help="A batch packs sequences into this times --seq-len tokens."
+        1, least=1, panel=DATA, help="A batch holds whole sequences, up to this times --seq-len tokens."
     )
     accumulate: int = option(1, least=1, panel=OPTIMISATION, help="Batches per step.")
     steps: int | None = option(
@@ -106,14 +106,14 @@ class TrainConfig:
     optimizer: str = option("adamw", choices=optim.RULES.names, panel=OPTIMISATION, help="Update rule.")
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)  # in the end all those of its rule
     schedule: str = option(
-        "cosine", choices=tuple(optim.SCHEDULES), panel=OPTIMISATION, help="What follows the warm-up."
+        "cosine", choices=tuple(optim.SCHEDULES), panel=OPTIMISATION, help="Learning rate after the warm-up."
     )
     warmup: int = option(0, least=0, panel=OPTIMISATION, help="Steps over which the learning rate rises.")
     max_grad_norm: float = option(
         1.0, least=0, panel=OPTIMISATION, help="Clip the gradient to this norm. 0: never."
     )
     compute: str = option(
-        "bf16", choices=COMPUTE, panel=RUN, help="Precision of the matrix products' inputs."
+        "bf16", choices=COMPUTE, panel=RUN, help="Inputs of the matrix products; gradients are exact in fp32."
     )
     threads: int | None = option(
         None,
@@ -123,7 +123,9 @@ class TrainConfig:
         shown_default=lambda: "one per core",
         help="Threads to compute with.",
     )
-    seed: int = option(0, least=0, panel=RUN, help="Of the adapter's start and the data's order.")
+    seed: int = option(
+        0, least=0, panel=RUN, help="Seed of the adapter's initial values and of the data's order."
+    )
     eval_data: str | None = option(
         None,
         metavar="PATH",
@@ -136,14 +138,14 @@ class TrainConfig:
         least=1,
         panel=RUN,
         free_on_resume=True,
-        help="Measure the held-out loss every so many steps too.",
+        help="Steps between further measurements of the held-out loss.",
     )
     patience: int | None = option(
         None,
         least=1,
         panel=RUN,
         free_on_resume=True,
-        help="Stop after so many measurements without a new best.",
+        help="Stop after this many measurements without a new best.",
     )
     save_every: int = option(50, least=1, panel=RUN, free_on_resume=True, help="Steps between checkpoints.")
 
@@ -181,7 +183,7 @@ class TrainConfig:
             )
         if self.rank > model.hidden_size:
             raise FeatherbackError(
-                f"--rank is {self.rank}; more than the model's width, {model.hidden_size}, can add nothing."
+                f"--rank is {self.rank}; it must be at most the model's width, {model.hidden_size}."
             )
 
     def check_resume(self, earlier: TrainConfig) -> None:

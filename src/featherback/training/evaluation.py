@@ -39,7 +39,7 @@ class Evaluation:
 
 
 def evaluate(method: HasLoss, tokens: TokenFile, seq_len: int, batch_size: int = 1) -> Evaluation:
-    """The mean loss over a token file; FeatherbackError if it supervises nothing."""
+    """The mean loss over a token file; FeatherbackError if no token is supervised."""
     total, count = 0.0, 0
     for batch in every_batch(tokens, seq_len, batch_size):
         if batch.n_targets:

@@ -11,7 +11,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """While entered, a first SIGINT or SIGTERM only sets `requested`; a second acts as if this were not here.
+    """While entered, a first SIGINT or SIGTERM only sets `requested`; a second has its usual effect.
 
     Outside the main thread, where Python delivers no signals, it does nothing.
     """

@@ -85,7 +85,7 @@ def _plan(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]) -
 def _take_up(
     config: TrainConfig, model: Model, baseline: Callable[[], Baseline], note: Callable[[str], None]
 ) -> RunDirectory:
-    """The run that `config` continues. Its record is written last, so that a refusal leaves it as it was."""
+    """The run that `config` continues. Its record is written last, so that a refused resume leaves it unchanged."""
     run = RunDirectory.open(config.out)
     with run.locked():
         earlier = run.config

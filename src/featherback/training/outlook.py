@@ -1,6 +1,6 @@
-"""What training would cost under each method, and the largest model that a memory can train: nothing is run.
+"""What training would cost under each method, and the largest model that fits in a memory size. Nothing is trained.
 
-The second is the question of arXiv 2511.11362, asked there of zeroth-order against first-order training.
+arXiv 2511.11362 asks the second of zeroth-order and first-order training.
 """
 
 from __future__ import annotations

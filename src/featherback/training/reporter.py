@@ -14,7 +14,7 @@ _BAR_WIDTH = 20
 
 
 class Reporter:
-    """Hears everything and says nothing; the base of those that speak."""
+    """The base of the reporters: every event has a method, which does nothing."""
 
     def begin(self, steps: int, step: int) -> None:
         """The run is at `step` of `steps`."""
@@ -29,7 +29,7 @@ class Reporter:
         """Something a person should know."""
 
     def broken(self) -> None:
-        """The run cannot go on; what was wrong is said elsewhere."""
+        """The run failed; the error is reported elsewhere."""
 
     def end(self, summary: Mapping[str, Any], losses: Sequence[float]) -> None:
         """The run is over; `losses` are those of its steps."""

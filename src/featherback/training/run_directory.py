@@ -135,7 +135,7 @@ class RunDirectory:
                         ) from None
 
     def rewind(self, step: int) -> None:
-        """Forget the metrics and evaluations of steps after `step`."""
+        """Delete the metrics and evaluations of steps after `step`."""
         with atomic_file(self.metrics_path) as file:
             for line in self.metrics():
                 if line["step"] <= step:

@@ -42,7 +42,7 @@ class BatchStream:
         return taken
 
     def steps(self, epochs: int, accumulate: int) -> int:
-        """Number of steps of so many epochs."""
+        """Number of steps in this many epochs."""
         total = sum(
             count_batches(self.tokens, self.seq_len, self.batch_size, self.seed, epoch)
             for epoch in range(epochs)
