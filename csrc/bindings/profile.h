@@ -1,5 +1,5 @@
 // What every bound operation reports: its duration and its arithmetic to a table, where the time of a step goes; and to
-// the memory meter that it is a moment to look.
+// the memory meter, which then takes a sample.
 #pragma once
 #include <chrono>
 #include <map>

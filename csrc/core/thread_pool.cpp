@@ -128,7 +128,7 @@ struct Service {
     std::unique_ptr<Pool> pool = std::make_unique<Pool>(0);
 };
 
-// Never destroyed: a forked child replaces it (its workers stayed behind in the parent), and at exit the system takes
+// Never destroyed: a forked child replaces it (its workers stayed behind in the parent), and at exit the system frees
 // it.
 Service* service = nullptr;
 

@@ -41,7 +41,7 @@ bool read_status(char* buffer, size_t size) {
 class Sampler {
 public:
     MemoryUse sample() {
-        if (process_ != getpid()) return memory_now();  // a forked child: the file tells of its parent
+        if (process_ != getpid()) return memory_now();  // a forked child: the open file is its parent's
         char buffer[128];
         const ssize_t n = file_ < 0 ? -1 : pread(file_, buffer, sizeof buffer - 1, 0);
         if (n <= 0) return {};

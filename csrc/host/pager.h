@@ -25,7 +25,7 @@ public:
     // pieces, which are mapped and dropped several times faster than the single pages that a hint brings. Once in the
     // cache, the hint does.
     void file(int file, int64_t offset, int64_t bytes);
-    // Ends the thread; what was asked for and not begun is forgotten. Call it before closing a file or a map that was
+    // Ends the thread; requests not yet begun are dropped. Call it before closing a file or a map that was
     // asked for. A later request starts a new thread.
     void close();
 
@@ -45,7 +45,7 @@ private:
     std::condition_variable wake_;
     std::deque<Range> queue_;
     std::atomic<bool> stop_{false};
-    std::vector<char> sink_;  // where what is read goes, which nobody wants
+    std::vector<char> sink_;  // receives what is read, which is not used
 };
 
 // Unmaps the pages that [data, data + bytes) touches: resident memory falls, the page cache keeps them. Read-only

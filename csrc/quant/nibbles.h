@@ -92,7 +92,7 @@ struct NibbleBlocks {
     }
 
 private:
-    // The first bytes of each block of a group, one a lane: the scale, then the offset or whatever follows.
+    // The first bytes of each block of a group, one per lane: the scale, then the offset or whatever follows.
     static FB_INLINE __m512i heads_of(const uint8_t* block, int count) {
         if constexpr (five) {
             uint32_t heads[kGroup] = {};

@@ -45,7 +45,7 @@ FB_INLINE float head(const uint8_t* bytes) {
     return kind == Number::f16 ? head_half(bytes) : load_e8m0(bytes);
 }
 
-// kLanes bytes, signed bytes or half-precision numbers, one a lane.
+// kLanes bytes, signed bytes or half-precision numbers, one per lane.
 FB_INLINE UVec widen(const uint8_t* bytes) {
 #if defined(__AVX512F__)
     return (UVec)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
@@ -90,7 +90,7 @@ FB_INLINE Vec levels_from(int first) {  // of codes first, first + 1, ...
     return v;
 }
 
-// step * level + offset of the codes in the low four bits of each lane; the bits above are dirt.
+// step * level + offset of the codes in the low four bits of each lane; the bits above are arbitrary.
 template <class Levels>
 FB_INLINE Vec level(UVec code, float step, float offset) {
 #if defined(__AVX512F__)
@@ -185,7 +185,7 @@ FB_INLINE __m512 splat_half(const uint8_t* bytes) { return _mm512_set1_ps(head_h
 
 FB_INLINE Run narrow(__m512 low, __m512 high) { return (Run)_mm512_cvtne2ps_pbh(high, low); }
 
-// 16 bytes as 32 words: the bytes themselves (low nibbles plus four bits of dirt), then their high nibbles.
+// 16 bytes as 32 words: the bytes themselves (low nibbles below four arbitrary bits), then their high nibbles.
 FB_INLINE __m512i nibble_words(const uint8_t* nibbles) {
     const __m512i words = _mm512_castsi256_si512(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)nibbles)));
     const __m512i twice = _mm512_shuffle_i64x2(words, words, 0x44);
@@ -212,7 +212,7 @@ FB_INLINE __m512i bf16_levels(__m512i words, __mmask32 fifth) {
 
 FB_INLINE __m512 bytes_to_float(__m128i bytes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)); }
 
-// For products of codes (simd/skinny_codes.h): so many blocks of 32 have their scales read together, one a lane.
+// For products of codes (simd/skinny_codes.h): this many blocks of 32 have their scales read together, one per lane.
 constexpr int kGroup = 16;
 
 // The scales in the low two bytes, or the lowest, of each lane.

@@ -1,4 +1,4 @@
-// The reference kernels: no cleverness here, this is the oracle.
+// The reference kernels, the oracle of all others: no optimisation.
 //
 // The rules of this folder: one thread; plain loops in the order of the formula; every sum in double; every view read
 // and written in its own type (f32, bf16 or f64, mixed as the caller likes); nothing blocked, fused, or reused. When a

@@ -1,5 +1,5 @@
-// Attention for a few queries, a token being decoded: each meets the keys as they lie, a row at a time. Tiles would
-// fill their lanes with queries that are not there.
+// Attention for a few queries, as in decoding: each reads the keys in place, one row at a time. Tiles of queries would
+// leave most lanes empty.
 #pragma once
 #include "core/ops.h"
 #include "simd/rows.h"

@@ -1,7 +1,7 @@
 // The vector type of the instruction set being compiled, and the few functions the kernels build on.
 //
 // FB_ISA names the set and the namespace. Vectors are the compiler's own (GCC and Clang vector extensions), so the
-// same source serves SSE2, AVX2, AVX-512 and NEON; intrinsics appear only where the language has no word for a thing.
+// same source serves SSE2, AVX2, AVX-512 and NEON; intrinsics appear only where the language has no equivalent.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -206,7 +206,7 @@ FB_INLINE void by_dtype(Dtype dtype, const Body& body) {
     else body(static_cast<float*>(nullptr));
 }
 
-// Rows shared out in chunks big enough to be worth a thread's while.
+// Rows divided into chunks large enough to pay for a thread.
 template <class Body>
 void parallel_rows(int64_t rows, int64_t cols, const Body& body) {
     const int64_t chunk = std::max<int64_t>(1, 16384 / std::max<int64_t>(cols, 1));

@@ -15,8 +15,8 @@ template <int M, int N>
 struct TileSums {
     Vec acc[M][N] = {};
 
-    // += A (M, k) B (k, N vectors). A's element (i, p) is a[i * row_stride + p * k_stride]: a broadcast does not care
-    // which way A lies. B's row p starts at b[p * ldb].
+    // += A (M, k) B (k, N vectors). A's element (i, p) is a[i * row_stride + p * k_stride]: a broadcast works
+    // whichever way A lies. B's row p starts at b[p * ldb].
     FB_INLINE void add(int64_t k, const float* a, int64_t row_stride, int64_t k_stride, const float* b, int64_t ldb) {
         for (int64_t p = 0; p < k; p++) {
             Vec row[N];

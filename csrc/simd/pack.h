@@ -32,7 +32,7 @@ struct PanelRun {
     using Element = typename Tile::Element;
     using Lanes = std::conditional_t<sizeof(Element) == 8, QVec, Vec>;
     static constexpr int kWeights = Tile::steps > 1 ? RunsOf<type>::kWeights : kRun;
-    static constexpr int kElements = sizeof(Lanes) / sizeof(Element);  // a vector
+    static constexpr int kElements = sizeof(Lanes) / sizeof(Element);  // per vector
     static constexpr int kVectors = kWeights / Tile::steps / kElements;
     Lanes v[kVectors];
 };

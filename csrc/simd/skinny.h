@@ -1,5 +1,5 @@
-// The product for a few rows of x, a token being decoded: each weight is used so seldom that the memory it comes from
-// sets the pace. The weights are unpacked in registers on their way past, row by row as they are stored.
+// The product for a few rows of x, as in decoding: each weight is used so seldom that reading it limits the speed. The
+// weights are unpacked in registers, row by row as they are stored.
 #pragma once
 #include "simd/rows.h"
 #include "simd/transpose.h"

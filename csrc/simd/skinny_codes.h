@@ -1,6 +1,6 @@
 // Stored rows times a few rows of x in bf16, on sets with bf16 dot products. A block's integer codes are exact in bf16:
-// they are multiplied as they are, and its scale meets the sum of the products, once. Nothing is rounded but sums.
-// Minima meet the sums of x over their blocks, which are the same for every row.
+// they are multiplied as they are, and its scale multiplies the sum of the products. Nothing is rounded but sums.
+// Minima multiply the sums of x over their blocks, which are the same for every row.
 #pragma once
 #include "simd/unpack_bf16.h"
 

@@ -108,7 +108,7 @@ FB_INLINE void interleave(WVec (&v)[4]) {
     }
 }
 
-// The sums of kLanes vectors, one a lane.
+// The sums of kLanes vectors, one per lane.
 FB_INLINE Vec lane_sums(Vec (&v)[kLanes]) {
     transpose(v);
     for (int half = kLanes / 2; half; half /= 2)
