@@ -175,7 +175,7 @@ template <class Tile>
 void gemm_all(const Segment* segments, int count, const float* bias, View out, bool accumulate) {
     const int64_t panels = (out.cols + kPanelCols - 1) / kPanelCols, workers = threads();
     // Every worker gets as many whole panels, in rounds of equal groups. The panels left over are cut along T, so that
-    // nobody waits for the last one.
+    // no worker waits for the last one.
     const bool cut = out.rows >= 2 * Tile::rows;
     const int64_t owners = cut ? workers : 1, group = cut ? kGroupPanels : 1;
     const int64_t share = panels / owners, rounds = (share + group - 1) / group;

@@ -100,7 +100,7 @@ class MeSP(Method):
             state = block.attention.recall(ctx, x, w, kv, kept, keys=gathered is None)
             with ctx.frame():
                 m = block.middle(ctx, x, state, w, kept)
-                # y = m + mlp(m): gate and up tile by tile; the down projection is never computed again
+                # y = m + mlp(m): gate and up tile by tile; the down projection only where a norm follows it
                 block.mlp.backward(ctx, dy, m, w, kept)
             # m = x + attention(x)
             block.attention.backward(ctx, dy, x, state, w, kv, gathered)
