@@ -1,7 +1,7 @@
 """Random numbers that depend on a key and a position alone.
 
 A few lines instead of `numpy.random`, which would cost the training process 6.6 MB of resident memory; and the numbers
-of a layer, an epoch or a step can be had in any order, without a generator's state to save.
+of a layer, an epoch or a step can be drawn in any order, without a generator's state to save.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from featherback.errors import FeatherbackError
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What a field tells of itself beyond its type and its default."""
+    """What is declared of a field beyond its type and its default."""
 
     help: str
     panel: str | None = None  # group within a command's help

@@ -1,4 +1,4 @@
-"""What can be chosen by name: one module each in a folder, found by looking, imported when it is asked for."""
+"""What can be chosen by name: one module each in a folder, discovered there and imported on first use."""
 
 from __future__ import annotations
 

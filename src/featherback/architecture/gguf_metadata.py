@@ -60,7 +60,7 @@ class GGUFKeys:
         return float(value)
 
     def flags(self, key: str, count: int) -> list[bool] | None:
-        """A list of so many booleans, None if there is no list; FeatherbackError if it is another list."""
+        """A list of this many booleans, None if there is no list; FeatherbackError if it is another list."""
         full = f"{self.architecture}.{key}"
         if full not in self.file.arrays:
             return None
@@ -79,7 +79,7 @@ class GGUFKeys:
         return factor
 
     def tensor(self, name: str, dimensions: int) -> TensorInfo:
-        """A tensor of so many dimensions that the configuration is read from."""
+        """A tensor with this many dimensions, from which the configuration is read."""
         info = self.file.tensors.get(name)
         if info is None:
             raise FeatherbackError(f"{self.file.path} has no tensor {name}; it does not hold a whole model.")

@@ -28,7 +28,7 @@ from featherback.layers.glu import GatedUnit
 from featherback.layers.rope import Rotary
 from featherback.weights.writer import Value
 
-PERIOD = 6  # every so many-th layer is global
+PERIOD = 6  # every sixth layer is global
 LOCAL_THETA = 10_000.0
 LAYERS_27B = 62
 SCALE, LOCAL_BASE = "attention.scale", "rope.freq_base_swa"

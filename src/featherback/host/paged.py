@@ -1,6 +1,6 @@
 """Float arrays with a row per layer, in RAM or in a file.
 
-In a file only the layer at work is in memory: rows pass through the caller's buffer with positioned reads and writes,
+In a file only the layer in use is in memory: rows pass through the caller's buffer with positioned reads and writes,
 so the file's pages belong to the system's cache, which can drop them, and never to this process.
 """
 
@@ -76,7 +76,7 @@ class PagedArray:
             os.fsync(self._file)
 
     def close(self) -> None:
-        """Let go of the file; further calls fail."""
+        """Close the file; further calls fail."""
         self._rows = None
         self._blank.fill(False)
         if self._file is not None:

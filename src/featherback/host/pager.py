@@ -27,7 +27,7 @@ Stretch = tuple[Path, NDArray[np.uint8], int, int]
 class WeightPager:
     """Weights as the map has them, "resident"; or pages are unmapped after use, and the next ones read ahead.
 
-    "paged": when a layer has been used; "by_matrix": also each matrix, or rows of it, as soon as `release` is told.
+    "paged": when a layer has been used; "by_matrix": also each matrix, or rows of it, as soon as `release` is called.
     """
 
     def __init__(self, model: Model, weights: str) -> None:
@@ -49,7 +49,7 @@ class WeightPager:
         if then is not None and 0 <= then < len(self._layers):
             self._expect(self._stretches[then])
         weights = self._layers[index]
-        if self._by_matrix:  # what its norms brought in goes before the matrices come
+        if self._by_matrix:  # pages that its norms mapped are dropped before the matrices are read
             weights = copied(weights)
             self._drop_around(self._stretches[index])
         try:
@@ -99,7 +99,7 @@ class WeightPager:
                 self._ahead.map(file[begin:end])
 
     def _read_in_order(self, stored: Matrix) -> None:
-        """Rows looked up one by one in a file not read before stay single pages of the cache, dear to map and unmap."""
+        """Read in order, a file is cached in large pieces, which map faster than the pages of scattered rows."""
         piece = np.empty(READ, np.uint8)
         for start in range(stored.offset, stored.offset + stored.nbytes, READ):
             part = piece[: stored.offset + stored.nbytes - start]
@@ -120,7 +120,7 @@ class WeightPager:
 
 
 def mapped(matrices: Iterable[Matrix]) -> int:
-    """Bytes of the file that may be mapped while these matrices are at work: every FOLIO that they touch."""
+    """Bytes of the file that may be mapped while these matrices are in use: every FOLIO that they touch."""
     stretches = (_stretch(run) for run in runs(matrices, FOLIO))
     return sum((-(-end // FOLIO) - begin // FOLIO) * FOLIO for _, _, begin, end in stretches)
 

@@ -38,7 +38,7 @@ def runs(matrices: Iterable[Matrix], gap: int = BLOCK) -> list[list[Matrix]]:
 def without_map(model: Model) -> list[LayerWeights]:
     """The layers' weights, norms and biases copied out of the map, of which nothing is left in memory.
 
-    To touch a norm in its place may map 2 MB around it: what a layer brought in goes before the next one is read.
+    Reading a norm in place may map 2 MB around it, so a layer's pages are dropped before the next layer is read.
     """
     drop_maps([model.embed_tokens, model.head.weight])
     layers = []
@@ -49,7 +49,7 @@ def without_map(model: Model) -> list[LayerWeights]:
 
 
 def drop_maps(matrices: Iterable[Matrix]) -> None:
-    """Let go of all mapped pages of these matrices' files: headers and norms that were read, and their surroundings."""
+    """Drop all mapped pages of these matrices' files: headers and norms that were read, and their surroundings."""
     files = {id(m.data.base): m.data.base for m in matrices if isinstance(m.data.base, np.ndarray)}
     for file in files.values():
         kernels.drop_pages(file)
@@ -73,7 +73,7 @@ class OpenFiles:
         return self._files[path]
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Close all of them."""
         for file in self._files.values():
             os.close(file)
         self._files.clear()

@@ -1,7 +1,7 @@
 """Weights read past the system's page cache, for a machine whose memory cannot hold the model's file as well.
 
 There, a mapped page that is dropped must come from the disk again, page by page, and the cache throws out the very
-pages that were read ahead. Here two buffers take turns: one is at work while a thread fills the other, in reads of
+pages that were read ahead. Here two buffers take turns: one is in use while a thread fills the other, in reads of
 megabytes that the cache never sees (O_DIRECT on Linux, F_NOCACHE on macOS).
 """
 
@@ -72,7 +72,7 @@ class WeightStream:
         self._scattered.close()
 
     def _hold(self, matrices: Sequence[Matrix]) -> list[Matrix]:
-        """These matrices in a buffer, which is then the one at work."""
+        """These matrices in a buffer, which is then the one in use."""
         found = next((b for b in self._buffers if b.holds(matrices)), None)
         self._last = found or self._spare()
         if found is None:
@@ -80,7 +80,7 @@ class WeightStream:
         return self._last.take()
 
     def _expect(self, matrices: Sequence[Matrix]) -> None:
-        """Fill the buffer that is not at work."""
+        """Fill the buffer that is not in use."""
         if not any(buffer.holds(matrices) for buffer in self._buffers):
             self._spare().fill(matrices)
 
@@ -108,7 +108,7 @@ class Buffer:
         return [(m.file, m.offset, m.nbytes) for m in self._content] == wanted
 
     def fill(self, matrices: Sequence[Matrix]) -> None:
-        """Begin to read them; what was held is gone, and so is the error of a reading that nobody waited for."""
+        """Begin to read them; the earlier content is lost, and so is the error of a read that was not waited for."""
         if self._closing:
             raise ValueError("the stream is closed")
         self._ready.wait()
@@ -137,7 +137,7 @@ class Buffer:
                 return
             try:
                 self._held = self._read()
-            except Exception as error:  # handed to whoever waits
+            except Exception as error:  # raised where the data are waited for
                 self._error = error
             self._ready.set()
 

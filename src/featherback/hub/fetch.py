@@ -26,7 +26,7 @@ def fetch(
     "OWNER/NAME[:FILE]".
 
     A verified copy in the cache is used as it is; `verify` hashes it again. `progress` is called with a short
-    description of what takes time. Raises FeatherbackError if the model cannot be had or is not what it should be.
+    description of what takes time. Raises FeatherbackError if the model cannot be downloaded or fails its check.
     """
     tell = progress or (lambda _: None)
     if model := CATALOGUE.get(name_or_repo.lower()):

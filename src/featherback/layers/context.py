@@ -20,7 +20,7 @@ def keep_mapped(matrix: Matrix) -> None:
 
 @dataclass(frozen=True)
 class Context:
-    """Operations, scratch memory, tile sizes, and the tokens at work."""
+    """Operations, scratch memory, tile sizes, and the span of tokens being computed."""
 
     backend: Backend
     scratch: Scratch

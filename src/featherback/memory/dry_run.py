@@ -149,7 +149,7 @@ class _Shapes:
 
     def __init__(self, job: Job, layers: list[int], head: Any) -> None:
         self.blocks = [job.blocks[layer] for layer in layers]
-        self.rotaries = rotaries(job.blocks)  # of all layers: their tables are there whichever is at work
+        self.rotaries = rotaries(job.blocks)  # of all layers: their tables exist whichever is in use
         width = job.config.hidden_size
         self.embed_tokens = BlankMatrix((job.config.vocab_size, width), job.head.row_bytes)
         self.embedding_scale = 1.0

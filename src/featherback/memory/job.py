@@ -27,7 +27,7 @@ class Job:
     blocks: Sequence[Block]
     stored: Sequence[dict[str, BlankMatrix]]  # the matrices of each layer
     head: BlankMatrix
-    layer_mapped: int  # bytes of the file that a layer at work may have mapped, at most
+    layer_mapped: int  # most bytes of the file that a layer in use may have mapped
     weight_bytes: int  # of all weights, as stored
     method: type[Any]  # a methods.Method
     rank: int = 8

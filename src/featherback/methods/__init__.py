@@ -35,7 +35,7 @@ def create(
     folder: Path | None = None,
     options: Options | None = None,
 ) -> Method:
-    """A method at work on a model and its adapter; `folder` holds what the plan keeps in files."""
+    """A method with what it needs to run on a model and its adapter; `folder` holds what the plan keeps in files."""
     method = method_class(name)
     job = Job.of(
         model,

@@ -55,7 +55,7 @@ class MeBP(MeSP):
                 "a": ctx.operands("a", ctx.tokens, block.mlp.inner),
             }
         )
-        # Autodiff replays the whole block, its output included, though nobody reads it.
+        # Autodiff replays the whole block, its output included, though it is not used.
         y = ctx.floats("y", *x.shape)
         ctx.ops.cast(m, y)
         block.mlp.forward(ctx, y, w, saved)

@@ -24,7 +24,7 @@ class MeZOOptions(Options):
 
 @dataclass(frozen=True)
 class Direction:
-    """theta + factor z, read a layer at a time; a layer's z is the same for the same key, whenever it is asked for."""
+    """theta + factor z, read a layer at a time; a layer's z depends on the key alone."""
 
     parameters: Parameters
     ops: Operations

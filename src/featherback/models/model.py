@@ -56,7 +56,7 @@ class Model:
         lm_head = (  # (vocab, D)
             self.embed_tokens if config.tie_word_embeddings else matrix(store, self._names["lm_head"])
         )
-        # The norm is copied: to touch it in its place may map 2 MB of the file around it.
+        # The norm is copied: reading it in place may map 2 MB of the file around it.
         norm = np.array(self._vector("norm", self._names["norm"]))
         self.head = Head(norm, lm_head, config.rms_norm_eps, family.logit_softcap(config))
         # So that a norm of a strange type fails now, not in training.
@@ -80,7 +80,7 @@ class Model:
         )
 
     def close(self) -> None:
-        """Let go of the files; weights already taken stay valid."""
+        """Close the files; weights already taken stay valid."""
         self._store.close()
 
     def _vector(self, part: str, name: str) -> Vector:

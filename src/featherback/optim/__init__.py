@@ -39,7 +39,7 @@ def create(
     settings: Mapping[str, Any] | None = None,
     place: str | Path | None = None,
 ) -> LayerwiseOptimizer:
-    """The optimiser of this name at work on `parameters` (layers, size).
+    """The optimiser of this name, applied to `parameters` (layers, size).
 
     `settings`: values of its options. `place` as in LayerwiseOptimizer. FeatherbackError as from make_rule.
     """

@@ -1,4 +1,4 @@
-"""An optimiser at work: parameters, gradients and states pass through RAM one layer at a time."""
+"""Runs an optimiser: parameters, gradients and states pass through RAM one layer at a time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LayerwiseOptimizer:
                 paged.write(layer, state)
 
     def close(self) -> None:
-        """Let go of the states."""
+        """Release the states."""
         for state in self.states.values():
             state.close()
 

@@ -46,7 +46,7 @@ def prepare_run(
 
     `data`, `eval_data`: examples that are tokens already, in place of the files, which are tokenised in a
     process of its own. `baseline` finds what the process that will train holds to begin with. With `resume`,
-    the run that is there is taken up instead, with its own token files. `note` hears what a person should know.
+    the run that is there is taken up instead, with its own token files. `note` is called with messages for the user.
     """
     opened = model or models.load(config.model)
     if resume:

@@ -1,4 +1,4 @@
-"""A step on a toy model, so that the code which a step brings into memory is there when a process is measured.
+"""A step on a toy model, so that the code that a step loads is in memory when a process is measured.
 
 How much that is depends on how the system keeps the files of the code: touching a page maps 64 KB of a file that has
 lain in single pages, and up to 2 MB of one that was just installed.

@@ -254,7 +254,7 @@ class Trainer:
         self.reporter.end(summary, losses)
 
     def close(self) -> None:
-        """Let go of the scratch files."""
+        """Close the scratch files."""
         self.method.close()
         self.optimizer.close()
         self.gradients.close()

@@ -89,7 +89,7 @@ class GGUFFile:
         return self.path
 
     def close(self) -> None:
-        """Let go of the memory map; views taken from it stay valid until they die."""
+        """Close the memory map; views taken from it stay valid."""
         self._file.close()
 
 

@@ -14,7 +14,7 @@ FOLIO = 2 << 20
 
 
 def most_mapped(nbytes: int) -> int:
-    """Bytes of a file that may be mapped while `nbytes` in a row are at work: every FOLIO that they touch."""
+    """Bytes of a file that may be mapped while `nbytes` in a row are in use: every FOLIO that they touch."""
     return (nbytes // FOLIO + 2) * FOLIO
 
 
@@ -55,7 +55,7 @@ class MappedFile:
             self.buffer.madvise(mmap.MADV_DONTNEED, 0, end)
 
     def close(self) -> None:
-        """Let go of the map; views taken from it stay valid until they die."""
+        """Close the map; views taken from it stay valid."""
         self._bytes = np.empty(0, np.uint8)
         with contextlib.suppress(BufferError):  # a view is alive: the map goes with the last of them
             self.buffer.close()

@@ -49,7 +49,7 @@ class SafetensorsFile:
         return self._file.view(info.offset, info.nbytes)
 
     def close(self) -> None:
-        """Let go of the memory map; views taken from it stay valid until they die."""
+        """Close the memory map; views taken from it stay valid."""
         self._file.close()
 
 
@@ -82,7 +82,7 @@ class SafetensorsFolder:
         return self._home[name].path
 
     def close(self) -> None:
-        """Let go of the memory maps; views taken from them stay valid until they die."""
+        """Close the memory maps; views taken from them stay valid."""
         for file in self._files:
             file.close()
 

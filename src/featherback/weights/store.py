@@ -30,7 +30,7 @@ class TensorStore(Protocol):
         """The file in which `tensors[name].offset` counts."""
 
     def close(self) -> None:
-        """Let go of the memory map; views taken from it stay valid until they die."""
+        """Close the memory map; views taken from it stay valid."""
 
 
 def matrix(store: TensorStore, name: str) -> Matrix:
