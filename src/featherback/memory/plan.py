@@ -1,4 +1,4 @@
-"""The choices that trade memory against time. The gradients do not depend on them."""
+"""The choices that trade memory against time. They change the gradients by rounding at most."""
 
 from __future__ import annotations
 
