@@ -43,8 +43,11 @@ class Panel:
         return value if self.ticks else math.log10(value) if value > 0 else zero
 
 
-def layers_svg(title: str, panels: Sequence[Panel]) -> str:
-    """The panels, one under the other, with one legend: labels have the same colour in all of them."""
+def layers_svg(title: str, panels: Sequence[Panel], across: str = "layer") -> str:
+    """The panels, one under the other, with one legend: labels have the same colour in all of them.
+
+    `across`: what the values of a line are counted by.
+    """
     labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
     count = max(len(values) for panel in panels for values in panel.lines.values())
     bottom = TOP + len(panels) * (HEIGHT + GAP) - GAP
@@ -58,7 +61,7 @@ def layers_svg(title: str, panels: Sequence[Panel]) -> str:
         parts += _panel(panel, TOP + index * (HEIGHT + GAP), labels, count)
     for layer in range(0, count, max(1, count // 6)):
         parts.append(_text(_x(layer, count), bottom + 18, str(layer), colour=FAINT))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, bottom + 36, "layer"))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, bottom + 36, across))
     for index, label in enumerate(labels):
         y = TOP + 10 + index * 22
         parts.append(_line(f"{WIDTH - RIGHT + 16},{y} {WIDTH - RIGHT + 44},{y}", index))

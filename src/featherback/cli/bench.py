@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     Say = Callable[[str], None]
 
-WHAT = ("memory", "speed", "gradients", "peers")
+WHAT = ("memory", "speed", "curve", "gradients", "peers")
 
 
 def bench(
     what: Annotated[str, typer.Argument(metavar="|".join(WHAT), help="What to measure.")],
     models: Annotated[
         str,
-        typer.Option(help="memory, peers, speed: the synthetic models, e.g. qwen2.5-0.5b,qwen2.5-3b."),
+        typer.Option(help="memory, peers, speed, curve: the synthetic models, e.g. qwen2.5-0.5b,qwen2.5-3b."),
     ] = "qwen2.5-0.5b",
     model: Annotated[
         str, typer.Option(metavar="MODEL", help="gradients: the model whose gradients are compared.")
@@ -96,6 +96,10 @@ def _run(
         from featherback.bench import peers
 
         return peers.run(names, place, steps, quick, keep, say)
+    if what == "curve":
+        from featherback.bench import budget_curve
+
+        return budget_curve.run(names, place, steps, quick, keep, say)
     from featherback.bench import speed
 
     return speed.run(names, place, steps, quick, keep, say)
