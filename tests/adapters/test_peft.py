@@ -140,7 +140,7 @@ def test_every_misfit_is_named(tmp_path: Path) -> None:
     file = tmp_path / "a" / peft.WEIGHTS_FILE
     tensors = load_file(file)
     first, second, *_ = tensors
-    tensors["base_model.model.head.weight.lora_A.weight"] = tensors.pop(first)
+    tensors["base_model.model.lm_head.lora_A.weight"] = tensors.pop(first)
     tensors[second] = np.zeros((7, 4), np.float32)
     save_file(tensors, file)
     with pytest.raises(FeatherbackError) as raised:

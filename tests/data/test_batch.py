@@ -39,7 +39,7 @@ def test_numpy_input_is_not_changed():
         ([[[1, 2]]], None, "shape"),
         ([[1, -2]], None, "negative"),
         ([[1, 2]], [[1]], "2 tokens but 1 labels"),
-        ([[1, 2]], [[1, 2], [3]], "came with 2"),
+        ([[1, 2]], [[1, 2], [3]], "1 sequences of tokens but 2 of labels"),
     ],
 )
 def test_bad_input(sequences, labels, word):

@@ -106,7 +106,7 @@ def test_the_capacity_is_kept(tmp_path: Path) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf"))
     decoder = Decoder(model, capacity=4)
     decoder.forward([1, 2, 3])
-    with pytest.raises(FeatherbackError, match="room for 4 tokens, and the text has 5"):
+    with pytest.raises(FeatherbackError, match="The text has 5 tokens; there is room for 4"):
         decoder.forward([4, 5])
     with pytest.raises(FeatherbackError, match="no token"):
         decoder.forward([])
