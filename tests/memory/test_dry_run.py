@@ -71,6 +71,10 @@ def test_high_water_is_the_dry_runs(model: Model, name: str, tokens: int, comput
                 at_work = methods.create(name, model, adapter, plan)
                 at_work.gradients(batch, 1.0, gradients)
                 at_work.loss(batch)  # a held-out batch, of which nothing is kept
+                if chunk is not None:  # a short batch passes whole
+                    at_work.gradients(
+                        all_supervised(rng, min(tokens, chunk), model.config.vocab_size), 1.0, gradients
+                    )
                 scratch, kept = at_work.resources.scratch, at_work.resources.kept
                 assert scratch.high_water == scratch.capacity, (rank, targets, plan)
                 assert kept.high_water == kept.capacity or not plan.keep

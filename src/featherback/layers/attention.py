@@ -46,7 +46,10 @@ class AttentionState:
     o: Array  # (T, Q), an operand
     lse: Array  # (heads, T), the log of each score row's sum of exponentials
     probabilities: Array | None = None  # (heads * T, keys), only as plain autodiff holds them
-    out: Array | None = None  # (T, D): lin_o(o), the input of the norm behind it, if there is one
+    out: Array | None = (
+        None  # (T, D): lin_o(o), the input of the norm behind it, or room for it, if there is one
+    )
+    out_found: bool = False  # whether `out` holds it
     h: dict[str, Array | None] = field(default_factory=dict)  # LoRA's products of n, if they were kept
 
 
@@ -155,7 +158,13 @@ class Attention:
             self._turn_kept_keys(ctx, w, kv, kept)
         probabilities = None if found else self._attend(ctx, q, kv, o, lse)
         q_raw = q_raw if self.qk_norm else None
-        return AttentionState(q, q_raw, o, lse, probabilities, kept.rows("attn_out", ctx.span), h)
+        out = kept.rows("attn_out", ctx.span)
+        out_found = out is not None
+        if (
+            self.post_norm is not None and out is None
+        ):  # here, since it must outlive the frame that it is filled in
+            out = ctx.floats("output of o_proj", *x.shape)
+        return AttentionState(q, q_raw, o, lse, probabilities, out, out_found, h)
 
     def recall_keys(self, ctx: Context, x: Array, w: BlockWeights, kv: KeyValues, kept: Kept) -> None:
         """The span's rows of `kv` once more: those that are kept, and the rest computed again."""
@@ -206,15 +215,17 @@ class Attention:
     def add_output(
         self, ctx: Context, state: AttentionState, residual: Array, w: BlockWeights, kept: Kept = NOTHING
     ) -> None:
-        """residual (T, D) += lin_o(o), or its norm; what is kept of it is written, or read if state.out is set."""
+        """residual (T, D) += lin_o(o), or its norm; what is kept of it is written, or read if it was found."""
         o_proj = w.projections["o_proj"]
         if self.post_norm is None:
             with ctx.frame():
                 o_proj.forward(ctx, state.o, o_proj.lora_in(ctx, state.o), residual, accumulate=True)
             ctx.release(o_proj.weight)
             return
-        if state.out is None:
-            state.out = ctx.floats("output of o_proj", *residual.shape)
+        if not state.out_found:
+            if state.out is None:
+                state.out = ctx.floats("output of o_proj", *residual.shape)
+            state.out_found = True
             with ctx.frame():
                 o_proj.forward(ctx, state.o, o_proj.lora_in(ctx, state.o), state.out)
             ctx.release(o_proj.weight)

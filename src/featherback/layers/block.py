@@ -64,7 +64,7 @@ class Block:
     ) -> Array:
         """m (T, D) from the block's input x: kept, or computed again with attention's output projection."""
         place = kept.rows("m", ctx.span)
-        if place is not None and (self.attention.post_norm is None or state.out is not None):
+        if place is not None and (self.attention.post_norm is None or state.out_found):
             return place
         m = ctx.floats("m", *x.shape)
         ctx.ops.cast(x, m)

@@ -37,37 +37,43 @@ class Account:
     kept: int  # bytes of the intermediates that all layers keep
     mapped: int  # bytes of the file that are mapped at most, if weights go matrix by matrix
     work: Work  # of a step
-    ledger: Ledger  # of the step
 
 
 def account(job: Job, plan: Plan) -> Account:
     """The account of a step. Layers that are alike are run once and counted as often as there are of them."""
-    kinds: dict[tuple[int, tuple[str, ...]], list[int]] = {}
-    for layer, block in enumerate(job.blocks):
-        kinds.setdefault((id(block), plan.kept(layer)), []).append(layer)
+    kinds: dict[object, list[int]] = {}
+    for layer in range(job.layers):
+        kinds.setdefault(_kind(job, plan, layer), []).append(layer)
     runs = [_once(job, plan, layers[0]) for layers in kinds.values()]
     around = _once(job, plan, None)
     work = around.work
     for run, layers in zip(runs, kinds.values()):
         work = work.plus(run.work, len(layers))
-    largest = max([around, *runs], key=lambda run: run.scratch)
+    scratch = max(run.scratch for run in [around, *runs])
+    if plan.chunked:  # a short batch passes whole, its rotary tables at hand throughout
+        scratch = max(scratch, account(job, replace(plan, tokens=plan.span)).scratch)
     kept = sum(run.kept * len(layers) for run, layers in zip(runs, kinds.values()))
-    return Account(largest.scratch, kept, max(run.mapped for run in runs), work, largest.ledger)
+    return Account(scratch, kept, max(run.mapped for run in runs), work)
+
+
+def _kind(job: Job, plan: Plan, layer: int) -> tuple[object, ...]:
+    """Layers of one kind need the same."""
+    stored = tuple((name, matrix.type) for name, matrix in job.stored[layer].items())
+    return id(job.blocks[layer]), stored, plan.kept(layer)
 
 
 def _once(job: Job, plan: Plan, layer: int | None) -> Account:
     """One layer's part of a step, or the part around the layers; plans that differ in nothing it sees share it."""
     key: tuple[object, ...] = (plan.tokens, plan.compute, plan.chunk, plan.vocab_tile)
     if layer is not None:
-        block = job.blocks[layer]
-        key = (*key[:3], plan.mlp_tile, plan.keep_h, id(block), plan.kept(layer))
+        key = (*key[:3], plan.mlp_tile, plan.keep_h, *_kind(job, plan, layer))
     if key not in job.accounts:
         part = partial(_around, job) if layer is None else partial(_inside, job, layer)
-        job.accounts[key] = _in_chunks(plan, part)
+        job.accounts[key] = _in_chunks(job, plan, part)
     return job.accounts[key]
 
 
-def _in_chunks(plan: Plan, run: Callable[[Plan], Account]) -> Account:
+def _in_chunks(job: Job, plan: Plan, run: Callable[[Plan], Account]) -> Account:
     """The account of many chunks from those of a few: usually two, three and four.
 
     Chunks differ only in the keys that they see: memory is affine in their number, work quadratic. Where a chunk is so
@@ -76,7 +82,7 @@ def _in_chunks(plan: Plan, run: Callable[[Plan], Account]) -> Account:
     count, step = -(-plan.tokens // plan.span), ALIGNMENT // gcd(ALIGNMENT, plan.span)
     fewest = 2 + (count - 2) % step
     counts = [fewest, fewest + step, fewest + 2 * step]
-    if count <= counts[-1]:
+    if count <= counts[-1] or job.sequence < plan.tokens:  # where sequences end, chunks see fewer keys
         return run(plan)
     few, some, many = (run(replace(plan, tokens=plan.tokens - (count - n) * plan.span)) for n in counts)
     once = some.work.plus(few.work, -1)
@@ -97,8 +103,8 @@ def _inside(job: Job, layer: int, plan: Plan) -> Account:
 
 
 def _around(job: Job, plan: Plan) -> Account:
-    """The part of a step around the layers. Tiles of the vocabulary are alike: two are run, and the rest added."""
-    more = max(0, -(-job.head.rows // plan.vocab_tile) - 2)
+    """The part around the layers. Whole tiles of the vocabulary are alike: two are run, and the rest added."""
+    more = max(0, -(-job.head.rows // plan.vocab_tile) - 3)
     rows = job.head.rows - more * plan.vocab_tile
     run = _run(job, plan, [], job.head.slice(rows=(0, rows)))
     if more:
@@ -113,15 +119,19 @@ def _around(job: Job, plan: Plan) -> Account:
 
 def step_ledger(job: Job, plan: Plan) -> Ledger:
     """Every array of a step of a model with but the first layer, in the order of its birth."""
-    return _run(job, plan, [0], job.head).ledger
+    ledger = Ledger()
+    _run(job, plan, [0], job.head, ledger)
+    return ledger
 
 
-def _run(job: Job, plan: Plan, layers: list[int], head: BlankMatrix) -> Account:
-    """A step of a model that has only these layers, and this output head."""
+def _run(
+    job: Job, plan: Plan, layers: list[int], head: BlankMatrix, scratch: Ledger | None = None
+) -> Account:
+    """A step of a model that has only these layers, and this output head; its arrays are written down in `scratch`."""
     backend = Counting(plan.compute)
     model = _Shapes(job, layers, head)
     adapter = _BlankAdapter(job) if job.targets else None
-    scratch, kept, store = Ledger(), Ledger(), _NoStore()
+    scratch, kept, store = scratch or Ledger(), Ledger(), _NoStore()
     weights: Any = _BlankWeights(job, layers, backend)
     resources = Resources(backend, scratch, kept, weights, store, store)
     plan = replace(plan, keep={name: 1 for layer in layers for name in plan.kept(layer)})
@@ -133,7 +143,7 @@ def _run(job: Job, plan: Plan, layers: list[int], head: BlankMatrix) -> Account:
     held_out = replace(resources, scratch=Ledger())
     job.method(model, adapter, plan, held_out).loss(batch)
     most = max(scratch.high_water, held_out.scratch.high_water)
-    return Account(most, kept.high_water, backend.ops.most_mapped, work, scratch)
+    return Account(most, kept.high_water, backend.ops.most_mapped, work)
 
 
 def _full_batch(job: Job, plan: Plan) -> Batch:

@@ -158,27 +158,41 @@ def _keeping(
     job: Job, fitting: list[Prediction], limit: float, baseline: Baseline, machine: Machine
 ) -> Prediction:
     """The fastest of some plans, each with the rest of the budget filled by kept intermediates."""
+    limits = [limit]
+    if machine.memory is not None:  # up to where the page cache still holds the weights
+        limits.append(min(limit, machine.memory - job.weight_bytes))
     worth: dict[int | None, list[Gain]] = {}
-    filled = []
-    for prediction in fitting:
-        chunk = prediction.plan.chunk
-        if chunk not in worth:
-            worth[chunk] = gains(job, prediction.plan, machine)
-        keep: dict[str, int] = {}
-        seconds, room = prediction.seconds, limit - prediction.rss
-        for gain in worth[chunk]:
-            layers = min(job.layers, int(room // gain.nbytes))
-            if layers:
-                keep |= dict.fromkeys(gain.names, layers)
-                seconds, room = seconds - layers * gain.seconds, room - layers * gain.nbytes
-        filled.append((seconds, prediction.rss, keep, prediction))
-    for _, _, keep, prediction in sorted(filled, key=lambda entry: entry[:2]):
-        found = prediction
-        if keep:
-            found = predict(job, replace(prediction.plan, keep=keep), baseline, machine)
-        if found.rss <= limit:
-            return found
-    raise AssertionError("a plan that keeps nothing fits")
+    found = []
+    for most in limits:
+        filled = []
+        for prediction in fitting:
+            if prediction.rss > most:
+                continue
+            chunk = prediction.plan.chunk
+            if chunk not in worth:
+                worth[chunk] = gains(job, prediction.plan, machine)
+            filled.append((*_filled(job, prediction, most, worth[chunk]), prediction))
+        for _, _, keep, prediction in sorted(filled, key=lambda entry: entry[:2]):
+            plan = replace(prediction.plan, keep=keep)
+            final = predict(job, plan, baseline, machine) if keep else prediction
+            if final.rss <= limit:
+                found.append(final)
+                break
+    return min(found, key=lambda p: (p.seconds, p.rss))
+
+
+def _filled(
+    job: Job, prediction: Prediction, limit: float, worth: list[Gain]
+) -> tuple[float, int, dict[str, int]]:
+    """(seconds, resident bytes without what is kept, what is kept) of a plan whose free room is filled."""
+    keep: dict[str, int] = {}
+    seconds, room = prediction.seconds, limit - prediction.rss
+    for gain in worth:
+        layers = min(job.layers, int(room // gain.nbytes))
+        if layers > 0:
+            keep |= dict.fromkeys(gain.names, layers)
+            seconds, room = seconds - layers * gain.seconds, room - layers * gain.nbytes
+    return seconds, prediction.rss, keep
 
 
 def smallest(job: Job, baseline: Baseline, machine: Machine) -> Prediction:
