@@ -42,7 +42,7 @@ def test_train_has_every_field_and_every_optimisers_options(help_of: Any) -> Non
     for name, kinds in optim.rule_options().items():
         for kind in kinds.values():
             assert described(kind)[name].help in shown[flags(kind, name)[0]]
-    assert "|".join(methods.NAMES) in shown["--method"]
+    assert "|".join(methods.METHODS.names) in shown["--method"]
     for text in ("0.0002 for adamw", "0.1 for sgd"):
         assert text in shown["--lr"]
     assert "0.9 for adamw" in shown["--beta1"]

@@ -8,7 +8,6 @@ from typing import Any
 
 from featherback.errors import FeatherbackError
 from featherback.host.paged import PagedArray
-from featherback.optim import rules
 from featherback.optim.layerwise import LayerwiseOptimizer, clip_scale, global_norm
 from featherback.optim.rule import Rule
 from featherback.optim.schedule import SCHEDULES, Schedule
@@ -30,7 +29,7 @@ __all__ = [
     "state_arrays",
 ]
 
-RULES: Registry[type[Rule]] = Registry(rules, "RULE", "optimizer")
+RULES: Registry[type[Rule]] = Registry(f"{__name__}.rules", "RULE", "optimizer")
 
 
 def create(

@@ -58,7 +58,10 @@ class TrainConfig:
         metavar="DIR", free_on_resume=True, help="New directory for the adapter and the run's records."
     )
     method: str = option(
-        "mesp", choices=methods.NAMES, panel=OPTIMISATION, help="How gradients are computed or estimated."
+        "mesp",
+        choices=methods.METHODS.names,
+        panel=OPTIMISATION,
+        help="How gradients are computed or estimated.",
     )
     memory: int | None = option(  # peak of the resident memory, bytes
         None,
