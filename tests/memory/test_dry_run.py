@@ -19,6 +19,7 @@ from featherback.memory.dry_run import account, step_ledger
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.methods import METHODS
+from featherback.methods.mezo import MeZOOptions
 from featherback.models.model import Model
 from featherback.weights.types import TensorType
 from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, TINY_WIDE, tiny, write_tiny
@@ -142,6 +143,22 @@ def test_work_is_what_the_products_are() -> None:
     work: Work = account(job, Plan(tokens=64)).work
     least = 2 * 64 * (job.layers * (3 * weights - down) + 2 * head)
     assert least < work.products < least + 3 * 2 * 64 * job.layers * lora
+
+
+def test_work_is_counted_with_the_methods_options() -> None:
+    once, thrice = (
+        Job.of_shape(
+            TINY_LLAMA,
+            TensorType.Q4_0,
+            method=METHODS["mezo"],
+            options=MeZOOptions(directions=directions),
+            tokens=64,
+            sequence=64,
+        )
+        for directions in (1, 3)
+    )
+    plan = Plan(tokens=64)
+    assert account(thrice, plan).work.products == 3 * account(once, plan).work.products > 0
 
 
 def test_aligned_to_whole_cache_lines() -> None:

@@ -127,11 +127,11 @@ def _run(job: Job, plan: Plan, layers: list[int], head: BlankMatrix) -> Account:
     plan = replace(plan, keep={name: 1 for layer in layers for name in plan.kept(layer)})
     batch = _full_batch(job, plan)
     if adapter is not None:
-        job.method(model, adapter, plan, resources).gradients(batch, 1.0, _NoSink())
+        job.method(model, adapter, plan, resources, job.options).gradients(batch, 1.0, _NoSink())
     work = replace(backend.ops.work)
     # Held-out data pass without a backward pass, and none of their intermediates are kept.
     held_out = replace(resources, scratch=Ledger())
-    job.method(model, adapter, plan, held_out).loss(batch)
+    job.method(model, adapter, plan, held_out, job.options).loss(batch)
     most = max(scratch.high_water, held_out.scratch.high_water)
     return Account(most, kept.high_water, backend.ops.most_mapped, work, scratch)
 

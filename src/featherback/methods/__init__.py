@@ -11,9 +11,10 @@ from featherback.memory.plan import Plan
 from featherback.memory.resources import resources
 from featherback.methods.base import Method, Options
 from featherback.models.model import Model
-from featherback.registry import Registry
+from featherback.registry import OwnOptions, Registry
 
 METHODS: Registry[type[Method]] = Registry(__name__, "METHOD", "method", shared=("base",))
+OPTIONS: OwnOptions[Options] = OwnOptions(METHODS, lambda name: METHODS[name].options_class)
 
 
 def create(
@@ -34,6 +35,7 @@ def create(
         tokens=plan.tokens,
         sequence=plan.tokens,
         compute=plan.compute,
+        options=options,
     )
     needed = account(job, plan)
     at_work = resources(
