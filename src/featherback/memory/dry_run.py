@@ -51,8 +51,13 @@ def account(job: Job, plan: Plan) -> Account:
     for run, layers in zip(runs, kinds.values()):
         work = work.plus(run.work, len(layers))
     largest = max([around, *runs], key=lambda run: run.scratch)
-    kept = sum(run.kept * len(layers) for run, layers in zip(runs, kinds.values()))
-    return Account(largest.scratch, kept, max(run.mapped for run in runs), work, largest.ledger)
+    return Account(
+        scratch=largest.scratch,
+        kept=sum(run.kept * len(layers) for run, layers in zip(runs, kinds.values())),
+        mapped=max(run.mapped for run in runs),
+        work=work,
+        ledger=largest.ledger,
+    )
 
 
 def _once(job: Job, plan: Plan, layer: int | None) -> Account:
@@ -121,9 +126,9 @@ def _run(job: Job, plan: Plan, layers: list[int], head: BlankMatrix) -> Account:
     backend = Counting(plan.compute)
     model = _Shapes(job, layers, head)
     adapter = _BlankAdapter(job) if job.targets else None
-    scratch, kept, store = Ledger(), Ledger(), _NoStore()
+    step, intermediates, store = Ledger(), Ledger(), _NoStore()
     weights: Any = _BlankWeights(job, layers, backend)
-    resources = Resources(backend, scratch, kept, weights, store, store)
+    resources = Resources(backend, step, intermediates, weights, store, store)
     plan = replace(plan, keep={name: 1 for layer in layers for name in plan.kept(layer)})
     batch = _full_batch(job, plan)
     if adapter is not None:
@@ -132,8 +137,8 @@ def _run(job: Job, plan: Plan, layers: list[int], head: BlankMatrix) -> Account:
     # Held-out data pass without a backward pass, and none of their intermediates are kept.
     held_out = replace(resources, scratch=Ledger())
     job.method(model, adapter, plan, held_out, job.options).loss(batch)
-    most = max(scratch.high_water, held_out.scratch.high_water)
-    return Account(most, kept.high_water, backend.ops.most_mapped, work, scratch)
+    most = max(step.high_water, held_out.scratch.high_water)
+    return Account(most, intermediates.high_water, backend.ops.most_mapped, work, step)
 
 
 def _full_batch(job: Job, plan: Plan) -> Batch:
