@@ -1,30 +1,72 @@
-"""What can be chosen by name: one module each in a folder, discovered there and imported on first use."""
+"""What can be chosen by name: one module each in a folder, discovered there and imported on first use.
+
+An entry may have options of its own, which are the described fields of a dataclass.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
-from types import ModuleType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from featherback.errors import FeatherbackError
+from featherback.options import described, flags
 
 T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Every module of `package` is an entry: its name is the module's, its value the module's `attribute`.
+    """Every module of `package` but those in `shared` is an entry: its name, and as its value its `attribute`.
 
-    `kind` is what an error calls an entry.
+    `kind` is what errors and the command line call an entry. `shared`: modules that entries have in common.
     """
 
-    def __init__(self, package: ModuleType, attribute: str, kind: str) -> None:
-        self._package, self._attribute, self._kind = package.__name__, attribute, kind
-        self.names = tuple(sorted(module.name for module in iter_modules(package.__path__)))
+    def __init__(self, package: str, attribute: str, kind: str, shared: Collection[str] = ()) -> None:
+        self._package, self._attribute, self.kind = package, attribute, kind
+        modules = iter_modules(import_module(package).__path__)
+        self.names = tuple(sorted({module.name for module in modules} - set(shared)))
 
     def __getitem__(self, name: str) -> T:
         """The entry of this name; FeatherbackError if there is none."""
         if name not in self.names:
-            raise FeatherbackError(f"Unknown {self._kind} {name!r}; choose from {', '.join(self.names)}.")
+            raise FeatherbackError(f"Unknown {self.kind} {name!r}; choose from {', '.join(self.names)}.")
         found: T = getattr(import_module(f"{self._package}.{name}"), self._attribute)
+        return found
+
+
+class OwnOptions(Generic[T]):
+    """The options of the entries of `registry`: those of the dataclass that `dataclass_of` gives for a name."""
+
+    def __init__(self, registry: Registry[Any], dataclass_of: Callable[[str], type[T]]) -> None:
+        self.registry, self._dataclass_of = registry, dataclass_of
+
+    @property
+    def choice(self) -> str:
+        """What the entry is chosen with: "optimizer"."""
+        return self.registry.kind
+
+    def make(self, name: str, settings: Mapping[str, Any]) -> T:
+        """The options of the entry `name`, those in `settings` with these values.
+
+        FeatherbackError for an unknown name, an option that the entry does not have, or a value the option cannot have.
+        """
+        dataclass = self._dataclass_of(name)
+        known = described(dataclass)
+        for option in settings:
+            if option not in known:
+                own = ", ".join(flags(dataclass, each)[0] for each in known) or "none"
+                raise FeatherbackError(
+                    f"{flags(dataclass, option)[0]} is no option of the {self.choice} {name}, which has {own}; "
+                    f"leave it out or choose another --{self.choice}."
+                )
+        return dataclass(**settings)
+
+    def by_option(self) -> dict[str, dict[str, type[T]]]:
+        """Option -> the entries that have it: {entry's name: its dataclass}."""
+        found: dict[str, dict[str, type[T]]] = {}
+        for name in self.registry.names:
+            dataclass = self._dataclass_of(name)
+            for option in described(dataclass):
+                found.setdefault(option, {})[name] = dataclass
         return found

@@ -1,4 +1,4 @@
-"""The command line says what TrainConfig and the optimisers declare, and hands it on."""
+"""The command line says what TrainConfig, the optimisers and the methods declare, and hands it on."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Command
 
-from featherback import methods, optim
+from featherback import methods
 from featherback.errors import FeatherbackError
 from featherback.options import described, flags
-from featherback.training.config import PANELS, TrainConfig
+from featherback.training.config import CHOICES, PANELS, TrainConfig
 
 
 @pytest.fixture
@@ -33,19 +33,21 @@ def help_of(command: Command, monkeypatch: pytest.MonkeyPatch) -> Any:
     return read
 
 
-def test_train_has_every_field_and_every_optimisers_options(help_of: Any) -> None:
+def test_train_has_every_field_and_every_own_option(help_of: Any) -> None:
     shown = help_of("train")
     for name, about in described(TrainConfig).items():
         flag = flags(TrainConfig, name)[0]
         assert about.help in shown[flag]
         assert "|".join(about.choices) in shown[flag]
-    for name, kinds in optim.rule_options().items():
-        for kind in kinds.values():
-            assert described(kind)[name].help in shown[flags(kind, name)[0]]
-    assert "|".join(methods.NAMES) in shown["--method"]
+    for own in CHOICES:
+        for name, kinds in own.by_option().items():
+            for kind in kinds.values():
+                assert described(kind)[name].help in shown[flags(kind, name)[0]]
+    assert "|".join(methods.METHODS.names) in shown["--method"]
     for text in ("0.0002 for adamw", "0.1 for sgd"):
         assert text in shown["--lr"]
     assert "0.9 for adamw" in shown["--beta1"]
+    assert "0.01 for mezo" in shown["--epsilon"]
     assert "[default: 8]" in shown["--rank"]
     assert "[required]" in shown["--data"]
 
@@ -62,7 +64,7 @@ def test_every_panel_is_known() -> None:
     assert {about.panel for about in described(TrainConfig).values()} == {None, *PANELS}
 
 
-def test_an_optimisers_options_reach_the_configuration(
+def test_own_options_reach_the_configuration(
     command: Command, chat_model: Path, messages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[TrainConfig] = []
@@ -75,10 +77,13 @@ def test_an_optimisers_options_reach_the_configuration(
     arguments = ("train", chat_model, "--data", messages, "--out", tmp_path / "run", "--memory", "96MB")
     command(*arguments, "--beta1", 0.8, "--weight-decay", 0.1, "--lr", 1e-3, "--targets", "q,v")
     command(*arguments, "--optimizer", "sgd")
-    first, second = asked
+    command(*arguments, "--method", "mezo", "--epsilon", 1e-3, "--directions", 4, "--eps", 1e-6)
+    first, second, third = asked
     assert first.optimizer_options == {"beta1": 0.8, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
     assert (first.learning_rate, first.memory, first.targets) == (1e-3, 96_000_000, ("q_proj", "v_proj"))
     assert second.optimizer_options == {"weight_decay": 0.0}
+    assert (first.method_options, third.method_options) == ({}, {"epsilon": 1e-3, "directions": 4})
+    assert third.optimizer_options["eps"] == 1e-6
     assert (
         second.to_json()
         == TrainConfig(

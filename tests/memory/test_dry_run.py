@@ -18,7 +18,8 @@ from featherback.host.paged import PagedArray
 from featherback.memory.dry_run import account, step_ledger
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
-from featherback.methods import NAMES, method_class
+from featherback.methods import METHODS
+from featherback.methods.mezo import MeZOOptions
 from featherback.models.model import Model
 from featherback.weights.types import TensorType
 from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, TINY_WIDE, tiny, write_tiny
@@ -49,11 +50,11 @@ def all_supervised(rng: np.random.Generator, tokens: int, vocabulary: int) -> Ba
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
 @pytest.mark.parametrize("tokens", [1, 7, 64, 300])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", METHODS.names)
 def test_high_water_is_the_dry_runs(model: Model, name: str, tokens: int, compute: str) -> None:
     rng = np.random.default_rng(0)
     batch = all_supervised(rng, tokens, model.config.vocab_size)
-    method = method_class(name)
+    method = METHODS[name]
     for rank, targets in ADAPTERS:
         adapter = LoRA(model, rank, targets=targets)
         gradients = PagedArray(adapter.parameters.layers, adapter.layer_size)
@@ -81,7 +82,7 @@ def test_high_water_is_the_dry_runs(model: Model, name: str, tokens: int, comput
                 at_work.close()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", METHODS.names)
 def test_loss_alone_stays_within(model: Model, name: str) -> None:
     rng = np.random.default_rng(0)
     for tokens in (1, 40):
@@ -95,9 +96,9 @@ def test_loss_alone_stays_within(model: Model, name: str) -> None:
 def test_many_chunks_and_tiles_are_counted_from_few(model: Model, chunk: int | None) -> None:
     """What is extrapolated is what a dry run of every chunk and tile would count."""
     plan = Plan(tokens=321, chunk=chunk, mlp_tile=256, vocab_tile=16, keep_h=False, keep={"o": 2, "lse": 2})
-    job = Job.of(model, method=method_class("mesp"), rank=4, tokens=321, sequence=321)
+    job = Job.of(model, method=METHODS["mesp"], rank=4, tokens=321, sequence=321)
     found = account(job, plan)
-    alone = Job.of(model, method=method_class("mesp"), rank=4, tokens=321, sequence=321)
+    alone = Job.of(model, method=METHODS["mesp"], rank=4, tokens=321, sequence=321)
     alone = replace(alone, blocks=alone.blocks[:1], stored=alone.stored[:1])
     one = account(alone, plan)
     assert one.scratch == step_ledger(alone, plan).high_water > 0
@@ -125,7 +126,7 @@ def test_nothing_of_t_by_f_or_t_by_v_exists() -> None:
     job = Job.of_shape(
         config,
         TensorType.Q4_0,
-        method=method_class("mesp"),
+        method=METHODS["mesp"],
         rank=4,
         targets=("q_proj",),
         tokens=tokens,
@@ -137,9 +138,7 @@ def test_nothing_of_t_by_f_or_t_by_v_exists() -> None:
 
 def test_work_is_what_the_products_are() -> None:
     """MeSP multiplies with every weight forward, with all but `down` again, and with every one backward."""
-    job = Job.of_shape(
-        TINY_LLAMA, TensorType.Q4_0, method=method_class("mesp"), rank=4, tokens=64, sequence=64
-    )
+    job = Job.of_shape(TINY_LLAMA, TensorType.Q4_0, method=METHODS["mesp"], rank=4, tokens=64, sequence=64)
     shapes = job.blocks[0].projections
     weights = sum(rows * cols for rows, cols in shapes.values())
     lora = 4 * sum(rows + cols for rows, cols in shapes.values())
@@ -148,6 +147,22 @@ def test_work_is_what_the_products_are() -> None:
     work: Work = account(job, Plan(tokens=64)).work
     least = 2 * 64 * (job.layers * (3 * weights - down) + 2 * head)
     assert least < work.products < least + 3 * 2 * 64 * job.layers * lora
+
+
+def test_work_is_counted_with_the_methods_options() -> None:
+    once, thrice = (
+        Job.of_shape(
+            TINY_LLAMA,
+            TensorType.Q4_0,
+            method=METHODS["mezo"],
+            options=MeZOOptions(directions=directions),
+            tokens=64,
+            sequence=64,
+        )
+        for directions in (1, 3)
+    )
+    plan = Plan(tokens=64)
+    assert account(thrice, plan).work.products == 3 * account(once, plan).work.products > 0
 
 
 def test_aligned_to_whole_cache_lines() -> None:

@@ -12,7 +12,7 @@ from featherback.errors import FeatherbackError
 from featherback.host.machine import Baseline, Machine
 from featherback.memory import planner
 from featherback.memory.job import Job
-from featherback.methods import NAMES, method_class
+from featherback.methods import METHODS
 from featherback.weights.types import TensorType
 
 MB = 10**6
@@ -24,7 +24,7 @@ def job(name: str = "qwen2.5-0.5b", method: str = "mesp", tokens: int = 256, **o
     return Job.of_shape(
         CONFIGS[name],
         TensorType.Q4_0,
-        method=method_class(method),
+        method=METHODS[method],
         tokens=tokens,
         sequence=tokens,
         threads=2,
@@ -32,7 +32,7 @@ def job(name: str = "qwen2.5-0.5b", method: str = "mesp", tokens: int = 256, **o
     )
 
 
-@pytest.mark.parametrize("method", NAMES)
+@pytest.mark.parametrize("method", METHODS.names)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_chosen_plan_fits_and_is_the_fastest_that_does(name: str, method: str) -> None:
     asked = job(name, method)
@@ -62,7 +62,7 @@ def test_more_memory_is_never_slower() -> None:
     assert seconds[0] > seconds[-1]
 
 
-@pytest.mark.parametrize("method", NAMES)
+@pytest.mark.parametrize("method", METHODS.names)
 def test_a_refusal_names_a_budget_that_is_accepted(method: str) -> None:
     asked = job(method=method)
     refusal = r"does not fit in 20MB: .*--memory \d+MB; a smaller --seq-len"
@@ -88,7 +88,7 @@ def test_the_budget_named_survives_another_baseline_and_the_cap_stays(kilobytes:
     assert (planner.choose(asked, named, again, MACHINE).predicted_rss_mb or 0) * MB <= named
 
 
-@pytest.mark.parametrize("method", NAMES)
+@pytest.mark.parametrize("method", METHODS.names)
 def test_the_least_memory_grows_with_the_job(method: str) -> None:
     def least(**changed: object) -> planner.Prediction:
         changed = {"name": "qwen2.5-0.5b", "method": method, "tokens": 256} | changed

@@ -23,7 +23,7 @@ from featherback.data.batch import Batch
 from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
-from featherback.methods import method_class
+from featherback.methods import METHODS
 from featherback.models.model import Model
 from featherback.weights.types import TensorType
 from tests.methods.support import Result, assert_close, assert_equal, errors, with_plan
@@ -54,7 +54,7 @@ def random_state(model: Model) -> State:
 
 
 def plans(model: Model, method: str, compute: str) -> list[Plan]:
-    job = Job.of(model, method=method_class(method), rank=4, tokens=TOKENS, sequence=40, compute=compute)
+    job = Job.of(model, method=METHODS[method], rank=4, tokens=TOKENS, sequence=40, compute=compute)
     return list(planner.candidates(job, chunks=(32,)))
 
 

@@ -85,7 +85,7 @@ def test_options_reach_the_update(adapter: LoRA) -> None:
 
 @pytest.mark.parametrize("name", optim.RULES.names)
 def test_every_optimiser_declares_itself(name: str) -> None:
-    rule = optim.make_rule(name, {})
+    rule = optim.OPTIONS.make(name, {})
     assert rule.LEARNING_RATE > 0
     assert set(described(type(rule))) == {field.name for field in fields(rule)}
     assert tuple(rule.state_sizes((3, 5))) == rule.STATES

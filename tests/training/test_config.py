@@ -11,7 +11,7 @@ import pytest
 from featherback import optim
 from featherback.errors import FeatherbackError
 from featherback.options import field_types, flags
-from featherback.training.config import TrainConfig, parse_memory
+from featherback.training.config import CHOICES, TrainConfig, parse_memory
 
 BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
 
@@ -66,6 +66,17 @@ BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
             {"optimizer_options": {"beta3": 1}},
             "--beta3 is no option of the optimizer adamw, which has --beta1, ",
         ),
+        ({"method": "mezo", "epsilon": 0}, "--epsilon is 0; it must be a positive number"),
+        ({"method": "mezo", "directions": 0}, "--directions is 0; it must be at least 1"),
+        ({"method": "mezo", "directions": 1.5}, "--directions is 1.5; it must be a whole number"),
+        (
+            {"epsilon": 1e-3},
+            "--epsilon is no option of the method mesp, which has none; leave it out or choose another --method.",
+        ),
+        (
+            {"method": "mezo", "method_options": {"radius": 1}},
+            "--radius is no option of the method mezo, which has --epsilon, --directions;",
+        ),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], complaint: str) -> None:
@@ -88,6 +99,21 @@ def test_the_optimisers_options_are_recorded_in_full() -> None:
     assert recorded == {"beta1": 0.8, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
 
 
+def test_the_methods_options_are_recorded_in_full() -> None:
+    config = TrainConfig(**BASE, method="mezo", method_options={"directions": 4})
+    assert config == TrainConfig.of(**BASE, method="mezo", directions=4)
+    assert config.to_json()["method_options"] == {"epsilon": 1e-2, "directions": 4}
+    assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+def test_a_record_without_the_methods_options_has_their_defaults() -> None:
+    """As runs were recorded before methods had options."""
+    config = TrainConfig(**BASE, method="mezo")
+    values = config.to_json()
+    del values["method_options"]
+    assert TrainConfig.from_json(values) == config
+
+
 def test_a_record_with_weight_decay_among_the_fields_is_read() -> None:
     """As runs were recorded before optimisers had options of their own."""
     values = TrainConfig(**BASE).to_json()
@@ -96,10 +122,16 @@ def test_a_record_with_weight_decay_among_the_fields_is_read() -> None:
     assert earlier == TrainConfig.of(**BASE, weight_decay=0.1)
 
 
-def test_no_optimisers_option_has_the_name_of_a_field_and_types_agree() -> None:
-    for name, kinds in optim.rule_options().items():
-        assert name not in {field.name for field in fields(TrainConfig)}
-        assert len({(field_types(kind, name), flags(kind, name)) for kind in kinds.values()}) == 1
+def test_every_option_has_a_name_and_flags_of_its_own_and_types_agree() -> None:
+    names = [field.name for field in fields(TrainConfig)]
+    spelled = [flag for name in names for flag in flags(TrainConfig, name)]
+    for own in CHOICES:
+        for name, kinds in own.by_option().items():
+            (declared,) = {(field_types(kind, name), flags(kind, name)) for kind in kinds.values()}
+            names.append(name)
+            spelled += declared[1]
+    assert len(set(names)) == len(names)
+    assert len(set(spelled)) == len(spelled)
 
 
 def test_options_of_another_version_are_refused() -> None:
@@ -116,6 +148,11 @@ def test_resume_names_every_difference() -> None:
     with pytest.raises(FeatherbackError, match=r"other options: --optimizer was adamw, not sgd\.$"):
         TrainConfig(**BASE, seq_len=64, optimizer="sgd").check_resume(earlier)
     TrainConfig(**BASE, seq_len=64, steps=20, threads=1).check_resume(earlier)
+    estimated = TrainConfig.of(**BASE, method="mezo", epsilon=1e-3)
+    with pytest.raises(FeatherbackError, match=r"other options: --epsilon was 0.001, not 0.01\.$"):
+        TrainConfig(**BASE, method="mezo").check_resume(estimated)
+    with pytest.raises(FeatherbackError, match=r"other options: --method was mezo, not mesp\.$"):
+        TrainConfig(**BASE).check_resume(estimated)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,14 @@ def test_an_interrupted_run_resumes_bit_for_bit(start: Start, tmp_path: Path, op
         assert path.read_bytes() == (theirs / path.name).read_bytes()
 
 
+@pytest.mark.parametrize("options", [{"epsilon": 0.1}, {"directions": 2}])
+def test_the_methods_options_reach_it(start: Start, options: dict[str, Any]) -> None:
+    mezo: dict[str, Any] = {"method": "mezo", "optimizer": "sgd", "steps": 1}
+    asked = start("asked", **mezo, method_options=options)
+    assert options.items() <= asked.config.method_options.items()
+    assert _adapter_bytes(asked) != _adapter_bytes(start("default", **mezo))
+
+
 def test_a_longer_run_goes_on_from_a_finished_one(start: Start) -> None:
     whole = start("whole", steps=8, schedule="constant")
     start("parts", steps=3, schedule="constant")

@@ -16,7 +16,7 @@ from featherback.host.machine import Machine
 from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
-from featherback.methods import method_class
+from featherback.methods import METHODS
 from featherback.training.choose import worker_baseline, worker_environment
 
 
@@ -25,7 +25,7 @@ def measure_kept_h(model: Path, keep_h: bool, folder: Path, tokens: int = 256, s
     opened = models.load(model)
     job = Job.of(
         opened,
-        method=method_class("mesp"),
+        method=METHODS["mesp"],
         tokens=tokens,
         sequence=tokens,
         optimizer_states=optim.state_arrays("sgd"),

@@ -16,7 +16,7 @@ from featherback.host.machine import Machine
 from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
-from featherback.methods import method_class
+from featherback.methods import METHODS
 from featherback.training.choose import worker_baseline
 
 MB = 10**6
@@ -67,7 +67,7 @@ def _curve(
     """Rounds over all budgets in turn, so that a slow minute of the machine meets all of them."""
     model, tokens = models.load(path), setting.tokens
     threads = kernels.default_threads()
-    job = Job.of(model, method=method_class("mesp"), tokens=tokens, sequence=tokens, threads=threads)
+    job = Job.of(model, method=METHODS["mesp"], tokens=tokens, sequence=tokens, threads=threads)
     machine, baseline = Machine.measure(model.config, tokens, "bf16"), worker_baseline()
     least = planner.least_budget(planner.smallest(job, baseline, machine).rss)
     most = planner.choose(job, 100 * least, baseline, machine).predicted_rss_mb or 0

@@ -11,7 +11,7 @@ from featherback.bench.synthetic import CONFIGS
 from featherback.memory.dry_run import step_ledger
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
-from featherback.methods import method_class
+from featherback.methods import METHODS
 from featherback.weights.types import TensorType
 
 MARKER = "<!-- ledger -->"
@@ -20,7 +20,7 @@ _END = "<!-- end of ledger -->"
 
 def ledger() -> Ledger:
     """A step of the paper's setting: Qwen2.5-0.5B, sequence 256, rank 8 on all seven projections, smallest tiles."""
-    job = Job.of_shape(CONFIGS["qwen2.5-0.5b"], TensorType.Q4_0, method=method_class("mesp"))
+    job = Job.of_shape(CONFIGS["qwen2.5-0.5b"], TensorType.Q4_0, method=METHODS["mesp"])
     return step_ledger(job, Plan(tokens=256, mlp_tile=256, vocab_tile=256))
 
 

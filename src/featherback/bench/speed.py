@@ -21,7 +21,7 @@ from featherback.host.machine import Machine
 from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
-from featherback.methods import method_class
+from featherback.methods import METHODS
 from featherback.training.choose import worker_baseline
 
 Say = Callable[[str], None]
@@ -129,7 +129,7 @@ def _plan(path: Path, tokens: int, method: str, budget: int | None = None) -> Pl
     model = models.load(path)
     job = Job.of(
         model,
-        method=method_class(method),
+        method=METHODS[method],
         tokens=tokens,
         sequence=tokens,
         optimizer_states=optim.state_arrays("adamw"),

@@ -19,7 +19,7 @@ from featherback.weights.types import TensorType
 from featherback.weights.writer import OutTensor, Value, tensor_of_array, write_gguf
 
 STD = 0.02  # of every weight, as transformers are initialised
-TILE = 131_071  # blocks drawn; a prime, so that tiling repeats no row in step with the row length
+POOL = 131_071  # blocks drawn; a prime, so that repeating them repeats no row in step with the row length
 
 # What llama.cpp stores instead where rows do not fill whole blocks of 256.
 FALLBACK = {
@@ -114,17 +114,17 @@ def _tensors(
 
 
 @dataclass
-class _Tile:
+class _Pool:
     data: NDArray[np.uint8]
     block_bytes: int
 
 
 class _Source:
-    """Makes tensors whose bytes are slices of one tile of random blocks per format, each from another start."""
+    """Makes tensors whose bytes are slices of one pool of random blocks per format, each from another start."""
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
-        self._tiles: dict[TensorType, _Tile] = {}
+        self._pools: dict[TensorType, _Pool] = {}
 
     def tensor(self, name: str, shape: tuple[int, ...], kind: TensorType) -> OutTensor:
         """A tensor of small random weights; a norm is all ones."""
@@ -133,14 +133,14 @@ class _Source:
             return tensor_of_array(name, values)
         if shape[-1] % kind.block_size:
             kind = FALLBACK.get(kind, kind)
-        tile, nbytes = self._tile(kind), shape[0] * kind.row_bytes(shape[1])
-        start = int(self._rng.integers(TILE)) * tile.block_bytes
-        return OutTensor(name, kind, shape, _stream(tile.data, start, nbytes))
+        pool, nbytes = self._pool(kind), shape[0] * kind.row_bytes(shape[1])
+        start = int(self._rng.integers(POOL)) * pool.block_bytes
+        return OutTensor(name, kind, shape, _stream(pool.data, start, nbytes))
 
-    def _tile(self, kind: TensorType) -> _Tile:
-        if kind not in self._tiles:
-            self._tiles[kind] = _Tile(random_blocks(self._rng, kind, TILE, STD), kind.block_bytes)
-        return self._tiles[kind]
+    def _pool(self, kind: TensorType) -> _Pool:
+        if kind not in self._pools:
+            self._pools[kind] = _Pool(random_blocks(self._rng, kind, POOL, STD), kind.block_bytes)
+        return self._pools[kind]
 
 
 def _stream(data: NDArray[np.uint8], start: int, nbytes: int) -> Callable[[], Iterator[memoryview]]:

@@ -1,4 +1,4 @@
-"""Command-line options made from what TrainConfig and the optimisers say of themselves."""
+"""Command-line options made from what TrainConfig, the optimisers and the methods say of themselves."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from featherback import optim
 from featherback.cli.options import FromConfig
 from featherback.options import checked, described, field_types, flags
-from featherback.training.config import PANELS, TrainConfig
+from featherback.registry import OwnOptions
+from featherback.training.config import CHOICES, PANELS, TrainConfig
 
 Command = Callable[..., None]
 
@@ -22,7 +22,8 @@ Command = Callable[..., None]
 def expanded(command: Command, signature: Signature, marked: Mapping[str, FromConfig]) -> Command:
     """`command` as Typer reads it, every parameter in `marked` described by the field it stands for.
 
-    A value is checked and parsed before the command gets it; an optimiser's option that was not named is left out.
+    A value is checked and parsed before the command gets it; what was not named of the options of optimisers and
+    methods is left out.
     """
     parameters: list[Parameter] = []
     from_fields: list[Parameter] = []
@@ -43,7 +44,7 @@ def expanded(command: Command, signature: Signature, marked: Mapping[str, FromCo
     def run(**values: Any) -> None:
         for name in checkable:
             values[name] = checked(TrainConfig, name, values[name])
-        unnamed = {name for name in optim.rule_options() if values.get(name) is None}
+        unnamed = {name for own in CHOICES for name in own.by_option() if values.get(name) is None}
         command(**{name: value for name, value in values.items() if name not in unnamed})
 
     run.__doc__ = command.__doc__
@@ -53,13 +54,14 @@ def expanded(command: Command, signature: Signature, marked: Mapping[str, FromCo
 
 
 def _every_option() -> list[Parameter]:
-    """All described fields, group by group, with the optimisers' options behind --optimizer."""
+    """All described fields, group by group, with those of the optimisers behind --optimizer, and so on."""
     names = sorted(described(TrainConfig), key=_group)  # stable: within a group in the order of the fields
     found = []
     for name in names:
         found.append(_parameter(name))
-        if name == "optimizer":
-            found += [_rule_parameter(option, kinds) for option, kinds in optim.rule_options().items()]
+        for own in CHOICES:
+            if name == own.choice:
+                found += [_own_parameter(own, option, kinds) for option, kinds in own.by_option().items()]
     return found
 
 
@@ -85,22 +87,22 @@ def _parameter(name: str, help: str | None = None, grouped: bool = True) -> Para
     return _option(name, reduce(or_, accepted), option, Parameter.empty if default is MISSING else default)
 
 
-def _rule_parameter(name: str, kinds: Mapping[str, Any]) -> Parameter:
-    """The flag of an option that some optimisers have: {optimiser: class}."""
+def _own_parameter(own: OwnOptions[Any], name: str, kinds: Mapping[str, Any]) -> Parameter:
+    """The flag of an option that some optimisers, or methods, have: {optimiser: class}."""
     helps: dict[str, list[str]] = {}
     defaults = {}
-    for optimizer, kind in kinds.items():
-        helps.setdefault(described(kind)[name].help, []).append(optimizer)
-        defaults[optimizer] = next(field.default for field in fields(kind) if field.name == name)
-    for_all = len(kinds) == len(optim.RULES.names)
+    for entry, kind in kinds.items():
+        helps.setdefault(described(kind)[name].help, []).append(entry)
+        defaults[entry] = next(field.default for field in fields(kind) if field.name == name)
+    for_all = len(kinds) == len(own.registry.names)
     if for_all and len(set(defaults.values())) == 1:
         shown = str(next(iter(defaults.values())))
     else:
-        shown = ", ".join(f"{value} for {optimizer}" for optimizer, value in defaults.items())
+        shown = ", ".join(f"{value} for {entry}" for entry, value in defaults.items())
     option = typer.Option(
         *flags(next(iter(kinds.values())), name),
         help=" ".join(text if len(helps) == 1 else f"{', '.join(of)}: {text}" for text, of in helps.items()),
-        rich_help_panel=described(TrainConfig)["optimizer"].panel,
+        rich_help_panel=described(TrainConfig)[own.choice].panel,
         show_default=shown,
     )
     accepted = {value for kind in kinds.values() for value in field_types(kind, name)}

@@ -140,7 +140,7 @@ def _run(path: Path) -> dict[str, Any]:
         **{
             f"option {name}": value
             for name, value in record.get("configuration", {}).items()
-            if value is not None
+            if value not in (None, {})
         },
         **{f"version {name}": value for name, value in record.get("versions", {}).items()},
     }

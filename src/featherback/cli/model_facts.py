@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,9 +12,11 @@ if TYPE_CHECKING:
 
 
 def parameters(model: Model) -> int:
-    """Number of weights."""
-    norms = (2 * model.config.num_hidden_layers + 1) * model.config.hidden_size
-    return norms + sum(matrix.rows * matrix.cols for matrix in matrices(model))
+    """Number of weights, norms and biases among them; a tied head is counted once."""
+    from featherback.models.layout import layer_shapes, top_shapes
+
+    parts = [top_shapes(model.config), *layer_shapes(model.config)]
+    return sum(prod(shape) for part in parts for shape in part.values())
 
 
 def formats(model: Model) -> list[str]:

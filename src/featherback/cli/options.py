@@ -29,7 +29,7 @@ AdapterOption = Annotated[
 class FromConfig:
     """Marks a command's parameter that is a field of TrainConfig: its type, default, help and checks are said there.
 
-    On `**options`: the `fields` named, or every field, with the optimisers' options.
+    On `**options`: the `fields` named, or every field, with the options of optimisers and methods.
     """
 
     help: str | None = None  # in place of the field's

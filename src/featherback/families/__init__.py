@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from pkgutil import iter_modules
-
 from featherback.architecture.config import ModelConfig
 from featherback.errors import FeatherbackError
 from featherback.families.base import Family
 from featherback.layers.block import Block
+from featherback.registry import Registry
 
-FAMILIES: dict[str, Family] = {
-    family.architecture: family
-    for family in (
-        import_module(f"{__name__}.{module.name}").FAMILY
-        for module in iter_modules(__path__)
-        if module.name != "base"
-    )
-}
+_MODULES: Registry[Family] = Registry(__name__, "FAMILY", "family", shared=("base",))
+FAMILIES = {family.architecture: family for family in map(_MODULES.__getitem__, _MODULES.names)}
 """By GGUF architecture."""
 
 

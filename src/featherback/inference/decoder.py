@@ -96,8 +96,8 @@ class Decoder:
             block.forward(ctx, x, weights, kv)
 
     def _context(self, backend: Backend, scratch: Scratch, span: Span) -> Context:
-        tile = self.model.config.intermediate_size if span.tokens <= FEW else MLP_TILE
-        return Context(backend, scratch, self.compute, span, mlp_tile=tile, decoding=True)
+        columns = self.model.config.intermediate_size if span.tokens <= FEW else MLP_TILE
+        return Context(backend, scratch, self.compute, span, mlp_tile=columns, decoding=True)
 
     def _most_scratch(self) -> int:
         """Bytes of scratch for the longest chunk, and for the most tokens that take the MLP's whole width at once."""

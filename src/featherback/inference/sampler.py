@@ -14,7 +14,7 @@ from featherback.errors import FeatherbackError
 class Sampler:
     """Greedy at temperature 0; else a draw from softmax(logits / temperature) over the tokens that are left.
 
-    `top_k` leaves the k likeliest (0 = all); `top_p` then the fewest whose probabilities reach p (1 = all).
+    `top_k` leaves the k likeliest (0 = all); `top_p` then the fewest whose probabilities reach `top_p` (1 = all).
     The same seed draws the same tokens.
     """
 
@@ -42,10 +42,10 @@ class Sampler:
         order = np.argsort(-logits, kind="stable")
         if self.top_k:
             order = order[: self.top_k]
-        p = softmax(logits[order] / np.float64(self.temperature))
-        kept = int(np.searchsorted(np.cumsum(p), self.top_p)) + 1  # the one that reaches top_p is in
-        p = p[:kept] / p[:kept].sum()
-        return int(order[self._random.choice(p.size, p=p)])
+        chances = softmax(logits[order] / np.float64(self.temperature))
+        kept = int(np.searchsorted(np.cumsum(chances), self.top_p)) + 1  # the one that reaches top_p is in
+        chances = chances[:kept] / chances[:kept].sum()
+        return int(order[self._random.choice(chances.size, p=chances)])
 
 
 def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -14,7 +14,7 @@ import numpy as np
 from featherback.backend.protocol import Array
 from featherback.layers.context import Context
 from featherback.layers.kept import NOTHING, Intermediate, Kept
-from featherback.layers.linear import BlockWeights, Projection, add_outer, tiles
+from featherback.layers.linear import BlockWeights, Projection, add_outer, pieces
 
 FLOAT = np.dtype(np.float32)
 
@@ -66,7 +66,7 @@ class GatedUnit:
     def backward(self, ctx: Context, dy: Array, m: Array, w: BlockWeights, kept: Kept = NOTHING) -> None:
         """dy (T, D), the gradient of y, becomes the gradient of m (T, D), float32 or operand, in place.
 
-        Gate and up are computed again tile by tile unless they are kept. The products of `down` are done again only
+        Gate and up are computed again tile by tile unless they are kept. The products of down_proj are done again only
         where a norm follows them and its input was not kept.
         """
         gate_proj, up_proj, down_proj = (w.projections[f"{name}_proj"] for name in ("gate", "up", "down"))
@@ -78,26 +78,27 @@ class GatedUnit:
             h = {"gate": gate_proj.lora_in(ctx, n), "up": up_proj.lora_in(ctx, n)}
             dh = {"gate": gate_proj.accumulator(ctx, "dh"), "up": up_proj.accumulator(ctx, "dh")}
             h_down, dh_down = down_proj.accumulator(ctx, "h"), down_proj.lora_in_backward(ctx, d_out)
-            for f0, f1 in tiles(self.inner, ctx.mlp_tile):
-                gate, up, down = gate_proj.outputs(f0, f1), up_proj.outputs(f0, f1), down_proj.inputs(f0, f1)
+            for f0, f1 in pieces(self.inner, ctx.mlp_tile):
+                gate_part, up_part = gate_proj.outputs(f0, f1), up_proj.outputs(f0, f1)
+                down_part = down_proj.inputs(f0, f1)
                 shape = (ctx.tokens, f1 - f0)
                 with ctx.frame():
                     dg, du = ctx.operands("dgate tile", *shape), ctx.operands("dup tile", *shape)
                     with ctx.frame():
-                        g, u = self._recall(ctx, n, {"gate": gate, "up": up}, h, kept, (f0, f1))
+                        g, u = self._recall(ctx, n, {"gate": gate_part, "up": up_part}, h, kept, (f0, f1))
                         da = ctx.floats("da tile", *shape)
                         kept_a = kept.rows("a", ctx.span)
                         a = ctx.operands("a tile", *shape) if kept_a is None else kept_a[:, f0:f1]
                         # y = m + a W^T + (s a A^T) B^T
-                        down.backward_input(ctx, d_out, dh_down, da)
+                        down_part.backward_input(ctx, d_out, dh_down, da)
                         # a = act(g) * u
-                        again = a if kept_a is None and down.lora is not None else None
+                        again = a if kept_a is None and down_part.lora is not None else None
                         ctx.ops.glu_backward(da, g, u, dg, du, self.activation, a=again)
-                        down.add_lora_in(ctx, a, h_down)
-                        if down.lora is not None:
-                            add_outer(ctx, dh_down, a, down.lora.da)
+                        down_part.add_lora_in(ctx, a, h_down)
+                        if down_part.lora is not None:
+                            add_outer(ctx, dh_down, a, down_part.lora.da)
                     # g = n W^T + h B^T: dn (+)= dg W, dh += s dg B, dB^T += h^T dg. dh A comes once dh is complete.
-                    for name, part, gradient in (("gate", gate, dg), ("up", up, du)):
+                    for name, part, gradient in (("gate", gate_part, dg), ("up", up_part, du)):
                         part.add_lora_in_backward(ctx, gradient, dh[name])
                         if part.lora is not None:
                             add_outer(ctx, h[name], gradient, part.lora.dbt)
@@ -119,8 +120,8 @@ class GatedUnit:
         with ctx.frame():
             h = {"gate": gate_proj.lora_in(ctx, n), "up": up_proj.lora_in(ctx, n)}
             h_down = down_proj.accumulator(ctx, "h")
-            for f0, f1 in tiles(self.inner, ctx.mlp_tile):
-                down = down_proj.inputs(f0, f1)
+            for f0, f1 in pieces(self.inner, ctx.mlp_tile):
+                down_part = down_proj.inputs(f0, f1)
                 shape = (ctx.tokens, f1 - f0)
                 with ctx.frame():
                     values: dict[str, Array] = {}
@@ -137,9 +138,9 @@ class GatedUnit:
                     place = kept.rows("a", ctx.span)
                     a = ctx.operands("a tile", *shape) if place is None else place[:, f0:f1]
                     ctx.ops.glu(values["gate"], values["up"], a, self.activation)
-                    down.add_lora_in(ctx, a, h_down)
-                    done = down.finished(ctx, h_down, "h") if f1 == self.inner else None
-                    down.forward(ctx, a, done, out, accumulate=accumulate or f0 > 0)
+                    down_part.add_lora_in(ctx, a, h_down)
+                    done = down_part.finished(ctx, h_down, "h") if f1 == self.inner else None
+                    down_part.forward(ctx, a, done, out, accumulate=accumulate or f0 > 0)
             ctx.release(down_proj.weight)
 
     def _recall(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ class Kept:
     """The intermediates of one block, by name, for all tokens of a batch."""
 
     arrays: Mapping[str, Array] = field(default_factory=dict)
+    by_head: Collection[str] = ()  # those with a row per head
 
     def __contains__(self, name: str) -> bool:
         return name in self.arrays
@@ -41,7 +42,7 @@ class Kept:
         array = self.arrays.get(name)
         if array is None:
             return None
-        return array[:, span.start : span.stop] if name == "lse" else array[span.start : span.stop]
+        return array[:, span.start : span.stop] if name in self.by_head else array[span.start : span.stop]
 
 
 NOTHING = Kept()

@@ -139,6 +139,6 @@ class BlockWeights(NamedTuple):
     vectors: Mapping[str, Array]
 
 
-def tiles(size: int, step: int) -> list[tuple[int, int]]:
+def pieces(size: int, step: int) -> list[tuple[int, int]]:
     """[first, last) ranges of at most `step` that cover `size`."""
     return [(first, min(size, first + step)) for first in range(0, size, step)]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from featherback.backend.protocol import Array, Matrix
 from featherback.data.batch import IGNORE
 from featherback.layers.context import Context
-from featherback.layers.linear import tiles
+from featherback.layers.linear import pieces
 from featherback.weights.matrix import Matrix as StoredMatrix
 
 ROWS = 256
@@ -92,13 +92,13 @@ class Head:
             ctx.ops.fill(dh, 0)
             wanted = targets[rows]
             for first, logits, weight in self._logits(ctx, hidden, source):
-                p = ctx.operands("p tile", *logits.shape)
+                exponentials = ctx.operands("exponentials tile", *logits.shape)
                 ctx.ops.cross_entropy_tile(
-                    logits, first, wanted, softmax.reference, softmax.sum, softmax.target_logit, p, dh,
-                    softcap=self.softcap,
+                    logits, first, wanted, softmax.reference, softmax.sum, softmax.target_logit, exponentials,
+                    dh, softcap=self.softcap,
                 )  # fmt: skip
-                ctx.ops.linear_backward(p, weight, dh, accumulate=True)
-            for start, stop in tiles(len(rows), ROWS):
+                ctx.ops.linear_backward(exponentials, weight, dh, accumulate=True)
+            for start, stop in pieces(len(rows), ROWS):
                 part, chosen = slice(start, stop), rows[start:stop]
                 with ctx.frame():
                     target_rows = ctx.floats("target rows", stop - start, x.shape[1])
@@ -140,7 +140,7 @@ class Head:
         """The normed supervised rows (n, D), an operand."""
         with ctx.frame():
             hidden = ctx.operands("hidden", len(rows), x.shape[1])
-            for start, stop in tiles(len(rows), ROWS):
+            for start, stop in pieces(len(rows), ROWS):
                 with ctx.frame():
                     source = ctx.floats("rows of the residual stream", stop - start, x.shape[1])
                     ctx.ops.take_rows(x, rows[start:stop], source)
@@ -149,7 +149,7 @@ class Head:
 
     def _logits(self, ctx: Context, hidden: Array, source: HeadSource) -> Iterator[tuple[int, Array, Matrix]]:
         """(first column, logits (n, tile), rows of the head), a vocabulary tile at a time."""
-        for first, last in tiles(self.weight.rows, ctx.vocab_tile):
+        for first, last in pieces(self.weight.rows, ctx.vocab_tile):
             with source.rows(self.weight, first, last) as part, ctx.frame():
                 weight = ctx.backend.matrix(part)
                 logits = ctx.floats("logits tile", len(hidden), last - first)

@@ -124,26 +124,24 @@ def step_ledger(job: Job, plan: Plan) -> Ledger:
     return ledger
 
 
-def _run(
-    job: Job, plan: Plan, layers: list[int], head: BlankMatrix, scratch: Ledger | None = None
-) -> Account:
-    """A step of a model that has only these layers, and this output head; its arrays are written down in `scratch`."""
+def _run(job: Job, plan: Plan, layers: list[int], head: BlankMatrix, step: Ledger | None = None) -> Account:
+    """A step of a model that has only these layers, and this output head; its arrays are written down in `step`."""
     backend = Counting(plan.compute)
     model = _Shapes(job, layers, head)
     adapter = _BlankAdapter(job) if job.targets else None
-    scratch, kept, store = scratch or Ledger(), Ledger(), _NoStore()
+    step, intermediates, store = step or Ledger(), Ledger(), _NoStore()
     weights: Any = _BlankWeights(job, layers, backend)
-    resources = Resources(backend, scratch, kept, weights, store, store)
+    resources = Resources(backend, step, intermediates, weights, store, store)
     plan = replace(plan, keep={name: 1 for layer in layers for name in plan.kept(layer)})
     batch = _full_batch(job, plan)
     if adapter is not None:
-        job.method(model, adapter, plan, resources).gradients(batch, 1.0, _NoSink())
+        job.method(model, adapter, plan, resources, job.options).gradients(batch, 1.0, _NoSink())
     work = replace(backend.ops.work)
     # Held-out data pass without a backward pass, and none of their intermediates are kept.
     held_out = replace(resources, scratch=Ledger())
-    job.method(model, adapter, plan, held_out).loss(batch)
-    most = max(scratch.high_water, held_out.scratch.high_water)
-    return Account(most, kept.high_water, backend.ops.most_mapped, work)
+    job.method(model, adapter, plan, held_out, job.options).loss(batch)
+    most = max(step.high_water, held_out.scratch.high_water)
+    return Account(most, intermediates.high_water, backend.ops.most_mapped, work)
 
 
 def _full_batch(job: Job, plan: Plan) -> Batch:

@@ -30,6 +30,7 @@ class Job:
     layer_mapped: int  # most bytes of the file that a layer in use may have mapped
     weight_bytes: int  # of all weights, as stored
     method: type[Any]  # a methods.Method
+    options: Any = None  # the method's; None: the defaults
     rank: int = 8
     targets: tuple[str, ...] = TARGETS
     tokens: int = 256  # most tokens a batch holds: seq_len * batch_size

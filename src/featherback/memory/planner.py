@@ -57,8 +57,8 @@ class Prediction:
 def candidates(job: Job, chunks: Sequence[int] = CHUNKS) -> Iterator[Plan]:
     """Every plan for a job, before intermediates are kept."""
     inner = -(-job.config.intermediate_size // MLP_STEP)
-    mlp_tiles = sorted({min(tile, inner) * MLP_STEP for tile in MLP_TILES})
-    vocab_tiles = sorted({min(tile, job.config.vocab_size) for tile in VOCAB_TILES})
+    mlp_tiles = sorted({min(steps, inner) * MLP_STEP for steps in MLP_TILES})
+    vocab_tiles = sorted({min(rows, job.config.vocab_size) for rows in VOCAB_TILES})
     spans = [None, *(chunk for chunk in chunks if job.method.can_chunk and chunk < job.tokens)]
     places = ("ram", "file") if job.files else ("ram",)
     for chunk, mlp, vocab, keep_h, checkpoints, states, weights in product(
@@ -112,11 +112,11 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
     none fits.
     """
     predictions = [predict(job, plan, baseline, machine) for plan in candidates(job)]
-    least = min(p.rss for p in predictions)
+    least = min(prediction.rss for prediction in predictions)
     limit = FRUGAL * least if budget is None else budget
     if machine.memory is not None:
         limit = min(limit, machine.memory)
-    fitting = [p for p in predictions if p.rss <= limit]
+    fitting = [prediction for prediction in predictions if prediction.rss <= limit]
     if not fitting:
         change = "a smaller --seq-len, --batch-size or --rank, or fewer --targets, needs less."
         named = f"{least_budget(least) // MB}MB"
@@ -147,10 +147,10 @@ def gains(job: Job, plan: Plan, machine: Machine) -> list[Gain]:
     without = account(job, replace(plan, keep={}))
     found = []
     for names in dict.fromkeys(bundle for block in job.blocks for bundle in block.bundles):
-        kept = account(job, replace(plan, keep=dict.fromkeys(names, job.layers)))
-        saved = _compute_seconds(without.work, machine) - _compute_seconds(kept.work, machine)
+        keeping = account(job, replace(plan, keep=dict.fromkeys(names, job.layers)))
+        saved = _compute_seconds(without.work, machine) - _compute_seconds(keeping.work, machine)
         if saved > 0:
-            found.append(Gain(names, saved / job.layers, kept.kept // job.layers))
+            found.append(Gain(names, saved / job.layers, keeping.kept // job.layers))
     return sorted(found, key=lambda gain: -gain.seconds / gain.nbytes)
 
 
@@ -198,7 +198,8 @@ def _filled(
 def smallest(job: Job, baseline: Baseline, machine: Machine) -> Prediction:
     """The plan with the lowest resident peak."""
     return min(
-        (predict(job, plan, baseline, machine) for plan in candidates(job)), key=lambda p: (p.rss, p.seconds)
+        (predict(job, plan, baseline, machine) for plan in candidates(job)),
+        key=lambda prediction: (prediction.rss, prediction.seconds),
     )
 
 

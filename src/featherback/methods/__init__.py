@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 
 from featherback.adapters.lora import LoRA
-from featherback.errors import FeatherbackError
 from featherback.memory.dry_run import account
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.memory.resources import resources
 from featherback.methods.base import Method, Options
 from featherback.models.model import Model
+from featherback.registry import OwnOptions, Registry
 
-NAMES = tuple(module.name for module in iter_modules(__path__) if module.name != "base")
-"""Names of the methods, as on the command line."""
-
-
-def method_class(name: str) -> type[Method]:
-    """The class of a method; FeatherbackError if there is none of that name."""
-    if name not in NAMES:
-        raise FeatherbackError(f"Unknown method {name!r}; choose from {', '.join(NAMES)}.")
-    found: type[Method] = import_module(f"{__name__}.{name}").METHOD
-    return found
+METHODS: Registry[type[Method]] = Registry(__name__, "METHOD", "method", shared=("base",))
+OPTIONS: OwnOptions[Options] = OwnOptions(METHODS, lambda name: METHODS[name].options_class)
 
 
 def create(
@@ -36,7 +26,7 @@ def create(
     options: Options | None = None,
 ) -> Method:
     """A method with what it needs to run on a model and its adapter; `folder` holds what the plan keeps in files."""
-    method = method_class(name)
+    method = METHODS[name]
     job = Job.of(
         model,
         method=method,
@@ -45,6 +35,7 @@ def create(
         tokens=plan.tokens,
         sequence=plan.tokens,
         compute=plan.compute,
+        options=options,
     )
     needed = account(job, plan)
     at_work = resources(

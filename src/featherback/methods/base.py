@@ -23,6 +23,7 @@ from featherback.layers.span import Span, spans
 from featherback.memory.plan import Plan
 from featherback.memory.resources import Resources
 from featherback.models.model import LayerWeights
+from featherback.options import check
 from featherback.parameters.sinks import GradientSink
 from featherback.weights.matrix import Matrix
 
@@ -83,9 +84,15 @@ class Adapter(Protocol):
         """What LoRA's product is multiplied by."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
-    """A method's options; a subclass per method that has any."""
+    """A method's options, each a field made by `options.option`; a subclass per method that has any.
+
+    FeatherbackError, naming the option, for a value that an option cannot have.
+    """
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 class Method(ABC):

@@ -120,8 +120,9 @@ class MeSP(Method):
     def _room(self, block: Block, layer: int, tokens: int) -> Kept:
         """Room for the intermediates that the plan keeps of a layer."""
         take, operand = self.resources.kept.take, self.resources.backend.operand(self.plan.compute)
-        names = self.plan.kept(layer)
-        return Kept({name: take(name, *block.intermediates[name].placed(tokens, operand)) for name in names})
+        chosen = {name: block.intermediates[name] for name in self.plan.kept(layer)}
+        arrays = {name: take(name, *about.placed(tokens, operand)) for name, about in chosen.items()}
+        return Kept(arrays, [name for name, about in chosen.items() if about.by_head])
 
     def _held(self, ctx: Context) -> Context:
         """The context in which a loss is computed."""

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from featherback.backend.protocol import Array, Operations
 from featherback.data.batch import Batch
 from featherback.methods.base import FIRST, Draw, Method, Options, Parameters
+from featherback.options import option
 from featherback.parameters.sinks import GradientSink
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MeZOOptions(Options):
-    """How directions are drawn."""
+    """How directions are drawn; the defaults are the paper's for LoRA."""
 
-    epsilon: float = 1e-2  # the paper's for LoRA
-    directions: int = 1  # averaged; the paper's n
+    epsilon: float = option(1e-2, above=0, help="Step along a direction, each way, between the two losses.")
+    directions: int = option(1, least=1, help="Random directions per batch, averaged.")
 
 
 @dataclass(frozen=True)

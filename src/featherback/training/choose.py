@@ -40,7 +40,8 @@ def job_of(config: TrainConfig, model: Model) -> Job:
 def job_options(config: TrainConfig) -> dict[str, Any]:
     """The part of a job that is not the model's."""
     return {
-        "method": methods.method_class(config.method),
+        "method": methods.METHODS[config.method],
+        "options": methods.OPTIONS.make(config.method, config.method_options),
         "rank": config.rank,
         "targets": config.targets,
         "tokens": config.batch_size * config.seq_len,

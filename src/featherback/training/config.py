@@ -21,6 +21,9 @@ COMPUTE = ("bf16", "fp32")
 DEFAULT_EPOCHS = 3
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
+CHOICES = (methods.OPTIONS, optim.OPTIONS)
+"""Fields whose value has options of its own: `optimizer`'s are in the field `optimizer_options`."""
+
 DATA, ADAPTER, OPTIMISATION, RUN = PANELS = ("Data", "Adapter", "Optimisation", "Run")
 """Groups of options in the help, in this order."""
 
@@ -58,8 +61,12 @@ class TrainConfig:
         metavar="DIR", free_on_resume=True, help="New directory for the adapter and the run's records."
     )
     method: str = option(
-        "mesp", choices=methods.NAMES, panel=OPTIMISATION, help="How gradients are computed or estimated."
+        "mesp",
+        choices=methods.METHODS.names,
+        panel=OPTIMISATION,
+        help="How gradients are computed or estimated.",
     )
+    method_options: Mapping[str, Any] = field(default_factory=dict)  # in the end all those of its method
     memory: int | None = option(  # peak of the resident memory, bytes
         None,
         parse=_bytes,
@@ -151,8 +158,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        rule = optim.make_rule(self.optimizer, self.optimizer_options)
-        object.__setattr__(self, "optimizer_options", asdict(rule))
+        for own in CHOICES:
+            options = own.make(getattr(self, own.choice), getattr(self, f"{own.choice}_options"))
+            object.__setattr__(self, f"{own.choice}_options", asdict(options))
         if self.steps is not None and self.epochs is not None:
             raise FeatherbackError("Name --steps or --epochs, not both.")
         for name in ("eval_every", "patience"):
@@ -163,9 +171,13 @@ class TrainConfig:
 
     @classmethod
     def of(cls, **values: Any) -> TrainConfig:
-        """The configuration with these fields; the optimiser's options (weight_decay, ...) may stand among them."""
-        own = {name: values.pop(name) for name in optim.rule_options() if name in values}
-        return cls(**values | {"optimizer_options": {**values.get("optimizer_options", {}), **own}})
+        """The configuration with these fields; options of its optimiser (weight_decay, ...) or method (epsilon, ...)
+        may stand among them.
+        """
+        for own in CHOICES:
+            named = {name: values.pop(name) for name in own.by_option() if name in values}
+            values[f"{own.choice}_options"] = {**values.get(f"{own.choice}_options", {}), **named}
+        return cls(**values)
 
     @property
     def peak_learning_rate(self) -> float:
@@ -192,16 +204,18 @@ class TrainConfig:
         differing = [
             f"{_flag(name)} was {before[name]}, not {value}"
             for name, value in self._fixed().items()
-            if name in before and before[name] != value  # another optimizer may have other options
+            if name in before and before[name] != value  # another optimizer or method may have other options
         ]
         if differing:
             raise FeatherbackError(f"Cannot resume {self.out} with other options: {'; '.join(differing)}.")
 
     def _fixed(self) -> dict[str, Any]:
-        """What a resumed run must not change: the fields, with the optimiser's options among them."""
+        """What a resumed run must not change: the fields, with the optimiser's and the method's options among them."""
         free = {name for name, about in described(TrainConfig).items() if about.free_on_resume}
         values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in free}
-        return values.pop("optimizer_options") | values
+        for own in CHOICES:
+            values = values.pop(f"{own.choice}_options") | values
+        return values
 
     def to_json(self) -> dict[str, Any]:
         """The options as JSON values."""
@@ -210,7 +224,7 @@ class TrainConfig:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TrainConfig:
         """The inverse of to_json; FeatherbackError for options this version does not know."""
-        known = {entry.name for entry in fields(cls)} | set(optim.rule_options())
+        known = {entry.name for entry in fields(cls)}.union(*(own.by_option() for own in CHOICES))
         if unknown := sorted(set(values) - known):
             raise FeatherbackError(f"The run is of another version of Featherback ({', '.join(unknown)}).")
         return cls.of(**values)

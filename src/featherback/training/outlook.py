@@ -38,8 +38,8 @@ def outlook(config: TrainConfig, model: Model, baseline: Baseline) -> list[Metho
     """Every method under the options and the budget of `config`."""
     machine = Machine.measure(model.config, config.batch_size * config.seq_len, config.compute)
     found = []
-    for name in methods.NAMES:
-        job = job_of(replace(config, method=name), model)
+    for name in methods.METHODS.names:
+        job = job_of(replace(config, method=name, method_options={}), model)
         least = planner.smallest(job, baseline, machine)
         try:
             plan = planner.choose(job, config.memory, baseline, machine)
@@ -53,7 +53,10 @@ def largest_models(config: TrainConfig, baseline: Baseline) -> Iterator[tuple[in
     """(memory in bytes, {method: largest 4-bit Qwen2.5 shape that fits, or None}), from small to large memories."""
     machine = Machine(product_rate=1.0, attention_rate=1.0, copy_rate=1.0)  # only memory is asked for
     memories = (config.memory,) if config.memory else MEMORIES
-    least = {name: _least(replace(config, method=name), baseline, machine) for name in methods.NAMES}
+    least = {
+        name: _least(replace(config, method=name, method_options={}), baseline, machine)
+        for name in methods.METHODS.names
+    }
     for memory in memories:
         yield (
             memory,

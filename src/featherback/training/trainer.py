@@ -99,7 +99,8 @@ class Trainer:
         parameters = self.adapter.parameters
         self.optimizer = optim.create(config.optimizer, parameters, config.optimizer_options, states)
         self.gradients = PagedArray(parameters.layers, parameters.size, states and states / "gradients.f32")
-        self.method = methods.create(config.method, self.model, self.adapter, self.plan, run.work)
+        options = methods.OPTIONS.make(config.method, config.method_options)
+        self.method = methods.create(config.method, self.model, self.adapter, self.plan, run.work, options)
         tokens = TokenFile(run.tokens / "train.tokens")
         self.stream = BatchStream(tokens, config.seq_len, config.batch_size, config.seed)
         self.held_out = TokenFile(run.tokens / "eval.tokens") if config.eval_data else None
