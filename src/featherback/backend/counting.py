@@ -156,6 +156,7 @@ class Work:
     attention: float = 0.0
     moved: float = 0.0  # bytes read and written by operations that compute little
     calls: float = 0
+    unpacked: float = 0.0  # stored weights that products unpack
     thread_scratch: int = 0  # most bytes of a thread's own buffers
 
     def plus(self, other: Work, times: float = 1) -> Work:
@@ -166,6 +167,7 @@ class Work:
             self.attention + times * other.attention,
             self.moved + times * other.moved,
             self.calls + times * other.calls,
+            self.unpacked + times * other.unpacked,
             max(self.thread_scratch, other.thread_scratch),
         )
 
@@ -184,6 +186,7 @@ class CountingOperations:
         self.mapped.pop(matrix.name, None)
 
     def _use(self, matrix: BlankMatrix) -> None:
+        self.work.unpacked += matrix.shape[0] * matrix.shape[1]
         if isinstance(matrix, BlankMatrix) and matrix.name:
             self.mapped[matrix.name] = most_mapped(matrix.nbytes)
             self.most_mapped = max(self.most_mapped, sum(self.mapped.values()))

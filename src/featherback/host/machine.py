@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -23,42 +24,57 @@ CODE_TO_COME = 1_000_000
 class Machine:
     """Rates of the kernels in use."""
 
-    product_rate: float  # multiply-adds per second x 2, of the weights' products
+    product_rate: float  # floating-point operations per second of products with stored weights, once unpacked
     attention_rate: float  # the same of attention
     copy_rate: float  # bytes per second through the page cache
+    unpack_rate: float = math.inf  # stored weights unpacked per second
     memory: int | None = None  # bytes that a process can have; None: not asked
 
     @classmethod
     def measure(cls, config: ModelConfig, tokens: int, compute: str) -> Machine:
-        """About a tenth of a second of real kernels, on made-up 4-bit weights of the model's width."""
-        t, width, inner = (
-            min(tokens, 512),
-            config.hidden_size,
-            min(config.intermediate_size, 2048) // 256 * 256 or 256,
-        )
-        cols = -(-width // 32) * 32
-        blocks = inner * cols // 32
-        weight = kernels.Matrix(
-            np.zeros(blocks * TensorType.Q4_0.block_bytes, np.uint8), int(TensorType.Q4_0), inner, cols
-        )
-        x, out = np.zeros((t, cols), kernels.OPERANDS[compute]), np.empty((t, inner), np.float32)
-        product = 2 * t * cols * inner / _seconds(lambda: kernels.linear(x, weight, out))
-        heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        q, k = np.zeros((t, heads * head_dim), np.float32), np.zeros((t, kv_heads * head_dim), np.float32)
-        o, cu = np.empty_like(q), np.array([0, t], np.int32)
-        attention = (
-            2
-            * t
-            * t
-            * heads
-            * head_dim
-            / _seconds(lambda: kernels.attention(q, k, k, o, None, heads, kv_heads, cu))
-        )
-        source, target = np.zeros(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8)
-        copy = (
-            source.nbytes / _seconds(lambda: np.copyto(target, source)) / 4
-        )  # a system call copies at about a quarter
-        return cls(product, attention, copy, memory_limit())
+        """About a fifth of a second of real kernels, on made-up 4-bit weights of the model's width."""
+        t = min(tokens, 512)
+        product, unpack = _product_rates(config, t, compute)
+        return cls(product, _attention_rate(config, t), _copy_rate(), unpack, memory_limit())
+
+
+def _product_rates(config: ModelConfig, tokens: int, compute: str) -> tuple[float, float]:
+    """(operations per second once weights are unpacked, weights unpacked per second).
+
+    A product takes operations / rate + weights / unpack rate: two lengths tell both.
+    """
+    outputs = min(config.intermediate_size, 2048) // 256 * 256 or 256
+    inputs = -(-config.hidden_size // 32) * 32
+    stored = np.zeros(outputs * TensorType.Q4_0.row_bytes(inputs), np.uint8)
+    weight = kernels.Matrix(stored, int(TensorType.Q4_0), outputs, inputs)
+
+    def seconds(rows: int) -> float:
+        x, out = np.zeros((rows, inputs), kernels.OPERANDS[compute]), np.empty((rows, outputs), np.float32)
+        return _seconds(lambda: kernels.linear(x, weight, out))
+
+    few = max(8, tokens // 8)
+    long, short = seconds(tokens), seconds(few)
+    operations = 2 * inputs * outputs
+    if tokens <= 2 * few or long <= 1.1 * short:
+        return tokens * operations / long, math.inf
+    per_row = (long - short) / (tokens - few)
+    unpacking = max(0.0, short - few * per_row)
+    return operations / per_row, outputs * inputs / unpacking if unpacking else math.inf
+
+
+def _attention_rate(config: ModelConfig, tokens: int) -> float:
+    heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    q, k = (np.zeros((tokens, count * head_dim), np.float32) for count in (heads, kv_heads))
+    out, cu = np.empty_like(q), np.array([0, tokens], np.int32)
+    operations, _ = kernels.attention_cost(cu, cu, heads, kv_heads, head_dim)
+    return operations / _seconds(lambda: kernels.attention(q, k, k, out, None, heads, kv_heads, cu))
+
+
+def _copy_rate() -> float:
+    source, target = np.zeros(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8)
+    return (
+        source.nbytes / _seconds(lambda: np.copyto(target, source)) / 4
+    )  # a system call copies at about a quarter
 
 
 def memory_limit(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:

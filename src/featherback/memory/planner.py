@@ -234,7 +234,8 @@ def _head_rows(job: Job, plan: Plan) -> int:
 
 def _compute_seconds(work: Work, machine: Machine) -> float:
     """A step's operations at the measured rates."""
-    seconds = work.products / machine.product_rate + work.attention / machine.attention_rate
+    seconds = work.products / machine.product_rate + work.unpacked / machine.unpack_rate
+    seconds += work.attention / machine.attention_rate
     seconds += work.lora / (machine.product_rate / 4)
     return seconds + work.calls * CALL_SECONDS + work.moved / (8 * machine.copy_rate)
 
