@@ -8,7 +8,7 @@ Hugging Face's; q and k rows are permuted at this border where the file's RoPE o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,16 +93,12 @@ class LoRA:
         """Parameters of a layer."""
         return self.layout.size
 
-    def view(self, flat: Float32, layer: int = 0) -> Mapping[str, Pair]:
-        """target -> (A (rank, in), B^T (rank, out)): views of one layer's flat vector (layer_size,)."""
-        return self.layout.view(layer, flat)
-
     def layer_state(self, layer: int, values: PagedArray | None = None) -> State:
         """One layer of `values` (default: the parameters; or gradients) with Hugging Face's names and layouts."""
         flat = np.empty(self.layer_size, np.float32)
         (values or self.parameters).read(layer, flat)
         state = {}
-        for target, (a, bt) in self.view(flat, layer).items():
+        for target, (a, bt) in self.layout.view(layer, flat).items():
             rows = self._rows(layer, target, gguf_to_hf_rows)
             b = bt.T if rows is None else bt.T[rows]
             state[f"{self.module(layer, target)}.lora_A.weight"] = a.copy()
@@ -112,7 +108,7 @@ class LoRA:
     def load_layer_state(self, layer: int, state: State) -> None:
         """Replace one layer's parameters; `state` as from layer_state."""
         flat = np.empty(self.layer_size, np.float32)
-        for target, (a, bt) in self.view(flat, layer).items():
+        for target, (a, bt) in self.layout.view(layer, flat).items():
             rows = self._rows(layer, target, hf_to_gguf_rows)
             b = state[f"{self.module(layer, target)}.lora_B.weight"]
             a[...] = state[f"{self.module(layer, target)}.lora_A.weight"]
@@ -161,7 +157,7 @@ class LoRA:
     def _initialise(self, seed: int) -> None:
         flat = np.zeros(self.layer_size, np.float32)
         for layer in range(self.parameters.layers):
-            for target, (a, _) in self.view(flat, layer).items():
+            for target, (a, _) in self.layout.view(layer, flat).items():
                 bound = a.shape[1] ** -0.5  # Kaiming-uniform with a = sqrt(5), as nn.Linear and PEFT have it
                 a[...] = (2 * uniform((seed, layer, TARGETS.index(target)), a.size) - 1).reshape(
                     a.shape
