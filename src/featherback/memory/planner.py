@@ -218,18 +218,13 @@ def _resident(job: Job, plan: Plan, by_matrix: int) -> int:
     if plan.weights == "streamed":
         return 0
     layer = by_matrix if plan.weights == "by_matrix" else job.layer_mapped
-    return max(layer, most_mapped(_head_rows(job, plan) * job.head.row_bytes))
+    return max(layer, most_mapped(plan.vocab_tile * job.head.row_bytes))
 
 
 def _stream_buffer(job: Job, plan: Plan) -> int:
     """Bytes of one of the two buffers that streamed weights pass through, with the norms that lie between them."""
-    largest = max(job.layer_bytes, _head_rows(job, plan) * job.head.row_bytes)
+    largest = max(job.layer_bytes, plan.vocab_tile * job.head.row_bytes)
     return largest + 16 * BLOCK + 8 * job.config.hidden_size
-
-
-def _head_rows(job: Job, plan: Plan) -> int:
-    """Rows of the output head in use at once."""
-    return job.head.rows if job.method.whole_head else plan.vocab_tile
 
 
 def _compute_seconds(work: Work, machine: Machine) -> float:

@@ -78,22 +78,20 @@ def resources(
     kept: int,
     *,
     checkpoints: bool,
-    whole_head: bool,
     folder: Path | None,
 ) -> Resources:
     """The resources of a plan on this machine: `scratch` and `kept` in bytes; `folder` for what it keeps in files.
 
-    `checkpoints`: block inputs wait for a backward pass. `whole_head`: the output head is needed whole.
+    `checkpoints`: block inputs wait for a backward pass.
     """
     backend, config = CPU(), model.config
     place = None if plan.checkpoints == "ram" else folder
     sizes = (plan.tokens, config.hidden_size)
-    head_rows = model.head.weight.rows if whole_head else plan.vocab_tile
     return Resources(
         backend,
         backend.arena(scratch),
         backend.arena(kept),
-        WeightStream(model, head_rows) if plan.weights == "streamed" else WeightPager(model, plan.weights),
+        WeightStream(model, plan.vocab_tile) if plan.weights == "streamed" else WeightPager(model, plan.weights),
         Checkpoints(config.num_hidden_layers, *sizes, backend.operand(plan.compute), place)
         if checkpoints
         else None,

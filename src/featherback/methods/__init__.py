@@ -44,7 +44,6 @@ def create(
         needed.scratch,
         needed.kept,
         checkpoints=adapter is not None and method.needs_checkpoints,
-        whole_head=method.whole_head,
         folder=folder,
     )
     return method(model, adapter, plan, at_work, options)

@@ -101,7 +101,6 @@ class Method(ABC):
     needs_checkpoints: ClassVar[bool] = True  # block inputs wait for a backward pass
     can_keep: ClassVar[bool] = False  # intermediates may be kept instead of computed again
     can_chunk: ClassVar[bool] = True  # tokens may pass the blocks in chunks
-    whole_head: ClassVar[bool] = False  # all pages of the output head are in use at once
     options_class: ClassVar[type[Options]] = Options
 
     def __init__(

@@ -32,7 +32,6 @@ class MeBP(MeSP):
 
     can_keep = False
     can_chunk = False
-    whole_head = True
 
     def _backward_block(
         self,
