@@ -51,11 +51,14 @@ def test_the_chosen_plan_fits_and_is_the_fastest_that_does(name: str, method: st
             assert plan.predicted_step_seconds == fastest
 
 
-def test_more_memory_is_never_slower() -> None:
-    asked = job()
-    least = planner.smallest(asked, BASELINE, MACHINE).rss
+@pytest.mark.parametrize(("tokens", "free"), [(256, None), (256, 120), (256, 450), (1024, 600)])
+def test_more_memory_is_never_slower(tokens: int, free: int | None) -> None:
+    """`free`: megabytes that the machine has; at 600 the page cache holds the weights beside some budgets only."""
+    asked = job(tokens=tokens)
+    machine = replace(MACHINE, memory=free and free * MB)
+    least = planner.smallest(asked, BASELINE, machine).rss
     seconds = [
-        planner.choose(asked, least + extra * MB, BASELINE, MACHINE).predicted_step_seconds or 0
+        planner.choose(asked, least + extra * MB, BASELINE, machine).predicted_step_seconds or 0
         for extra in range(0, 600, 20)
     ]
     assert seconds == sorted(seconds, reverse=True)

@@ -173,10 +173,14 @@ def _keeping(
                 worth[chunk] = gains(job, prediction.plan, machine)
             filled.append((*_filled(job, prediction, most, worth[chunk]), prediction))
         for _, _, keep, prediction in sorted(filled, key=lambda entry: entry[:2]):
-            plan = replace(prediction.plan, keep=keep)
-            final = predict(job, plan, baseline, machine) if keep else prediction
-            if final.rss <= limit:
-                found.append(final)
+            tried = [prediction]
+            if keep:
+                tried = [predict(job, replace(prediction.plan, keep=keep), baseline, machine)]
+                # What is kept takes no scratch any more: the room that this leaves is filled as well.
+                _, _, keep = _filled(job, prediction, 2 * most - tried[0].rss, worth[prediction.plan.chunk])
+                tried.append(predict(job, replace(prediction.plan, keep=keep), baseline, machine))
+            if within := [final for final in tried if final.rss <= most]:
+                found.append(min(within, key=lambda p: (p.seconds, p.rss)))
                 break
     return min(found, key=lambda p: (p.seconds, p.rss))
 
