@@ -12,7 +12,7 @@ import pytest
 from featherback import models
 from featherback.errors import FeatherbackError
 from featherback.host import stream
-from featherback.host.stream import BLOCK, WeightStream, buffer_bytes, runs, span
+from featherback.host.stream import BLOCK, WeightStream, buffer_bytes, runs, whole_blocks
 from featherback.weights.matrix import Matrix
 from featherback.weights.types import TensorType
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
@@ -31,7 +31,7 @@ def test_neighbours_are_read_together() -> None:
     )
     found = runs([far, near, other, first])
     assert [[id(m) for m in run] for run in found] == [[id(first), id(near)], [id(far)], [id(other)]]
-    assert [span(run) for run in found] == [(0, 2 * BLOCK), (5 * BLOCK, 6 * BLOCK), (0, BLOCK)]
+    assert [whole_blocks(run) for run in found] == [(0, 2 * BLOCK), (5 * BLOCK, 6 * BLOCK), (0, BLOCK)]
     assert buffer_bytes([[far], [first, near]], far, rows=1) == 64 + 2 * BLOCK
 
 

@@ -26,7 +26,6 @@ from featherback.parameters.slots import SlotTable
 
 Float32 = NDArray[np.float32]
 State = dict[str, Float32]
-Pair = tuple[Float32, Float32]
 
 
 class LoRALayout:

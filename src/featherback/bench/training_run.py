@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -102,8 +101,3 @@ def _measured(run: RunDirectory, outcome: watch.Outcome) -> Measured:
         step_seconds=seconds[len(seconds) // 2],
         losses=tuple(line["loss"] for line in lines),
     )
-
-
-def dump(results: list[Measured]) -> str:
-    """Results as JSON."""
-    return json.dumps([result.to_json() for result in results], indent=1)

@@ -97,7 +97,7 @@ def describe_plan(plan: Plan) -> str:
 def describe_work(plan: Plan) -> list[str]:
     """What is recomputed, and the tokens per chunk where there are chunks."""
     kept = ", ".join(f"{name} in {layers} layers" for name, layers in plan.keep.items())
-    chunks = [f"{plan.span} tokens at a time"] if plan.chunked else []
+    chunks = [f"{plan.chunk_tokens} tokens at a time"] if plan.chunked else []
     return [*chunks, f"blocks recomputed but for {kept}" if kept else "blocks recomputed"]
 
 

@@ -145,7 +145,7 @@ class Buffer:
         held: dict[int, Matrix] = {}
         used = 0
         for run in runs(self._content):
-            begin, end = span(run)
+            begin, end = whole_blocks(run)
             needed = max(m.offset + m.nbytes for m in run) - begin
             target = self._memory[used : used + end - begin]
             read_exactly(self._files[run[0].home], run[0].home, target, begin, needed)
@@ -158,11 +158,11 @@ class Buffer:
 
 def buffer_bytes(layers: Sequence[Sequence[Matrix]], head: Matrix, rows: int) -> int:
     """Bytes of one buffer: the largest layer, or that many rows of the head, from block to block of the file."""
-    sizes = [sum(end - begin for begin, end in map(span, runs(layer))) for layer in layers]
+    sizes = [sum(end - begin for begin, end in map(whole_blocks, runs(layer))) for layer in layers]
     return max(*sizes, min(rows, head.rows) * head.row_bytes + 2 * BLOCK)
 
 
-def span(run: Sequence[Matrix]) -> tuple[int, int]:
+def whole_blocks(run: Sequence[Matrix]) -> tuple[int, int]:
     """[begin, end) of a run in its file, outwards to whole blocks."""
     end = max(m.offset + m.nbytes for m in run)
     return run[0].offset // BLOCK * BLOCK, -(-end // BLOCK) * BLOCK

@@ -51,7 +51,7 @@ def account(job: Job, plan: Plan) -> Account:
         work = work.plus(run.work, len(layers))
     scratch = max(run.scratch for run in [around, *runs])
     if plan.chunked:  # a short batch passes whole, its rotary tables at hand throughout
-        scratch = max(scratch, account(job, replace(plan, tokens=plan.span)).scratch)
+        scratch = max(scratch, account(job, replace(plan, tokens=plan.chunk_tokens)).scratch)
     kept = sum(run.kept * len(layers) for run, layers in zip(runs, kinds.values()))
     return Account(scratch, kept, max(run.mapped for run in runs), work)
 
@@ -79,12 +79,14 @@ def _in_chunks(job: Job, plan: Plan, run: Callable[[Plan], Account]) -> Account:
     Chunks differ only in the keys that they see: memory is affine in their number, work quadratic. Where a chunk is so
     short that the rows of one do not fill the arena's alignment, memory is affine over steps of several chunks.
     """
-    count, step = -(-plan.tokens // plan.span), ALIGNMENT // gcd(ALIGNMENT, plan.span)
+    count, step = -(-plan.tokens // plan.chunk_tokens), ALIGNMENT // gcd(ALIGNMENT, plan.chunk_tokens)
     fewest = 2 + (count - 2) % step
     counts = [fewest, fewest + step, fewest + 2 * step]
     if count <= counts[-1] or job.sequence < plan.tokens:  # where sequences end, chunks see fewer keys
         return run(plan)
-    few, some, many = (run(replace(plan, tokens=plan.tokens - (count - n) * plan.span)) for n in counts)
+    few, some, many = (
+        run(replace(plan, tokens=plan.tokens - (count - n) * plan.chunk_tokens)) for n in counts
+    )
     once = some.work.plus(few.work, -1)
     twice = many.work.plus(some.work, -2).plus(few.work)
     more = (count - fewest) // step

@@ -38,14 +38,14 @@ class Plan:
     predicted_step_seconds: float | None = None
 
     @property
-    def span(self) -> int:
+    def chunk_tokens(self) -> int:
         """Most tokens that pass a block together."""
         return min(self.tokens, self.chunk or self.tokens)
 
     @property
     def chunked(self) -> bool:
         """Whether a full batch passes a block in more than one piece."""
-        return self.span < self.tokens
+        return self.chunk_tokens < self.tokens
 
     def kept(self, layer: int) -> tuple[str, ...]:
         """The intermediates that a layer keeps."""

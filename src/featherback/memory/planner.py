@@ -59,10 +59,10 @@ def candidates(job: Job, chunks: Sequence[int] = CHUNKS) -> Iterator[Plan]:
     inner = -(-job.config.intermediate_size // MLP_STEP)
     mlp_tiles = sorted({min(steps, inner) * MLP_STEP for steps in MLP_TILES})
     vocab_tiles = sorted({min(rows, job.config.vocab_size) for rows in VOCAB_TILES})
-    spans = [None, *(chunk for chunk in chunks if job.method.can_chunk and chunk < job.tokens)]
+    chunk_choices = [None, *(chunk for chunk in chunks if job.method.can_chunk and chunk < job.tokens)]
     places = ("ram", "file") if job.files else ("ram",)
     for chunk, mlp, vocab, keep_h, checkpoints, states, weights in product(
-        spans, mlp_tiles, vocab_tiles, (True, False), places, places, get_args(Weights)
+        chunk_choices, mlp_tiles, vocab_tiles, (True, False), places, places, get_args(Weights)
     ):
         if keep_h and chunk is not None:  # from one chunk's recomputation to its gradients h is not kept
             continue

@@ -144,7 +144,7 @@ class Method(ABC):
         plan = self.plan
         if batch.n_tokens > plan.tokens:
             raise FeatherbackError(f"The batch has {batch.n_tokens} tokens; the plan allows {plan.tokens}.")
-        parts = list(spans(batch.cu_seqlens, batch.positions, plan.span))
+        parts = list(spans(batch.cu_seqlens, batch.positions, plan.chunk_tokens))
         ctx = Context(
             self.resources.backend,
             self.resources.scratch,
