@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tests.training.conftest import Start
 
 from featherback.errors import FeatherbackError
 from featherback.training.run_directory import RunDirectory
+from featherback.training.trainer import train_run
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -53,6 +55,29 @@ def test_a_plan_of_another_version_is_made_anew(
     assert len(list(resumed.metrics())) == 2
     start(steps=3, resume=True)
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("keep", "says"),
+    [
+        ({"x": 1}, "names 'x'; what this model can keep is q, k, v, o, lse, m, gate, up"),
+        ({"m": 1, "gate": 3}, "has gate in 3 layers; the model has 2"),
+        ({"o": 1, "lse": 1}, "must have q, k, v, o, lse in the same number of layers"),
+    ],
+    ids=["a name", "layers", "a part of a bundle"],
+)
+def test_a_plan_that_keeps_what_the_model_has_not_is_refused(
+    start: Start, keep: dict[str, int], says: str
+) -> None:
+    run = start(steps=1)
+    record = rewrite(run.path, lambda record: record["plan"].update(keep=keep))
+    refusal = rf"{re.escape(str(run.path))}/run\.json is damaged: plan\.keep {re.escape(says)}\. Correct it, or delete"
+    with pytest.raises(FeatherbackError, match=refusal):
+        start(steps=2, resume=True)
+    with pytest.raises(FeatherbackError, match=refusal):  # the worker, had it been started by hand
+        train_run(RunDirectory.open(run.path))
+    assert json.loads(record)["plan"] == RunDirectory.open(run.path).record["plan"]
+    start(steps=2, resume=True, memory=10**9)  # another budget, another plan
 
 
 def test_a_refused_resume_leaves_the_record_as_it_was(start: Start) -> None:

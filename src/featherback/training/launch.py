@@ -104,6 +104,8 @@ def _take_up(
         # As long as these are the same the plan stays, and with it every bit.
         if not known or (config.memory, config.threads) != (earlier.memory, earlier.threads):
             run.record["plan"] = _plan(config, model, baseline)
+        else:
+            run.plan_of(model.blocks)
         if not known:
             note(
                 f"note: {run.path / RUN_FILE} holds no plan of this version of Featherback; "

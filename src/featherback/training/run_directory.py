@@ -15,7 +15,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from featherback.errors import FeatherbackError
 from featherback.files import atomic_file, read_json, write_json
+from featherback.layers.block import Block
 from featherback.memory.plan import Plan
 from featherback.training.config import COMPUTE, TrainConfig
 
@@ -89,6 +90,16 @@ class RunDirectory:
             raise FeatherbackError(
                 f"{self.path / RUN_FILE} holds no plan of this version of Featherback; "
                 f"featherback train --resume makes one."
+            )
+        return plan
+
+    def plan_of(self, blocks: Sequence[Block]) -> Plan:
+        """The plan, for a model of these blocks; FeatherbackError if it keeps what they do not have."""
+        plan = self.plan
+        if problem := _misfit(plan.keep, blocks):
+            raise FeatherbackError(
+                f"{self.path / RUN_FILE} is damaged: plan.keep {problem}. Correct it, or delete the entry plan and "
+                f"let featherback train --resume make one."
             )
         return plan
 
@@ -196,6 +207,21 @@ def plan_from_json(values: Any) -> Plan | None:
     if not isinstance(values, dict) or set(values) != set(types) or values["compute"] not in COMPUTE:
         return None
     return Plan(**values) if all(_fits(values[name], types[name]) for name in types) else None
+
+
+def _misfit(keep: Mapping[str, int], blocks: Sequence[Block]) -> str | None:
+    """What is wrong with a plan's `keep` for these blocks, if anything is."""
+    bundles = dict.fromkeys(bundle for block in blocks for bundle in block.bundles)
+    known = [name for bundle in bundles for name in bundle]
+    for name, layers in keep.items():
+        if name not in known:
+            return f"names {name!r}; what this model can keep is {', '.join(known)}"
+        if layers > len(blocks):
+            return f"has {name} in {layers} layers; the model has {len(blocks)}"
+    for bundle in bundles:
+        if len({keep.get(name, 0) for name in bundle}) > 1:
+            return f"must have {', '.join(bundle)} in the same number of layers"
+    return None
 
 
 def check_new(path: Path) -> None:

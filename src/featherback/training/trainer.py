@@ -86,7 +86,7 @@ class Trainer:
         self.config = config = run.config
         self.progress = Progress()
         kernels.set_threads(config.threads or kernels.default_threads())
-        self.plan = run.plan
+        self.plan = run.plan_of(self.model.blocks)
         states = run.work if self.plan.states == "file" else None
         self.adapter = LoRA(
             self.model,
