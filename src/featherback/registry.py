@@ -62,6 +62,11 @@ class OwnOptions(Generic[T]):
                 )
         return dataclass(**settings)
 
+    def among(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of `settings` that are options of the entry `name`."""
+        known = described(self._dataclass_of(name))
+        return {option: value for option, value in settings.items() if option in known}
+
     def by_option(self) -> dict[str, dict[str, type[T]]]:
         """Option -> the entries that have it: {entry's name: its dataclass}."""
         found: dict[str, dict[str, type[T]]] = {}

@@ -58,6 +58,11 @@ def test_plan_describes_its_options_as_train_does(help_of: Any) -> None:
         flag = flags(TrainConfig, name)[0]
         assert described(TrainConfig)[name].help in plan[flag]
         assert re.findall(r"\[default: .*?\]", plan[flag]) == re.findall(r"\[default: .*?\]", train[flag])
+    for name, kinds in methods.OPTIONS.by_option().items():
+        for kind in kinds.values():
+            flag = flags(kind, name)[0]
+            assert described(kind)[name].help in plan[flag]
+            assert re.findall(r"\[default: .*?\]", plan[flag]) == re.findall(r"\[default: .*?\]", train[flag])
 
 
 def test_every_panel_is_known() -> None:

@@ -10,6 +10,7 @@ from tests.support.tiny_models import TINY_QWEN2, write_tiny
 
 from featherback.architecture.yardstick import QWEN2_5
 from featherback.cli.app import run
+from featherback.host.machine import Baseline, Machine
 
 
 @pytest.fixture
@@ -28,6 +29,23 @@ def test_every_method_is_predicted(model: Path, capsys: pytest.CaptureFixture[st
     assert (
         methods["mezo"]["least_rss_mb"] <= methods["mesp"]["least_rss_mb"] <= methods["mebp"]["least_rss_mb"]
     )
+
+
+def test_an_option_of_a_method_changes_its_row_alone(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Machine, "measure", lambda *_: Machine(1e9, 1e9, 1e9)
+    )  # so that seconds can be compared
+    monkeypatch.setattr("featherback.training.choose.worker_baseline", lambda: Baseline(10**7, 2 * 10**7))
+    seconds = {}
+    for directions in (1, 3):
+        options = ["--json", "--threads", "1", "--directions", str(directions)]
+        assert run(["plan", str(model), *options]) == 0
+        rows = json.loads(capsys.readouterr().out)["methods"]
+        seconds[directions] = {row["method"]: row["plan"]["predicted_step_seconds"] for row in rows}
+    assert seconds[3].pop("mezo") > 2.5 * seconds[1].pop("mezo")
+    assert seconds[3] == seconds[1]
 
 
 def test_larger_memories_train_larger_models(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +80,14 @@ def test_a_budget_that_is_too_small_is_said(model: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    "option", [["--memory", "lots"], ["--rank", "0"], ["--seq-len", "100000"], ["--threads", "0"]]
+    "option",
+    [
+        ["--memory", "lots"],
+        ["--rank", "0"],
+        ["--seq-len", "100000"],
+        ["--threads", "0"],
+        ["--directions", "0"],
+    ],
 )
 def test_bad_options(model: Path, option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", str(model), *option]) == 2

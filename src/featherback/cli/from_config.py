@@ -36,6 +36,9 @@ def expanded(command: Command, signature: Signature, marked: Mapping[str, FromCo
             from_fields.append(_parameter(name, marked[name].help, grouped=False))
         elif marked[name].fields:
             from_fields += [_parameter(field, grouped=False) for field in marked[name].fields]
+            for own in CHOICES:
+                if own.choice in marked[name].own_of:
+                    from_fields += _own_parameters(own, grouped=False)
         else:
             from_fields += _every_option()
     parameters += from_fields + optional
@@ -61,7 +64,7 @@ def _every_option() -> list[Parameter]:
         found.append(_parameter(name))
         for own in CHOICES:
             if name == own.choice:
-                found += [_own_parameter(own, option, kinds) for option, kinds in own.by_option().items()]
+                found += _own_parameters(own)
     return found
 
 
@@ -87,7 +90,13 @@ def _parameter(name: str, help: str | None = None, grouped: bool = True) -> Para
     return _option(name, reduce(or_, accepted), option, Parameter.empty if default is MISSING else default)
 
 
-def _own_parameter(own: OwnOptions[Any], name: str, kinds: Mapping[str, Any]) -> Parameter:
+def _own_parameters(own: OwnOptions[Any], grouped: bool = True) -> list[Parameter]:
+    """The options that optimisers, or methods, have of their own."""
+    panel = described(TrainConfig)[own.choice].panel if grouped else None
+    return [_own_parameter(own, name, kinds, panel) for name, kinds in own.by_option().items()]
+
+
+def _own_parameter(own: OwnOptions[Any], name: str, kinds: Mapping[str, Any], panel: str | None) -> Parameter:
     """The flag of an option that some optimisers, or methods, have: {optimiser: class}."""
     helps: dict[str, list[str]] = {}
     defaults = {}
@@ -102,7 +111,7 @@ def _own_parameter(own: OwnOptions[Any], name: str, kinds: Mapping[str, Any]) ->
     option = typer.Option(
         *flags(next(iter(kinds.values())), name),
         help=" ".join(text if len(helps) == 1 else f"{', '.join(of)}: {text}" for text, of in helps.items()),
-        rich_help_panel=described(TrainConfig)[own.choice].panel,
+        rich_help_panel=panel,
         show_default=shown,
     )
     accepted = {value for kind in kinds.values() for value in field_types(kind, name)}

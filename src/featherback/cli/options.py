@@ -29,11 +29,13 @@ AdapterOption = Annotated[
 class FromConfig:
     """Marks a command's parameter that is a field of TrainConfig: its type, default, help and checks are said there.
 
-    On `**options`: the `fields` named, or every field, with the options of optimisers and methods.
+    On `**options`: the `fields` named, with the options of the choices in `own_of` ("method"), or every field, with
+    the options of optimisers and methods.
     """
 
     help: str | None = None  # in place of the field's
     fields: tuple[str, ...] = ()
+    own_of: tuple[str, ...] = ()
 
 
 ComputeOption = Annotated[str, FromConfig()]

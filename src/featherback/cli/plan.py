@@ -17,24 +17,28 @@ FIELDS = ("memory", "rank", "targets", "seq_len", "batch_size", "optimizer", "co
 def plan(
     model: ModelArgument,
     json: JSONOption = False,
-    **options: Annotated[Any, FromConfig(fields=FIELDS)],
+    **options: Annotated[Any, FromConfig(fields=FIELDS, own_of=("method",))],
 ) -> None:
     """Predict what training MODEL would take, in memory and time, under every method. Nothing is trained.
+
+    An option that only some methods have is for those alone.
 
     Example: featherback plan model.gguf --memory 96MB --seq-len 512
     """
     from featherback.cli.options import open_model, set_threads
+    from featherback.methods import OPTIONS
     from featherback.training.choose import worker_baseline
     from featherback.training.config import TrainConfig
     from featherback.training.outlook import largest_models, outlook
 
+    own = {name: options.pop(name) for name in OPTIONS.by_option() if name in options}
     set_threads(options["threads"])
     opened, _ = open_model(model)
     config = TrainConfig(model=str(opened.path), data="", out="", **options)
     config.check_model(opened.config)
     baseline = worker_baseline()
-    rows = outlook(config, opened, baseline)
-    family = list(largest_models(config, baseline))
+    rows = outlook(config, opened, baseline, own)
+    family = list(largest_models(config, baseline, own))
     if json:
         from json import dumps
 

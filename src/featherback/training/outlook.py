@@ -5,8 +5,9 @@ arXiv 2511.11362 asks the second of zeroth-order and first-order training.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from featherback import methods
 from featherback.architecture.yardstick import QWEN2_5
@@ -34,12 +35,14 @@ class MethodOutlook:
     plan: Plan | None
 
 
-def outlook(config: TrainConfig, model: Model, baseline: Baseline) -> list[MethodOutlook]:
-    """Every method under the options and the budget of `config`."""
+def outlook(
+    config: TrainConfig, model: Model, baseline: Baseline, own: Mapping[str, Any]
+) -> list[MethodOutlook]:
+    """Every method under the options and the budget of `config`, and those of the options `own` that it has."""
     machine = Machine.measure(model.config, config.batch_size * config.seq_len, config.compute)
     found = []
-    for name in methods.METHODS.names:
-        job = job_of(replace(config, method=name, method_options={}), model)
+    for name, chosen in _of_methods(config, own):
+        job = job_of(chosen, model)
         least = planner.smallest(job, baseline, machine)
         try:
             plan = planner.choose(job, config.memory, baseline, machine)
@@ -49,14 +52,13 @@ def outlook(config: TrainConfig, model: Model, baseline: Baseline) -> list[Metho
     return found
 
 
-def largest_models(config: TrainConfig, baseline: Baseline) -> Iterator[tuple[int, dict[str, str | None]]]:
+def largest_models(
+    config: TrainConfig, baseline: Baseline, own: Mapping[str, Any]
+) -> Iterator[tuple[int, dict[str, str | None]]]:
     """(memory in bytes, {method: largest 4-bit Qwen2.5 shape that fits, or None}), from small to large memories."""
     machine = Machine(product_rate=1.0, attention_rate=1.0, copy_rate=1.0)  # only memory is asked for
     memories = (config.memory,) if config.memory else MEMORIES
-    least = {
-        name: _least(replace(config, method=name, method_options={}), baseline, machine)
-        for name in methods.METHODS.names
-    }
+    least = {name: _least(chosen, baseline, machine) for name, chosen in _of_methods(config, own)}
     for memory in memories:
         yield (
             memory,
@@ -65,6 +67,12 @@ def largest_models(config: TrainConfig, baseline: Baseline) -> Iterator[tuple[in
                 for name, sizes in least.items()
             },
         )
+
+
+def _of_methods(config: TrainConfig, own: Mapping[str, Any]) -> Iterator[tuple[str, TrainConfig]]:
+    """(method, `config` with it and those of the options `own` that it has)."""
+    for name in methods.METHODS.names:
+        yield name, replace(config, method=name, method_options=methods.OPTIONS.among(name, own))
 
 
 def _least(config: TrainConfig, baseline: Baseline, machine: Machine) -> list[tuple[str, int]]:
