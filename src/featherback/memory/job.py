@@ -29,6 +29,7 @@ class Job:
     head: BlankMatrix
     layer_mapped: int  # most bytes of the file that a layer in use may have mapped
     weight_bytes: int  # of all weights, as stored
+    vector_copies: int = 0  # bytes of norms and biases that the file does not hold as they are used
     method: type[Any]  # a methods.Method
     options: Any = None  # the method's; None: the defaults
     rank: int = 8
@@ -46,7 +47,8 @@ class Job:
     @classmethod
     def of(cls, model: Model, **options: Any) -> Job:
         """The job of training `model`; `options` are this class's other fields."""
-        layers = [model.layer(i).matrices for i in range(model.config.num_hidden_layers)]
+        weights = [model.layer(i) for i in range(model.config.num_hidden_layers)]
+        layers = [layer.matrices for layer in weights]
         head = model.head.weight
         tables = [model.embed_tokens, *([] if head is model.embed_tokens else [head])]
         return cls(
@@ -60,6 +62,7 @@ class Job:
             layer_mapped=max(mapped(layer.values()) for layer in layers),
             weight_bytes=_total(m.nbytes for layer in layers for m in layer.values())
             + _total(m.nbytes for m in tables),
+            vector_copies=_total(layer.copied_bytes for layer in weights),
             **options,
         )
 

@@ -94,6 +94,8 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
     buffers = (1 + job.parameter_arrays) * aligned((job.layer_floats,), FLOAT)  # the optimiser's
     if plan.weights == "streamed":
         held += 2 * _stream_buffer(job, plan) + job.vector_bytes
+    else:
+        held += job.vector_copies
     if plan.weights != "resident":
         held += min(plan.tokens, ROWS) * job.head.row_bytes
     weights = _resident(job, plan, needed.mapped)

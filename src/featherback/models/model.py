@@ -27,6 +27,11 @@ class LayerWeights:
     matrices: Mapping[str, Matrix]  # (out_features, in_features)
     vectors: Mapping[str, Vector]  # (n,)
 
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the vectors that are copies, converted or with an offset added: views of the file are read-only."""
+        return sum(vector.nbytes for vector in self.vectors.values() if vector.flags.writeable)
+
     def with_matrices(self, matrices: Mapping[str, Matrix]) -> LayerWeights:
         """The same vectors with other matrices."""
         return replace(self, matrices=matrices)
