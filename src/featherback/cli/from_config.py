@@ -36,9 +36,9 @@ def expanded(command: Command, signature: Signature, marked: Mapping[str, FromCo
             from_fields.append(_parameter(name, marked[name].help, grouped=False))
         elif marked[name].fields:
             from_fields += [_parameter(field, grouped=False) for field in marked[name].fields]
-            for own in CHOICES:
-                if own.choice in marked[name].own_of:
-                    from_fields += _own_parameters(own, grouped=False)
+            for choice in CHOICES:
+                if choice.choice in marked[name].own_of:
+                    from_fields += _own_parameters(choice, grouped=False)
         else:
             from_fields += _every_option()
     parameters += from_fields + optional
