@@ -98,8 +98,7 @@ class LoRA:
         (values or self.parameters).read(layer, flat)
         state = {}
         for target, (a, bt) in self.layout.view(layer, flat).items():
-            rows = self._rows(layer, target, gguf_to_hf_rows)
-            b = bt.T if rows is None else bt.T[rows]
+            b = bt.T[self._rows(layer, target, gguf_to_hf_rows)]
             state[f"{self.module(layer, target)}.lora_A.weight"] = a.copy()
             state[f"{self.module(layer, target)}.lora_B.weight"] = np.ascontiguousarray(b)
         return state
@@ -108,10 +107,9 @@ class LoRA:
         """Replace one layer's parameters; `state` as from layer_state."""
         flat = np.empty(self.layer_size, np.float32)
         for target, (a, bt) in self.layout.view(layer, flat).items():
-            rows = self._rows(layer, target, hf_to_gguf_rows)
             b = state[f"{self.module(layer, target)}.lora_B.weight"]
             a[...] = state[f"{self.module(layer, target)}.lora_A.weight"]
-            bt[...] = (b if rows is None else b[rows]).T
+            bt[...] = b[self._rows(layer, target, hf_to_gguf_rows)].T
         self.parameters.write(layer, flat)
 
     def state(self, values: PagedArray | None = None) -> State:
@@ -169,8 +167,12 @@ class LoRA:
 
     def _rows(
         self, layer: int, target: str, order: Callable[[int, int], NDArray[np.intp]]
-    ) -> NDArray[np.intp] | None:
-        """The permutation of B's rows at the border, if this projection has one."""
+    ) -> NDArray[np.intp]:
+        """The order of B's rows beyond the border."""
         attention = self.model.blocks[layer].attention
-        heads = attention.rotated_heads.get(target)
-        return None if heads is None else order(heads, attention.projections[target][0])
+        rows = np.arange(self.model.blocks[layer].projections[target][0])
+        for part, heads in attention.interleaved_heads.items():
+            stored, first, last = attention.parts[part]
+            if stored == target:
+                rows[first:last] = first + order(heads, last - first)
+        return rows

@@ -10,7 +10,9 @@ from featherback.architecture.config import ModelConfig
 from featherback.architecture.gguf_metadata import GGUFKeys
 from featherback.architecture.hf_config import HFConfig
 from featherback.architecture.names import GGUF_NAMES, HF_NAMES, Names
+from featherback.layers.attention import Attention
 from featherback.layers.block import Block
+from featherback.layers.glu import GatedUnit
 from featherback.layers.rope import Rotary
 from featherback.weights.writer import Value
 
@@ -66,6 +68,18 @@ def by_window(config: ModelConfig, block_of: Callable[[int], Block]) -> list[Blo
     windows = config.windows or (0,) * config.num_hidden_layers
     made = {window: block_of(window) for window in set(windows)}
     return [made[window] for window in windows]
+
+
+def silu_block(
+    config: ModelConfig, turn: Rotary, window: int, fused_mlp: str | None = None, **attention: Any
+) -> Block:
+    """m = x + attention(rms(x) g);   y = m + mlp(rms(m) g'), with SiLU. `attention`: further arguments of `Attention`."""
+    return Block(
+        Attention(
+            **attention_sizes(config), rotary=turn, bias=config.attention_bias, window=window, **attention
+        ),
+        GatedUnit(**mlp_sizes(config), activation="silu", fused=fused_mlp),
+    )
 
 
 def attention_sizes(config: ModelConfig) -> dict[str, Any]:

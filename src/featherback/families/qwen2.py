@@ -6,19 +6,8 @@ from featherback.architecture import hf_config
 from featherback.architecture.config import ModelConfig
 from featherback.architecture.gguf_metadata import GGUFKeys, common_config
 from featherback.architecture.hf_config import HFConfig
-from featherback.families.base import Family, attention_sizes, by_window, mlp_sizes, rotary
-from featherback.layers.attention import Attention
+from featherback.families.base import Family, by_window, rotary, silu_block
 from featherback.layers.block import Block
-from featherback.layers.glu import GatedUnit
-from featherback.layers.rope import Rotary
-
-
-class Qwen2Block(Block):
-    def __init__(self, config: ModelConfig, turn: Rotary, window: int) -> None:
-        super().__init__(
-            Attention(**attention_sizes(config), rotary=turn, bias=config.attention_bias, window=window),
-            GatedUnit(**mlp_sizes(config), activation="silu"),
-        )
 
 
 class Qwen2(Family):
@@ -35,7 +24,7 @@ class Qwen2(Family):
 
     def blocks(self, config: ModelConfig) -> list[Block]:
         turn = rotary(config)
-        return by_window(config, lambda window: Qwen2Block(config, turn, window))
+        return by_window(config, lambda window: silu_block(config, turn, window))
 
 
 FAMILY = Qwen2()

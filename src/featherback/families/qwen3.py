@@ -6,29 +6,10 @@ from featherback.architecture import hf_config
 from featherback.architecture.config import ModelConfig
 from featherback.architecture.gguf_metadata import GGUFKeys, common_config
 from featherback.architecture.hf_config import HFConfig
-from featherback.families.base import Family, attention_sizes, by_window, mlp_sizes, rotary
-from featherback.layers.attention import Attention
+from featherback.families.base import Family, by_window, rotary, silu_block
 from featherback.layers.block import Block
-from featherback.layers.glu import GatedUnit
-from featherback.layers.rope import Rotary
 
 HEAD_DIM = 128  # what transformers takes where config.json does not say
-
-
-class Qwen3Block(Block):
-    """q, k = rope(rms(lin(n)) g): the norm is of a head, and its weight g (head_dim,) all heads share."""
-
-    def __init__(self, config: ModelConfig, turn: Rotary, window: int) -> None:
-        super().__init__(
-            Attention(
-                **attention_sizes(config),
-                rotary=turn,
-                bias=config.attention_bias,
-                qk_norm=True,
-                window=window,
-            ),
-            GatedUnit(**mlp_sizes(config), activation="silu"),
-        )
 
 
 class Qwen3(Family):
@@ -48,8 +29,9 @@ class Qwen3(Family):
         )
 
     def blocks(self, config: ModelConfig) -> list[Block]:
+        """q, k = rope(rms(lin(n)) g): the norm is of a head, and its weight g (head_dim,) all heads share."""
         turn = rotary(config)
-        return by_window(config, lambda window: Qwen3Block(config, turn, window))
+        return by_window(config, lambda window: silu_block(config, turn, window, qk_norm=True))
 
 
 FAMILY = Qwen3()

@@ -54,7 +54,7 @@ class Block:
         """The residual stream x (T, D) goes through the block in place; what is to be kept is written."""
         with ctx.frame():
             state = self.attention.forward(ctx, x, w, kv, kept)
-            self.attention.add_output(ctx, state, x, w, kept)
+            self.attention.add_output(ctx, state, x, w)
         if (place := kept.rows("m", ctx.span)) is not None:
             ctx.ops.cast(x, place)
         self.mlp.forward(ctx, x, w, kept)
@@ -64,7 +64,7 @@ class Block:
     ) -> Array:
         """m (T, D) from the block's input x: kept, or computed again with attention's output projection."""
         place = kept.rows("m", ctx.span)
-        if place is not None and (self.attention.post_norm is None or state.out_found):
+        if place is not None:
             return place
         m = ctx.floats("m", *x.shape)
         ctx.ops.cast(x, m)

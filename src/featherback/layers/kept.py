@@ -42,7 +42,7 @@ class Kept:
         array = self.arrays.get(name)
         if array is None:
             return None
-        return array[:, span.start : span.stop] if name in self.by_head else array[span.start : span.stop]
+        return array[:, span.own] if name in self.by_head else array[span.own]
 
 
 NOTHING = Kept()

@@ -9,6 +9,7 @@ Backward:  dB^T = h^T dy;   dh = s dy B;   dA = dh^T x;   dx = dy W + dh A
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import NamedTuple
 
 from featherback.backend.protocol import Array, Matrix
@@ -35,13 +36,45 @@ class Projection(NamedTuple):
     bias: Array | None = None
     lora: LoRAFactors | None = None
 
-    def lora_in(self, ctx: Context, x: Array, place: Array | None = None) -> Array | None:
-        """h (T, r) = s x A^T, an operand, in its `place` if it has one; None without LoRA."""
+    def room_for_h(self, ctx: Context, tokens: int) -> Array | None:
+        """An operand (T, r), uninitialised; None without LoRA."""
+        return None if self.lora is None else ctx.operands(f"h of {self.name}", tokens, len(self.lora.a))
+
+    def lora_in(self, ctx: Context, x: Array, h: Array | None = None) -> Array | None:
+        """h (T, r) = s x A^T, an operand, in its room if it has one; None without LoRA."""
         if self.lora is None:
             return None
-        h = ctx.operands(f"h of {self.name}", len(x), len(self.lora.a)) if place is None else place
+        h = self.room_for_h(ctx, len(x)) if h is None else h
         ctx.ops.lora_in(x, self.lora.a, h, self.lora.scale)
         return h
+
+    def run(
+        self, ctx: Context, x: Array, out: Array, *, h: Array | None = None, accumulate: bool = False
+    ) -> None:
+        """The whole forward pass: out (T, out) (+)= x W^T + bias + LoRA. `h`: room for it if it is to stay."""
+        with ctx.frame():
+            self.forward(ctx, x, self.lora_in(ctx, x, h), out, accumulate=accumulate)
+        ctx.release(self.weight)
+
+    def backward(
+        self,
+        ctx: Context,
+        x: Array,
+        dy: Array,
+        dx: Array,
+        *,
+        h: Array | None = None,
+        accumulate: bool = False,
+    ) -> None:
+        """The whole backward pass: dA += dh^T x, dB^T += h^T dy, dx (T, in) (+)= dy W + dh A. `h`, if it was kept."""
+        with ctx.frame():
+            h = self.lora_in(ctx, x) if h is None else h
+            dh = self.lora_in_backward(ctx, dy)
+            if self.lora is not None:
+                add_outer(ctx, dh, x, self.lora.da)
+                add_outer(ctx, h, dy, self.lora.dbt)
+            self.backward_input(ctx, dy, dh, dx, accumulate=accumulate)
+        ctx.release(self.weight)
 
     def forward(
         self, ctx: Context, x: Array, h: Array | None, out: Array, *, accumulate: bool = False
@@ -65,21 +98,16 @@ class Projection(NamedTuple):
         a = self.lora.a if self.lora is not None and dh is not None else None
         ctx.ops.linear_backward(dy, self.weight, dx, dh=dh, a=a, accumulate=accumulate)
 
-    def backward_factors(self, ctx: Context, x: Array, h: Array | None, dy: Array, dh: Array | None) -> None:
-        """dA += dh^T x and dB^T += h^T dy."""
-        if self.lora is not None:
-            add_outer(ctx, dh, x, self.lora.da)
-            add_outer(ctx, h, dy, self.lora.dbt)
-
     def outputs(self, first: int, last: int) -> Projection:
-        """Outputs [first, last) of a projection without bias: rows of W, columns of B^T."""
+        """Outputs [first, last): rows of W, of the bias, columns of B^T."""
         if last - first == self.weight.shape[0]:
             return self
         lora = self.lora
         if lora is not None:
             dbt = None if lora.dbt is None else lora.dbt[:, first:last]
             lora = LoRAFactors(lora.a, lora.bt[:, first:last], lora.scale, lora.da, dbt)
-        return Projection(self.name, self.weight.slice(rows=(first, last)), None, lora)
+        bias = None if self.bias is None else self.bias[first:last]
+        return Projection(self.name, self.weight.slice(rows=(first, last)), bias, lora)
 
     def inputs(self, first: int, last: int) -> Projection:
         """Inputs [first, last): columns of W and of A."""
@@ -137,6 +165,31 @@ class BlockWeights(NamedTuple):
 
     projections: Mapping[str, Projection]
     vectors: Mapping[str, Array]
+
+
+class Rows(NamedTuple):
+    """Rows [first, last) of a stored projection: one of several that a file holds as one tensor."""
+
+    stored: str
+    first: int
+    last: int
+
+    def of(self, w: BlockWeights) -> Projection:
+        """Their part of the weight and of its LoRA pair, whose A all parts share."""
+        return w.projections[self.stored].outputs(self.first, self.last)
+
+
+def row_ranges(sizes: Mapping[str, int], fused: str | None) -> dict[str, Rows]:
+    """Where parts of these sizes lie: each in a projection of its own, or one below the other in `fused`."""
+    if fused is None:
+        return {part: Rows(f"{part}_proj", 0, size) for part, size in sizes.items()}
+    ends = accumulate(sizes.values())
+    return {part: Rows(fused, end - size, end) for (part, size), end in zip(sizes.items(), ends)}
+
+
+def stored_shapes(parts: Mapping[str, Rows], inputs: int) -> dict[str, tuple[int, int]]:
+    """(out, in) of the projections that hold these parts."""
+    return {rows.stored: (rows.last, inputs) for rows in parts.values()}  # the last part says where they end
 
 
 def pieces(size: int, step: int) -> list[tuple[int, int]]:

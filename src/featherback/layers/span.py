@@ -27,6 +27,16 @@ class Span:
         """T."""
         return self.stop - self.start
 
+    @property
+    def own(self) -> slice:
+        """Its tokens' rows in a batch."""
+        return slice(self.start, self.stop)
+
+    @property
+    def seen(self) -> slice:
+        """The rows of the tokens that its queries may see."""
+        return slice(self.first_key, self.stop)
+
     @classmethod
     def following(cls, past: int, count: int) -> Span:
         """`count` tokens of one sequence, of which `past` have gone before."""

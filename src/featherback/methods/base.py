@@ -130,7 +130,7 @@ class Method(ABC):
                             block.forward(ctx, x, w, kv)
             total = 0.0
             for span in sweep.spans:
-                with sweep.rows(span) as (ctx, x):
+                with sweep.rows(span, save=False) as (ctx, x):
                     total += self.model.head.loss(ctx, x, sweep.targets(span), self.resources.weights)
             return total
 
@@ -213,18 +213,18 @@ class Sweep:
         if len(self.spans) == 1:
             self._whole.append(self.ctx.floats(STREAM, len(tokens), width))
         for span in self.spans:
-            with self.rows(span, fresh=True) as (ctx, x):
-                self.resources.weights.gather(self.model.embed_tokens, tokens[span.start : span.stop], x)
+            with self.rows(span, load=False) as (ctx, x):
+                self.resources.weights.gather(self.model.embed_tokens, tokens[span.own], x)
                 if self.model.embedding_scale != 1:
                     ctx.ops.scale(x, self.model.embedding_scale)
 
     @contextmanager
     def rows(
-        self, span: Span, rotaries: tuple[Rotary, ...] = (), *, fresh: bool = False
+        self, span: Span, rotaries: tuple[Rotary, ...] = (), *, load: bool = True, save: bool = True
     ) -> Iterator[tuple[Context, Array]]:
         """A span's rows (T, D) of the residual stream, to be changed in place, and a context for them.
 
-        `fresh`: they are about to be written for the first time.
+        `load` False: they are about to be written for the first time. `save` False: they are only read.
         """
         if self._whole:
             yield self.ctx, self._whole[0]
@@ -233,14 +233,15 @@ class Sweep:
         assert store is not None
         with self.ctx.at(span, rotaries) as ctx:
             x = ctx.floats(STREAM, span.tokens, self.model.embed_tokens.cols)
-            if not fresh:
+            if load:
                 store.load(0, x, span.start)
             yield ctx, x
-            store.save(0, x, span.start, x)
+            if save:
+                store.save(0, x, span.start, x)
 
     def targets(self, span: Span) -> NDArray[np.int32]:
         """What a span's tokens must predict (T,)."""
-        return self.batch.targets[span.start : span.stop]
+        return self.batch.targets[span.own]
 
 
 STREAM = "residual stream, then dy"

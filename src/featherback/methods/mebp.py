@@ -22,8 +22,9 @@ from featherback.backend.protocol import Array, Scratch
 from featherback.layers.attention import KeyValues
 from featherback.layers.block import Block
 from featherback.layers.context import Context, keep_mapped
-from featherback.layers.kept import NOTHING, Kept
+from featherback.layers.kept import Kept
 from featherback.layers.linear import BlockWeights
+from featherback.methods.base import Sweep
 from featherback.methods.mesp import MeSP
 
 
@@ -44,8 +45,8 @@ class MeBP(MeSP):
         kept: Kept,
         gathered: tuple[Array, Array] | None,
     ) -> None:
-        w, ctx = _dense(ctx, w), replace(self._held(ctx), autodiff=True, release=keep_mapped)
-        state = block.attention.recall(ctx, x, w, kv, NOTHING)
+        w, ctx = _dense(ctx, w), replace(_held(ctx), autodiff=True, release=keep_mapped)
+        state = block.attention.forward(ctx, x, w, kv, again=True)
         m = block.middle(ctx, x, state, w)
         saved = Kept(
             {
@@ -61,9 +62,9 @@ class MeBP(MeSP):
         block.mlp.backward(ctx, dy, m, w, saved)
         block.attention.backward(ctx, dy, x, state, w, kv)
 
-    def _held(self, ctx: Context) -> Context:
-        """A context whose frames free nothing."""
-        return replace(ctx, scratch=Held(ctx.scratch))
+    def _loss(self, sweep: Sweep, scale: float) -> float:
+        with sweep.ctx.frame():
+            return super()._loss(replace(sweep, ctx=_held(sweep.ctx)), scale)
 
 
 class Held:
@@ -86,6 +87,11 @@ class Held:
     @contextmanager
     def frame(self) -> Iterator[None]:
         yield
+
+
+def _held(ctx: Context) -> Context:
+    """A context whose frames free nothing."""
+    return replace(ctx, scratch=Held(ctx.scratch))
 
 
 def _dense(ctx: Context, w: BlockWeights) -> BlockWeights:

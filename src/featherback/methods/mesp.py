@@ -51,10 +51,9 @@ class MeSP(Method):
         """The summed loss (nats); the residual stream becomes the gradient of scale * loss."""
         total = 0.0
         for span in sweep.spans:
-            with sweep.rows(span) as (ctx, x), ctx.frame():
-                total += self.model.head.loss_and_gradient(
-                    self._held(ctx), x, sweep.targets(span), self.resources.weights, scale
-                )
+            with sweep.rows(span) as (ctx, x):
+                weights, targets = self.resources.weights, sweep.targets(span)
+                total += self.model.head.loss_and_gradient(ctx, x, targets, weights, scale)
         return total
 
     def _backward(self, sweep: Sweep, layer: int, kept: Kept, sink: GradientSink) -> None:
@@ -77,7 +76,9 @@ class MeSP(Method):
                     gathered = block.attention.gradient_store(ctx, sweep.batch.n_tokens)
                     for span in spans:
                         with ctx.at(span, block.rotaries) as part:
-                            block.attention.recall_keys(part, self._input(part, layer), w, kv, kept)
+                            places = kv.places(span)
+                            x = None if places.keys() <= kept.arrays.keys() else self._input(part, layer)
+                            block.attention.project(part, x, w, places, kept)
                 for span in reversed(spans):
                     with sweep.rows(span, block.rotaries) as (part, dy), part.frame():
                         x = self._input(part, layer)
@@ -97,7 +98,7 @@ class MeSP(Method):
         """dy (T, D), the gradient of the block's output, becomes that of its input x (T, D) in place."""
         with ctx.frame():
             # q, k, v, o: kept, or computed again
-            state = block.attention.recall(ctx, x, w, kv, kept, keys=gathered is None)
+            state = block.attention.forward(ctx, x, w, kv, kept, again=True, keys=gathered is None)
             with ctx.frame():
                 m = block.middle(ctx, x, state, w, kept)
                 # y = m + mlp(m): gate and up tile by tile; the down projection only where a norm follows it
@@ -123,10 +124,6 @@ class MeSP(Method):
         chosen = {name: block.intermediates[name] for name in self.plan.kept(layer)}
         arrays = {name: take(name, *about.placed(tokens, operand)) for name, about in chosen.items()}
         return Kept(arrays, [name for name, about in chosen.items() if about.by_head])
-
-    def _held(self, ctx: Context) -> Context:
-        """The context in which a loss is computed."""
-        return ctx
 
 
 METHOD = MeSP
