@@ -1,7 +1,10 @@
 import pytest
 
-from featherback.architecture.names import HF_NAMES, TARGETS, hf_module, parse_targets
+from featherback.architecture.names import ATTENTION, HF_NAMES, MLP, hf_module, parse_targets
 from featherback.errors import FeatherbackError
+
+TARGETS = ATTENTION + MLP
+FUSED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 
 
 @pytest.mark.parametrize(
@@ -16,19 +19,26 @@ from featherback.errors import FeatherbackError
     ],
 )
 def test_parse_targets(given: str | list[str], expected: tuple[str, ...]) -> None:
-    assert parse_targets(given) == expected
+    assert parse_targets(given, TARGETS) == expected
 
 
 @pytest.mark.parametrize("given", ["q,w", "lm_head", "Q", "q_proj_proj", "proj", "_proj"])
 def test_unknown_target(given: str) -> None:
     with pytest.raises(FeatherbackError, match="Unknown LoRA target"):
-        parse_targets(given)
+        parse_targets(given, TARGETS)
+
+
+def test_targets_are_those_that_a_model_has() -> None:
+    assert parse_targets("all", FUSED) == FUSED
+    assert parse_targets("gate_up,qkv_proj", FUSED) == ("qkv_proj", "gate_up_proj")
+    with pytest.raises(FeatherbackError, match="target 'q'; choose from qkv, o, gate_up, down, or all"):
+        parse_targets("q", FUSED)
 
 
 @pytest.mark.parametrize("given", ["", " , ", []])
 def test_no_target(given: str | list[str]) -> None:
     with pytest.raises(FeatherbackError, match="No LoRA target"):
-        parse_targets(given)
+        parse_targets(given, TARGETS)
 
 
 def test_hf_module() -> None:

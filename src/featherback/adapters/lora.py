@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.architecture.names import TARGETS, hf_module, parse_targets
+from featherback.architecture.names import hf_module, parse_targets
 from featherback.architecture.permute import gguf_to_hf_rows, hf_to_gguf_rows
 from featherback.errors import FeatherbackError
 from featherback.host.paged import PagedArray
@@ -29,10 +29,13 @@ State = dict[str, Float32]
 
 
 class LoRALayout:
-    """Where an adapter's factors lie in a layer's flat vector: for each target A (rank, in), then B^T (rank, out)."""
+    """Where an adapter's factors lie in a layer's flat vector: for each target A (rank, in), then B^T (rank, out).
 
-    def __init__(self, blocks: Sequence[Block], rank: int, targets: Iterable[str]) -> None:
-        self.rank, self.targets = rank, tuple(targets)
+    `targets`: as `parse_targets` reads them, "all" being the projections that the blocks have.
+    """
+
+    def __init__(self, blocks: Sequence[Block], rank: int, targets: str | Iterable[str]) -> None:
+        self.rank, self.targets = rank, parse_targets(targets, blocks[0].projections)
         self.slots = SlotTable([self._shapes(block) for block in blocks])
 
     @property
@@ -77,8 +80,8 @@ class LoRA:
         if not (math.isfinite(alpha) and alpha > 0):
             raise FeatherbackError(f"Alpha is {alpha}; it must be a positive number.")
         self.model, self.rank, self.alpha = model, rank, float(alpha)
-        self.targets = parse_targets(targets)
-        self.layout = LoRALayout(model.blocks, rank, self.targets)
+        self.layout = LoRALayout(model.blocks, rank, targets)
+        self.targets = self.layout.targets
         self.parameters = PagedArray(self.layout.slots.layers, self.layout.size, path)
         self._initialise(seed)
 
@@ -152,11 +155,11 @@ class LoRA:
                 yield f"{name} is unknown"
 
     def _initialise(self, seed: int) -> None:
-        flat = np.zeros(self.layer_size, np.float32)
+        flat, numbers = np.zeros(self.layer_size, np.float32), list(self.model.blocks[0].projections)
         for layer in range(self.parameters.layers):
             for target, (a, _) in self.layout.view(layer, flat).items():
                 bound = a.shape[1] ** -0.5  # Kaiming-uniform with a = sqrt(5), as nn.Linear and PEFT have it
-                a[...] = (2 * uniform((seed, layer, TARGETS.index(target)), a.size) - 1).reshape(
+                a[...] = (2 * uniform((seed, layer, numbers.index(target)), a.size) - 1).reshape(
                     a.shape
                 ) * bound
             self.parameters.write(layer, flat)

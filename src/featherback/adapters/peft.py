@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from featherback.adapters.lora import LoRA
 from featherback.adapters.safetensors_writer import write_safetensors
-from featherback.architecture.names import TARGETS, parse_targets
 from featherback.errors import FeatherbackError
 from featherback.files import read_json, write_json
 from featherback.models.model import Model
@@ -73,7 +72,7 @@ def load(model: Model, directory: str | Path, path: str | Path | None = None) ->
     rank, alpha = _rank_and_alpha(configuration, directory)
     file = SafetensorsFile(directory / WEIGHTS_FILE)
     try:
-        adapter = LoRA(model, rank, alpha, _targets(file, directory), path=path)
+        adapter = LoRA(model, rank, alpha, _targets(file, model, directory), path=path)
         _check_tensors(file, adapter, directory)
         for layer in range(adapter.parameters.layers):
             names = adapter.layer_state(layer)
@@ -157,12 +156,13 @@ def _rank_and_alpha(configuration: Mapping[str, Any], directory: Path) -> tuple[
     return rank, float(alpha)
 
 
-def _targets(file: SafetensorsFile, directory: Path) -> tuple[str, ...]:
+def _targets(file: SafetensorsFile, model: Model, directory: Path) -> set[str]:
     """The projections that the file has tensors for."""
-    found = {part for name in file.tensors for part in name.split(".") if part in TARGETS}
+    known = model.blocks[0].projections
+    found = {part for name in file.tensors for part in name.split(".") if part in known}
     if not found:
-        raise FeatherbackError(f"{directory / WEIGHTS_FILE} adapts none of {', '.join(TARGETS)}.")
-    return parse_targets(found)
+        raise FeatherbackError(f"{directory / WEIGHTS_FILE} adapts none of {', '.join(known)}.")
+    return found
 
 
 def _check_tensors(file: SafetensorsFile, adapter: LoRA, directory: Path) -> None:

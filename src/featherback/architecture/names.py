@@ -6,29 +6,33 @@ from featherback.errors import FeatherbackError
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
-TARGETS = ATTENTION + MLP
 
 
-def parse_targets(targets: str | Iterable[str]) -> tuple[str, ...]:
-    """Targets in the order of TARGETS from "all", "q,v", "q_proj,down_proj" or a list of such names.
+def parse_targets(targets: str | Iterable[str], projections: Iterable[str]) -> tuple[str, ...]:
+    """Those of `projections`, in their order, that "all", "q,v", "q_proj,down_proj" or a list of such names means.
 
     FeatherbackError for an unknown name or for none at all.
     """
+    known = tuple(projections)
     given = targets.split(",") if isinstance(targets, str) else list(targets)
     names = [name.strip() for name in given if name.strip()]
     chosen: set[str] = set()
     for name in names:
         full = name if name.endswith("_proj") else f"{name}_proj"
         if name == "all":
-            chosen.update(TARGETS)
-        elif full in TARGETS:
+            chosen.update(known)
+        elif full in known:
             chosen.add(full)
         else:
-            short = ", ".join(target.removesuffix("_proj") for target in TARGETS)
-            raise FeatherbackError(f"Unknown LoRA target {name!r}; choose from {short}, or all.")
+            raise FeatherbackError(f"Unknown LoRA target {name!r}; choose from {short(known, ', ')}, or all.")
     if not chosen:
         raise FeatherbackError("No LoRA target is named; choose some projections, or all.")
-    return tuple(target for target in TARGETS if target in chosen)
+    return tuple(target for target in known if target in chosen)
+
+
+def short(targets: Iterable[str], separator: str = ",") -> str:
+    """Projections as a user writes them: "q,v"."""
+    return separator.join(target.removesuffix("_proj") for target in targets)
 
 
 Names = Mapping[str, str]
@@ -71,6 +75,6 @@ HF_NAMES: Names = {
 
 def hf_module(names: Names, layer: int, target: str) -> str:
     """The Hugging Face name of a projection: "model.layers.3.self_attn.q_proj"."""
-    if target not in TARGETS:
+    if not target.endswith("_proj"):
         raise ValueError(f"not a projection: {target}")
     return names[target].format(layer).removesuffix(".weight")

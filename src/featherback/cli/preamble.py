@@ -20,6 +20,7 @@ _TRAINED, _CONTEXT, _PLAIN = "\x1b[1;32m", "\x1b[2m", "\x1b[0m"
 def print_preamble(run: RunDirectory) -> None:
     """Describe the run on standard output."""
     from featherback import kernels, models
+    from featherback.architecture.names import parse_targets, short
     from featherback.cli.options import set_threads
     from featherback.data.preview import preview
     from featherback.data.report import PrepareReport
@@ -36,7 +37,7 @@ def print_preamble(run: RunDirectory) -> None:
     print_sample(preview(model.path, config.data, config.seq_len)[0])
     set_threads(config.threads)  # as the process that will train does
     row("kernels", kernels.describe())
-    targets = ",".join(target.removesuffix("_proj") for target in config.targets)
+    targets = short(parse_targets(config.targets, model.blocks[0].projections))
     row("adapter", f"rank {config.rank}, alpha {config.alpha:g}, on {targets}")
     length = f"{config.steps} steps" if config.steps else f"{config.epochs} epochs"
     row(

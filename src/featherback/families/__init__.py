@@ -11,6 +11,8 @@ from featherback.registry import Registry
 _MODULES: Registry[Family] = Registry(__name__, "FAMILY", "family", shared=("base",))
 FAMILIES = {family.architecture: family for family in map(_MODULES.__getitem__, _MODULES.names)}
 """By GGUF architecture."""
+PROJECTIONS = tuple(dict.fromkeys(name for family in FAMILIES.values() for name in family.projections))
+"""All that an adapter may target in a model of some family."""
 
 
 def family_of(config: ModelConfig) -> Family:

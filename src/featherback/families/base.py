@@ -33,6 +33,11 @@ class Family(ABC):
     hf_norm_offset: ClassVar[float] = 0.0
     """What Hugging Face's norm weights lack: its Gemma multiplies by 1 + w. GGUF files hold the sum."""
 
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """What an adapter may target in a layer, by the names that PEFT uses."""
+        return tuple(name for name in self.hf_names if name.endswith("_proj"))
+
     @abstractmethod
     def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
         """The configuration of a GGUF file."""
@@ -73,7 +78,10 @@ def by_window(config: ModelConfig, block_of: Callable[[int], Block]) -> list[Blo
 def silu_block(
     config: ModelConfig, turn: Rotary, window: int, fused_mlp: str | None = None, **attention: Any
 ) -> Block:
-    """m = x + attention(rms(x) g);   y = m + mlp(rms(m) g'), with SiLU. `attention`: further arguments of `Attention`."""
+    """m = x + attention(rms(x) g);   y = m + mlp(rms(m) g'), with SiLU.
+
+    `fused_mlp`: as `GatedUnit` has it. `attention`: further arguments of `Attention`.
+    """
     return Block(
         Attention(
             **attention_sizes(config), rotary=turn, bias=config.attention_bias, window=window, **attention

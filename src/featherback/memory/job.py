@@ -10,7 +10,6 @@ from typing import Any
 from featherback import families
 from featherback.adapters.lora import LoRALayout
 from featherback.architecture.config import ModelConfig
-from featherback.architecture.names import TARGETS
 from featherback.backend.counting import BlankMatrix
 from featherback.host.pager import mapped
 from featherback.layers.block import Block
@@ -33,7 +32,7 @@ class Job:
     method: type[Any]  # a methods.Method
     options: Any = None  # the method's; None: the defaults
     rank: int = 8
-    targets: tuple[str, ...] = TARGETS
+    targets: str | tuple[str, ...] = "all"
     tokens: int = 256  # most tokens a batch holds: seq_len * batch_size
     sequence: int = 256  # most tokens a sequence holds
     compute: str = "bf16"

@@ -5,12 +5,12 @@ checks, the command line with its help, and what a resumed run may change are de
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from featherback import methods, optim
-from featherback.architecture.names import TARGETS, parse_targets
+from featherback import families, methods, optim
+from featherback.architecture.names import parse_targets, short
 from featherback.errors import FeatherbackError
 from featherback.options import check, described, flags, option
 
@@ -39,6 +39,12 @@ def parse_memory(text: str) -> int:
 
 def _bytes(amount: object) -> object:
     return parse_memory(amount) if isinstance(amount, str) else amount
+
+
+def _targets(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Projections that some family has; "all" stays until the model is known."""
+    found = parse_targets(given, families.PROJECTIONS)
+    return ("all",) if found == families.PROJECTIONS else found
 
 
 def _learning_rates() -> str:
@@ -80,9 +86,9 @@ class TrainConfig:
     alpha: float = option(16.0, above=0, panel=ADAPTER, help="The adapter is scaled by alpha / rank.")
     targets: tuple[str, ...] = option(
         "all",
-        parse=parse_targets,
+        parse=_targets,
         panel=ADAPTER,
-        help=f"Projections to adapt: all, or some of {','.join(t.removesuffix('_proj') for t in TARGETS)}.",
+        help=f"Projections to adapt: all, or some of those that the model has, of {short(families.PROJECTIONS)}.",
     )
     seq_len: int = option(
         256, least=2, panel=DATA, help="Longest sequence, in tokens; longer examples are cut, and counted."
