@@ -12,12 +12,13 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file, save_file
 from tests.support.oracle import random_adapter, reference_model
-from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, write_tiny
+from tests.support.tiny_models import TINY_LLAMA, TINY_PHI3, TINY_QWEN2, write_tiny
 from transformers import PreTrainedModel
 
 from featherback import models
 from featherback.adapters import peft
 from featherback.adapters.lora import LoRA
+from featherback.architecture.permute import hf_to_gguf_rows
 from featherback.errors import FeatherbackError
 from featherback.inference.decoder import Decoder
 from featherback.models.model import Model
@@ -60,6 +61,55 @@ def test_peft_opens_what_we_save(
     ours = Decoder(model, adapter, compute="fp32").forward(TOKENS, every=True)
     np.testing.assert_allclose(ours, logits, atol=1e-3)
     assert np.abs(logits - base).max() > 0.1, "the adapter changed nothing"
+
+
+@pytest.mark.parametrize("targets", [None, ("qkv_proj",), ("gate_up_proj",)])
+def test_peft_opens_fused_projections(tmp_path: Path, targets: tuple[str, ...] | None) -> None:
+    path = write_tiny(tmp_path / "m.gguf", TINY_PHI3)
+    model, theirs = models.load(path), reference_model(path)
+    base = _their_logits(theirs)
+    adapter = _trained(model, theirs, targets=targets)
+    peft.save(adapter, tmp_path / "adapter")
+    logits = _their_logits(PeftModel.from_pretrained(theirs, str(tmp_path / "adapter")).eval())
+    ours = Decoder(model, adapter, compute="fp32").forward(TOKENS, every=True)
+    np.testing.assert_allclose(ours, logits, atol=1e-3)
+    assert np.abs(logits - base).max() > 0.1, "the adapter changed nothing"
+    modules = targets or ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+    assert json.loads((tmp_path / "adapter" / peft.CONFIG_FILE).read_text())["target_modules"] == list(
+        modules
+    )
+    stored = {
+        name.split(".lora_")[0].split("layers.1.")[-1]
+        for name in load_file(tmp_path / "adapter" / peft.WEIGHTS_FILE)
+    }
+    for module in modules:
+        assert {f"self_attn.{module}", f"mlp.{module}"} & stored
+    again = peft.load(model, tmp_path / "adapter")
+    assert again.targets == modules
+    for name, values in adapter.state().items():
+        assert np.array_equal(again.state()[name], values), name
+
+
+def test_rows_of_one_part_of_a_fused_projection_are_reordered(tmp_path: Path) -> None:
+    """Only those of q and k, each by its own heads, where a file holds rotated neighbours."""
+    model = models.load(write_tiny(tmp_path / "m.gguf", TINY_PHI3))
+    adapter = LoRA(model, rank=2, targets="qkv")
+    model.blocks[0].attention.interleaved_heads = {"q": 4, "k": 2}
+    name = "model.layers.0.self_attn.qkv_proj.lora_B.weight"
+    state = {
+        key: np.arange(value.size, dtype=np.float32).reshape(value.shape)
+        for key, value in adapter.state().items()
+    }
+    adapter.load_state(state)
+    assert np.array_equal(adapter.state()[name], state[name])
+    flat = np.empty(adapter.layer_size, np.float32)
+    adapter.parameters.read(0, flat)
+    inside = adapter.layout.view(0, flat)["qkv_proj"][1].T
+    for first, last, heads in ((0, 96, 4), (96, 144, 2)):
+        assert np.array_equal(
+            inside[first:last], state[name][first:last][hf_to_gguf_rows(heads, last - first)]
+        )
+    assert np.array_equal(inside[144:], state[name][144:])
 
 
 @pytest.mark.parametrize("rslora", [False, True])

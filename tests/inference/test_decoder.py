@@ -11,6 +11,7 @@ from tests.support.oracle import random_adapter, reference, reference_model
 from tests.support.tiny_models import (
     TINY_GEMMA3,
     TINY_LLAMA,
+    TINY_PHI3,
     TINY_QWEN2,
     TINY_QWEN3,
     TINY_WIDE,
@@ -35,6 +36,8 @@ CONFIGS = {
     "mistral": tiny(windows=(7, 7)),
     "qwen3": TINY_QWEN3,
     "gemma3": TINY_GEMMA3,
+    "phi3": TINY_PHI3,
+    "phi3, window": tiny(TINY_PHI3, windows=(7, 7)),
 }
 
 

@@ -16,6 +16,7 @@ from tests.support.oracle import reference_model
 from tests.support.tiny_models import (
     TINY_GEMMA3,
     TINY_LLAMA,
+    TINY_PHI3,
     TINY_QWEN2,
     TINY_QWEN3,
     TINY_WIDE,
@@ -51,6 +52,11 @@ CASES: dict[str, tuple[ModelConfig, Types]] = {
             rope_divisor=1.0,
         ),
         TensorType.Q4_1,
+    ),
+    "phi3": (TINY_PHI3, TensorType.Q4_0),
+    "phi3-window": (
+        tiny(TINY_PHI3, tie_word_embeddings=True, num_key_value_heads=1, windows=(7, 7)),
+        {"": TensorType.Q8_0, "qkv_proj": TensorType.F16},
     ),
     "wide-heads": (
         tiny(TINY_WIDE, intermediate_size=768),

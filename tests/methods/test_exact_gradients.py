@@ -10,7 +10,7 @@ import pytest
 
 from tests.methods.conftest import Twins
 from tests.methods.support import Labels, Result, assert_close, ours
-from tests.support.oracle import ALL_TARGETS, random_adapter, reference
+from tests.support.oracle import ALL_TARGETS, FUSED_TARGETS, random_adapter, reference
 
 BOUND = 1e-4  # relative, of each tensor's norm
 
@@ -29,7 +29,7 @@ def check(
     sequences: list[list[int]],
     labels: Labels | None = None,
     rank: int = 4,
-    targets: Sequence[str] = ALL_TARGETS,
+    targets: Sequence[str] = (*ALL_TARGETS, *FUSED_TARGETS),
     **plan: Any,
 ) -> None:
     state = random_adapter(twins.reference, rank, targets, seed=1)
@@ -74,6 +74,23 @@ def test_unsupervised_tokens(twins: Twins, method: str) -> None:
 def test_subsets_of_targets(all_twins: dict[str, Twins], targets: tuple[str, ...], method: str) -> None:
     for name in ("llama", "qwen2-biases"):
         check(all_twins[name], method, draw((21,), 101), targets=targets)
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [("qkv_proj",), ("gate_up_proj",), ("qkv_proj", "gate_up_proj"), ("o_proj", "down_proj")],
+    ids="+".join,
+)
+@pytest.mark.parametrize(
+    ("method", "plan"),
+    [("mesp", {}), ("mesp", {"keep_h": True}), ("mesp", {"chunk": 5}), ("mebp", {})],
+    ids=["mesp", "kept h", "chunks", "mebp"],
+)
+def test_fused_targets(
+    all_twins: dict[str, Twins], targets: tuple[str, ...], method: str, plan: dict[str, Any]
+) -> None:
+    for name in ("phi3", "phi3-window"):
+        check(all_twins[name], method, draw((21, 6), 101), targets=targets, **plan)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 8, 17, 32])

@@ -9,6 +9,7 @@ import pytest
 
 from featherback import models
 from featherback.layers.block import rotaries
+from featherback.layers.linear import BlockWeights, Projection, Rows
 from featherback.models.model import Model
 from tests.methods.conftest import Twins
 from tests.methods.test_exact_gradients import check, draw
@@ -58,6 +59,32 @@ def with_silu(model: Model) -> None:
         block.mlp.activation = "silu"
 
 
+def swapped(half: str, one: str, other: str) -> Callable[[Model], None]:
+    """Each of two parts of a fused projection takes the rows of the other, which are as many."""
+
+    def plant(model: Model) -> None:
+        for parts in {
+            id(part): part for part in (getattr(block, half).parts for block in model.blocks)
+        }.values():
+            parts[one], parts[other] = parts[other], parts[one]
+
+    return plant
+
+
+def with_factors_of_q(model: Model) -> None:
+    """Keys take the rows of W that are theirs, and the rows of B of the first queries."""
+    for block in model.blocks:
+        block.attention.parts["k"] = FactorsOfFirstRows(*block.attention.parts["k"])
+
+
+class FactorsOfFirstRows(Rows):
+    """Rows whose LoRA pair is that of the projection's first rows."""
+
+    def of(self, w: BlockWeights) -> Projection:
+        first = w.projections[self.stored].outputs(0, self.last - self.first)
+        return super().of(w)._replace(lora=first.lora)
+
+
 FAULTS: dict[str, tuple[str, Callable[[Model], None]]] = {
     "no fault": ("mistral-window", with_config()),
     "window too long by one": ("mistral-window", with_config(windows=(8, 8))),
@@ -76,6 +103,10 @@ FAULTS: dict[str, tuple[str, Callable[[Model], None]]] = {
     "logits not capped": ("gemma3", without_final_cap),
     "embeddings not scaled": ("gemma3", without_embedding_scale),
     "SiLU": ("gemma3", with_silu),
+    "k and v swapped": ("phi3", swapped("attention", "k", "v")),
+    "gate and up swapped": ("phi3", swapped("mlp", "gate", "up")),
+    "k with the rows of B of q": ("phi3", with_factors_of_q),
+    "window too long by one in every layer": ("phi3-window", with_config(windows=(8, 8))),
 }
 """Name: the model's, and what is done to it."""
 

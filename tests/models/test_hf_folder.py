@@ -10,6 +10,7 @@ from tests.support.tiny_models import (
     LLAMA3_ROPE,
     TINY_GEMMA3,
     TINY_LLAMA,
+    TINY_PHI3,
     TINY_QWEN2,
     TINY_QWEN3,
     TINY_WIDE,
@@ -17,7 +18,7 @@ from tests.support.tiny_models import (
     tiny,
     write_tiny,
 )
-from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Phi3Config
 
 from featherback.architecture.permute import gguf_to_hf_rows
 from featherback.errors import FeatherbackError
@@ -46,6 +47,8 @@ FOLDERS = {
     "gemma3": TINY_GEMMA3,
     "gemma3, untied": tiny(TINY_GEMMA3, tie_word_embeddings=False, rope_divisor=1.0, final_softcap=0.0),
     "qwen3, late window": tiny(TINY_QWEN3, tie_word_embeddings=False, windows=(0, 7)),
+    "phi3": TINY_PHI3,
+    "phi3, tied, window": tiny(TINY_PHI3, tie_word_embeddings=True, windows=(7, 7)),
     "qwen2, late window": tiny(TINY_QWEN2, num_hidden_layers=3, windows=(0, 7, 7)),
 }
 
@@ -105,7 +108,7 @@ def edit(folder: Path, changes: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    made = {"llama": TINY_LLAMA, "qwen2": TINY_QWEN2, "gemma3": TINY_GEMMA3}
+    made = {"llama": TINY_LLAMA, "qwen2": TINY_QWEN2, "gemma3": TINY_GEMMA3, "phi3": TINY_PHI3}
     return {name: folder_and_gguf(tmp_path_factory.mktemp(name), c)[0] for name, c in made.items()}
 
 
@@ -122,7 +125,7 @@ def changed(folders: dict[str, Path], tmp_path: Path, family: str, changes: dict
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "type": ("llama", {"model_type": "gemma"}, "'gemma'.*supported: .*llama, mistral, qwen2"),
+    "type": ("llama", {"model_type": "gemma"}, "'gemma'.*supported: .*llama, mistral, .*qwen2"),
     "no type": ("llama", {"model_type": None}, "the architecture None"),
     "activation": ("llama", {"hidden_act": "gelu"}, "hidden_act .* 'gelu'"),
     "quantised": ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -185,6 +188,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "rope_divisor is 0",
     ),
     "gemma3, one rope for all": ("gemma3", {"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters"),
+    "phi3 in part": ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor .* is 0.75"),
+    "phi3 in part, transformers 5": (
+        "phi3",
+        {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.75}},
+        "partial_rotary_factor .* is 0.75",
+    ),
+    "phi3 of long context": (
+        "phi3",
+        {"rope_scaling": {"type": "longrope", "long_factor": [1.0] * 12, "short_factor": [1.0] * 12}},
+        "rope_type .* 'longrope', which is not supported",
+    ),
+    "phi3's window": ("phi3", {"sliding_window": "all"}, "sliding_window .* is 'all'"),
     "biases": ("llama", {"attention_bias": True}, "self_attn.q_proj.bias .* is missing"),
 }
 
@@ -258,6 +273,8 @@ WINDOWS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
         {"model_type": "mistral", "max_position_embeddings": 8192},
         (4096, 4096),
     ),
+    "phi3": ("phi3", {"sliding_window": 64}, (64, 64)),
+    "phi3 without one": ("phi3", {"sliding_window": None}, ()),
     "from a layer on": (
         "qwen2",
         {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1, "layer_types": None},
@@ -279,6 +296,17 @@ WINDOWS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
 def test_windows(folders: dict[str, Path], tmp_path: Path, case: str) -> None:
     family, changes, expected = WINDOWS[case]
     assert load(changed(folders, tmp_path, family, changes)).config.windows == expected
+
+
+def test_phi3_where_config_json_does_not_say(folders: dict[str, Path], tmp_path: Path) -> None:
+    """As transformers reads the same entries."""
+    changes = {"rms_norm_eps": None, "sliding_window": None, "tie_word_embeddings": None}
+    folder = changed(folders, tmp_path, "phi3", changes)
+    entries = {k: v for k, v in json.loads((folder / "config.json").read_text()).items() if v is not None}
+    theirs, ours = Phi3Config(**entries), load(folder).config
+    assert ours.rms_norm_eps == theirs.rms_norm_eps != 1e-6
+    assert (ours.windows, theirs.sliding_window) == ((), None)
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
 
 
 def test_a_bias_on_o_is_refused(tmp_path: Path) -> None:

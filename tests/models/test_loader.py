@@ -8,6 +8,7 @@ from gguf.quants import dequantize
 from tests.support.tiny_models import (
     TINY_GEMMA3,
     TINY_LLAMA,
+    TINY_PHI3,
     TINY_QWEN2,
     TINY_WIDE,
     llama3_factors,
@@ -37,6 +38,8 @@ CASES: dict[str, tuple[ModelConfig, Any]] = {
         {"": TensorType.Q5_0, "lm_head": TensorType.Q8_0, "up_proj": TensorType.Q5_1},
     ),
     "qwen2": (TINY_QWEN2, {"": TensorType.Q4_0, "q_proj": TensorType.BF16}),
+    "phi3": (TINY_PHI3, {"": TensorType.Q4_0, "qkv_proj": TensorType.Q8_0}),
+    "phi3, window": (tiny(TINY_PHI3, windows=(64, 64)), TensorType.F16),
     "wide": (tiny(TINY_WIDE, tie_word_embeddings=False), K_MIX),
 }
 
@@ -77,6 +80,8 @@ GGUF_PARTS = {
     "k_proj": "attn_k",
     "v_proj": "attn_v",
     "o_proj": "attn_output",
+    "qkv_proj": "attn_qkv",
+    "gate_up_proj": "ffn_up",
     "gate_proj": "ffn_gate",
     "up_proj": "ffn_up",
     "down_proj": "ffn_down",
@@ -222,6 +227,24 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         "rope.scaling.type .* is 'yarn'; only 'linear'",
     ),
     "gemma3's local base": (TINY_GEMMA3, {"gemma3.rope.freq_base_swa": 0.0}, (), "local_theta is 0.0"),
+    "phi3 of long context": (
+        TINY_PHI3,
+        {},
+        named("rope_factors_long.weight", 12),
+        "stretches rotary embedding by length .LongRoPE., which is not supported",
+    ),
+    "phi3 in part": (
+        TINY_PHI3,
+        {"phi3.rope.dimension_count": 18},
+        (),
+        "rope.dimension_count .* is 18; only the head size 24",
+    ),
+    "phi3 with parts apart": (
+        TINY_PHI3,
+        {},
+        named("blk.0.attn_q.weight", 96),
+        "not part of a supported phi3 model.*: 'blk.0.attn_q.weight'",
+    ),
     "no q norm": (
         TINY_QWEN2,
         {key.replace("qwen2", "qwen3"): value for key, value in gguf_metadata(TINY_QWEN2, "").items()}

@@ -10,6 +10,7 @@ from tests.support.tiny_models import (
     LLAMA3_ROPE,
     TINY_GEMMA3,
     TINY_LLAMA,
+    TINY_PHI3,
     TINY_QWEN2,
     TINY_QWEN3,
     llama3_factors,
@@ -38,6 +39,7 @@ AS_READ = {
     "llama untied": tiny(tie_word_embeddings=False),
     "qwen2": TINY_QWEN2,
     "qwen3": tiny(TINY_QWEN3, head_dim=128),  # which is what transformers takes, whatever the file says
+    "phi3": tiny(TINY_PHI3, vocab_size=32_064),  # its padding token is 32,000, whatever the file says
     "gemma3": tiny(  # transformers reads no more of it
         TINY_GEMMA3,
         head_dim=256,

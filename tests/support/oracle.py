@@ -21,6 +21,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -32,6 +34,7 @@ from transformers import (
 State = dict[str, np.ndarray]
 
 ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+FUSED_TARGETS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 PEFT_PREFIX = "base_model.model."
 UNSUPERVISED = -100
 
@@ -54,6 +57,7 @@ _GEMMA3_BLOCK = _BLOCK | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_PHI3_BLOCK = _BLOCK | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 GEMMA3_PERIOD = 6  # every sixth layer is global, where the file does not say
 
 
@@ -68,7 +72,7 @@ class Reference:
 
 def reference_model(path: str | Path) -> PreTrainedModel:
     """The transformers model (float32, eager attention) of a GGUF file: llama (Mistral if it has a window), qwen2,
-    qwen3, gemma3.
+    qwen3, gemma3, phi3.
     """
     reader = GGUFReader(path)
     architecture = reader.get_field("general.architecture").contents()
@@ -149,7 +153,13 @@ def _gemma3(reader: GGUFReader, head_dim: int) -> Specific:
     )
 
 
-_SPECIFIC = {"llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "gemma3": _gemma3}
+def _phi3(reader: GGUFReader, head_dim: int) -> Specific:
+    """Where there is a window, all layers have it."""
+    own = {"sliding_window": _field(reader, "attention.sliding_window"), "pad_token_id": None}
+    return Phi3Config, Phi3ForCausalLM, own | _rope(reader)
+
+
+_SPECIFIC = {"llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "gemma3": _gemma3, "phi3": _phi3}
 
 
 def _rope(reader: GGUFReader) -> dict[str, Any]:
@@ -182,7 +192,7 @@ def _cap_scores(model: PreTrainedModel) -> None:
 
 
 def random_adapter(
-    model: PreTrainedModel, rank: int, targets: Iterable[str] = ALL_TARGETS, seed: int = 0
+    model: PreTrainedModel, rank: int, targets: Iterable[str] = (*ALL_TARGETS, *FUSED_TARGETS), seed: int = 0
 ) -> State:
     """Random A (r, in) and B (out, r), neither zero, for each target of each layer, by Hugging Face name."""
     rng = np.random.default_rng(seed)
@@ -264,7 +274,7 @@ def _fill(
 ) -> None:
     """Put every tensor of the file into the model; each must find a place, and each place a tensor."""
     filled: dict[str, torch.Tensor] = {}
-    block = _GEMMA3_BLOCK if architecture == "gemma3" else _BLOCK
+    block = {"gemma3": _GEMMA3_BLOCK, "phi3": _PHI3_BLOCK}.get(architecture, _BLOCK)
     for name, array in weights.items():
         if name == "rope_freqs.weight":
             model.model.rotary_emb.inv_freq /= torch.from_numpy(array.copy())

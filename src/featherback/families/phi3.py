@@ -1,0 +1,66 @@
+"""Phi-3: like Llama, but q, k and v are rows of one projection, and gate and up of another.
+
+Adapters sit on the fused projections, as PEFT's do: one A for all parts, their rows of B one below the other. A window
+holds in every layer. (llama.cpp ignores it.)
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from featherback.architecture import hf_config
+from featherback.architecture.config import ModelConfig
+from featherback.architecture.gguf_metadata import GGUFKeys, common_config
+from featherback.architecture.hf_config import HFConfig
+from featherback.architecture.names import GGUF_NAMES, HF_NAMES, Names
+from featherback.errors import FeatherbackError
+from featherback.families.base import Family, by_window, rotary, silu_block
+from featherback.layers.block import Block
+
+QKV, GATE_UP = "qkv_proj", "gate_up_proj"
+APART = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "q_bias", "k_bias", "v_bias")
+EPS = 1e-5  # what transformers takes where config.json does not say
+LONG_ROPE = "rope_factors_long.weight"
+
+
+def _fused(names: Names, qkv: str, gate_up: str) -> Names:
+    """The names with fused projections in place of their parts."""
+    return {QKV: qkv, GATE_UP: gate_up} | {part: name for part, name in names.items() if part not in APART}
+
+
+class Phi3(Family):
+    architecture = "phi3"
+    model_types = ("phi3",)
+    gguf_names: ClassVar[Names] = _fused(GGUF_NAMES, "blk.{}.attn_qkv.weight", "blk.{}.ffn_up.weight")
+    hf_names: ClassVar[Names] = _fused(
+        HF_NAMES,
+        "model.layers.{}.self_attn.qkv_proj.weight",
+        "model.layers.{}.mlp.gate_up_proj.weight",
+    )
+    window_period = 0
+
+    def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
+        if LONG_ROPE in keys.file.tensors:
+            raise FeatherbackError(
+                f"{keys.file.path} stretches rotary embedding by length (LongRoPE), which is not supported; use a "
+                f"model of the original context, such as Phi-3 mini 4k."
+            )
+        common = common_config(keys, self.window_period)
+        return ModelConfig(**common, attention_bias=False, rope_interleaved=False)
+
+    def read_hf(self, config: HFConfig) -> ModelConfig:
+        common = hf_config.common_config(config, "phi3")
+        return ModelConfig(
+            **common | {"rms_norm_eps": config.number("rms_norm_eps", EPS)},
+            attention_bias=False,
+            windows=config.windows(config.integer("sliding_window", 0), lambda layer: True),
+        )
+
+    def blocks(self, config: ModelConfig) -> list[Block]:
+        turn = rotary(config)
+        return by_window(
+            config, lambda window: silu_block(config, turn, window, fused=QKV, fused_mlp=GATE_UP)
+        )
+
+
+FAMILY = Phi3()
