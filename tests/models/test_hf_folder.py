@@ -196,7 +196,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "phi3 of long context": (
         "phi3",
-        {"rope_scaling": {"type": "longrope", "long_factor": [1.0] * 12, "short_factor": [1.0] * 12}},
+        {"rope_scaling": {"type": "longrope", "long_factor": [1.0] * 12}, "rope_parameters": None},
+        "rope_type .* 'longrope', which is not supported",
+    ),
+    "phi3 of long context, transformers 5": (
+        "phi3",
+        {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e6, "long_factor": [1.0] * 12}},
         "rope_type .* 'longrope', which is not supported",
     ),
     "phi3's window": ("phi3", {"sliding_window": "all"}, "sliding_window .* is 'all'"),
