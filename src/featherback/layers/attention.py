@@ -109,16 +109,12 @@ class Attention:
         }
         # o without the q, k and v of the same pass would be divided by another sum than theirs.
         self.bundles = [("q", "k", "v", "o", "lse"), *([("attn_out",)] if post_norm else [])]
-        self.interleaved_heads = (
-            {"q": heads, "k": kv_heads} if rotary is not None and rotary.interleaved else {}
-        )
+        interleaved = rotary is not None and rotary.interleaved
+        self.interleaved_heads = {"q": heads, "k": kv_heads} if interleaved else {}
 
     def store(self, ctx: Context, tokens: int, kept: Kept = NOTHING, *, backward: bool = False) -> KeyValues:
         """Arrays for the keys and values of all `tokens`; those that are kept already hold them."""
-        k, v = (
-            kept.arrays[name] if name in kept else ctx.floats(name, tokens, self.kv_size)
-            for name in ("k", "v")
-        )
+        k, v = (kept.arrays[c] if c in kept else ctx.floats(c, tokens, self.kv_size) for c in ("k", "v"))
         if self.qk_norm and (backward or "k" in kept):  # what is kept is the product, before its norm
             return KeyValues(ctx.floats("k, normed", tokens, self.kv_size), v, k)
         return KeyValues(k, v)
@@ -150,9 +146,8 @@ class Attention:
             h = {projection.name: projection.room_for_h(ctx, ctx.tokens) for projection in missing}
         self.project(ctx, x, w, places, found, h)
         o = self._place(ctx, kept, "o")
-        lse = (
-            None if ctx.decoding else self._place(ctx, kept, "lse")
-        )  # the passes of training have one arithmetic
+        # Only decoding goes without: all passes of training have one arithmetic.
+        lse = None if ctx.decoding else self._place(ctx, kept, "lse")
         probabilities = None
         if "o" not in found:
             k, v = kv.seen(ctx.span)
@@ -162,14 +157,12 @@ class Attention:
                 q, k, v, o, lse, self.heads, self.kv_heads, ctx.span.cu_q, ctx.span.cu_k,
                 scale=self.scale, window=self.window, softcap=self.softcap, p=probabilities,
             )  # fmt: skip
-        out = None
-        if self.post_norm is not None:
-            place = kept.rows("attn_out", ctx.span)
-            out = place if "attn_out" in found else ctx.floats("output of o_proj", *x.shape)
-            if out is not place:
-                w.projections["o_proj"].run(ctx, o, out)
-                if place is not None:
-                    ctx.ops.cast(out, place)
+        out = found.rows("attn_out", ctx.span)
+        if self.post_norm is not None and out is None:
+            out = ctx.floats("output of o_proj", *x.shape)
+            w.projections["o_proj"].run(ctx, o, out)
+            if (place := kept.rows("attn_out", ctx.span)) is not None:
+                ctx.ops.cast(out, place)
         return AttentionState(q, q_raw, o, lse, probabilities, out, h)
 
     def project(

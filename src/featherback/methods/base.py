@@ -169,17 +169,14 @@ class Method(ABC):
     ) -> Iterator[BlockWeights]:
         """A layer's weights with the adapter's factors; `gradients` (size,) collects theirs."""
         with ctx.frame(), self.resources.weights.layer(index, then) as stored:
-            pairs: dict[str, tuple[Array, Array]] = {}
-            collected: dict[str, tuple[Array, Array]] = {}
-            scale = 1.0
-            if self.adapter is not None:
-                layout, scale = self.adapter.layout, self.adapter.scale
-                flat = ctx.floats("LoRA parameters of a layer", layout.size)
-                (parameters or self.adapter.parameters).read(index, flat)
-                pairs = layout.view(index, flat)
-                if gradients is not None:
-                    collected = layout.view(index, gradients)
-            yield block_weights(ctx.backend, stored, pairs, scale, collected)
+            if self.adapter is None:
+                yield block_weights(ctx.backend, stored, NO_PAIRS)
+                return
+            layout = self.adapter.layout
+            flat = ctx.floats("LoRA parameters of a layer", layout.size)
+            (parameters or self.adapter.parameters).read(index, flat)
+            collected = NO_PAIRS if gradients is None else layout.view(index, gradients)
+            yield block_weights(ctx.backend, stored, layout.view(index, flat), self.adapter.scale, collected)
 
 
 def block_weights(

@@ -19,13 +19,11 @@ from typing import Any
 import numpy as np
 
 from featherback.backend.protocol import Array, Scratch
-from featherback.layers.attention import KeyValues
-from featherback.layers.block import Block
 from featherback.layers.context import Context, keep_mapped
 from featherback.layers.kept import Kept
 from featherback.layers.linear import BlockWeights
 from featherback.methods.base import Sweep
-from featherback.methods.mesp import MeSP
+from featherback.methods.mesp import Layer, MeSP
 
 
 class MeBP(MeSP):
@@ -34,27 +32,13 @@ class MeBP(MeSP):
     can_keep = False
     can_chunk = False
 
-    def _backward_block(
-        self,
-        ctx: Context,
-        block: Block,
-        dy: Array,
-        x: Array,
-        w: BlockWeights,
-        kv: KeyValues,
-        kept: Kept,
-        gathered: tuple[Array, Array] | None,
-    ) -> None:
-        w, ctx = _dense(ctx, w), replace(_held(ctx), autodiff=True, release=keep_mapped)
+    def _backward_block(self, ctx: Context, layer: Layer, dy: Array, x: Array) -> None:
+        block, w, kv = layer.block, _dense(ctx, layer.w), layer.kv
+        ctx = replace(_held(ctx), autodiff=True, release=keep_mapped)
         state = block.attention.forward(ctx, x, w, kv, again=True)
         m = block.middle(ctx, x, state, w)
-        saved = Kept(
-            {
-                "gate": ctx.floats("gate", ctx.tokens, block.mlp.inner),
-                "up": ctx.floats("up", ctx.tokens, block.mlp.inner),
-                "a": ctx.operands("a", ctx.tokens, block.mlp.inner),
-            }
-        )
+        inner = {name: ctx.floats(name, ctx.tokens, block.mlp.inner) for name in ("gate", "up")}
+        saved = Kept({**inner, "a": ctx.operands("a", ctx.tokens, block.mlp.inner)})
         # Autodiff replays the whole block, its output included, though it is not used.
         y = ctx.floats("y", *x.shape)
         ctx.ops.cast(m, y)

@@ -7,6 +7,8 @@ what a `frame` took is freed at its end.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from featherback.backend.protocol import Array
 from featherback.data.batch import Batch
 from featherback.layers.attention import KeyValues
@@ -17,6 +19,16 @@ from featherback.layers.linear import BlockWeights
 from featherback.memory.resources import TokenStore
 from featherback.methods.base import FIRST, Draw, Method, Sweep
 from featherback.parameters.sinks import GradientSink
+
+
+class Layer(NamedTuple):
+    """What the spans of a layer share on their way back."""
+
+    block: Block
+    w: BlockWeights
+    kv: KeyValues
+    kept: Kept
+    gathered: tuple[Array, Array] | None  # dk and dv of all tokens; None: there is but one span
 
 
 class MeSP(Method):
@@ -81,21 +93,12 @@ class MeSP(Method):
                             block.attention.project(part, x, w, places, kept)
                 for span in reversed(spans):
                     with sweep.rows(span, block.rotaries) as (part, dy), part.frame():
-                        x = self._input(part, layer)
-                        self._backward_block(part, block, dy, x, w, kv, kept, gathered)
+                        shared = Layer(block, w, kv, kept, gathered)
+                        self._backward_block(part, shared, dy, self._input(part, layer))
 
-    def _backward_block(
-        self,
-        ctx: Context,
-        block: Block,
-        dy: Array,
-        x: Array,
-        w: BlockWeights,
-        kv: KeyValues,
-        kept: Kept,
-        gathered: tuple[Array, Array] | None,
-    ) -> None:
+    def _backward_block(self, ctx: Context, layer: Layer, dy: Array, x: Array) -> None:
         """dy (T, D), the gradient of the block's output, becomes that of its input x (T, D) in place."""
+        block, w, kv, kept, gathered = layer
         with ctx.frame():
             # q, k, v, o: kept, or computed again
             state = block.attention.forward(ctx, x, w, kv, kept, again=True, keys=gathered is None)
