@@ -128,7 +128,7 @@ def plan(model: Model | str | os.PathLike[str], *, memory: str | int | None = No
     """
     opened = model if isinstance(model, Model) else load(model)
     config = TrainConfig.of(model=str(opened.path), data="", out="", memory=memory, **options)
-    config.check_model(opened.config)
+    config = config.for_model(opened)
     return plan_for(config, opened, worker_baseline)
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.support.tiny_models import TINY_QWEN2, write_tiny
+from tests.support.tiny_models import TINY_PHI3, TINY_QWEN2, write_tiny
 
 from featherback.architecture.yardstick import QWEN2_5
 from featherback.cli.app import run
@@ -92,3 +92,9 @@ def test_a_budget_that_is_too_small_is_said(model: Path, capsys: pytest.CaptureF
 def test_bad_options(model: Path, option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", str(model), *option]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_targets_that_the_yardstick_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    phi3 = write_tiny(tmp_path / "phi3.gguf", TINY_PHI3)
+    assert run(["plan", str(phi3), "--json", "--threads", "1", "--targets", "qkv", "--memory", "200MB"]) == 0
+    assert json.loads(capsys.readouterr().out)["largest"]

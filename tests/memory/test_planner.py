@@ -12,8 +12,10 @@ from featherback.errors import FeatherbackError
 from featherback.host.machine import Baseline, Machine
 from featherback.memory import planner
 from featherback.memory.job import Job
+from featherback.memory.plan import Plan
 from featherback.methods import METHODS
 from featherback.weights.types import TensorType
+from tests.support.tiny_models import TINY_GEMMA3
 
 MB = 10**6
 MACHINE = Machine(product_rate=6e11, attention_rate=2e11, copy_rate=2e9)
@@ -63,6 +65,34 @@ def test_more_memory_is_never_slower(tokens: int, free: int | None) -> None:
     ]
     assert seconds == sorted(seconds, reverse=True)
     assert seconds[0] > seconds[-1]
+
+
+GEMMA3 = replace(  # F of which no tile is a multiple
+    TINY_GEMMA3, num_hidden_layers=2, windows=(64, 0), intermediate_size=3008, vocab_size=3000
+)
+
+
+@pytest.mark.parametrize("free", [None, 61])
+def test_a_little_more_memory_is_never_slower(free: int | None) -> None:
+    asked = Job.of_shape(
+        GEMMA3, TensorType.Q8_0, method=METHODS["mesp"], tokens=300, sequence=100, rank=1, compute="fp32"
+    )
+    machine = replace(MACHINE, memory=free and free * MB)
+    least = planner.smallest(asked, BASELINE, machine).rss
+    plans = [planner.choose(asked, least + extra * MB // 8, BASELINE, machine) for extra in range(60)]
+    seconds = [plan.predicted_step_seconds or 0 for plan in plans]
+    assert seconds == sorted(seconds, reverse=True)
+    assert not plans[0].keep
+    assert plans[-1].keep
+
+
+def test_weights_that_stay_mapped_are_counted_once() -> None:
+    asked = job()
+    resident = Plan(tokens=256, mlp_tile=2048, vocab_tile=2048)
+    needed = planner.predict(asked, resident, BASELINE, MACHINE)
+    for room, crowded in ((0, False), (-1, True)):
+        machine = replace(MACHINE, memory=needed.rss + room)
+        assert planner.predict(asked, resident, BASELINE, machine).crowded == crowded
 
 
 @pytest.mark.parametrize("method", METHODS.names)
@@ -176,9 +206,11 @@ def test_a_run_directory_in_memory_is_no_relief() -> None:
 def test_without_a_budget_the_plan_is_frugal() -> None:
     asked = job()
     plan = planner.choose(asked, None, BASELINE, MACHINE)
-    least = planner.smallest(asked, BASELINE, MACHINE)
-    assert (plan.predicted_rss_mb or 0) * MB <= planner.FRUGAL * least.rss
-    assert (plan.predicted_step_seconds or 0) <= least.seconds
+    assert not plan.keep
+    found = [planner.predict(asked, plan, BASELINE, MACHINE) for plan in planner.candidates(asked)]
+    fast = planner.FRUGAL * min(p.seconds for p in found)
+    assert (plan.predicted_step_seconds or 0) <= fast
+    assert (plan.predicted_rss_mb or 0) * MB == min(p.rss for p in found if p.seconds <= fast)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
         ({"alpha": 0}, "--alpha is 0; it must be a positive number"),
         ({"alpha": float("nan")}, "--alpha is nan"),
         ({"targets": ("q_proj", "query")}, "Unknown LoRA target 'query'"),
+        ({"targets": 5}, "--targets is 5; write all, or a list such as q,v"),
+        ({"targets": [1]}, "--targets is [1]; write all"),
         ({"targets": ()}, "No LoRA target"),
         ({"seq_len": 1}, "--seq-len is 1; it must be at least 2"),
         ({"batch_size": 0}, "--batch-size is 0"),

@@ -97,3 +97,12 @@ def test_a_refused_resume_leaves_the_record_as_it_was(start: Start) -> None:
     ):
         start(steps=2, resume=True)
     assert (run.path / "run.json").read_bytes() == record
+
+
+def test_targets_are_recorded_as_the_projections_that_the_model_has(start: Start) -> None:
+    run = start(steps=1)
+    names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    assert RunDirectory.open(run.path).record["configuration"]["targets"] == names
+    start(steps=2, resume=True, targets="down,q,k,v,o,gate,up")  # other words for all
+    with pytest.raises(FeatherbackError, match=re.escape("--targets was q,k,v,o,gate,up,down, not q,v")):
+        start(steps=3, resume=True, targets="q,v")

@@ -34,8 +34,7 @@ def plan(
     own = {name: options.pop(name) for name in OPTIONS.by_option() if name in options}
     set_threads(options["threads"])
     opened, _ = open_model(model)
-    config = TrainConfig(model=str(opened.path), data="", out="", **options)
-    config.check_model(opened.config)
+    config = TrainConfig(model=str(opened.path), data="", out="", **options).for_model(opened)
     baseline = worker_baseline()
     rows = outlook(config, opened, baseline, own)
     family = list(largest_models(config, baseline, own))
@@ -50,7 +49,9 @@ def plan(
         f"{config.optimizer}, {config.compute}: {asked}\n"
     )
     _print_methods(rows)
-    print("\nThe largest 4-bit Qwen2.5 shape that fits, resident memory counted:\n")
+    print(
+        "\nThe largest 4-bit Qwen2.5 shape that fits with all projections adapted, resident memory counted:\n"
+    )
     names = [row.method for row in rows]
     print(f"{'memory':<10}" + "".join(f"{name:>8}" for name in names))
     for amount, sizes in family:

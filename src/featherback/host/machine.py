@@ -48,12 +48,12 @@ def _product_rates(config: ModelConfig, tokens: int, compute: str) -> tuple[floa
     stored = np.zeros(outputs * TensorType.Q4_0.row_bytes(inputs), np.uint8)
     weight = kernels.Matrix(stored, int(TensorType.Q4_0), outputs, inputs)
 
-    def seconds(rows: int) -> float:
+    def product(rows: int) -> Callable[[], object]:
         x, out = np.zeros((rows, inputs), kernels.OPERANDS[compute]), np.empty((rows, outputs), np.float32)
-        return _seconds(lambda: kernels.linear(x, weight, out))
+        return lambda: kernels.linear(x, weight, out)
 
     few = max(8, tokens // 8)
-    long, short = seconds(tokens), seconds(few)
+    long, short = _seconds(product(tokens), product(few))
     operations = 2 * inputs * outputs
     if tokens <= 2 * few or long <= 1.1 * short:
         return tokens * operations / long, math.inf
@@ -67,14 +67,13 @@ def _attention_rate(config: ModelConfig, tokens: int) -> float:
     q, k = (np.zeros((tokens, count * head_dim), np.float32) for count in (heads, kv_heads))
     out, cu = np.empty_like(q), np.array([0, tokens], np.int32)
     operations, _ = kernels.attention_cost(cu, cu, heads, kv_heads, head_dim)
-    return operations / _seconds(lambda: kernels.attention(q, k, k, out, None, heads, kv_heads, cu))
+    return operations / _seconds(lambda: kernels.attention(q, k, k, out, None, heads, kv_heads, cu))[0]
 
 
 def _copy_rate() -> float:
     source, target = np.zeros(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8)
-    return (
-        source.nbytes / _seconds(lambda: np.copyto(target, source)) / 4
-    )  # a system call copies at about a quarter
+    # a system call copies at about a quarter
+    return source.nbytes / _seconds(lambda: np.copyto(target, source))[0] / 4
 
 
 def memory_limit(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
@@ -140,12 +139,13 @@ def _lines(path: Path) -> Iterator[str]:
         yield from map(str.rstrip, file)
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    """The better of a few runs."""
-    call()
-    best = float("inf")
-    for _ in range(3):
-        start = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - start)
+def _seconds(*calls: Callable[[], object]) -> list[float]:
+    """The best of a few runs of each call, in turn, so that a slow moment of the machine meets all."""
+    best = [math.inf] * len(calls)
+    for number in range(5):
+        for i, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            if number:  # the first brings in code and pages
+                best[i] = min(best[i], time.perf_counter() - start)
     return best

@@ -40,6 +40,18 @@ class Account:
 
 
 def account(job: Job, plan: Plan) -> Account:
+    """The account of a step, the same for all places where a plan's arrays and weights may lie."""
+    key = (*_shape(plan), plan.mlp_tile, plan.vocab_tile, plan.keep_h, *plan.keep.items())
+    if key not in job.accounts:
+        job.accounts[key] = _whole(job, plan)
+    return job.accounts[key]
+
+
+def _shape(plan: Plan) -> tuple[object, ...]:
+    return plan.tokens, plan.compute, plan.chunk
+
+
+def _whole(job: Job, plan: Plan) -> Account:
     """The account of a step. Layers that are alike are run once and counted as often as there are of them."""
     kinds: dict[object, list[int]] = {}
     for layer in range(job.layers):
@@ -64,9 +76,9 @@ def _kind(job: Job, plan: Plan, layer: int) -> tuple[object, ...]:
 
 def _once(job: Job, plan: Plan, layer: int | None) -> Account:
     """One layer's part of a step, or the part around the layers; plans that differ in nothing it sees share it."""
-    key: tuple[object, ...] = (plan.tokens, plan.compute, plan.chunk, plan.vocab_tile)
+    key = (*_shape(plan), plan.vocab_tile)
     if layer is not None:
-        key = (*key[:3], plan.mlp_tile, plan.keep_h, *_kind(job, plan, layer))
+        key = (*_shape(plan), plan.mlp_tile, plan.keep_h, *_kind(job, plan, layer))
     if key not in job.accounts:
         part = partial(_around, job) if layer is None else partial(_inside, job, layer)
         job.accounts[key] = _in_chunks(job, plan, part)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import get_args
@@ -25,11 +26,11 @@ MLP_TILES = (1, 2, 4, 8)  # times MLP_STEP
 VOCAB_TILES = (256, 512, 1024, 2048)
 CHUNKS = (128, 256, 512, 1024, 2048)
 
-CALL_SECONDS = 4e-6  # per kernel call, from Python
+CALL_SECONDS = 25e-6  # per kernel call: Python around it, threads woken and gathered
 DROP_SECONDS = 8e-11  # per byte unmapped and mapped again
 STREAM_SECONDS = 2e-10  # per byte read past the page cache, mostly behind the products
 THRASH_SECONDS = 1e-8  # per byte that the page cache dropped, read again page by page
-FRUGAL = 1.25  # without a budget: nearly the least memory, at nearly the best speed
+FRUGAL = 1.02  # without a budget: the least memory at this many times the best step time, nothing kept
 SLACK = 1 * MB  # small arrays, the interpreter's growth
 STACK = 64 * 1024  # bytes of a thread's stack that kernels touch
 VARIATION = MB // 2  # twice what the baselines of a hundred fresh processes were seen to differ by
@@ -43,6 +44,7 @@ class Prediction:
     footprint: int
     rss: int
     seconds: float
+    crowded: bool  # the page cache cannot hold the weights beside it
 
     def apply(self) -> Plan:
         """The plan, with the prediction written on it."""
@@ -102,22 +104,21 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
     # The optimiser works when no layer's weights are needed: only one of the two is there, if weights are dropped.
     dropped = plan.weights in ("paged", "by_matrix")
     rss = baseline.rss + SLACK + held + (max(buffers, weights) if dropped else buffers + weights)
-    crowded = machine.memory is not None and machine.memory < rss + job.weight_bytes
+    outside = 0 if plan.weights == "resident" else job.weight_bytes  # of the weights, not in `rss`
+    crowded = machine.memory is not None and machine.memory < rss + outside
     seconds = _compute_seconds(needed.work, machine) + _paging_seconds(job, plan, machine, crowded)
-    return Prediction(plan, baseline.footprint + held + buffers + SLACK, rss, seconds)
+    return Prediction(plan, baseline.footprint + held + buffers + SLACK, rss, seconds, crowded)
 
 
 def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -> Plan:
-    """The fastest plan whose resident peak fits in `budget` bytes (None: in FRUGAL times the least there is).
+    """The fastest plan whose resident peak fits in `budget` bytes.
 
-    No plan takes more than the machine has. FeatherbackError, naming the least that would do and what to change, if
-    none fits.
+    Without a budget, the one of least memory among those nearly as fast as any that keeps nothing. No plan takes more
+    than the machine has. FeatherbackError, naming the least that would do and what to change, if none fits.
     """
     predictions = [predict(job, plan, baseline, machine) for plan in candidates(job)]
     least = min(prediction.rss for prediction in predictions)
-    limit = FRUGAL * least if budget is None else budget
-    if machine.memory is not None:
-        limit = min(limit, machine.memory)
+    limit = min(math.inf if limit is None else limit for limit in (budget, machine.memory))
     fitting = [prediction for prediction in predictions if prediction.rss <= limit]
     if not fitting:
         change = "a smaller --seq-len, --batch-size or --rank, or fewer --targets, needs less."
@@ -130,7 +131,10 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
         raise FeatherbackError(
             f"Training does not fit in {limit / MB:.0f}MB: with these options the least is --memory {named}; {change}"
         )
-    return _keeping(job, fitting, limit, baseline, machine).apply()
+    if budget is not None:
+        return _keeping(job, fitting, limit, baseline, machine).apply()
+    fast = FRUGAL * min(prediction.seconds for prediction in fitting)
+    return min((p for p in fitting if p.seconds <= fast), key=lambda p: (p.rss, p.seconds)).apply()
 
 
 @dataclass(frozen=True)
@@ -141,64 +145,107 @@ class Gain:
     seconds: float
     nbytes: int
 
+    @property
+    def per_byte(self) -> float:
+        """Seconds."""
+        return self.seconds / self.nbytes
+
+    def joined(self, other: Gain) -> Gain:
+        """Both, one not without the other."""
+        return Gain(other.names + self.names, self.seconds + other.seconds, self.nbytes + other.nbytes)
+
 
 def gains(job: Job, plan: Plan, machine: Machine) -> list[Gain]:
-    """The intermediates worth keeping under a plan, those that save most seconds per byte first."""
+    """The intermediates worth keeping under a plan, those that save most seconds per byte first.
+
+    Each gain is what its intermediates save where those before it are kept already. Some are worth more once others are
+    kept, as up is once gate is: they make one gain.
+    """
     if not job.method.can_keep:
         return []
-    without = account(job, replace(plan, keep={}))
-    found = []
-    for names in dict.fromkeys(bundle for block in job.blocks for bundle in block.bundles):
-        keeping = account(job, replace(plan, keep=dict.fromkeys(names, job.layers)))
-        saved = _compute_seconds(without.work, machine) - _compute_seconds(keeping.work, machine)
-        if saved > 0:
-            found.append(Gain(names, saved / job.layers, keeping.kept // job.layers))
-    return sorted(found, key=lambda gain: -gain.seconds / gain.nbytes)
+    left = list(dict.fromkeys(bundle for block in job.blocks for bundle in block.bundles))
+    found: list[Gain] = []
+    kept: tuple[str, ...] = ()
+    before = account(job, replace(plan, keep={}))
+    while left:
+        after = {
+            names: account(job, replace(plan, keep=dict.fromkeys(kept + names, job.layers))) for names in left
+        }
+        next_gains = [
+            Gain(
+                names,
+                (_compute_seconds(before.work, machine) - _compute_seconds(one.work, machine)) / job.layers,
+                (one.kept - before.kept) // job.layers,
+            )
+            for names, one in after.items()
+        ]
+        best = max(next_gains, key=lambda gain: gain.per_byte)
+        names = best.names
+        if best.seconds <= 0:
+            break
+        left.remove(names)
+        if found and best.per_byte > found[-1].per_byte:
+            best = best.joined(found.pop())
+        found.append(best)
+        before, kept = after[names], kept + names
+    return sorted(found, key=lambda gain: -gain.per_byte)
 
 
 def _keeping(
     job: Job, fitting: list[Prediction], limit: float, baseline: Baseline, machine: Machine
 ) -> Prediction:
-    """The fastest of some plans, each with the rest of the budget filled by kept intermediates."""
-    limits = [limit]
-    if machine.memory is not None:  # up to where the page cache still holds the weights
-        limits.append(min(limit, machine.memory - job.weight_bytes))
-    worth: dict[int | None, list[Gain]] = {}
+    """The fastest of some plans, each with the rest of the budget filled by kept intermediates.
+
+    Every plan is filled in its own fixed order, so that a larger budget leaves none of them, nor the best, slower.
+    """
+    worth = gains(job, next(candidates(job)), machine)
     found = []
-    for most in limits:
-        filled = []
-        for prediction in fitting:
-            if prediction.rss > most:
-                continue
-            chunk = prediction.plan.chunk
-            if chunk not in worth:
-                worth[chunk] = gains(job, prediction.plan, machine)
-            filled.append((*_filled(job, prediction, most, worth[chunk]), prediction))
-        for _, _, keep, prediction in sorted(filled, key=lambda entry: entry[:2]):
-            tried = [prediction]
-            if keep:
-                tried = [predict(job, replace(prediction.plan, keep=keep), baseline, machine)]
-                # What is kept takes no scratch any more: the room that this leaves is filled as well.
-                _, _, keep = _filled(job, prediction, 2 * most - tried[0].rss, worth[prediction.plan.chunk])
-                tried.append(predict(job, replace(prediction.plan, keep=keep), baseline, machine))
-            if within := [final for final in tried if final.rss <= most]:
-                found.append(min(within, key=lambda p: (p.seconds, p.rss)))
-                break
+    for bare in fitting:
+        filling = Filling(job, bare, worth, baseline, machine)
+        fullest = filling.most(lambda p: p.rss <= limit)
+        found.append(fullest)
+        if fullest.crowded:  # less may be faster
+            found.append(filling.most(lambda p: p.rss <= limit and not p.crowded))
     return min(found, key=lambda p: (p.seconds, p.rss))
 
 
-def _filled(
-    job: Job, prediction: Prediction, limit: float, worth: list[Gain]
-) -> tuple[float, int, dict[str, int]]:
-    """(seconds, resident bytes without what is kept, what is kept) of a plan whose free room is filled."""
-    keep: dict[str, int] = {}
-    seconds, room = prediction.seconds, limit - prediction.rss
-    for gain in worth:
-        layers = min(job.layers, int(room // gain.nbytes))
-        if layers > 0:
-            keep |= dict.fromkeys(gain.names, layers)
-            seconds, room = seconds - layers * gain.seconds, room - layers * gain.nbytes
-    return seconds, prediction.rss, keep
+@dataclass(frozen=True)
+class Filling:
+    """A plan that keeps nothing, and what it would keep, one layer after the other, as memory grows."""
+
+    job: Job
+    bare: Prediction
+    worth: Sequence[Gain]
+    baseline: Baseline
+    machine: Machine
+
+    def most(self, allowed: Callable[[Prediction], bool]) -> Prediction:
+        """The plan that keeps most of those that are `allowed`; the bare plan if none is."""
+        layers = self.job.layers
+        # Where all layers keep the same, scratch memory is smaller than while they differ: these are tried first.
+        for whole in range(len(self.worth), -1, -1):
+            best = self._keeping(whole * layers)
+            if allowed(best):
+                break
+        else:
+            return self.bare
+        fits, too_many = whole * layers, (whole + 1) * layers
+        while whole < len(self.worth) and too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            tried = self._keeping(middle)
+            if allowed(tried):
+                best, fits = tried, middle
+            else:
+                too_many = middle
+        return best
+
+    def _keeping(self, steps: int) -> Prediction:
+        """With the first gain in some layers; in all, and the second in some; and so on: `steps` in all."""
+        layers, keep = self.job.layers, dict[str, int]()
+        for number, gain in enumerate(self.worth):
+            if (count := min(layers, steps - number * layers)) > 0:
+                keep |= dict.fromkeys(gain.names, count)
+        return predict(self.job, replace(self.bare.plan, keep=keep), self.baseline, self.machine)
 
 
 def smallest(job: Job, baseline: Baseline, machine: Machine) -> Prediction:

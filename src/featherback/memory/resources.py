@@ -91,7 +91,9 @@ def resources(
         backend,
         backend.arena(scratch),
         backend.arena(kept),
-        WeightStream(model, plan.vocab_tile) if plan.weights == "streamed" else WeightPager(model, plan.weights),
+        WeightStream(model, plan.vocab_tile)
+        if plan.weights == "streamed"
+        else WeightPager(model, plan.weights),
         Checkpoints(config.num_hidden_layers, *sizes, backend.operand(plan.compute), place)
         if checkpoints
         else None,

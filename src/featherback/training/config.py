@@ -5,8 +5,8 @@ checks, the command line with its help, and what a resumed run may change are de
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from featherback import families, methods, optim
@@ -16,6 +16,7 @@ from featherback.options import check, described, flags, option
 
 if TYPE_CHECKING:
     from featherback.architecture.config import ModelConfig
+    from featherback.models.model import Model
 
 COMPUTE = ("bf16", "fp32")
 DEFAULT_EPOCHS = 3
@@ -41,10 +42,14 @@ def _bytes(amount: object) -> object:
     return parse_memory(amount) if isinstance(amount, str) else amount
 
 
-def _targets(given: str | Iterable[str]) -> tuple[str, ...]:
+def _targets(given: object) -> tuple[str, ...]:
     """Projections that some family has; "all" stays until the model is known."""
-    found = parse_targets(given, families.PROJECTIONS)
-    return ("all",) if found == families.PROJECTIONS else found
+    if not isinstance(given, (str, list, tuple)) or not all(isinstance(name, str) for name in given):
+        raise FeatherbackError(f"--targets is {given!r}; write all, or a list such as q,v.")
+    names = given.split(",") if isinstance(given, str) else given
+    if "all" in (name.strip() for name in names):
+        return ("all",)
+    return parse_targets(names, families.PROJECTIONS)
 
 
 def _learning_rates() -> str:
@@ -88,7 +93,8 @@ class TrainConfig:
         "all",
         parse=_targets,
         panel=ADAPTER,
-        help=f"Projections to adapt: all, or some of those that the model has, of {short(families.PROJECTIONS)}.",
+        help="Projections to adapt: all, or a list such as q,v. "
+        f"Some models have each of {short(families.PROJECTIONS, ', ')}.",
     )
     seq_len: int = option(
         256, least=2, panel=DATA, help="Longest sequence, in tokens; longer examples are cut, and counted."
@@ -192,8 +198,12 @@ class TrainConfig:
             optim.default_learning_rate(self.optimizer) if self.learning_rate is None else self.learning_rate
         )
 
-    def check_model(self, model: ModelConfig) -> None:
-        """FeatherbackError if this model cannot be trained with these options."""
+    def for_model(self, model: Model) -> TrainConfig:
+        """These options with the targets that this model has; FeatherbackError if they do not fit the model."""
+        self._check_sizes(model.config)
+        return replace(self, targets=parse_targets(self.targets, model.blocks[0].projections))
+
+    def _check_sizes(self, model: ModelConfig) -> None:
         if self.seq_len > model.max_position_embeddings:
             raise FeatherbackError(
                 f"--seq-len {self.seq_len} is beyond the {model.max_position_embeddings} tokens "
@@ -208,7 +218,7 @@ class TrainConfig:
         """FeatherbackError naming every option that differs from the run's and must not."""
         before = earlier._fixed()
         differing = [
-            f"{_flag(name)} was {before[name]}, not {value}"
+            f"{_flag(name)} was {_written(before[name])}, not {_written(value)}"
             for name, value in self._fixed().items()
             if name in before and before[name] != value  # another optimizer or method may have other options
         ]
@@ -234,6 +244,11 @@ class TrainConfig:
         if unknown := sorted(set(values) - known):
             raise FeatherbackError(f"The run is of another version of Featherback ({', '.join(unknown)}).")
         return cls.of(**values)
+
+
+def _written(value: object) -> object:
+    """As the user writes it."""
+    return short(value) if isinstance(value, tuple) else value
 
 
 def _flag(name: str) -> str:

@@ -49,11 +49,11 @@ def prepare_run(
     the run that is there is taken up instead, with its own token files. `note` is called with messages for the user.
     """
     opened = model or models.load(config.model)
+    config = config.for_model(opened)
     if resume:
         return _take_up(config, opened, baseline, note)
     if config.steps is None and config.epochs is None:
         config = replace(config, epochs=DEFAULT_EPOCHS)
-    config.check_model(opened.config)
     existed = Path(config.out).exists()
     check_new(Path(config.out))
     plan = _plan(config, opened, baseline)
@@ -91,7 +91,7 @@ def _take_up(
         earlier = run.config
         if config.steps is None and config.epochs is None:
             config = replace(config, steps=earlier.steps, epochs=earlier.epochs)
-        config.check_resume(earlier)
+        config.check_resume(earlier.for_model(model))
         if config.eval_data is not None and earlier.eval_data is None:
             raise FeatherbackError(f"Cannot resume {config.out} with --eval-data: the run was begun without.")
         done = checkpoint.latest_step(run.path)

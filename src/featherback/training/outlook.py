@@ -55,7 +55,11 @@ def outlook(
 def largest_models(
     config: TrainConfig, baseline: Baseline, own: Mapping[str, Any]
 ) -> Iterator[tuple[int, dict[str, str | None]]]:
-    """(memory in bytes, {method: largest 4-bit Qwen2.5 shape that fits, or None}), from small to large memories."""
+    """(memory in bytes, {method: largest 4-bit Qwen2.5 shape that fits, or None}), from small to large memories.
+
+    All projections of these shapes are adapted.
+    """
+    config = replace(config, targets=("all",))
     machine = Machine(product_rate=1.0, attention_rate=1.0, copy_rate=1.0)  # only memory is asked for
     memories = (config.memory,) if config.memory else MEMORIES
     least = {name: _least(chosen, baseline, machine) for name, chosen in _of_methods(config, own)}
