@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -30,7 +29,7 @@ CALL_SECONDS = 25e-6  # per kernel call: Python around it, threads woken and gat
 DROP_SECONDS = 8e-11  # per byte unmapped and mapped again
 STREAM_SECONDS = 2e-10  # per byte read past the page cache, mostly behind the products
 THRASH_SECONDS = 1e-8  # per byte that the page cache dropped, read again page by page
-FRUGAL = 1.02  # without a budget: the least memory at this many times the best step time, nothing kept
+FRUGAL = 1.25  # without a budget: nearly the least memory, at nearly the best speed
 SLACK = 1 * MB  # small arrays, the interpreter's growth
 STACK = 64 * 1024  # bytes of a thread's stack that kernels touch
 VARIATION = MB // 2  # twice what the baselines of a hundred fresh processes were seen to differ by
@@ -111,14 +110,16 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
 
 
 def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -> Plan:
-    """The fastest plan whose resident peak fits in `budget` bytes.
+    """The fastest plan whose resident peak fits in `budget` bytes (None: in FRUGAL times the least, nothing kept).
 
-    Without a budget, the one of least memory among those nearly as fast as any that keeps nothing. No plan takes more
-    than the machine has. FeatherbackError, naming the least that would do and what to change, if none fits.
+    No plan takes more than the machine has. FeatherbackError, naming the least that would do and what to change, if
+    none fits.
     """
     predictions = [predict(job, plan, baseline, machine) for plan in candidates(job)]
     least = min(prediction.rss for prediction in predictions)
-    limit = min(math.inf if limit is None else limit for limit in (budget, machine.memory))
+    limit = FRUGAL * least if budget is None else budget
+    if machine.memory is not None:
+        limit = min(limit, machine.memory)
     fitting = [prediction for prediction in predictions if prediction.rss <= limit]
     if not fitting:
         change = "a smaller --seq-len, --batch-size or --rank, or fewer --targets, needs less."
@@ -131,10 +132,9 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
         raise FeatherbackError(
             f"Training does not fit in {limit / MB:.0f}MB: with these options the least is --memory {named}; {change}"
         )
-    if budget is not None:
-        return _keeping(job, fitting, limit, baseline, machine).apply()
-    fast = FRUGAL * min(prediction.seconds for prediction in fitting)
-    return min((p for p in fitting if p.seconds <= fast), key=lambda p: (p.rss, p.seconds)).apply()
+    if budget is None:  # memory is taken for speed where some was named
+        return min(fitting, key=lambda p: (p.seconds, p.rss)).apply()
+    return _keeping(job, fitting, limit, baseline, machine).apply()
 
 
 @dataclass(frozen=True)
