@@ -105,11 +105,11 @@ def test_rows_of_one_part_of_a_fused_projection_are_reordered(tmp_path: Path) ->
     flat = np.empty(adapter.layer_size, np.float32)
     adapter.parameters.read(0, flat)
     inside = adapter.layout.view(0, flat)["qkv_proj"][1].T
-    for first, last, heads in ((0, 96, 4), (96, 144, 2)):
+    for first, last, heads in ((0, 128, 4), (128, 192, 2)):
         assert np.array_equal(
             inside[first:last], state[name][first:last][hf_to_gguf_rows(heads, last - first)]
         )
-    assert np.array_equal(inside[144:], state[name][144:])
+    assert np.array_equal(inside[192:], state[name][192:])
 
 
 @pytest.mark.parametrize("rslora", [False, True])
@@ -201,6 +201,30 @@ def test_every_misfit_is_named(tmp_path: Path) -> None:
         "lm_head.lora_A.weight is not a LoRA",
     ):
         assert part in str(raised.value)
+
+
+def test_an_adapter_of_another_family_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    """Some of its projections are known, o and down; the others are named, not their tensors."""
+    fused = models.load(write_tiny(tmp_path / "fused.gguf", TINY_PHI3))
+    apart = models.load(write_tiny(tmp_path / "apart.gguf", TINY_QWEN2))
+    names = {
+        "fused": "qkv_proj, o_proj, gate_up_proj, down_proj",
+        "apart": "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
+    }
+    for mine, theirs in ((fused, apart), (apart, fused)):
+        folder = tmp_path / theirs.path.stem
+        peft.save(LoRA(theirs, rank=4), folder)
+        with pytest.raises(FeatherbackError) as raised:
+            peft.load(mine, folder)
+        assert str(raised.value) == (
+            f"The adapter in {folder} does not fit {mine.path}: it adapts {names[theirs.path.stem]}, and the model "
+            f"has {names[mine.path.stem]}; load it with the model that it was trained on."
+        )
+    peft.save(LoRA(apart, rank=4, targets="q,v"), tmp_path / "few")
+    with pytest.raises(
+        FeatherbackError, match="it adapts q_proj, v_proj, and the model has qkv_proj, o_proj, "
+    ):
+        peft.load(fused, tmp_path / "few")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -17,7 +18,7 @@ from featherback.backend.counting import Ledger, Work
 from featherback.bench.ledger_table import MARKER, page_with_table
 from featherback.data.batch import Batch
 from featherback.host.paged import PagedArray
-from featherback.memory.dry_run import account, step_ledger
+from featherback.memory.dry_run import account, run_step, step_ledger
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.methods import METHODS
@@ -27,6 +28,7 @@ from featherback.weights.types import TensorType
 from tests.support.tiny_models import (
     TINY_GEMMA3,
     TINY_LLAMA,
+    TINY_PHI3,
     TINY_QWEN2,
     TINY_QWEN3,
     TINY_WIDE,
@@ -51,6 +53,7 @@ MODELS: dict[str, tuple[ModelConfig, Types]] = {
     "qwen2": (TINY_QWEN2, TensorType.F32),
     "qwen3": (TINY_QWEN3, TensorType.F32),
     "gemma3": (tiny(TINY_GEMMA3, num_hidden_layers=3, windows=(7, 0, 7)), TensorType.F32),
+    "phi3": (TINY_PHI3, TensorType.F32),
     "wide": (WIDE, TensorType.F32),
     "mixed types": (WIDE, MIXED),
 }
@@ -61,7 +64,8 @@ KEPT = [
     {"gate": 1, "up": 2, "mlp_out": 2},
     {"q": 2, "k": 1, "v": 2, "o": 1, "lse": 1},
 ]
-FEWER = {"qwen3", "gemma3", "mixed types"}  # these meet every adapter and tiling, but not every pair of them
+# These meet every adapter and tiling, but not every pair of them.
+FEWER = {"qwen3", "gemma3", "phi3", "mixed types"}
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -76,6 +80,12 @@ def all_supervised(rng: np.random.Generator, vocabulary: int, *lengths: int) -> 
     return replace(batch, targets=rng.integers(0, vocabulary, sum(lengths)).astype(np.int32))
 
 
+def stored(model: Model, targets: str) -> str:
+    """The projections that hold these, where some are fused."""
+    parts = model.blocks[0].attention.parts | model.blocks[0].mlp.parts
+    return ",".join(parts[target].stored if target in parts else target for target in targets.split(","))
+
+
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
 @pytest.mark.parametrize("lengths", [(1,), (7,), (64,), (20, 1, 43), (300,)], ids=str)
 @pytest.mark.parametrize("name", METHODS.names)
@@ -86,7 +96,7 @@ def test_high_water_is_the_dry_runs(model: Model, name: str, lengths: tuple[int,
     method = METHODS[name]
     settings = list(product(ADAPTERS, enumerate(TILES)))
     for (rank, targets), (index, (mlp, vocab)) in settings[:: 4 if model.path.stem in FEWER else 1]:
-        adapter = LoRA(model, rank, targets=targets)
+        adapter = LoRA(model, rank, targets=stored(model, targets))
         gradients = PagedArray(adapter.parameters.layers, adapter.layer_size)
         known = model.blocks[0].intermediates.keys()
         keep = {name: layers for name, layers in KEPT[index].items() if method.can_keep and name in known}
@@ -134,19 +144,43 @@ def test_loss_alone_stays_within(model: Model, name: str) -> None:
         assert method.resources.scratch.high_water <= method.resources.scratch.capacity
 
 
+@pytest.mark.parametrize("sequence", [321, 100, 64, 7])
 @pytest.mark.parametrize("chunk", [None, 16, 48])
-def test_many_chunks_and_tiles_are_counted_from_few(model: Model, chunk: int | None) -> None:
-    """What is extrapolated is what a dry run of every chunk and tile would count."""
-    job = Job.of(model, method=METHODS["mesp"], rank=4, tokens=321, sequence=321)
-    keep = {"o": job.layers, "lse": job.layers}
+def test_many_chunks_and_tiles_are_counted_from_few(model: Model, chunk: int | None, sequence: int) -> None:
+    """What is extrapolated is what a dry run of every layer, chunk and tile counts."""
+    check_against_all(Job.of(model, method=METHODS["mesp"], rank=4, tokens=321, sequence=sequence), chunk)
+
+
+@pytest.mark.parametrize("sequence", [321, 100])
+def test_windows_of_several_chunks(sequence: int) -> None:
+    """From some chunk on, chunks see no more keys than those before them."""
+    job = Job.of_shape(
+        tiny(TINY_LLAMA, windows=(50, 130)),
+        TensorType.F32,
+        method=METHODS["mesp"],
+        rank=4,
+        tokens=321,
+        sequence=sequence,
+    )
+    check_against_all(job, 16)
+
+
+def check_against_all(job: Job, chunk: int | None) -> None:
+    keep = {"o": job.layers, "lse": job.layers, "m": 1}
     plan = Plan(tokens=321, chunk=chunk, mlp_tile=256, vocab_tile=16, keep_h=False, keep=keep)
-    found = account(job, plan)
-    alone = Job.of(model, method=METHODS["mesp"], rank=4, tokens=321, sequence=321)
-    alone = replace(alone, blocks=alone.blocks[:1], stored=alone.stored[:1])
-    one = account(alone, plan)
-    assert found.scratch == step_ledger(job, plan).high_water > 0
-    assert found.kept == job.layers * one.kept
-    assert found.work.products > one.work.products
+    found, every = account(job, plan), run_step(job, plan, range(job.layers), job.head)
+    assert (found.scratch, found.kept) == (every.scratch, every.kept)
+    assert found.mapped == every.mapped
+    assert found.work == every.work
+    assert found.kept > 0
+
+
+def test_parts_of_a_fused_projection_share_one_h() -> None:
+    job = Job.of_shape(TINY_PHI3, TensorType.F32, method=METHODS["mesp"], rank=4, tokens=64, sequence=64)
+    born = Counter(entry.name for entry in step_ledger(job, Plan(tokens=64)).entries)
+    # Forward, and recomputed, there to stay for its gradients.
+    assert born["h of qkv_proj"] == born["h of gate_up_proj"] == 2
+    assert born["dh of gate_up_proj, sum"] == 1
 
 
 def test_peak_of_a_hand_made_ledger() -> None:
@@ -178,17 +212,28 @@ def test_nothing_of_t_by_f_or_t_by_v_exists() -> None:
     assert max(int(np.prod(entry.shape)) for entry in ledger.entries) == tokens * 256
 
 
-def test_work_is_what_the_products_are() -> None:
-    """MeSP multiplies with every weight forward, with all but `down` again, and with every one backward."""
-    job = Job.of_shape(TINY_LLAMA, TensorType.Q4_0, method=METHODS["mesp"], rank=4, tokens=64, sequence=64)
+@pytest.mark.parametrize(
+    ("name", "config", "more"),
+    [
+        ("mesp", TINY_LLAMA, {"down_proj": -1}),
+        # For `down` before its norm, and for their own gradients.
+        ("mesp", TINY_GEMMA3, {"gate_proj": 1, "up_proj": 1}),
+        ("mebp", TINY_LLAMA, {}),
+        ("mebp", TINY_GEMMA3, {}),
+    ],
+)
+def test_work_is_what_the_products_are(name: str, config: ModelConfig, more: dict[str, int]) -> None:
+    """Every weight multiplies forward, again, and backward; `down` not again in MeSP unless a norm follows it."""
+    job = Job.of_shape(config, TensorType.Q4_0, method=METHODS[name], rank=1, tokens=64, sequence=64)
     shapes = job.blocks[0].projections
-    weights = sum(rows * cols for rows, cols in shapes.values())
-    lora = 4 * sum(rows + cols for rows, cols in shapes.values())
-    down = shapes["down_proj"][0] * shapes["down_proj"][1]
-    head = TINY_LLAMA.vocab_size * TINY_LLAMA.hidden_size
+    times = {name: 3 + more.get(name, 0) for name in shapes}
+    weights = sum(times[name] * rows * cols for name, (rows, cols) in shapes.items())
+    lora = sum(rows + cols for rows, cols in shapes.values())
+    head = config.vocab_size * config.hidden_size
     work: Work = account(job, Plan(tokens=64)).work
-    least = 2 * 64 * (job.layers * (3 * weights - down) + 2 * head)
-    assert least < work.products < least + 3 * 2 * 64 * job.layers * lora
+    least = 2 * 64 * (job.layers * weights + 2 * head)
+    most = least + max(times.values()) * 2 * 64 * job.layers * lora
+    assert least < work.products < most
 
 
 def test_work_is_counted_with_the_methods_options() -> None:

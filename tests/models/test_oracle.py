@@ -39,7 +39,8 @@ AS_READ = {
     "llama untied": tiny(tie_word_embeddings=False),
     "qwen2": TINY_QWEN2,
     "qwen3": tiny(TINY_QWEN3, head_dim=128),  # which is what transformers takes, whatever the file says
-    "phi3": tiny(TINY_PHI3, vocab_size=32_064),  # its padding token is 32,000, whatever the file says
+    # Its padding token is 32,000, and its head size that of hidden_size / heads, whatever the file says.
+    "phi3": tiny(TINY_PHI3, vocab_size=32_064, head_dim=24),
     "gemma3": tiny(  # transformers reads no more of it
         TINY_GEMMA3,
         head_dim=256,

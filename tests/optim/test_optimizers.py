@@ -18,11 +18,16 @@ from featherback.host.paged import PagedArray
 from featherback.options import described
 
 STEPS = 7
-# The same optimiser by torch, from its parameters and the weight decay; the learning rate is set at every step.
-REFERENCES: dict[str, Callable[[list[torch.nn.Parameter], float], torch.optim.Optimizer]] = {
-    "adamw": lambda parameters, decay: torch.optim.AdamW(parameters, lr=1.0, eps=1e-8, weight_decay=decay),
-    "sgd": lambda parameters, decay: torch.optim.SGD(parameters, lr=1.0, weight_decay=decay),
+SETTINGS = {"weight_decay": 0.05}
+"""Set where the rule has the option."""
+REFERENCES: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": lambda parameters, weight_decay: torch.optim.AdamW(
+        parameters, lr=1.0, eps=1e-8, weight_decay=weight_decay
+    ),
+    "sgd": lambda parameters, weight_decay: torch.optim.SGD(parameters, lr=1.0, weight_decay=weight_decay),
 }
+"""The same optimiser by torch, from its parameters and those of SETTINGS that it has; the learning rate is set at every
+step."""
 
 
 @pytest.fixture
@@ -50,11 +55,10 @@ def _random_gradients(adapter: LoRA, seed: int) -> PagedArray:
 @pytest.mark.parametrize("name", optim.RULES.names)
 def test_steps_are_torchs(adapter: LoRA, tmp_path: Path, name: str, in_files: bool) -> None:
     start = torch.nn.Parameter(torch.from_numpy(_rows(adapter.parameters)))
-    decay, scale = 0.05, 0.25
-    optimizer = optim.create(
-        name, adapter.parameters, {"weight_decay": decay}, place=tmp_path if in_files else None
-    )
-    theirs = REFERENCES[name]([start], decay)
+    scale = 0.25
+    settings = {option: SETTINGS[option] for option in SETTINGS.keys() & described(optim.RULES[name]).keys()}
+    optimizer = optim.create(name, adapter.parameters, settings, place=tmp_path if in_files else None)
+    theirs = REFERENCES[name]([start], **settings)
     for step in range(STEPS):
         lr = 0.01 * (step + 1)
         gradients = _random_gradients(adapter, seed=step)

@@ -7,7 +7,7 @@ configuration is read from its metadata anew, and the q/k row order is undone by
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ from transformers import (
 State = dict[str, np.ndarray]
 
 ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-FUSED_TARGETS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 PEFT_PREFIX = "base_model.model."
 UNSUPERVISED = -100
 
@@ -52,12 +51,6 @@ _BLOCK = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
 }
-_GEMMA3_BLOCK = _BLOCK | {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_PHI3_BLOCK = _BLOCK | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 GEMMA3_PERIOD = 6  # every sixth layer is global, where the file does not say
 
 
@@ -80,8 +73,8 @@ def reference_model(path: str | Path) -> PreTrainedModel:
     heads, kv_heads = _field(reader, "attention.head_count"), _field(reader, "attention.head_count_kv")
     width = _field(reader, "embedding_length")
     head_dim = _field(reader, "attention.key_length", width // heads)
-    config_class, model_class, own = _SPECIFIC[architecture](reader, head_dim)
-    config: PreTrainedConfig = config_class(
+    family = _SPECIFIC[architecture](reader, head_dim)
+    config: PreTrainedConfig = family.config_class(
         hidden_size=width,
         intermediate_size=_field(reader, "feed_forward_length"),
         num_hidden_layers=_field(reader, "block_count"),
@@ -93,36 +86,45 @@ def reference_model(path: str | Path) -> PreTrainedModel:
         max_position_embeddings=_field(reader, "context_length"),
         tie_word_embeddings="output.weight" not in weights,
         attn_implementation="eager",
-        **own,
+        **family.settings,
     )
     if architecture == "llama":
         config.attention_bias = "blk.0.attn_q.bias" in weights
-    model = model_class(config).float().eval()
+    model = family.model_class(config).float().eval()
     if architecture == "gemma3":
         _cap_scores(model)
-    _fill(
-        model, weights, architecture, {"attn_q": heads, "attn_k": kv_heads} if architecture == "llama" else {}
-    )
+    permuted = {"attn_q": heads, "attn_k": kv_heads} if architecture == "llama" else {}
+    _fill(model, weights, family, permuted)
     return model
 
 
-Specific = tuple[type[PreTrainedConfig], type[PreTrainedModel], dict[str, Any]]
+class Specific(NamedTuple):
+    """What a family does not share with the others."""
+
+    config_class: type[PreTrainedConfig]
+    model_class: type[PreTrainedModel]
+    settings: dict[str, Any]
+    """Of the configuration."""
+    block: Mapping[str, str] = _BLOCK
+    """Part of a block in the file: in the model."""
+    norms_from_one: bool = False
+    """The file holds 1 + w, the modules w."""
 
 
 def _llama(reader: GGUFReader, head_dim: int) -> Specific:
     """A llama whose file has a window is a Mistral: all of its layers have it."""
     window = _field(reader, "attention.sliding_window")
     if window is None:
-        return LlamaConfig, LlamaForCausalLM, _rope(reader)
-    return MistralConfig, MistralForCausalLM, {"sliding_window": window} | _rope(reader)
+        return Specific(LlamaConfig, LlamaForCausalLM, _rope(reader))
+    return Specific(MistralConfig, MistralForCausalLM, {"sliding_window": window} | _rope(reader))
 
 
 def _qwen2(reader: GGUFReader, head_dim: int) -> Specific:
-    return Qwen2Config, Qwen2ForCausalLM, _late_window(reader) | _rope(reader)
+    return Specific(Qwen2Config, Qwen2ForCausalLM, _late_window(reader) | _rope(reader))
 
 
 def _qwen3(reader: GGUFReader, head_dim: int) -> Specific:
-    return Qwen3Config, Qwen3ForCausalLM, _late_window(reader) | _rope(reader)
+    return Specific(Qwen3Config, Qwen3ForCausalLM, _late_window(reader) | _rope(reader))
 
 
 def _gemma3(reader: GGUFReader, head_dim: int) -> Specific:
@@ -133,7 +135,7 @@ def _gemma3(reader: GGUFReader, head_dim: int) -> Specific:
     scale = _field(reader, "attention.scale", head_dim**-0.5)
     factor = _field(reader, "rope.scaling.factor", 1.0)
     globally = {"rope_type": "linear", "factor": factor} if factor != 1 else {"rope_type": "default"}
-    return (
+    return Specific(
         Gemma3TextConfig,
         Gemma3ForCausalLM,
         {
@@ -150,13 +152,21 @@ def _gemma3(reader: GGUFReader, head_dim: int) -> Specific:
                 },
             },
         },
+        _BLOCK
+        | {
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+        norms_from_one=True,
     )
 
 
 def _phi3(reader: GGUFReader, head_dim: int) -> Specific:
     """Where there is a window, all layers have it."""
     own = {"sliding_window": _field(reader, "attention.sliding_window"), "pad_token_id": None}
-    return Phi3Config, Phi3ForCausalLM, own | _rope(reader)
+    block = _BLOCK | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+    return Specific(Phi3Config, Phi3ForCausalLM, own | _rope(reader), block)
 
 
 _SPECIFIC = {"llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "gemma3": _gemma3, "phi3": _phi3}
@@ -192,14 +202,16 @@ def _cap_scores(model: PreTrainedModel) -> None:
 
 
 def random_adapter(
-    model: PreTrainedModel, rank: int, targets: Iterable[str] = (*ALL_TARGETS, *FUSED_TARGETS), seed: int = 0
+    model: PreTrainedModel, rank: int, targets: Iterable[str] | None = None, seed: int = 0
 ) -> State:
-    """Random A (r, in) and B (out, r), neither zero, for each target of each layer, by Hugging Face name."""
+    """Random A (r, in) and B (out, r), neither zero, for each target of each layer (None: every linear module), by
+    Hugging Face name.
+    """
     rng = np.random.default_rng(seed)
     state: State = {}
-    chosen = set(targets)
-    for name, module in model.named_modules():
-        if name.rsplit(".", 1)[-1] in chosen:
+    chosen = None if targets is None else set(targets)
+    for name, module in model.model.named_modules(prefix="model"):
+        if isinstance(module, torch.nn.Linear) and (chosen is None or name.rsplit(".", 1)[-1] in chosen):
             rows, cols = module.weight.shape
             state[f"{name}.lora_A.weight"] = _normal(rng, (rank, cols), cols**-0.5)
             state[f"{name}.lora_B.weight"] = _normal(rng, (rows, rank), 0.3 * rank**-0.5)
@@ -269,24 +281,23 @@ def _field(reader: GGUFReader, key: str, default: Any = None) -> Any:
 def _fill(
     model: PreTrainedModel,
     weights: Mapping[str, np.ndarray],
-    architecture: str,
+    family: Specific,
     permuted: Mapping[str, int],
 ) -> None:
     """Put every tensor of the file into the model; each must find a place, and each place a tensor."""
     filled: dict[str, torch.Tensor] = {}
-    block = {"gemma3": _GEMMA3_BLOCK, "phi3": _PHI3_BLOCK}.get(architecture, _BLOCK)
     for name, array in weights.items():
         if name == "rope_freqs.weight":
             model.model.rotary_emb.inv_freq /= torch.from_numpy(array.copy())
             continue
         stem, kind = name.rsplit(".", 1)
-        if architecture == "gemma3" and stem.endswith("_norm"):
-            array = array - np.float32(1)  # the file holds 1 + w, the module w
+        if family.norms_from_one and stem.endswith("_norm"):
+            array = array - np.float32(1)
         if stem.startswith("blk."):
             _, layer, part = stem.split(".")
             heads = permuted.get(part)
             array = array if heads is None else _to_half_split(array, heads)
-            filled[f"model.layers.{layer}.{block[part]}.{kind}"] = torch.tensor(array)
+            filled[f"model.layers.{layer}.{family.block[part]}.{kind}"] = torch.tensor(array)
         else:
             filled[f"{_TOP[stem]}.{kind}"] = torch.tensor(array)
     if model.config.tie_word_embeddings:

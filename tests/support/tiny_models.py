@@ -43,7 +43,9 @@ TINY_QWEN2 = replace(
     rope_interleaved=False,
 )
 TINY_QWEN3 = replace(TINY_QWEN2, architecture="qwen3", attention_bias=False, head_dim=32)
-TINY_PHI3 = replace(TINY_QWEN2, architecture="phi3", attention_bias=False, tie_word_embeddings=False)
+TINY_PHI3 = replace(
+    TINY_QWEN2, architecture="phi3", attention_bias=False, head_dim=32, tie_word_embeddings=False
+)
 # Everything that Gemma 3 may set. Its seventh layer begins the pattern anew.
 TINY_GEMMA3 = Gemma3Config(
     architecture="gemma3",

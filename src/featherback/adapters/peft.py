@@ -157,12 +157,18 @@ def _rank_and_alpha(configuration: Mapping[str, Any], directory: Path) -> tuple[
 
 
 def _targets(file: SafetensorsFile, model: Model, directory: Path) -> set[str]:
-    """The projections that the file has tensors for."""
+    """The projections that the file has tensors for; FeatherbackError if the model lacks one, or if there is none."""
     known = model.blocks[0].projections
-    found = {part for name in file.tensors for part in name.split(".") if part in known}
+    stems = [name.split(".lora_")[0] for name in file.tensors if ".layers." in name and ".lora_" in name]
+    found = dict.fromkeys(stem.rsplit(".", 1)[-1] for stem in stems)
     if not found:
         raise FeatherbackError(f"{directory / WEIGHTS_FILE} adapts none of {', '.join(known)}.")
-    return found
+    if not found.keys() <= known.keys():
+        raise FeatherbackError(
+            f"The adapter in {directory} does not fit {model.path}: it adapts {', '.join(found)}, and the model has "
+            f"{', '.join(known)}; load it with the model that it was trained on."
+        )
+    return set(found)
 
 
 def _check_tensors(file: SafetensorsFile, adapter: LoRA, directory: Path) -> None:

@@ -185,9 +185,9 @@ class CountingOperations:
         """A stored weight, or rows of it, has been used."""
         self.mapped.pop(matrix.name, None)
 
-    def _use(self, matrix: BlankMatrix) -> None:
+    def _use(self, matrix: BlankMatrix | kernels.Matrix) -> None:
         self.work.unpacked += matrix.shape[0] * matrix.shape[1]
-        if isinstance(matrix, BlankMatrix) and matrix.name:
+        if isinstance(matrix, BlankMatrix) and matrix.name:  # the decoder counts with its real weights
             self.mapped[matrix.name] = most_mapped(matrix.nbytes)
             self.most_mapped = max(self.most_mapped, sum(self.mapped.values()))
 

@@ -30,8 +30,8 @@ def expanded(command: Command, signature: Signature, marked: Mapping[str, FromCo
     optional: list[Parameter] = []  # the command's own; they come last in the help
     for name, parameter in signature.parameters.items():
         if name not in marked:
-            own = parameters if parameter.default is Parameter.empty else optional
-            own.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+            required = parameter.default is Parameter.empty
+            (parameters if required else optional).append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
         elif parameter.kind is not Parameter.VAR_KEYWORD:
             from_fields.append(_parameter(name, marked[name].help, grouped=False))
         elif marked[name].fields:

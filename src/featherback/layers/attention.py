@@ -17,15 +17,15 @@ import numpy as np
 from featherback.backend.protocol import Array
 from featherback.layers.context import Context
 from featherback.layers.kept import NOTHING, Intermediate, Kept
-from featherback.layers.linear import BlockWeights, row_ranges, stored_shapes
+from featherback.layers.linear import BlockWeights, by_stored, row_ranges, stored_shapes
 from featherback.layers.rope import Rotary
 from featherback.layers.span import Span
 
 Places = Mapping[str, tuple[Array, Array]]
 """By letter, q, k or v: where a projection's product goes, and where it lies normed and rotated. They may be one."""
 
-
 NO_H: Mapping[str, Array | None] = {}
+"""LoRA's products h (T, r), none kept. By stored projection: parts of a fused one have one h."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,9 @@ class AttentionState:
     lse: Array | None  # (heads, T), the log of each score row's sum of exponentials; None in decoding
     probabilities: Array | None  # (heads * T, keys), only as plain autodiff holds them
     out: Array | None  # (T, D): lin_o(o), if a norm follows it
-    h: Mapping[str, Array | None]  # LoRA's products of n that were kept, by projection
+    h: Mapping[
+        str, Array | None
+    ]  # LoRA's products of n that were kept, by stored projection: fused parts share one
 
 
 class Attention:
@@ -142,8 +144,8 @@ class Attention:
         places = {"q": (q_raw, q), **(kv.places(ctx.span) if keys else {})}
         h: dict[str, Array | None] = {}
         if again and ctx.keep_h:
-            missing = [self.parts[letter].of(w) for letter in places if letter not in found]
-            h = {projection.name: projection.room_for_h(ctx, ctx.tokens) for projection in missing}
+            for stored in by_stored(self.parts, [letter for letter in places if letter not in found]):
+                h[stored] = w.projections[stored].room_for_h(ctx, ctx.tokens)
         self.project(ctx, x, w, places, found, h)
         o = self._place(ctx, kept, "o")
         # Only decoding goes without: all passes of training have one arithmetic.
@@ -171,17 +173,22 @@ class Attention:
     ) -> None:  # fmt: skip
         """Fill `places` from x (T, D), which is not needed where all products are found.
 
-        `h`: room for LoRA's products that are to stay, by projection.
+        `h`: room for LoRA's products that are to stay, by stored projection.
         """
         with ctx.frame():
             n = None
             if x is not None:
                 n = ctx.operands("n1", *x.shape)
                 ctx.ops.rms_norm(x, w.vectors[self.pre_norm], self.eps, n)
+            missing = by_stored(self.parts, [letter for letter in places if letter not in found])
+            for stored, letters in missing.items():
+                with ctx.frame():
+                    shared = w.projections[stored].lora_in(ctx, n, h.get(stored))
+                    for letter in letters:
+                        part = self.parts[letter].of(w)
+                        part.forward(ctx, n, shared, places[letter][0])
+                        ctx.release(part.weight)
             for letter, (raw, out) in places.items():
-                if letter not in found:
-                    projection = self.parts[letter].of(w)
-                    projection.run(ctx, n, raw, h=h.get(projection.name))
                 if letter not in found or raw is not out:
                     self._turn(ctx, letter, w, raw, out)
 
@@ -228,13 +235,18 @@ class Attention:
             ctx.ops.rms_norm(x, w.vectors[self.pre_norm], self.eps, n)
             dn = ctx.floats("dn1", *x.shape)
             raw = {"q": state.q_raw, "k": kv.places(span)["k"][0], "v": None}
-            for letter, gradient in (("q", dq), ("k", dk[span.own]), ("v", dv[span.own])):
-                projection = self.parts[letter].of(w)
+            gradients = {"q": dq, "k": dk[span.own], "v": dv[span.own]}
+            for stored, letters in by_stored(self.parts, gradients).items():
                 with ctx.frame():
-                    dy = ctx.operands(f"d{letter}, operand", *gradient.shape)
-                    self._turn_back(ctx, letter, w, gradient, raw[letter], dy)
-                    h = state.h.get(projection.name)
-                    projection.backward(ctx, n, dy, dn, h=h, accumulate=letter != "q")
+                    h = state.h.get(stored)
+                    h = w.projections[stored].lora_in(ctx, n) if h is None else h
+                    for letter in letters:
+                        with ctx.frame():
+                            gradient = gradients[letter]
+                            dy = ctx.operands(f"d{letter}, operand", *gradient.shape)
+                            self._turn_back(ctx, letter, w, gradient, raw[letter], dy)
+                            part = self.parts[letter].of(w)
+                            part.backward(ctx, n, dy, dn, h=h, accumulate=letter != "q")
             ctx.ops.rms_norm_backward(dn, x, w.vectors[self.pre_norm], self.eps, dm)
 
     def _place(self, ctx: Context, kept: Kept, name: str) -> Array:

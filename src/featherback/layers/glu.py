@@ -18,6 +18,7 @@ from featherback.layers.linear import (
     BlockWeights,
     Projection,
     add_outer,
+    by_stored,
     pieces,
     row_ranges,
     stored_shapes,
@@ -43,7 +44,7 @@ class GatedUnit:
         post_norm: str | None = None,
         fused: str | None = None,
     ) -> None:
-        self.inner, self.eps, self.activation = intermediate_size, eps, activation
+        self.intermediate_size, self.eps, self.activation = intermediate_size, eps, activation
         self.pre_norm, self.post_norm = pre_norm, post_norm
         sizes = {"gate": intermediate_size, "up": intermediate_size}
         self.parts = row_ranges(sizes, fused)
@@ -76,18 +77,19 @@ class GatedUnit:
         Gate and up are computed again tile by tile unless they are kept. The products of down_proj are done again only
         where a norm follows them and its input was not kept.
         """
-        inner, down_proj = {name: rows.of(w) for name, rows in self.parts.items()}, w.projections["down_proj"]
+        parts, down_proj = {name: rows.of(w) for name, rows in self.parts.items()}, w.projections["down_proj"]
+        stored = {name: w.projections[name] for name in by_stored(self.parts, parts)}
         with ctx.frame():
             n, d_out = ctx.operands("n2", *m.shape), ctx.operands("dy, operand", *m.shape)
             ctx.ops.rms_norm(m, w.vectors[self.pre_norm], self.eps, n)
             self._output_backward(ctx, dy, n, w, kept, d_out)
             dn = ctx.floats("dn2", *m.shape)
-            h = {name: projection.lora_in(ctx, n) for name, projection in inner.items()}
-            dh = {name: projection.accumulator(ctx, "dh") for name, projection in inner.items()}
+            h = {name: projection.lora_in(ctx, n) for name, projection in stored.items()}
+            dh = {name: projection.accumulator(ctx, "dh") for name, projection in stored.items()}
             h_down, dh_down = down_proj.accumulator(ctx, "h"), down_proj.lora_in_backward(ctx, d_out)
-            for f0, f1 in pieces(self.inner, ctx.mlp_tile):
+            for f0, f1 in pieces(self.intermediate_size, ctx.mlp_tile):
                 down_part = down_proj.inputs(f0, f1)
-                tiles = {name: projection.outputs(f0, f1) for name, projection in inner.items()}
+                tiles = {name: part.outputs(f0, f1) for name, part in parts.items()}
                 shape = (ctx.tokens, f1 - f0)
                 with ctx.frame():
                     dg, du = ctx.operands("dgate tile", *shape), ctx.operands("dup tile", *shape)
@@ -99,24 +101,24 @@ class GatedUnit:
                         # y = m + a W^T + (s a A^T) B^T
                         down_part.backward_input(ctx, d_out, dh_down, da)
                         # a = act(gate) * up
-                        again = a if kept_a is None and down_part.lora is not None else None
-                        ctx.ops.glu_backward(da, gate, up, dg, du, self.activation, a=again)
+                        missing_a = a if kept_a is None and down_part.lora is not None else None
+                        ctx.ops.glu_backward(da, gate, up, dg, du, self.activation, a=missing_a)
                         down_part.add_lora_in(ctx, a, h_down)
                         if down_part.lora is not None:
                             add_outer(ctx, dh_down, a, down_part.lora.da)
                     # g = n W^T + h B^T: dn (+)= dg W, dh += s dg B, dB^T += h^T dg. dh A comes once dh is complete.
                     for name, gradient in (("gate", dg), ("up", du)):
                         part = tiles[name]
-                        part.add_lora_in_backward(ctx, gradient, dh[name])
+                        part.add_lora_in_backward(ctx, gradient, dh[part.name])
                         if part.lora is not None:
-                            add_outer(ctx, h[name], gradient, part.lora.dbt)
+                            add_outer(ctx, h[part.name], gradient, part.lora.dbt)
                         first = f0 == 0 and name == "gate"
                         part.backward_input(ctx, gradient, None, dn, accumulate=not first)
                         ctx.release(part.weight)
             ctx.release(down_proj.weight)
             if down_proj.lora is not None:
                 add_outer(ctx, down_proj.finished(ctx, h_down, "h"), d_out, down_proj.lora.dbt)
-            for name, projection in inner.items():
+            for name, projection in stored.items():
                 projection.backward_lora_in(ctx, dh[name], n, dn)
             ctx.ops.rms_norm_backward(dn, m, w.vectors[self.pre_norm], self.eps, dy)
 
@@ -125,20 +127,21 @@ class GatedUnit:
         again: bool = False, accumulate: bool = False,
     ) -> None:  # fmt: skip
         """out (T, D) (+)= down(act(gate(n)) * up(n)). What is to be kept is written; `again`: what is kept is read."""
-        inner, down_proj = {name: rows.of(w) for name, rows in self.parts.items()}, w.projections["down_proj"]
+        parts, down_proj = {name: rows.of(w) for name, rows in self.parts.items()}, w.projections["down_proj"]
+        stored = {name: w.projections[name] for name in by_stored(self.parts, parts)}
         with ctx.frame():
-            h = {name: projection.lora_in(ctx, n) for name, projection in inner.items()}
+            h = {name: projection.lora_in(ctx, n) for name, projection in stored.items()}
             h_down = down_proj.accumulator(ctx, "h")
-            for f0, f1 in pieces(self.inner, ctx.mlp_tile):
+            for f0, f1 in pieces(self.intermediate_size, ctx.mlp_tile):
                 down_part = down_proj.inputs(f0, f1)
-                tiles = {name: projection.outputs(f0, f1) for name, projection in inner.items()}
+                tiles = {name: part.outputs(f0, f1) for name, part in parts.items()}
                 with ctx.frame():
                     gate, up = self._gate_and_up(ctx, n, tiles, h, kept, slice(f0, f1), again=again)
                     place = kept.rows("a", ctx.span)
                     a = ctx.operands("a tile", ctx.tokens, f1 - f0) if place is None else place[:, f0:f1]
                     ctx.ops.glu(gate, up, a, self.activation)
                     down_part.add_lora_in(ctx, a, h_down)
-                    done = down_part.finished(ctx, h_down, "h") if f1 == self.inner else None
+                    done = down_part.finished(ctx, h_down, "h") if f1 == self.intermediate_size else None
                     down_part.forward(ctx, a, done, out, accumulate=accumulate or f0 > 0)
             ctx.release(down_proj.weight)
 
@@ -146,7 +149,10 @@ class GatedUnit:
         self, ctx: Context, n: Array, tiles: Mapping[str, Projection], h: Mapping[str, Array | None],
         kept: Kept, columns: slice, *, again: bool,
     ) -> tuple[Array, Array]:  # fmt: skip
-        """A tile of gate and up, both float32 or both operands. `again`: those that are kept are read, not written."""
+        """A tile of gate and up, both float32 or both operands. `again`: those that are kept are read, not written.
+
+        `h`: LoRA's products of n, by stored projection.
+        """
         both = again and all(name in kept for name in tiles)
         values = []
         for name, part in tiles.items():
@@ -158,7 +164,7 @@ class GatedUnit:
                 if not direct:
                     ctx.ops.cast(place, value)
             else:
-                part.forward(ctx, n, h[name], value)
+                part.forward(ctx, n, h[part.name], value)
                 ctx.release(part.weight)
                 if place is not None and not direct:
                     ctx.ops.cast(value, place)

@@ -8,7 +8,7 @@ Backward:  dB^T = h^T dy;   dh = s dy B;   dA = dh^T x;   dx = dy W + dh A
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -48,12 +48,10 @@ class Projection(NamedTuple):
         ctx.ops.lora_in(x, self.lora.a, h, self.lora.scale)
         return h
 
-    def run(
-        self, ctx: Context, x: Array, out: Array, *, h: Array | None = None, accumulate: bool = False
-    ) -> None:
-        """The whole forward pass: out (T, out) (+)= x W^T + bias + LoRA. `h`: room for it if it is to stay."""
+    def run(self, ctx: Context, x: Array, out: Array, *, accumulate: bool = False) -> None:
+        """The whole forward pass: out (T, out) (+)= x W^T + bias + LoRA."""
         with ctx.frame():
-            self.forward(ctx, x, self.lora_in(ctx, x, h), out, accumulate=accumulate)
+            self.forward(ctx, x, self.lora_in(ctx, x), out, accumulate=accumulate)
         ctx.release(self.weight)
 
     def backward(
@@ -66,7 +64,7 @@ class Projection(NamedTuple):
         h: Array | None = None,
         accumulate: bool = False,
     ) -> None:
-        """The whole backward pass: dA += dh^T x, dB^T += h^T dy, dx (T, in) (+)= dy W + dh A. `h`, if it was kept."""
+        """The whole backward pass: dA += dh^T x, dB^T += h^T dy, dx (T, in) (+)= dy W + dh A. `h`, if it is there."""
         with ctx.frame():
             h = self.lora_in(ctx, x) if h is None else h
             dh = self.lora_in_backward(ctx, dy)
@@ -185,6 +183,14 @@ def row_ranges(sizes: Mapping[str, int], fused: str | None) -> dict[str, Rows]:
         return {part: Rows(f"{part}_proj", 0, size) for part, size in sizes.items()}
     ends = accumulate(sizes.values())
     return {part: Rows(fused, end - size, end) for (part, size), end in zip(sizes.items(), ends)}
+
+
+def by_stored(parts: Mapping[str, Rows], wanted: Iterable[str]) -> dict[str, list[str]]:
+    """The wanted parts by the stored projection that holds them: they share its A, and so h = s x A^T."""
+    found: dict[str, list[str]] = {}
+    for part in wanted:
+        found.setdefault(parts[part].stored, []).append(part)
+    return found
 
 
 def stored_shapes(parts: Mapping[str, Rows], inputs: int) -> dict[str, tuple[int, int]]:

@@ -6,7 +6,8 @@ adapter, and only a loss is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -81,38 +82,41 @@ def _once(job: Job, plan: Plan, layer: int | None) -> Account:
         key = (*_shape(plan), plan.mlp_tile, plan.keep_h, *_kind(job, plan, layer))
     if key not in job.accounts:
         part = partial(_around, job) if layer is None else partial(_inside, job, layer)
-        job.accounts[key] = _in_chunks(job, plan, part)
+        found = _in_chunks(plan, part)
+        if plan.chunked and layer is not None:
+            # However tokens are cut, a query sees the same keys, and attention's work is counted by such pairs.
+            whole = _once(job, replace(plan, chunk=None), layer)
+            found = replace(found, work=replace(found.work, attention=whole.work.attention))
+        job.accounts[key] = found
     return job.accounts[key]
 
 
-def _in_chunks(job: Job, plan: Plan, run: Callable[[Plan], Account]) -> Account:
-    """The account of many chunks from those of a few: usually two, three and four.
+def _in_chunks(plan: Plan, run: Callable[[Plan], Account]) -> Account:
+    """The account of many chunks, but for attention's work, from those of a few: usually two and three.
 
-    Chunks differ only in the keys that they see: memory is affine in their number, work quadratic. Where a chunk is so
-    short that the rows of one do not fill the arena's alignment, memory is affine over steps of several chunks.
+    Chunks differ only in the keys that they see, so all but attention's work is affine in their number. Where a chunk
+    is so short that the rows of one do not fill the arena's alignment, memory is affine over periods of several.
     """
-    count, step = -(-plan.tokens // plan.chunk_tokens), ALIGNMENT // gcd(ALIGNMENT, plan.chunk_tokens)
-    fewest = 2 + (count - 2) % step
-    counts = [fewest, fewest + step, fewest + 2 * step]
-    if count <= counts[-1] or job.sequence < plan.tokens:  # where sequences end, chunks see fewer keys
+    count, period = -(-plan.tokens // plan.chunk_tokens), ALIGNMENT // gcd(ALIGNMENT, plan.chunk_tokens)
+    fewest = 2 + (count - 2) % period
+    if count <= fewest + period:
         return run(plan)
-    few, some, many = (
-        run(replace(plan, tokens=plan.tokens - (count - n) * plan.chunk_tokens)) for n in counts
+    few, more = (
+        run(replace(plan, tokens=plan.tokens - (count - n) * plan.chunk_tokens))
+        for n in (fewest, fewest + period)
     )
-    once = some.work.plus(few.work, -1)
-    twice = many.work.plus(some.work, -2).plus(few.work)
-    more = (count - fewest) // step
+    missing = (count - fewest) // period - 1
     return replace(
-        many,
-        scratch=many.scratch + (more - 2) * (many.scratch - some.scratch),
-        kept=many.kept + (more - 2) * (many.kept - some.kept),
-        work=few.work.plus(once, more).plus(twice, more * (more - 1) / 2),
+        more,
+        scratch=more.scratch + missing * (more.scratch - few.scratch),
+        kept=more.kept + missing * (more.kept - few.kept),
+        work=more.work.plus(more.work.plus(few.work, -1), missing),
     )
 
 
 def _inside(job: Job, layer: int, plan: Plan) -> Account:
     """One layer's part of a step."""
-    run, without = (_run(job, plan, layers, job.head.slice(rows=(0, 1))) for layers in ([layer], []))
+    run, without = (run_step(job, plan, layers, job.head.slice(rows=(0, 1))) for layers in ([layer], []))
     return replace(run, work=run.work.plus(without.work, -1))
 
 
@@ -120,9 +124,9 @@ def _around(job: Job, plan: Plan) -> Account:
     """The part around the layers. Whole tiles of the vocabulary are alike: two are run, and the rest added."""
     more = max(0, -(-job.head.rows // plan.vocab_tile) - 3)
     rows = job.head.rows - more * plan.vocab_tile
-    run = _run(job, plan, [], job.head.slice(rows=(0, rows)))
+    run = run_step(job, plan, [], job.head.slice(rows=(0, rows)))
     if more:
-        shorter = _run(job, plan, [], job.head.slice(rows=(0, rows - plan.vocab_tile)))
+        shorter = run_step(job, plan, [], job.head.slice(rows=(0, rows - plan.vocab_tile)))
         run = replace(
             run,
             scratch=run.scratch + more * (run.scratch - shorter.scratch),
@@ -134,19 +138,21 @@ def _around(job: Job, plan: Plan) -> Account:
 def step_ledger(job: Job, plan: Plan) -> Ledger:
     """Every array of a step of a model with but the first layer, in the order of its birth."""
     ledger = Ledger()
-    _run(job, plan, [0], job.head, ledger)
+    run_step(job, plan, [0], job.head, ledger)
     return ledger
 
 
-def _run(job: Job, plan: Plan, layers: list[int], head: BlankMatrix, step: Ledger | None = None) -> Account:
-    """A step of a model that has only these layers, and this output head; its arrays are written down in `step`."""
+def run_step(
+    job: Job, plan: Plan, layers: Sequence[int], head: BlankMatrix, ledger: Ledger | None = None
+) -> Account:
+    """A step of a model that has only these layers, and this output head; its arrays are written down in `ledger`."""
     backend = Counting(plan.compute)
     model = _Shapes(job, layers, head)
     adapter = _BlankAdapter(job) if job.targets else None
-    step, intermediates, store = step or Ledger(), Ledger(), _NoStore()
+    scratch, intermediates, store = ledger or Ledger(), Ledger(), _NoStore()
     weights: Any = _BlankWeights(job, layers, backend)
-    resources = Resources(backend, step, intermediates, weights, store, store)
-    plan = replace(plan, keep={name: 1 for layer in layers for name in plan.kept(layer)})
+    resources = Resources(backend, scratch, intermediates, weights, store, store)
+    plan = replace(plan, keep=Counter(name for layer in layers for name in plan.kept(layer)))
     batch = _full_batch(job, plan)
     if adapter is not None:
         job.method(model, adapter, plan, resources, job.options).gradients(batch, 1.0, _NoSink())
@@ -154,7 +160,7 @@ def _run(job: Job, plan: Plan, layers: list[int], head: BlankMatrix, step: Ledge
     # Held-out data pass without a backward pass, and none of their intermediates are kept.
     held_out = replace(resources, scratch=Ledger())
     job.method(model, adapter, plan, held_out, job.options).loss(batch)
-    most = max(step.high_water, held_out.scratch.high_water)
+    most = max(scratch.high_water, held_out.scratch.high_water)
     return Account(most, intermediates.high_water, backend.ops.most_mapped, work)
 
 
@@ -169,7 +175,7 @@ def _full_batch(job: Job, plan: Plan) -> Batch:
 class _Shapes:
     """A model that is shapes alone."""
 
-    def __init__(self, job: Job, layers: list[int], head: Any) -> None:
+    def __init__(self, job: Job, layers: Sequence[int], head: Any) -> None:
         self.blocks = [job.blocks[layer] for layer in layers]
         self.rotaries = rotaries(job.blocks)  # of all layers: their tables exist whichever is in use
         width = job.config.hidden_size
@@ -193,7 +199,7 @@ class _BlankAdapter:
 class _BlankWeights:
     """Weights that are shapes alone."""
 
-    def __init__(self, job: Job, layers: list[int], backend: Counting) -> None:
+    def __init__(self, job: Job, layers: Sequence[int], backend: Counting) -> None:
         self._job, self._layers, self.release = job, layers, backend.ops.release
 
     @contextmanager

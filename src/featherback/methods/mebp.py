@@ -5,8 +5,7 @@ intermediate that autodiff would save held until the block's backward has used i
 weights (heads x T x T), gate, up, their product and their gradients (T x F), and the block's weights dequantised. The
 head's logits (n x V) and their gradient are held whole.
 
-The arithmetic is MeSP's, call by call and tile by tile, so the two differ in memory and time and in no bit of the
-gradients.
+The arithmetic is MeSP's, tile by tile, so the two differ in memory and time and in no bit of the gradients.
 """
 
 from __future__ import annotations
@@ -37,13 +36,17 @@ class MeBP(MeSP):
         ctx = replace(_held(ctx), autodiff=True, release=keep_mapped)
         state = block.attention.forward(ctx, x, w, kv, again=True)
         m = block.middle(ctx, x, state, w)
-        inner = {name: ctx.floats(name, ctx.tokens, block.mlp.inner) for name in ("gate", "up")}
-        saved = Kept({**inner, "a": ctx.operands("a", ctx.tokens, block.mlp.inner)})
-        # Autodiff replays the whole block, its output included, though it is not used.
+        # Autodiff replays the whole block, its output included, though it is not used, and holds what that computes.
+        # In float32 where MeSP computes it anew in float32: the bits are to be the same.
+        mlp = block.mlp
+        saved = Kept(
+            {name: ctx.floats(name, ctx.tokens, about.width) for name, about in mlp.intermediates.items()}
+            | {"a": ctx.operands("a", ctx.tokens, mlp.intermediate_size)}
+        )
         y = ctx.floats("y", *x.shape)
         ctx.ops.cast(m, y)
-        block.mlp.forward(ctx, y, w, saved)
-        block.mlp.backward(ctx, dy, m, w, saved)
+        mlp.forward(ctx, y, w, saved)
+        mlp.backward(ctx, dy, m, w, saved)
         block.attention.backward(ctx, dy, x, state, w, kv)
 
     def _loss(self, sweep: Sweep, scale: float) -> float:

@@ -45,17 +45,17 @@ class MeSP(Method):
                 self._backward(sweep, i, kept[i], sink)
             return loss
 
-    def _forward(self, sweep: Sweep, layer: int) -> Kept:
+    def _forward(self, sweep: Sweep, index: int) -> Kept:
         """The residual stream goes through a block; its input is checkpointed, and what the plan keeps is kept."""
-        block, tokens = self.model.blocks[layer], sweep.batch.n_tokens
-        kept = self._room(block, layer, tokens)
-        with self._layer(sweep.ctx, layer, layer + 1) as w:
+        block, tokens = self.model.blocks[index], sweep.batch.n_tokens
+        kept = self._room(block, index, tokens)
+        with self._layer(sweep.ctx, index, index + 1) as w:
             kv = block.attention.store(sweep.ctx, tokens, kept)
             for span in sweep.spans:
                 with sweep.rows(span, block.rotaries) as (ctx, x):
                     with ctx.frame():
                         scratch = ctx.operands("checkpoint on its way out", *x.shape)
-                        self._checkpoints.save(layer, x, span.start, scratch)
+                        self._checkpoints.save(index, x, span.start, scratch)
                     block.forward(ctx, x, w, kv, kept)
         return kept
 
@@ -68,19 +68,19 @@ class MeSP(Method):
                 total += self.model.head.loss_and_gradient(ctx, x, targets, weights, scale)
         return total
 
-    def _backward(self, sweep: Sweep, layer: int, kept: Kept, sink: GradientSink) -> None:
+    def _backward(self, sweep: Sweep, index: int, kept: Kept, sink: GradientSink) -> None:
         """The gradient of a block's output becomes that of its input; its adapter's gradients go to `sink`.
 
         Where tokens pass in chunks, the last chunk goes first: keys and values are there at once, their gradients
         gather in dk and dv, and are complete when it is their own chunk's turn.
         """
-        block, ctx, spans = self.model.blocks[layer], sweep.ctx, sweep.spans
+        block, ctx, spans = self.model.blocks[index], sweep.ctx, sweep.spans
         assert self.adapter is not None
         with ctx.frame():
             room = ctx.floats("LoRA gradients of a layer", self.adapter.layout.size)
             with (
-                sink.gather(layer, room) as collected,
-                self._layer(ctx, layer, layer - 1, gradients=collected) as w,
+                sink.gather(index, room) as collected,
+                self._layer(ctx, index, index - 1, gradients=collected) as w,
             ):
                 kv = block.attention.store(ctx, sweep.batch.n_tokens, kept, backward=True)
                 gathered = None
@@ -89,12 +89,12 @@ class MeSP(Method):
                     for span in spans:
                         with ctx.at(span, block.rotaries) as part:
                             places = kv.places(span)
-                            x = None if places.keys() <= kept.arrays.keys() else self._input(part, layer)
+                            x = None if places.keys() <= kept.arrays.keys() else self._input(part, index)
                             block.attention.project(part, x, w, places, kept)
+                layer = Layer(block, w, kv, kept, gathered)
                 for span in reversed(spans):
                     with sweep.rows(span, block.rotaries) as (part, dy), part.frame():
-                        shared = Layer(block, w, kv, kept, gathered)
-                        self._backward_block(part, shared, dy, self._input(part, layer))
+                        self._backward_block(part, layer, dy, self._input(part, index))
 
     def _backward_block(self, ctx: Context, layer: Layer, dy: Array, x: Array) -> None:
         """dy (T, D), the gradient of the block's output, becomes that of its input x (T, D) in place."""
@@ -109,10 +109,10 @@ class MeSP(Method):
             # m = x + attention(x)
             block.attention.backward(ctx, dy, x, state, w, kv, gathered)
 
-    def _input(self, ctx: Context, layer: int) -> Array:
+    def _input(self, ctx: Context, index: int) -> Array:
         """The checkpoint of a block's input (T, D), an operand."""
         x = ctx.operands("checkpoint", ctx.tokens, self.model.embed_tokens.cols)
-        self._checkpoints.load(layer, x, ctx.span.start)
+        self._checkpoints.load(index, x, ctx.span.start)
         return x
 
     @property
@@ -121,10 +121,10 @@ class MeSP(Method):
         assert self.resources.checkpoints is not None
         return self.resources.checkpoints
 
-    def _room(self, block: Block, layer: int, tokens: int) -> Kept:
+    def _room(self, block: Block, index: int, tokens: int) -> Kept:
         """Room for the intermediates that the plan keeps of a layer."""
         take, operand = self.resources.kept.take, self.resources.backend.operand(self.plan.compute)
-        chosen = {name: block.intermediates[name] for name in self.plan.kept(layer)}
+        chosen = {name: block.intermediates[name] for name in self.plan.kept(index)}
         arrays = {name: take(name, *about.placed(tokens, operand)) for name, about in chosen.items()}
         return Kept(arrays, [name for name, about in chosen.items() if about.by_head])
 
