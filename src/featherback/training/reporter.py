@@ -8,13 +8,35 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from featherback.errors import FeatherbackError
 from featherback.training.curve import sparkline
 
 _BAR_WIDTH = 20
 
 
+class OutputLostError(FeatherbackError):
+    """Nobody can read any more what a run tells: a closed pipe, a terminal that is gone, a full disk."""
+
+
+def _say(out: IO[str] | None, text: str) -> None:
+    """Write `text` at once; OutputLostError if that fails. Left out if `out` is None or takes nothing just now."""
+    if out is None:
+        return
+    try:
+        out.write(text)
+        out.flush()
+    except BlockingIOError:
+        return
+    except OSError as error:
+        raise OutputLostError(f"Cannot write to the output: {error.strerror}.") from error
+    except ValueError:
+        if not out.closed:
+            raise
+        raise OutputLostError("Cannot write to the output: it is closed.") from None
+
+
 class Reporter:
-    """The base of the reporters: every event has a method, which does nothing."""
+    """The base of the reporters: every event has a method, which does nothing. They may raise OutputLostError."""
 
     def begin(self, steps: int, step: int) -> None:
         """The run is at `step` of `steps`."""
@@ -32,14 +54,14 @@ class Reporter:
         """The run failed; the error is reported elsewhere."""
 
     def end(self, summary: Mapping[str, Any], losses: Sequence[float]) -> None:
-        """The run is over; `losses` are those of its steps."""
+        """The run is over; `losses` are those of its steps, or of a long run means of stretches of them."""
 
 
 class JSONReporter(Reporter):
     """One JSON object per line: the steps, the evaluations, the summary."""
 
     def __init__(self, out: IO[str] | None = None) -> None:
-        self.out = out or sys.stdout
+        self.out = out or sys.stdout  # None where a process has none
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         self._write(metrics)
@@ -48,21 +70,21 @@ class JSONReporter(Reporter):
         self._write({"step": step, "eval_loss": loss})
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        _say(sys.stderr, text + "\n")
 
     def end(self, summary: Mapping[str, Any], losses: Sequence[float]) -> None:
         self._write({"summary": summary})
 
     def _write(self, value: Mapping[str, Any]) -> None:
-        print(json.dumps(value), file=self.out, flush=True)
+        _say(self.out, json.dumps(value) + "\n")
 
 
 class TextReporter(Reporter):
     """For a person: a line that redraws itself if `live`, else about forty lines per run."""
 
     def __init__(self, out: IO[str] | None = None, live: bool | None = None) -> None:
-        self.out = out or sys.stdout
-        self.live = self.out.isatty() if live is None else live
+        self.out: IO[str] | None = out or sys.stdout  # None where a process has none
+        self.live = (self.out is not None and self.out.isatty()) if live is None else live
         self.steps = self.every = 1
         self._seconds: list[float] = []  # of the latest steps, for the time left
 
@@ -102,7 +124,8 @@ class TextReporter(Reporter):
     def end(self, summary: Mapping[str, Any], losses: Sequence[float]) -> None:
         self._redraw("\n" if self._seconds else "")
         if len(losses) > 1:
-            self._print(f"loss {losses[0]:.3f} {sparkline(losses, 50)} {losses[-1]:.3f}")
+            first, last = summary["first_loss"], summary["final_loss"]
+            self._print(f"loss {first:.3f} {sparkline(losses, 50)} {last:.3f}")
         if summary.get("final_eval_loss") is not None:
             self._print(f"held-out loss {summary['first_eval_loss']:.4f} -> {summary['final_eval_loss']:.4f}")
         predicted = summary.get("predicted_rss_mb")
@@ -119,15 +142,11 @@ class TextReporter(Reporter):
         """Replace the live line; a newline leaves it standing."""
         if not self.live:
             return
-        if line == "\n":
-            self.out.write(line)
-        else:
-            width = _columns(self.out) - 1
-            self.out.write("\r\x1b[K" + line[:width])
-        self.out.flush()
+        width = _columns(self.out) - 1
+        _say(self.out, line if line == "\n" else "\r\x1b[K" + line[:width])
 
     def _print(self, line: str) -> None:
-        print(line, file=self.out, flush=True)
+        _say(self.out, line + "\n")
 
 
 def bar(fraction: float, width: int) -> str:
@@ -143,7 +162,9 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _columns(out: IO[str]) -> int:
+def _columns(out: IO[str] | None) -> int:
+    if out is None:
+        return 80
     try:
         return os.get_terminal_size(out.fileno()).columns or 80
     except (OSError, ValueError):
