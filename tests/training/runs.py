@@ -22,7 +22,9 @@ PATIENCE = 60
 
 def prepared(model: Path, out: Path, **options: Any) -> RunDirectory:
     """A run that is ready to train, locked by this process."""
-    config = TrainConfig(model=str(model), data="tokens", out=str(out), seq_len=SEQ_LEN, compute="fp32", **options)
+    config = TrainConfig(
+        model=str(model), data="tokens", out=str(out), seq_len=SEQ_LEN, compute="fp32", **options
+    )
     return prepare_run(config, sequences(), baseline=rehearsed_baseline)
 
 

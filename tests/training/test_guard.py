@@ -35,7 +35,9 @@ def _record(run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_an_absurd_rate_never_leaves_a_broken_adapter(start: Start, tmp_path: Path, optimizer: str) -> None:
-    with pytest.raises(FeatherbackError, match=r"not finite at step 1; lower --lr\. No adapter had been saved"):
+    with pytest.raises(
+        FeatherbackError, match=r"not finite at step 1; lower --lr\. No adapter had been saved"
+    ):
         start(steps=1, learning_rate=1e300, optimizer=optimizer)
     record = _record(tmp_path / "run")
     assert record["status"] == "failed"
@@ -191,7 +193,10 @@ def test_a_model_is_known_by_its_contents(tmp_path: Path) -> None:
     assert fingerprint.of_model(fb.load(write_tiny(tmp_path / "other.gguf", seed=1))) != known
     model = fb.load(path)
     seen = {known}
-    for name, info in model.store.tensors.items():  # a flipped bit at the beginning, middle or end of any tensor
+    for (
+        name,
+        info,
+    ) in model.store.tensors.items():  # a flipped bit at the beginning, middle or end of any tensor
         for at in (info.offset, info.offset + info.nbytes // 2, info.offset + info.nbytes - 1):
             content = bytearray(path.read_bytes())
             content[at] ^= 64

@@ -108,7 +108,19 @@ def test_a_signal_in_the_preparation_ends_its_child_and_leaves_nothing(
 ) -> None:
     model, data, out = write_tiny_chat(tmp_path / "m.gguf"), tmp_path / "many.jsonl", tmp_path / "run"
     write_messages(data, 40_000)
-    command = [sys.executable, "-m", "featherback", "train", model, "--data", data, "--out", out, "--steps", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "featherback",
+        "train",
+        model,
+        "--data",
+        data,
+        "--out",
+        out,
+        "--steps",
+        "1",
+    ]
     process = subprocess.Popen(
         [*map(str, command), "--seq-len", "64"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
