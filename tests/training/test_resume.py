@@ -224,12 +224,6 @@ def test_a_damaged_entry_is_named_in_one_sentence(start: Start, change: Change) 
     assert (run.path / "run.json").read_bytes() == before
 
 
-def test_epochs_without_end_are_refused(start: Start, tmp_path: Path) -> None:
-    with pytest.raises(FeatherbackError, match="--epochs 1000000000 of 12 sequences are more than"):
-        start(epochs=10**9)
-    assert not (tmp_path / "run").exists()
-
-
 def test_the_command_line_resumes_a_run_begun_from_python(start: Start, tiny_path: Path) -> None:
     run = start(steps=2)
     command = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from tests.training.conftest import Start
 
 from featherback.training.evaluation import Evaluation, evaluate
 from featherback.training.interrupt import Interrupt
-from featherback.training.reporter import OutputLostError, Reporter, TextReporter
+from featherback.training.reporter import Reporter
 from featherback.training.run_directory import RunDirectory
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -135,33 +134,3 @@ def test_a_signal_in_the_preparation_ends_its_child_and_leaves_nothing(
 
 def _is_zombie(process: int) -> bool:
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-class _Gone(TextReporter):
-    """Its reader goes away after a step."""
-
-    def step(self, metrics: Mapping[str, Any]) -> None:
-        super().step(metrics)
-        if metrics["step"] == 3:
-            raise OutputLostError("Cannot write to the output: Broken pipe.")
-
-
-def test_without_a_reader_the_run_is_saved_and_stopped(start: Start) -> None:
-    run = start("run", _Gone(), steps=9)
-    record = RunDirectory.open(run.path).record
-    assert record["status"] == "interrupted"
-    assert (run.path / "checkpoint-000003.fbc").exists()
-
-
-def test_a_closed_pipe_ends_the_worker_without_a_word(tiny_path: Path, tmp_path: Path) -> None:
-    run = runs.prepared(tiny_path, tmp_path / "run", steps=100_000)
-    run.release()
-    process = runs.worker(run.path, None, "--json")
-    assert process.stdout is not None
-    assert json.loads(process.stdout.readline())["step"] == 1
-    process.stdout.close()
-    assert process.stderr is not None
-    assert "bug" not in process.stderr.read()
-    assert process.wait(timeout=runs.PATIENCE) == 1
-    assert RunDirectory.open(run.path).record["status"] == "interrupted"
-    assert list(run.path.glob("*.fbc"))

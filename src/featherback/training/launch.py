@@ -31,9 +31,6 @@ from featherback.training.interrupt import ended_by_signals
 from featherback.training.run_directory import RUN_FILE, RunDirectory, check_new, plan_from_json
 from featherback.version import __version__
 
-MOST_EXAMPLES = 10**9
-"""A run's steps are counted before it begins, epoch by epoch; beyond this that would not end."""
-
 TokenList = npt.ArrayLike
 Examples = Iterable[TokenList | tuple[TokenList, TokenList]]
 """Token lists, or pairs of tokens and labels (-100 = not trained)."""
@@ -235,11 +232,6 @@ def _tokens(
         report = prepare_in_subprocess(config.model, source, path, config.seq_len).to_json()
     file = TokenFile(path)
     file.check(model.config.vocab_size)
-    if name == "train" and (config.epochs or 0) * len(file) > MOST_EXAMPLES:
-        raise FeatherbackError(
-            f"--epochs {config.epochs} of {len(file)} sequences are more than {MOST_EXAMPLES} examples: name fewer, or "
-            f"--steps."
-        )
     if report:
         return report
     return {"sequences": len(file), "tokens": file.n_tokens, "supervised_tokens": file.n_targets}

@@ -8,35 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from featherback.errors import FeatherbackError
 from featherback.training.curve import sparkline
 
 _BAR_WIDTH = 20
 
 
-class OutputLostError(FeatherbackError):
-    """Nobody can read any more what a run tells: a closed pipe, a terminal that is gone, a full disk."""
-
-
-def _say(out: IO[str] | None, text: str) -> None:
-    """Write `text` at once; OutputLostError if that fails. Left out if `out` is None or takes nothing just now."""
-    if out is None:
-        return
-    try:
-        out.write(text)
-        out.flush()
-    except BlockingIOError:
-        return
-    except OSError as error:
-        raise OutputLostError(f"Cannot write to the output: {error.strerror}.") from error
-    except ValueError:
-        if not out.closed:
-            raise
-        raise OutputLostError("Cannot write to the output: it is closed.") from None
-
-
 class Reporter:
-    """The base of the reporters: every event has a method, which does nothing. They may raise OutputLostError."""
+    """The base of the reporters: every event has a method, which does nothing."""
 
     def begin(self, steps: int, step: int) -> None:
         """The run is at `step` of `steps`."""
@@ -61,7 +39,7 @@ class JSONReporter(Reporter):
     """One JSON object per line: the steps, the evaluations, the summary."""
 
     def __init__(self, out: IO[str] | None = None) -> None:
-        self.out = out or sys.stdout  # None where a process has none
+        self.out = out or sys.stdout
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         self._write(metrics)
@@ -70,21 +48,21 @@ class JSONReporter(Reporter):
         self._write({"step": step, "eval_loss": loss})
 
     def note(self, text: str) -> None:
-        _say(sys.stderr, text + "\n")
+        print(text, file=sys.stderr, flush=True)
 
     def end(self, summary: Mapping[str, Any], losses: Sequence[float]) -> None:
         self._write({"summary": summary})
 
     def _write(self, value: Mapping[str, Any]) -> None:
-        _say(self.out, json.dumps(value) + "\n")
+        print(json.dumps(value), file=self.out, flush=True)
 
 
 class TextReporter(Reporter):
     """For a person: a line that redraws itself if `live`, else about forty lines per run."""
 
     def __init__(self, out: IO[str] | None = None, live: bool | None = None) -> None:
-        self.out: IO[str] | None = out or sys.stdout  # None where a process has none
-        self.live = (self.out is not None and self.out.isatty()) if live is None else live
+        self.out = out or sys.stdout
+        self.live = self.out.isatty() if live is None else live
         self.steps = self.every = 1
         self._seconds: list[float] = []  # of the latest steps, for the time left
 
@@ -142,11 +120,15 @@ class TextReporter(Reporter):
         """Replace the live line; a newline leaves it standing."""
         if not self.live:
             return
-        width = _columns(self.out) - 1
-        _say(self.out, line if line == "\n" else "\r\x1b[K" + line[:width])
+        if line == "\n":
+            self.out.write(line)
+        else:
+            width = _columns(self.out) - 1
+            self.out.write("\r\x1b[K" + line[:width])
+        self.out.flush()
 
     def _print(self, line: str) -> None:
-        _say(self.out, line + "\n")
+        print(line, file=self.out, flush=True)
 
 
 def bar(fraction: float, width: int) -> str:
@@ -162,9 +144,7 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _columns(out: IO[str] | None) -> int:
-    if out is None:
-        return 80
+def _columns(out: IO[str]) -> int:
     try:
         return os.get_terminal_size(out.fileno()).columns or 80
     except (OSError, ValueError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from shutil import disk_usage
@@ -26,7 +25,7 @@ from featherback.training import checkpoint, guard
 from featherback.training.curve import loss_svg
 from featherback.training.evaluation import evaluate
 from featherback.training.interrupt import Interrupt, StoppedError
-from featherback.training.reporter import OutputLostError, Reporter
+from featherback.training.reporter import Reporter
 from featherback.training.run_directory import RunDirectory
 from featherback.training.stream import BatchStream
 from featherback.training.totals import Series, Totals
@@ -64,7 +63,7 @@ class Progress:
 def train_run(run: RunDirectory, reporter: Reporter | None = None, model: Model | None = None) -> str:
     """Train the adapter of a prepared run directory, from its newest good checkpoint if it has one.
 
-    The status: "finished", "stopped early" or "interrupted" (by SIGINT, SIGTERM, SIGHUP or lost output; saved).
+    The status: "finished", "stopped early" or "interrupted" (by SIGINT, SIGTERM or SIGHUP; saved).
     `model`: the run's model if it is open already. FeatherbackError if the run cannot go on, or went wrong: run.json
     then has the status "failed" with step and reason, and the last good checkpoint and adapter are kept.
     """
@@ -150,7 +149,7 @@ class Trainer:
             self._check_room()
             self._resume()
             self.run_directory.update(status="running", steps=self.steps, failure=None)
-            self._tell(self.reporter.begin, self.steps, self.progress.step)
+            self.reporter.begin(self.steps, self.progress.step)
             try:
                 status = self._loop()
             except guard.DivergenceError as error:
@@ -158,8 +157,7 @@ class Trainer:
                 raise FeatherbackError(f"Training has stopped: {error}. {kept}") from error
             self._finish(status)
         except BaseException:
-            with suppress(OutputLostError):
-                self.reporter.broken()
+            self.reporter.broken()
             raise
         finally:
             self.close()
@@ -196,7 +194,7 @@ class Trainer:
         run = self.run_directory
         state, refused = checkpoint.restore(run.path, self.identity, self._arrays())
         for reason in refused:
-            self._tell(self.reporter.note, f"note: {reason}; the one before it is used")
+            self.reporter.note(f"note: {reason}; the one before it is used")
         if state is not None:
             self.progress = Progress.from_json(state)
             self.optimizer.steps = self.progress.step
@@ -272,7 +270,7 @@ class Trainer:
             "rss_mb": self.meter.rss_mb,
         }
         self.run_directory.append_metrics(metrics)
-        self._tell(self.reporter.step, metrics)
+        self.reporter.step(metrics)
         return True
 
     def _evaluate(self) -> None:
@@ -292,7 +290,7 @@ class Trainer:
             else:
                 progress.stale += 1
         self.run_directory.update(evaluations=progress.evaluations)
-        self._tell(self.reporter.evaluation, progress.step, loss)
+        self.reporter.evaluation(progress.step, loss)
 
     def _between(self) -> None:
         self.maps.check()
@@ -326,13 +324,6 @@ class Trainer:
             return "No adapter had been saved before."
         self._export()
         return f"The checkpoint and the adapter of step {state['step']} are kept."
-
-    def _tell(self, event: Callable[..., None], *values: Any) -> None:
-        """Tell the reporter; without anyone to read it, a run is saved and stopped as by a signal."""
-        try:
-            event(*values)
-        except OutputLostError:
-            self.interrupt.requested = True
 
     def _arrays(self) -> dict[str, PagedArray]:
         return {PARAMETERS: self.adapter.parameters, **self.optimizer.states}

@@ -5,7 +5,6 @@ It holds Python, NumPy and the kernels, and nothing that only the command line o
 
 from __future__ import annotations
 
-import os
 import sys
 
 from featherback.failure import report
@@ -15,13 +14,13 @@ EXIT_CODES = {"finished": 0, "stopped early": 0, "interrupted": 130}
 
 def main(arguments: list[str]) -> int:
     """Train the run directory named by `arguments`; the exit status."""
-    if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no block characters shows "?"
+    if hasattr(sys.stdout, "reconfigure"):  # a terminal that knows no block characters shows "?"
+        sys.stdout.reconfigure(errors="replace")
     flags = {argument for argument in arguments if argument.startswith("--")}
     (directory,) = (argument for argument in arguments if argument not in flags)
     lock = next((int(flag.partition("=")[2]) for flag in flags if flag.startswith("--lock=")), None)
     from featherback.training.profile import profiled
-    from featherback.training.reporter import JSONReporter, OutputLostError, TextReporter
+    from featherback.training.reporter import JSONReporter, TextReporter
     from featherback.training.run_directory import RunDirectory
     from featherback.training.trainer import train_run
 
@@ -29,27 +28,17 @@ def main(arguments: list[str]) -> int:
     try:
         with profiled(reporter, "--profile" in flags):
             status = train_run(RunDirectory.take(directory, lock), reporter)
-        if status == "interrupted":
-            reporter.note(f"interrupted: saved; the same command with --resume continues {directory}")
-        elif status == "stopped early":
-            reporter.note("stopped early: the held-out loss no longer fell")
-        reporter.note(f"adapter: {directory}")
-    except OutputLostError:  # the run has ended by itself, and run.json tells how
-        _mute()
-        return 1
     except Exception as error:
         return report(error, "--debug" in flags)
     except KeyboardInterrupt:
         print("\ninterrupted before the step ended; the last checkpoint is kept", file=sys.stderr)
         return 130
+    if status == "interrupted":
+        reporter.note(f"interrupted: saved; the same command with --resume continues {directory}")
+    elif status == "stopped early":
+        reporter.note("stopped early: the held-out loss no longer fell")
+    reporter.note(f"adapter: {directory}")
     return EXIT_CODES[status]
-
-
-def _mute() -> None:
-    """Send what Python still has to write to nowhere, so that it does not complain at the exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(nowhere, stream)
 
 
 if __name__ == "__main__":
