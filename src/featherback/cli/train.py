@@ -48,8 +48,10 @@ def train(
         except BaseException:
             run.update(status="interrupted")
             raise
-    flags = ["--json"] * json + ["--profile"] * profile + ["--debug"] * ("FEATHERBACK_DEBUG" in os.environ)
-    become_worker(run, *flags)
+        flags = (
+            ["--json"] * json + ["--profile"] * profile + ["--debug"] * ("FEATHERBACK_DEBUG" in os.environ)
+        )
+        become_worker(run, *flags)
 
 
 def _named(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
