@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') CMakeLists.txt pyproject.toml
 
-.PHONY: demo test test-kernels test-arm lint format bench bench-llama stub build clean
+.PHONY: demo test test-kill test-kernels test-arm lint format bench bench-llama stub build clean
 
 demo: build
 	$(BIN)/featherback demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest
+
+# A hundred runs killed at random moments and inside writes, resumed, compared with one that was left alone.
+test-kill: $(VENV)/.test
+	FEATHERBACK_KILLS=100 $(BIN)/python -m pytest tests/training/test_kill.py
 
 # The kernels alone, in plain C++: every instruction set of this CPU, and ARM's under an emulator
 # (Debian: apt-get install g++-aarch64-linux-gnu qemu-user).

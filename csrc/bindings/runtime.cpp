@@ -1,5 +1,6 @@
 #include "bindings/arrays.h"
 #include "core/thread_pool.h"
+#include "host/faults.h"
 #include "host/meter.h"
 #include "host/pager.h"
 
@@ -57,6 +58,10 @@ void bind_runtime(nb::module_& m) {
     m.def("meter_peak", [] { return pair_of(meter_peak()); }, "(footprint, resident) peaks in bytes since meter_start");
     m.def("meter_stop", &meter_stop, nb::call_guard<nb::gil_scoped_release>());
     m.def("scratch_peak", &scratch_peak, "Most bytes of scratch that a thread asked for since the last call of this");
+    m.def("watch_maps", &watch_maps,
+          "Have pages of mapped files that are no longer there read as zeros, and counted; calls nest");
+    m.def("unwatch_maps", &unwatch_maps);
+    m.def("lost_pages", &lost_pages, "Pages of mapped files found missing since the process began");
     nb::class_<ReadAhead>(m, "ReadAhead",
                           "A thread that brings bytes of files into the page cache, once it is asked to.")
         .def(nb::init<>())

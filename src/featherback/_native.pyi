@@ -222,6 +222,16 @@ def scratch_peak() -> int:
     Most bytes of scratch that a thread asked for since the last call of this
     """
 
+def watch_maps() -> None:
+    """
+    Have pages of mapped files that are no longer there read as zeros, and counted; calls nest
+    """
+
+def unwatch_maps() -> None: ...
+
+def lost_pages() -> int:
+    """Pages of mapped files found missing since the process began"""
+
 class ReadAhead:
     """
     A thread that brings bytes of files into the page cache, once it is asked to.

@@ -19,7 +19,7 @@ from featherback.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.training.choose import plan_for, worker_baseline
 from featherback.training.config import COMPUTE, TrainConfig
-from featherback.training.launch import Examples, prepare_run
+from featherback.training.launch import Examples, prepare_run, resume_run
 from featherback.training.rehearsal import rehearsed_baseline
 from featherback.training.reporter import Reporter, TextReporter
 from featherback.training.run import Run
@@ -93,28 +93,29 @@ def train(
     optimizer, schedule, warmup, compute, threads, seed, ...), the optimiser's own (beta1, weight_decay, ...) and the
     method's (epsilon, ...).
     FeatherbackError says what is wrong.
-    Ctrl-C saves and then raises KeyboardInterrupt; `resume=True` continues.
+    Ctrl-C saves and then raises KeyboardInterrupt; `resume=True` continues: options that are not named are the run's,
+    and the data must be those that it was begun with.
     """
     opened = model if isinstance(model, Model) else load(model)
-    files = {name: source for name, source in (("data", data), ("eval_data", eval_data)) if _is_path(source)}
-    config = TrainConfig.of(
-        model=str(opened.path),
-        data=str(files.get("data", "tokens")),
-        eval_data=None if eval_data is None else str(files.get("eval_data", "tokens")),
-        out=str(Path(out)),
-        memory=memory,
-        **options,
-    )
     reporter = TextReporter() if progress else Reporter()
-    run = prepare_run(
-        config,
-        resume,
-        data=None if "data" in files else data,  # type: ignore[arg-type]
-        eval_data=None if "eval_data" in files else eval_data,  # type: ignore[arg-type]
-        model=opened,
-        baseline=rehearsed_baseline,
-        note=reporter.note,
-    )
+    named: dict[str, Any] = {
+        "model": str(opened.path),
+        "data": _path_of(data),
+        "eval_data": _path_of(eval_data),
+        "out": str(Path(out)),
+        "memory": memory,
+        **options,
+    }
+    examples: dict[str, Any] = {
+        "data": None if _is_path(data) else data,
+        "eval_data": None if _is_path(eval_data) else eval_data,
+        "model": opened,
+        "baseline": rehearsed_baseline,
+    }
+    if resume:
+        run = resume_run(named, **examples, note=reporter.note)
+    else:
+        run = prepare_run(TrainConfig.of(**named), **examples)
     status = train_run(run, reporter, opened)
     if status == "interrupted":
         raise KeyboardInterrupt
@@ -147,6 +148,13 @@ def _is_single(tokens: Any) -> bool:
     if not hasattr(tokens, "__len__"):
         raise FeatherbackError(f"Tokens and labels must be lists or arrays, not {type(tokens).__name__}.")
     return len(tokens) > 0 and np.ndim(tokens[0]) == 0
+
+
+def _path_of(source: object) -> str | None:
+    """How a source of data is recorded: its path, or that it was given as tokens."""
+    if source is None:
+        return None
+    return str(source) if _is_path(source) else "tokens"
 
 
 def _is_path(source: object) -> bool:

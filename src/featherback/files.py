@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from featherback.errors import FeatherbackError
+
+_LEFTOVER = re.compile(r"\..+\.\d+\.tmp")
+"""The temporary files of `atomic_file`, of which a killed process leaves one behind."""
 
 
 @contextmanager
@@ -50,8 +54,15 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except OSError as error:
         raise FeatherbackError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FeatherbackError(f"{path} is not valid JSON: {error}.") from error
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete the temporary files that killed processes left in `folder`; no process may be writing there."""
+    for entry in folder.iterdir():
+        if _LEFTOVER.fullmatch(entry.name) and entry.is_file():
+            entry.unlink(missing_ok=True)
 
 
 def sync_directory(path: Path) -> None:

@@ -49,7 +49,7 @@ def test_train_has_every_field_and_every_own_option(help_of: Any) -> None:
     assert "0.9 for adamw" in shown["--beta1"]
     assert "0.01 for mezo" in shown["--epsilon"]
     assert "[default: 8]" in shown["--rank"]
-    assert "[required]" in shown["--data"]
+    assert "[required]" in shown["--out"]
 
 
 def test_plan_describes_its_options_as_train_does(help_of: Any) -> None:
@@ -74,7 +74,7 @@ def test_own_options_reach_the_configuration(
 ) -> None:
     asked: list[TrainConfig] = []
 
-    def prepare_run(config: TrainConfig, resume: bool) -> None:
+    def prepare_run(config: TrainConfig) -> None:
         asked.append(config)
         raise FeatherbackError("Enough.")
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.tiny_models import TINY_LLAMA, write_tiny
 
 from featherback.training.config import TrainConfig
-from featherback.training.launch import prepare_run
+from featherback.training.launch import prepare_run, resume_run
 from featherback.training.reporter import Reporter
 from featherback.training.run_directory import RunDirectory
 from featherback.training.trainer import train_run
@@ -61,7 +61,10 @@ def start(tiny_path: Path, tmp_path: Path) -> Start:
             **options,
         }
         held_out = None if eval_seed is None else sequences(4, eval_seed)
-        run = prepare_run(TrainConfig(**values), resume, sequences(), held_out)
+        if resume:
+            run = resume_run(values, sequences(), held_out)
+        else:
+            run = prepare_run(TrainConfig(**values), sequences(), held_out)
         train_run(run, reporter)
         return run
 

@@ -86,10 +86,11 @@ def _with_peft(
     stream = BatchStream(tokens, SEQ_LEN, BATCH, SEED)
     losses = []
     for step in range(STEPS):
-        batches = stream.take(ACCUMULATE)
-        targets = sum(batch.n_targets for batch in batches)
+        group = stream.take(ACCUMULATE)
+        assert group is not None
+        targets = group.n_targets
         loss = torch.zeros(())
-        for batch in batches:
+        for batch in group.batches:
             for start, end in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
                 logits = model(
                     input_ids=torch.from_numpy(batch.tokens[start:end].copy())[None].long()

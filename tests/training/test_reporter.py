@@ -16,6 +16,8 @@ SUMMARY = {
     "peak_footprint_mb": 40.26,
     "peak_rss_mb": 71.0,
     "predicted_rss_mb": 70.0,
+    "first_loss": 3.0,
+    "final_loss": 1.0,
     "first_eval_loss": 2.5,
     "final_eval_loss": 1.25,
 }

@@ -1,17 +1,22 @@
-"""What `resume` makes of a run.json that an older version, or a hand, has written."""
+"""What `resume` needs, what it refuses, and what it makes of records that an older version, or a hand, has written."""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.training.conftest import Start
+from tests.support.tiny_chat import write_messages, write_tiny_chat
+from tests.training.conftest import Start, sequences
 
 from featherback.errors import FeatherbackError
+from featherback.training.config import TrainConfig
+from featherback.training.launch import prepare_run, resume_run
 from featherback.training.run_directory import RunDirectory
 from featherback.training.trainer import train_run
 
@@ -106,3 +111,136 @@ def test_targets_are_recorded_as_the_projections_that_the_model_has(start: Start
     start(steps=2, resume=True, targets="down,q,k,v,o,gate,up")  # other words for all
     with pytest.raises(FeatherbackError, match=re.escape("--targets was q,k,v,o,gate,up,down, not q,v")):
         start(steps=3, resume=True, targets="q,v")
+
+
+def test_nothing_but_the_directory_and_the_model_is_needed(start: Start, tiny_path: Path) -> None:
+    whole = start("whole", steps=4, eval_seed=9, eval_every=2)
+    run = start("parts", steps=4, eval_seed=9, eval_every=2)
+    (run.path / "checkpoint-000004.fbc").unlink()
+    (run.path / "adapter_model.safetensors").unlink()  # it begins anew, from the directory alone
+    again = resume_run({"model": str(tiny_path), "out": str(run.path)})
+    train_run(again)
+    assert again.config == run.config
+    adapters = [(path / "adapter_model.safetensors").read_bytes() for path in (run.path, whole.path)]
+    assert adapters[0] == adapters[1]
+    evaluated = [RunDirectory.open(path).record["evaluations"] for path in (run.path, whole.path)]
+    assert evaluated[0] == evaluated[1] != []
+
+
+def test_held_out_data_go_on_being_measured_and_the_best_is_exported(start: Start, tiny_path: Path) -> None:
+    run = start(steps=2, eval_seed=9, eval_every=1)
+    before = (run.path / "adapter_model.safetensors").read_bytes()
+    resumed = resume_run({"model": str(tiny_path), "out": str(run.path), "steps": 8})
+    train_run(resumed)
+    record = RunDirectory.open(run.path).record
+    assert [each["step"] for each in record["evaluations"]] == list(range(9))
+    assert record["summary"]["best_step"] == 8
+    assert (run.path / "adapter_model.safetensors").read_bytes() != before
+
+
+def test_patience_can_be_named_when_resuming(start: Start, tiny_path: Path) -> None:
+    run = start(steps=3, eval_seed=9, eval_every=1, learning_rate=0.3, schedule="constant")
+    train_run(resume_run({"model": str(tiny_path), "out": str(run.path), "steps": 60, "patience": 2}))
+    record = RunDirectory.open(run.path).record
+    assert record["status"] == "stopped early"
+    assert record["configuration"]["patience"] == 2
+
+
+def test_other_data_are_refused(start: Start, tiny_path: Path) -> None:
+    run = start(steps=1)
+    named = {"model": str(tiny_path), "out": str(run.path), "steps": 2}
+    record = (run.path / "run.json").read_bytes()
+    for given in ({"data": sequences(seed=5)}, {"data": sequences(11)}):
+        with pytest.raises(
+            FeatherbackError, match="begun with other data, whose tokens it keeps; leave --data out"
+        ):
+            resume_run(named, **given)
+    with pytest.raises(
+        FeatherbackError, match=r"with --data other\.jsonl: the run was begun with other data"
+    ):
+        resume_run({**named, "data": "other.jsonl"})
+    assert (run.path / "run.json").read_bytes() == record
+
+
+def test_the_file_of_the_data_may_move_or_go_but_not_be_another(tmp_path: Path) -> None:
+    model, data = write_tiny_chat(tmp_path / "m.gguf"), write_messages(tmp_path / "d.jsonl")
+    other = write_messages(tmp_path / "other.jsonl", 5)
+    options: dict[str, Any] = {"seq_len": 64, "rank": 2, "steps": 1}
+    run = prepare_run(TrainConfig(model=str(model), data=str(data), out=str(tmp_path / "run"), **options))
+    train_run(run)
+    named = {"model": str(model), "out": str(run.path)}
+    with pytest.raises(FeatherbackError, match=r"other\.jsonl: the run was begun with other data"):
+        resume_run({**named, "data": str(other)})
+    heard: list[str] = []
+    moved = data.rename(tmp_path / "moved.jsonl")
+    for path in (moved, data):  # moved to here; no longer there
+        resume_run({**named, "data": str(path)}, note=heard.append).release()
+    write_messages(data, 3)
+    resume_run({**named, "data": str(data)}, note=heard.append).release()
+    assert heard == [
+        f"note: {data} is gone; the run goes on with the tokens made of it",
+        f"note: {data} has changed; the run goes on with the tokens made of it",
+    ]
+    assert RunDirectory.open(run.path).record["configuration"]["data"] == str(data)
+
+
+DAMAGED: dict[str, tuple[str, bytes, str]] = {
+    "half a record": ("run.json", b'{"format": 1, "sta', "run.json is not valid JSON"),
+    "a deep record": ("run.json", b"[" * 100_000, "run.json is not valid JSON"),
+    "a list": ("run.json", b"[]", "run.json is not a run"),
+    "bytes": ("run.json", b"\xff\xfe\x00", "run.json is not valid JSON"),
+    "a line of metrics that is a number": ("metrics.jsonl", b"5\n", "metrics.jsonl is damaged"),
+    "a line without a step": ("metrics.jsonl", b'{"loss": 1}\n', "metrics.jsonl is damaged"),
+    "metrics that are no text": ("metrics.jsonl", b"\xff\xff\n", "metrics.jsonl is damaged"),
+    "tokens": ("tokens/train.tokens", b"FBTOKENS", "train.tokens is not a token file"),
+}
+ENTRIES: dict[str, Change] = {
+    "configuration": lambda record: record.update(configuration=[]),
+    "an option": lambda record: record["configuration"].update(rank="four"),
+    "evaluations": lambda record: record.update(evaluations=[{"step": 1}]),
+    "summary": lambda record: record.update(summary=7),
+    "a peak": lambda record: record.update(summary={"peak_rss_mb": "much"}),
+    "status": lambda record: record.update(status=None),
+    "data": lambda record: record.update(data=[]),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "says"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_file_is_named_in_one_sentence(start: Start, name: str, content: bytes, says: str) -> None:
+    run = start(steps=1)
+    (run.path / name).write_bytes(content)
+    with pytest.raises(FeatherbackError) as raised:
+        start(steps=2, resume=True)
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("change", ENTRIES.values(), ids=ENTRIES)
+def test_a_damaged_entry_is_named_in_one_sentence(start: Start, change: Change) -> None:
+    run = start(steps=1)
+    before = rewrite(run.path, change)
+    with pytest.raises(FeatherbackError, match=r"run\.json (is damaged|cannot be used)"):
+        start(steps=2, resume=True)
+    assert (run.path / "run.json").read_bytes() == before
+
+
+def test_the_command_line_resumes_a_run_begun_from_python(start: Start, tiny_path: Path) -> None:
+    run = start(steps=2)
+    command = [
+        sys.executable,
+        "-m",
+        "featherback",
+        "train",
+        str(tiny_path),
+        "--out",
+        str(run.path),
+        "--resume",
+    ]
+    done = subprocess.run([*command, "--steps", "3"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "tokens given" in done.stdout
+    assert "continuing after step 2 of 3" in done.stdout
+    again = subprocess.run([*command, "--data", "other.jsonl"], capture_output=True, text=True, check=False)
+    assert again.returncode == 2
+    assert again.stderr.startswith(f"error: Cannot resume {run.path} with --data other.jsonl:")
+    assert len(again.stderr.strip().splitlines()) == 1

@@ -99,9 +99,8 @@ def test_an_interrupted_run_resumes_bit_for_bit(start: Start, tmp_path: Path, op
     ours, theirs = checkpoint.latest(resumed.path), checkpoint.latest(whole.path)
     assert ours is not None
     assert theirs is not None
-    assert sorted(path.name for path in ours.iterdir()) == sorted(path.name for path in theirs.iterdir())
-    for path in ours.iterdir():
-        assert path.read_bytes() == (theirs / path.name).read_bytes()
+    assert ours.name == theirs.name
+    assert ours.read_bytes() == theirs.read_bytes()
 
 
 @pytest.mark.parametrize("options", [{"epsilon": 0.1}, {"directions": 2}])
@@ -204,7 +203,7 @@ def test_the_loss_falls_and_the_directory_is_complete(start: Start) -> None:
         "adapter_model.safetensors",
         "loss.svg",
         "tokens",
-        "checkpoint-000030",
+        "checkpoint-000030.fbc",
     }
     line = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[0])
     assert line.keys() == {"step", "loss", "lr", "grad_norm", "tokens", "seconds", "footprint_mb", "rss_mb"}
@@ -251,7 +250,7 @@ def test_the_peak_of_a_run_is_kept_when_it_is_resumed(start: Start) -> None:
     [
         ("run.json", '{"format": 1}', "no whole configuration"),
         ("metrics.jsonl", "not JSON\n", "metrics.jsonl is damaged"),
-        ("checkpoint-000002/state.json", '{"step": 2}', "state.json is damaged"),
+        ("checkpoint-000002.fbc", '{"step": 2}', "checkpoint-000002.fbc is not a checkpoint"),
     ],
 )
 def test_a_damaged_run_is_refused(start: Start, name: str, content: str, complaint: str) -> None:

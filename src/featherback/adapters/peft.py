@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback import kernels
 from featherback.adapters.lora import LoRA
 from featherback.adapters.safetensors_writer import write_safetensors
 from featherback.errors import FeatherbackError
@@ -47,7 +48,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 def save(adapter: LoRA, directory: str | Path, base_model: str | None = None) -> None:
     """Write the adapter into `directory`, which is made if need be; each file appears whole or not at all.
 
-    `base_model`: what the configuration calls the base (default: `base_model_name`).
+    `base_model`: what the configuration calls the base (default: `base_model_name`). FeatherbackError if it cannot be
+    written, or holds NaN or infinity: what was there before is untouched.
     """
     directory = Path(directory)
     try:
@@ -111,7 +113,15 @@ def _shapes(adapter: LoRA) -> dict[str, tuple[int, ...]]:
 def _tensors(adapter: LoRA) -> Iterator[tuple[str, NDArray[np.float32]]]:
     for layer in range(adapter.parameters.layers):
         for name, values in adapter.layer_state(layer).items():
+            if not math.isfinite(kernels.sum_squares(values.reshape(-1))):
+                raise FeatherbackError(f"The adapter is not saved: {name} holds NaN or infinity.")
             yield PREFIX + name, values
+
+
+def remove(directory: Path) -> None:
+    """Delete the adapter in `directory`, if one is there."""
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        (directory / name).unlink(missing_ok=True)
 
 
 def _configuration(adapter: LoRA, base_model: str) -> dict[str, Any]:

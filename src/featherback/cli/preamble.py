@@ -17,8 +17,8 @@ _SAMPLE_LINES = 12
 _TRAINED, _CONTEXT, _PLAIN = "\x1b[1;32m", "\x1b[2m", "\x1b[0m"
 
 
-def print_preamble(run: RunDirectory) -> None:
-    """Describe the run on standard output."""
+def print_preamble(run: RunDirectory, sample: bool = True) -> None:
+    """Describe the run on standard output; `sample`: with an example of the data, if they are in a file."""
     from featherback import kernels, models
     from featherback.architecture.names import parse_targets, short
     from featherback.cli.options import set_threads
@@ -30,11 +30,16 @@ def print_preamble(run: RunDirectory) -> None:
     model = models.load(config.model)
     row("model", describe_model(model))
     for name, values in run.record["data"].items():
+        label = "data" if name == "train" else "held-out"
+        if name not in run.record.get("sources", {}):  # begun from Python
+            row(label, f"{values['tokens']} tokens given, {values['supervised_tokens']} of them trained")
+            continue
         report = PrepareReport.from_json(values)
-        row("data" if name == "train" else "held-out", describe_data(report))
+        row(label, describe_data(report))
         for note in report.notes():
             row("", note)
-    print_sample(preview(model.path, config.data, config.seq_len)[0])
+    if sample and config.data is not None and "train" in run.record.get("sources", {}):
+        print_sample(preview(model.path, config.data, config.seq_len)[0])
     set_threads(config.threads)  # as the process that will train does
     row("kernels", kernels.describe())
     targets = short(parse_targets(config.targets, model.blocks[0].projections))

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from featherback.cli.options import FromConfig, JSONOption, ModelArgument
 
-if TYPE_CHECKING:
-    from featherback.training.run_directory import RunDirectory
-
 
 def train(
+    context: typer.Context,
     model: ModelArgument,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --out, exactly.", rich_help_panel="Run")
@@ -31,23 +29,33 @@ def train(
     """
     from featherback.hub.locate import locate
     from featherback.training.config import TrainConfig
-    from featherback.training.launch import prepare_run
+    from featherback.training.interrupt import ended_by_signals
+    from featherback.training.launch import become_worker, prepare_run, resume_run
 
-    config = TrainConfig.of(model=str(locate(model)), **options)
-    run = prepare_run(config, resume)
-    if not json:
-        from featherback.cli.preamble import print_preamble
+    place = str(locate(model))
+    if resume:
+        run = resume_run({"model": place, **_named(context, options)})
+    else:
+        run = prepare_run(TrainConfig.of(model=place, **options))
+    with ended_by_signals():
+        try:
+            if not json:
+                from featherback.cli.preamble import print_preamble
 
-        print_preamble(run)
-    become_worker(run, json, profile)
+                print_preamble(run, sample=not resume)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except BaseException:
+            run.update(status="interrupted")
+            raise
+        flags = (
+            ["--json"] * json + ["--profile"] * profile + ["--debug"] * ("FEATHERBACK_DEBUG" in os.environ)
+        )
+        become_worker(run, *flags)
 
 
-def become_worker(run: RunDirectory, json: bool, profile: bool) -> None:
-    """Replace this process, with all it imported, by the small one that trains."""
-    from featherback.training.launch import worker_command
-
-    flags = ["--json"] * json + ["--profile"] * profile + ["--debug"] * ("FEATHERBACK_DEBUG" in os.environ)
-    command, environment = worker_command(run, *flags)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(command[0], command, environment)
+def _named(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that stand on the command line: a resumed run has all others already."""
+    sources = {name: context.get_parameter_source(name) for name in options}
+    stand = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    return {name: value for name, value in options.items() if name in stand}

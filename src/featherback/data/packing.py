@@ -32,12 +32,17 @@ def batches(
     sequences, no padding, every sequence exactly once per epoch.
     """
     for indices in islice(rows(token_file, seq_len, batch_size, seed, epoch, shuffle), start, None):
-        sequences, labels = [], []
-        for i in indices:
-            tokens, supervised = token_file.seq(int(i))
-            sequences.append(tokens)
-            labels.append(np.where(supervised, tokens, np.int32(IGNORE)))
-        yield Batch.from_sequences(sequences, labels)
+        yield batch_of(token_file, indices)
+
+
+def batch_of(token_file: TokenFile, indices: Indices) -> Batch:
+    """The sequences named, as one batch."""
+    sequences, labels = [], []
+    for i in indices:
+        tokens, supervised = token_file.seq(int(i))
+        sequences.append(tokens)
+        labels.append(np.where(supervised, tokens, np.int32(IGNORE)))
+    return Batch.from_sequences(sequences, labels)
 
 
 def count_batches(

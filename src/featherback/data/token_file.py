@@ -2,7 +2,8 @@
 
 Layout, little-endian, every section starting at a multiple of 64 bytes:
 
-    header      64 bytes: magic, version, n_sequences, n_tokens, n_targets, max_length, metadata bytes
+    header      64 bytes: magic, version, n_sequences, n_tokens, n_targets, max_length, metadata bytes, and the
+                CRC-32 of everything after the header, then of the header before it
     tokens      int32 (n_tokens,)
     supervised  uint8 (n_tokens,)         1: the loss is taken on predicting this token
     offsets     int64 (n_sequences + 1,)  sequence i is tokens[offsets[i]:offsets[i + 1]]
@@ -15,8 +16,8 @@ import contextlib
 import json
 import mmap
 import os
-import shutil
 import struct
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -26,11 +27,14 @@ import numpy as np
 import numpy.typing as npt
 
 from featherback.errors import FeatherbackError
+from featherback.files import sync_directory
 
 MAGIC = b"FBTOKENS"
-VERSION = 1
-_HEADER = struct.Struct("<8sI4xQQQQQ8x")  # 64 bytes
+VERSION = 2
+_HEADER = struct.Struct("<8sI4xQQQQQI4x")  # 64 bytes
+_COUNTED = 56  # bytes of the header before its checksum
 _ALIGN = 64
+_PIECE = 1 << 18  # bytes read at once where the whole file is read
 
 
 def _align(n: int) -> int:
@@ -48,6 +52,7 @@ class TokenFileWriter:
         self.path = Path(path)
         self.metadata: dict[str, Any] = {}
         self.n_sequences = self.n_tokens = self.n_targets = self.max_length = 0
+        self._checksum = 0  # of the tokens so far
         self._temporary: list[Path] = []
         self._files: list[BinaryIO] = []
         try:
@@ -74,7 +79,9 @@ class TokenFileWriter:
         self.n_targets += int(mask[1:].sum())  # nothing predicts the first token
         self.max_length = max(self.max_length, ids.size)
         try:
-            self._files[0].write(ids.tobytes())
+            content = ids.tobytes()
+            self._checksum = zlib.crc32(content, self._checksum)
+            self._files[0].write(content)
             self._files[1].write(mask.astype(np.uint8).tobytes())
             self._files[2].write(struct.pack("<q", self.n_tokens))
         except OSError as error:
@@ -85,6 +92,7 @@ class TokenFileWriter:
         try:
             self._join()
             os.replace(self._temporary[0], self.path)
+            sync_directory(self.path.parent)
         except OSError as error:
             raise _unwritable(self.path, error) from error
         finally:
@@ -92,18 +100,25 @@ class TokenFileWriter:
 
     def _join(self) -> None:
         main = self._files[0]
-        metadata = json.dumps(self.metadata).encode()
         for section in self._files[1:]:
-            main.write(bytes(_align(main.tell()) - main.tell()))
+            self._append(bytes(-main.tell() % _ALIGN))
             section.seek(0)
-            shutil.copyfileobj(section, main, 1 << 20)
-        main.write(bytes(_align(main.tell()) - main.tell()))
-        main.write(metadata)
-        main.seek(0)
+            while piece := section.read(_PIECE):
+                self._append(piece)
+        self._append(bytes(-main.tell() % _ALIGN))
+        metadata = json.dumps(self.metadata).encode()
+        self._append(metadata)
         counts = (self.n_sequences, self.n_tokens, self.n_targets, self.max_length, len(metadata))
-        main.write(_HEADER.pack(MAGIC, VERSION, *counts))
+        header = _HEADER.pack(MAGIC, VERSION, *counts, 0)
+        checksum = zlib.crc32(header[:_COUNTED], self._checksum)
+        main.seek(0)
+        main.write(_HEADER.pack(MAGIC, VERSION, *counts, checksum))
         main.flush()
         os.fsync(main.fileno())
+
+    def _append(self, content: bytes) -> None:
+        self._checksum = zlib.crc32(content, self._checksum)
+        self._files[0].write(content)
 
     def _discard(self) -> None:
         for file in self._files:
@@ -143,23 +158,60 @@ class TokenFile:
             raise FeatherbackError(
                 f"{self.path} is a token file of version {version}; this program reads {VERSION}."
             )
-        self.n_sequences, self.n_tokens, self.n_targets, self.max_length, metadata_bytes = (
+        self._head = head[:_COUNTED]
+        self.n_sequences, self.n_tokens, self.n_targets, self.max_length, metadata_bytes, self.checksum = (
             int(c) for c in counts
         )
         mask_at = _align(_HEADER.size + 4 * self.n_tokens)
         offsets_at = _align(mask_at + self.n_tokens)
         metadata_at = _align(offsets_at + 8 * (self.n_sequences + 1))
         if size != metadata_at + metadata_bytes:
-            raise FeatherbackError(
-                f"The token file {self.path} is damaged: its {size} bytes do not match its header."
-            )
+            raise self._damaged(f"its {size} bytes do not match its header")
         self.tokens = np.frombuffer(self._map, "<i4", self.n_tokens, _HEADER.size)  # (n_tokens,)
         self.supervised = np.frombuffer(self._map, np.uint8, self.n_tokens, mask_at)  # (n_tokens,)
         self.offsets = np.frombuffer(self._map, "<i8", self.n_sequences + 1, offsets_at)
-        self.metadata: Mapping[str, Any] = json.loads(self._map[metadata_at:size])
+        try:
+            self.metadata: Mapping[str, Any] = json.loads(self._map[metadata_at:size])
+        except (ValueError, RecursionError):
+            raise self._damaged("its metadata are not JSON") from None
 
     def __len__(self) -> int:
         return self.n_sequences
+
+    def check(self, vocab_size: int) -> None:
+        """Read the whole file once, in pieces that never stay in memory.
+
+        FeatherbackError if a byte is not what was written, a token is unknown to a model of `vocab_size` tokens, or
+        none is supervised.
+        """
+        checksum, at = 0, _HEADER.size
+        least, most = 0, -1
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(at)
+                while piece := file.read(_PIECE):
+                    checksum = zlib.crc32(piece, checksum)
+                    count = min(len(piece), _HEADER.size + 4 * self.n_tokens - at) // 4
+                    if count > 0:
+                        ids = np.frombuffer(piece, "<i4", count)
+                        least, most = min(least, int(ids.min())), max(most, int(ids.max()))
+                    at += len(piece)
+        except OSError as error:
+            raise FeatherbackError(f"Cannot read the token file {self.path}: {error.strerror}.") from error
+        if zlib.crc32(self._head, checksum) != self.checksum:
+            raise self._damaged("its checksum does not match its content")
+        if least < 0 or most >= vocab_size:
+            raise FeatherbackError(
+                f"{self.path} holds the token id {least if least < 0 else most}; the model's embedding has 0 to "
+                f"{vocab_size - 1}. Was the data prepared with another model's tokenizer?"
+            )
+        if not self.n_targets:
+            raise FeatherbackError(
+                f"{self.path} has no supervised token: there is nothing to train or measure."
+            )
+
+    def _damaged(self, how: str) -> FeatherbackError:
+        return FeatherbackError(f"The token file {self.path} is damaged: {how}.")
 
     def seq(self, i: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
         """Sequence i: tokens int32 (n,) and supervised bool (n,), read-only views of the file."""
@@ -167,7 +219,7 @@ class TokenFile:
             raise IndexError(f"sequence {i} of {self.n_sequences}")
         start, end = int(self.offsets[i]), int(self.offsets[i + 1])
         if not 0 <= start < end <= self.n_tokens:
-            raise FeatherbackError(f"The token file {self.path} is damaged at sequence {i}.")
+            raise self._damaged(f"sequence {i} lies outside")
         return self.tokens[start:end], self.supervised[start:end].view(np.bool_)
 
     def lengths(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

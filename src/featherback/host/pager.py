@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from featherback import kernels
 from featherback.host.reading import OpenFiles, copied, drop_maps, plain, read_exactly, runs
-from featherback.host.scattered import ScatteredRows
+from featherback.host.scattered import ScatteredRows, check_ids
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.mapping import FOLIO
 from featherback.weights.matrix import Matrix
@@ -70,6 +70,7 @@ class WeightPager:
 
     def gather(self, stored: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
         if not self._drop:
+            check_ids(ids, stored.rows)
             kernels.gather_rows(kernels.matrix(stored), ids, out)
             return
         if stored is self.model.head.weight and not self._head_read:

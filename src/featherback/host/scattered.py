@@ -7,16 +7,25 @@ every few rows. Positioned reads bring the row and leave the process's memory al
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
+from featherback.errors import FeatherbackError
 from featherback.host.reading import OpenFiles, read_exactly, scattered
 from featherback.weights.matrix import Matrix
 
 ROWS = 256
 """Rows asked for at once."""
+
+
+def check_ids(ids: NDArray[np.integer[Any]], rows: int) -> None:
+    """FeatherbackError for a token id that a table of so many rows does not have."""
+    if ids.size and not 0 <= ids.min() <= ids.max() < rows:
+        wrong = ids.min() if ids.min() < 0 else ids.max()
+        raise FeatherbackError(f"A token id is {wrong}; the model's embedding has 0 to {rows - 1}.")
 
 
 class ScatteredRows:
@@ -26,7 +35,8 @@ class ScatteredRows:
         self._files = OpenFiles(scattered)
 
     def gather(self, stored: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
-        """out (n, D) = rows `ids`, dequantised. FeatherbackError if the file cannot be read."""
+        """out (n, D) = rows `ids`, dequantised. FeatherbackError if there is no such row, or no reading the file."""
+        check_ids(ids, stored.rows)
         file, width = self._files[stored.home], stored.row_bytes
         for start in range(0, len(ids), ROWS):
             offsets = [stored.offset + int(i) * width for i in ids[start : start + ROWS]]

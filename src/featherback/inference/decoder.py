@@ -14,6 +14,7 @@ from featherback.backend.counting import Blank, Counting
 from featherback.backend.cpu import CPU
 from featherback.backend.protocol import Backend, Scratch
 from featherback.errors import FeatherbackError
+from featherback.host.scattered import check_ids
 from featherback.layers.attention import KeyValues
 from featherback.layers.context import Context
 from featherback.layers.linear import BlockWeights
@@ -57,10 +58,11 @@ class Decoder:
     def forward(self, tokens: Sequence[int], every: bool = False) -> Float32:
         """Append `tokens` to the cache. Logits of the last one (vocab,), or of all (T, vocab) if `every`.
 
-        FeatherbackError if the cache would overflow.
+        FeatherbackError if the cache would overflow, or for an id that the embedding does not have.
         """
         if not tokens:
             raise FeatherbackError("There is no token to read.")
+        check_ids(np.asarray(tokens, np.int64), self.model.embed_tokens.rows)
         length = len(self.tokens) + len(tokens)
         if length > self.capacity:
             raise FeatherbackError(f"The text has {length} tokens; there is room for {self.capacity}.")

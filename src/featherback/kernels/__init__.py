@@ -39,6 +39,7 @@ from featherback._native import (
     lora_gradient_cost,
     lora_in,
     lora_in_cost,
+    lost_pages,
     memory_now,
     meter_peak,
     meter_start,
@@ -52,7 +53,9 @@ from featherback._native import (
     sgd,
     sum_squares,
     threads,
+    unwatch_maps,
     use,
+    watch_maps,
 )
 from featherback.errors import FeatherbackError
 from featherback.weights.matrix import Matrix as StoredMatrix
@@ -156,6 +159,7 @@ __all__ = [
     "lora_gradient_cost",
     "lora_in",
     "lora_in_cost",
+    "lost_pages",
     "matrix",
     "memory_now",
     "meter_peak",
@@ -172,5 +176,7 @@ __all__ = [
     "sgd",
     "sum_squares",
     "threads",
+    "unwatch_maps",
     "use",
+    "watch_maps",
 ]

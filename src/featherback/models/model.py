@@ -73,6 +73,16 @@ class Model:
         """The GGUF file or the Hugging Face folder."""
         return self._store.path
 
+    @property
+    def store(self) -> TensorStore:
+        """The file, or the files, that its tensors lie in."""
+        return self._store
+
+    @property
+    def files(self) -> set[Path]:
+        """The files that are mapped."""
+        return {self._store.file_of(name) for name in self._store.tensors}
+
     def layer(self, index: int) -> LayerWeights:
         """Handles of the weights of layer `index`, counted from 0."""
         if not 0 <= index < self.config.num_hidden_layers:

@@ -28,11 +28,12 @@ class LayerwiseOptimizer:
             for name, elements in rule.state_sizes((parameters.size,)).items()
         }
 
-    def step(self, gradients: PagedArray, lr: float, grad_scale: float = 1.0) -> None:
-        """Update the parameters from `grad_scale * gradients`; both (layers, size)."""
+    def step(self, gradients: PagedArray, lr: float, grad_scale: float = 1.0) -> bool:
+        """Update the parameters from `grad_scale * gradients`; both (layers, size). Whether all are finite after it."""
         self.steps += 1
         parameter, gradient = (np.empty(self.parameters.size, np.float32) for _ in range(2))
         states = [np.empty(paged.size, np.float32) for paged in self.states.values()]
+        finite = True
         for layer in range(self.parameters.layers):
             self.parameters.read(layer, parameter)
             gradients.read(layer, gradient)
@@ -40,8 +41,10 @@ class LayerwiseOptimizer:
                 paged.read(layer, state)
             self.rule.update(parameter, gradient, states, self.steps, lr, grad_scale)
             self.parameters.write(layer, parameter)
+            finite = finite and math.isfinite(kernels.sum_squares(parameter))  # in double: nothing overflows
             for state, paged in zip(states, self.states.values(), strict=True):
                 paged.write(layer, state)
+        return finite
 
     def close(self) -> None:
         """Release the states."""

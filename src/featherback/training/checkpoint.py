@@ -1,97 +1,166 @@
 """Checkpoints: everything a run needs to continue as if it had never stopped.
 
-A checkpoint is a folder `checkpoint-STEP` of raw float32 files, one per paged array, and `state.json`. It is
-built under another name and renamed when complete, and only then the previous one is deleted.
+A checkpoint is one file, `checkpoint-STEP.fbc`, written under another name and renamed when it is on the disk; the one
+before it is kept. Layout, little-endian:
+
+    magic     8 bytes
+    arrays    float32, row after row: the parameters and the optimiser's states
+    state     JSON: {"step", "run", "arrays": [[name, rows, length of a row]], "progress"}
+    footer    bytes of the state (u64), CRC-32 of everything before (u32), "END\\n"
+
+`run` is the run's identity: its options that cannot change (seed, schedule and the rest), its model, its data. Random
+numbers and the order of the data depend on the seed, the step and the position in the data alone, which `progress` has.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import shutil
+import struct
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from featherback.errors import FeatherbackError
-from featherback.files import read_json, sync_directory, write_json
+from featherback.files import atomic_file
 from featherback.host.paged import PagedArray
 
-_NAME = re.compile(r"checkpoint-(\d+)")
+_NAME = re.compile(r"checkpoint-(\d+)(\.fbc)?")
+_MAGIC = b"FBCHECK2"
+_FOOTER = struct.Struct("<QI4s")
+_END = b"END\n"
+_PIECE = 1 << 18  # bytes read at once
+
+Arrays = Mapping[str, PagedArray]
 
 
-def save(run: Path, step: int, arrays: Mapping[str, PagedArray], state: Mapping[str, Any]) -> None:
-    """Make the checkpoint of `step` the only one of the run; FeatherbackError if it cannot be written."""
-    final = run / f"checkpoint-{step:06d}"
-    temporary = run / f".{final.name}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir()
-        for name, array in arrays.items():
-            _dump(array, temporary / f"{name}.f32")
-        write_json(temporary / "state.json", {"step": step, **state})
-        if final.exists():  # the same step again, so the same content: nothing to gain by keeping it
-            shutil.rmtree(final)
-        os.rename(temporary, final)
-        sync_directory(run)
-    except OSError as error:
-        raise FeatherbackError(f"Cannot write the checkpoint {final}: {error.strerror or error}.") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    for older in _all(run).values():
-        if older != final:
-            shutil.rmtree(older, ignore_errors=True)
+def save(run: Path, step: int, identity: str, arrays: Arrays, progress: Mapping[str, Any]) -> None:
+    """Write the checkpoint of `step`; of the others only the one before it stays.
+
+    FeatherbackError if it cannot be written: those that were there are untouched.
+    """
+    final = run / f"checkpoint-{step:06d}.fbc"
+    shapes = [[name, array.layers, array.size] for name, array in arrays.items()]
+    state = json.dumps({"step": step, "run": identity, "arrays": shapes, "progress": progress}).encode()
+    with atomic_file(final) as file:
+        checksum = _append(file, _MAGIC, 0)
+        for array in arrays.values():
+            row = np.empty(array.size, "<f4")
+            for layer in range(array.layers):
+                array.read(layer, row)
+                checksum = _append(file, row.data.cast("B"), checksum)
+        checksum = _append(file, state, checksum)
+        file.write(_FOOTER.pack(len(state), checksum, _END))
+    before = max((other for other in _all(run) if other < step), default=None)
+    for other, path in _all(run).items():
+        if other not in (step, before) and path.is_file():
+            path.unlink(missing_ok=True)
+
+
+def latest_step(run: Path) -> int:
+    """The step of the newest checkpoint, whole or not; 0 without one."""
+    return max(_all(run), default=0)
 
 
 def latest(run: Path) -> Path | None:
-    """The newest complete checkpoint of a run."""
+    """The newest checkpoint, whole or not."""
     found = _all(run)
     return found[max(found)] if found else None
 
 
-def latest_step(run: Path) -> int:
-    """The step of the newest complete checkpoint; 0 without one."""
-    return max(_all(run), default=0)
+def nbytes(arrays: Arrays) -> int:
+    """Bytes of a checkpoint of these arrays, but for its state."""
+    return sum(array.layers * array.size * 4 for array in arrays.values())
 
 
-def load(checkpoint: Path, arrays: Mapping[str, PagedArray]) -> dict[str, Any]:
-    """Fill `arrays` from a checkpoint and return its state; FeatherbackError if it does not fit them."""
-    state = read_json(checkpoint / "state.json")
-    for name, array in arrays.items():
-        _restore(checkpoint / f"{name}.f32", array)
-    return dict(state)
+def held(run: Path) -> int:
+    """Bytes of the checkpoints that are there."""
+    return sum(path.stat().st_size for path in _all(run).values())
+
+
+def discard(run: Path, first: int) -> None:
+    """Delete the checkpoints of step `first` and later ones."""
+    for step, path in _all(run).items():
+        if step >= first and path.is_file():
+            path.unlink(missing_ok=True)
+
+
+def restore(run: Path, identity: str, arrays: Arrays) -> tuple[dict[str, Any] | None, list[str]]:
+    """Fill `arrays` from the newest checkpoint that is whole and of this run.
+
+    Its progress (None: there is no checkpoint), and why newer ones were refused. FeatherbackError if none is good.
+    """
+    refused: list[str] = []
+    for _, path in sorted(_all(run).items(), reverse=True):
+        try:
+            return _load(path, identity, arrays), refused
+        except FeatherbackError as error:
+            refused.append(str(error))
+    if refused:
+        raise FeatherbackError(
+            f"No checkpoint of {run} can be used: {'; '.join(refused)}; delete them to train from the start."
+        )
+    return None, []
+
+
+def _load(path: Path, identity: str, arrays: Arrays) -> dict[str, Any]:
+    """Fill `arrays` and return the progress; FeatherbackError, without a full stop, if the checkpoint is not good."""
+    if path.is_dir():
+        raise FeatherbackError(f"{path.name} is of an earlier version of Featherback, without a checksum")
+    try:
+        with open(path, "rb") as file:
+            state = _state(file, path.name)
+            expected = [[name, array.layers, array.size] for name, array in arrays.items()]
+            if state["run"] != identity:
+                raise FeatherbackError(f"{path.name} is of a run with other options, model or data")
+            if state["arrays"] != expected:
+                raise FeatherbackError(f"{path.name} holds other arrays than this run's")
+            file.seek(len(_MAGIC))
+            for array in arrays.values():
+                row = np.empty(array.size, "<f4")
+                for layer in range(array.layers):
+                    file.readinto(row.data.cast("B"))
+                    array.write(layer, row)
+            return dict(state["progress"])
+    except OSError as error:
+        raise FeatherbackError(f"{path.name} cannot be read ({error.strerror})") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise FeatherbackError(f"{path.name} holds no state that this version can read") from error
+
+
+def _state(file: IO[bytes], name: str) -> Any:
+    """The state of a checkpoint whose every byte has been checked."""
+    size = os.fstat(file.fileno()).st_size
+    end = size - _FOOTER.size
+    if end < len(_MAGIC) or file.read(len(_MAGIC)) != _MAGIC:
+        raise FeatherbackError(f"{name} is not a checkpoint of this version of Featherback")
+    file.seek(end)
+    length, checksum, mark = _FOOTER.unpack(file.read(_FOOTER.size))
+    if mark != _END or length > end - len(_MAGIC):
+        raise FeatherbackError(f"{name} is damaged: its end is missing")
+    file.seek(0)
+    piece, found, left = memoryview(bytearray(_PIECE)), 0, end
+    while left:
+        count = file.readinto(piece[: min(_PIECE, left)])  # type: ignore[attr-defined]
+        if not count:
+            raise FeatherbackError(f"{name} became shorter while it was read")
+        found, left = zlib.crc32(piece[:count], found), left - count
+    if found != checksum:
+        raise FeatherbackError(f"{name} is damaged: its checksum does not match its content")
+    file.seek(end - length)
+    return json.loads(file.read(length))
+
+
+def _append(file: IO[bytes], content: bytes | memoryview, checksum: int) -> int:
+    """Write `content`; the checksum so far, continued over it."""
+    file.write(content)
+    return zlib.crc32(content, checksum)
 
 
 def _all(run: Path) -> dict[int, Path]:
-    return {
-        int(match[1]): path
-        for path in run.iterdir()
-        if (match := _NAME.fullmatch(path.name)) and path.is_dir()
-    }
-
-
-def _dump(array: PagedArray, path: Path) -> None:
-    row = np.empty(array.size, np.float32)
-    with open(path, "wb") as file:
-        for layer in range(array.layers):
-            array.read(layer, row)
-            file.write(row.data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _restore(path: Path, array: PagedArray) -> None:
-    row = np.empty(array.size, np.float32)
-    try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size != array.layers * row.nbytes:
-                raise FeatherbackError(
-                    f"The checkpoint file {path} is damaged: its size is not that of the adapter."
-                )
-            for layer in range(array.layers):
-                file.readinto(row.data)
-                array.write(layer, row)
-    except OSError as error:
-        raise FeatherbackError(f"Cannot read the checkpoint file {path}: {error.strerror}.") from error
+    """Step -> checkpoint, those of earlier versions, which were folders, included."""
+    return {int(match[1]): path for path in run.iterdir() if (match := _NAME.fullmatch(path.name))}

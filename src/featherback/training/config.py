@@ -62,11 +62,12 @@ class TrainConfig:
     """The options of `featherback train`, checked: FeatherbackError names the option that is wrong."""
 
     model: str  # GGUF file or Hugging Face folder
-    data: str = option(  # kept for the record; the run has its own token file
+    data: str | None = option(  # kept for the record; the run has its own token file. None: only to resume
+        None,
         metavar="PATH",
         panel=DATA,
         free_on_resume=True,
-        help="JSONL with messages, prompt/completion or text; or a .txt file.",
+        help="JSONL with messages, prompt/completion or text; or a .txt file. A resumed run has its own.",
     )
     out: str = option(
         metavar="DIR", free_on_resume=True, help="New directory for the adapter and the run's records."
@@ -214,20 +215,39 @@ class TrainConfig:
                 f"--rank is {self.rank}; it must be at most the model's width, {model.hidden_size}."
             )
 
+    def continued(self, named: Mapping[str, Any], model: Model) -> TrainConfig:
+        """These options of a run of `model`, with those that are `named` to resume it (None: not named).
+
+        FeatherbackError naming every option that differs from the run's and must not.
+        """
+        named = {name: value for name, value in named.items() if value is not None}
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        if "steps" in named or "epochs" in named:
+            values |= {"steps": None, "epochs": None}
+        for own in CHOICES:
+            if named.get(own.choice, values[own.choice]) != values[own.choice]:
+                values[f"{own.choice}_options"] = {}  # the other's own; it is refused below
+        later = TrainConfig.of(**{**values, **named}).for_model(model)
+        later.check_resume(self.for_model(model))
+        return later
+
     def check_resume(self, earlier: TrainConfig) -> None:
         """FeatherbackError naming every option that differs from the run's and must not."""
-        before = earlier._fixed()
+        before = earlier.fixed()
         differing = [
             f"{_flag(name)} was {_written(before[name])}, not {_written(value)}"
-            for name, value in self._fixed().items()
+            for name, value in self.fixed().items()
             if name in before and before[name] != value  # another optimizer or method may have other options
         ]
         if differing:
             raise FeatherbackError(f"Cannot resume {self.out} with other options: {'; '.join(differing)}.")
 
-    def _fixed(self) -> dict[str, Any]:
-        """What a resumed run must not change: the fields, with the optimiser's and the method's options among them."""
-        free = {name for name, about in described(TrainConfig).items() if about.free_on_resume}
+    def fixed(self) -> dict[str, Any]:
+        """What a resumed run must not change: the fields, with the optimiser's and the method's options among them.
+
+        Not where the model lies: its contents are compared instead.
+        """
+        free = {name for name, about in described(TrainConfig).items() if about.free_on_resume} | {"model"}
         values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in free}
         for own in CHOICES:
             values = values.pop(f"{own.choice}_options") | values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,8 +14,10 @@ from featherback.adapters.lora import LoRA
 from featherback.data.batch import Batch
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
+from featherback.host.maps import MapWatch
 from featherback.memory.plan import Plan
 from featherback.models.model import Model
+from featherback.training.guard import check_weights
 from featherback.training.stream import every_batch
 
 
@@ -38,13 +41,24 @@ class Evaluation:
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
 
-def evaluate(method: HasLoss, tokens: TokenFile, seq_len: int, batch_size: int = 1) -> Evaluation:
-    """The mean loss over a token file; FeatherbackError if no token is supervised."""
+def evaluate(
+    method: HasLoss,
+    tokens: TokenFile,
+    seq_len: int,
+    batch_size: int = 1,
+    between: Callable[[], None] = lambda: None,
+) -> Evaluation:
+    """The mean loss over a token file, which may be NaN; `between` is called after each batch.
+
+    FeatherbackError if no token is supervised.
+    """
     total, count = 0.0, 0
     for batch in every_batch(tokens, seq_len, batch_size):
         if batch.n_targets:
             total += method.loss(batch)
             count += batch.n_targets
+        between()
+    tokens.drop_pages()
     if not count:
         raise FeatherbackError(f"{tokens.path} has no supervised token to evaluate.")
     return Evaluation(total / count, count)
@@ -65,4 +79,14 @@ def evaluate_file(
     with tempfile.TemporaryDirectory(prefix="featherback-") as folder:
         path = Path(folder) / "eval.tokens"
         prepare_in_subprocess(model.path, data, path, seq_len)
-        return evaluate(methods.create("mesp", model, adapter, plan), TokenFile(path), seq_len)
+        tokens = TokenFile(path)
+        tokens.check(model.config.vocab_size)
+        with MapWatch(model.files) as maps:
+            method = methods.create("mesp", model, adapter, plan)
+            result = evaluate(method, tokens, seq_len, between=maps.check)
+    if not math.isfinite(result.loss):
+        check_weights(model)
+        raise FeatherbackError(
+            f"The loss on {data} is not finite: the adapter does not fit, or its training diverged."
+        )
+    return result

@@ -1,19 +1,25 @@
-"""Stop at the end of a step when asked to."""
+"""Stop at a clean place when asked to."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+class StoppedError(Exception):
+    """Work was left before its end, because a signal asked for it."""
 
 
 class Interrupt:
-    """While entered, a first SIGINT or SIGTERM only sets `requested`; a second has its usual effect.
+    """While entered, a first SIGINT, SIGTERM or SIGHUP only sets `requested`; a second raises KeyboardInterrupt.
 
-    Outside the main thread, where Python delivers no signals, it does nothing.
+    A signal that was ignored stays so (`nohup`). Outside the main thread, where Python delivers none, it does nothing.
     """
 
     def __init__(self) -> None:
@@ -21,20 +27,64 @@ class Interrupt:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        self._before = _handle(self._on_signal)
+        if self._before and hasattr(
+            signal, "pthread_sigmask"
+        ):  # those that waited come now: see `held_signals`
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)
         return self
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
-        self._restore()
+    def check(self) -> None:
+        """StoppedError if a signal came."""
+        if self.requested:
+            raise StoppedError
 
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
 
     def __exit__(
         self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
     ) -> None:
-        self._restore()
+        _restore(self._before)
+
+
+@contextmanager
+def held_signals() -> Iterator[None]:
+    """Let signals wait until this is left, or an Interrupt is entered by the program that takes this one's place."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """While entered, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that what was begun is undone."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = _handle(end)
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def _handle(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+    """Have `handler` called for the signals that are not ignored; what was there before."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    wanted = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in wanted}
+
+
+def _restore(before: dict[signal.Signals, Any]) -> None:
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -32,7 +32,7 @@ class Reporter:
         """The run failed; the error is reported elsewhere."""
 
     def end(self, summary: Mapping[str, Any], losses: Sequence[float]) -> None:
-        """The run is over; `losses` are those of its steps."""
+        """The run is over; `losses` are those of its steps, or of a long run means of stretches of them."""
 
 
 class JSONReporter(Reporter):
@@ -102,7 +102,8 @@ class TextReporter(Reporter):
     def end(self, summary: Mapping[str, Any], losses: Sequence[float]) -> None:
         self._redraw("\n" if self._seconds else "")
         if len(losses) > 1:
-            self._print(f"loss {losses[0]:.3f} {sparkline(losses, 50)} {losses[-1]:.3f}")
+            first, last = summary["first_loss"], summary["final_loss"]
+            self._print(f"loss {first:.3f} {sparkline(losses, 50)} {last:.3f}")
         if summary.get("final_eval_loss") is not None:
             self._print(f"held-out loss {summary['first_eval_loss']:.4f} -> {summary['final_eval_loss']:.4f}")
         predicted = summary.get("predicted_rss_mb")

@@ -5,7 +5,7 @@ metrics.jsonl                                a line per step
 adapter_config.json, adapter_model.safetensors    the adapter, as PEFT reads it
 loss.svg                                     the loss curve
 tokens/train.tokens, tokens/eval.tokens      the data as the run sees it
-checkpoint-000050/                           what resuming needs
+checkpoint-000050.fbc, and the one before    what resuming needs
 work/                                        scratch files, gone when the run ends
 """
 
@@ -15,14 +15,17 @@ import json
 import os
 import re
 import shutil
+import weakref
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
-from featherback.files import atomic_file, read_json, write_json
+from featherback.files import atomic_file, read_json, remove_leftovers, write_json
 from featherback.layers.block import Block
 from featherback.memory.plan import Plan
 from featherback.training.config import COMPUTE, TrainConfig
@@ -34,6 +37,19 @@ except ImportError:  # Windows has no such locks
 
 RUN_FILE = "run.json"
 FORMAT = 1
+_RECORD = {
+    "status": str,
+    "configuration": dict,
+    "base_model": str,
+    "data": dict,
+    "evaluations": list,
+    "summary": dict,
+    "model": str,
+    "sources": dict,
+}
+"""Entries of run.json that are read again, with their types. The plan is checked where it is read."""
+_METRICS = ("step", "loss", "seconds", "tokens")
+"""Numbers of a line of metrics.jsonl that are read again."""
 TOKENS = "tokens"
 
 # What can be there when there is no record yet, by the names that files.atomic_file and TokenFileWriter give.
@@ -47,6 +63,8 @@ class RunDirectory:
     def __init__(self, path: Path, record: dict[str, Any]) -> None:
         self.path = path
         self.record = record
+        self._lock: int | None = None  # descriptor of the directory while this holds the run's lock
+        self._unlock: Any = None
 
     @classmethod
     def create(cls, path: str | Path, record: Mapping[str, Any]) -> RunDirectory:
@@ -71,17 +89,40 @@ class RunDirectory:
         record = read_json(path / RUN_FILE)
         if not isinstance(record, dict) or record.get("format") != FORMAT:
             raise FeatherbackError(f"{path / RUN_FILE} is not a run of this version of Featherback.")
+        if wrong := _wrong_entry(record):
+            raise FeatherbackError(f"{path / RUN_FILE} is damaged: its entry {wrong!r} cannot be read.")
         return cls(path, record)
+
+    @classmethod
+    def take(cls, path: str | Path, inherited: int | None = None) -> RunDirectory:
+        """The run in `path`, locked as by `lock`, and as it is then."""
+        run = cls.open(path)
+        run.lock(inherited)
+        try:
+            run.record = cls.open(path).record
+        except BaseException:
+            run.release()
+            raise
+        return run
 
     @property
     def config(self) -> TrainConfig:
         """The run's options."""
         try:
             return TrainConfig.from_json(self.record["configuration"])
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, AttributeError):
             raise FeatherbackError(
                 f"{self.path / RUN_FILE} is damaged: it holds no whole configuration."
             ) from None
+        except FeatherbackError as error:
+            raise FeatherbackError(f"{self.path / RUN_FILE} cannot be used: {error}") from None
+
+    @property
+    def identity(self) -> str:
+        """A checksum of what a run cannot change: its fixed options, its model's contents, its data as tokens."""
+        tokens = TokenFile(self.tokens / "train.tokens").checksum
+        parts = [sorted(self.config.fixed().items()), self.record.get("model"), tokens]
+        return f"{zlib.crc32(json.dumps(parts).encode()):08x}"
 
     @property
     def plan(self) -> Plan:
@@ -131,19 +172,36 @@ class RunDirectory:
         except OSError as error:
             raise FeatherbackError(f"Cannot write {self.metrics_path}: {error.strerror}.") from error
 
+    def sync_metrics(self) -> None:
+        """Bring the metrics so far to the disk."""
+        try:
+            with open(self.metrics_path, "ab") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise FeatherbackError(f"Cannot write {self.metrics_path}: {error.strerror}.") from error
+
     def metrics(self) -> Iterator[dict[str, Any]]:
         """The steps' metrics, in order. A last line cut short by a crash is left out."""
         if not self.metrics_path.exists():
             return
-        with open(self.metrics_path, encoding="utf-8") as file:
-            for line in file:
-                if line.endswith("\n"):
-                    try:
-                        yield json.loads(line)
-                    except ValueError:
-                        raise FeatherbackError(
-                            f"{self.metrics_path} is damaged: a line is not JSON."
-                        ) from None
+        try:
+            with open(self.metrics_path, encoding="utf-8") as file:
+                for line in file:
+                    if line.endswith("\n"):
+                        yield self._metrics_of(line)
+        except OSError as error:
+            raise FeatherbackError(f"Cannot read {self.metrics_path}: {error.strerror}.") from error
+        except UnicodeDecodeError:
+            raise FeatherbackError(f"{self.metrics_path} is damaged: it is not text.") from None
+
+    def _metrics_of(self, line: str) -> dict[str, Any]:
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            raise FeatherbackError(f"{self.metrics_path} is damaged: a line is not JSON.") from None
+        if not isinstance(values, dict) or not all(_is_number(values.get(name)) for name in _METRICS):
+            raise FeatherbackError(f"{self.metrics_path} is damaged: a line is not a step's metrics.")
+        return values
 
     def rewind(self, step: int) -> None:
         """Delete the metrics and evaluations of steps after `step`."""
@@ -154,22 +212,49 @@ class RunDirectory:
         evaluations = self.record.get("evaluations", [])
         self.update(evaluations=[evaluation for evaluation in evaluations if evaluation["step"] <= step])
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes from preparing or training here; FeatherbackError if one does already."""
-        if fcntl is None:
-            yield
+    def lock(self, inherited: int | None = None) -> None:
+        """Keep other processes from preparing or training here until `release`, or the end of this process.
+
+        `inherited`: a descriptor that holds the lock already. FeatherbackError if another holds it.
+        """
+        if fcntl is None or self._lock is not None:
             return
-        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY) if inherited is None else inherited
+        except OSError as error:
+            raise FeatherbackError(f"Cannot open {self.path}: {error.strerror}.") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
-        except BlockingIOError:
-            raise FeatherbackError(
-                f"The run {self.path} is being prepared or trained by another process."
-            ) from None
-        finally:
+        except OSError as error:
             os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                raise FeatherbackError(
+                    f"The run {self.path} is being prepared or trained by another process."
+                ) from None
+            raise FeatherbackError(f"Cannot lock {self.path}: {error.strerror}.") from error
+        os.set_inheritable(descriptor, False)
+        self._lock, self._unlock = descriptor, weakref.finalize(self, os.close, descriptor)
+
+    def release(self) -> None:
+        """Let other processes have the run."""
+        if self._lock is not None:
+            self._lock = None
+            self._unlock()
+
+    def pass_lock(self) -> int | None:
+        """The descriptor that holds the lock, made to outlast `exec`: there is no moment without the lock."""
+        if self._lock is not None:
+            os.set_inheritable(self._lock, True)
+        return self._lock
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock inside; FeatherbackError if another process does."""
+        self.lock()
+        try:
+            yield
+        finally:
+            self.release()
 
     def begin_tokens(self) -> None:
         """Make an empty folder for token files; what a preparation that was killed left is deleted."""
@@ -178,8 +263,7 @@ class RunDirectory:
         )  # once more: another process may have prepared a run before this one had the lock
         shutil.rmtree(self.tokens, ignore_errors=True)
         try:
-            for part in self.path.glob(f".{RUN_FILE}.*.tmp"):
-                part.unlink()
+            remove_leftovers(self.path)
             self.tokens.mkdir()
         except OSError as error:
             raise FeatherbackError(
@@ -187,9 +271,10 @@ class RunDirectory:
             ) from error
 
     def begin_work(self) -> None:
-        """Make an empty folder for scratch files; those of a run that was killed are deleted."""
+        """Make an empty folder for scratch files; what a run that was killed left is deleted."""
         self.remove_work()
         try:
+            remove_leftovers(self.path)
             self.work.mkdir()
         except OSError as error:
             raise FeatherbackError(
@@ -248,6 +333,24 @@ def _is_unfinished(path: Path) -> bool:
     return all(entry.name == TOKENS and entry.is_dir() for entry in ours) and all(
         _TOKEN_FILE.fullmatch(entry.name) for folder in ours for entry in folder.iterdir()
     )
+
+
+def _wrong_entry(record: dict[str, Any]) -> str | None:
+    """The name of an entry that is not what `_RECORD` says, or whose parts cannot be read again."""
+    for name, kind in _RECORD.items():
+        if name in record and not isinstance(record[name], kind):
+            return name
+    for evaluation in record.get("evaluations", []):
+        if not isinstance(evaluation, dict) or not all(
+            _is_number(evaluation.get(k)) for k in ("step", "loss")
+        ):
+            return "evaluations"
+    peaks = [record.get("summary", {}).get(name, 0) for name in ("peak_footprint_mb", "peak_rss_mb")]
+    return None if all(map(_is_number, peaks)) else "summary"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _fits(value: Any, expected: Any) -> bool:

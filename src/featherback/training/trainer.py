@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from shutil import disk_usage
 from typing import Any
 
 from featherback import kernels, methods, models, optim
@@ -14,19 +16,23 @@ from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
 from featherback.files import write_bytes
 from featherback.host.machine import is_ram_disk
+from featherback.host.maps import MapWatch
 from featherback.host.meter import Meter
 from featherback.host.paged import PagedArray
 from featherback.methods.base import Draw
 from featherback.models.model import Model
-from featherback.training import checkpoint
+from featherback.training import checkpoint, guard
 from featherback.training.curve import loss_svg
 from featherback.training.evaluation import evaluate
-from featherback.training.interrupt import Interrupt
+from featherback.training.interrupt import Interrupt, StoppedError
 from featherback.training.reporter import Reporter
 from featherback.training.run_directory import RunDirectory
 from featherback.training.stream import BatchStream
+from featherback.training.totals import Series, Totals
 
 PARAMETERS = "parameters"
+METRICS_BYTES = 256
+"""More than a line of metrics.jsonl takes."""
 
 
 @dataclass
@@ -51,42 +57,77 @@ class Progress:
             best = math.inf if values["best_loss"] is None else values["best_loss"]
             return cls(**{**values, "position": tuple(values["position"]), "best_loss": best})
         except (KeyError, TypeError):
-            raise FeatherbackError("The checkpoint's state.json is damaged.") from None
+            raise FeatherbackError("The checkpoint's state is damaged.") from None
 
 
 def train_run(run: RunDirectory, reporter: Reporter | None = None, model: Model | None = None) -> str:
-    """Train the adapter of a prepared run directory, from its newest checkpoint if it has one.
+    """Train the adapter of a prepared run directory, from its newest good checkpoint if it has one.
 
-    The status: "finished", "stopped early" or "interrupted" (by SIGINT or SIGTERM; saved). `model`: the run's
-    model if it is open already. FeatherbackError if the run cannot go on; its last checkpoint is kept.
+    The status: "finished", "stopped early" or "interrupted" (by SIGINT, SIGTERM or SIGHUP; saved).
+    `model`: the run's model if it is open already. FeatherbackError if the run cannot go on, or went wrong: run.json
+    then has the status "failed" with step and reason, and the last good checkpoint and adapter are kept.
     """
     reporter = reporter or Reporter()
-    with run.locked():
-        run.begin_work()
-        if is_ram_disk(run.path):
-            reporter.note(
-                f"note: {run.path} is on a RAM disk, where files would save no memory, so block inputs, adapter and "
-                f"optimizer stay in the process; an --out on a disk needs less"
-            )
-        meter = Meter()
+    run.lock()
+    status, reason, trainer = "failed", None, None
+    meter = Meter()
+    try:
         meter.start()
-        try:
+        with Interrupt() as interrupt:
+            run.begin_work()
+            if is_ram_disk(run.path):
+                reporter.note(
+                    f"note: {run.path} is on a RAM disk, where files would save no memory, so block inputs, adapter "
+                    f"and optimizer stay in the process; an --out on a disk needs less"
+                )
             model = model or models.load(run.config.model)
-            return Trainer(run, reporter, model, meter).train()
-        finally:
-            meter.stop()
-            run.remove_work()
+            with MapWatch([*model.files, *run.tokens.glob("*")]) as maps:
+                trainer = Trainer(run, reporter, model, meter, interrupt, maps)
+                status = trainer.train()
+    except KeyboardInterrupt:  # a second signal
+        status = "interrupted"
+        raise
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise
+    finally:
+        meter.stop()
+        if status in ("failed", "interrupted"):
+            step = trainer.progress.step if trainer else checkpoint.latest_step(run.path)
+            with suppress(FeatherbackError):  # a full disk, which is being reported
+                run.update(status=status, failure={"step": step, "reason": reason} if reason else None)
+        run.remove_work()
+        run.release()
+    assert trainer is not None
+    reporter.end(run.record["summary"], trainer.losses)
+    return status
 
 
 class Trainer:
     """One process's part of a run. The directory is its own."""
 
-    def __init__(self, run: RunDirectory, reporter: Reporter, model: Model, meter: Meter) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        reporter: Reporter,
+        model: Model,
+        meter: Meter,
+        interrupt: Interrupt,
+        maps: MapWatch,
+    ) -> None:
         self.run_directory, self.reporter, self.model, self.meter = run, reporter, model, meter
+        self.interrupt, self.maps = interrupt, maps
         self.config = config = run.config
         self.progress = Progress()
+        self.identity = run.identity
+        self.losses: list[float] = []  # of the run as a whole, once it has ended
         kernels.set_threads(config.threads or kernels.default_threads())
         self.plan = run.plan_of(self.model.blocks)
+        tokens = self._tokens("train")
+        self.held_out = self._tokens("eval") if config.eval_data else None
+        self.stream = BatchStream(tokens, config.seq_len, config.batch_size, config.seed, config.epochs)
+        self.steps = config.steps or self.stream.steps(config.epochs or 1, config.accumulate)
+        self.schedule = optim.Schedule(config.schedule, config.peak_learning_rate, self.steps, config.warmup)
         states = run.work if self.plan.states == "file" else None
         self.adapter = LoRA(
             self.model,
@@ -101,83 +142,121 @@ class Trainer:
         self.gradients = PagedArray(parameters.layers, parameters.size, states and states / "gradients.f32")
         options = methods.OPTIONS.make(config.method, config.method_options)
         self.method = methods.create(config.method, self.model, self.adapter, self.plan, run.work, options)
-        tokens = TokenFile(run.tokens / "train.tokens")
-        self.stream = BatchStream(tokens, config.seq_len, config.batch_size, config.seed)
-        self.held_out = TokenFile(run.tokens / "eval.tokens") if config.eval_data else None
-        self.steps = config.steps or self.stream.steps(config.epochs or 1, config.accumulate)
-        self.schedule = optim.Schedule(config.schedule, config.peak_learning_rate, self.steps, config.warmup)
 
     def train(self) -> str:
         """Run to the end, or until interrupted; the status."""
-        status = "failed"
         try:
-            with Interrupt() as interrupt:
-                self._resume()
-                self.run_directory.update(status="running", steps=self.steps)
-                self.reporter.begin(self.steps, self.progress.step)
-                status = self._loop(interrupt)
-                self._finish(status)
+            self._check_room()
+            self._resume()
+            self.run_directory.update(status="running", steps=self.steps, failure=None)
+            self.reporter.begin(self.steps, self.progress.step)
+            try:
+                status = self._loop()
+            except guard.DivergenceError as error:
+                kept = self._retreat(error.step)
+                raise FeatherbackError(f"Training has stopped: {error}. {kept}") from error
+            self._finish(status)
         except BaseException:
             self.reporter.broken()
             raise
         finally:
-            if status == "failed":
-                self.run_directory.update(status=status)
             self.close()
         return status
 
+    def _tokens(self, name: str) -> TokenFile:
+        file = TokenFile(self.run_directory.tokens / f"{name}.tokens")
+        file.check(self.model.config.vocab_size)
+        return file
+
+    def _check_room(self) -> None:
+        """FeatherbackError if the disk cannot take what the run will write."""
+        run, arrays = self.run_directory, self._arrays()
+        adapter = checkpoint.nbytes({PARAMETERS: self.adapter.parameters})
+        # The two checkpoints that are kept and the one being written; the adapter and its successor.
+        needed = 3 * checkpoint.nbytes(arrays) + 2 * adapter + self.steps * METRICS_BYTES
+        needed -= checkpoint.held(run.path)
+        if self.plan.states == "file":
+            needed += checkpoint.nbytes({**arrays, "gradients": self.gradients})
+        config, tokens = self.model.config, self.plan.tokens
+        if self.plan.checkpoints == "file":
+            operand = kernels.OPERANDS[self.plan.compute].itemsize
+            needed += (
+                tokens * config.hidden_size * (config.num_hidden_layers * operand + 4 * self.plan.chunked)
+            )
+        free = disk_usage(run.path).free
+        if free < needed:
+            raise FeatherbackError(
+                f"The disk of {run.path} has {free / 1e6:.1f} MB free and the run needs up to {needed / 1e6:.1f} MB "
+                f"for checkpoints, adapter and scratch files: free some, or choose another --out."
+            )
+
     def _resume(self) -> None:
-        found = checkpoint.latest(self.run_directory.path)
-        if found is not None:
-            state = checkpoint.load(found, self._arrays())
+        run = self.run_directory
+        state, refused = checkpoint.restore(run.path, self.identity, self._arrays())
+        for reason in refused:
+            self.reporter.note(f"note: {reason}; the one before it is used")
+        if state is not None:
             self.progress = Progress.from_json(state)
             self.optimizer.steps = self.progress.step
             self.stream.seek(self.progress.position)
-        self.run_directory.rewind(self.progress.step)
+        run.rewind(self.progress.step)
 
-    def _loop(self, interrupt: Interrupt) -> str:
+    def _loop(self) -> str:
         config, progress = self.config, self.progress
-        if progress.step == 0 and not progress.evaluations:
-            self._evaluate()
-        while progress.step < self.steps:
+        saved = progress.step
+        while True:
+            step = progress.step
+            last = step >= self.steps
+            try:
+                if self._is_due(step, last):
+                    self._evaluate()
+            except StoppedError:  # it begins anew when the run is resumed
+                pass
+            stop = config.patience is not None and progress.stale >= config.patience
+            asked = self.interrupt.requested
+            if step > saved and (last or stop or asked or step % config.save_every == 0):
+                self._save()
+                saved = step
+            if last and not asked:
+                return "finished"
+            if stop:
+                return "stopped early"
+            if asked:
+                return "finished" if last and not self._is_due(step, last) else "interrupted"
             if not self._step():
                 self.steps = progress.step
-            step = progress.step
-            last = step == self.steps
-            if last or (config.eval_every and step % config.eval_every == 0):
-                self._evaluate()
-            stop = config.patience is not None and progress.stale >= config.patience
-            if last or stop or interrupt.requested or step % config.save_every == 0:
-                self._save()
-            if stop and not last:
-                return "stopped early"
-            if interrupt.requested and not last:
-                return "interrupted"
-        return "finished"
+
+    def _is_due(self, step: int, last: bool) -> bool:
+        """Whether the held-out loss is to be measured after `step`, and has not been."""
+        every, done = self.config.eval_every, self.progress.evaluations
+        if self.held_out is None or (done and done[-1]["step"] == step):
+            return False
+        return step == 0 or last or (every is not None and step % every == 0)
 
     def _step(self) -> bool:
         """One optimiser step; False if the data are used up."""
         config, progress = self.config, self.progress
         start = time.perf_counter()
-        last_epoch = config.epochs - 1 if config.epochs else None
-        batches = self.stream.take(config.accumulate, last_epoch)
-        if not batches:
+        group = self.stream.take(config.accumulate)
+        if group is None:
             return False
-        targets = sum(batch.n_targets for batch in batches)
         self.gradients.clear()
         draw = Draw(config.seed, progress.step)
         loss = (
-            sum(self.method.gradients(batch, 1 / targets, self.gradients, draw) for batch in batches)
-            / targets
+            sum(
+                self.method.gradients(batch, 1 / group.n_targets, self.gradients, draw)
+                for batch in group.batches
+            )
+            / group.n_targets
         )
         norm = optim.global_norm(self.gradients)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise FeatherbackError(
-                f"The loss or its gradient is not finite at step {progress.step + 1}; "
-                f"the last checkpoint is unharmed: lower --lr and start again."
-            )
+        self.maps.check()
+        guard.check_loss(loss, "the loss", progress.step + 1, progress.step, self.model)
+        guard.check_finite(norm, "the gradient", progress.step + 1, progress.step, self.model)
         lr = self.schedule(progress.step + 1)
-        self.optimizer.step(self.gradients, lr, optim.clip_scale(norm, config.max_grad_norm))
+        if not self.optimizer.step(self.gradients, lr, optim.clip_scale(norm, config.max_grad_norm)):
+            step = progress.step + 1
+            raise guard.DivergenceError(f"the adapter is not finite at step {step}; lower --lr", step)
         progress.step += 1
         progress.position = self.stream.position
         metrics = {
@@ -185,7 +264,7 @@ class Trainer:
             "loss": loss,
             "lr": lr,
             "grad_norm": norm,
-            "tokens": sum(batch.n_tokens for batch in batches),
+            "tokens": group.n_tokens,
             "seconds": time.perf_counter() - start,
             "footprint_mb": self.meter.footprint_mb,
             "rss_mb": self.meter.rss_mb,
@@ -195,42 +274,68 @@ class Trainer:
         return True
 
     def _evaluate(self) -> None:
-        """Measure the held-out loss; if it is the best so far, the run directory gets this adapter."""
-        if self.held_out is None:
-            return
-        progress = self.progress
-        loss = evaluate(self.method, self.held_out, self.config.seq_len, self.config.batch_size).loss
+        """Measure the held-out loss; if it is the best so far, the run directory gets this adapter.
+
+        StoppedError if a signal came meanwhile: nothing is recorded then.
+        """
+        assert self.held_out is not None
+        progress, config = self.progress, self.config
+        loss = evaluate(self.method, self.held_out, config.seq_len, config.batch_size, self._between).loss
+        guard.check_loss(loss, "the held-out loss", progress.step, progress.step, self.model)
         progress.evaluations.append({"step": progress.step, "loss": loss})
+        if progress.step:
+            if loss < progress.best_loss:
+                progress.best_step, progress.best_loss, progress.stale = progress.step, loss, 0
+                self._export()
+            else:
+                progress.stale += 1
         self.run_directory.update(evaluations=progress.evaluations)
         self.reporter.evaluation(progress.step, loss)
-        if progress.step == 0:
-            return
-        if loss < progress.best_loss:
-            progress.best_step, progress.best_loss, progress.stale = progress.step, loss, 0
-            self._export()
-        else:
-            progress.stale += 1
+
+    def _between(self) -> None:
+        self.maps.check()
+        self.interrupt.check()
 
     def _save(self) -> None:
-        checkpoint.save(self.run_directory.path, self.progress.step, self._arrays(), self.progress.to_json())
+        # The adapter first: a run killed between the two comes here again.
         if self.progress.best_step is None:
             self._export()
+        run, progress = self.run_directory, self.progress
+        run.sync_metrics()
+        checkpoint.save(run.path, progress.step, self.identity, self._arrays(), progress.to_json())
 
     def _export(self) -> None:
         # The base's name is on record: asking the model file again would bring its vocabulary into memory.
-        peft.save(self.adapter, self.run_directory.path, self.run_directory.record["base_model"])
+        peft.save(self.adapter, self.run_directory.path, self.run_directory.record.get("base_model"))
+
+    def _retreat(self, step: int) -> str:
+        """Back to what is known to be good, before `step`, whose parameters are in doubt; in words, what that is."""
+        run = self.run_directory
+        checkpoint.discard(run.path, step)
+        best = self.progress.best_step
+        if best is not None and best < step:
+            return f"The adapter of step {best}, of the lowest held-out loss, is kept."
+        try:
+            state, _ = checkpoint.restore(run.path, self.identity, self._arrays())
+        except FeatherbackError:
+            state = None
+        if state is None:
+            peft.remove(run.path)
+            return "No adapter had been saved before."
+        self._export()
+        return f"The checkpoint and the adapter of step {state['step']} are kept."
 
     def _arrays(self) -> dict[str, PagedArray]:
         return {PARAMETERS: self.adapter.parameters, **self.optimizer.states}
 
     def _finish(self, status: str) -> None:
-        lines = [
-            (line["step"], line["loss"], line["seconds"], line["tokens"])
-            for line in self.run_directory.metrics()
-        ]
-        losses = [loss for _, loss, _, _ in lines]
-        seconds = sum(line[2] for line in lines)
+        totals, held_out = Totals(self.run_directory.metrics()), Series()
         evaluations = self.progress.evaluations
+        for evaluation in evaluations:
+            held_out.add(evaluation["step"], evaluation["loss"])
+        picture = loss_svg(totals.losses.points, held_out.points)
+        write_bytes(self.run_directory.path / "loss.svg", picture.encode())
+        self.losses = [loss for _, loss in totals.losses.points]
         # A resumed run has had more than one process: its peak is the highest of them.
         earlier = self.run_directory.record.get("summary", {})
         summary = {
@@ -239,20 +344,17 @@ class Trainer:
             "predicted_footprint_mb": self.plan.predicted_footprint_mb,
             "predicted_rss_mb": self.plan.predicted_rss_mb,
             "steps": self.progress.step,
-            "seconds": seconds,
-            "step_seconds": _median([line[2] for line in lines]) if lines else 0.0,
-            "tokens_per_second": sum(line[3] for line in lines) / seconds if seconds else 0.0,
-            "first_loss": losses[0] if losses else None,
-            "final_loss": losses[-1] if losses else None,
+            "seconds": totals.seconds,
+            "step_seconds": totals.step_seconds,
+            "tokens_per_second": totals.tokens / totals.seconds if totals.seconds else 0.0,
+            "first_loss": totals.first_loss,
+            "final_loss": totals.final_loss,
             "first_eval_loss": evaluations[0]["loss"] if evaluations else None,
             "final_eval_loss": evaluations[-1]["loss"] if evaluations else None,
             "best_step": self.progress.best_step,
             "best_eval_loss": self.progress.best_loss if self.progress.best_step is not None else None,
         }
-        picture = loss_svg([line[:2] for line in lines], [(e["step"], e["loss"]) for e in evaluations])
-        write_bytes(self.run_directory.path / "loss.svg", picture.encode())
         self.run_directory.update(status=status, summary=summary)
-        self.reporter.end(summary, losses)
 
     def close(self) -> None:
         """Close the scratch files."""
@@ -260,10 +362,3 @@ class Trainer:
         self.optimizer.close()
         self.gradients.close()
         self.adapter.parameters.close()
-
-
-def _median(values: list[float]) -> float:
-    """The middle value; NumPy's own median and the statistics module would each bring in a megabyte."""
-    middle = len(values) // 2
-    ordered = sorted(values)
-    return ordered[middle] if len(values) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -18,6 +18,7 @@ def main(arguments: list[str]) -> int:
         sys.stdout.reconfigure(errors="replace")
     flags = {argument for argument in arguments if argument.startswith("--")}
     (directory,) = (argument for argument in arguments if argument not in flags)
+    lock = next((int(flag.partition("=")[2]) for flag in flags if flag.startswith("--lock=")), None)
     from featherback.training.profile import profiled
     from featherback.training.reporter import JSONReporter, TextReporter
     from featherback.training.run_directory import RunDirectory
@@ -26,7 +27,7 @@ def main(arguments: list[str]) -> int:
     reporter = JSONReporter() if "--json" in flags else TextReporter()
     try:
         with profiled(reporter, "--profile" in flags):
-            status = train_run(RunDirectory.open(directory), reporter)
+            status = train_run(RunDirectory.take(directory, lock), reporter)
     except Exception as error:
         return report(error, "--debug" in flags)
     except KeyboardInterrupt:

@@ -1,0 +1,158 @@
+"""Signals end a run, an evaluation or a preparation cleanly: what was done is saved, and run.json says how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.tiny_chat import write_messages, write_tiny_chat
+from tests.training import runs
+from tests.training.conftest import Start
+
+from featherback.training.evaluation import Evaluation, evaluate
+from featherback.training.interrupt import Interrupt
+from featherback.training.reporter import Reporter
+from featherback.training.run_directory import RunDirectory
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _adapter(run: RunDirectory) -> bytes:
+    return (run.path / "adapter_model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_in_a_step_saves_and_ends(tiny_path: Path, tmp_path: Path, number: signal.Signals) -> None:
+    run = runs.prepared(tiny_path, tmp_path / "run", steps=100_000, save_every=100_000)
+    run.release()
+    process = runs.worker(run.path)
+    runs.wait_for(lambda: run.metrics_path.exists() and run.metrics_path.stat().st_size, process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=runs.PATIENCE)
+    assert process.returncode == 130, err
+    record = RunDirectory.open(run.path).record
+    assert record["status"] == "interrupted"
+    assert list(run.path.glob("*.fbc"))
+    assert not (run.path / "work").exists()
+
+
+@pytest.mark.parametrize("at", [0, 4, 6])
+def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(start: Start, at: int) -> None:
+    """It is left at the next batch, the step is saved, and the evaluation begins anew when the run is resumed."""
+    options: dict[str, Any] = {"steps": 6, "eval_seed": 9, "eval_every": 2}
+    whole = start("whole", **options)
+    batches = 0
+
+    def interrupted(*values: Any) -> Evaluation:
+        *others, between = values
+
+        def after_a_batch() -> None:
+            nonlocal batches
+            batches += 1
+            if batches == 4 * at // 2 + 2:  # the second batch of that evaluation's four
+                os.kill(os.getpid(), signal.SIGTERM)
+            between()
+
+        return evaluate(*others, after_a_batch)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("featherback.training.trainer.evaluate", interrupted)
+        run = start("parts", **options)
+    assert batches == 4 * at // 2 + 2
+    record = RunDirectory.open(run.path).record
+    assert record["status"] == "interrupted"
+    assert [each["step"] for each in record.get("evaluations", [])] == list(range(0, at, 2))
+    resumed = start("parts", resume=True, **options)
+    assert _adapter(resumed) == _adapter(whole)
+    ours, theirs = (RunDirectory.open(each.path).record for each in (resumed, whole))
+    assert ours["evaluations"] == theirs["evaluations"]
+    assert ours["status"] == "finished"
+
+
+def test_a_second_signal_ends_at_once_and_the_record_says_so(start: Start, tmp_path: Path) -> None:
+    class Twice(Reporter):
+        def step(self, metrics: Mapping[str, Any]) -> None:
+            if metrics["step"] == 3:
+                for _ in range(2):
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        start("run", Twice(), steps=9, save_every=2)
+    assert RunDirectory.open(tmp_path / "run").record["status"] == "interrupted"
+    assert len(list(start("run", steps=4, resume=True).metrics())) == 4
+
+
+TERMINATED = """
+import os, signal, sys
+from featherback.training.launch import become_worker
+from featherback.training.run_directory import RunDirectory
+exec_ = os.execve
+def execve(*values):
+    os.kill(os.getpid(), signal.SIGTERM)
+    exec_(*values)
+os.execve = execve
+become_worker(RunDirectory.take(sys.argv[1]), "--json")
+"""
+
+
+def test_a_signal_while_one_program_becomes_the_other_is_heard(tiny_path: Path, tmp_path: Path) -> None:
+    run = runs.prepared(tiny_path, tmp_path / "run", steps=100_000)
+    run.release()
+    process = runs.worker(run.path, TERMINATED)
+    _, err = process.communicate(timeout=runs.PATIENCE)
+    assert process.returncode == 130, err
+    assert RunDirectory.open(run.path).record["status"] == "interrupted"
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupt() as interrupt:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not interrupt.requested
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert interrupt.requested
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_in_the_preparation_ends_its_child_and_leaves_nothing(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    model, data, out = write_tiny_chat(tmp_path / "m.gguf"), tmp_path / "many.jsonl", tmp_path / "run"
+    write_messages(data, 40_000)
+    command = [
+        sys.executable,
+        "-m",
+        "featherback",
+        "train",
+        model,
+        "--data",
+        data,
+        "--out",
+        out,
+        "--steps",
+        "1",
+    ]
+    process = subprocess.Popen(
+        [*map(str, command), "--seq-len", "64"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    runs.wait_for(lambda: list(out.glob("tokens/.train.tokens.*")), process)
+    (child,) = {int(path.name.split(".")[3]) for path in out.glob("tokens/.train.tokens.*")}
+    process.send_signal(number)
+    process.communicate(timeout=runs.PATIENCE)
+    assert process.returncode not in (0, 1, -number)
+    assert not Path(f"/proc/{child}").exists() or _is_zombie(child)
+    assert not out.exists()
+
+
+def _is_zombie(process: int) -> bool:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
