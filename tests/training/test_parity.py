@@ -53,7 +53,7 @@ def test_ten_steps_are_pefts(tmp_path: Path, base: Any) -> None:
     )
     run = prepare_run(config, data=sequences(10))
     initial = LoRA(models.load(path), RANK, ALPHA, seed=SEED).state()
-    losses, state = _with_peft(path, initial, TokenFile(run.tokens / "train.tokens"), config)
+    losses, state = _with_peft(path, initial, TokenFile(run.tokens / "train.tokens"), run.config)
     train_run(run, Reporter())
     ours = [line["loss"] for line in run.metrics()]
     np.testing.assert_allclose(ours, losses, rtol=1e-4)
