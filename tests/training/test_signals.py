@@ -88,28 +88,6 @@ def test_a_second_signal_ends_at_once_and_the_record_says_so(start: Start, tmp_p
     assert len(list(start("run", steps=4, resume=True).metrics())) == 4
 
 
-TERMINATED = """
-import os, signal, sys
-from featherback.training.launch import become_worker
-from featherback.training.run_directory import RunDirectory
-exec_ = os.execve
-def execve(*values):
-    os.kill(os.getpid(), signal.SIGTERM)
-    exec_(*values)
-os.execve = execve
-become_worker(RunDirectory.take(sys.argv[1]), "--json")
-"""
-
-
-def test_a_signal_while_one_program_becomes_the_other_is_heard(tiny_path: Path, tmp_path: Path) -> None:
-    run = runs.prepared(tiny_path, tmp_path / "run", steps=100_000)
-    run.release()
-    process = runs.worker(run.path, TERMINATED)
-    _, err = process.communicate(timeout=runs.PATIENCE)
-    assert process.returncode == 130, err
-    assert RunDirectory.open(run.path).record["status"] == "interrupted"
-
-
 def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

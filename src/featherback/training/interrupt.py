@@ -28,10 +28,6 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         self._before = _handle(self._on_signal)
-        if self._before and hasattr(
-            signal, "pthread_sigmask"
-        ):  # those that waited come now: see `held_signals`
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)
         return self
 
     def check(self) -> None:
@@ -48,19 +44,6 @@ class Interrupt:
         self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
     ) -> None:
         _restore(self._before)
-
-
-@contextmanager
-def held_signals() -> Iterator[None]:
-    """Let signals wait until this is left, or an Interrupt is entered by the program that takes this one's place."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
