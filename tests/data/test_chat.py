@@ -3,10 +3,12 @@
 import pytest
 
 from featherback.data.chat import ChatTemplate, check_messages
+from featherback.data.renderer import Renderer
 from featherback.errors import FeatherbackError
 from tests.data import templates
 from tests.data.support import byte_tokenizer
 
+RENDERER = Renderer()  # one process for all these templates
 USER, ANSWER, SYSTEM = "user", "assistant", "system"
 
 # name: template, BOS, EOS, whether a system message is allowed, and what is trained of an answer
@@ -40,7 +42,7 @@ def conversation(system):
 
 def make(template, bos=None, eos="<|im_end|>", **options):
     tokenizer = byte_tokenizer(template, bos, eos, **options)
-    return tokenizer, ChatTemplate(tokenizer)
+    return tokenizer, ChatTemplate(tokenizer, RENDERER)
 
 
 def trained(tokenizer, chat, messages):

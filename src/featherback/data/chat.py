@@ -12,18 +12,12 @@ worse than none.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, ClassVar, NoReturn
+from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from featherback.data.renderer import Renderer, RenderingError
 from featherback.data.tokenizer import Span, Tokenizer
 from featherback.errors import FeatherbackError
 
@@ -49,44 +43,29 @@ class Rendering:
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer."""
+    """The chat template of a tokenizer. `renderer`: a process to share with other templates."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, renderer: Renderer | None = None) -> None:
         if tokenizer.chat_template is None:
             raise FeatherbackError("The model has no chat template, so it cannot be used with conversations.")
         self._tokenizer = tokenizer
-        now = datetime.now()  # one moment for all renderings, or they could not be compared
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = now.strftime
-        try:
-            self._template = environment.from_string(tokenizer.chat_template)
-        except TemplateSyntaxError as error:
-            raise FeatherbackError(
-                f"The model's chat template has an error in line {error.lineno}: {error}."
-            ) from error
+        self._template = tokenizer.chat_template
+        self._renderer = renderer or Renderer()
         self._end: str | None = None
         self._headers: tuple[str, ...] | None = None
 
     def render(self, messages: Messages, add_generation_prompt: bool = False) -> str:
         """The conversation as text. Raises FeatherbackError where the template refuses it."""
-        try:
-            return self._template.render(
-                messages=[{key: m[key] for key in ("role", "content")} for m in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._tokenizer.special_names,
-            )
-        except TemplateError as error:
-            raise FeatherbackError(f"The model's chat template refuses this conversation: {error}") from error
-        except Exception as error:  # a template is a foreign program and may fail in any way
-            raise FeatherbackError(
-                f"The model's chat template fails on this conversation: {type(error).__name__}: {error}"
-            ) from error
+        (text,) = self._render((messages, add_generation_prompt))
+        return _text(text)
+
+    def _render(self, *conversations: tuple[Messages, bool]) -> list[str | RenderingError]:
+        bare = [
+            ([{key: m[key] for key in ("role", "content")} for m in messages], prompt)
+            for messages, prompt in conversations
+        ]
+        tokenizer = self._tokenizer
+        return self._renderer.render(self._template, tokenizer.special_names, tokenizer.template_source, bare)
 
     def training(self, messages: Messages) -> Rendering:
         """The conversation with its supervised spans (none if the assistant says nothing)."""
@@ -177,10 +156,9 @@ class ChatTemplate:
             before, after = content[:at], content[at + len(core) :]
             text = f"{before}{_OPEN}{2 * i}{_CLOSE}{core}{_OPEN}{2 * i + 1}{_CLOSE}{after}"
             marked.append({**message, "content": text})
-        true = self.render(messages, add_generation_prompt)
-        try:
-            rendered = self.render(marked, add_generation_prompt)
-        except FeatherbackError:
+        plain, rendered = self._render((messages, add_generation_prompt), (marked, add_generation_prompt))
+        true = _text(plain)
+        if isinstance(rendered, RenderingError):
             return true, None
         spans: list[list[Span]] = [[] for _ in messages]
         opened: dict[int, int] = {}
@@ -290,20 +268,7 @@ def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """Plain JSON; Jinja's own filter writes it for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
-class _Generation(Extension):
-    """{% generation %} ... {% endgeneration %}, a Hugging Face tag around answers: accepted, no effect."""
-
-    tags: ClassVar[set[str]] = {"generation"}  # type: ignore[misc]
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+def _text(rendered: str | RenderingError) -> str:
+    if isinstance(rendered, RenderingError):
+        raise rendered
+    return rendered

@@ -54,6 +54,8 @@ class Tokenizer:
     end_ids: frozenset[int] = frozenset()
     """Every token at which generation stops."""
     chat_template: str | None = None
+    template_source: str = "The model's chat template"
+    """What errors call it, with its file."""
     special_names: dict[str, str] = field(default_factory=dict)
     """What a chat template may refer to: bos_token, eos_token, unk_token, pad_token."""
     widths: dict[str, tuple[bool, bool]] = field(default_factory=dict)

@@ -47,6 +47,7 @@ def from_folder(folder: str | Path) -> Tokenizer:
         eos_id=eos_id,
         end_ids=frozenset(ends if eos_id is None else ends | {eos_id}),
         chat_template=_chat_template(folder, config),
+        template_source=f"The chat template of {folder}",
         special_names=names,
         widths={token.content: (token.lstrip, token.rstrip) for token in added.values()},
     )

@@ -86,6 +86,7 @@ def _build(file: GGUFFile) -> Tokenizer:
         eos_id=names["eos"],
         end_ids=frozenset(ends | {i for token, i in control.items() if token in END_TOKENS}),
         chat_template=str(facts["chat_template"]) if facts.get("chat_template") else None,
+        template_source=f"The chat template of {file.path}",
         special_names={
             f"{name}_token": tokens[i]
             for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))

@@ -1,0 +1,117 @@
+"""A chat template that would compute for ever or fill the memory ends in one sentence that names its file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from featherback.data.chat import ChatTemplate
+from featherback.data.preview import preview
+from featherback.data.renderer import Renderer
+from featherback.errors import FeatherbackError
+from tests.data.support import byte_tokenizer
+from tests.support.tiny_chat import write_tiny_chat
+
+RENDERER = Renderer()
+DOUBLED = "{% set n = namespace(x='ab') %}{% for i in range(60) %}"
+NESTED = "".join(f"{{% for a{i} in range(99999) %}}" for i in range(5)) + "{% endfor %}" * 5
+
+# name: template, words of the sentence
+HOSTILE = {
+    "repeated text": ("{{ 'a' * 10**9 }}", "memory"),
+    "repeated text in a constant": ("{% set x = 'a' * 10**9 %}", "memory"),
+    "a filter's width": ("{{ 'a' | center(10**9) }}", "memory"),
+    "a method's width": ("{{ 'a'.ljust(10**9) }}", "memory"),
+    "a format's width": ("{{ '%1000000000d' | format(1) }}", "memory"),
+    "a list": ("{% set x = [0] * 10**9 %}", "memory"),
+    "a power": ("{% set x = 7 ** (9 ** 9) %}", "memory|time"),
+    "doubled text": (DOUBLED + "{% set n.x = n.x ~ n.x %}{% endfor %}", "memory"),
+    "doubled blocks": (DOUBLED + "{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}", "memory"),
+    "doubled lists": (DOUBLED + "{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}", "memory|time"),
+    "much output": ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "more text|memory"),
+    "nested loops": (NESTED, "time"),
+    "a macro that calls itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "too deeply"),
+    "a macro that doubles": (
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(99) }}",
+        "time",
+    ),
+    "parentheses": ("{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}", "too deeply"),
+    "loops in loops": ("{% if 1 %}" * 3000 + "{% endif %}" * 3000, "too deeply|nested"),
+    "a long template": ("x" * (1 << 20) + "{{ 1 }}", "1048583 characters"),
+    "the system": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refuses|fails"),
+    "an exception's text": ("{{ raise_exception('a' * 9999) }}", "refuses this conversation: a{300}$"),
+}
+
+
+def chat(template: str) -> ChatTemplate:
+    tokenizer = byte_tokenizer(template)
+    tokenizer.template_source = "The chat template of somewhere/model.gguf"
+    return ChatTemplate(tokenizer, RENDERER)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_it_is_refused_in_a_sentence(name: str) -> None:
+    template, says = HOSTILE[name]
+    with pytest.raises(FeatherbackError, match=says) as refusal:
+        chat(template).training([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    assert str(refusal.value).startswith("The chat template of somewhere/model.gguf ")
+    assert len(str(refusal.value).splitlines()) == 1
+    if RENDERER._process is not None and sys.platform == "linux":
+        status = Path(f"/proc/{RENDERER._process.pid}/status").read_text()
+        assert int(status.partition("VmHWM:")[2].split()[0]) < 100_000  # KB
+
+
+def test_a_long_conversation_is_no_attack() -> None:
+    """What may be taken grows with what is asked for."""
+    said = "word " * 400_000
+    text = chat("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}").render(
+        [{"role": "user", "content": said}]
+    )
+    assert text == said + "<|im_end|>"
+
+
+def test_the_next_template_is_rendered_all_the_same() -> None:
+    with pytest.raises(FeatherbackError):
+        chat(NESTED).render([{"role": "user", "content": "a"}])
+    assert chat("{{ messages[0].content }}").render([{"role": "user", "content": "é\ud800"}]) == "é\ud800"
+
+
+def test_inspecting(tmp_path: Path) -> None:
+    """The model's name is told; a preview begins no rendering that does not end."""
+    model = write_tiny_chat(tmp_path / "hostile.gguf", {"tokenizer.chat_template": HOSTILE["a list"][0]})
+    (tmp_path / "d.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    with pytest.raises(
+        FeatherbackError, match=r"line 1: The chat template of .*hostile.gguf needs more memory"
+    ):
+        preview(model, tmp_path / "d.jsonl")
+
+
+def test_the_process_ends_with_its_owner() -> None:
+    code = (
+        "import os, sys; from featherback.data.renderer import Renderer\n"
+        "renderer = Renderer(); renderer.render('a', {}, 'It', [([], False)])\n"
+        "print(renderer._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    owner = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    assert owner.returncode == -signal.SIGKILL
+    pid = int(owner.stdout)
+    for _ in range(600):  # it sees the end of its input
+        if not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
+            return
+        subprocess.run(["sleep", "0.1"], check=True)
+    os.kill(pid, signal.SIGKILL)
+    pytest.fail("the process outlived its owner")
+
+
+def test_ctrl_c_is_the_owners() -> None:
+    renderer = Renderer()
+    assert renderer.render("a", {}, "It", [([], False)]) == ["a"]
+    assert renderer._process is not None
+    renderer._process.send_signal(signal.SIGINT)
+    assert renderer.render("b", {}, "It", [([], False)]) == ["b"]
