@@ -1,6 +1,7 @@
 #include "host/meter.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <thread>
 
 #if defined(__APPLE__)
@@ -114,7 +116,22 @@ struct Sampling {
         running = false;
         if (thread.joinable()) thread.join();
     }
-} sampling;
+};
+
+// A forked child begins with another: the thread stayed behind in the parent, and can neither be joined nor ended.
+Sampling& sampling() {
+    static Sampling* instance = nullptr;
+    static std::once_flag once;
+    std::call_once(once, [] {
+        instance = new Sampling;
+        std::atexit([] { delete instance; });
+        pthread_atfork(nullptr, nullptr, [] {
+            instance = new Sampling;
+            running = false;
+        });
+    });
+    return *instance;
+}
 
 }  // namespace
 
@@ -152,7 +169,7 @@ void meter_start() {
     peak_resident = 0;
     record(memory_now());
     running = true;
-    sampling.thread = std::thread([] {
+    sampling().thread = std::thread([] {
         while (running.load(std::memory_order_relaxed)) {
             watch().look();
             std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -171,7 +188,7 @@ MemoryUse meter_peak() {
 
 void meter_stop() {
     if (!running.exchange(false)) return;
-    sampling.thread.join();
+    sampling().thread.join();
 }
 
 }  // namespace fb

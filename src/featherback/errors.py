@@ -6,3 +6,12 @@ class FeatherbackError(Exception):
 
     The command line prints it and exits with status 2; anything else that escapes is a bug in Featherback.
     """
+
+
+def shown(value: object) -> str:
+    """A foreign value as an error cites it: its repr, cut where it is long."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a {type(value).__name__} within many others"
+    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -2,26 +2,53 @@
 
 from __future__ import annotations
 
-import sys
+import errno
 
 from featherback.errors import FeatherbackError
+from featherback.terminal import clean, complain
+
+_MOST = 2000  # characters of a sentence
+_OUR_FAULT = (
+    errno.EBADF,
+    errno.EFAULT,
+    errno.EINVAL,
+    errno.ENOTTY,
+)  # a system's error that nobody else can cause
 
 
-def report(error: Exception, debug: bool) -> int:
+def report(error: BaseException, debug: bool) -> int:
     """Tell the user in one line on standard error (after the traceback if `debug`); the exit status.
 
-    2: a FeatherbackError, which the user can put right. 1: anything else, which is a bug.
+    2: a FeatherbackError, or the system's refusal, which the user can put right. 1: anything else, which is a bug; or
+    a closed pipe, of which nothing is said, as nobody is there who would read it.
     """
     if debug:
         import traceback
 
-        traceback.print_exception(type(error), error, error.__traceback__)
-    if isinstance(error, FeatherbackError):
-        print(f"error: {error}", file=sys.stderr)
+        complain("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    if isinstance(error, BrokenPipeError):
+        return 1
+    if (sentence := _sentence(error)) is not None:
+        complain(f"error: {_line(sentence)}")
         return 2
-    print(
-        f"error: unexpected {type(error).__name__}: {error}. This is a bug in Featherback; "
-        "run the command again with --debug and report what it prints.",
-        file=sys.stderr,
+    complain(
+        f"error: unexpected {_line(f'{type(error).__name__}: {error}')}. This is a bug in Featherback; "
+        "run the command again with --debug and report what it prints."
     )
     return 1
+
+
+def _sentence(error: BaseException) -> str | None:
+    """What the user can put right; None if that is nothing."""
+    if isinstance(error, FeatherbackError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "There is not enough memory for this: close other programs, or ask for less."
+    if isinstance(error, OSError) and error.strerror and error.errno not in _OUR_FAULT:
+        return f"{error.strerror}: {error.filename}." if error.filename else f"{error.strerror}."
+    return None
+
+
+def _line(text: str) -> str:
+    shown = clean(" ".join(text.split("\n")), one_line=True)
+    return shown if len(shown) <= _MOST else f"{shown[:_MOST]} ..."

@@ -1,10 +1,12 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and files that are nothing else."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +16,42 @@ from featherback.errors import FeatherbackError
 
 _LEFTOVER = re.compile(r"\..+\.\d+\.tmp")
 """The temporary files of `atomic_file`, of which a killed process leaves one behind."""
+
+MOST_JSON = 4 << 20
+"""Bytes of a JSON file that is read: what they become in memory can be twenty times as much."""
+
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a file for reading. A pipe or a device may have no end, so it is refused with a FeatherbackError.
+
+    OSError, as from `open`, for what cannot be read or is a folder.
+    """
+    try:
+        _refuse_special(path, os.stat(path))
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # no waiting, should it have changed
+    except ValueError:
+        raise OSError(errno.EINVAL, "its name holds a NUL character", os.fspath(path)) from None
+    try:
+        _refuse_special(path, os.fstat(file))
+        return os.fdopen(file, "rb")
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def _refuse_special(path: str | os.PathLike[str], status: os.stat_result) -> None:
+    kind = stat.S_IFMT(status.st_mode)
+    if kind == stat.S_IFDIR:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if kind != stat.S_IFREG:
+        raise FeatherbackError(f"{path} is {_KINDS.get(kind, 'something else')}, not a file.")
 
 
 @contextmanager
@@ -48,13 +86,25 @@ def write_json(path: Path, content: Any) -> None:
     write_bytes(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file; FeatherbackError if it is missing or not JSON."""
+def read_bytes(path: Path, most: int) -> bytes:
+    """The content of a small file; FeatherbackError if it is missing, or longer than `most` bytes."""
     try:
-        return json.loads(path.read_bytes())
+        with open_regular(path) as file:
+            content = file.read(most + 1)
     except OSError as error:
         raise FeatherbackError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (ValueError, RecursionError) as error:
+    if len(content) > most:
+        raise FeatherbackError(f"{path} is longer than the {most} bytes that are read of such a file.")
+    return content
+
+
+def read_json(path: Path, most: int = MOST_JSON) -> Any:
+    """The content of a JSON file; FeatherbackError if it is missing, longer than `most` bytes, or not JSON."""
+    try:
+        return json.loads(read_bytes(path, most))
+    except RecursionError:
+        raise FeatherbackError(f"{path} is not usable JSON: it is nested too deeply.") from None
+    except ValueError as error:
         raise FeatherbackError(f"{path} is not valid JSON: {error}.") from error
 
 

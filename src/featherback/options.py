@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import types
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
@@ -26,6 +27,7 @@ class Option:
     shown_default: Callable[[], str] | None = None  # where the default None stands for something
     choices: tuple[str, ...] = ()
     least: float | None = None
+    most: float | None = None
     above: float | None = None
     below: float | None = None
     parse: Callable[[Any], Any] | None = (
@@ -68,9 +70,19 @@ def checked(kind: type, name: str, value: Any) -> Any:
         return None
     if about.parse is not None:
         value = about.parse(value)
+    value = _builtin(value)
     if problem := _problem(about, accepted, value):
         raise FeatherbackError(f"{flags(kind, name)[0]} is {problem}.")
     return value
+
+
+def _builtin(value: Any) -> Any:
+    """NumPy's numbers as Python's own, which JSON can hold."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
 
 
 def check(instance: Any) -> None:
@@ -102,10 +114,12 @@ def _problem(about: Option, accepted: tuple[Any, ...], value: Any) -> str | None
 
 def _limits(about: Option) -> list[tuple[str, Callable[[float], bool]]]:
     """A field's limits, in words and as tests that NaN does not pass."""
-    least, above, below = about.least, about.above, about.below
+    least, most, above, below = about.least, about.most, about.above, about.below
     limits: list[tuple[str, Callable[[float], bool]]] = [("a number", lambda value: not math.isnan(value))]
     if least is not None:
         limits.append((f"at least {least}", lambda value: value >= least))
+    if most is not None:
+        limits.append((f"at most {most}", lambda value: value <= most))
     if above is not None:
         limits.append(
             ("a positive number" if above == 0 else f"more than {above}", lambda value: value > above)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import struct
@@ -12,10 +13,14 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Command
+from tests.data.support import byte_tokenizer
 from tests.support.tiny_chat import write_tiny_chat
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
 
 from featherback import optim
+from featherback.data.tokenizer_folder import from_folder
+from featherback.errors import FeatherbackError
+from featherback.weights.safetensors import SafetensorsFolder
 
 GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
 
@@ -138,6 +143,65 @@ def test_data(
     _refused(command, "train", chat_model, "--data", data, "--out", out, says=(str(data), *says))
     _refused(command, "evaluate", chat_model, "--data", data, says=(str(data), *says))
     assert not out.exists()
+
+
+def _pipe(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+def test_pipes_where_files_are_expected(
+    command: Command, tmp_path: Path, chat_model: Path, messages: Path
+) -> None:
+    """Nobody writes to them: reading one would never end."""
+    pipe = _pipe(tmp_path / "pipe")
+    folder, adapter = tmp_path / "folder", tmp_path / "adapter"
+    folder.mkdir()
+    adapter.mkdir()
+    _pipe(adapter / "adapter_config.json")
+    (folder / "config.json").write_text("{}")
+    for arguments in (
+        ("evaluate", pipe, "--data", messages),
+        ("evaluate", chat_model, "--data", pipe),
+        ("inspect", pipe),
+        ("inspect", _pipe(tmp_path / "pipe.gguf")),
+    ):
+        _refused(command, *arguments, says=("is a pipe, not a file",))
+    _refused(command, "generate", chat_model, "--prompt", "a", "--adapter", adapter, says=("adapter_config",))
+
+
+def test_an_index_that_names_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "pipe"}}')
+    _pipe(tmp_path / "pipe")
+    with pytest.raises(FeatherbackError, match="pipe is a pipe"):
+        SafetensorsFolder(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "a\\u0000b"}}')
+    with pytest.raises(FeatherbackError, match="is not a file of its own folder"):
+        SafetensorsFolder(tmp_path)
+
+
+def test_a_template_that_is_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(byte_tokenizer().core.to_str().encode())
+    _pipe(tmp_path / "chat_template.jinja")
+    with pytest.raises(FeatherbackError, match=r"chat_template\.jinja is a pipe"):
+        from_folder(tmp_path)
+
+
+def test_what_evaluate_leaves_out_is_told(command: Command, tmp_path: Path, chat_model: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    long = GOOD.replace('"a"', '"' + "long " * 50 + '"')
+    data.write_text(GOOD + long + GOOD.replace('"b"', '"' + "b" * 200 + '"') + GOOD.replace("user", "human"))
+    arguments = ("evaluate", chat_model, "--data", data, "--seq-len", 96)
+    said = command(*arguments).out
+    for text in (
+        "2 of 4 examples are longer than 96",
+        "1 of 4 examples have no",
+        "1 messages have the role 'human'",
+    ):
+        assert text in said
+    found = json.loads(command(*arguments, "--json").out)
+    assert (found["examples"], found["truncated"], found["dropped"]) == (4, 2, 1)
+    assert found["truncated_tokens"] > 200
 
 
 def test_data_without_a_supervised_token(command: Command, tmp_path: Path, chat_model: Path) -> None:

@@ -11,17 +11,18 @@ from tests.data.support import byte_tokenizer
 RENDERER = Renderer()  # one process for all these templates
 USER, ANSWER, SYSTEM = "user", "assistant", "system"
 
-# name: template, BOS, EOS, whether a system message is allowed, and what is trained of an answer
+# name: template, BOS, EOS, why a system message is refused in training (if it is), and what is trained of an answer
+REFUSES, LEAVES_OUT = "refuses this conversation", "leaves out, or changes, message 1"
 STOCK = {
-    "chatml": (templates.CHATML, None, "<|im_end|>", True, "{}<|im_end|>"),
-    "qwen2.5": (templates.QWEN2_5, None, "<|im_end|>", True, "{}<|im_end|>"),
-    "llama3": (templates.LLAMA3, "<|begin_of_text|>", "<|eot_id|>", True, "{}<|eot_id|>"),
-    "llama3.1": (templates.LLAMA3_1, "<|begin_of_text|>", "<|eot_id|>", True, "{}<|eot_id|>"),
-    "mistral v1": (templates.MISTRAL_V1, "<s>", "</s>", False, "{}</s>"),
-    "mistral v3": (templates.MISTRAL_V3, "<s>", "</s>", True, " {}</s>"),
-    "llama2": (templates.LLAMA2, "<s>", "</s>", True, " {} </s>"),
-    "zephyr": (templates.ZEPHYR, None, "</s>", True, "{}</s>"),
-    "generation tag": (templates.GENERATION_TAG, None, "<|im_end|>", True, "{}<|im_end|>"),
+    "chatml": (templates.CHATML, None, "<|im_end|>", None, "{}<|im_end|>"),
+    "qwen2.5": (templates.QWEN2_5, None, "<|im_end|>", None, "{}<|im_end|>"),
+    "llama3": (templates.LLAMA3, "<|begin_of_text|>", "<|eot_id|>", None, "{}<|eot_id|>"),
+    "llama3.1": (templates.LLAMA3_1, "<|begin_of_text|>", "<|eot_id|>", None, "{}<|eot_id|>"),
+    "mistral v1": (templates.MISTRAL_V1, "<s>", "</s>", REFUSES, "{}</s>"),
+    "mistral v3": (templates.MISTRAL_V3, "<s>", "</s>", LEAVES_OUT, " {}</s>"),
+    "llama2": (templates.LLAMA2, "<s>", "</s>", None, " {} </s>"),
+    "zephyr": (templates.ZEPHYR, None, "</s>", None, "{}</s>"),
+    "generation tag": (templates.GENERATION_TAG, None, "<|im_end|>", None, "{}<|im_end|>"),
 }
 
 
@@ -61,10 +62,10 @@ def trained(tokenizer, chat, messages):
 @pytest.mark.parametrize("name", STOCK)
 @pytest.mark.parametrize("system", [False, True])
 def test_exactly_the_answers_are_trained(name, system):
-    template, bos, eos, system_allowed, shape = STOCK[name]
+    template, bos, eos, refused, shape = STOCK[name]
     tokenizer, chat = make(template, bos, eos)
-    if system and not system_allowed:
-        with pytest.raises(FeatherbackError, match="refuses this conversation"):
+    if system and refused:
+        with pytest.raises(FeatherbackError, match=refused):
             chat.training(conversation(system))
         return
     messages = conversation(system)
@@ -100,9 +101,9 @@ def test_the_prompt_is_what_precedes_the_trained_answer(name):
 @pytest.mark.parametrize("name", [name for name in STOCK if name != "generation tag"])
 def test_rendering_equals_hugging_face(name):
     utilities = pytest.importorskip("transformers.utils.chat_template_utils")
-    template, bos, eos, system_allowed, _ = STOCK[name]
+    template, bos, eos, refused, _ = STOCK[name]
     tokenizer, chat = make(template, bos, eos)
-    for messages in (conversation(False), conversation(system_allowed), conversation(False)[:1]):
+    for messages in (conversation(False), conversation(refused != REFUSES), conversation(False)[:1]):
         for prompt in (False, True):
             [theirs], _ = utilities.render_jinja_template(
                 [messages], chat_template=template, add_generation_prompt=prompt, **tokenizer.special_names
@@ -174,6 +175,52 @@ def test_odd_orders():
     assert trained(tokenizer, chat, [turn(ANSWER, "b"), turn(ANSWER, "c")]) == ["b<|im_end|>", "c<|im_end|>"]
     assert trained(tokenizer, chat, [turn(USER, "b")]) == []
     assert trained(tokenizer, chat, [turn(USER, "b"), turn("tool", "c"), turn(ANSWER, "")]) == ["<|im_end|>"]
+
+
+# --- nothing vanishes ---
+
+ONLY_KNOWN = (
+    "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+KNOWS_DEVELOPER = ONLY_KNOWN.replace("'user',", "'user', 'system', 'developer',")
+
+
+@pytest.mark.parametrize("role", ["tool", "system", "moderator"])
+def test_a_message_that_the_template_leaves_out_is_refused(role):
+    _, chat = make(ONLY_KNOWN)
+    messages = [turn(USER, "a"), turn(role, "Mind the gap."), turn(ANSWER, "b")]
+    with pytest.raises(
+        FeatherbackError, match=rf"leaves out, or changes, message 2 \(role '{role}', 'Mind the"
+    ):
+        chat.training(messages)
+    with pytest.raises(FeatherbackError, match="message 2"):
+        chat.prompt(messages[:2])
+    assert chat.training([turn(USER, "a"), turn(role, " \n"), turn(ANSWER, "b")]).supervised
+
+
+def test_a_template_that_shortens_what_is_said():
+    _, chat = make(templates.CHATML.replace("message['content']", "message['content'][:5]"))
+    with pytest.raises(FeatherbackError, match="leaves out, or changes, message 1"):
+        chat.training([turn(USER, "one two three"), turn(ANSWER, "b")])
+
+
+def test_a_reasoning_template_may_drop_earlier_reasoning_from_a_prompt():
+    _, chat = make(templates.QWEN3)
+    answer = turn(ANSWER, "<think>\nhm\n</think>\n\nParis.")
+    assert "hm" not in chat.prompt([turn(USER, "?"), answer, turn(USER, "!")]).text
+
+
+def test_roles_by_another_name():
+    _, chat = make(templates.QWEN2_5)
+    messages = [turn("developer", "Be brief."), turn("human", "a"), turn(ANSWER, "b")]
+    same = [turn(SYSTEM, "Be brief."), turn(USER, "a"), turn(ANSWER, "b")]
+    assert chat.encode(chat.training(messages)) == chat.encode(chat.training(same))
+    assert chat.renamed == {"developer": 1, "human": 1}
+    _, chat = make(KNOWS_DEVELOPER)
+    assert "<|im_start|>developer\nBe brief." in chat.training(messages).text
+    assert chat.renamed == {"human": 1}
 
 
 def test_bos_is_there_once():

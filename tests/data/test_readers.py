@@ -1,6 +1,7 @@
 """Data files: the shapes, and complaints that name file and line."""
 
 import json
+import os
 
 import pytest
 
@@ -82,6 +83,10 @@ def test_detect_complains(tmp_path):
         ({"messages": "a"}, "non-empty list"),
         ({"messages": [{"role": "user"}]}, 'Message 1 has no "content"'),
         ({**CHAT, "tools": [{}]}, '"tools" is not supported yet'),
+        ({"text": "a", "system": "b"}, '"system" has no place beside "text"'),
+        ({"prompt": "a", "completion": "b", "system": 1}, '"system" must be a string, not a number'),
+        ({"messages": [{"role": "system", "content": "a"}], "system": "b"}, "begin with another one"),
+        (b'{"text": "' + b"a" * (16 << 20) + b'"}', "longer than 16 MB"),
     ],
 )
 def test_bad_lines(tmp_path, line, word):
@@ -90,6 +95,40 @@ def test_bad_lines(tmp_path, line, word):
         list(read_jsonl(path))
     assert str(complaint.value).startswith(f"{path}, line 3: ")
     assert "\n" not in str(complaint.value)
+
+
+def test_system_beside_a_prompt_or_messages(tmp_path):
+    """It used to vanish."""
+    rows = [
+        {"prompt": "p", "completion": "c", "system": "s"},
+        {**CHAT, "system": "s"},
+        {**CHAT, "system": ""},
+    ]
+    pair, chat, empty = read_jsonl(write(tmp_path, *rows))
+    assert pair.system == "s"
+    assert chat.messages == [{"role": "system", "content": "s"}, *CHAT["messages"]]
+    assert empty.messages == CHAT["messages"]
+
+
+@pytest.mark.parametrize(
+    "read", [detect, lambda path: list(read_jsonl(path)), lambda path: list(read_text(path))]
+)
+def test_what_is_not_a_file(tmp_path, read):
+    """A pipe that nobody writes to, and a device without end, would be read for ever."""
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(FeatherbackError, match=r"pipe.jsonl is a pipe, not a file"):
+        read(tmp_path / "pipe.jsonl")
+    (tmp_path / "zero.txt").symlink_to("/dev/zero")
+    with pytest.raises(FeatherbackError, match=r"zero.txt is a device, not a file"):
+        read(tmp_path / "zero.txt")
+
+
+def test_a_line_without_end_comes_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr("featherback.data.readers.MOST_LINE", 5)
+    (tmp_path / "data.txt").write_text("é日本語é\nab\n")
+    pieces = list(read_text(tmp_path / "data.txt"))
+    assert "".join(pieces) == "é日本語é\nab\n"
+    assert len(pieces) == 4
 
 
 def test_only_blank_lines(tmp_path):

@@ -133,13 +133,7 @@ class LoRA:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor, with Hugging Face's names and layouts, in order."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        for layer, block in enumerate(self.model.blocks):
-            for target in self.targets:
-                out_features, in_features = block.projections[target]
-                shapes[f"{self.module(layer, target)}.lora_A.weight"] = (self.rank, in_features)
-                shapes[f"{self.module(layer, target)}.lora_B.weight"] = (out_features, self.rank)
-        return shapes
+        return adapter_shapes(self.model, self.rank, self.targets)
 
     def _problems(self, state: State) -> Iterator[str]:
         expected = self.shapes()
@@ -179,3 +173,15 @@ class LoRA:
             if stored == target:
                 rows[first:last] = first + order(heads, last - first)
         return rows
+
+
+def adapter_shapes(model: Model, rank: int, targets: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor of an adapter, with Hugging Face's names and layouts, in order."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer, block in enumerate(model.blocks):
+        for target in targets:
+            module = hf_module(model.family.hf_names, layer, target)
+            out_features, in_features = block.projections[target]
+            shapes[f"{module}.lora_A.weight"] = (rank, in_features)
+            shapes[f"{module}.lora_B.weight"] = (out_features, rank)
+    return shapes

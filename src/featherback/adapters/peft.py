@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
-from featherback.adapters.lora import LoRA
+from featherback.adapters.lora import LoRA, adapter_shapes
 from featherback.adapters.safetensors_writer import write_safetensors
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, shown
 from featherback.files import read_json, write_json
 from featherback.models.model import Model
 from featherback.weights.gguf import GGUFFile
@@ -23,6 +23,7 @@ from featherback.weights.types import TensorType
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PREFIX = "base_model.model."
+MOST_ALPHA = 1e30  # far beyond any use, and float32 still holds it
 _SOURCES = ("general.source.huggingface.repository", "general.source.repo_url", "general.repo_url")
 
 # Entries of adapter_config.json that change what the adapter computes, with the values that change nothing.
@@ -74,8 +75,9 @@ def load(model: Model, directory: str | Path, path: str | Path | None = None) ->
     rank, alpha = _rank_and_alpha(configuration, directory)
     file = SafetensorsFile(directory / WEIGHTS_FILE)
     try:
-        adapter = LoRA(model, rank, alpha, _targets(file, model, directory), path=path)
-        _check_tensors(file, adapter, directory)
+        targets = _targets(file, model, directory)
+        _check_tensors(file, model, adapter_shapes(model, rank, targets), directory)  # before it takes memory
+        adapter = LoRA(model, rank, alpha, targets, path=path)
         for layer in range(adapter.parameters.layers):
             names = adapter.layer_state(layer)
             state = {name: _float32(file, PREFIX + name) for name in names}
@@ -148,7 +150,7 @@ def _rank_and_alpha(configuration: Mapping[str, Any], directory: Path) -> tuple[
     """Rank, and alpha such that the scale is alpha / rank; FeatherbackError if this is no plain LoRA."""
     file = directory / CONFIG_FILE
     strange = [
-        f"{key} = {configuration[key]!r}"
+        f"{key} = {shown(configuration[key])}"
         for key, neutral in _NEUTRAL.items()
         if key in configuration and configuration[key] not in neutral
     ]
@@ -157,9 +159,9 @@ def _rank_and_alpha(configuration: Mapping[str, Any], directory: Path) -> tuple[
             f"{file} describes an adapter that is not a plain LoRA ({', '.join(strange)})."
         )
     rank, alpha = configuration.get("r"), configuration.get("lora_alpha", 8)
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)) or not alpha > 0:
+    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or not 0 < alpha < MOST_ALPHA:
         raise FeatherbackError(
-            f"{file} has rank {rank!r} and alpha {alpha!r}; both must be positive numbers."
+            f"{file} has rank {shown(rank)} and alpha {shown(alpha)}; both must be positive numbers."
         )
     if configuration.get("use_rslora"):  # scale = alpha / sqrt(rank)
         alpha = alpha * math.sqrt(rank)
@@ -181,9 +183,11 @@ def _targets(file: SafetensorsFile, model: Model, directory: Path) -> set[str]:
     return set(found)
 
 
-def _check_tensors(file: SafetensorsFile, adapter: LoRA, directory: Path) -> None:
+def _check_tensors(
+    file: SafetensorsFile, model: Model, shapes: Mapping[str, tuple[int, ...]], directory: Path
+) -> None:
     """FeatherbackError listing every tensor that is missing, unknown or of another shape."""
-    expected = _shapes(adapter)
+    expected = {PREFIX + name: shape for name, shape in shapes.items()}
     problems = [f"{name} is missing" for name in expected if name not in file.tensors]
     for name, info in file.tensors.items():
         if name not in expected:
@@ -192,7 +196,7 @@ def _check_tensors(file: SafetensorsFile, adapter: LoRA, directory: Path) -> Non
             problems.append(f"{name} is {info.shape}, not {expected[name]}")
     if problems:
         shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
-        raise FeatherbackError(f"The adapter in {directory} does not fit {adapter.model.path}: {shown}.")
+        raise FeatherbackError(f"The adapter in {directory} does not fit {model.path}: {shown}.")
 
 
 def _float32(file: SafetensorsFile, name: str) -> NDArray[np.float32]:

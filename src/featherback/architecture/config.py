@@ -8,6 +8,9 @@ from numpy.typing import NDArray
 
 from featherback.errors import FeatherbackError
 
+MOST_HEAD_DIM = 1 << 14
+"""Rotary tables are made by it, before any tensor tells its size."""
+
 _COUNTS = (
     "hidden_size",
     "intermediate_size",
@@ -56,6 +59,8 @@ class ModelConfig:
                 f"The model's {self.num_attention_heads} attention heads do not divide into groups of "
                 f"{self.num_key_value_heads} key-value heads."
             )
+        if self.head_dim > MOST_HEAD_DIM:
+            raise FeatherbackError(f"The model's head_dim is {self.head_dim}; the most is {MOST_HEAD_DIM}.")
         if self.head_dim % 2:
             raise FeatherbackError(
                 f"The model's head_dim is {self.head_dim}; rotary embedding needs an even one."

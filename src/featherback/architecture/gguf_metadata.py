@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.architecture.names import GGUF_NAMES
-from featherback.errors import FeatherbackError
-from featherback.weights.gguf import GGUFFile
+from featherback.errors import FeatherbackError, shown
+from featherback.weights.gguf import SCALARS, GGUFFile
 from featherback.weights.store import floats
 from featherback.weights.types import TensorInfo
 from featherback.weights.writer import Value
@@ -64,10 +64,10 @@ class GGUFKeys:
         full = f"{self.architecture}.{key}"
         if full not in self.file.arrays:
             return None
-        values = self.file.array(full)
-        if isinstance(values, list) or values.dtype != np.bool_ or len(values) != count:
+        info = self.file.arrays[full]
+        if SCALARS.get(info.type) != "?" or info.count != count:
             raise self.wrong(key, "a list", f"a list of {count} booleans")
-        return [bool(value) for value in values]
+        return [bool(value) for value in self.file.array(full)]
 
     def linear_scaling(self) -> float:
         """What positions are divided by before they are rotated; FeatherbackError if they are scaled in another way."""
@@ -100,7 +100,7 @@ class GGUFKeys:
         """The error of a key whose value Featherback cannot follow."""
         full = f"{self.architecture}.{key}"
         return FeatherbackError(
-            f"The metadata key {full} of {self.file.path} is {value!r}; {wanted} is supported."
+            f"The metadata key {full} of {self.file.path} is {shown(value)}; {wanted} is supported."
         )
 
     def refuse_unsupported(self, head_dim: int, followed: Collection[str]) -> None:

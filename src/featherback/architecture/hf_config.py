@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback.architecture.config import MOST_HEAD_DIM
 from featherback.architecture.llama3_rope import llama3_factors
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, shown
 
 # Entries that change what a model computes in ways Featherback does not follow, and the values accepted.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -19,6 +20,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
+LARGEST = 1 << 31  # no size of a model comes near
 MOST_LAYERS = 1 << 16  # more are a corrupt file
 
 
@@ -31,7 +33,7 @@ class HFConfig:
     def integer(self, name: str, default: int | None = None) -> int:
         """A whole number; FeatherbackError if it is something else, or absent (or null) without a default."""
         value = self._value(self.entries, name, default)
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, int) or not abs(value) < LARGEST:
             raise self.unsupported(name, value)
         return value
 
@@ -40,7 +42,10 @@ class HFConfig:
         value = self._value(self.entries if among is None else among, name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.unsupported(name, value)
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise self.unsupported(name, value) from None
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
@@ -51,7 +56,7 @@ class HFConfig:
 
     def unsupported(self, name: str, value: object) -> FeatherbackError:
         """The error of an entry whose value Featherback cannot follow."""
-        return FeatherbackError(f"The entry {name} of {self.path} is {value!r}, which is not supported.")
+        return FeatherbackError(f"The entry {name} of {self.path} is {shown(value)}, which is not supported.")
 
     def windows(self, window: int, is_local: Callable[[int], bool]) -> tuple[int, ...]:
         """ModelConfig's `windows`. `window` (0: none) is that of the layers that the entry `layer_types` names.
@@ -139,6 +144,8 @@ def _rope_factors(
         return None
     if kind != "llama3":
         raise config.unsupported("rope_type", kind)
+    if head_dim > MOST_HEAD_DIM:
+        raise config.unsupported("head_dim", head_dim)
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     scaling = {name: config.number(name, 0, rope) for name in names}
     if min(scaling.values()) <= 0 or scaling["low_freq_factor"] == scaling["high_freq_factor"]:

@@ -12,7 +12,9 @@ from typing import Annotated, get_args, get_origin
 import typer
 
 from featherback.cli.options import FromConfig
+from featherback.errors import FeatherbackError
 from featherback.failure import report
+from featherback.terminal import say
 from featherback.version import __version__
 
 # A command is a module of this package with a function of its name. The help has them in this order.
@@ -38,7 +40,7 @@ def application(chosen: str | None) -> typer.Typer:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"featherback {__version__}")
+        say(f"featherback {__version__}")
         raise typer.Exit()
 
 
@@ -81,19 +83,23 @@ def _title(command: Callable[..., None]) -> Callable[[], None]:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command line; the exit status: 0, 2 (an error the user can correct), 1 (a bug) or 130 (Ctrl-C)."""
+    """Run the command line; the exit status: 0, 2 (an error the user can correct), 1 (a bug) or 130 (Ctrl-C).
+
+    Everything is written when it ends: what cannot be is an error as well.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if debug := "--debug" in arguments:
         arguments.remove("--debug")
         os.environ["FEATHERBACK_DEBUG"] = "1"  # for the processes this one starts
     try:
         chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
-        application(chosen)(arguments, prog_name="featherback")
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 0
-    except BrokenPipeError:  # the reader of a pipe went away
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        code = application(chosen)(arguments, prog_name="featherback", standalone_mode=False)
+        sys.stdout.flush()
+    except typer.Abort:  # Ctrl-C
+        return 130
     except Exception as error:
+        if hasattr(error, "format_message"):  # of the arguments
+            help_of = " ".join(("featherback", *([chosen] if chosen in COMMANDS else []), "--help"))
+            error = FeatherbackError(f"{error.format_message().rstrip('.')}. See {help_of}.")
         return report(error, debug)
-    return 0
+    return code if isinstance(code, int) else 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from featherback.cli.options import JSONOption
+from featherback.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,11 +61,11 @@ def bench(
     names = _names(models)
     place = folder or cache_folder() / "bench"
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+    def tell(text: str) -> None:
+        say(text, file=sys.stderr, flush=True)
 
-    say(machine())
-    results = {"machine": machine(), **_run(what, names, model, place, steps, quick, keep, say, out)}
+    tell(machine())
+    results = {"machine": machine(), **_run(what, names, model, place, steps, quick, keep, tell, out)}
     _tell(results, out, json)
 
 
@@ -126,6 +127,6 @@ def _tell(results: dict[str, Any], out: Path | None, as_json: bool) -> None:
         for name, picture in plots.items():
             write_bytes(out.with_name(f"{out.stem}-{name}.svg"), picture.encode())
     if as_json:
-        print(dumps(results))
+        say(dumps(results))
     else:
-        print(results["markdown"])
+        say(results["markdown"])

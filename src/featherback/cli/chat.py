@@ -17,6 +17,8 @@ from featherback.cli.options import (
     TopKOption,
     TopPOption,
 )
+from featherback.errors import FeatherbackError
+from featherback.terminal import OutputError, complain, say
 
 
 def chat(
@@ -48,14 +50,24 @@ def chat(
     template = ChatTemplate(tokenizer)
     decoder = Decoder(opened, lora, context, compute)
     conversation = Conversation(decoder, tokenizer, template, sampler, system)
-    print("An empty line ends the conversation; /new begins another.", file=sys.stderr)
+    say("An empty line ends the conversation; /new begins another.", file=sys.stderr)
+    failed = False
     while text := _ask():
         if text == "/new":
             conversation = Conversation(decoder, tokenizer, template, sampler, system)
             continue
-        for piece in conversation.answer(text, max_tokens):
-            print(piece, end="", flush=True)
-        print()
+        try:
+            for piece in conversation.answer(text, max_tokens):
+                say(piece, end="", flush=True)
+        except OutputError:
+            raise
+        except FeatherbackError as error:  # of this line: the conversation goes on with the next
+            failed = True
+            complain(f"error: {error}")
+            continue
+        say()
+    if failed:
+        raise typer.Exit(2)
 
 
 def _ask() -> str:

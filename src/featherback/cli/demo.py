@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 import textwrap
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from featherback.cli.options import ThreadsOption
+from featherback.terminal import complain, say
 
 if TYPE_CHECKING:
     from featherback.training.run_directory import RunDirectory
@@ -42,7 +42,7 @@ def demo(
     from featherback.training.launch import prepare_run
 
     start = time.perf_counter()
-    model = fetch(MODEL, progress=lambda text: print(text, file=sys.stderr))
+    model = fetch(MODEL, progress=complain)
     out = Path(tempfile.mkdtemp(prefix="featherback-demo-")) if out is None else out
     config = TrainConfig(
         model=str(model),
@@ -57,7 +57,7 @@ def demo(
     run = prepare_run(config)
     from featherback.cli.preamble import print_preamble
 
-    print(textwrap.fill(ABOUT, 100), end="\n\n")
+    say(textwrap.fill(ABOUT, 100), end="\n\n")
     print_preamble(run)
     _title("Before training")
     before = _answers(config.model, PROMPTS, None)
@@ -107,20 +107,18 @@ def _conclude(run: RunDirectory, seconds: float) -> None:
     summary = RunDirectory.open(run.path).record["summary"]
     first, last = summary["first_eval_loss"], summary["final_eval_loss"]
     _title("Result")
-    print(f"held-out loss   {first:.3f} -> {last:.3f} ({1 - last / first:.0%} lower)")
+    say(f"held-out loss   {first:.3f} -> {last:.3f} ({1 - last / first:.0%} lower)")
     footprint, rss = summary["peak_footprint_mb"], summary["peak_rss_mb"]
-    print(f"peak memory     {footprint:.0f} MB footprint, {rss:.0f} MB resident (of the training process)")
-    print(f"time            {duration(seconds)} in all, {summary['step_seconds']:.2f} s per step")
-    print(f"adapter         {run.path}")
-    print(f"\nTalk with it:   featherback chat {MODEL} --adapter {run.path}")
+    say(f"peak memory     {footprint:.0f} MB footprint, {rss:.0f} MB resident (of the training process)")
+    say(f"time            {duration(seconds)} in all, {summary['step_seconds']:.2f} s per step")
+    say(f"adapter         {run.path}")
+    say(f"\nTalk with it:   featherback chat {MODEL} --adapter {run.path}")
 
 
 def _title(text: str) -> None:
-    print(f"\n== {text}\n", flush=True)
+    say(f"\n== {text}\n", flush=True)
 
 
 def _exchange(prompt: str, answer: str) -> None:
-    print(f"  Q: {prompt}")
-    print(
-        textwrap.indent("A: " + "\n   ".join(line for line in answer.splitlines() if line), "  "), flush=True
-    )
+    say(f"  Q: {prompt}")
+    say(textwrap.indent("A: " + "\n   ".join(line for line in answer.splitlines() if line), "  "), flush=True)

@@ -16,6 +16,7 @@ from featherback.cli.options import (
     SequenceOption,
     ThreadsOption,
 )
+from featherback.terminal import say
 
 
 def evaluate(
@@ -38,7 +39,7 @@ def evaluate(
     opened, lora = open_model(model, adapter)
     set_threads(threads)
     start = time.perf_counter()
-    result = evaluate_file(opened, data, lora, seq_len, compute)
+    result, report = evaluate_file(opened, data, lora, seq_len, compute)
     seconds = time.perf_counter() - start
     if json:
         values = {
@@ -46,10 +47,16 @@ def evaluate(
             "perplexity": result.perplexity,
             "tokens": result.tokens,
             "seconds": seconds,
+            "examples": report.examples,
+            "truncated": report.truncated,
+            "truncated_tokens": report.truncated_tokens,
+            "dropped": report.dropped,
         }
-        print(json_format.dumps(values))
+        say(json_format.dumps(values))
     else:
-        print(
+        say(
             f"loss {result.loss:.4f} nats per token, perplexity {result.perplexity:.3f}, "
             f"over {result.tokens} tokens"
         )
+        for note in report.notes():
+            say(f"note: {note}")

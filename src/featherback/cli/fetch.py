@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
+
+from featherback.terminal import complain, say
 
 
 def fetch(
@@ -19,4 +20,4 @@ def fetch(
     """Download a model into the cache, verify its SHA-256, and print its path."""
     from featherback.hub.fetch import fetch as get
 
-    print(get(name, progress=lambda text: print(text, file=sys.stderr)))
+    say(str(get(name, progress=complain)))

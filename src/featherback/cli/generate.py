@@ -16,6 +16,7 @@ from featherback.cli.options import (
     TopKOption,
     TopPOption,
 )
+from featherback.terminal import say
 
 
 def generate(
@@ -55,5 +56,5 @@ def generate(
     ids = encode_prompt(tokenizer, prompt, system, raw)
     decoder = Decoder(opened, lora, len(ids) + max_tokens, compute)
     for piece in generate_text(decoder, tokenizer, ids, sampler, max_tokens):
-        print(piece, end="", flush=True)
-    print()
+        say(piece, end="", flush=True)
+    say()

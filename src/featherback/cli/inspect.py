@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from featherback.cli.options import FromConfig, JSONOption
+from featherback.terminal import say
 
 
 def inspect(
@@ -37,11 +38,11 @@ def inspect(
         return
     facts = describe(what)
     if json:
-        print(json_format.dumps(facts))
+        say(json_format.dumps(facts))
         return
     width = max(map(len, facts))
     for name, value in facts.items():
-        print(f"{name:<{width}}  {_text(value)}")
+        say(f"{name:<{width}}  {_text(value)}")
 
 
 def _show_examples(model: str, data: str, seq_len: int, count: int, json: bool) -> None:
@@ -51,23 +52,25 @@ def _show_examples(model: str, data: str, seq_len: int, count: int, json: bool) 
 
     samples = preview(locate(model), data, seq_len, count)
     if json:
-        print(json_format.dumps({"data": data, "model": model, "examples": [asdict(s) for s in samples]}))
+        say(json_format.dumps({"data": data, "model": model, "examples": [asdict(s) for s in samples]}))
         return
     for sample in samples:
         print_sample(sample)
         cut = f", {sample.truncated} cut off" if sample.truncated else ""
-        print(f"  {sample.n_tokens} tokens, {sample.n_supervised} trained{cut}\n")
+        say(f"  {sample.n_tokens} tokens, {sample.n_supervised} trained{cut}\n")
 
 
 def describe(what: str) -> dict[str, Any]:
     """The facts about a path, or a fetched model's name."""
+    from featherback.files import open_regular
+
     path = Path(what)
     if (path / "run.json").is_file():
         return _run(path)
     if (path / "adapter_config.json").is_file():
         return _adapter(path)
-    if path.is_file():
-        with open(path, "rb") as file:
+    if path.exists() and not path.is_dir():
+        with open_regular(path) as file:
             magic = file.read(8)
         if magic == b"FBTOKENS":
             return _tokens(path)

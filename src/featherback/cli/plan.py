@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from featherback.cli.options import FromConfig, JSONOption, ModelArgument
+from featherback.terminal import say
 
 if TYPE_CHECKING:
     from featherback.training.outlook import MethodOutlook
@@ -41,32 +42,32 @@ def plan(
     if json:
         from json import dumps
 
-        print(dumps({"methods": [asdict(row) for row in rows], "largest": [list(row) for row in family]}))
+        say(dumps({"methods": [asdict(row) for row in rows], "largest": [list(row) for row in family]}))
         return
     asked = f"within {config.memory / 1e6:g} MB" if config.memory else "with nearly the least memory"
-    print(
+    say(
         f"{opened.path.name}, {config.seq_len * config.batch_size} tokens per batch, rank {config.rank}, "
         f"{config.optimizer}, {config.compute}: {asked}\n"
     )
     _print_methods(rows)
-    print(
+    say(
         "\nThe largest 4-bit Qwen2.5 shape that fits with all projections adapted, resident memory counted:\n"
     )
     names = [row.method for row in rows]
-    print(f"{'memory':<10}" + "".join(f"{name:>8}" for name in names))
+    say(f"{'memory':<10}" + "".join(f"{name:>8}" for name in names))
     for amount, sizes in family:
-        print(f"{amount / 1e6:<7.0f}MB " + "".join(f"{sizes[name] or '-':>8}" for name in names))
+        say(f"{amount / 1e6:<7.0f}MB " + "".join(f"{sizes[name] or '-':>8}" for name in names))
 
 
 def _print_methods(rows: list[MethodOutlook]) -> None:
     """A line per method."""
     from featherback.cli.preamble import describe_work
 
-    print(f"{'method':<8}{'least --memory':>16}{'rss':>9}{'footprint':>11}{'s/step':>8}  layout")
+    say(f"{'method':<8}{'least --memory':>16}{'rss':>9}{'footprint':>11}{'s/step':>8}  layout")
     for row in rows:
         line = f"{row.method:<8}{row.least_memory_mb:>13} MB"
         if row.plan is None:
-            print(line + "  does not fit")
+            say(line + "  does not fit")
             continue
         p = row.plan
         layout = (
@@ -74,7 +75,7 @@ def _print_methods(rows: list[MethodOutlook]) -> None:
             f"{', '.join(describe_work(p))}, inputs in {p.checkpoints}, "
             f"adapter in {p.states}, weights {p.weights}"
         )
-        print(
+        say(
             f"{line}{p.predicted_rss_mb:>6.0f} MB{p.predicted_footprint_mb:>8.0f} MB"
             f"{p.predicted_step_seconds:>8.2f}  {layout}"
         )

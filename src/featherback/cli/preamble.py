@@ -6,6 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from featherback.terminal import clean, say, say_styled
+
 if TYPE_CHECKING:
     from featherback.data.preview import Preview
     from featherback.data.report import PrepareReport
@@ -58,12 +60,12 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
             f"the plan stays within those",
         )
     row("run", f"{run.path}/")
-    print()
+    say()
 
 
 def row(name: str, text: str) -> None:
     """A labelled line."""
-    print(f"{name:<9} {text}")
+    say(f"{name:<9} {text}")
 
 
 def describe_model(model: Model) -> str:
@@ -109,7 +111,10 @@ def describe_work(plan: Plan) -> list[str]:
 
 def _short(path: str) -> str:
     """The path as seen from here, where that is shorter."""
-    return min(path, os.path.relpath(path), key=len)
+    try:
+        return min(path, os.path.relpath(path), key=len)
+    except OSError:  # the working directory is gone
+        return path
 
 
 def print_sample(sample: Preview) -> None:
@@ -121,11 +126,11 @@ def print_sample(sample: Preview) -> None:
         if colour
         else {True: ("[", "]"), False: ("", "")}
     )
-    lines = "".join(_mark(text, *marks[trained]) for text, trained in sample.runs).splitlines()
+    lines = "".join(_mark(clean(text), *marks[trained]) for text, trained in sample.runs).splitlines()
     for line in lines[:_SAMPLE_LINES]:
-        print(f"  | {line}")
+        say_styled(f"  | {line}")
     if len(lines) > _SAMPLE_LINES:
-        print(f"  | ... and {len(lines) - _SAMPLE_LINES} more lines")
+        say(f"  | ... and {len(lines) - _SAMPLE_LINES} more lines")
 
 
 def _mark(text: str, before: str, after: str) -> str:

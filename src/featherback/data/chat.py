@@ -13,11 +13,13 @@ worse than none.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from featherback.data.renderer import Renderer, RenderingError
+from featherback.data.report import SYNONYMS
 from featherback.data.tokenizer import Span, Tokenizer
 from featherback.errors import FeatherbackError
 
@@ -53,6 +55,13 @@ class ChatTemplate:
         self._renderer = renderer or Renderer()
         self._end: str | None = None
         self._headers: tuple[str, ...] | None = None
+        self.renamed: Counter[str] = Counter()
+        """Messages so far whose role the template does not know and that were rendered with its other name."""
+        self._synonyms = {
+            role: other
+            for role, other in SYNONYMS.items()
+            if not re.search(f"[\"']{role}[\"']", self._template)
+        }
 
     def render(self, messages: Messages, add_generation_prompt: bool = False) -> str:
         """The conversation as text. Raises FeatherbackError where the template refuses it."""
@@ -69,7 +78,7 @@ class ChatTemplate:
 
     def training(self, messages: Messages) -> Rendering:
         """The conversation with its supervised spans (none if the assistant says nothing)."""
-        check_messages(messages)
+        messages = self._read(messages)
         roles = [message["role"] for message in messages]
         text, spans = self._marked(messages)
         if spans is not None and all(
@@ -78,6 +87,7 @@ class ChatTemplate:
             supervised = self._by_marks(text, spans, messages)
         else:
             supervised = self._by_prefixes(text, messages)
+        self._check_whole(text, spans, messages)
         trained = (
             span for span, m in zip(supervised, _assistant(messages), strict=True) if m.get("weight", 1)
         )
@@ -85,8 +95,10 @@ class ChatTemplate:
 
     def prompt(self, messages: Messages) -> Rendering:
         """The conversation, up to where the assistant is to answer."""
-        check_messages(messages)
+        messages = self._read(messages)
         text, spans = self._marked(messages, add_generation_prompt=True)
+        # Earlier answers may be shortened: some templates drop their reasoning.
+        self._check_whole(text, spans, messages, but="assistant")
         return Rendering(text, self._contents(text, spans, messages), ())
 
     def encode(self, rendering: Rendering) -> tuple[list[int], list[bool]]:
@@ -142,6 +154,27 @@ class ChatTemplate:
             generation = text[len(bare) :] if text.startswith(bare) else ""
             self._headers = tuple(header for header in (after_user, generation) if header)
         return self._headers
+
+    def _read(self, messages: Messages) -> Messages:
+        """The messages, checked, in the roles that the template knows."""
+        check_messages(messages)
+        self.renamed.update(message["role"] for message in messages if message["role"] in self._synonyms)
+        return [{**m, "role": self._synonyms.get(m["role"], m["role"])} for m in messages]
+
+    def _check_whole(
+        self, text: str, spans: list[list[Span]] | None, messages: Messages, but: str | None = None
+    ) -> None:
+        """FeatherbackError if a message, not of the role `but`, is not in the rendering."""
+        squeezed = "" if spans is not None else _squeezed(text)
+        for i, message in enumerate(messages):
+            content = _squeezed(message["content"])
+            found = bool(spans[i]) if spans is not None else content in squeezed
+            if content and not found and message["role"] != but:
+                raise FeatherbackError(
+                    f"{self._tokenizer.template_source} leaves out, or changes, message {i + 1} (role "
+                    f"{message['role']!r}, {message['content'][:40]!r}): the model would never see it as it is. "
+                    "Use a role that the template knows, or leave the message out."
+                )
 
     def _marked(
         self, messages: Messages, add_generation_prompt: bool = False
@@ -258,6 +291,11 @@ def check_messages(messages: Any) -> None:
             raise FeatherbackError(f"Message {i} holds U+FDD0 or U+FDD1, which are not characters.")
         if message.get("weight", 1) not in (0, 1):
             raise FeatherbackError(f'"weight" of message {i} must be 0 (not trained) or 1.')
+
+
+def _squeezed(text: str) -> str:
+    """Without white space, which templates add and trim."""
+    return "".join(text.split())
 
 
 def _assistant(messages: Messages) -> list[Message]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from featherback.data.chat import ChatTemplate
 from featherback.data.readers import Example
 from featherback.data.tokenizer import Tokenizer
+from featherback.errors import FeatherbackError
 
 Encoded = tuple[list[int], list[bool]]
 _BLOCK = (
@@ -24,6 +25,11 @@ class Encoder:
         self._tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer) if tokenizer.is_chat else None
 
+    @property
+    def renamed(self) -> dict[str, int]:
+        """Messages whose role the template does not know and that were given its other name: role -> how many."""
+        return {} if self._template is None else dict(self._template.renamed)
+
     def encode(self, example: Example) -> Encoded:
         """Token ids of messages, or of prompt and completion, and which of them are supervised."""
         if example.messages is not None:
@@ -31,8 +37,15 @@ class Encoder:
             return template.encode(template.training(example.messages))
         prompt, completion = example.prompt or "", example.completion or ""
         if self._template is not None:
-            turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+            system = [] if example.system is None else [{"role": "system", "content": example.system}]
+            turns = [
+                *system,
+                {"role": "user", "content": prompt},
+                {"role": "assistant", "content": completion},
+            ]
             return self._template.encode(self._template.training(turns))
+        if example.system is not None:
+            raise FeatherbackError('"system" needs a model with a chat template, which this one has not.')
         # Encoded apart, because that is what generation will see: the prompt's tokens, and then its own.
         given = self._tokenizer.encode(prompt, bos=True)
         answer = self._tokenizer.encode(completion, continues=bool(prompt)) + self._end
@@ -55,6 +68,7 @@ class Encoder:
             example.prompt,
             example.completion,
             example.text,
+            example.system,
             *(m["content"] for m in example.messages or ()),
         ]
         return any(next(self._tokenizer.control_tokens(text), None) for text in texts if text)

@@ -60,6 +60,7 @@ def prepare(
             raise FeatherbackError(_nothing_to_train(report))
         report.sequences, report.tokens = writer.n_sequences, writer.n_tokens
         report.supervised_tokens = writer.n_targets
+        report.renamed_roles = work.encoder.renamed
         report.seconds = time.monotonic() - began
         report.peak_rss_mb = _peak_rss_mb()
         writer.metadata.update(seq_len=seq_len, n_vocab=tokenizer.n_vocab, report=report.to_json())
@@ -181,7 +182,8 @@ def main(argv: list[str]) -> int:
     """The process: configuration as JSON in argv[0], or on standard input."""
 
     def say(**message: Any) -> None:
-        print(json.dumps(message), flush=True)
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
 
     try:
         config = json.loads(argv[0] if argv else sys.stdin.read())

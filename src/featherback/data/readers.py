@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any, Literal
 
 from featherback.data.chat import check_messages
 from featherback.errors import FeatherbackError
+from featherback.files import open_regular
 
 Format = Literal["jsonl", "txt"]
 _SUFFIXES: dict[str, Format] = {
@@ -20,6 +22,8 @@ _SUFFIXES: dict[str, Format] = {
     ".txt": "txt",
     ".md": "txt",
 }
+MOST_LINE = 16 << 20
+"""Bytes of a line that are read at once; a JSON object may have no more."""
 _UNSUPPORTED = ("tools", "functions")
 
 
@@ -32,6 +36,8 @@ class Example:
     messages: list[dict[str, Any]] | None = None
     prompt: str | None = None
     completion: str | None = None
+    system: str | None = None
+    """What stands before prompt and completion."""
     text: str | None = None
 
 
@@ -40,7 +46,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
     if the file is missing, empty or not readable."""
     path = Path(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(4096)
     except IsADirectoryError:
         raise FeatherbackError(f"The data {path} is a folder; name a .jsonl or .txt file in it.") from None
@@ -67,6 +73,8 @@ def read_jsonl(path: str | os.PathLike[str]) -> Iterator[Example]:
     found = False
     for number, line in enumerate(_lines(path), 1):
         where = f"{path}, line {number}"
+        if len(line) == MOST_LINE:
+            raise FeatherbackError(f"{where}: longer than {MOST_LINE >> 20} MB; split the example.")
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
         except UnicodeDecodeError:
@@ -80,20 +88,23 @@ def read_jsonl(path: str | os.PathLike[str]) -> Iterator[Example]:
 
 
 def read_text(path: str | os.PathLike[str]) -> Iterator[str]:
-    """The lines of a text file, line breaks included (\\r\\n becomes \\n)."""
+    """The lines of a text file, line breaks included (\\r\\n becomes \\n); one beyond MOST_LINE in pieces."""
     path = Path(path)
-    for number, line in enumerate(_lines(path), 1):
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError:
-            raise FeatherbackError(f"{path}, line {number}: not UTF-8 text.") from None
-        yield text.replace("\r\n", "\n")
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()  # a line may come in pieces
+    number = 0
+    try:
+        for line in _lines(path):
+            number += 1
+            yield decoder.decode(line).replace("\r\n", "\n")
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        raise FeatherbackError(f"{path}, line {number}: not UTF-8 text.") from None
 
 
 def _lines(path: Path) -> Iterator[bytes]:
     try:
-        with path.open("rb") as file:
-            yield from file
+        with open_regular(path) as file:
+            yield from iter(lambda: file.readline(MOST_LINE), b"")
     except OSError as error:
         raise FeatherbackError(f"Cannot read the data file {path}: {error.strerror}.") from error
 
@@ -116,17 +127,37 @@ def _example(line: str, where: str) -> Example:
             check_messages(row["messages"])
         except FeatherbackError as error:
             raise FeatherbackError(f"{where}: {error}") from None
-        return Example(where, messages=row["messages"])
+        return Example(where, messages=_with_system(row, where))
     if "prompt" in row or "completion" in row:
         return Example(
-            where, prompt=_string(row, "prompt", where), completion=_string(row, "completion", where)
+            where,
+            prompt=_string(row, "prompt", where),
+            completion=_string(row, "completion", where),
+            system=_system(row, where),
         )
     if "text" in row:
+        if _system(row, where) is not None:
+            raise FeatherbackError(f'{where}: "system" has no place beside "text"; write it into the text.')
         return Example(where, text=_string(row, "text", where))
     keys = ", ".join(map(repr, list(row)[:6])) or "none"
     raise FeatherbackError(
         f'{where}: expected "messages", "prompt" with "completion", or "text"; found the keys {keys}.'
     )
+
+
+def _with_system(row: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """The messages, led by the "system" that stands beside them."""
+    messages: list[dict[str, Any]] = row["messages"]
+    system = _system(row, where)
+    if system is None:
+        return messages
+    if messages[0]["role"] == "system":
+        raise FeatherbackError(f'{where}: "system" stands beside messages that begin with another one.')
+    return [{"role": "system", "content": system}, *messages]
+
+
+def _system(row: dict[str, Any], where: str) -> str | None:
+    return _string(row, "system", where) if row.get("system") not in (None, "") else None
 
 
 def _string(row: dict[str, Any], key: str, where: str) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+SYNONYMS = {"human": "user", "developer": "system"}
+"""Roles that data sets use, and what most chat templates call them."""
+
 
 @dataclass
 class PrepareReport:
@@ -26,6 +29,8 @@ class PrepareReport:
     """Examples of which no supervised token was left."""
     spelled_control: int = 0
     """Examples whose text spells a control token; it was encoded as text."""
+    renamed_roles: dict[str, int] = field(default_factory=dict)
+    """Messages by a role that the chat template does not know, read as its other name."""
     longest: int = 0
     lengths: dict[str, int] = field(default_factory=dict)
     """Number of examples by length before cutting: upper bound (a power of two) -> count."""
@@ -45,7 +50,7 @@ class PrepareReport:
         if self.truncated:
             notes.append(
                 f"{self.truncated} of {self.examples} examples are longer than {self.seq_len} tokens and "
-                f"were cut; {self.truncated_tokens} tokens are not trained on (the longest example has "
+                f"were cut; {self.truncated_tokens} tokens are left out (the longest example has "
                 f"{self.longest}; first: {self.first_truncated})."
             )
         if self.dropped:
@@ -57,6 +62,11 @@ class PrepareReport:
             notes.append(
                 f"{self.spelled_control} of {self.examples} examples spell a control token of the model in "
                 "their text; it is trained as ordinary text, not as that token."
+            )
+        for role, count in self.renamed_roles.items():
+            notes.append(
+                f"{count} messages have the role {role!r}, which the model's chat template does not know; they "
+                f"are read as {SYNONYMS[role]!r}."
             )
         return notes
 

@@ -41,8 +41,9 @@ def main() -> None:
     """Answer requests until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asked decides what Ctrl-C means
     template, names = None, dict[str, str]()
+    used = _address_space()
     for line in sys.stdin.buffer:
-        with _bounded(len(line)):
+        with _bounded(len(line), used):
             request = json.loads(line)
             if "template" in request:
                 names = request["names"]
@@ -65,10 +66,13 @@ def main() -> None:
 
 
 @contextmanager
-def _bounded(size: int) -> Iterator[None]:
-    """While entered, the process may take as much CPU time and memory as a request of `size` characters may."""
+def _bounded(size: int, used: int | None) -> Iterator[None]:
+    """While entered, the process may take as much CPU time and memory as a request of `size` characters may.
+
+    `used`: the address space that it had in the beginning.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_AS)
-    if (used := _address_space()) is not None:
+    if used is not None:
         limit = used + MEMORY + MEMORY_EACH * size
         resource.setrlimit(
             resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most)

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featherback.errors import FeatherbackError
-from featherback.files import sync_directory
+from featherback.files import open_regular, sync_directory
 
 MAGIC = b"FBTOKENS"
 VERSION = 2
@@ -145,7 +145,7 @@ class TokenFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
-            with open(self.path, "rb") as file:
+            with open_regular(self.path) as file:
                 head = file.read(_HEADER.size)
                 size = os.fstat(file.fileno()).st_size
                 if len(head) < _HEADER.size or head[: len(MAGIC)] != MAGIC:
@@ -171,9 +171,9 @@ class TokenFile:
         self.supervised = np.frombuffer(self._map, np.uint8, self.n_tokens, mask_at)  # (n_tokens,)
         self.offsets = np.frombuffer(self._map, "<i8", self.n_sequences + 1, offsets_at)
         try:
-            self.metadata: Mapping[str, Any] = json.loads(self._map[metadata_at:size])
-        except (ValueError, RecursionError):
-            raise self._damaged("its metadata are not JSON") from None
+            self.metadata: Mapping[str, Any] = dict(json.loads(self._map[metadata_at:size]))
+        except (ValueError, TypeError, RecursionError):
+            raise self._damaged("its metadata are no JSON object") from None
 
     def __len__(self) -> int:
         return self.n_sequences

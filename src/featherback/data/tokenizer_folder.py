@@ -9,8 +9,10 @@ from typing import Any
 from tokenizers import Tokenizer as Core
 from tokenizers import normalizers, pre_tokenizers
 
+from featherback.data.renderer import MOST_CHARACTERS
 from featherback.data.tokenizer import END_TOKENS, SpacePrefix, Tokenizer
 from featherback.errors import FeatherbackError
+from featherback.files import read_bytes, read_json
 
 
 def from_folder(folder: str | Path) -> Tokenizer:
@@ -54,12 +56,9 @@ def from_folder(folder: str | Path) -> Tokenizer:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not path.exists():
         return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FeatherbackError(f"Cannot read {path}: {error}.") from error
+    content = read_json(path)
     if not isinstance(content, dict):
         raise FeatherbackError(f"{path} does not hold a JSON object.")
     return content
@@ -82,8 +81,11 @@ def _generation_ends(folder: Path) -> set[int]:
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
+    if file.exists():
+        try:
+            return read_bytes(file, MOST_CHARACTERS).decode("utf-8")
+        except UnicodeDecodeError:
+            raise FeatherbackError(f"{file} is not UTF-8 text.") from None
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
         template = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}.get("default")

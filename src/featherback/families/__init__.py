@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from featherback.architecture.config import ModelConfig
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, shown
 from featherback.families.base import Family
 from featherback.layers.block import Block
 from featherback.registry import Registry
@@ -40,6 +40,6 @@ def _found(families: dict[str, Family], name: object, path: object) -> Family:
     family = families.get(name) if isinstance(name, str) else None
     if family is None:
         raise FeatherbackError(
-            f"{path} has the architecture {name!r}, which is not supported (supported: {', '.join(families)})."
+            f"{path} has the architecture {shown(name)}, which is not supported (supported: {', '.join(families)})."
         )
     return family

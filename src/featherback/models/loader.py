@@ -6,7 +6,7 @@ from pathlib import Path
 from featherback import families
 from featherback.architecture.gguf_metadata import GGUFKeys
 from featherback.architecture.hf_config import HFConfig
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, shown
 from featherback.files import read_json
 from featherback.models.model import Model
 from featherback.weights.gguf import GGUFFile
@@ -40,7 +40,7 @@ def _load_gguf(path: Path) -> Model:
         if not isinstance(architecture, str):
             raise FeatherbackError(f"{path} has no metadata key general.architecture.")
         if (kind := file.metadata.get("general.type", "model")) != "model":
-            raise FeatherbackError(f"{path} holds a GGUF of type {kind!r}, not a model.")
+            raise FeatherbackError(f"{path} holds a GGUF of type {shown(kind)}, not a model.")
         if file.metadata.get("split.count", 0) not in (0, 1):
             raise FeatherbackError(
                 f"{path} is one part of a split model; join the parts with llama-gguf-split --merge first."

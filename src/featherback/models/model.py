@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from featherback import families
 from featherback.architecture.config import ModelConfig
+from featherback.errors import FeatherbackError
 from featherback.layers.block import rotaries
 from featherback.layers.loss import Head
 from featherback.models.layout import check
@@ -53,7 +54,7 @@ class Model:
         self._names = family.gguf_names if source == "gguf" else family.hf_names
         self._norm_offset = family.hf_norm_offset if source == "hf" else 0.0
         check(store, config, self._names, also_used)
-        self._store = store
+        self._store, self._closed = store, False
         self.blocks = family.blocks(config)
         self.rotaries = rotaries(self.blocks)
         self.embed_tokens = matrix(store, self._names["embed_tokens"])  # (vocab, D)
@@ -85,6 +86,8 @@ class Model:
 
     def layer(self, index: int) -> LayerWeights:
         """Handles of the weights of layer `index`, counted from 0."""
+        if self._closed:
+            raise FeatherbackError(f"The model {self.path} is closed; load it again.")
         if not 0 <= index < self.config.num_hidden_layers:
             raise IndexError(f"layer {index} of {self.config.num_hidden_layers}")
         block = self.blocks[index]
@@ -95,7 +98,8 @@ class Model:
         )
 
     def close(self) -> None:
-        """Close the files; weights already taken stay valid."""
+        """Close the files; weights already taken stay valid. Whatever needs others fails with a FeatherbackError."""
+        self._closed = True
         self._store.close()
 
     def _vector(self, part: str, name: str) -> Vector:

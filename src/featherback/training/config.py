@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 COMPUTE = ("bf16", "fp32")
 DEFAULT_EPOCHS = 3
+MOST_EPOCHS = 10_000  # their batches are counted before the first step
+MOST_MEMORY = 1 << 60  # bytes
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 CHOICES = (methods.OPTIONS, optim.OPTIONS)
@@ -35,7 +37,12 @@ def parse_memory(text: str) -> int:
     unit = match and _UNITS.get(match[2].upper())
     if not match or unit is None:
         raise FeatherbackError(f"--memory is {text!r}; write an amount such as 96MB or 1.5GB.")
-    return int(float(match[1]) * unit)
+    amount = float(match[1]) * unit
+    if amount >= MOST_MEMORY:
+        raise FeatherbackError(
+            "--memory is more than any machine has; write an amount such as 96MB or 1.5GB."
+        )
+    return int(amount)
 
 
 def _bytes(amount: object) -> object:
@@ -110,6 +117,7 @@ class TrainConfig:
     epochs: int | None = option(
         None,
         least=1,
+        most=MOST_EPOCHS,
         panel=OPTIMISATION,
         free_on_resume=True,
         shown_default=lambda: str(DEFAULT_EPOCHS),

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from featherback import methods
 from featherback.adapters.lora import LoRA
@@ -19,6 +19,9 @@ from featherback.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.training.guard import check_weights
 from featherback.training.stream import every_batch
+
+if TYPE_CHECKING:
+    from featherback.data.report import PrepareReport
 
 
 class HasLoss(Protocol):
@@ -66,8 +69,11 @@ def evaluate(
 
 def evaluate_file(
     model: Model, data: str, adapter: LoRA | None = None, seq_len: int = 256, compute: str = "bf16"
-) -> Evaluation:
-    """Tokenise `data` as training would, in a process of its own, and measure `model` with `adapter`."""
+) -> tuple[Evaluation, PrepareReport]:
+    """Tokenise `data` as training would, in a process of its own, and measure `model` with `adapter`.
+
+    With what was measured: what became of the data (examples cut, examples left out).
+    """
     from featherback.data.launch import prepare_in_subprocess  # not in the training process
 
     longest = model.config.max_position_embeddings
@@ -78,7 +84,7 @@ def evaluate_file(
     plan = Plan.default(model.config, tokens=seq_len, compute=compute)
     with tempfile.TemporaryDirectory(prefix="featherback-") as folder:
         path = Path(folder) / "eval.tokens"
-        prepare_in_subprocess(model.path, data, path, seq_len)
+        report = prepare_in_subprocess(model.path, data, path, seq_len)
         tokens = TokenFile(path)
         tokens.check(model.config.vocab_size)
         with MapWatch(model.files) as maps:
@@ -89,4 +95,4 @@ def evaluate_file(
         raise FeatherbackError(
             f"The loss on {data} is not finite: the adapter does not fit, or its training diverged."
         )
-    return result
+    return result, report

@@ -24,6 +24,7 @@ from featherback.errors import FeatherbackError
 from featherback.host import fingerprint
 from featherback.host.machine import Baseline
 from featherback.models.model import Model
+from featherback.terminal import complain
 from featherback.training import checkpoint
 from featherback.training.choose import plan_for, worker_baseline, worker_environment
 from featherback.training.config import DEFAULT_EPOCHS, TrainConfig
@@ -88,7 +89,7 @@ def resume_run(
     eval_data: Examples | None = None,
     model: Model | None = None,
     baseline: Callable[[], Baseline] = worker_baseline,
-    note: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+    note: Callable[[str], None] = complain,
 ) -> RunDirectory:
     """Take up the run in `named["out"]`, with its own token files: returned locked, as by `prepare_run`.
 
@@ -237,11 +238,22 @@ def _tokens(
     return {"sequences": len(file), "tokens": file.n_tokens, "supervised_tokens": file.n_targets}
 
 
+def _tokens_and_labels(example: Any, number: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """A tuple of two lists is tokens and labels; anything else, a tuple of numbers too, is tokens alone."""
+    pair = (
+        isinstance(example, tuple) and len(example) == 2 and not all(np.ndim(part) == 0 for part in example)
+    )
+    tokens, labels = example if pair else (example, example)
+    try:
+        return np.asarray(tokens), np.asarray(labels)
+    except ValueError:  # lists of different lengths in it
+        raise FeatherbackError(f"Example {number} is no list of token ids.") from None
+
+
 def _write_examples(path: Path, examples: Examples, seq_len: int, vocab_size: int) -> None:
     with TokenFileWriter(path) as writer:
         for number, example in enumerate(examples):
-            tokens, labels = example if isinstance(example, tuple) else (example, example)
-            ids, wanted = np.asarray(tokens), np.asarray(labels)
+            ids, wanted = _tokens_and_labels(example, number)
             if ids.ndim != 1 or ids.size == 0 or ids.shape != wanted.shape or ids.dtype.kind not in "iu":
                 raise FeatherbackError(
                     f"Example {number} is no list of token ids, or its labels are of another length."

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from featherback.terminal import complain, say
 from featherback.training.curve import sparkline
 
 _BAR_WIDTH = 20
@@ -48,13 +49,13 @@ class JSONReporter(Reporter):
         self._write({"step": step, "eval_loss": loss})
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        complain(text)
 
     def end(self, summary: Mapping[str, Any], losses: Sequence[float]) -> None:
         self._write({"summary": summary})
 
     def _write(self, value: Mapping[str, Any]) -> None:
-        print(json.dumps(value), file=self.out, flush=True)
+        say(json.dumps(value), file=self.out, flush=True)
 
 
 class TextReporter(Reporter):
@@ -128,7 +129,7 @@ class TextReporter(Reporter):
         self.out.flush()
 
     def _print(self, line: str) -> None:
-        print(line, file=self.out, flush=True)
+        say(line, file=self.out, flush=True)
 
 
 def bar(fraction: float, width: int) -> str:

@@ -36,6 +36,7 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 RUN_FILE = "run.json"
+MOST_RECORD = 64 << 20  # bytes; every evaluation of a run is in it
 FORMAT = 1
 _RECORD = {
     "status": str,
@@ -86,7 +87,7 @@ class RunDirectory:
         path = Path(path)
         if not (path / RUN_FILE).is_file():
             raise FeatherbackError(f"{path} holds no training run (it has no {RUN_FILE}).")
-        record = read_json(path / RUN_FILE)
+        record = read_json(path / RUN_FILE, MOST_RECORD)
         if not isinstance(record, dict) or record.get("format") != FORMAT:
             raise FeatherbackError(f"{path / RUN_FILE} is not a run of this version of Featherback.")
         if wrong := _wrong_entry(record):

@@ -8,16 +8,14 @@ from __future__ import annotations
 import sys
 
 from featherback.failure import report
+from featherback.terminal import complain, open_streams
 
 EXIT_CODES = {"finished": 0, "stopped early": 0, "interrupted": 130}
 
 
 def main(arguments: list[str]) -> int:
-    """Train the run directory named by `arguments`; the exit status."""
-    if hasattr(sys.stdout, "reconfigure"):  # a terminal that knows no block characters shows "?"
-        sys.stdout.reconfigure(errors="replace")
-    flags = {argument for argument in arguments if argument.startswith("--")}
-    (directory,) = (argument for argument in arguments if argument not in flags)
+    """Train the run directory that is the first of the `arguments`; the exit status."""
+    directory, *flags = arguments
     lock = next((int(flag.partition("=")[2]) for flag in flags if flag.startswith("--lock=")), None)
     from featherback.training.profile import profiled
     from featherback.training.reporter import JSONReporter, TextReporter
@@ -31,7 +29,7 @@ def main(arguments: list[str]) -> int:
     except Exception as error:
         return report(error, "--debug" in flags)
     except KeyboardInterrupt:
-        print("\ninterrupted before the step ended; the last checkpoint is kept", file=sys.stderr)
+        complain("\ninterrupted before the step ended; the last checkpoint is kept")
         return 130
     if status == "interrupted":
         reporter.note(f"interrupted: saved; the same command with --resume continues {directory}")
@@ -42,4 +40,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    open_streams(lasting=True)  # the work of hours does not depend on who looks on
     sys.exit(main(sys.argv[1:]))

@@ -23,8 +23,12 @@ Scalar = int | float | bool | str
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # version 1 had 32-bit counts and is long gone
 DEFAULT_ALIGNMENT = 32
-MAX_STRING = 1 << 24  # a longer key or value is a corrupt length, not a chat template
 MAX_DIMENSIONS = 4
+# Beyond these a header is corrupt, or made to fill the memory of who reads it.
+MAX_TENSORS, MAX_KEYS = 1 << 16, 1 << 14
+MAX_NAME = 1 << 10  # bytes
+MAX_TEXT = 1 << 24  # bytes of all text values together; the longest are chat templates
+MAX_STRINGS = 1 << 22  # in all arrays together; the largest vocabularies, with their merges, have a million
 
 STRING, ARRAY = 8, 9
 SCALARS: dict[int, str] = {  # value type: struct and NumPy code
@@ -77,7 +81,7 @@ class GGUFFile:
             code = np.dtype(SCALARS[found.type]).newbyteorder("<")
             return np.frombuffer(self._file.buffer, code, found.count, found.offset).copy()
         cursor = _Cursor(self._file, found.offset)
-        return [cursor.string(limit=None) for _ in range(found.count)]
+        return [cursor.string() for _ in range(found.count)]
 
     def data(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor: a one-dimensional read-only view of the memory map."""
@@ -98,6 +102,7 @@ class _Cursor:
 
     def __init__(self, file: MappedFile, position: int = 0) -> None:
         self.data, self.path, self.position, self.end = file.buffer, file.path, position, file.size
+        self.text_left, self.strings_left = MAX_TEXT, MAX_STRINGS
 
     def take(self, code: str) -> Any:
         """One number of the struct format `code`."""
@@ -108,8 +113,15 @@ class _Cursor:
         self.position += size
         return value
 
-    def string(self, limit: int | None = MAX_STRING, errors: str = "replace") -> str:
-        """One string: a 64-bit length, then that many bytes."""
+    def text(self) -> str:
+        """A value of the metadata."""
+        start = self.position
+        value = self.string(self.text_left)
+        self.text_left -= self.position - start - 8
+        return value
+
+    def string(self, limit: int | None = None, errors: str = "replace") -> str:
+        """One string of at most `limit` bytes: a 64-bit length, then that many bytes."""
         length = self.take("Q")
         if length > self.end - self.position:
             raise truncated(self.path)
@@ -122,7 +134,7 @@ class _Cursor:
     def name(self) -> str:
         """A key or a tensor name, which must be clean."""
         try:
-            return self.string(1 << 16, "strict")
+            return self.string(MAX_NAME, "strict")
         except UnicodeDecodeError:
             raise corrupt(self.path, "a name in the header that is not UTF-8") from None
 
@@ -135,6 +147,9 @@ class _Cursor:
         elif kind == STRING:
             if count > (self.end - self.position) // 8:
                 raise truncated(self.path)
+            self.strings_left -= count
+            if self.strings_left < 0:
+                raise corrupt(self.path, f"more than {MAX_STRINGS} strings in the header")
             self._skip_strings(count)
         else:
             raise corrupt(self.path, f"an array of value type {kind}")
@@ -168,7 +183,10 @@ def _read_preamble(cursor: _Cursor) -> tuple[int, int, int]:
         raise FeatherbackError(f"{cursor.path} is a big-endian GGUF; only little-endian files are supported.")
     if version not in VERSIONS:
         raise FeatherbackError(f"{cursor.path} has GGUF version {version}; versions 2 and 3 are supported.")
-    return version, cursor.take("Q"), cursor.take("Q")
+    tensors, keys = cursor.take("Q"), cursor.take("Q")
+    if tensors > MAX_TENSORS or keys > MAX_KEYS:
+        raise corrupt(cursor.path, f"{tensors} tensors and {keys} keys of metadata")
+    return version, tensors, keys
 
 
 def _read_metadata(cursor: _Cursor, count: int) -> tuple[dict[str, Scalar], dict[str, ArrayInfo]]:
@@ -182,7 +200,7 @@ def _read_metadata(cursor: _Cursor, count: int) -> tuple[dict[str, Scalar], dict
         if kind == ARRAY:
             arrays[key] = cursor.skip_array()
         elif kind == STRING:
-            scalars[key] = cursor.string()
+            scalars[key] = cursor.text()
         elif kind in SCALARS:
             scalars[key] = cursor.take(SCALARS[kind])
         else:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.errors import FeatherbackError
+from featherback.files import open_regular
 
 FOLIO = 2 << 20
 """Bytes: the largest piece of the page cache that Linux maps at one touch, as far as we ask it to."""
@@ -32,7 +33,7 @@ class MappedFile:
         """Map `path`; FeatherbackError if it cannot be read or is empty."""
         self.path = path
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 if not file.read(1):
                     raise FeatherbackError(f"{path} is empty.")
                 self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -19,7 +19,9 @@ from featherback.weights.types import TensorInfo, TensorType
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MAX_HEADER = 100_000_000  # as the format has it
+MAX_HEADER = 4 << 20  # bytes: 40,000 tensors; what JSON becomes in memory can be twenty times as much
+LARGEST = 1 << 128
+MAX_DIMENSIONS = 8
 TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
 
 
@@ -35,7 +37,8 @@ class SafetensorsFile:
         self._file = MappedFile(self.path)
         try:
             header, start = _read_header(self._file)
-            self.metadata: Mapping[str, Any] = header.pop("__metadata__", None) or {}
+            notes = header.pop("__metadata__", None)
+            self.metadata: Mapping[str, Any] = notes if isinstance(notes, dict) else {}
             self.tensors: dict[str, TensorInfo] = {
                 name: _read_tensor_info(self._file, name, entry, start) for name, entry in header.items()
             }
@@ -100,7 +103,7 @@ def _parts(folder: Path) -> list[str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise FeatherbackError(f"{folder / INDEX} has no weight_map.")
     for part in weight_map.values():
-        if not isinstance(part, str) or Path(part).name != part:
+        if not isinstance(part, str) or Path(part).name != part or not part.isprintable():
             raise FeatherbackError(f"{folder / INDEX} names {part!r}, which is not a file of its own folder.")
     return sorted(set(weight_map.values()))
 
@@ -128,7 +131,11 @@ def _read_tensor_info(file: MappedFile, name: str, entry: Any, start: int) -> Te
         numbers = (*shape, begin, end)
     except (TypeError, KeyError, ValueError):
         raise corrupt(file.path, f"a malformed entry of the tensor {name!r}") from None
-    if not isinstance(kind, str) or not all(type(number) is int and number >= 0 for number in numbers):
+    if (
+        len(shape) > MAX_DIMENSIONS
+        or not isinstance(kind, str)
+        or not all(type(number) is int and 0 <= number < LARGEST for number in numbers)
+    ):
         raise corrupt(file.path, f"a malformed entry of the tensor {name!r}")
     if kind not in TYPES:
         raise FeatherbackError(

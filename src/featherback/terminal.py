@@ -1,0 +1,120 @@
+"""Where text goes to the terminal: the one place that knows what must not go there as it is, and what can fail.
+
+Data, templates, file names and metadata may hold escape sequences that move the cursor, recolour or hide text, or
+answer in the user's name. They are shown as what they are: \\u001b.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import select
+import sys
+from contextlib import suppress
+from typing import IO, Any
+
+from featherback.errors import FeatherbackError
+
+# Control characters but tab and line feed; line and paragraph separators; marks that reverse the order of what is
+# read; halves of surrogate pairs, as file names hold them.
+_HIDDEN = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_BREAKS = re.compile("[\t\n]")
+
+
+class OutputError(FeatherbackError):
+    """What was to be told cannot be."""
+
+
+def clean(text: str, one_line: bool = False) -> str:
+    """`text` with control characters as escapes; with `one_line` tabs and line breaks as well.
+
+    JSON stays the same JSON.
+    """
+    shown = _HIDDEN.sub(_escape, text)
+    return _BREAKS.sub(_escape, shown) if one_line else shown
+
+
+def _escape(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"
+
+
+def say(text: str = "", end: str = "\n", file: IO[str] | None = None, flush: bool = False) -> None:
+    """Print text (default: on standard output), cleaned."""
+    say_styled(clean(text), end, file, flush)
+
+
+def say_styled(text: str, end: str = "\n", file: IO[str] | None = None, flush: bool = False) -> None:
+    """Print text that holds escape sequences of our own; what is not ours in it was cleaned."""
+    print(text, end=end, file=file, flush=flush)
+
+
+def complain(text: str) -> None:
+    """Print a line on standard error, where that can be done."""
+    with suppress(OSError, ValueError):
+        say(text, file=sys.stderr, flush=True)
+
+
+def open_streams(lasting: bool = False) -> None:
+    """Make standard input and output such as the program can work with, whatever it was started with.
+
+    A stream that is closed becomes the empty device, so that no file of ours takes its number. Output that does not
+    wait is waited for. Output that fails raises FeatherbackError, a closed pipe BrokenPipeError; with `lasting` the
+    program goes on without it. A character that the terminal lacks is shown as "?".
+    """
+    while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(spare, True)  # a process that takes this one's place needs it as well
+    os.close(spare)
+    if sys.stdin is None:
+        sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8")
+    if isinstance(sys.stdin, io.TextIOWrapper):  # a wrong byte is told of the line it is in
+        sys.stdin.reconfigure(errors="surrogateescape")
+    sys.stdout = _text(1, "standard output", sys.stdout, lasting)
+    sys.stderr = _text(2, "standard error", sys.stderr, True)
+
+
+def _text(number: int, name: str, before: Any, lasting: bool) -> io.TextIOWrapper:
+    raw = _Output(number, name, lasting)
+    encoding = getattr(before, "encoding", None) or "utf-8"
+    buffered = io.BufferedWriter(raw)
+    return io.TextIOWrapper(buffered, encoding, "replace", line_buffering=number == 2 or raw.isatty())
+
+
+class _Output(io.RawIOBase):
+    """A descriptor to write to. Once it has failed, what follows is dropped: the failure is told once."""
+
+    def __init__(self, number: int, name: str, lasting: bool) -> None:
+        self._number, self.name, self._lasting, self._lost = number, name, lasting, False
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._number
+
+    def isatty(self) -> bool:
+        return os.isatty(self._number)
+
+    def write(self, data: Any) -> int:
+        size = len(memoryview(data).cast("B"))
+        if self._lost:
+            return size
+        try:
+            return self._written(data)
+        except OSError as error:
+            self._lost = True
+            if not self._lasting:
+                if error.errno == errno.EPIPE:
+                    raise
+                raise OutputError(f"Cannot write to {self.name}: {error.strerror}.") from error
+            if self._number == 1:
+                complain(f"note: {self.name} is lost ({error.strerror}); the work goes on without it")
+            return size
+
+    def _written(self, data: Any) -> int:
+        while True:
+            try:
+                return os.write(self._number, data)
+            except BlockingIOError:
+                select.select([], [self._number], [])
