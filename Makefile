@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') CMakeLists.txt pyproject.toml
 
-.PHONY: demo test test-kill test-kernels test-arm lint format bench bench-llama stub build clean
+.PHONY: demo test fuzz test-kill test-kernels test-arm lint format bench bench-llama stub build clean
 
 demo: build
 	$(BIN)/featherback demo
@@ -15,6 +15,10 @@ test: $(VENV)/.test
 # A hundred runs killed at random moments and inside writes, resumed, compared with one that was left alone.
 test-kill: $(VENV)/.test
 	FEATHERBACK_KILLS=100 $(BIN)/python -m pytest tests/training/test_kill.py
+
+# Mutations of everything that is read: make fuzz CASES=2000 SEED=7 KINDS="gguf template". Seeds are printed.
+fuzz: $(VENV)/.test
+	$(BIN)/python -m tests.fuzz $(if $(CASES),--cases $(CASES)) $(if $(SEED),--seed $(SEED)) $(KINDS)
 
 # The kernels alone, in plain C++: every instruction set of this CPU, and ARM's under an emulator
 # (Debian: apt-get install g++-aarch64-linux-gnu qemu-user).

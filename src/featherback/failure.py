@@ -28,8 +28,8 @@ def report(error: BaseException, debug: bool) -> int:
         complain("".join(traceback.format_exception(type(error), error, error.__traceback__)))
     if isinstance(error, BrokenPipeError):
         return 1
-    if (sentence := _sentence(error)) is not None:
-        complain(f"error: {_line(sentence)}")
+    if (said := sentence(error)) is not None:
+        complain(f"error: {_line(said)}")
         return 2
     complain(
         f"error: unexpected {_line(f'{type(error).__name__}: {error}')}. This is a bug in Featherback; "
@@ -38,7 +38,7 @@ def report(error: BaseException, debug: bool) -> int:
     return 1
 
 
-def _sentence(error: BaseException) -> str | None:
+def sentence(error: BaseException) -> str | None:
     """What the user can put right; None if that is nothing."""
     if isinstance(error, FeatherbackError):
         return str(error)

@@ -23,6 +23,7 @@ from featherback.data.report import PrepareReport
 from featherback.data.token_file import TokenFileWriter
 from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.errors import FeatherbackError
+from featherback.failure import sentence
 
 Progress = Callable[[dict[str, Any]], None]
 _PROGRESS_SECONDS = 0.5
@@ -194,8 +195,10 @@ def main(argv: list[str]) -> int:
             config["seq_len"],
             lambda progress: say(progress=progress),
         )
-    except FeatherbackError as error:
-        say(error=str(error))
+    except Exception as error:
+        if (said := sentence(error)) is None:
+            raise
+        say(error=said)
         return 2
     say(report=report.to_json())
     return 0

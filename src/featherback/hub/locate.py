@@ -16,8 +16,11 @@ def locate(model: str | os.PathLike[str]) -> Path:
     FeatherbackError if there is none, saying how to get it.
     """
     path = Path(model)
-    if path.exists():
-        return path
+    try:
+        if path.exists():
+            return path
+    except OSError as error:  # a name that no file can have
+        raise FeatherbackError(f"Cannot read {model}: {error.strerror}.") from error
     name = str(model).lower()
     if known := CATALOGUE.get(name):
         cached = cache_folder() / name / known.filename

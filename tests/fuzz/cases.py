@@ -1,0 +1,82 @@
+"""`python -m tests.fuzz.cases KIND SEED FIRST COUNT`: run mutations in this process, a line of JSON for each.
+
+{"case": number} is written before a case, {"case": number, "outcome": ...} after it: "accepted", "refused", or what
+is wrong. A case that takes 5 s of CPU time ends the process, as a crash does; its line is then the last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from featherback.errors import FeatherbackError
+from tests.fuzz.kinds import KINDS, Kind
+
+SECONDS = 5.0
+MEMORY = 100 * 10**6  # bytes beyond what the good files need
+
+
+def main(name: str, seed: int, first: int, count: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        kind = KINDS[name](Path(folder))
+        good = {path: path.read_bytes() for path in kind.files if path.is_file()}
+        sizes = {path: kind.header(content) for path, content in good.items()}
+        kind.use()
+        allowed = _peak(kind) + MEMORY
+        for case in range(first, first + count):
+            _say(case=case)
+            rng = np.random.default_rng([seed, case])
+            path = list(good)[rng.integers(len(good))]
+            path.write_bytes(kind.spoilt(rng, path, good[path], sizes[path]))
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
+            outcome = _outcome(kind)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            if (peak := _high_water()) > allowed:
+                outcome = f"{peak / 1e6:.0f} MB, where {allowed / 1e6:.0f} MB are allowed"
+                _forget_peak()
+            path.write_bytes(good[path])
+            _say(case=case, outcome=outcome)
+
+
+def _outcome(kind: Kind) -> str:
+    try:
+        kind.use()
+    except FeatherbackError as error:
+        text = str(error)
+        return "refused" if text and "\n" not in text else f"not a sentence: {text!r}"
+    except BaseException as error:  # a panic of a library is no Exception
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    return "accepted"
+
+
+def _peak(kind: Kind) -> int:
+    """Resident peak of using the good files, in bytes."""
+    _forget_peak()
+    kind.use()
+    return _high_water()
+
+
+def _forget_peak() -> None:
+    with contextlib.suppress(OSError):  # not Linux: peaks are not checked there
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _high_water() -> int:
+    with contextlib.suppress(OSError, IndexError):
+        return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
+    return 0
+
+
+def _say(**message: object) -> None:
+    os.write(1, (json.dumps(message) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))

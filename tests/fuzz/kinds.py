@@ -1,0 +1,349 @@
+"""Everything that Featherback reads, each with a good example, a way to spoil it and a way to use it.
+
+A kind is a class under `@kind`; the suite and `make fuzz` find it here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+import featherback as fb
+from featherback.adapters import peft
+from featherback.adapters.lora import LoRA
+from featherback.adapters.safetensors_writer import write_safetensors
+from featherback.architecture.names import HF_NAMES
+from featherback.cli.inspect import describe
+from featherback.data.chat import ChatTemplate
+from featherback.data.encoder import Encoder
+from featherback.data.readers import detect, read_jsonl, read_text
+from featherback.data.renderer import Renderer
+from featherback.data.token_file import TokenFile, TokenFileWriter
+from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.models import load
+from featherback.models.layout import layer_shapes, top_shapes
+from featherback.weights.gguf import GGUFFile
+from featherback.weights.types import TensorType
+from tests.data import templates
+from tests.data.support import byte_tokenizer
+from tests.fuzz.mutate import damaged, reworded
+from tests.support.tiny_chat import write_messages, write_tiny_chat
+from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, tiny, write_tiny
+
+SMALL = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": 3}
+SAID = [{"role": "user", "content": "Capital of France?"}, {"role": "assistant", "content": "Paris."}]
+
+
+class Kind(ABC):
+    """Something that is read. `folder` is its own, and `use` may be called with many spoilt versions of its files."""
+
+    mutate: ClassVar[Callable[[np.random.Generator, bytes, int], bytes]] = staticmethod(reworded)
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    @abstractmethod
+    def files(self) -> list[Path]:
+        """Good files, any of which may be spoilt."""
+
+    @abstractmethod
+    def use(self) -> None:
+        """Read what is there as the commands do."""
+
+    def header(self, good: bytes) -> int:
+        """How many bytes of a good file are worth spoiling."""
+        return len(good)
+
+    def spoilt(self, rng: np.random.Generator, path: Path, good: bytes, header: int) -> bytes:
+        """A spoilt version of one of the `files`."""
+        return type(self).mutate(rng, good, header)
+
+
+KINDS: dict[str, type[Kind]] = {}
+
+
+def kind(entry: type[Kind]) -> type[Kind]:
+    KINDS[entry.__name__.lower()] = entry
+    return entry
+
+
+@kind
+class GGUF(Kind):
+    """A model file; every other one has biases."""
+
+    mutate = staticmethod(damaged)
+    config = tiny(TINY_LLAMA, **SMALL, rope_factors=np.ones(4, np.float32))
+
+    @property
+    def files(self) -> list[Path]:
+        types = {"": TensorType.Q4_0, "embed_tokens": TensorType.F16}
+        extra = {"words": ["a", "bb"] * 20, "numbers": np.arange(9)}
+        return [write_tiny(self.folder / "model.gguf", self.config, types, metadata=extra)]
+
+    def header(self, good: bytes) -> int:
+        file = GGUFFile(self.folder / "model.gguf")
+        return min(info.offset for info in file.tensors.values())
+
+    def use(self) -> None:
+        load(self.folder / "model.gguf").close()
+
+
+@kind
+class GGUFQwen2(GGUF):
+    config = tiny(TINY_QWEN2, **SMALL)
+
+
+@kind
+class Safetensors(Kind):
+    """The weights of a Hugging Face folder."""
+
+    mutate = staticmethod(damaged)
+
+    @property
+    def files(self) -> list[Path]:
+        return [_hf_folder(self.folder) / "model.safetensors"]
+
+    def header(self, good: bytes) -> int:
+        return _and_some_data(good)
+
+    def use(self) -> None:
+        load(self.folder).close()
+
+
+@kind
+class SafetensorsIndex(Safetensors):
+    mutate = staticmethod(reworded)
+
+    @property
+    def files(self) -> list[Path]:
+        (_hf_folder(self.folder) / "model.safetensors").rename(self.folder / "part")
+        index = self.folder / "model.safetensors.index.json"
+        index.write_text(json.dumps({"metadata": {}, "weight_map": {"a": "part", "b": "part"}}))
+        return [index]
+
+
+@kind
+class Configuration(Kind):
+    @property
+    def files(self) -> list[Path]:
+        return [_hf_folder(self.folder) / "config.json"]
+
+    def use(self) -> None:
+        load(self.folder).close()
+
+
+@kind
+class TokenizerGGUF(Kind):
+    """The vocabulary in a model file."""
+
+    mutate = staticmethod(damaged)
+
+    @property
+    def files(self) -> list[Path]:
+        return [write_tiny_chat(self.folder / "model.gguf")]
+
+    def header(self, good: bytes) -> int:
+        return good.index(b"token_embd.weight")
+
+    def use(self) -> None:
+        _speak(self.folder / "model.gguf")
+
+
+@kind
+class TokenizerFolder(Kind):
+    @property
+    def files(self) -> list[Path]:
+        tokenizer, config = self.folder / "tokenizer.json", self.folder / "tokenizer_config.json"
+        tokenizer.write_text(byte_tokenizer().core.to_str())
+        config.write_text(
+            json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "T"})
+        )
+        (self.folder / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+        return [tokenizer, config, self.folder / "generation_config.json"]
+
+    def use(self) -> None:
+        _speak(self.folder)
+
+
+@kind
+class Adapter(Kind):
+    @property
+    def files(self) -> list[Path]:
+        self.model = load(write_tiny(self.folder / "model.gguf", tiny(TINY_LLAMA, **SMALL)))
+        peft.save(LoRA(self.model, rank=2), self.folder)
+        return [self.folder / "adapter_config.json"]
+
+    def use(self) -> None:
+        peft.load(self.model, self.folder)
+        describe(str(self.folder))
+
+
+@kind
+class AdapterWeights(Adapter):
+    mutate = staticmethod(damaged)
+
+    @property
+    def files(self) -> list[Path]:
+        return [super().files[0].with_name("adapter_model.safetensors")]
+
+    def header(self, good: bytes) -> int:
+        return _and_some_data(good)
+
+
+@kind
+class Template(Kind):
+    @property
+    def files(self) -> list[Path]:
+        self.renderer = Renderer()
+        found = []
+        for name in ("CHATML", "QWEN2_5", "QWEN3", "LLAMA3_1", "MISTRAL_V3"):
+            found.append(self.folder / f"{name}.jinja")
+            found[-1].write_text(getattr(templates, name))
+        return found
+
+    def use(self) -> None:
+        for path in self.folder.iterdir():
+            tokenizer = byte_tokenizer(path.read_bytes().decode("utf-8", "replace"), bos="<s>")
+            chat = ChatTemplate(tokenizer, self.renderer)
+            chat.encode(chat.training(SAID))
+            chat.encode_prompt(SAID[:1])
+
+
+@kind
+class Data(Kind):
+    @property
+    def files(self) -> list[Path]:
+        self.encoder = Encoder(load_tokenizer(write_tiny_chat(self.folder / "model.gguf")))
+        path = write_messages(self.folder / "data.jsonl", 3)
+        rows = [{"prompt": "a", "completion": "b", "system": "c"}, {"text": "Once upon a time"}]
+        path.write_text(path.read_text() + "".join(json.dumps(row) + "\n" for row in rows))
+        return [path]
+
+    def use(self) -> None:
+        path = self.folder / "data.jsonl"
+        detect(path)
+        for example in read_jsonl(path):
+            if example.text is None:
+                self.encoder.encode(example)
+            else:
+                list(self.encoder.document(example.text))
+            self.encoder.spells_control(example)
+
+
+@kind
+class Text(Data):
+    @property
+    def files(self) -> list[Path]:
+        _ = super().files
+        (self.folder / "data.txt").write_text("Once upon a time, 12 é 日本.\r\n\n" * 9)
+        return [self.folder / "data.txt"]
+
+    def use(self) -> None:
+        detect(self.folder / "data.txt")
+        for _ in self.encoder.stream(read_text(self.folder / "data.txt")):
+            pass
+
+
+@kind
+class Tokens(Kind):
+    """A token file."""
+
+    mutate = staticmethod(damaged)
+
+    @property
+    def files(self) -> list[Path]:
+        path = self.folder / "train.tokens"
+        with TokenFileWriter(path) as writer:
+            for length in (5, 3, 9):
+                writer.add(list(range(length)), [True] * length)
+            writer.metadata.update(seq_len=9, n_vocab=259)
+        return [path]
+
+    def use(self) -> None:
+        describe(str(self.folder / "train.tokens"))
+        file = TokenFile(self.folder / "train.tokens")
+        for index in range(len(file)):
+            file.seq(index)
+
+
+@kind
+class Run(Kind):
+    """A finished run, as it is inspected and taken up again."""
+
+    @property
+    def files(self) -> list[Path]:
+        self.model = fb.load(write_tiny(self.folder / "model.gguf", tiny(TINY_LLAMA, **SMALL)))
+        self._train(self.folder / "run", resume=False)
+        return sorted(
+            path for path in (self.folder / "run").rglob("*") if path.suffix not in (".svg", ".safetensors")
+        )
+
+    def spoilt(self, rng: np.random.Generator, path: Path, good: bytes, header: int) -> bytes:
+        how = reworded if path.suffix in (".json", ".jsonl") else damaged
+        return how(rng, good, header)
+
+    def use(self) -> None:
+        place = self.folder / "place"
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(self.folder / "run", place)
+        describe(str(place))
+        self._train(place, resume=True)
+
+    def _train(self, out: Path, resume: bool) -> None:
+        examples, options = [[1, 2, 0, 1]] * 4, {"steps": 2, "rank": 2, "threads": 1, "progress": False}
+        fb.train(self.model, examples, out, eval_data=[[1, 2]], resume=resume, **options)
+
+
+def _and_some_data(safetensors: bytes) -> int:
+    """Bytes of the header and a quarter as many behind it: few changes of JSON leave it JSON."""
+    return min(len(safetensors), 8 + int.from_bytes(safetensors[:8], "little") * 5 // 4)
+
+
+def _speak(path: Path) -> None:
+    tokenizer = load_tokenizer(path)
+    ids = tokenizer.encode("Hello é 日 <|im_end|> world", special=True, bos=True)
+    tokenizer.decode([i for i in ids if i < tokenizer.n_vocab], special=True)
+
+
+def _hf_folder(folder: Path) -> Path:
+    """A tiny Llama as Hugging Face has it."""
+    config = tiny(TINY_LLAMA, **SMALL)
+    entries = {
+        "model_type": "llama",
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": 8,
+        "vocab_size": 3,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(entries))
+    shapes = {HF_NAMES[part]: shape for part, shape in top_shapes(config).items()}
+    for layer, parts in enumerate(layer_shapes(config)):
+        shapes |= {HF_NAMES[part].format(layer): shape for part, shape in parts.items()}
+    write_safetensors(folder / "model.safetensors", shapes, _ones(shapes))
+    return folder
+
+
+def _ones(shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, np.ndarray]]:
+    for name, shape in shapes.items():
+        yield name, np.ones(shape, np.float32)
