@@ -67,6 +67,11 @@ class GGUFFile:
         """The arrays of the metadata, not decoded (`array` decodes one)."""
         return MappingProxyType(self._arrays)
 
+    @property
+    def bytes(self) -> NDArray[np.uint8]:
+        """The whole file, a read-only view of the memory map."""
+        return self._file.view(0, self._file.size)
+
     def array(self, key: str) -> list[str] | NDArray[Any]:
         """Decode an array of the metadata: strings as a list, numbers as a NumPy array of their own type.
 

@@ -1,0 +1,135 @@
+#include "bindings/arrays.h"
+#include "text/encoder.h"
+#include "text/finder.h"
+#include "text/utf8.h"
+
+namespace fb {
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using StringArray = std::pair<int64_t, int64_t>;  // where in the file the first one is, and how many there are
+
+// A string's UTF-8, without leaving a copy in the string. Raises UnicodeEncodeError for half a surrogate pair.
+class Utf8 {
+public:
+    explicit Utf8(nb::str text) : bytes_(nb::steal(PyUnicode_AsUTF8String(text.ptr()))) {
+        if (!bytes_) throw nb::python_error();
+    }
+    std::string_view view() const { return {PyBytes_AS_STRING(bytes_.ptr()), size_t(PyBytes_GET_SIZE(bytes_.ptr()))}; }
+
+private:
+    nb::object bytes_;
+};
+
+nb::str as_text(std::string_view bytes) {
+    PyObject* text = PyUnicode_DecodeUTF8(bytes.data(), Py_ssize_t(bytes.size()), "replace");
+    if (!text) throw nb::python_error();
+    return nb::steal<nb::str>(text);
+}
+
+// A list, filled item by item.
+template <class Item>
+nb::list make_list(size_t count, const Item& item) {
+    nb::list list = nb::steal<nb::list>(PyList_New(Py_ssize_t(count)));
+    if (!list.ptr()) throw nb::python_error();
+    for (size_t i = 0; i < count; i++) PyList_SET_ITEM(list.ptr(), Py_ssize_t(i), item(i).release().ptr());
+    return list;
+}
+
+nb::list ids_of(const std::vector<uint32_t>& ids) {
+    return make_list(ids.size(), [&](size_t i) { return nb::int_(ids[i]); });
+}
+
+// An encoder and the map that it reads.
+struct PyEncoder {
+    nb::object file;
+    std::unique_ptr<text::Encoder> encoder;
+};
+
+struct File {
+    explicit File(const Bytes& bytes)
+        : begin(reinterpret_cast<const char*>(bytes.data())), end(begin + bytes.shape(0)) {}
+    const char* at(int64_t offset) const {
+        if (offset < 0 || offset > end - begin) refuse("the strings begin outside the file");
+        return begin + offset;
+    }
+    const char *begin, *end;
+};
+
+text::Tokens read_tokens(const File& file, StringArray tokens, const Ints& types) {
+    const int64_t count = tokens.second;
+    if (count < 1 || count >= int64_t(text::kNone)) refuse(std::to_string(count) + " tokens");
+    std::vector<uint8_t> kinds(types.shape(0));
+    for (size_t i = 0; i < kinds.size(); i++) {
+        const int32_t type = types.data()[i];
+        kinds[i] = type >= 0 && type < 256 ? uint8_t(type) : 0;
+    }
+    return {file.at(tokens.first), file.end, uint32_t(count), std::move(kinds)};
+}
+
+PyEncoder byte_level(nb::object data, StringArray tokens, Ints types, StringArray merges, std::vector<std::string> cuts,
+                     bool composes, bool whole_words) {
+    const File file(nb::cast<Bytes>(data));
+    if (merges.second < 0 || merges.second >= int64_t(text::kNone)) refuse(std::to_string(merges.second) + " merges");
+    text::Tokens vocabulary = read_tokens(file, tokens, types);
+    const text::StringReader reader(file.at(merges.first), file.end);
+    return {data, text::make_byte_level(std::move(vocabulary), reader, uint32_t(merges.second),
+                                        {std::move(cuts), composes, whole_words})};
+}
+
+PyEncoder sentencepiece(nb::object data, StringArray tokens, Ints types, InFloats scores) {
+    const File file(nb::cast<Bytes>(data));
+    std::vector<float> copy(scores.data(), scores.data() + scores.shape(0));
+    return {data, text::make_sentencepiece(read_tokens(file, tokens, types), std::move(copy))};
+}
+
+nb::object encode_with_offsets(PyEncoder& self, nb::str text) {
+    const Utf8 utf8(text);
+    std::vector<text::Span> spans;
+    const std::vector<uint32_t> ids = self.encoder->encode(utf8.view(), &spans);
+    return nb::make_tuple(
+        ids_of(ids), make_list(spans.size(), [&](size_t i) { return nb::make_tuple(spans[i].begin, spans[i].end); }));
+}
+
+nb::list find(const text::NameFinder& self, nb::str text) {
+    const Utf8 utf8(text);
+    const std::vector<text::NameFinder::Hit> hits = self.find(utf8.view());
+    return make_list(hits.size(),
+                     [&](size_t i) { return nb::make_tuple(hits[i].name, hits[i].begin, hits[i].end); });
+}
+
+}  // namespace
+
+void bind_text(nb::module_& m) {
+    nb::class_<PyEncoder>(m, "TextEncoder", "Plain text to tokens and back: no special tokens, no leading space.")
+        .def_prop_ro("n_vocab", [](const PyEncoder& self) { return self.encoder->tokens().size(); })
+        .def(
+            "token",
+            [](const PyEncoder& self, int64_t id) {
+                if (id < 0 || id >= int64_t(self.encoder->tokens().size())) throw nb::index_error("no such token");
+                return as_text(self.encoder->tokens()[uint32_t(id)]);
+            },
+            nb::arg("id"), "A token as the vocabulary spells it")
+        .def(
+            "encode",
+            [](PyEncoder& self, nb::str text) { return ids_of(self.encoder->encode(Utf8(text).view())); },
+            nb::arg("text"), nb::sig("def encode(self, text: str) -> list[int]"))
+        .def("encode_with_offsets", &encode_with_offsets, nb::arg("text"),
+             nb::sig("def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]"),
+             "Tokens, and the half-open range of characters that each stands for")
+        .def(
+            "decode",
+            [](const PyEncoder& self, const std::vector<int64_t>& ids) { return as_text(self.encoder->decode(ids)); },
+            nb::arg("ids"));
+    m.def("byte_level_encoder", &byte_level, nb::arg("file"), nb::arg("tokens"), nb::arg("types"), nb::arg("merges"),
+          nb::arg("cuts"), nb::arg("composes"), nb::arg("whole_words"),
+          "Byte-level BPE over a mapped GGUF file, whose strings are given as (offset, count)");
+    m.def("sentencepiece_encoder", &sentencepiece, nb::arg("file"), nb::arg("tokens"), nb::arg("types"),
+          nb::arg("scores"), "SentencePiece BPE over a mapped GGUF file, whose strings are given as (offset, count)");
+    nb::class_<text::NameFinder>(m, "NameFinder", "Finds names in text, in time that their number does not change.")
+        .def(nb::init<const std::vector<std::string>&>(), nb::arg("names"))
+        .def("find", &find, nb::arg("text"), nb::sig("def find(self, text: str) -> list[tuple[int, int, int]]"),
+             "(name, start, end) of the longest name at each character where one begins; they may overlap");
+}
+
+}  // namespace fb
