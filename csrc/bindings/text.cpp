@@ -1,4 +1,5 @@
 #include "bindings/arrays.h"
+#include "text/cuts.h"
 #include "text/encoder.h"
 #include "text/finder.h"
 #include "text/utf8.h"
@@ -91,6 +92,15 @@ nb::object encode_with_offsets(PyEncoder& self, nb::str text) {
         ids_of(ids), make_list(spans.size(), [&](size_t i) { return nb::make_tuple(spans[i].begin, spans[i].end); }));
 }
 
+nb::list cut_text(nb::str text, const std::vector<std::string>& names) {
+    std::vector<text::Cut> cuts;
+    for (const std::string& name : names) cuts.push_back(text::find_cut(name));
+    std::vector<std::string_view> pieces;
+    const Utf8 utf8(text);
+    text::cut(utf8.view(), cuts.data(), cuts.size(), [&](std::string_view piece) { pieces.push_back(piece); });
+    return make_list(pieces.size(), [&](size_t i) { return as_text(pieces[i]); });
+}
+
 nb::list find(const text::NameFinder& self, nb::str text) {
     const Utf8 utf8(text);
     const std::vector<text::NameFinder::Hit> hits = self.find(utf8.view());
@@ -126,6 +136,9 @@ void bind_text(nb::module_& m) {
           "Byte-level BPE over a mapped GGUF file, whose strings are given as (offset, count)");
     m.def("sentencepiece_encoder", &sentencepiece, nb::arg("file"), nb::arg("tokens"), nb::arg("types"),
           nb::arg("scores"), "SentencePiece BPE over a mapped GGUF file, whose strings are given as (offset, count)");
+    m.def("cut_text", &cut_text, nb::arg("text"), nb::arg("cuts"),
+          nb::sig("def cut_text(text: str, cuts: Sequence[str]) -> list[str]"),
+          "The pieces that a pre-tokenizer cuts a text into");
     nb::class_<text::NameFinder>(m, "NameFinder", "Finds names in text, in time that their number does not change.")
         .def(nb::init<const std::vector<std::string>&>(), nb::arg("names"))
         .def("find", &find, nb::arg("text"), nb::sig("def find(self, text: str) -> list[tuple[int, int, int]]"),

@@ -80,10 +80,7 @@ public:
           merges_(merges, n_merges, index_),
           composes_(options.composes),
           whole_words_(options.whole_words) {
-        for (const std::string& name : options.cuts) {
-            cuts_.push_back(find_cut(name));
-            if (!cuts_.back()) throw std::invalid_argument("the pre-tokenizer '" + name + "' is unknown");
-        }
+        for (const std::string& name : options.cuts) cuts_.push_back(find_cut(name));
         for (int b = 0; b < 256; b++) bytes_[size_t(b)] = index_.find(alphabet().letters[size_t(b)]);
         if (!whole_words_) index_ = TokenIndex();  // only the merges needed it
     }

@@ -2,6 +2,7 @@
 #include "text/cuts.h"
 
 #include <cstring>
+#include <stdexcept>
 
 #include "text/unicode.h"
 #include "text/utf8.h"
@@ -121,7 +122,7 @@ Cut find_cut(const std::string& name) {
     };
     for (const auto& known : kCuts)
         if (name == known.name) return known.cut;
-    return nullptr;
+    throw std::invalid_argument("the pre-tokenizer '" + name + "' is unknown");
 }
 
 }  // namespace fb::text

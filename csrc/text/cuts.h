@@ -9,7 +9,7 @@ namespace fb::text {
 // The end of the first piece of a text that is not empty: a match of the expression, or what is before the next one.
 using Cut = const char* (*)(const char* begin, const char* end);
 
-// By name ("gpt2", "digit" ...); null if there is none.
+// By name ("gpt2", "digit" ...); throws std::invalid_argument if there is none.
 Cut find_cut(const std::string& name);
 
 // Calls `piece` with each piece of the text, cut by each expression in turn.
