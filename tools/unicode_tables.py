@@ -94,7 +94,9 @@ def main() -> None:
     print("#pragma once\n#include <cstdint>\n\n// clang-format off\nnamespace fb::text {")
     print("\nconstexpr uint8_t L = 1, N = 2, P = 4, S = 8;  // letter, number, punctuation, white space")
     print("struct CharRange { uint32_t first, last; uint8_t value; };")
-    print("struct Decomposition { uint32_t whole, first, second; bool composes; };  // second: 0 if it is one character")
+    print(
+        "struct Decomposition { uint32_t whole, first, second; bool composes; };  // second: 0 if it is one character"
+    )
     table(
         "kClasses",
         "CharRange",
@@ -111,7 +113,7 @@ def main() -> None:
     table(
         "kDecompositions",
         "Decomposition",
-        "Canonical decompositions, one step each, and whether the step is taken back in composing. Hangul is arithmetic.",
+        "Canonical decompositions, one step each, and whether composing takes the step back. Hangul is not here.",
         (f"{{{c:#x}, {a:#x}, {b:#x}, {int(back)}}}" for c, a, b, back in decompositions()),
     )
     print("\n}  // namespace fb::text\n// clang-format on")

@@ -84,12 +84,17 @@ PyEncoder sentencepiece(nb::object data, StringArray tokens, Ints types, InFloat
     return {data, text::make_sentencepiece(read_tokens(file, tokens, types), std::move(copy))};
 }
 
-nb::object encode_with_offsets(PyEncoder& self, nb::str text) {
+using Offsets = nb::ndarray<nb::numpy, uint32_t, nb::shape<-1, 2>>;
+
+std::pair<nb::list, Offsets> encode_with_offsets(PyEncoder& self, nb::str text) {
     const Utf8 utf8(text);
-    std::vector<text::Span> spans;
-    const std::vector<uint32_t> ids = self.encoder->encode(utf8.view(), &spans);
-    return nb::make_tuple(
-        ids_of(ids), make_list(spans.size(), [&](size_t i) { return nb::make_tuple(spans[i].begin, spans[i].end); }));
+    auto spans = std::make_unique<std::vector<text::Span>>();
+    const std::vector<uint32_t> ids = self.encoder->encode(utf8.view(), spans.get());
+    static_assert(sizeof(text::Span) == 2 * sizeof(uint32_t));
+    void* data = spans->data();
+    const size_t count = spans->size();
+    const nb::capsule owner(spans.release(), [](void* p) noexcept { delete static_cast<std::vector<text::Span>*>(p); });
+    return {ids_of(ids), Offsets(data, {count, 2}, owner)};
 }
 
 nb::list cut_text(nb::str text, const std::vector<std::string>& names) {
@@ -104,8 +109,7 @@ nb::list cut_text(nb::str text, const std::vector<std::string>& names) {
 nb::list find(const text::NameFinder& self, nb::str text) {
     const Utf8 utf8(text);
     const std::vector<text::NameFinder::Hit> hits = self.find(utf8.view());
-    return make_list(hits.size(),
-                     [&](size_t i) { return nb::make_tuple(hits[i].name, hits[i].begin, hits[i].end); });
+    return make_list(hits.size(), [&](size_t i) { return nb::make_tuple(hits[i].name, hits[i].begin, hits[i].end); });
 }
 
 }  // namespace
@@ -121,12 +125,10 @@ void bind_text(nb::module_& m) {
             },
             nb::arg("id"), "A token as the vocabulary spells it")
         .def(
-            "encode",
-            [](PyEncoder& self, nb::str text) { return ids_of(self.encoder->encode(Utf8(text).view())); },
+            "encode", [](PyEncoder& self, nb::str text) { return ids_of(self.encoder->encode(Utf8(text).view())); },
             nb::arg("text"), nb::sig("def encode(self, text: str) -> list[int]"))
         .def("encode_with_offsets", &encode_with_offsets, nb::arg("text"),
-             nb::sig("def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]"),
-             "Tokens, and the half-open range of characters that each stands for")
+             "Tokens, and the half-open range of characters that each stands for, (n, 2)")
         .def(
             "decode",
             [](const PyEncoder& self, const std::vector<int64_t>& ids) { return as_text(self.encoder->decode(ids)); },

@@ -57,7 +57,8 @@ const char* gpt2(const char* begin, const char* end) {
     return spaces(begin, end);
 }
 
-// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,most}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,most}|
+// ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
 const char* llama3(const char* begin, const char* end, int most) {
     if (const char* stop = contraction(begin, end, true)) return stop;
     uint32_t bytes;
@@ -117,7 +118,7 @@ Cut find_cut(const std::string& name) {
         const char* name;
         Cut cut;
     } kCuts[] = {
-        {"gpt2", gpt2},   {"llama3", llama3_triples}, {"llama3-digits", llama3_digits}, {"digit", digit},
+        {"gpt2", gpt2},     {"llama3", llama3_triples},     {"llama3-digits", llama3_digits}, {"digit", digit},
         {"digits", digits}, {"ascii-triple", ascii_triple}, {"punctuation", punctuation},
     };
     for (const auto& known : kCuts)

@@ -24,7 +24,8 @@ NameFinder::NameFinder(const std::vector<std::string>& names) {
             node = next;
         }
         nodes_[node].name = i;
-        lengths_.push_back(uint32_t(std::count_if(name.begin(), name.end(), [](char c) { return !is_continuation(c); })));
+        lengths_.push_back(
+            uint32_t(std::count_if(name.begin(), name.end(), [](char c) { return !is_continuation(c); })));
     }
     std::vector<uint32_t> queue{0};  // by length, so that what is shorter is ready
     for (size_t done = 0; done < queue.size(); done++) {

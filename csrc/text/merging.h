@@ -66,7 +66,7 @@ private:
         uint32_t previous, next;  // next is kNone in a symbol that was joined to the one before it
     };
     struct Candidate {
-        uint32_t priority, left, end;  // end: the symbol behind the pair
+        uint32_t priority, left, end;                   // end: the symbol behind the pair
         bool operator<(const Candidate& other) const {  // the heap's top is the greatest
             return priority != other.priority ? priority > other.priority : left > other.left;
         }
@@ -97,9 +97,9 @@ private:
     }
     // Bounds the heap by the number of symbols: at least a third of it is stale when it is full.
     void drop_stale() {
-        candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(),
-                                         [this](const Candidate& c) { return is_stale(c); }),
-                          candidates_.end());
+        candidates_.erase(
+            std::remove_if(candidates_.begin(), candidates_.end(), [this](const Candidate& c) { return is_stale(c); }),
+            candidates_.end());
         std::make_heap(candidates_.begin(), candidates_.end());
     }
     // A long word's memory is not kept.

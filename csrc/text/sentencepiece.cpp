@@ -29,9 +29,7 @@ int spelled_byte(std::string_view token) {
 class Neighbours {
 public:
     void add(uint32_t left, uint32_t right) { bits_[bit(left, right) / 64] |= uint64_t(1) << bit(left, right) % 64; }
-    bool may(uint32_t left, uint32_t right) const {
-        return bits_[bit(left, right) / 64] >> bit(left, right) % 64 & 1;
-    }
+    bool may(uint32_t left, uint32_t right) const { return bits_[bit(left, right) / 64] >> bit(left, right) % 64 & 1; }
 
 private:
     static constexpr int kLogBits = 20;

@@ -7,7 +7,7 @@ namespace fb::text {
 
 constexpr uint8_t L = 1, N = 2, P = 4, S = 8;  // letter, number, punctuation, white space
 struct CharRange { uint32_t first, last; uint8_t value; };
-struct Decomposition { uint32_t whole, first, second; bool composes; };  // second: 0 if it is one character
+struct Decomposition { uint32_t whole, first, second; bool composes; };  // second: 0 if there is none
 
 // What regular expressions call a character.
 constexpr CharRange kClasses[] = {
@@ -284,7 +284,7 @@ constexpr CharRange kCombining[] = {
     {0x1e8d0, 0x1e8d6, 220}, {0x1e944, 0x1e949, 230}, {0x1e94a, 0x1e94a, 7},
 };
 
-// Canonical decompositions, one step each, and whether the step is taken back in composing. Hangul is arithmetic.
+// Canonical decompositions, one step each, and whether composing takes the step back. Hangul is not here.
 constexpr Decomposition kDecompositions[] = {
     {0xc0, 0x41, 0x300, 1}, {0xc1, 0x41, 0x301, 1}, {0xc2, 0x41, 0x302, 1}, {0xc3, 0x41, 0x303, 1},
     {0xc4, 0x41, 0x308, 1}, {0xc5, 0x41, 0x30a, 1}, {0xc7, 0x43, 0x327, 1}, {0xc8, 0x45, 0x300, 1},

@@ -30,8 +30,7 @@ inline Char read_char(const char* at, const char* end) {
         if (code >= 0x800 && (code < 0xD800 || code >= 0xE000)) return {code, 3};
     }
     if (first >= 0xF0 && first < 0xF5 && more(3)) {
-        const uint32_t code =
-            (first & 7) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F);
+        const uint32_t code = (first & 7) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F);
         if (code >= 0x10000 && code < 0x110000) return {code, 4};
     }
     return {0xFFFD, 1};

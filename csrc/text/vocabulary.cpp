@@ -8,7 +8,8 @@ namespace fb::text {
 
 std::string_view StringReader::next() {
     uint64_t length;
-    if (end_ - at_ < long(sizeof length)) throw std::invalid_argument("a list of strings runs past the end of the file");
+    if (end_ - at_ < long(sizeof length))
+        throw std::invalid_argument("a list of strings runs past the end of the file");
     std::memcpy(&length, at_, sizeof length);
     at_ += sizeof length;
     if (length > uint64_t(end_ - at_)) throw std::invalid_argument("a string runs past the end of the file");

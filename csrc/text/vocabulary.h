@@ -49,9 +49,7 @@ public:
     explicit TokenIndex(const Tokens& tokens);
     void add(uint32_t id) { slots_[slot((*tokens_)[id])] = id; }
     // kNone if no token reads so.
-    uint32_t find(std::string_view text) const {
-        return text.size() > tokens_->longest() ? kNone : slots_[slot(text)];
-    }
+    uint32_t find(std::string_view text) const { return text.size() > tokens_->longest() ? kNone : slots_[slot(text)]; }
 
 private:
     size_t slot(std::string_view text) const;

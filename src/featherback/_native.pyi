@@ -265,8 +265,10 @@ class TextEncoder:
 
     def encode(self, text: str) -> list[int]: ...
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Tokens, and the half-open range of characters that each stands for"""
+    def encode_with_offsets(self, text: str) -> tuple[list, Annotated[NDArray[numpy.uint32], dict(shape=(None, 2))]]:
+        """
+        Tokens, and the half-open range of characters that each stands for, (n, 2)
+        """
 
     def decode(self, ids: Sequence[int]) -> str: ...
 

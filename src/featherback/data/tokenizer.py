@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from featherback._native import NameFinder
 from featherback.errors import FeatherbackError
 
@@ -30,8 +33,8 @@ class Core(Protocol):
     def encode(self, text: str) -> list[int]:
         """Token ids."""
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
-        """Token ids and the characters that each stands for."""
+    def encode_with_offsets(self, text: str) -> tuple[list[int], NDArray[np.uint32]]:
+        """Token ids and the half-open range of characters that each stands for, (n, 2)."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the tokens, special ones included."""
@@ -109,24 +112,23 @@ class Tokenizer:
 
     def encode_with_offsets(
         self, text: str, special: bool = False, protected: Sequence[Span] = ()
-    ) -> tuple[list[int], list[Span]]:
-        """Token ids and the characters each stands for. With `special`, a control token's text becomes the
-        token unless it touches a `protected` span (sorted, disjoint)."""
+    ) -> tuple[list[int], NDArray[np.int64]]:
+        """Token ids and the half-open range of characters each stands for, (n, 2). With `special`, a control token's
+        text becomes the token unless it touches a `protected` span (sorted, disjoint)."""
         ids: list[int] = []
-        offsets: list[Span] = []
+        offsets = [np.empty((0, 2), np.int64)]
         with _whole_characters():
             for token, start, end in self._stretches(text, special, protected):
                 if token is not None:
                     ids.append(token)
-                    offsets.append((start, end))
+                    offsets.append(np.array([[start, end]]))
                 else:
                     prefix = self._prefix(text, start, False)
                     plain, places = self.core.encode_with_offsets(prefix + text[start:end])
                     ids.extend(plain)
-                    if shift := start - len(prefix):
-                        places = [(max(shift + a, start), max(shift + b, start)) for a, b in places]
-                    offsets.extend(places)
-        return ids, offsets
+                    # The prefix itself is no character of the text.
+                    offsets.append(np.maximum(places.astype(np.int64) + (start - len(prefix)), start))
+        return ids, np.concatenate(offsets)
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """Text of the tokens; `special` shows control tokens, else they are left out."""
@@ -181,7 +183,12 @@ class Tokenizer:
     def _prefix(self, text: str, start: int, continues: bool) -> str:
         """The space that goes before the stretch that begins at `start`, or nothing."""
         rule = self.space_prefix
-        if continues or rule == "never" or (rule == "first" and start) or (self.space_once and text[start] in " ▁"):
+        if (
+            continues
+            or rule == "never"
+            or (rule == "first" and start)
+            or (self.space_once and text[start] in " ▁")
+        ):
             return ""
         return " "
 

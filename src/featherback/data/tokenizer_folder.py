@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
-from tokenizers import normalizers, pre_tokenizers
 
-from featherback.data.tokenizer import END_TOKENS, SpacePrefix, Span, Tokenizer
+from featherback.data.tokenizer import END_TOKENS, SpacePrefix, Tokenizer
 from featherback.errors import FeatherbackError
 
 
@@ -26,15 +28,18 @@ class LibraryCore:
         return int(self._library.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str) -> list[int]:
-        return self.encode_with_offsets(text)[0]
+        return self._encoding(text).ids
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
+    def encode_with_offsets(self, text: str) -> tuple[list[int], NDArray[np.uint32]]:
+        encoding = self._encoding(text)
+        return encoding.ids, np.array(encoding.offsets, np.uint32).reshape(-1, 2)
+
+    def _encoding(self, text: str) -> Encoding:
         try:
-            encoding = self._library.encode(text, add_special_tokens=False)
+            return self._library.encode(text, add_special_tokens=False)
         except TypeError:  # what some versions of the library raise for half a surrogate pair
             text.encode()
             raise
-        return encoding.ids, encoding.offsets
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._library.decode(ids, skip_special_tokens=False))

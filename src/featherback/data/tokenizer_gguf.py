@@ -68,7 +68,9 @@ def _build(file: GGUFFile) -> Tokenizer:
     spm = kind == "llama"
     bos_default = spm or facts.get("pre") in _LLAMA3_NAMES
     prefix = spm and bool(facts.get("add_space_prefix", True))
-    names = {name: _token(file, facts, core.n_vocab, f"{name}_token_id") for name in ("bos", "eos", "eot", "eom")}
+    names = {
+        name: _token(file, facts, core.n_vocab, f"{name}_token_id") for name in ("bos", "eos", "eot", "eom")
+    }
     ends = {i for name, i in names.items() if i is not None and name != "bos"}
     template = file.metadata.get("tokenizer.chat_template")
     return Tokenizer(
