@@ -47,6 +47,12 @@ struct PyEncoder {
     std::unique_ptr<text::Encoder> encoder;
 };
 
+// Of tokens or of merges: more than any model has, and what a damaged file may make us hold.
+void check_count(int64_t count, int64_t least, const char* what) {
+    constexpr int64_t kMost = 1 << 22;
+    if (count < least || count > kMost) refuse(std::to_string(count) + " " + what);
+}
+
 struct File {
     explicit File(const Bytes& bytes)
         : begin(reinterpret_cast<const char*>(bytes.data())), end(begin + bytes.shape(0)) {}
@@ -59,7 +65,7 @@ struct File {
 
 text::Tokens read_tokens(const File& file, StringArray tokens, const Ints& types) {
     const int64_t count = tokens.second;
-    if (count < 1 || count >= int64_t(text::kNone)) refuse(std::to_string(count) + " tokens");
+    check_count(count, 1, "tokens");
     std::vector<uint8_t> kinds(types.shape(0));
     for (size_t i = 0; i < kinds.size(); i++) {
         const int32_t type = types.data()[i];
@@ -71,7 +77,7 @@ text::Tokens read_tokens(const File& file, StringArray tokens, const Ints& types
 PyEncoder byte_level(nb::object data, StringArray tokens, Ints types, StringArray merges, std::vector<std::string> cuts,
                      bool composes, bool whole_words) {
     const File file(nb::cast<Bytes>(data));
-    if (merges.second < 0 || merges.second >= int64_t(text::kNone)) refuse(std::to_string(merges.second) + " merges");
+    check_count(merges.second, 0, "merges");
     text::Tokens vocabulary = read_tokens(file, tokens, types);
     const text::StringReader reader(file.at(merges.first), file.end);
     return {data, text::make_byte_level(std::move(vocabulary), reader, uint32_t(merges.second),
