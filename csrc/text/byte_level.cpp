@@ -130,6 +130,8 @@ private:
         return true;
     }
 
+    uint32_t token_of(char byte) const { return bytes_[uint8_t(byte)]; }
+
     void encode_word(std::string_view word, Pieces& out) {
         if (whole_words_ && word.size() <= tokens().longest()) {
             letters_.clear();
@@ -139,8 +141,16 @@ private:
             if (id != kNone && tokens().type(id) != kControl && tokens().type(id) != kUnknown)
                 return out.push_back({id, uint32_t(word.size())});
         }
+        // Bytes without a token are left out before anything is joined; the token before them covers their text.
+        uint32_t leading = 0;
+        while (leading < word.size() && token_of(word[leading]) == kNone) leading++;
+        if (leading) out.push_back({kNone, leading});
+        word.remove_prefix(leading);
         merger_.begin();
-        for (const char byte : word) merger_.add(bytes_[uint8_t(byte)], 1);
+        for (const char byte : word) {
+            if (token_of(byte) == kNone) merger_.extend(1);
+            else merger_.add(token_of(byte), 1);
+        }
         merger_.merge(word, merges_, out);
     }
 

@@ -20,6 +20,8 @@ public:
     // Begins a word. Its symbols follow in order.
     void begin() { symbols_.clear(); }
     void add(uint32_t id, uint32_t bytes) { symbols_.push_back({id, bytes, 0, 0}); }
+    // Gives the last symbol more of the text.
+    void extend(uint32_t bytes) { symbols_.back().start += bytes; }
 
     // Joins what `rules.join(left, right, union, join)` says and appends the result to `out`. `word` holds the symbols'
     // text.
