@@ -86,5 +86,6 @@ void bind_rows(nb::module_& m);
 void bind_loss(nb::module_& m);
 void bind_optim(nb::module_& m);
 void bind_runtime(nb::module_& m);
+void bind_text(nb::module_& m);
 
 }  // namespace fb

@@ -9,4 +9,5 @@ NB_MODULE(_native, m) {
     fb::bind_loss(m);
     fb::bind_optim(m);
     fb::bind_runtime(m);
+    fb::bind_text(m);
 }

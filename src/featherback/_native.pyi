@@ -2,6 +2,7 @@
 Featherback's native kernels. csrc/core/ops.def documents every operation.
 """
 
+from collections.abc import Sequence
 import enum
 from typing import Annotated
 
@@ -252,3 +253,44 @@ class ReadAhead:
 
 def drop_pages(range: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
     """Unmap these read-only mapped bytes' pages until they are touched again"""
+
+class TextEncoder:
+    """Plain text to tokens and back: no special tokens, no leading space."""
+
+    @property
+    def n_vocab(self) -> int: ...
+
+    def token(self, id: int) -> str:
+        """A token as the vocabulary spells it"""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_with_offsets(self, text: str) -> tuple[list, Annotated[NDArray[numpy.uint32], dict(shape=(None, 2))]]:
+        """
+        Tokens, and the half-open range of characters that each stands for, (n, 2)
+        """
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+def byte_level_encoder(file: object, tokens: tuple[int, int], types: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], merges: tuple[int, int], cuts: Sequence[str], composes: bool, whole_words: bool) -> TextEncoder:
+    """
+    Byte-level BPE over a mapped GGUF file, whose strings are given as (offset, count)
+    """
+
+def sentencepiece_encoder(file: object, tokens: tuple[int, int], types: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], scores: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> TextEncoder:
+    """
+    SentencePiece BPE over a mapped GGUF file, whose strings are given as (offset, count)
+    """
+
+def cut_text(text: str, cuts: Sequence[str]) -> list[str]:
+    """The pieces that a pre-tokenizer cuts a text into"""
+
+class NameFinder:
+    """Finds names in text, in time that their number does not change."""
+
+    def __init__(self, names: Sequence[str]) -> None: ...
+
+    def find(self, text: str) -> list[tuple[int, int, int]]:
+        """
+        (name, start, end) of the longest name at each character where one begins; they may overlap
+        """

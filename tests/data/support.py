@@ -4,6 +4,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Core
 
 from featherback.data.tokenizer import END_TOKENS, Tokenizer
+from featherback.data.tokenizer_folder import LibraryCore
 
 CONTROL = (
     *("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>"),
@@ -21,7 +22,7 @@ def byte_tokenizer(template=None, bos=None, eos="<|im_end|>", add_bos=False):
     control = {name: core.token_to_id(name) for name in CONTROL}
     names = {"bos_token": bos, "eos_token": eos}
     return Tokenizer(
-        core=core,
+        core=LibraryCore(core),
         control=control,
         add_bos=add_bos,
         bos_id=control[bos] if bos else None,

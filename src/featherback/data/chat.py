@@ -16,7 +16,18 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+<<<<<<< HEAD
 from typing import Any
+=======
+from datetime import datetime
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+>>>>>>> tokenizer
 
 from featherback.data.renderer import Renderer, RenderingError
 from featherback.data.report import SYNONYMS
@@ -107,13 +118,10 @@ class ChatTemplate:
         ids, offsets = tokenizer.encode_with_offsets(
             rendering.text, special=True, protected=rendering.contents
         )
-        mask = []
-        spans = iter(rendering.supervised)
-        span = next(spans, None)
-        for start, end in offsets:
-            while span and span[1] <= start:
-                span = next(spans, None)
-            mask.append(bool(span and span[0] < max(end, start + 1)))
+        # A token is supervised if the first span that ends behind its start begins before its end.
+        spans = np.array([*rendering.supervised, (len(rendering.text) + 1,) * 2], np.int64)
+        starts, ends = offsets[:, 0], np.maximum(offsets[:, 1], offsets[:, 0] + 1)
+        mask = (spans[np.searchsorted(spans[:, 1], starts, side="right"), 0] < ends).tolist()
         if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
             return [tokenizer.bos_id, *ids], [False, *mask]
         return ids, mask

@@ -7,18 +7,38 @@ may hold them.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback._native import NameFinder
 from featherback.errors import FeatherbackError
-
-if TYPE_CHECKING:
-    import tokenizers
 
 Span = tuple[int, int]
 """Half-open range of characters of a text."""
+
+
+class Core(Protocol):
+    """What a tokenizer does with stretches of plain text: no special token, no leading-space rule, nothing put around
+    them. Half a surrogate pair raises UnicodeEncodeError."""
+
+    @property
+    def n_vocab(self) -> int:
+        """Number of ids, those of special tokens included."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids."""
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], NDArray[np.uint32]]:
+        """Token ids and the half-open range of characters that each stands for, (n, 2)."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the tokens, special ones included."""
+
 
 SpacePrefix = Literal["never", "first", "each"]
 
@@ -38,8 +58,7 @@ END_TOKENS = frozenset(
 class Tokenizer:
     """A vocabulary with its facts. Build one with `tokenizer_loader.load_tokenizer`."""
 
-    core: tokenizers.Tokenizer
-    """Encodes stretches of plain text only: no special token, no leading-space rule, no post-processing."""
+    core: Core
     control: dict[str, int]
     """Control tokens (<s>, <|im_start|> ...): matched only where special tokens are asked for."""
     always: dict[str, int] = field(default_factory=dict)
@@ -62,23 +81,16 @@ class Tokenizer:
     """Control tokens that swallow white space to their left, right."""
 
     def __post_init__(self) -> None:
-        self.core.encode_special_tokens = True
         self._special = self.control | self.always
         self._names = {i: name for name, i in self._special.items()}
-        self._any_pattern = self._pattern(self._special)
-        self._always_pattern = self._pattern(self.always)
-
-    def _pattern(self, tokens: Iterable[str]) -> re.Pattern[str] | None:
-        alternatives = []
-        for name in sorted(tokens, key=len, reverse=True):
-            left, right = self.widths.get(name, (False, False))
-            alternatives.append(r"\s*" * left + f"({re.escape(name)})" + r"\s*" * right)
-        return re.compile("|".join(alternatives)) if alternatives else None
+        self._special_names, self._always_names = list(self._special), list(self.always)
+        self._special_finder = NameFinder(self._special_names)
+        self._always_finder = NameFinder(self._always_names)
 
     @property
     def n_vocab(self) -> int:
         """Number of ids, those of the added tokens included."""
-        return int(self.core.get_vocab_size(with_added_tokens=True))
+        return self.core.n_vocab
 
     @property
     def is_chat(self) -> bool:
@@ -91,34 +103,39 @@ class Tokenizer:
         if the model is used with one. `continues`: the text goes on from earlier text, so it gets no leading
         space."""
         ids = [self.bos_id] if bos and self.add_bos and self.bos_id is not None else []
-        for token, start, end in self._stretches(text, special, ()):
-            if token is not None:
-                ids.append(token)
-            else:
-                ids.extend(self._encode_plain(text[start:end], start == 0, continues and start == 0)[0])
+        with _whole_characters():
+            for token, start, end in self._stretches(text, special, ()):
+                if token is not None:
+                    ids.append(token)
+                else:
+                    prefix = self._prefix(text, start, continues and start == 0)
+                    ids.extend(self.core.encode(prefix + text[start:end]))
         return ids
 
     def encode_with_offsets(
         self, text: str, special: bool = False, protected: Sequence[Span] = ()
-    ) -> tuple[list[int], list[Span]]:
-        """Token ids and the characters each stands for. With `special`, a control token's text becomes the
-        token unless it touches a `protected` span (sorted, disjoint)."""
+    ) -> tuple[list[int], NDArray[np.int64]]:
+        """Token ids and the half-open range of characters each stands for, (n, 2). With `special`, a control token's
+        text becomes the token unless it touches a `protected` span (sorted, disjoint)."""
         ids: list[int] = []
-        offsets: list[Span] = []
-        for token, start, end in self._stretches(text, special, protected):
-            if token is not None:
-                ids.append(token)
-                offsets.append((start, end))
-            else:
-                plain, places = self._encode_plain(text[start:end], start == 0)
-                ids.extend(plain)
-                offsets.extend((start + a, start + b) for a, b in places)
-        return ids, offsets
+        offsets = [np.empty((0, 2), np.int64)]
+        with _whole_characters():
+            for token, start, end in self._stretches(text, special, protected):
+                if token is not None:
+                    ids.append(token)
+                    offsets.append(np.array([[start, end]]))
+                else:
+                    prefix = self._prefix(text, start, False)
+                    plain, places = self.core.encode_with_offsets(prefix + text[start:end])
+                    ids.extend(plain)
+                    # The prefix itself is no character of the text.
+                    offsets.append(np.maximum(places.astype(np.int64) + (start - len(prefix)), start))
+        return ids, np.concatenate(offsets)
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """Text of the tokens; `special` shows control tokens, else they are left out."""
         kept = [int(i) for i in ids if special or self._names.get(int(i)) not in self.control]
-        return str(self.core.decode(kept, skip_special_tokens=False))
+        return self.core.decode(kept)
 
     def stream(self) -> StreamDecoder:
         """A decoder for tokens that come one at a time."""
@@ -130,47 +147,60 @@ class Tokenizer:
 
     def control_tokens(self, text: str) -> Iterator[tuple[int, int, int]]:
         """The control tokens spelled in `text`: (token, start, end)."""
-        for token, start, end in self._stretches(text, True, ()):
-            if token is not None and self._names[token] in self.control:
-                yield token, start, end
+        with _whole_characters():
+            for token, start, end in self._stretches(text, True, ()):
+                if token is not None and self._names[token] in self.control:
+                    yield token, start, end
 
     def _stretches(
         self, text: str, special: bool, protected: Sequence[Span]
     ) -> Iterator[tuple[int | None, int, int]]:
         """Cut at special tokens: (token, start, end), token None for plain text, of which none is empty."""
-        pattern = self._any_pattern if special else self._always_pattern
-        done = at = 0
+        names = self._special_names if special else self._always_names
+        finder = self._special_finder if special else self._always_finder
+        done = unguarded = 0
         guards = iter(protected)
         guard = next(guards, None)
-        while pattern and (match := pattern.search(text, at)):
-            start, end = match.span()
-            name = match[match.lastindex or 0]
-            while guard and guard[1] <= start:
-                guard = next(guards, None)
-            if guard and guard[0] < end and name in self.control:
-                at = start + 1
+        for number, start, end in finder.find(text) if names else ():
+            if start < done:
                 continue
+            while guard and guard[1] <= start:
+                unguarded = guard[1]
+                guard = next(guards, None)
+            name = names[number]
+            if guard and guard[0] < end and name in self.control:
+                continue
+            left, right = self.widths.get(name, (False, False))
+            while left and start > max(done, unguarded) and text[start - 1].isspace():
+                start -= 1
+            while right and end < (guard[0] if guard else len(text)) and text[end].isspace():
+                end += 1
             if done < start:
                 yield None, done, start
             yield self._special[name], start, end
-            done = at = end
+            done = end
         if done < len(text):
             yield None, done, len(text)
 
-    def _encode_plain(self, text: str, first: bool, continues: bool = False) -> tuple[list[int], list[Span]]:
-        """Ids and places of text without special tokens."""
-        prefix = self.space_prefix == "each" or (self.space_prefix == "first" and first)
-        if continues or (self.space_once and text.startswith((" ", "▁"))):
-            prefix = False
-        try:
-            encoding = self.core.encode(" " + text if prefix else text, add_special_tokens=False)
-        except (TypeError, UnicodeEncodeError):  # which of them depends on the library's version
-            raise FeatherbackError(
-                "The text holds half a surrogate pair, which is not valid Unicode."
-            ) from None
-        if not prefix:
-            return encoding.ids, encoding.offsets
-        return encoding.ids, [(max(a - 1, 0), max(b - 1, 0)) for a, b in encoding.offsets]
+    def _prefix(self, text: str, start: int, continues: bool) -> str:
+        """The space that goes before the stretch that begins at `start`, or nothing."""
+        rule = self.space_prefix
+        if (
+            continues
+            or rule == "never"
+            or (rule == "first" and start)
+            or (self.space_once and text[start] in " ▁")
+        ):
+            return ""
+        return " "
+
+
+@contextmanager
+def _whole_characters() -> Iterator[None]:
+    try:
+        yield
+    except UnicodeEncodeError:
+        raise FeatherbackError("The text holds half a surrogate pair, which is not valid Unicode.") from None
 
 
 class StreamDecoder:

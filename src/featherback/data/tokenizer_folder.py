@@ -3,16 +3,48 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer as Core
-from tokenizers import normalizers, pre_tokenizers
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Library
 
 from featherback.data.renderer import MOST_CHARACTERS
 from featherback.data.tokenizer import END_TOKENS, SpacePrefix, Tokenizer
 from featherback.errors import FeatherbackError
 from featherback.files import read_bytes, read_json
+
+
+class LibraryCore:
+    """The `tokenizers` library as a tokenizer's core: any model that a folder may hold."""
+
+    def __init__(self, library: Library) -> None:
+        library.encode_special_tokens = True
+        self._library = library
+
+    @property
+    def n_vocab(self) -> int:
+        return int(self._library.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str) -> list[int]:
+        return self._encoding(text).ids
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], NDArray[np.uint32]]:
+        encoding = self._encoding(text)
+        return encoding.ids, np.array(encoding.offsets, np.uint32).reshape(-1, 2)
+
+    def _encoding(self, text: str) -> Encoding:
+        try:
+            return self._library.encode(text, add_special_tokens=False)
+        except TypeError:  # what some versions of the library raise for half a surrogate pair
+            text.encode()
+            raise
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._library.decode(ids, skip_special_tokens=False))
 
 
 def from_folder(folder: str | Path) -> Tokenizer:
@@ -24,23 +56,23 @@ def from_folder(folder: str | Path) -> Tokenizer:
             f"{folder} holds no tokenizer.json; save it with AutoTokenizer's save_pretrained."
         )
     try:
-        core = Core.from_file(str(path))
+        library = Library.from_file(str(path))
     except Exception as error:  # the library has no exception of its own for it
         raise FeatherbackError(f"{path} is not a readable tokenizer: {error}.") from error
     config = _read(folder / "tokenizer_config.json")
     names = _special_names(config)
-    core.no_truncation()
-    core.no_padding()
-    prelude = core.encode("", add_special_tokens=True).ids  # what the post-processor puts around a text
-    core.post_processor = None
-    space_prefix, space_once = _take_space_prefix(core)
-    added = core.get_added_tokens_decoder()
-    control = {token.content: i for i, token in added.items() if token.special}
-    bos_id = core.token_to_id(names["bos_token"]) if "bos_token" in names else None
-    eos_id = core.token_to_id(names["eos_token"]) if "eos_token" in names else None
+    library.no_truncation()
+    library.no_padding()
+    prelude = library.encode("", add_special_tokens=True).ids  # what the post-processor puts around a text
+    library.post_processor = None
+    space_prefix, space_once = _take_space_prefix(library)
+    added = library.get_added_tokens_decoder()
+    control = {token.content: i for i, token in added.items() if token.special and token.content}
+    bos_id = library.token_to_id(names["bos_token"]) if "bos_token" in names else None
+    eos_id = library.token_to_id(names["eos_token"]) if "eos_token" in names else None
     ends = {i for token, i in control.items() if token in END_TOKENS} | _generation_ends(folder)
     return Tokenizer(
-        core=core,
+        core=LibraryCore(library),
         control=control,
         space_prefix=space_prefix,
         space_once=space_once,
@@ -92,18 +124,18 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def _take_space_prefix(core: Core) -> tuple[SpacePrefix, bool]:
+def _take_space_prefix(library: Library) -> tuple[SpacePrefix, bool]:
     """Take the leading-space rule out, for Tokenizer to apply: (rule, only where no space is yet)."""
-    if core.normalizer is not None:
-        state = json.loads(core.normalizer.__getstate__())
+    if library.normalizer is not None:
+        state = json.loads(library.normalizer.__getstate__())
         if any(part["type"] == "Prepend" for part in _parts(state, "normalizers")):
             rest = [part for part in _parts(state, "normalizers") if part["type"] != "Prepend"]
             normalizer = normalizers.Sequence([])
             normalizer.__setstate__(json.dumps({"type": "Sequence", "normalizers": rest}).encode())
-            core.normalizer = normalizer
+            library.normalizer = normalizer
             return "each", False
-    if core.pre_tokenizer is not None:
-        state = json.loads(core.pre_tokenizer.__getstate__())
+    if library.pre_tokenizer is not None:
+        state = json.loads(library.pre_tokenizer.__getstate__())
         rule: SpacePrefix = "never"
         for part in _parts(state, "pretokenizers"):
             if part["type"] == "Metaspace":
@@ -114,7 +146,7 @@ def _take_space_prefix(core: Core) -> tuple[SpacePrefix, bool]:
                 rule, part["add_prefix_space"] = "each", False
         pre_tokenizer = pre_tokenizers.Sequence([])
         pre_tokenizer.__setstate__(json.dumps(state).encode())
-        core.pre_tokenizer = pre_tokenizer
+        library.pre_tokenizer = pre_tokenizer
         return rule, True
     return "never", False
 

@@ -6,11 +6,14 @@ import os
 from pathlib import Path
 
 from featherback.data.tokenizer import Tokenizer
-from featherback.data.tokenizer_folder import from_folder
 from featherback.data.tokenizer_gguf import from_gguf
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer of a model: a GGUF file, or a Hugging Face folder with a tokenizer.json."""
     path = Path(path)
-    return from_folder(path) if path.is_dir() else from_gguf(path)
+    if not path.is_dir():
+        return from_gguf(path)
+    from featherback.data.tokenizer_folder import from_folder  # with the `tokenizers` library: 25 MB
+
+    return from_folder(path)

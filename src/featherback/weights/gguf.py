@@ -64,12 +64,18 @@ class GGUFFile:
         except BaseException:
             self._file.close()
             raise
-        self._file.drop_pages(cursor.position)  # training has no use for the vocabulary
+        self._header_bytes = cursor.position
+        self.drop_header()  # training has no use for the vocabulary
 
     @property
     def arrays(self) -> Mapping[str, ArrayInfo]:
         """The arrays of the metadata, not decoded (`array` decodes one)."""
         return MappingProxyType(self._arrays)
+
+    @property
+    def bytes(self) -> NDArray[np.uint8]:
+        """The whole file, a read-only view of the memory map."""
+        return self._file.view(0, self._file.size)
 
     def array(self, key: str) -> list[str] | NDArray[Any]:
         """Decode an array of the metadata: strings as a list, numbers as a NumPy array of their own type.
@@ -91,6 +97,10 @@ class GGUFFile:
     def file_of(self, name: str) -> Path:
         """This file, whatever the tensor."""
         return self.path
+
+    def drop_header(self) -> None:
+        """Give back the memory of the header's pages, until they are read again."""
+        self._file.drop_pages(self._header_bytes)
 
     def close(self) -> None:
         """Close the memory map; views taken from it stay valid."""

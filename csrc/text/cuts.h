@@ -1,0 +1,26 @@
+// Pre-tokenizers: where text is cut before anything is merged.
+#pragma once
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fb::text {
+
+// The end of the first piece of a text that is not empty: a match of the expression, or what is before the next one.
+using Cut = const char* (*)(const char* begin, const char* end);
+
+// By name ("gpt2", "digit" ...); throws std::invalid_argument if there is none.
+Cut find_cut(const std::string& name);
+
+// Calls `piece` with each piece of the text, cut by each expression in turn.
+template <class Piece>
+void cut(std::string_view text, const Cut* cuts, size_t count, const Piece& piece) {
+    if (!count) return piece(text);
+    for (const char *at = text.data(), *end = at + text.size(); at < end;) {
+        const char* next = cuts[0](at, end);
+        cut(std::string_view(at, size_t(next - at)), cuts + 1, count - 1, piece);
+        at = next;
+    }
+}
+
+}  // namespace fb::text

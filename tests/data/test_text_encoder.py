@@ -1,0 +1,324 @@
+"""The native encoders against the `tokenizers` library: the same ids and the same offsets, character by character."""
+
+import functools
+import json
+import random
+import re
+import subprocess
+import sys
+import unicodedata
+
+import pytest
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from featherback._native import NameFinder, cut_text
+from featherback.data.tokenizer_gguf import BYTE, CONTROL, NORMAL, PRE_TOKENIZERS, UNKNOWN
+from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.errors import FeatherbackError
+from tests.data.oracle import PUBLISHED, oracle
+from tests.data.support import STRINGS, write_vocabulary_gguf
+from tests.data.torture import TORTURE, random_strings
+
+CODE_POINTS = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+
+
+@functools.lru_cache
+def trained(metaspace):
+    """Tokens and merges of a byte-pair encoding of the torture text."""
+    core = Tokenizer(models.BPE())
+    if metaspace:
+        core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    else:
+        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = [] if metaspace else pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500, initial_alphabet=alphabet, show_progress=False, limit_alphabet=400
+    )
+    core.train_from_iterator([*TORTURE, *STRINGS] * 2, trainer)
+    model = json.loads(core.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    return tokens, [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
+
+
+@pytest.fixture(scope="module")
+def byte_level_path(tmp_path_factory):
+    """A file for each pre-tokenizer, written once."""
+    tokens, merges = trained(False)
+
+    @functools.lru_cache
+    def path(pre):
+        file = tmp_path_factory.mktemp("vocabulary") / "v.gguf"
+        facts = {"tokenizer_pre": pre, "token_merges": merges}
+        return write_vocabulary_gguf(file, "gpt2", tokens, [NORMAL] * len(tokens), **facts)
+
+    return path
+
+
+def check(path, texts):
+    core, reference = load_tokenizer(path).core, oracle(path)
+    for text in texts:
+        expected = reference.encode(text, add_special_tokens=False)
+        ids, offsets = core.encode_with_offsets(text)
+        assert ids == expected.ids, text
+        assert [tuple(place) for place in offsets.tolist()] == expected.offsets, text
+        assert core.encode(text) == ids
+        assert core.decode(expected.ids) == reference.decode(expected.ids, skip_special_tokens=False)
+
+
+def test_every_pre_tokenizer_is_tested():
+    assert PUBLISHED.keys() == PRE_TOKENIZERS.keys()
+
+
+@pytest.mark.parametrize("pre", PUBLISHED)
+def test_byte_level(pre, byte_level_path):
+    texts = [*TORTURE, *STRINGS, "".join(TORTURE), *random_strings(len(pre), 300)]
+    check(byte_level_path(pre), texts)
+
+
+@pytest.mark.parametrize("pre", {PRE_TOKENIZERS[pre]: pre for pre in PUBLISHED}.values())
+def test_every_code_point_is_cut_as_the_expressions_say(pre):
+    cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in PUBLISHED[pre]]
+    reference = pre_tokenizers.Sequence(cuts)
+    letters = [c for c in CODE_POINTS if re.search("[strevmld]", c.casefold())]
+    folded = "".join(f"a'{c}x a'{c}{c}x a'r{c}x a'V{c}x" for c in letters)  # what follows shows where they end
+    for text in ("".join(CODE_POINTS), folded):
+        assert cut_text(text, PRE_TOKENIZERS[pre]) == [piece for piece, _ in reference.pre_tokenize_str(text)]
+
+
+def test_every_character_that_composes(byte_level_path):
+    """Alone, and in sequences of any order."""
+    nfd = normalizers.NFD().normalize_str
+    composing = [c for c in CODE_POINTS if unicodedata.combining(c) or nfd(c) != c]
+    jamo = [chr(c) for c in range(0x1100, 0x1200)]
+    random_ = random.Random(0)
+    few = [c for c in composing if not "\uac00" <= c <= "\ud7a3"] + random_.sample(composing, 99) + jamo
+    mixed = ["".join(random_.choices([*few, "e", "a"], k=12)) for _ in range(600)]
+    marks = [c for c in few if unicodedata.combining(c)]
+    accents = ["".join(random_.choices([*marks, *"aeouAEOU"], k=12)) for _ in range(300)]
+    check(byte_level_path("qwen2"), [*("e".join(composing[i::20]) for i in range(20)), *mixed, *accents])
+
+
+def pieces(with_bytes):
+    tokens, _ = trained(True)
+    base = ["<unk>", "<s>"] + [f"<0x{b:02X}>" for b in range(256)] * with_bytes
+    types = [UNKNOWN, CONTROL] + [BYTE] * 256 * with_bytes + [NORMAL] * len(tokens)
+    scores = [0.0] * len(base) + [-float(i) for i in range(len(tokens))]
+    return base + tokens, types, scores
+
+
+@pytest.mark.parametrize("with_bytes", [True, False])
+def test_sentencepiece(with_bytes, tmp_path):
+    tokens, types, scores = pieces(with_bytes)
+    names = [token.encode() for token in tokens]
+    path = write_vocabulary_gguf(tmp_path / "v.gguf", "llama", names, types, token_scores=scores)
+    texts = [*TORTURE, *STRINGS, "".join(TORTURE), *random_strings(7, 300)]
+    check(path, texts)
+
+
+def test_sentencepiece_takes_the_leftmost_of_equals(tmp_path):
+    """The tie that the library cannot be told about: "aba" can be joined in two overlapping ways."""
+    tokens = ["<unk>", "a", "b", "ab", "ba", "aba"]
+    types = [UNKNOWN, *[NORMAL] * 5]
+    path = write_vocabulary_gguf(
+        tmp_path / "v.gguf",
+        "llama",
+        [t.encode() for t in tokens],
+        types,
+        token_scores=[0.0, 0.0, 0.0, -1.0, -1.0, -2.0],
+    )
+    core = load_tokenizer(path).core
+    assert core.encode("aba") == [5]
+    assert core.encode("ababa") == [3, 5]
+
+
+def test_bytes_without_a_token_are_left_out(tmp_path):
+    """As in the library, before anything is joined; what is behind them keeps its place."""
+    path = write_vocabulary_gguf(
+        tmp_path / "v.gguf",
+        "gpt2",
+        ["a", "b", "ab"],
+        [NORMAL] * 3,
+        token_merges=["a b"],
+        tokenizer_pre="gpt-2",
+    )
+    core, reference = load_tokenizer(path).core, oracle(path)
+    for text, places in {"é ab": [[2, 4]], "aéb": [[0, 3]], "béa b": [[0, 2], [2, 3], [4, 5]]}.items():
+        ids, offsets = core.encode_with_offsets(text)
+        assert (ids, offsets.tolist()) == (reference.encode(text).ids, places)
+
+
+# --- names ---
+
+
+def spelled(names, text):
+    """What a regular expression finds: at each place the longest name, one place after the other."""
+    longest = sorted(names, key=len, reverse=True)
+    pattern = re.compile("(?=(" + "|".join(map(re.escape, longest)) + "))")
+    return [(names.index(m[1]), m.start(), m.start() + len(m[1])) for m in pattern.finditer(text)]
+
+
+def test_names_are_found():
+    random_ = random.Random(1)
+    for _ in range(300):
+        letters = random_.choice(["ab", "abc", "aé字👍"])
+        words = {
+            "".join(random_.choices(letters, k=random_.randrange(1, 6)))
+            for _ in range(random_.randrange(1, 9))
+        }
+        names = sorted(words)
+        text = "".join(random_.choices(letters + "-", k=60))
+        assert NameFinder(names).find(text) == spelled(names, text)
+
+
+def run_child(code, *arguments):
+    """What a process prints as JSON; it is killed after a minute of computing, which only a hang reaches."""
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (60, 60))\n"
+    command = [sys.executable, "-c", limit + code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_a_thousand_control_tokens_are_searched_in_one_pass():
+    code = (
+        "from tests.data.support import byte_tokenizer\n"
+        "t = byte_tokenizer()\n"
+        "t.control = {'<|reserved_special_token_%d|>' % i: i for i in range(5000)}\n"
+        "t.__post_init__()\n"
+        "text = 'a < b <| c <|reserved_special_token_x ' * 50_000 + '<|reserved_special_token_4999|>'\n"
+        "print([i for i, _, _ in t.control_tokens(text)])"
+    )
+    assert run_child(code) == [4999]
+
+
+# --- memory ---
+
+CHAT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def big_vocabulary(tmp_path_factory):
+    """150,000 tokens, as many as Qwen's: every two bytes and many threes."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = [(a, b) for a in letters for b in letters]
+    merges = [*pairs, *((a + b, c) for a, b in pairs for c in letters)][:150_000]
+    special = ["<|im_start|>", "<|im_end|>"]
+    tokens = [*letters, *(a + b for a, b in merges), *special]
+    return write_vocabulary_gguf(
+        tmp_path_factory.mktemp("big") / "v.gguf",
+        "gpt2",
+        tokens,
+        [NORMAL] * (len(tokens) - 2) + [CONTROL] * 2,
+        tokenizer_pre="qwen2",
+        token_merges=[f"{a} {b}" for a, b in merges],
+        chat_template=CHAT,
+        eos_token_id=len(tokens) - 1,
+    )
+
+
+def prepared(model, data):
+    """The report of a preparation in a process of its own."""
+    config = {"model": str(model), "data": str(data), "out": str(data) + ".tok", "seq_len": 256}
+    command = [sys.executable, "-m", "featherback.data.prepare", json.dumps(config)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])["report"]
+
+
+def test_chat_data_with_a_large_vocabulary_fits_the_budget(big_vocabulary, tmp_path):
+    turns = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because. " * 40}]
+    data = tmp_path / "d.jsonl"
+    data.write_text((json.dumps({"messages": turns}) + "\n") * 200)
+    assert prepared(big_vocabulary, data)["peak_rss_mb"] < 64
+
+
+@pytest.mark.parametrize("letters", ["acgt", "acgt    ,.", "acgté "])
+def test_a_line_of_a_megabyte_fits_the_budget(letters, big_vocabulary, tmp_path):
+    data = tmp_path / "d.txt"
+    data.write_bytes("".join(random.Random(2).choices(letters, k=1_000_000)).encode()[:1_000_000])
+    assert prepared(big_vocabulary, data)["peak_rss_mb"] < 96
+
+
+# --- hostile files ---
+
+_PEAK = (
+    "import json, sys\n"
+    "from featherback.data.prepare import _peak_rss_mb\n"
+    "from featherback.data.tokenizer_loader import load_tokenizer\n"
+    "before = _peak_rss_mb()\n"
+    "core = load_tokenizer(sys.argv[1]).core\n"
+    "ids = core.encode('ab' * 30_000)\n"
+    "print(json.dumps([len(ids), _peak_rss_mb() - before]))"
+)
+
+
+def test_a_piece_of_a_hundred_thousand_characters(tmp_path):
+    """It was cut in two in every possible way: 10 GB."""
+    tokens = [b"<unk>", b"a", b"b", b"ab", b"ab" * 50_000]
+    types = [UNKNOWN, *[NORMAL] * 4]
+    path = write_vocabulary_gguf(tmp_path / "v.gguf", "llama", tokens, types, token_scores=[0.0] * 5)
+    count, grown = run_child(_PEAK, path)
+    assert count == 30_000
+    assert grown < 50
+
+
+def test_pieces_that_are_beginnings_of_each_other(tmp_path):
+    """Each join makes a union nearly as long as the longest piece."""
+    tokens = [b"<unk>", b"b", *(b"ab" * n for n in range(1, 900)), b"a"]
+    types = [UNKNOWN, *[NORMAL] * (len(tokens) - 1)]
+    scores = [-float(i) for i in range(len(tokens))]
+    path = write_vocabulary_gguf(tmp_path / "v.gguf", "llama", tokens, types, token_scores=scores)
+    assert run_child(_PEAK, path)[1] < 50
+
+
+def damaged(path, at, value):
+    content = bytearray(path.read_bytes())
+    content[at : at + len(value)] = value
+    path.write_bytes(content)
+    return path
+
+
+def test_damaged_vocabularies_end_in_a_sentence(byte_level_path, tmp_path):
+    """Bytes changed at random in the header: a tokenizer, or one FeatherbackError."""
+    source = byte_level_path("qwen2").read_bytes()
+    random_ = random.Random(3)
+    refused, working = [], 0
+    for _ in range(200):
+        path = tmp_path / "v.gguf"
+        path.write_bytes(source)
+        for _ in range(random_.choice([1, 1, 20])):
+            damaged(path, random_.randrange(len(source)), bytes([random_.randrange(256)]))
+        try:
+            core = load_tokenizer(path).core
+            core.decode(core.encode(TORTURE[0]))
+            working += 1
+        except FeatherbackError as error:
+            refused.append(str(error))
+    assert working
+    assert refused
+    assert all(str(path) in sentence for sentence in refused)
+
+
+def test_scores_that_are_no_numbers_are_refused(tmp_path):
+    path = write_vocabulary_gguf(
+        tmp_path / "v.gguf", "llama", [b"a", b"b"], [1, 1], token_scores=[0.0, float("nan")]
+    )
+    with pytest.raises(FeatherbackError, match="damaged tokenizer: token 1's score is NaN"):
+        load_tokenizer(path)
+
+
+@pytest.mark.parametrize("key", ["tokens", "token_type", "merges"])
+def test_arrays_of_another_kind_are_refused(key, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    path = tmp_path / "v.gguf"
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    arrays = {"tokens": ["a", "b", "ab"], "token_type": [1, 1, 1], "merges": ["a b"]}
+    arrays[key] = ["x", "y", "z"] if key == "token_type" else [1, 2, 3]
+    for name, array in arrays.items():
+        writer.add_array(f"tokenizer.ggml.{name}", array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(FeatherbackError, match=f"{key} does not hold"):
+        load_tokenizer(path)
