@@ -80,7 +80,9 @@ def test_every_code_point_is_cut_as_the_expressions_say(pre):
     cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in PUBLISHED[pre]]
     reference = pre_tokenizers.Sequence(cuts)
     letters = [c for c in CODE_POINTS if re.search("[strevmld]", c.casefold())]
-    folded = "".join(f"a'{c}x a'{c}{c}x a'r{c}x a'V{c}x" for c in letters)  # what follows shows where they end
+    folded = "".join(
+        f"a'{c}x a'{c}{c}x a'r{c}x a'V{c}x" for c in letters
+    )  # what follows shows where they end
     for text in ("".join(CODE_POINTS), folded):
         assert cut_text(text, PRE_TOKENIZERS[pre]) == [piece for piece, _ in reference.pre_tokenize_str(text)]
 

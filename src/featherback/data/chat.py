@@ -16,18 +16,9 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-<<<<<<< HEAD
 from typing import Any
-=======
-from datetime import datetime
-from typing import Any, ClassVar, NoReturn
 
 import numpy as np
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
->>>>>>> tokenizer
 
 from featherback.data.renderer import Renderer, RenderingError
 from featherback.data.report import SYNONYMS
