@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Command
-from tests.data.support import byte_tokenizer
+from tests.data.support import byte_core
 from tests.support.tiny_chat import write_tiny_chat
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
 
@@ -181,7 +181,7 @@ def test_an_index_that_names_a_pipe(tmp_path: Path) -> None:
 
 
 def test_a_template_that_is_a_pipe(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_bytes(byte_tokenizer().core.to_str().encode())
+    (tmp_path / "tokenizer.json").write_bytes(byte_core().to_str().encode())
     _pipe(tmp_path / "chat_template.jinja")
     with pytest.raises(FeatherbackError, match=r"chat_template\.jinja is a pipe"):
         from_folder(tmp_path)

@@ -12,13 +12,19 @@ CONTROL = (
 )
 
 
-def byte_tokenizer(template=None, bos=None, eos="<|im_end|>", add_bos=False):
-    """One token a byte, then the control tokens."""
+def byte_core():
+    """The library's tokenizer with one token per byte, then the control tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Core(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in CONTROL])
+    return core
+
+
+def byte_tokenizer(template=None, bos=None, eos="<|im_end|>", add_bos=False):
+    """One token per byte, then the control tokens."""
+    core = byte_core()
     control = {name: core.token_to_id(name) for name in CONTROL}
     names = {"bos_token": bos, "eos_token": eos}
     return Tokenizer(

@@ -31,7 +31,7 @@ from featherback.models.layout import layer_shapes, top_shapes
 from featherback.weights.gguf import GGUFFile
 from featherback.weights.types import TensorType
 from tests.data import templates
-from tests.data.support import byte_tokenizer
+from tests.data.support import byte_core
 from tests.fuzz.mutate import damaged, reworded
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, tiny, write_tiny
@@ -161,7 +161,7 @@ class TokenizerFolder(Kind):
     @property
     def files(self) -> list[Path]:
         tokenizer, config = self.folder / "tokenizer.json", self.folder / "tokenizer_config.json"
-        tokenizer.write_text(byte_tokenizer().core.to_str())
+        tokenizer.write_text(byte_core().to_str())
         config.write_text(
             json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "T"})
         )

@@ -186,7 +186,7 @@ def test_the_file_of_the_data_may_move_or_go_but_not_be_another(tmp_path: Path) 
 
 DAMAGED: dict[str, tuple[str, bytes, str]] = {
     "half a record": ("run.json", b'{"format": 1, "sta', "run.json is not valid JSON"),
-    "a deep record": ("run.json", b"[" * 100_000, "run.json is not valid JSON"),
+    "a deep record": ("run.json", b"[" * 100_000, "run.json is not usable JSON: it is nested too deeply"),
     "a list": ("run.json", b"[]", "run.json is not a run"),
     "bytes": ("run.json", b"\xff\xfe\x00", "run.json is not valid JSON"),
     "a line of metrics that is a number": ("metrics.jsonl", b"5\n", "metrics.jsonl is damaged"),
