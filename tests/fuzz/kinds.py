@@ -31,7 +31,7 @@ from featherback.models.layout import layer_shapes, top_shapes
 from featherback.weights.gguf import GGUFFile
 from featherback.weights.types import TensorType
 from tests.data import templates
-from tests.data.support import byte_core
+from tests.data.support import byte_core, byte_tokenizer
 from tests.fuzz.mutate import damaged, reworded
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, tiny, write_tiny
