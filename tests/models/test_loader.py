@@ -237,7 +237,7 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         TINY_PHI3,
         {"phi3.rope.dimension_count": 18},
         (),
-        "rope.dimension_count .* is 18; only the head size 24",
+        "rope.dimension_count .* is 18; only the head size 32",
     ),
     "phi3 with parts apart": (
         TINY_PHI3,
