@@ -49,31 +49,31 @@ def _their_logits(theirs: torch.nn.Module) -> np.ndarray:
         return theirs(input_ids=torch.tensor([TOKENS])).logits[0].numpy()
 
 
+def _check_that_peft_opens(path: Path, model: Model, targets: tuple[str, ...] | None, saved: Path) -> LoRA:
+    """An adapter that PEFT loads from `saved` gives its logits and ours alike."""
+    theirs = reference_model(path)
+    base = _their_logits(theirs)
+    adapter = _trained(model, theirs, targets=targets)
+    peft.save(adapter, saved)
+    logits = _their_logits(PeftModel.from_pretrained(theirs, str(saved)).eval())
+    ours = Decoder(model, adapter, compute="fp32").forward(TOKENS, every=True)
+    np.testing.assert_allclose(ours, logits, atol=1e-3)
+    assert np.abs(logits - base).max() > 0.1, "the adapter changed nothing"
+    return adapter
+
+
 @pytest.mark.parametrize("targets", [None, ("q_proj", "v_proj")])
 def test_peft_opens_what_we_save(
     path: Path, model: Model, tmp_path: Path, targets: tuple[str, ...] | None
 ) -> None:
-    theirs = reference_model(path)
-    base = _their_logits(theirs)
-    adapter = _trained(model, theirs, targets=targets)
-    peft.save(adapter, tmp_path / "adapter")
-    logits = _their_logits(PeftModel.from_pretrained(theirs, str(tmp_path / "adapter")).eval())
-    ours = Decoder(model, adapter, compute="fp32").forward(TOKENS, every=True)
-    np.testing.assert_allclose(ours, logits, atol=1e-3)
-    assert np.abs(logits - base).max() > 0.1, "the adapter changed nothing"
+    _check_that_peft_opens(path, model, targets, tmp_path / "adapter")
 
 
 @pytest.mark.parametrize("targets", [None, ("qkv_proj",), ("gate_up_proj",)])
 def test_peft_opens_fused_projections(tmp_path: Path, targets: tuple[str, ...] | None) -> None:
     path = write_tiny(tmp_path / "m.gguf", TINY_PHI3)
-    model, theirs = models.load(path), reference_model(path)
-    base = _their_logits(theirs)
-    adapter = _trained(model, theirs, targets=targets)
-    peft.save(adapter, tmp_path / "adapter")
-    logits = _their_logits(PeftModel.from_pretrained(theirs, str(tmp_path / "adapter")).eval())
-    ours = Decoder(model, adapter, compute="fp32").forward(TOKENS, every=True)
-    np.testing.assert_allclose(ours, logits, atol=1e-3)
-    assert np.abs(logits - base).max() > 0.1, "the adapter changed nothing"
+    model = models.load(path)
+    adapter = _check_that_peft_opens(path, model, targets, tmp_path / "adapter")
     modules = targets or ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
     assert json.loads((tmp_path / "adapter" / peft.CONFIG_FILE).read_text())["target_modules"] == list(
         modules

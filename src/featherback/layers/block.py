@@ -21,6 +21,11 @@ def rotaries(blocks: Iterable[Block]) -> tuple[Rotary, ...]:
     return tuple({rotary: None for block in blocks for rotary in block.rotaries})
 
 
+def bundles(blocks: Iterable[Block]) -> list[tuple[str, ...]]:
+    """The intermediates that blocks may keep, each bundle once."""
+    return list(dict.fromkeys(bundle for block in blocks for bundle in block.bundles))
+
+
 class Block:
     """m = x + attention(x);   y = m + mlp(m)"""
 

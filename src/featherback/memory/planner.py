@@ -14,6 +14,7 @@ from featherback.errors import FeatherbackError
 from featherback.host.machine import Baseline, Machine
 from featherback.host.reading import BLOCK
 from featherback.host.scattered import ROWS
+from featherback.layers.block import bundles
 from featherback.memory.dry_run import FLOAT, account
 from featherback.memory.job import Job
 from featherback.memory.plan import MLP_STEP, Plan, Weights
@@ -163,7 +164,7 @@ def gains(job: Job, plan: Plan, machine: Machine) -> list[Gain]:
     """
     if not job.method.can_keep:
         return []
-    left = list(dict.fromkeys(bundle for block in job.blocks for bundle in block.bundles))
+    left = bundles(job.blocks)
     found: list[Gain] = []
     kept: tuple[str, ...] = ()
     before = account(job, replace(plan, keep={}))
@@ -224,7 +225,7 @@ class Filling:
         layers = self.job.layers
         # Where all layers keep the same, scratch memory is smaller than while they differ: these are tried first.
         for whole in range(len(self.worth), -1, -1):
-            best = self._keeping(whole * layers)
+            best = self._filled(whole * layers)
             if allowed(best):
                 break
         else:
@@ -232,14 +233,14 @@ class Filling:
         fits, too_many = whole * layers, (whole + 1) * layers
         while whole < len(self.worth) and too_many - fits > 1:
             middle = (fits + too_many) // 2
-            tried = self._keeping(middle)
+            tried = self._filled(middle)
             if allowed(tried):
                 best, fits = tried, middle
             else:
                 too_many = middle
         return best
 
-    def _keeping(self, steps: int) -> Prediction:
+    def _filled(self, steps: int) -> Prediction:
         """With the first gain in some layers; in all, and the second in some; and so on: `steps` in all."""
         layers, keep = self.job.layers, dict[str, int]()
         for number, gain in enumerate(self.worth):

@@ -26,7 +26,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
 from featherback.files import atomic_file, read_json, remove_leftovers, write_json
-from featherback.layers.block import Block
+from featherback.layers.block import Block, bundles
 from featherback.memory.plan import Plan
 from featherback.training.config import COMPUTE, TrainConfig
 
@@ -297,14 +297,14 @@ def plan_from_json(values: Any) -> Plan | None:
 
 def _misfit(keep: Mapping[str, int], blocks: Sequence[Block]) -> str | None:
     """What is wrong with a plan's `keep` for these blocks, if anything is."""
-    bundles = dict.fromkeys(bundle for block in blocks for bundle in block.bundles)
-    known = [name for bundle in bundles for name in bundle]
+    together = bundles(blocks)
+    known = [name for bundle in together for name in bundle]
     for name, layers in keep.items():
         if name not in known:
             return f"names {name!r}; what this model can keep is {', '.join(known)}"
         if layers > len(blocks):
             return f"has {name} in {layers} layers; the model has {len(blocks)}"
-    for bundle in bundles:
+    for bundle in together:
         if len({keep.get(name, 0) for name in bundle}) > 1:
             return f"must have {', '.join(bundle)} in the same number of layers"
     return None
