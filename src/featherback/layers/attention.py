@@ -56,9 +56,7 @@ class AttentionState:
     lse: Array | None  # (heads, T), the log of each score row's sum of exponentials; None in decoding
     probabilities: Array | None  # (heads * T, keys), only as plain autodiff holds them
     out: Array | None  # (T, D): lin_o(o), if a norm follows it
-    h: Mapping[
-        str, Array | None
-    ]  # LoRA's products of n that were kept, by stored projection: fused parts share one
+    h: Mapping[str, Array | None]  # LoRA's products of n that were kept, by stored projection
 
 
 class Attention:

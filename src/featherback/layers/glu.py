@@ -17,7 +17,6 @@ from featherback.layers.kept import NOTHING, Intermediate, Kept
 from featherback.layers.linear import (
     BlockWeights,
     Projection,
-    add_outer,
     by_stored,
     pieces,
     row_ranges,
@@ -104,20 +103,17 @@ class GatedUnit:
                         missing_a = a if kept_a is None and down_part.lora is not None else None
                         ctx.ops.glu_backward(da, gate, up, dg, du, self.activation, a=missing_a)
                         down_part.add_lora_in(ctx, a, h_down)
-                        if down_part.lora is not None:
-                            add_outer(ctx, dh_down, a, down_part.lora.da)
+                        down_part.add_da(ctx, dh_down, a)
                     # g = n W^T + h B^T: dn (+)= dg W, dh += s dg B, dB^T += h^T dg. dh A comes once dh is complete.
                     for name, gradient in (("gate", dg), ("up", du)):
                         part = tiles[name]
                         part.add_lora_in_backward(ctx, gradient, dh[part.name])
-                        if part.lora is not None:
-                            add_outer(ctx, h[part.name], gradient, part.lora.dbt)
+                        part.add_dbt(ctx, h[part.name], gradient)
                         first = f0 == 0 and name == "gate"
                         part.backward_input(ctx, gradient, None, dn, accumulate=not first)
                         ctx.release(part.weight)
             ctx.release(down_proj.weight)
-            if down_proj.lora is not None:
-                add_outer(ctx, down_proj.finished(ctx, h_down, "h"), d_out, down_proj.lora.dbt)
+            down_proj.add_dbt(ctx, down_proj.finished(ctx, h_down, "h"), d_out)
             for name, projection in stored.items():
                 projection.backward_lora_in(ctx, dh[name], n, dn)
             ctx.ops.rms_norm_backward(dn, m, w.vectors[self.pre_norm], self.eps, dy)

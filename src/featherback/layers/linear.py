@@ -68,9 +68,8 @@ class Projection(NamedTuple):
         with ctx.frame():
             h = self.lora_in(ctx, x) if h is None else h
             dh = self.lora_in_backward(ctx, dy)
-            if self.lora is not None:
-                add_outer(ctx, dh, x, self.lora.da)
-                add_outer(ctx, h, dy, self.lora.dbt)
+            self.add_da(ctx, dh, x)
+            self.add_dbt(ctx, h, dy)
             self.backward_input(ctx, dy, dh, dx, accumulate=accumulate)
         ctx.release(self.weight)
 
@@ -149,13 +148,17 @@ class Projection(NamedTuple):
         if self.lora is None or dh is None:
             return
         ctx.ops.linear_backward(dh, ctx.ops.dense(self.lora.a), dx, accumulate=True)
-        add_outer(ctx, dh, x, self.lora.da)
+        self.add_da(ctx, dh, x)
 
+    def add_da(self, ctx: Context, dh: Array | None, x: Array) -> None:
+        """dA += dh^T x, if it is wanted."""
+        if self.lora is not None and self.lora.da is not None:
+            ctx.ops.lora_gradient(dh, x, self.lora.da, accumulate=True)
 
-def add_outer(ctx: Context, factor: Array | None, x: Array, into: Array | None) -> None:
-    """into (r, n) += factor (T, r)^T x (T, n), if the gradient is wanted."""
-    if factor is not None and into is not None:
-        ctx.ops.lora_gradient(factor, x, into, accumulate=True)
+    def add_dbt(self, ctx: Context, h: Array | None, dy: Array) -> None:
+        """dB^T += h^T dy, if it is wanted."""
+        if self.lora is not None and self.lora.dbt is not None:
+            ctx.ops.lora_gradient(h, dy, self.lora.dbt, accumulate=True)
 
 
 class BlockWeights(NamedTuple):
