@@ -73,8 +73,6 @@ class Entry:
 class Ledger:
     """An arena without memory: every array taken from it is written down, with the moments of its birth and death."""
 
-    capacity = 0
-
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.high_water = 0

@@ -34,14 +34,6 @@ class Matrix(Protocol):
 class Scratch(Protocol):
     """Scratch memory with stack discipline."""
 
-    @property
-    def capacity(self) -> int:
-        """Bytes."""
-
-    @property
-    def high_water(self) -> int:
-        """Most bytes ever in use at once."""
-
     def take(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
         """An uninitialised array, valid until the frame that it was taken in ends."""
 

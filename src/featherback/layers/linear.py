@@ -77,7 +77,7 @@ class Projection(NamedTuple):
         self, ctx: Context, x: Array, h: Array | None, out: Array, *, accumulate: bool = False
     ) -> None:
         """out (T, out) (+)= x W^T + bias + h B^T, with h from `lora_in`; without h, LoRA's part is left out."""
-        b = self.lora.bt if self.lora is not None and h is not None else None
+        b = None if self.lora is None or h is None else self.lora.bt
         ctx.ops.linear(x, self.weight, out, bias=self.bias, h=h, b=b, accumulate=accumulate)
 
     def lora_in_backward(self, ctx: Context, dy: Array) -> Array | None:
@@ -92,7 +92,7 @@ class Projection(NamedTuple):
         self, ctx: Context, dy: Array, dh: Array | None, dx: Array, *, accumulate: bool = False
     ) -> None:
         """dx (T, in) (+)= dy W + dh A, with dh from `lora_in_backward`; without dh, LoRA's part is left out."""
-        a = self.lora.a if self.lora is not None and dh is not None else None
+        a = None if self.lora is None or dh is None else self.lora.a
         ctx.ops.linear_backward(dy, self.weight, dx, dh=dh, a=a, accumulate=accumulate)
 
     def outputs(self, first: int, last: int) -> Projection:

@@ -158,9 +158,9 @@ def run_step(
         job.method(model, adapter, plan, resources, job.options).gradients(batch, 1.0, _NoSink())
     work = replace(backend.ops.work)
     # Held-out data pass without a backward pass, and none of their intermediates are kept.
-    held_out = replace(resources, scratch=Ledger())
-    job.method(model, adapter, plan, held_out, job.options).loss(batch)
-    most = max(scratch.high_water, held_out.scratch.high_water)
+    held_out = Ledger()
+    job.method(model, adapter, plan, replace(resources, scratch=held_out), job.options).loss(batch)
+    most = max(scratch.high_water, held_out.high_water)
     return Account(most, intermediates.high_water, backend.ops.most_mapped, work)
 
 

@@ -37,13 +37,6 @@ def create(
         compute=plan.compute,
         options=options,
     )
-    needed = account(job, plan)
-    at_work = resources(
-        model,
-        plan,
-        needed.scratch,
-        needed.kept,
-        checkpoints=adapter is not None and method.needs_checkpoints,
-        folder=folder,
-    )
+    needed, backward = account(job, plan), adapter is not None and method.needs_checkpoints
+    at_work = resources(model, plan, needed.scratch, needed.kept, checkpoints=backward, folder=folder)
     return method(model, adapter, plan, at_work, options)

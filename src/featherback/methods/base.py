@@ -185,9 +185,8 @@ def block_weights(
     """A layer's stored weights as its block uses them; `pairs` and `gradients` only for the adapter's targets."""
     projections = {}
     for name, matrix in stored.matrices.items():
-        lora = None
-        if name in pairs:
-            lora = LoRAFactors(*pairs[name], scale, *gradients.get(name, (None, None)))
+        collected = gradients.get(name, (None, None))
+        lora = LoRAFactors(*pairs[name], scale, *collected) if name in pairs else None
         bias = stored.vectors.get(f"{name.removesuffix('_proj')}_bias")
         projections[name] = Projection(name, backend.matrix(matrix), bias, lora)
     return BlockWeights(projections, stored.vectors)

@@ -60,14 +60,6 @@ class Held:
     def __init__(self, scratch: Scratch) -> None:
         self._scratch = scratch
 
-    @property
-    def capacity(self) -> int:
-        return self._scratch.capacity
-
-    @property
-    def high_water(self) -> int:
-        return self._scratch.high_water
-
     def take(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
         return self._scratch.take(name, shape, dtype)
 

@@ -61,11 +61,10 @@ class MeSP(Method):
 
     def _loss(self, sweep: Sweep, scale: float) -> float:
         """The summed loss (nats); the residual stream becomes the gradient of scale * loss."""
-        total = 0.0
+        total, head, weights = 0.0, self.model.head, self.resources.weights
         for span in sweep.spans:
             with sweep.rows(span) as (ctx, x):
-                weights, targets = self.resources.weights, sweep.targets(span)
-                total += self.model.head.loss_and_gradient(ctx, x, targets, weights, scale)
+                total += head.loss_and_gradient(ctx, x, sweep.targets(span), weights, scale)
         return total
 
     def _backward(self, sweep: Sweep, index: int, kept: Kept, sink: GradientSink) -> None:
