@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from gguf import GGUFReader
-from tests.support.tiny_models import TINY_GEMMA3, TINY_LLAMA, TINY_QWEN2, TINY_QWEN3, write_tiny
+from tests.support.tiny_models import TINY_GEMMA2, TINY_GEMMA3, TINY_LLAMA, TINY_QWEN2, TINY_QWEN3, write_tiny
 
 from featherback import models
 from featherback.architecture.config import ModelConfig
@@ -14,7 +14,9 @@ from featherback.cli.model_facts import parameters
 
 
 @pytest.mark.parametrize(
-    "config", [TINY_LLAMA, TINY_QWEN2, TINY_QWEN3, TINY_GEMMA3], ids=lambda config: config.architecture
+    "config",
+    [TINY_LLAMA, TINY_QWEN2, TINY_QWEN3, TINY_GEMMA2, TINY_GEMMA3],
+    ids=lambda config: config.architecture,
 )
 def test_parameters_are_the_elements_of_the_file(config: ModelConfig, tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", config)

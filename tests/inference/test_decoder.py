@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.support.oracle import random_adapter, reference, reference_model
 from tests.support.tiny_models import (
+    TINY_GEMMA2,
     TINY_GEMMA3,
     TINY_LLAMA,
     TINY_PHI3,
@@ -35,6 +36,7 @@ CONFIGS = {
     "wide, untied": tiny(TINY_WIDE, tie_word_embeddings=False),
     "mistral": tiny(windows=(7, 7)),
     "qwen3": TINY_QWEN3,
+    "gemma2": TINY_GEMMA2,
     "gemma3": TINY_GEMMA3,
     "phi3": TINY_PHI3,
     "phi3, window": tiny(TINY_PHI3, windows=(7, 7)),

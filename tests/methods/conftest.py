@@ -14,6 +14,7 @@ from featherback.models.model import Model
 from featherback.weights.types import TensorType
 from tests.support.oracle import reference_model
 from tests.support.tiny_models import (
+    TINY_GEMMA2,
     TINY_GEMMA3,
     TINY_LLAMA,
     TINY_PHI3,
@@ -41,6 +42,17 @@ CASES: dict[str, tuple[ModelConfig, Types]] = {
     "qwen3-untied-window": (
         tiny(TINY_QWEN3, tie_word_embeddings=False, num_hidden_layers=3, windows=(0, 7, 7)),
         TensorType.Q8_0,
+    ),
+    "gemma2": (TINY_GEMMA2, TensorType.Q8_0),
+    "gemma2-wide-window": (
+        tiny(
+            TINY_GEMMA2,
+            tie_word_embeddings=False,
+            num_key_value_heads=1,
+            windows=(512, 0, 512),
+            attention_softcap=0.0,
+        ),
+        TensorType.Q4_1,
     ),
     "gemma3": (TINY_GEMMA3, TensorType.Q8_0),
     "gemma3-wide-window": (

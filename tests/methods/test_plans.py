@@ -29,6 +29,7 @@ from featherback.weights.types import TensorType
 from tests.methods.support import Result, assert_close, assert_equal, errors, with_plan
 from tests.support.oracle import State
 from tests.support.tiny_models import (
+    TINY_GEMMA2,
     TINY_GEMMA3,
     TINY_LLAMA,
     TINY_PHI3,
@@ -43,6 +44,7 @@ FAMILIES = {
     "llama": TINY_LLAMA,
     "qwen2": TINY_QWEN2,
     "qwen3": TINY_QWEN3,
+    "gemma2": TINY_GEMMA2,
     "gemma3": TINY_GEMMA3,
     "phi3": TINY_PHI3,
 }

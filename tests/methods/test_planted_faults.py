@@ -59,6 +59,22 @@ def with_silu(model: Model) -> None:
         block.mlp.activation = "silu"
 
 
+def without_vector(half: str, norm: str) -> Callable[[Model], None]:
+    """Layers without their norm `norm`."""
+
+    def plant(model: Model) -> None:
+        for block in model.blocks:
+            setattr(getattr(block, half), norm, None)
+
+    return plant
+
+
+def with_norms_swapped(model: Model) -> None:
+    """The norm behind attention has the weights of that behind the MLP."""
+    for block in model.blocks:
+        block.attention.post_norm, block.mlp.post_norm = block.mlp.post_norm, block.attention.post_norm
+
+
 def swapped(half: str, one: str, other: str) -> Callable[[Model], None]:
     """Each of two parts of a fused projection takes the rows of the other, which are as many."""
 
@@ -93,6 +109,16 @@ FAULTS: dict[str, tuple[str, Callable[[Model], None]]] = {
     "window in another layer": ("qwen2-late-window", with_config(windows=(12, 0, 12))),
     "no norm of heads": ("qwen3", without_norm_of_heads),
     "head size of hidden_size / heads in the scale": ("qwen3", scores_scaled_by(24**-0.5)),
+    "local and global layers swapped": ("gemma2", with_config(windows=(0, 7, 0))),
+    "every window too long by one": ("gemma2", with_config(windows=(8, 0, 8))),
+    "scores by the head size, Gemma 2": ("gemma2", with_config(attention_scale=32**-0.5)),
+    "scores not capped, Gemma 2": ("gemma2", with_config(attention_softcap=0.0)),
+    "logits not capped, Gemma 2": ("gemma2", without_final_cap),
+    "embeddings not scaled, Gemma 2": ("gemma2", without_embedding_scale),
+    "SiLU, Gemma 2": ("gemma2", with_silu),
+    "no norm behind attention": ("gemma2", without_vector("attention", "post_norm")),
+    "no norm behind the MLP": ("gemma2", without_vector("mlp", "post_norm")),
+    "norms behind attention and MLP swapped": ("gemma2", with_norms_swapped),
     "rotary bases swapped": ("gemma3", with_config(rope_theta=5000.0, local_theta=1e6)),
     "local layers scaled as well": ("gemma3", with_config(local_theta=5000.0 * 8 ** (32 / 30))),
     "global layers not scaled": ("gemma3", with_config(rope_divisor=1.0)),

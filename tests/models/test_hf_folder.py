@@ -8,6 +8,7 @@ import torch
 from tests.support.oracle import reference_model
 from tests.support.tiny_models import (
     LLAMA3_ROPE,
+    TINY_GEMMA2,
     TINY_GEMMA3,
     TINY_LLAMA,
     TINY_PHI3,
@@ -18,10 +19,11 @@ from tests.support.tiny_models import (
     tiny,
     write_tiny,
 )
-from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Phi3Config
+from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Phi3Config
 
 from featherback.architecture.permute import gguf_to_hf_rows
 from featherback.errors import FeatherbackError
+from featherback.families.gemma2 import GemmaConfig
 from featherback.families.gemma3 import Gemma3Config
 from featherback.models import ModelConfig, load
 from featherback.weights.types import TensorType
@@ -44,6 +46,10 @@ FOLDERS = {
     "wide untied": tiny(TINY_WIDE, tie_word_embeddings=False),
     "mistral": tiny(windows=(7, 7)),
     "qwen3": TINY_QWEN3,
+    "gemma2": TINY_GEMMA2,
+    "gemma2, untied, no caps": tiny(
+        TINY_GEMMA2, tie_word_embeddings=False, attention_softcap=0.0, final_softcap=0.0
+    ),
     "gemma3": TINY_GEMMA3,
     "gemma3, untied": tiny(TINY_GEMMA3, tie_word_embeddings=False, rope_divisor=1.0, final_softcap=0.0),
     "qwen3, late window": tiny(TINY_QWEN3, tie_word_embeddings=False, windows=(0, 7)),
@@ -108,7 +114,13 @@ def edit(folder: Path, changes: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    made = {"llama": TINY_LLAMA, "qwen2": TINY_QWEN2, "gemma3": TINY_GEMMA3, "phi3": TINY_PHI3}
+    made = {
+        "llama": TINY_LLAMA,
+        "qwen2": TINY_QWEN2,
+        "gemma2": TINY_GEMMA2,
+        "gemma3": TINY_GEMMA3,
+        "phi3": TINY_PHI3,
+    }
     return {name: folder_and_gguf(tmp_path_factory.mktemp(name), c)[0] for name, c in made.items()}
 
 
@@ -163,6 +175,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "flag": ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings .* is 'yes'"),
     "shape": ("llama", {"vocab_size": 102}, r"embed_tokens.weight has shape \(101, 96\)"),
     "untied": ("llama", {"tie_word_embeddings": False}, "lm_head.weight .* is missing"),
+    "gemma2 in both directions": ("gemma2", {"use_bidirectional_attention": True}, "bidirectional"),
+    "gemma2's activation": ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation .* 'gelu'"),
+    "gemma2's scale": ("gemma2", {"query_pre_attn_scalar": 0}, "attention_scale is inf"),
+    "gemma2's cap": ("gemma2", {"attn_logit_softcapping": -1.0}, "attention_softcap is -1.0"),
     "gemma3 with images": (
         "gemma3",
         {"model_type": "gemma3"},
@@ -269,6 +285,44 @@ def test_gemma3_where_config_json_does_not_say(folders: dict[str, Path], tmp_pat
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.max_position_embeddings == theirs.max_position_embeddings
     assert (ours.rope_divisor, ours.final_softcap) == (1.0, 0.0)
+
+
+GEMMA2_SILENT = (
+    "layer_types",
+    "sliding_window",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "tie_word_embeddings",
+    "max_position_embeddings",
+    "rope_parameters",
+)
+
+
+def test_gemma2_where_config_json_does_not_say(folders: dict[str, Path], tmp_path: Path) -> None:
+    """As transformers reads the same entries."""
+    folder = changed(folders, tmp_path, "gemma2", {})
+    stated = json.loads((folder / "config.json").read_text())
+    entries = {name: value for name, value in stated.items() if name not in GEMMA2_SILENT}
+    (folder / "config.json").write_text(json.dumps(entries))
+    theirs, ours = Gemma2Config(**entries), load(folder).config
+    assert isinstance(ours, GemmaConfig)
+    assert ours.windows == tuple(
+        theirs.sliding_window if kind == "sliding_attention" else 0 for kind in theirs.layer_types
+    )
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ours.attention_scale == theirs.query_pre_attn_scalar**-0.5
+    assert ours.attention_softcap == theirs.attn_logit_softcapping
+    assert ours.final_softcap == theirs.final_logit_softcapping
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.max_position_embeddings == theirs.max_position_embeddings
+
+
+def test_gemma2_whose_caps_are_null_has_none(folders: dict[str, Path], tmp_path: Path) -> None:
+    nulls = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    config = load(changed(folders, tmp_path, "gemma2", nulls)).config
+    assert isinstance(config, GemmaConfig)
+    assert (config.attention_softcap, config.final_softcap) == (0.0, 0.0)
 
 
 WINDOWS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {

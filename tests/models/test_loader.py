@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 from tests.support.tiny_models import (
+    TINY_GEMMA2,
     TINY_GEMMA3,
     TINY_LLAMA,
     TINY_PHI3,
@@ -219,6 +220,13 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         {},
         named("blk.0.attn_output.bias", 96),
         "not part of a supported llama model.*: 'blk.0.attn_output.bias'",
+    ),
+    "gemma2's caps": (TINY_GEMMA2, {"gemma2.attn_logit_softcapping": -1.0}, (), "attention_softcap is -1.0"),
+    "gemma2's local base": (
+        TINY_GEMMA2,
+        {"gemma2.rope.freq_base_swa": 5000.0},
+        (),
+        "rope.freq_base_swa .* is 5000.0; only that of rope.freq_base, 10000, is supported",
     ),
     "gemma3's scaling": (
         TINY_GEMMA3,

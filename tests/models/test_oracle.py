@@ -8,6 +8,7 @@ import torch
 from tests.support.oracle import random_adapter, reference, reference_model
 from tests.support.tiny_models import (
     LLAMA3_ROPE,
+    TINY_GEMMA2,
     TINY_GEMMA3,
     TINY_LLAMA,
     TINY_PHI3,
@@ -41,6 +42,13 @@ AS_READ = {
     "qwen3": tiny(TINY_QWEN3, head_dim=128),  # which is what transformers takes, whatever the file says
     # Its padding token is 32,000, and its head size that of hidden_size / heads, whatever the file says.
     "phi3": tiny(TINY_PHI3, vocab_size=32_064, head_dim=24),
+    "gemma2": tiny(  # transformers reads no more of it
+        TINY_GEMMA2,
+        head_dim=256,
+        attention_scale=1 / 16,
+        attention_softcap=50.0,
+        final_softcap=30.0,
+    ),
     "gemma3": tiny(  # transformers reads no more of it
         TINY_GEMMA3,
         head_dim=256,

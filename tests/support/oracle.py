@@ -15,6 +15,8 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
@@ -51,6 +53,11 @@ _BLOCK = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
 }
+_GEMMA_BLOCK = _BLOCK | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 GEMMA3_PERIOD = 6  # every sixth layer is global, where the file does not say
 
 
@@ -65,7 +72,7 @@ class Reference:
 
 def reference_model(path: str | Path) -> PreTrainedModel:
     """The transformers model (float32, eager attention) of a GGUF file: llama (Mistral if it has a window), qwen2,
-    qwen3, gemma3, phi3.
+    qwen3, gemma2, gemma3, phi3.
     """
     reader = GGUFReader(path)
     architecture = reader.get_field("general.architecture").contents()
@@ -127,6 +134,23 @@ def _qwen3(reader: GGUFReader, head_dim: int) -> Specific:
     return Specific(Qwen3Config, Qwen3ForCausalLM, _late_window(reader) | _rope(reader))
 
 
+def _gemma2(reader: GGUFReader, head_dim: int) -> Specific:
+    """What the file does not say is left to transformers' own defaults, but the local layers' number."""
+    scale = _field(reader, "attention.scale", head_dim**-0.5)
+    local = _field(reader, "attention.sliding_window_pattern", [True, False] * _field(reader, "block_count"))
+    stated = {
+        "sliding_window": _field(reader, "attention.sliding_window"),
+        "attn_logit_softcapping": _field(reader, "attn_logit_softcapping"),
+        "final_logit_softcapping": _field(reader, "final_logit_softcapping"),
+    }
+    given = {name: value or None for name, value in stated.items() if value is not None}  # 0: no cap
+    kinds = ["sliding_attention" if is_local else "full_attention" for is_local in local]
+    own = {"query_pre_attn_scalar": round(scale**-2), "layer_types": kinds[: _field(reader, "block_count")]}
+    return Specific(
+        Gemma2Config, Gemma2ForCausalLM, own | given | _rope(reader), _GEMMA_BLOCK, norms_from_one=True
+    )
+
+
 def _gemma3(reader: GGUFReader, head_dim: int) -> Specific:
     layers = _field(reader, "block_count")
     local = _field(reader, "attention.sliding_window_pattern")
@@ -152,12 +176,7 @@ def _gemma3(reader: GGUFReader, head_dim: int) -> Specific:
                 },
             },
         },
-        _BLOCK
-        | {
-            "post_attention_norm": "post_attention_layernorm",
-            "ffn_norm": "pre_feedforward_layernorm",
-            "post_ffw_norm": "post_feedforward_layernorm",
-        },
+        _GEMMA_BLOCK,
         norms_from_one=True,
     )
 
@@ -169,7 +188,14 @@ def _phi3(reader: GGUFReader, head_dim: int) -> Specific:
     return Specific(Phi3Config, Phi3ForCausalLM, own | _rope(reader), block)
 
 
-_SPECIFIC = {"llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "gemma3": _gemma3, "phi3": _phi3}
+_SPECIFIC = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "phi3": _phi3,
+}
 
 
 def _rope(reader: GGUFReader) -> dict[str, Any]:

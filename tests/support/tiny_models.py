@@ -12,6 +12,7 @@ from featherback.architecture.config import ModelConfig
 from featherback.architecture.gguf_metadata import ROPE_FREQS
 from featherback.bench.random_blocks import random_blocks
 from featherback.bench.synthetic import gguf_metadata
+from featherback.families.gemma2 import GemmaConfig
 from featherback.families.gemma3 import Gemma3Config
 from featherback.models.layout import layer_shapes, top_shapes
 from featherback.weights.types import TensorType
@@ -66,6 +67,26 @@ TINY_GEMMA3 = Gemma3Config(
     local_theta=5000.0,
     rope_divisor=8.0,
     attention_scale=float(np.float32(20**-0.5)),  # query_pre_attn_scalar is not head_dim
+    attention_softcap=3.0,
+    final_softcap=2.0,
+)
+TINY_GEMMA2 = GemmaConfig(
+    architecture="gemma2",
+    hidden_size=96,
+    intermediate_size=160,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    vocab_size=101,
+    rms_norm_eps=1e-6,
+    rope_theta=10_000.0,
+    max_position_embeddings=512,
+    tie_word_embeddings=True,
+    attention_bias=False,
+    rope_interleaved=False,
+    windows=(7, 0, 7),
+    attention_scale=float(np.float32(20**-0.5)),
     attention_softcap=3.0,
     final_softcap=2.0,
 )

@@ -50,10 +50,7 @@ class ModelConfig:
         for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise FeatherbackError(f"The model's {name} is {getattr(self, name)}; it must be positive.")
-        for name in ("rms_norm_eps", "rope_theta"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise FeatherbackError(f"The model's {name} is {value}; it must be finite and positive.")
+        self.require_positive("rms_norm_eps", "rope_theta")
         if self.num_attention_heads % self.num_key_value_heads:
             raise FeatherbackError(
                 f"The model's {self.num_attention_heads} attention heads do not divide into groups of "
@@ -73,6 +70,13 @@ class ModelConfig:
         factors = self.rope_factors
         if factors is not None and not (np.isfinite(factors).all() and (factors > 0).all()):
             raise FeatherbackError("The model's rotary frequency factors are not all finite and positive.")
+
+    def require_positive(self, *names: str) -> None:
+        """FeatherbackError if one of these numbers is not finite and positive."""
+        for name in names:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise FeatherbackError(f"The model's {name} is {value}; it must be finite and positive.")
 
     @property
     def q_size(self) -> int:

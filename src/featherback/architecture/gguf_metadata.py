@@ -17,6 +17,8 @@ ROPE_FREQS = "rope_freqs.weight"
 WINDOW = "attention.sliding_window"
 WINDOW_PATTERN = "attention.sliding_window_pattern"
 SCALING, SCALING_FACTOR = "rope.scaling.type", "rope.scaling.factor"
+THETA, LOCAL_THETA = "rope.freq_base", "rope.freq_base_swa"
+USUAL_THETA = 10_000.0  # where the file does not say
 
 # Keys that change what a model computes in ways Featherback does not follow, and the values accepted.
 NEUTRAL: dict[str, tuple[float | str, ...]] = {
@@ -117,6 +119,9 @@ class GGUFKeys:
         )  # a factor alone means linear scaling
         if SCALING not in followed and scaled:
             raise self.wrong(SCALING, scaling, "only unscaled rotary embedding")
+        theta = self.number(THETA, USUAL_THETA)
+        if LOCAL_THETA not in followed and (local := self.number(LOCAL_THETA, theta)) != theta:
+            raise self.wrong(LOCAL_THETA, local, f"only that of {THETA}, {theta:g},")
         for key in ("rope.dimension_count", "attention.value_length"):
             if (size := self.integer(key, head_dim)) != head_dim:
                 raise self.wrong(key, size, f"only the head size {head_dim}")
@@ -145,19 +150,22 @@ def common_config(
         "head_dim": head_dim,
         "vocab_size": keys.tensor(GGUF_NAMES["embed_tokens"], 2).shape[0],
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": keys.number("rope.freq_base", 10000.0),
+        "rope_theta": keys.number(THETA, USUAL_THETA),
         "max_position_embeddings": context,
         "tie_word_embeddings": GGUF_NAMES["lm_head"] not in file.tensors,
         "windows": layer_windows(keys, layers, context, window_period),
     }
 
 
-def layer_windows(keys: GGUFKeys, layers: int, context: int, period: int | None) -> tuple[int, ...]:
+def layer_windows(
+    keys: GGUFKeys, layers: int, context: int, period: int | None, default: int = 0
+) -> tuple[int, ...]:
     """ModelConfig's `windows`. Which layers have the file's window is said by a list of booleans, or by a period.
 
     `period` holds where the file says neither; None: such a file is refused, unless the window is the whole context.
+    `default`: the window where the file has none.
     """
-    window = min(keys.integer(WINDOW, 0), context)
+    window = min(keys.integer(WINDOW, default), context)
     if window <= 0 or layers > len(
         keys.file.tensors
     ):  # a corrupt count of layers is refused with the tensors
