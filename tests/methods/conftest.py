@@ -17,6 +17,7 @@ from tests.support.tiny_models import (
     TINY_GEMMA2,
     TINY_GEMMA3,
     TINY_LLAMA,
+    TINY_OLMO2,
     TINY_PHI3,
     TINY_QWEN2,
     TINY_QWEN3,
@@ -64,6 +65,11 @@ CASES: dict[str, tuple[ModelConfig, Types]] = {
             rope_divisor=1.0,
         ),
         TensorType.Q4_1,
+    ),
+    "olmo2": (TINY_OLMO2, TensorType.Q4_1),
+    "olmo2-tied": (
+        tiny(TINY_OLMO2, tie_word_embeddings=True, num_key_value_heads=1, num_hidden_layers=3),
+        {"": TensorType.Q4_0, "q_proj": TensorType.F16},
     ),
     "phi3": (TINY_PHI3, TensorType.Q4_0),
     "phi3-window": (

@@ -32,6 +32,7 @@ from tests.support.tiny_models import (
     TINY_GEMMA2,
     TINY_GEMMA3,
     TINY_LLAMA,
+    TINY_OLMO2,
     TINY_PHI3,
     TINY_QWEN2,
     TINY_QWEN3,
@@ -46,6 +47,7 @@ FAMILIES = {
     "qwen3": TINY_QWEN3,
     "gemma2": TINY_GEMMA2,
     "gemma3": TINY_GEMMA3,
+    "olmo2": TINY_OLMO2,
     "phi3": TINY_PHI3,
 }
 KEPT_BOUND = 1.15

@@ -28,7 +28,7 @@ def with_config(**changes: object) -> Callable[[Model], None]:
 def without_norm_of_heads(model: Model) -> None:
     """Queries and keys go into the rotation as they are."""
     for block in model.blocks:
-        block.attention.qk_norm = False
+        block.attention.qk_norm = None
         for name in ("q_norm", "k_norm"):
             block.vectors.pop(name, None)
 
@@ -69,9 +69,34 @@ def without_vector(half: str, norm: str) -> Callable[[Model], None]:
     return plant
 
 
+def with_norm_of_each_head(model: Model) -> None:
+    """Queries and keys normed by head, with the weights of the first."""
+    for block in set(model.blocks):
+        turn, turn_back = block.attention._turn, block.attention._turn_back
+        size = block.attention.head_dim
+
+        def first(w: BlockWeights, size: int = size) -> BlockWeights:
+            part = {name: v[:size] if name in ("q_norm", "k_norm") else v for name, v in w.vectors.items()}
+            return BlockWeights(w.projections, part)
+
+        block.attention._turn = lambda ctx, part, w, *rest, to=turn: to(ctx, part, first(w), *rest)  # type: ignore[method-assign, misc]
+        block.attention._turn_back = lambda ctx, part, w, *rest, to=turn_back: to(ctx, part, first(w), *rest)  # type: ignore[method-assign, misc]
+
+
+def with_norm_before(half: str) -> Callable[[Model], None]:
+    """Attention or MLP reads the normed residual stream, with the weights of the norm behind it."""
+
+    def plant(model: Model) -> None:
+        for block in model.blocks:
+            part = getattr(block, half)
+            part.pre_norm = part.post_norm
+
+    return plant
+
+
 def with_norms_swapped(model: Model) -> None:
     """The norm behind attention has the weights of that behind the MLP."""
-    for block in model.blocks:
+    for block in set(model.blocks):  # layers that are alike share one
         block.attention.post_norm, block.mlp.post_norm = block.mlp.post_norm, block.attention.post_norm
 
 
@@ -119,6 +144,12 @@ FAULTS: dict[str, tuple[str, Callable[[Model], None]]] = {
     "no norm behind attention": ("gemma2", without_vector("attention", "post_norm")),
     "no norm behind the MLP": ("gemma2", without_vector("mlp", "post_norm")),
     "norms behind attention and MLP swapped": ("gemma2", with_norms_swapped),
+    "each head normed by itself": ("olmo2", with_norm_of_each_head),
+    "no norm of queries and keys": ("olmo2", without_norm_of_heads),
+    "a norm before attention": ("olmo2", with_norm_before("attention")),
+    "a norm before the MLP": ("olmo2", with_norm_before("mlp")),
+    "no norm behind attention, OLMo 2": ("olmo2", without_vector("attention", "post_norm")),
+    "norms swapped, OLMo 2": ("olmo2", with_norms_swapped),
     "rotary bases swapped": ("gemma3", with_config(rope_theta=5000.0, local_theta=1e6)),
     "local layers scaled as well": ("gemma3", with_config(local_theta=5000.0 * 8 ** (32 / 30))),
     "global layers not scaled": ("gemma3", with_config(rope_divisor=1.0)),

@@ -11,6 +11,7 @@ from tests.support.tiny_models import (
     TINY_GEMMA2,
     TINY_GEMMA3,
     TINY_LLAMA,
+    TINY_OLMO2,
     TINY_PHI3,
     TINY_QWEN2,
     TINY_QWEN3,
@@ -19,7 +20,14 @@ from tests.support.tiny_models import (
     tiny,
     write_tiny,
 )
-from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Phi3Config
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Olmo2Config,
+    Phi3Config,
+)
 
 from featherback.architecture.permute import gguf_to_hf_rows
 from featherback.errors import FeatherbackError
@@ -53,6 +61,8 @@ FOLDERS = {
     "gemma3": TINY_GEMMA3,
     "gemma3, untied": tiny(TINY_GEMMA3, tie_word_embeddings=False, rope_divisor=1.0, final_softcap=0.0),
     "qwen3, late window": tiny(TINY_QWEN3, tie_word_embeddings=False, windows=(0, 7)),
+    "olmo2": TINY_OLMO2,
+    "olmo2, tied": tiny(TINY_OLMO2, tie_word_embeddings=True, num_key_value_heads=4),
     "phi3": TINY_PHI3,
     "phi3, tied, window": tiny(TINY_PHI3, tie_word_embeddings=True, windows=(7, 7)),
     "qwen2, late window": tiny(TINY_QWEN2, num_hidden_layers=3, windows=(0, 7, 7)),
@@ -85,7 +95,9 @@ def test_folder_and_gguf_are_the_same_model(tmp_path: Path, config: ModelConfig,
                 rows = rows[gguf_to_hf_rows(heads[target], matrix.rows)]
             assert matrix.type is TensorType[dtype]
             assert np.array_equal(matrix.data, rows.reshape(-1)), target
-        assert np.allclose(ours.vectors["input_layernorm"], theirs.vectors["input_layernorm"], rtol=1e-2)
+        for name in ours.vectors:
+            if name.endswith("norm"):
+                assert np.allclose(ours.vectors[name], theirs.vectors[name], rtol=1e-2), name
         if config.attention_bias:
             assert np.allclose(ours.vectors["v_bias"], theirs.vectors["v_bias"], rtol=1e-2)  # type: ignore[arg-type]
 
@@ -119,6 +131,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "qwen2": TINY_QWEN2,
         "gemma2": TINY_GEMMA2,
         "gemma3": TINY_GEMMA3,
+        "olmo2": TINY_OLMO2,
         "phi3": TINY_PHI3,
     }
     return {name: folder_and_gguf(tmp_path_factory.mktemp(name), c)[0] for name, c in made.items()}
@@ -204,6 +217,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "rope_divisor is 0",
     ),
     "gemma3, one rope for all": ("gemma3", {"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters"),
+    "olmo2 with biases": ("olmo2", {"attention_bias": True}, "attention_bias .* is True"),
     "phi3 in part": ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor .* is 0.75"),
     "phi3 in part, transformers 5": (
         "phi3",
@@ -365,6 +379,23 @@ def test_phi3_where_config_json_does_not_say(folders: dict[str, Path], tmp_path:
     theirs, ours = Phi3Config(**entries), load(folder).config
     assert ours.rms_norm_eps == theirs.rms_norm_eps != 1e-6
     assert (ours.windows, theirs.sliding_window) == ((), None)
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+
+
+def test_olmo2_where_config_json_does_not_say(folders: dict[str, Path], tmp_path: Path) -> None:
+    """As transformers reads the same entries."""
+    changes = {"rms_norm_eps": None, "num_key_value_heads": None, "rope_parameters": None}
+    folder = changed(folders, tmp_path, "olmo2", changes | {"tie_word_embeddings": None})
+    entries = {k: v for k, v in json.loads((folder / "config.json").read_text()).items() if v is not None}
+    theirs = Olmo2Config(**entries)
+    shape = r"k_proj.weight has shape \(48, 96\)"  # as many key heads as of queries are expected
+    with pytest.raises(FeatherbackError, match=shape):
+        load(folder)
+    assert theirs.num_key_value_heads == theirs.num_attention_heads
+    edit(folder, {"num_key_value_heads": TINY_OLMO2.num_key_value_heads})
+    ours = load(folder).config
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
 
 

@@ -9,6 +9,7 @@ from tests.support.tiny_models import (
     TINY_GEMMA2,
     TINY_GEMMA3,
     TINY_LLAMA,
+    TINY_OLMO2,
     TINY_PHI3,
     TINY_QWEN2,
     TINY_WIDE,
@@ -235,6 +236,18 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         "rope.scaling.type .* is 'yarn'; only 'linear'",
     ),
     "gemma3's local base": (TINY_GEMMA3, {"gemma3.rope.freq_base_swa": 0.0}, (), "local_theta is 0.0"),
+    "olmo2 with a window": (
+        TINY_OLMO2,
+        {"olmo2.attention.sliding_window": 64},
+        (),
+        "sliding_window .* is 64; .*sliding_window_pattern",
+    ),
+    "olmo2 with norms before": (
+        TINY_OLMO2,
+        {},
+        named("blk.0.attn_norm.weight", 96),
+        "not part of a supported olmo2 model.*: 'blk.0.attn_norm.weight'",
+    ),
     "phi3 of long context": (
         TINY_PHI3,
         {},

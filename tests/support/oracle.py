@@ -23,6 +23,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedConfig,
@@ -72,7 +74,7 @@ class Reference:
 
 def reference_model(path: str | Path) -> PreTrainedModel:
     """The transformers model (float32, eager attention) of a GGUF file: llama (Mistral if it has a window), qwen2,
-    qwen3, gemma2, gemma3, phi3.
+    qwen3, gemma2, gemma3, olmo2, phi3.
     """
     reader = GGUFReader(path)
     architecture = reader.get_field("general.architecture").contents()
@@ -188,12 +190,22 @@ def _phi3(reader: GGUFReader, head_dim: int) -> Specific:
     return Specific(Phi3Config, Phi3ForCausalLM, own | _rope(reader), block)
 
 
+def _olmo2(reader: GGUFReader, head_dim: int) -> Specific:
+    """Norms stand behind attention and MLP only."""
+    block = {part: name for part, name in _BLOCK.items() if part not in ("attn_norm", "ffn_norm")} | {
+        "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
+    return Specific(Olmo2Config, Olmo2ForCausalLM, {"pad_token_id": None} | _rope(reader), block)
+
+
 _SPECIFIC = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "olmo2": _olmo2,
     "phi3": _phi3,
 }
 

@@ -47,6 +47,9 @@ TINY_QWEN3 = replace(TINY_QWEN2, architecture="qwen3", attention_bias=False, hea
 TINY_PHI3 = replace(
     TINY_QWEN2, architecture="phi3", attention_bias=False, head_dim=32, tie_word_embeddings=False
 )
+TINY_OLMO2 = replace(
+    TINY_QWEN2, architecture="olmo2", attention_bias=False, rms_norm_eps=1e-5, tie_word_embeddings=False
+)
 # Everything that Gemma 3 may set. Its seventh layer begins the pattern anew.
 TINY_GEMMA3 = Gemma3Config(
     architecture="gemma3",

@@ -117,7 +117,7 @@ class Gemma3(Gemma):
         local = Rotary(config.local_theta, config.head_dim, config.rope_interleaved)
         return by_window(
             config,
-            lambda window: GemmaBlock(config, local if window else everywhere, window, qk_norm=True),
+            lambda window: GemmaBlock(config, local if window else everywhere, window, qk_norm="heads"),
         )
 
     def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:

@@ -31,7 +31,7 @@ class Qwen3(Family):
     def blocks(self, config: ModelConfig) -> list[Block]:
         """q, k = rope(rms(lin(n)) g): the norm is of a head, and its weight g (head_dim,) all heads share."""
         turn = rotary(config)
-        return by_window(config, lambda window: silu_block(config, turn, window, qk_norm=True))
+        return by_window(config, lambda window: silu_block(config, turn, window, qk_norm="heads"))
 
 
 FAMILY = Qwen3()

@@ -1,7 +1,7 @@
 """The attention half of a block.
 
 Forward:   n = rms(x) g;   q, k, v = lin(n);   q, k = rope(norm(q)), rope(norm(k));   o = attention(q, k, v)
-           x += lin_o(o), or rms(lin_o(o)) g' in families with a norm behind it
+           x += lin_o(o), or rms(lin_o(o)) g' in families with a norm behind it; n = x in those without one before
 
 Keys and values of earlier tokens lie in a store that the caller holds: all tokens of a batch in training, the cache in
 decoding. See docs/derivations/attention.md.
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from featherback.backend.protocol import Array
 from featherback.layers.context import Context
 from featherback.layers.kept import NOTHING, Intermediate, Kept
-from featherback.layers.linear import BlockWeights, by_stored, row_ranges, stored_shapes
+from featherback.layers.linear import BlockWeights, by_stored, normed, row_ranges, stored_shapes
 from featherback.layers.rope import Rotary
 from featherback.layers.span import Span
 
@@ -62,10 +63,10 @@ class AttentionState:
 class Attention:
     """Causal grouped-query attention, as a family sets it up.
 
-    `fused`: the one projection that holds the rows of q, k and v. `bias`: they have one. `qk_norm`: each head of q and
-    k is normalised, with weights q_norm, k_norm (head_dim,). `window`: most keys that a query sees, itself included
-    (0: all before it). `scale` of the scores (None: head_dim^-1/2). `softcap`: scores s become cap tanh(s / cap) (0:
-    they stay).
+    `fused`: the one projection that holds the rows of q, k and v. `bias`: they have one. `qk_norm`: q and k are
+    normalised, with weights q_norm, k_norm: "heads" each by itself, weights (head_dim,), or "whole", all heads of a
+    token together, weights (heads * head_dim,). `window`: most keys that a query sees, itself included (0: all before
+    it). `scale` of the scores (None: head_dim^-1/2). `softcap`: scores s become cap tanh(s / cap) (0: they stay).
     """
 
     def __init__(
@@ -77,11 +78,11 @@ class Attention:
         head_dim: int,
         eps: float,
         rotary: Rotary | None,
-        pre_norm: str = "input_layernorm",
+        pre_norm: str | None = "input_layernorm",
         post_norm: str | None = None,
         fused: str | None = None,
         bias: bool = False,
-        qk_norm: bool = False,
+        qk_norm: Literal["heads", "whole"] | None = None,
         window: int = 0,
         scale: float | None = None,
         softcap: float = 0.0,
@@ -96,7 +97,8 @@ class Attention:
         self.projections = products | {"o_proj": (hidden_size, q_size)}
         self.vectors = {name: (hidden_size,) for name in (pre_norm, post_norm) if name}
         if qk_norm:
-            self.vectors |= {"q_norm": (head_dim,), "k_norm": (head_dim,)}
+            sizes = (head_dim, head_dim) if qk_norm == "heads" else (q_size, kv_size)
+            self.vectors |= {"q_norm": sizes[:1], "k_norm": sizes[1:]}
         if bias:
             self.vectors |= {f"{name.removesuffix('_proj')}_bias": (n,) for name, (n, _) in products.items()}
         self.intermediates = {
@@ -174,10 +176,7 @@ class Attention:
         `h`: room for LoRA's products that are to stay, by stored projection.
         """
         with ctx.frame():
-            n = None
-            if x is not None:
-                n = ctx.operands("n1", *x.shape)
-                ctx.ops.rms_norm(x, w.vectors[self.pre_norm], self.eps, n)
+            n = None if x is None else normed(ctx, "n1", x, w, self.pre_norm, self.eps)
             missing = by_stored(self.parts, [letter for letter in places if letter not in found])
             for stored, letters in missing.items():
                 with ctx.frame():
@@ -229,9 +228,8 @@ class Attention:
                     softcap=self.softcap, p=state.probabilities, accumulate=gathered is not None,
                 )  # fmt: skip
             # n = rms(x) g, recomputed: it is cheaper than keeping it through the MLP
-            n = ctx.operands("n1", *x.shape)
-            ctx.ops.rms_norm(x, w.vectors[self.pre_norm], self.eps, n)
-            dn = ctx.floats("dn1", *x.shape)
+            n = normed(ctx, "n1", x, w, self.pre_norm, self.eps)
+            dn = dm if self.pre_norm is None else ctx.floats("dn1", *x.shape)
             raw = {"q": state.q_raw, "k": kv.places(span)["k"][0], "v": None}
             gradients = {"q": dq, "k": dk[span.own], "v": dv[span.own]}
             for stored, letters in by_stored(self.parts, gradients).items():
@@ -244,8 +242,9 @@ class Attention:
                             dy = ctx.operands(f"d{letter}, operand", *gradient.shape)
                             self._turn_back(ctx, letter, w, gradient, raw[letter], dy)
                             part = self.parts[letter].of(w)
-                            part.backward(ctx, n, dy, dn, h=h, accumulate=letter != "q")
-            ctx.ops.rms_norm_backward(dn, x, w.vectors[self.pre_norm], self.eps, dm)
+                            part.backward(ctx, n, dy, dn, h=h, accumulate=dn is dm or letter != "q")
+            if self.pre_norm is not None:
+                ctx.ops.rms_norm_backward(dn, x, w.vectors[self.pre_norm], self.eps, dm)
 
     def _place(self, ctx: Context, kept: Kept, name: str) -> Array:
         """The span's rows of an intermediate, kept or in scratch memory."""
@@ -255,7 +254,7 @@ class Attention:
         return place
 
     def _turn(self, ctx: Context, letter: str, w: BlockWeights, raw: Array, out: Array) -> None:
-        """out = rope(rms(raw) g), head by head. Without a norm, out is raw."""
+        """out = rope(rms(raw) g). Without a norm, out is raw."""
         norm = w.vectors.get(f"{letter}_norm")
         if norm is not None:
             ctx.ops.rms_norm(raw, norm, self.eps, out)

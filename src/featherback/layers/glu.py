@@ -1,6 +1,6 @@
 """The gated half of a block, tiled over F so that nothing of size T x F exists.
 
-Forward:   n = rms(m) g;   a = act(gate(n)) * up(n);   y = m + down(a), or m + rms(down(a)) g'
+Forward:   n = rms(m) g, or m;   a = act(gate(n)) * up(n);   y = m + down(a), or m + rms(down(a)) g'
 A tile takes columns [f0, f1) of F: rows of gate and up, columns of down, and the matching slices of their LoRA pairs.
 All T tokens of a span go through a tile together, so every weight is unpacked once per span (docs/derivations/mlp.md).
 """
@@ -18,6 +18,7 @@ from featherback.layers.linear import (
     BlockWeights,
     Projection,
     by_stored,
+    normed,
     pieces,
     row_ranges,
     stored_shapes,
@@ -29,7 +30,8 @@ FLOAT = np.dtype(np.float32)
 class GatedUnit:
     """The MLP of a block, as a family sets it up.
 
-    `activation`: "silu" or "gelu_tanh". `fused`: the one projection that holds the rows of gate and up.
+    `activation`: "silu" or "gelu_tanh". `fused`: the one projection that holds the rows of gate and up. Where no norm
+    stands before it, one stands behind it.
     """
 
     def __init__(
@@ -39,11 +41,15 @@ class GatedUnit:
         intermediate_size: int,
         eps: float,
         activation: str = "silu",
-        pre_norm: str = "post_attention_layernorm",
+        pre_norm: str | None = "post_attention_layernorm",
         post_norm: str | None = None,
         fused: str | None = None,
     ) -> None:
         self.intermediate_size, self.eps, self.activation = intermediate_size, eps, activation
+        if (
+            pre_norm is None and post_norm is None
+        ):  # n may be m, which the products of down_proj would overwrite
+            raise ValueError("a gated unit without any norm")
         self.pre_norm, self.post_norm = pre_norm, post_norm
         sizes = {"gate": intermediate_size, "up": intermediate_size}
         self.parts = row_ranges(sizes, fused)
@@ -59,8 +65,7 @@ class GatedUnit:
     def forward(self, ctx: Context, m: Array, w: BlockWeights, kept: Kept = NOTHING) -> None:
         """m (T, D) becomes the block's output y in place; what is to be kept is written."""
         with ctx.frame():
-            n = ctx.operands("n2", *m.shape)
-            ctx.ops.rms_norm(m, w.vectors[self.pre_norm], self.eps, n)
+            n = normed(ctx, "n2", m, w, self.pre_norm, self.eps)
             if self.post_norm is None:
                 self._sum(ctx, n, w, kept, m, accumulate=True)
                 return
@@ -79,10 +84,10 @@ class GatedUnit:
         parts, down_proj = {name: rows.of(w) for name, rows in self.parts.items()}, w.projections["down_proj"]
         stored = {name: w.projections[name] for name in by_stored(self.parts, parts)}
         with ctx.frame():
-            n, d_out = ctx.operands("n2", *m.shape), ctx.operands("dy, operand", *m.shape)
-            ctx.ops.rms_norm(m, w.vectors[self.pre_norm], self.eps, n)
+            n = normed(ctx, "n2", m, w, self.pre_norm, self.eps)
+            d_out = ctx.operands("dy, operand", *m.shape)
             self._output_backward(ctx, dy, n, w, kept, d_out)
-            dn = ctx.floats("dn2", *m.shape)
+            dn = dy if self.pre_norm is None else ctx.floats("dn2", *m.shape)
             h = {name: projection.lora_in(ctx, n) for name, projection in stored.items()}
             dh = {name: projection.accumulator(ctx, "dh") for name, projection in stored.items()}
             h_down, dh_down = down_proj.accumulator(ctx, "h"), down_proj.lora_in_backward(ctx, d_out)
@@ -109,14 +114,15 @@ class GatedUnit:
                         part = tiles[name]
                         part.add_lora_in_backward(ctx, gradient, dh[part.name])
                         part.add_dbt(ctx, h[part.name], gradient)
-                        first = f0 == 0 and name == "gate"
+                        first = f0 == 0 and name == "gate" and dn is not dy
                         part.backward_input(ctx, gradient, None, dn, accumulate=not first)
                         ctx.release(part.weight)
             ctx.release(down_proj.weight)
             down_proj.add_dbt(ctx, down_proj.finished(ctx, h_down, "h"), d_out)
             for name, projection in stored.items():
                 projection.backward_lora_in(ctx, dh[name], n, dn)
-            ctx.ops.rms_norm_backward(dn, m, w.vectors[self.pre_norm], self.eps, dy)
+            if self.pre_norm is not None:
+                ctx.ops.rms_norm_backward(dn, m, w.vectors[self.pre_norm], self.eps, dy)
 
     def _sum(
         self, ctx: Context, n: Array, w: BlockWeights, kept: Kept, out: Array, *,

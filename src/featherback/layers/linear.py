@@ -168,6 +168,18 @@ class BlockWeights(NamedTuple):
     vectors: Mapping[str, Array]
 
 
+def normed(ctx: Context, name: str, x: Array, w: BlockWeights, norm: str | None, eps: float) -> Array:
+    """n (T, D) = rms(x) g, or x where there is no `norm`; an operand, which may be x itself."""
+    if norm is None and x.dtype == ctx.operand:
+        return x
+    n = ctx.operands(name, *x.shape)
+    if norm is None:
+        ctx.ops.cast(x, n)
+    else:
+        ctx.ops.rms_norm(x, w.vectors[norm], eps, n)
+    return n
+
+
 class Rows(NamedTuple):
     """Rows [first, last) of a stored projection: one of several that a file holds as one tensor."""
 
