@@ -11,6 +11,7 @@ from tests.support.oracle import random_adapter, reference, reference_model
 from tests.support.tiny_models import (
     TINY_GEMMA2,
     TINY_GEMMA3,
+    TINY_GRANITE,
     TINY_LLAMA,
     TINY_OLMO2,
     TINY_PHI3,
@@ -39,6 +40,7 @@ CONFIGS = {
     "qwen3": TINY_QWEN3,
     "gemma2": TINY_GEMMA2,
     "gemma3": TINY_GEMMA3,
+    "granite": TINY_GRANITE,
     "olmo2": TINY_OLMO2,
     "phi3": TINY_PHI3,
     "phi3, window": tiny(TINY_PHI3, windows=(7, 7)),

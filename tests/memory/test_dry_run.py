@@ -28,6 +28,7 @@ from featherback.weights.types import TensorType
 from tests.support.tiny_models import (
     TINY_GEMMA2,
     TINY_GEMMA3,
+    TINY_GRANITE,
     TINY_LLAMA,
     TINY_OLMO2,
     TINY_PHI3,
@@ -56,6 +57,7 @@ MODELS: dict[str, tuple[ModelConfig, Types]] = {
     "qwen3": (TINY_QWEN3, TensorType.F32),
     "gemma2": (TINY_GEMMA2, TensorType.F32),
     "gemma3": (tiny(TINY_GEMMA3, num_hidden_layers=3, windows=(7, 0, 7)), TensorType.F32),
+    "granite": (TINY_GRANITE, TensorType.F32),
     "olmo2": (TINY_OLMO2, TensorType.F32),
     "phi3": (TINY_PHI3, TensorType.F32),
     "wide": (WIDE, TensorType.F32),
@@ -69,7 +71,7 @@ KEPT = [
     {"q": 2, "k": 1, "v": 2, "o": 1, "lse": 1},
 ]
 # These meet every adapter and tiling, but not every pair of them.
-FEWER = {"qwen3", "gemma2", "gemma3", "olmo2", "phi3", "mixed types"}
+FEWER = {"qwen3", "gemma2", "gemma3", "granite", "olmo2", "phi3", "mixed types"}
 
 
 @pytest.fixture(scope="module", params=MODELS)

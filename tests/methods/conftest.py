@@ -16,6 +16,7 @@ from tests.support.oracle import reference_model
 from tests.support.tiny_models import (
     TINY_GEMMA2,
     TINY_GEMMA3,
+    TINY_GRANITE,
     TINY_LLAMA,
     TINY_OLMO2,
     TINY_PHI3,
@@ -65,6 +66,16 @@ CASES: dict[str, tuple[ModelConfig, Types]] = {
             rope_divisor=1.0,
         ),
         TensorType.Q4_1,
+    ),
+    "granite": (TINY_GRANITE, TensorType.Q8_0),
+    "granite-untied": (
+        tiny(
+            TINY_GRANITE,
+            tie_word_embeddings=False,
+            num_key_value_heads=1,
+            rope_factors=llama3_factors(TINY_GRANITE),
+        ),
+        TensorType.Q4_0,
     ),
     "olmo2": (TINY_OLMO2, TensorType.Q4_1),
     "olmo2-tied": (

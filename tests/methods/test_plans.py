@@ -31,6 +31,7 @@ from tests.support.oracle import State
 from tests.support.tiny_models import (
     TINY_GEMMA2,
     TINY_GEMMA3,
+    TINY_GRANITE,
     TINY_LLAMA,
     TINY_OLMO2,
     TINY_PHI3,
@@ -47,6 +48,7 @@ FAMILIES = {
     "qwen3": TINY_QWEN3,
     "gemma2": TINY_GEMMA2,
     "gemma3": TINY_GEMMA3,
+    "granite": TINY_GRANITE,
     "olmo2": TINY_OLMO2,
     "phi3": TINY_PHI3,
 }

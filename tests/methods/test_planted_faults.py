@@ -53,6 +53,28 @@ def without_embedding_scale(model: Model) -> None:
     model.embedding_scale = 1.0
 
 
+def with_multipliers(**changes: float) -> Callable[[Model], None]:
+    """A whole model with other multipliers."""
+
+    def plant(model: Model) -> None:
+        config = replace(model.config, **changes)  # type: ignore[arg-type]
+        model.blocks, model.embedding_scale = (
+            model.family.blocks(config),
+            model.family.embedding_scale(config),
+        )
+        model.rotaries = rotaries(model.blocks)
+        divided = model.family.logit_divisor(config) / model.family.logit_divisor(model.config)
+        model.head = replace(model.head, norm=model.head.norm / divided, eps=model.family.norm_eps(config))
+
+    return plant
+
+
+def with_eps_of_the_file(model: Model) -> None:
+    """Norms that do not know that the residual stream is held divided."""
+    for block in model.blocks:
+        block.attention.eps = block.mlp.eps = model.config.rms_norm_eps
+
+
 def with_silu(model: Model) -> None:
     """Another activation."""
     for block in model.blocks:
@@ -150,6 +172,12 @@ FAULTS: dict[str, tuple[str, Callable[[Model], None]]] = {
     "a norm before the MLP": ("olmo2", with_norm_before("mlp")),
     "no norm behind attention, OLMo 2": ("olmo2", without_vector("attention", "post_norm")),
     "norms swapped, OLMo 2": ("olmo2", with_norms_swapped),
+    "embeddings not scaled, Granite": ("granite", without_embedding_scale),
+    "residuals not scaled": ("granite", with_multipliers(residual_scale=1.0)),
+    "eps not scaled with the residuals": ("granite", with_eps_of_the_file),
+    "scores by the head size, Granite": ("granite", with_multipliers(attention_scale=24**-0.5)),
+    "logits not divided": ("granite", with_multipliers(logit_divisor=1.0)),
+    "logits multiplied": ("granite", with_multipliers(logit_divisor=1 / 8)),
     "rotary bases swapped": ("gemma3", with_config(rope_theta=5000.0, local_theta=1e6)),
     "local layers scaled as well": ("gemma3", with_config(local_theta=5000.0 * 8 ** (32 / 30))),
     "global layers not scaled": ("gemma3", with_config(rope_divisor=1.0)),

@@ -10,6 +10,7 @@ from tests.support.tiny_models import (
     LLAMA3_ROPE,
     TINY_GEMMA2,
     TINY_GEMMA3,
+    TINY_GRANITE,
     TINY_LLAMA,
     TINY_OLMO2,
     TINY_PHI3,
@@ -28,11 +29,13 @@ from transformers import (
     Olmo2Config,
     Phi3Config,
 )
+from transformers import GraniteConfig as HFGraniteConfig
 
 from featherback.architecture.permute import gguf_to_hf_rows
 from featherback.errors import FeatherbackError
 from featherback.families.gemma2 import GemmaConfig
 from featherback.families.gemma3 import Gemma3Config
+from featherback.families.granite import GraniteConfig
 from featherback.models import ModelConfig, load
 from featherback.weights.types import TensorType
 
@@ -61,6 +64,8 @@ FOLDERS = {
     "gemma3": TINY_GEMMA3,
     "gemma3, untied": tiny(TINY_GEMMA3, tie_word_embeddings=False, rope_divisor=1.0, final_softcap=0.0),
     "qwen3, late window": tiny(TINY_QWEN3, tie_word_embeddings=False, windows=(0, 7)),
+    "granite": TINY_GRANITE,
+    "granite, untied": tiny(TINY_GRANITE, tie_word_embeddings=False, residual_scale=1.0),
     "olmo2": TINY_OLMO2,
     "olmo2, tied": tiny(TINY_OLMO2, tie_word_embeddings=True, num_key_value_heads=4),
     "phi3": TINY_PHI3,
@@ -131,6 +136,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "qwen2": TINY_QWEN2,
         "gemma2": TINY_GEMMA2,
         "gemma3": TINY_GEMMA3,
+        "granite": TINY_GRANITE,
         "olmo2": TINY_OLMO2,
         "phi3": TINY_PHI3,
     }
@@ -217,6 +223,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "rope_divisor is 0",
     ),
     "gemma3, one rope for all": ("gemma3", {"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters"),
+    "granite without residuals": ("granite", {"residual_multiplier": 0}, "residual_scale is 0.0; it must be"),
+    "granite with a text": ("granite", {"logits_scaling": "8"}, "logits_scaling .* is '8'"),
+    "granite with biases": ("granite", {"mlp_bias": True}, "mlp_bias .* is True"),
     "olmo2 with biases": ("olmo2", {"attention_bias": True}, "attention_bias .* is True"),
     "phi3 in part": ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor .* is 0.75"),
     "phi3 in part, transformers 5": (
@@ -397,6 +406,24 @@ def test_olmo2_where_config_json_does_not_say(folders: dict[str, Path], tmp_path
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+
+
+def test_granite_where_config_json_does_not_say(folders: dict[str, Path], tmp_path: Path) -> None:
+    """As transformers reads the same entries: its scores are then not even divided by the root of the head size."""
+    names = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+    folder = changed(folders, tmp_path, "granite", dict.fromkeys((*names, "rms_norm_eps", "rope_parameters")))
+    entries = {k: v for k, v in json.loads((folder / "config.json").read_text()).items() if v is not None}
+    theirs, ours = HFGraniteConfig(**entries), load(folder).config
+    assert isinstance(ours, GraniteConfig)
+    assert [getattr(theirs, name) for name in names] == [1, 1, 1, 1]
+    assert (ours.embedding_scale, ours.residual_scale, ours.attention_scale, ours.logit_divisor) == (
+        1,
+        1,
+        1,
+        1,
+    )
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
 
 
 def test_a_bias_on_o_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from gguf.quants import dequantize
 from tests.support.tiny_models import (
     TINY_GEMMA2,
     TINY_GEMMA3,
+    TINY_GRANITE,
     TINY_LLAMA,
     TINY_OLMO2,
     TINY_PHI3,
@@ -20,7 +21,9 @@ from tests.support.tiny_models import (
 
 from featherback.bench.synthetic import gguf_metadata
 from featherback.errors import FeatherbackError
+from featherback.families.gemma2 import GemmaConfig
 from featherback.families.gemma3 import Gemma3Config
+from featherback.families.granite import GraniteConfig
 from featherback.models import ModelConfig, load
 from featherback.weights.gguf import GGUFFile
 from featherback.weights.types import TensorType
@@ -92,6 +95,27 @@ GGUF_PARTS = {
 
 def _head(config: ModelConfig) -> str:
     return "token_embd.weight" if config.tie_word_embeddings else "output.weight"
+
+
+def test_a_granite_file_may_leave_out_multipliers(tmp_path: Path) -> None:
+    """What llama.cpp then takes."""
+    absent = {f"granite.{key}": 0.0 for key in ("embedding_scale", "residual_scale", "attention.scale")}
+    config = load(write_tiny(tmp_path / "a.gguf", TINY_GRANITE, metadata=absent)).config
+    assert isinstance(config, GraniteConfig)
+    assert (config.embedding_scale, config.residual_scale) == (1, 1)
+    assert config.attention_scale == 24**-0.5
+
+
+def test_gemma2_as_llama_cpp_reads_a_silent_file(tmp_path: Path) -> None:
+    path = write_tiny(
+        tmp_path / "a.gguf", tiny(TINY_GEMMA2, windows=(), attention_softcap=50, final_softcap=30)
+    )
+    keys = {key.removeprefix("gemma2.") for key in GGUFFile(path).metadata}
+    assert not keys & {"attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
+    config = load(path).config
+    assert isinstance(config, GemmaConfig)
+    assert config.windows == (512, 0, 512)  # 4096, but no longer than the context
+    assert (config.attention_softcap, config.final_softcap) == (50, 30)
 
 
 def test_llama3_factors_survive(tmp_path: Path) -> None:
@@ -236,6 +260,13 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         "rope.scaling.type .* is 'yarn'; only 'linear'",
     ),
     "gemma3's local base": (TINY_GEMMA3, {"gemma3.rope.freq_base_swa": 0.0}, (), "local_theta is 0.0"),
+    "granite without positions": (
+        TINY_GRANITE,
+        {"granite.rope.scaling.finetuned": False},
+        (),
+        "rope.scaling.finetuned .* is False; only rotary embedding in all layers is supported",
+    ),
+    "granite's logits": (TINY_GRANITE, {"granite.logit_scale": 0.0}, (), "logit_divisor is 0.0"),
     "olmo2 with a window": (
         TINY_OLMO2,
         {"olmo2.attention.sliding_window": 64},

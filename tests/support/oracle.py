@@ -19,6 +19,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -74,7 +76,8 @@ class Reference:
 
 def reference_model(path: str | Path) -> PreTrainedModel:
     """The transformers model (float32, eager attention) of a GGUF file: llama (Mistral if it has a window), qwen2,
-    qwen3, gemma2, gemma3, olmo2, phi3.
+    qwen3, gemma2, gemma3, olmo2, phi3,
+    granite.
     """
     reader = GGUFReader(path)
     architecture = reader.get_field("general.architecture").contents()
@@ -102,7 +105,7 @@ def reference_model(path: str | Path) -> PreTrainedModel:
     model = family.model_class(config).float().eval()
     if architecture == "gemma3":
         _cap_scores(model)
-    permuted = {"attn_q": heads, "attn_k": kv_heads} if architecture == "llama" else {}
+    permuted = {"attn_q": heads, "attn_k": kv_heads} if architecture in ("llama", "granite") else {}
     _fill(model, weights, family, permuted)
     return model
 
@@ -199,12 +202,23 @@ def _olmo2(reader: GGUFReader, head_dim: int) -> Specific:
     return Specific(Olmo2Config, Olmo2ForCausalLM, {"pad_token_id": None} | _rope(reader), block)
 
 
+def _granite(reader: GGUFReader, head_dim: int) -> Specific:
+    multipliers = {
+        "embedding_multiplier": _field(reader, "embedding_scale", 1.0),
+        "residual_multiplier": _field(reader, "residual_scale", 1.0),
+        "attention_multiplier": _field(reader, "attention.scale", head_dim**-0.5),
+        "logits_scaling": _field(reader, "logit_scale"),
+    }
+    return Specific(GraniteConfig, GraniteForCausalLM, multipliers | _rope(reader))
+
+
 _SPECIFIC = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "granite": _granite,
     "olmo2": _olmo2,
     "phi3": _phi3,
 }

@@ -14,6 +14,7 @@ from featherback.bench.random_blocks import random_blocks
 from featherback.bench.synthetic import gguf_metadata
 from featherback.families.gemma2 import GemmaConfig
 from featherback.families.gemma3 import Gemma3Config
+from featherback.families.granite import GraniteConfig
 from featherback.models.layout import layer_shapes, top_shapes
 from featherback.weights.types import TensorType
 from featherback.weights.writer import OutTensor, Value, tensor_of_array, tensor_of_bytes, write_gguf
@@ -49,6 +50,27 @@ TINY_PHI3 = replace(
 )
 TINY_OLMO2 = replace(
     TINY_QWEN2, architecture="olmo2", attention_bias=False, rms_norm_eps=1e-5, tie_word_embeddings=False
+)
+# eps is large enough that the norms of small embeddings feel it.
+TINY_GRANITE = GraniteConfig(
+    architecture="granite",
+    hidden_size=96,
+    intermediate_size=160,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=24,
+    vocab_size=101,
+    rms_norm_eps=1e-2,
+    rope_theta=10_000.0,
+    max_position_embeddings=512,
+    tie_word_embeddings=True,
+    attention_bias=False,
+    rope_interleaved=True,
+    embedding_scale=12.0,
+    residual_scale=float(np.float32(0.22)),
+    attention_scale=0.125,
+    logit_divisor=8.0,
 )
 # Everything that Gemma 3 may set. Its seventh layer begins the pattern anew.
 TINY_GEMMA3 = Gemma3Config(

@@ -54,6 +54,14 @@ class Family(ABC):
         """What embeddings are multiplied by."""
         return 1.0
 
+    def norm_eps(self, config: ModelConfig) -> float:
+        """eps of the residual stream's norms, the last among them."""
+        return config.rms_norm_eps
+
+    def logit_divisor(self, config: ModelConfig) -> float:
+        """What logits are divided by."""
+        return 1.0
+
     def logit_softcap(self, config: ModelConfig) -> float:
         """cap, where logits become cap tanh(logits / cap); 0: they stay."""
         return 0.0

@@ -64,7 +64,8 @@ class Model:
         )
         # The norm is copied: reading it in place may map 2 MB of the file around it.
         norm = np.array(self._vector("norm", self._names["norm"]))
-        self.head = Head(norm, lm_head, config.rms_norm_eps, family.logit_softcap(config))
+        norm /= np.float32(family.logit_divisor(config))  # logits = (rms(x) g / c) W^T
+        self.head = Head(norm, lm_head, family.norm_eps(config), family.logit_softcap(config))
         # So that a norm of a strange type fails now, not in training.
         for layer in range(config.num_hidden_layers):
             self.layer(layer)
