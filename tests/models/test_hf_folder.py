@@ -198,11 +198,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "gemma2's activation": ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation .* 'gelu'"),
     "gemma2's scale": ("gemma2", {"query_pre_attn_scalar": 0}, "attention_scale is inf"),
     "gemma2's cap": ("gemma2", {"attn_logit_softcapping": -1.0}, "attention_softcap is -1.0"),
-    "gemma3 with images": (
-        "gemma3",
-        {"model_type": "gemma3"},
-        "Gemma 3 with its image part; use a text-only",
-    ),
+    "gemma3 with images, without text": ("gemma3", {"model_type": "gemma3"}, "text_config .* is None"),
     "gemma3 in both directions": ("gemma3", {"use_bidirectional_attention": True}, "bidirectional"),
     "gemma3's activation": ("gemma3", {"hidden_activation": "gelu"}, "hidden_activation .* 'gelu'"),
     "gemma3's scale": ("gemma3", {"query_pre_attn_scalar": 0}, "attention_scale is inf"),

@@ -160,7 +160,7 @@ class LoRA:
 
     def module(self, layer: int, target: str) -> str:
         """Hugging Face's name of a projection: "model.layers.3.self_attn.q_proj"."""
-        return hf_module(self.model.family.hf_names, layer, target)
+        return hf_module(self.model.naming.modules, layer, target)
 
     def _rows(
         self, layer: int, target: str, order: Callable[[int, int], NDArray[np.intp]]
@@ -180,7 +180,7 @@ def adapter_shapes(model: Model, rank: int, targets: Iterable[str]) -> dict[str,
     shapes: dict[str, tuple[int, ...]] = {}
     for layer, block in enumerate(model.blocks):
         for target in targets:
-            module = hf_module(model.family.hf_names, layer, target)
+            module = hf_module(model.naming.modules, layer, target)
             out_features, in_features = block.projections[target]
             shapes[f"{module}.lora_A.weight"] = (rank, in_features)
             shapes[f"{module}.lora_B.weight"] = (out_features, rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,7 @@ def _configuration(adapter: LoRA, base_model: str) -> dict[str, Any]:
         "r": adapter.rank,
         "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
         "target_modules": list(adapter.targets),
+        **_excluded(adapter.model.naming.others),
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -144,6 +146,12 @@ def _configuration(adapter: LoRA, base_model: str) -> dict[str, Any]:
         "init_lora_weights": True,
         "inference_mode": True,
     }
+
+
+def _excluded(others: tuple[str, ...]) -> dict[str, str]:
+    """The entry that keeps PEFT from adapting modules of the same names in the model's other parts."""
+    parts = "|".join(re.escape(name) for name in others)
+    return {"exclude_modules": rf"(.*\.)?({parts}).*"} if parts else {}
 
 
 def _rank_and_alpha(configuration: Mapping[str, Any], directory: Path) -> tuple[int, float]:

@@ -1,6 +1,7 @@
 """What the parts of a model are called: the projections an adapter can target, and the tensors of files."""
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from featherback.errors import FeatherbackError
 
@@ -37,6 +38,18 @@ def short(targets: Iterable[str], separator: str = ",") -> str:
 
 Names = Mapping[str, str]
 """Part of the model: name in the file. `{}` is the layer."""
+
+
+class Naming(NamedTuple):
+    """What a file, or a folder, calls the parts of its model."""
+
+    tensors: Names
+    """As they are stored."""
+    modules: Names
+    """As transformers has them, and so PEFT."""
+    others: tuple[str, ...] = ()
+    """How the names of tensors begin that no text goes through, as those of images."""
+
 
 GGUF_NAMES: Names = {
     "embed_tokens": "token_embd.weight",

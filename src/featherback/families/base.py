@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from featherback.architecture.config import ModelConfig
 from featherback.architecture.gguf_metadata import GGUFKeys
 from featherback.architecture.hf_config import HFConfig
-from featherback.architecture.names import GGUF_NAMES, HF_NAMES, Names
+from featherback.architecture.names import GGUF_NAMES, HF_NAMES, Names, Naming
 from featherback.layers.attention import Attention
 from featherback.layers.block import Block
 from featherback.layers.glu import GatedUnit
@@ -45,6 +45,10 @@ class Family(ABC):
     @abstractmethod
     def read_hf(self, config: HFConfig) -> ModelConfig:
         """The configuration of a Hugging Face folder."""
+
+    def naming(self, config: HFConfig | None) -> Naming:
+        """The names in the Hugging Face folder with this config.json; None: in a GGUF file."""
+        return Naming(self.gguf_names if config is None else self.hf_names, self.hf_names)
 
     @abstractmethod
     def blocks(self, config: ModelConfig) -> list[Block]:

@@ -3,6 +3,8 @@
 Global and local layers rotate by different bases. Three things that `config.json` states a GGUF file may leave to the
 reader, and they are then what llama.cpp takes: every sixth layer is global, the local base is 10,000, and scores are
 multiplied by head_dim^-1/2, in the 27B model by (hidden_size / heads)^-1/2. Caps are rare, and stated.
+
+A Hugging Face folder may also hold a model of images. It is left alone: text goes through none of it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from featherback.architecture.gguf_metadata import (
     common_config,
 )
 from featherback.architecture.hf_config import GLOBAL, LOCAL, HFConfig
-from featherback.errors import FeatherbackError
+from featherback.architecture.names import Naming
 from featherback.families.base import by_window
 from featherback.families.gemma2 import (
     CAPS,
@@ -38,6 +40,8 @@ from featherback.layers.block import Block
 from featherback.layers.rope import Rotary
 from featherback.weights.writer import Value
 
+WITH_IMAGES = "gemma3"
+IMAGE_PARTS = ("vision_tower.", "multi_modal_projector.")
 PERIOD = 6  # every sixth layer is global
 LOCAL_BASE = 10_000.0
 
@@ -71,7 +75,7 @@ class Gemma3Config(GemmaConfig):
 
 class Gemma3(Gemma):
     architecture = "gemma3"
-    model_types = ("gemma3_text", "gemma3")
+    model_types = ("gemma3_text", WITH_IMAGES)
     window_period = PERIOD
     layers_27b = 62
 
@@ -88,12 +92,7 @@ class Gemma3(Gemma):
         )
 
     def read_hf(self, config: HFConfig) -> Gemma3Config:
-        if config.entries.get("model_type") == "gemma3":
-            raise FeatherbackError(
-                f"{config.path} describes Gemma 3 with its image part; use a text-only folder (gemma3_text), or "
-                f"the text model as GGUF."
-            )
-        config = with_defaults(config, HF_DEFAULTS)
+        config = with_defaults(_text_part(config), HF_DEFAULTS)
         everywhere, local = _rope(config)
         period = config.integer("sliding_window_pattern", PERIOD)
         return Gemma3Config(
@@ -107,6 +106,16 @@ class Gemma3(Gemma):
             rope_divisor=_divisor(config, everywhere),
             **hf_scores(config),
         )
+
+    def naming(self, config: HFConfig | None) -> Naming:
+        naming = super().naming(config)
+        if config is None or config.entries["model_type"] != WITH_IMAGES:
+            return naming
+        tensors = {part: f"language_model.{name}" for part, name in self.hf_names.items()}
+        modules = {
+            part: name.replace("model.", "model.language_model.", 1) for part, name in self.hf_names.items()
+        }
+        return Naming(tensors, modules, IMAGE_PARTS)
 
     def blocks(self, config: ModelConfig) -> list[Block]:
         assert isinstance(config, Gemma3Config)
@@ -126,6 +135,17 @@ class Gemma3(Gemma):
         if config.rope_divisor != 1:
             keys |= {SCALING: "linear", SCALING_FACTOR: config.rope_divisor}
         return keys
+
+
+def _text_part(config: HFConfig) -> HFConfig:
+    """The entries about the text model: all of them, or one, where there is a model of images beside it."""
+    if config.entries["model_type"] != WITH_IMAGES:
+        return config
+    text = config.entries.get("text_config")
+    if not isinstance(text, dict):
+        raise config.unsupported("text_config", text)
+    of_all = {name: config.entries.get(name) for name in ("tie_word_embeddings", "quantization_config")}
+    return HFConfig(config.path, text | of_all)
 
 
 def _rope(config: HFConfig) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

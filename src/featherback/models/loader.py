@@ -47,7 +47,7 @@ def _load_gguf(path: Path) -> Model:
             )
         family = families.of_architecture(architecture, path)
         config = family.read_gguf(GGUFKeys(file, architecture))
-        return Model(file, config, "gguf", family.also_used)
+        return Model(file, config, "gguf", family.naming(None), family.also_used)
     except BaseException:
         file.close()
         raise
@@ -60,13 +60,16 @@ def _load_hf(path: Path) -> Model:
     if not isinstance(entries, dict):
         raise FeatherbackError(f"{path / CONFIG} is not a JSON object.")
     family = families.of_model_type(entries.get("model_type"), path)
-    config = family.read_hf(HFConfig(path / CONFIG, entries))
+    stated = HFConfig(path / CONFIG, entries)
+    config, naming = family.read_hf(stated), family.naming(stated)
     folder = SafetensorsFolder(path)
     try:
-        ignored = [name for name in folder.tensors if _DERIVED.fullmatch(name)]
+        ignored = [
+            name for name in folder.tensors if _DERIVED.fullmatch(name) or name.startswith(naming.others)
+        ]
         if config.tie_word_embeddings:  # some checkpoints save the shared matrix under both names
-            ignored.append(family.hf_names["lm_head"])
-        return Model(folder, config, "hf", tuple(ignored))
+            ignored.append(naming.tensors["lm_head"])
+        return Model(folder, config, "hf", naming, tuple(ignored))
     except BaseException:
         folder.close()
         raise

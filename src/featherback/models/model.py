@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from featherback import families
 from featherback.architecture.config import ModelConfig
+from featherback.architecture.names import Naming
 from featherback.errors import FeatherbackError
 from featherback.layers.block import rotaries
 from featherback.layers.loss import Head
@@ -45,13 +46,19 @@ class Model:
     """
 
     def __init__(
-        self, store: TensorStore, config: ModelConfig, source: str, also_used: tuple[str, ...] = ()
+        self,
+        store: TensorStore,
+        config: ModelConfig,
+        source: str,
+        naming: Naming,
+        also_used: tuple[str, ...] = (),
     ) -> None:
         """Take the weights of `config` out of `store`; FeatherbackError if they do not fit."""
         self.config = config
         self.family = family = families.family_of(config)
         self.source = source  # "gguf" or "hf"
-        self._names = family.gguf_names if source == "gguf" else family.hf_names
+        self.naming = naming
+        self._names = naming.tensors
         self._norm_offset = family.hf_norm_offset if source == "hf" else 0.0
         check(store, config, self._names, also_used)
         self._store, self._closed = store, False

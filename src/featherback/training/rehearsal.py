@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from featherback import methods, optim
 from featherback.adapters.lora import LoRA
 from featherback.architecture.config import ModelConfig
-from featherback.architecture.names import GGUF_NAMES
+from featherback.architecture.names import GGUF_NAMES, HF_NAMES, Naming
 from featherback.data.batch import Batch
 from featherback.host.machine import Baseline
 from featherback.host.paged import PagedArray
@@ -45,7 +45,7 @@ TOKENS = 16
 
 def rehearsed_baseline() -> Baseline:
     """What this process holds once it has trained a step."""
-    model = Model(_Zeros(TOY), TOY, "gguf")
+    model = Model(_Zeros(TOY), TOY, "gguf", Naming(GGUF_NAMES, HF_NAMES))
     adapter = LoRA(model, rank=2)
     optimizer = optim.create("adamw", adapter.parameters)
     gradients = PagedArray(adapter.parameters.layers, adapter.parameters.size)
