@@ -46,16 +46,6 @@ CASES: dict[str, tuple[ModelConfig, Types]] = {
         TensorType.Q8_0,
     ),
     "gemma2": (TINY_GEMMA2, TensorType.Q8_0),
-    "gemma2-wide-window": (
-        tiny(
-            TINY_GEMMA2,
-            tie_word_embeddings=False,
-            num_key_value_heads=1,
-            windows=(512, 0, 512),
-            attention_softcap=0.0,
-        ),
-        TensorType.Q4_1,
-    ),
     "gemma3": (TINY_GEMMA3, TensorType.Q8_0),
     "gemma3-wide-window": (
         tiny(
@@ -67,21 +57,8 @@ CASES: dict[str, tuple[ModelConfig, Types]] = {
         ),
         TensorType.Q4_1,
     ),
-    "granite": (TINY_GRANITE, TensorType.Q8_0),
-    "granite-untied": (
-        tiny(
-            TINY_GRANITE,
-            tie_word_embeddings=False,
-            num_key_value_heads=1,
-            rope_factors=llama3_factors(TINY_GRANITE),
-        ),
-        TensorType.Q4_0,
-    ),
+    "granite": (tiny(TINY_GRANITE, rope_factors=llama3_factors(TINY_GRANITE)), TensorType.Q8_0),
     "olmo2": (TINY_OLMO2, TensorType.Q4_1),
-    "olmo2-tied": (
-        tiny(TINY_OLMO2, tie_word_embeddings=True, num_key_value_heads=1, num_hidden_layers=3),
-        {"": TensorType.Q4_0, "q_proj": TensorType.F16},
-    ),
     "phi3": (TINY_PHI3, TensorType.Q4_0),
     "phi3-window": (
         tiny(TINY_PHI3, tie_word_embeddings=True, num_key_value_heads=1, windows=(7, 7)),
