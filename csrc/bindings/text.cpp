@@ -206,7 +206,9 @@ void bind_text(nb::module_& m) {
                      "The file's JSON with null in place of its tables of tokens and merges")
         .def_prop_ro("size", &text::JsonVocabulary::size, "One more than the highest number of a token")
         .def_prop_ro("n_merges", &text::JsonVocabulary::n_merges)
-        .def("add", &text::JsonVocabulary::add, nb::arg("id"), nb::arg("text"), "Give a number its text")
+        .def(
+            "add", [](text::JsonVocabulary& self, uint32_t id, nb::str text) { self.add(id, Utf8(text).view()); },
+            nb::arg("id"), nb::arg("text"), "Give a number its text")
         .def("find", &text::JsonVocabulary::find, nb::arg("texts"), "The number of each text, -1 if there is none")
         .def_prop_ro("tokens", [](const text::JsonVocabulary& self) { return as_bytes(self.tokens()); },
                      "Tokens by number, as GGUF files hold strings; one that is missing is empty")

@@ -51,9 +51,10 @@ public:
         if (!options.by_merges && scores_.size() != all.size())
             throw std::invalid_argument("tokens and scores differ in number");
         byte_tokens_.fill(kNone);
-        for (const bool normal : {false, true})  // a normal piece comes before any other that reads alike
+        const auto preference = [](uint8_t type) { return type == kNormal ? 2 : is_text(type) ? 1 : 0; };
+        for (const int preferred : {0, 1, 2})  // of tokens that read alike, the last that is added counts
             for (uint32_t id = 0; id < all.size(); id++)
-                if (is_text(all.type(id)) && (all.type(id) == kNormal) == normal) index_.add(id);
+                if (preference(all.type(id)) == preferred) index_.add(id);
         for (uint32_t id = 0; id < all.size(); id++) {
             if (!scores_.empty() && std::isnan(scores_[id]))
                 throw std::invalid_argument("token " + std::to_string(id) + "'s score is NaN");
@@ -127,6 +128,12 @@ protected:
     }
 
 private:
+    struct ByMerges {
+        const SentencePiece& self;
+        bool join(uint32_t left, uint32_t right, std::string_view whole, Join& join) const {
+            return self.merges_->join(left, right, whole, join) && is_text(self.tokens().type(join.id));
+        }
+    };
     static bool is_text(uint8_t type) { return type != kUnknown && type != kControl && type != kByte; }
     // Only normal pieces are joined: text that spells another token must not become it.
     bool joins(uint32_t id) const { return id < tokens().size() && tokens().type(id) == kNormal; }
@@ -158,7 +165,7 @@ private:
                 add_character({at, bytes}, scratch.merger);
                 at += bytes;
             }
-            if (merges_) scratch.merger.merge(text, *merges_, stretch);
+            if (merges_) scratch.merger.merge(text, ByMerges{*this}, stretch);
             else scratch.merger.merge(text, *this, stretch);
             scratch.cache.add(text, stretch, 0);
         }
@@ -171,7 +178,8 @@ private:
 
     void add_character(std::string_view character, Merger& merger) const {
         const uint32_t bytes = uint32_t(character.size());
-        const uint32_t id = index_.find(character);
+        const uint32_t found = index_.find(character);
+        const uint32_t id = found != kNone && is_text(tokens().type(found)) ? found : kNone;
         bool has_bytes = id == kNone;
         if (has_bytes)
             for (const char byte : character) has_bytes = has_bytes && byte_tokens_[uint8_t(byte)] != kNone;

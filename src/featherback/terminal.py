@@ -11,7 +11,9 @@ import io
 import os
 import re
 import select
+import shutil
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, Any
 
@@ -54,6 +56,35 @@ def complain(text: str) -> None:
     """Print a line on standard error, where that can be done."""
     with suppress(OSError, ValueError):
         say(text, file=sys.stderr, flush=True)
+
+
+class Preparing:
+    """The progress of turning a file into tokens: a line on standard error that is written again and again, and taken
+    away in the end. Nothing where that is no terminal."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._shown = path, False
+
+    def update(self, done: Mapping[str, int]) -> None:
+        """`done`: what `data.prepare` tells."""
+        if sys.stderr is None or not sys.stderr.isatty():
+            return
+        part = 100 * done["read"] // max(1, done["of"])
+        line = f"preparing {self._path}: {part} % read, {done['examples']:,} examples, {done['tokens']:,} tokens"
+        width = max(20, shutil.get_terminal_size().columns) - 1
+        self._write("\r\x1b[K" + clean(line, one_line=True)[:width])
+        self._shown = True
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            say_styled(text, end="", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Preparing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            self._write("\r\x1b[K")
 
 
 def open_streams(lasting: bool = False) -> None:

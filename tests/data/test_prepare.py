@@ -146,7 +146,7 @@ def test_long_examples_are_cut_counted_and_dropped(smollm2_path, tokenizer, tmp_
 
 
 def encode_row(tokenizer, row):
-    return Encoder(tokenizer).encode(Example("", messages=row["messages"]))[0]
+    return Encoder(tokenizer).encode(Example("", messages=row["messages"])).ids
 
 
 def test_spelled_control_tokens_are_noted(smollm2_path, tokenizer, tmp_path):

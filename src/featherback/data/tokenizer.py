@@ -70,8 +70,8 @@ class Tokenizer:
     """Tokens that are matched in any text (GGUF's user-defined ones)."""
     space_prefix: SpacePrefix = "never"
     """SentencePiece's leading space: before no stretch of text, the first, or each after a special token."""
-    space_once: bool = False
-    """Put no leading space before a text that begins with one."""
+    space_like: str = ""
+    """Characters that a text begins with that gets no leading space."""
     add_bos: bool = False
     bos_id: int | None = None
     eos_id: int | None = None
@@ -201,7 +201,7 @@ class Tokenizer:
         rule = self.space_prefix
         if continues or rule == "never" or (rule == "first" and start):
             return False
-        return not (self.space_once and text[start] in " ▁")
+        return text[start] not in self.space_like
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def from_folder(folder: str | Path) -> Tokenizer:
         control=control,
         always=found,
         space_prefix=file.space_prefix,
-        space_once=file.space_once,
+        space_like=file.space_like,
         add_bos=bos_id is not None and file.begins_with == bos_id,
         bos_id=bos_id,
         eos_id=eos_id,

@@ -63,7 +63,7 @@ class TokenizerFile:
     steps: Mapping[str, Any]
     """"normalizer" and "pre_tokenizer"."""
     space_prefix: SpacePrefix
-    space_once: bool
+    space_like: str
 
     def ids(self, *tokens: str) -> list[int | None]:
         """The numbers of tokens, None for what is no token."""
@@ -96,8 +96,8 @@ def read_tokenizer(path: Path) -> TokenizerFile:
         if not isinstance(facts["model"], dict):
             raise TypeError("its model is no object")
         steps = {key: facts.get(key) for key in ("normalizer", "pre_tokenizer")}
-        rule, once = _take_space_prefix(steps)
-        return TokenizerFile(path, vocabulary, facts, added, steps, rule, once)
+        rule, space_like = _take_space_prefix(steps)
+        return TokenizerFile(path, vocabulary, facts, added, steps, rule, space_like)
     except OSError as error:
         raise FeatherbackError(f"Cannot read {path}: {error.strerror or error}.") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -250,25 +250,27 @@ def _added(values: Mapping[str, Any]) -> AddedToken:
     )
 
 
-def _take_space_prefix(steps: dict[str, Any]) -> tuple[SpacePrefix, bool]:
-    """Take the leading-space rule out of `steps`, for Tokenizer to apply: (rule, only where no space is yet)."""
+def _take_space_prefix(steps: dict[str, Any]) -> tuple[SpacePrefix, str]:
+    """Take the leading-space rule out of `steps`, for Tokenizer to apply: (rule, characters that count as a space)."""
     before = _steps(steps["normalizer"], "normalizers")
     if any(step["type"] == "Prepend" for step in before):
         rest = [step for step in before if step["type"] != "Prepend"]
         steps["normalizer"] = {"type": "Sequence", "normalizers": rest}
-        return "each", False
+        return "each", ""
     rule: SpacePrefix = "never"
+    space_like = ""
     for step in _steps(steps["pre_tokenizer"], "pretokenizers"):
         if step["type"] == "Metaspace":
             scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
             if scheme not in ("always", "first", "never"):
                 raise ValueError(f"the prepend scheme {scheme!r}")
-            rule = "each" if scheme == "always" else scheme
+            rule, space_like = ("each" if scheme == "always" else scheme), " ▁"
             step["prepend_scheme"] = "never"
             step.pop("add_prefix_space", None)
         elif step["type"] == "ByteLevel" and step.get("add_prefix_space", True):
-            rule, step["add_prefix_space"] = "each", False
-    return rule, rule != "never"
+            rule, space_like = "each", " "
+            step["add_prefix_space"] = False
+    return rule, space_like
 
 
 def _steps(state: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
