@@ -192,28 +192,32 @@ void bind_text(nb::module_& m) {
             nb::arg("ids"));
     m.attr("PLAIN") = kPlain;
     m.attr("SPACED") = kSpaced;
-    m.def("byte_level_encoder", &byte_level, nb::arg("file"), nb::arg("tokens"), nb::arg("types"), nb::arg("merges"),
-          nb::arg("cuts"), nb::arg("composes"), nb::arg("whole_words"), nb::arg("merges_file") = nb::none(),
-          "Byte-level BPE over strings as a GGUF file holds them, given as (offset, count) in `file`; the merges may be "
-          "in another, which is not kept");
+    m.def(
+        "byte_level_encoder", &byte_level, nb::arg("file"), nb::arg("tokens"), nb::arg("types"), nb::arg("merges"),
+        nb::arg("cuts"), nb::arg("composes"), nb::arg("whole_words"), nb::arg("merges_file") = nb::none(),
+        "Byte-level BPE over strings as a GGUF file holds them, given as (offset, count) in `file`; the merges may be "
+        "in another, which is not kept");
     m.def("sentencepiece_encoder", &sentencepiece, nb::arg("file"), nb::arg("tokens"), nb::arg("types"),
           nb::arg("scores").none(), nb::arg("merges") = StringArray(0, 0), nb::arg("strips_space") = true,
           nb::arg("merges_file") = nb::none(),
           "SentencePiece BPE likewise, by the pieces' scores or, if these are None, by merges. `strips_space`: decoded "
           "text loses a leading space");
     nb::class_<text::JsonVocabulary>(m, "JsonVocabulary", "The vocabulary of a tokenizer.json")
-        .def_prop_ro("facts", [](const text::JsonVocabulary& self) { return as_bytes(self.facts()); },
-                     "The file's JSON with null in place of its tables of tokens and merges")
+        .def_prop_ro(
+            "facts", [](const text::JsonVocabulary& self) { return as_bytes(self.facts()); },
+            "The file's JSON with null in place of its tables of tokens and merges")
         .def_prop_ro("size", &text::JsonVocabulary::size, "One more than the highest number of a token")
         .def_prop_ro("n_merges", &text::JsonVocabulary::n_merges)
         .def(
             "add", [](text::JsonVocabulary& self, uint32_t id, nb::str text) { self.add(id, Utf8(text).view()); },
             nb::arg("id"), nb::arg("text"), "Give a number its text")
         .def("find", &text::JsonVocabulary::find, nb::arg("texts"), "The number of each text, -1 if there is none")
-        .def_prop_ro("tokens", [](const text::JsonVocabulary& self) { return as_bytes(self.tokens()); },
-                     "Tokens by number, as GGUF files hold strings; one that is missing is empty")
-        .def_prop_ro("merges", [](const text::JsonVocabulary& self) { return as_bytes(self.merges()); },
-                     "Merges by rank, likewise");
+        .def_prop_ro(
+            "tokens", [](const text::JsonVocabulary& self) { return as_bytes(self.tokens()); },
+            "Tokens by number, as GGUF files hold strings; one that is missing is empty")
+        .def_prop_ro(
+            "merges", [](const text::JsonVocabulary& self) { return as_bytes(self.merges()); },
+            "Merges by rank, likewise");
     m.def("read_vocabulary", &read_vocabulary, nb::arg("descriptor"),
           "Read a tokenizer.json; ValueError if it is not JSON or not a vocabulary");
     m.def("cut_text", &cut_text, nb::arg("text"), nb::arg("cuts"),

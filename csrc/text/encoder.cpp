@@ -60,8 +60,7 @@ void Encoder::encode_plain(std::string_view text, const Part& part, Scratch& scr
             const uint32_t first = chars - (piece.bytes && is_continuation(*at));
             for (const char* end = at + piece.bytes; at < end; at++) chars += !is_continuation(*at);
             if (piece.id != kNone) {
-                const Span span =
-                    origin.empty() ? Span{first, chars} : Span{origin[first], origin[chars - 1] + 1};
+                const Span span = origin.empty() ? Span{first, chars} : Span{origin[first], origin[chars - 1] + 1};
                 spans->push_back({place(span.begin), place(span.end)});
             }
         }

@@ -40,8 +40,8 @@ public:
     virtual ~Encoder() = default;
 
     const Tokens& tokens() const { return tokens_; }
-    // Appends the tokens of valid UTF-8, whose `parts` follow one another. With `spans`, also the characters of the text
-    // that each stands for, whole characters where a token is a part of one. What no token stands for is left out.
+    // Appends the tokens of valid UTF-8, whose `parts` follow one another. With `spans`, also the characters of the
+    // text that each stands for, whole characters where a token is a part of one. What no token stands for is left out.
     void encode(std::string_view text, const std::vector<Part>& parts, std::vector<uint32_t>& ids,
                 std::vector<Span>* spans) const;
     // The bytes that the tokens stand for; numbers beyond the vocabulary are left out.

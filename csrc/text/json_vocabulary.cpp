@@ -9,7 +9,7 @@
 namespace fb::text {
 namespace {
 
-constexpr uint32_t kMostIds = 1 << 22;        // more than any model has
+constexpr uint32_t kMostIds = 1 << 22;         // more than any model has
 constexpr size_t kMostText = size_t(1) << 28;  // bytes of all strings together
 constexpr size_t kMostFacts = size_t(1) << 22;
 constexpr int kDepth = 64;
@@ -168,7 +168,8 @@ private:
     void vocabulary() {
         object([this](const std::string& token) {
             const uint32_t id = number();
-            if (id < into_.size() && into_.places_[id].size) fail("a second token with the number " + std::to_string(id));
+            if (id < into_.size() && into_.places_[id].size)
+                fail("a second token with the number " + std::to_string(id));
             into_.add(id, token);
         });
     }

@@ -70,7 +70,9 @@ class Preparing:
         if sys.stderr is None or not sys.stderr.isatty():
             return
         part = 100 * done["read"] // max(1, done["of"])
-        line = f"preparing {self._path}: {part} % read, {done['examples']:,} examples, {done['tokens']:,} tokens"
+        line = (
+            f"preparing {self._path}: {part} % read, {done['examples']:,} examples, {done['tokens']:,} tokens"
+        )
         width = max(20, shutil.get_terminal_size().columns) - 1
         self._write("\r\x1b[K" + clean(line, one_line=True)[:width])
         self._shown = True

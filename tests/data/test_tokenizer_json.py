@@ -40,7 +40,13 @@ def pieces(strip, with_bytes=True):
     names = ["<unk>", *[f"<0x{byte:02X}>" for byte in range(256)] * with_bytes, *tokens]
     pairs = [tuple(merge.split(" ")) for merge in merges]
     core = Library(
-        models.BPE({t: i for i, t in enumerate(names)}, pairs, unk_token="<unk>", byte_fallback=with_bytes, fuse_unk=True)
+        models.BPE(
+            {t: i for i, t in enumerate(names)},
+            pairs,
+            unk_token="<unk>",
+            byte_fallback=with_bytes,
+            fuse_unk=True,
+        )
     )
     last = [decoders.Strip(" ", 1, 0)] * strip
     core.decoder = decoders.Sequence(
@@ -70,7 +76,9 @@ def gemma(with_bytes=True):
 
 FAMILIES = {
     "gpt-2": lambda: byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)),
-    "smollm": lambda: byte_level(pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "smollm": lambda: byte_level(
+        pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    ),
     "qwen2": lambda: byte_level(*split(QWEN2), normalizer=normalizers.NFC()),
     "llama3": lambda: byte_level(*split(LLAMA3), ignore_merges=True),
     "one expression": lambda: byte_level(*split(GPT2)),
@@ -165,12 +173,13 @@ def test_the_library_reads_the_others_and_it_is_said(what, tmp_path):
 
 
 DAMAGED = [
-    "", "[]", "{", '{"model": {"vocab": {"a": 0}}', '{"model": {"vocab": {"a": -1}}}', '{"model": {"vocab": {"a": 1e9}}}',
-    '{"model": {"vocab": {"a": 99999999999}}}', '{"model": {"vocab": {"a": 0, "b": 0}}}', '{"model": {"vocab": {"\\ud800": 0}}}',
+    "", "[]", "{", '{"model": {"vocab": {"a": 0}}', '{"model": {"vocab": {"a": -1}}}', '{"model": 3}',
+    '{"model": {"vocab": {"a": 1e9}}}', '{"model": {"vocab": {"a": 99999999999}}}', '{"model": {}} x',
+    '{"model": {"vocab": {"a": 0, "b": 0}}}', '{"model": {"vocab": {"\\ud800": 0}}}', '{"model": {"vocab": {"a\x01": 0}}}',
     '{"model": {"vocab": {"a": 0}, "merges": [["a"]]}}', '{"model": {"vocab": {"a": 0}, "merges": ["a b"]}}',
-    '{"model": {"vocab": {"a": 0}, "merges": 3}}', '{"model": 3}', '{"model": {}} x', "[" * 5000, '{"a":' * 5000,
+    '{"model": {"vocab": {"a": 0}, "merges": 3}}', "[" * 5000, '{"a":' * 5000,
     '{"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 99999999, "content": "x", "special": true}]}',
-    '{"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "x"}]}', '{"model": {"vocab": {"a\x01": 0}}}',
+    '{"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "x"}]}',
 ]  # fmt: skip
 
 

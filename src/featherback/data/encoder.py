@@ -22,9 +22,7 @@ from featherback.data.readers import Example
 from featherback.data.tokenizer import Ids, Tokenizer
 from featherback.errors import FeatherbackError
 
-_BLOCK = (
-    1 << 16
-)  # characters tokenized at once; an encoding takes some 20 bytes a character while it is made
+_BLOCK = 1 << 16  # characters tokenized at once; an encoding takes some 20 bytes a character while it is made
 _BLOCK_AT_MOST = 4 * _BLOCK
 _LINE = re.compile("[^\n]*\n|[^\n]+")
 _MOST_THREADS = 4  # each takes a megabyte

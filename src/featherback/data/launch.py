@@ -26,7 +26,13 @@ def prepare_in_subprocess(
 
     Raises FeatherbackError with the sentence the preparation failed with.
     """
-    config = {"model": str(model_path), "data": str(data_path), "out": str(out_path), "seq_len": seq_len, "enough": enough}
+    config = {
+        "model": str(model_path),
+        "data": str(data_path),
+        "out": str(out_path),
+        "seq_len": seq_len,
+        "enough": enough,
+    }
     command = [sys.executable, "-m", "featherback.data.prepare", json.dumps(config)]
     last: dict[str, Any] = {}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:

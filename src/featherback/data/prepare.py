@@ -3,9 +3,9 @@
     python -m featherback.data.prepare '{"model": ..., "data": ..., "out": ..., "seq_len": 256}'
 
 A tokenizer takes tens of megabytes, so this runs as a process of its own that ends before training begins
-(`launch.prepare_in_subprocess`). It writes one JSON object per line: {"progress": {"examples": n, "tokens": n, "read":
-bytes, "of": bytes}} now and then, at last {"report": ...} or {"error": "a sentence"}. With "enough" reading ends after so
-many tokens.
+(`launch.prepare_in_subprocess`). It writes one JSON object per line: {"progress": {"examples": n, "tokens": n,
+"read": bytes, "of": bytes}} now and then, at last {"report": ...} or {"error": "a sentence"}. With "enough" reading
+ends after so many tokens.
 """
 
 from __future__ import annotations

@@ -103,6 +103,7 @@ class Renderer:
     def _reply(self, number: int) -> dict[str, Any]:
         while number not in self._replies:
             process = self._process or self._start()
+            assert process.stdin is not None
             assert process.stdout is not None
             writing = [process.stdin] if self._unsent else []
             readable, writable, _ = select.select([process.stdout], writing, [])

@@ -69,9 +69,7 @@ class TokenizerFile:
         """The numbers of tokens, None for what is no token."""
         added = {token.content: token.id for token in self.added}
         found = self.vocabulary.find(list(tokens))
-        return [
-            added.get(token, i if i >= 0 else None) for token, i in zip(tokens, found, strict=True)
-        ]
+        return [added.get(token, i if i >= 0 else None) for token, i in zip(tokens, found, strict=True)]
 
     @property
     def begins_with(self) -> int | None:
@@ -105,7 +103,7 @@ def read_tokenizer(path: Path) -> TokenizerFile:
 
 
 def native_core(file: TokenizerFile) -> _native.TextEncoder:
-    """The encoder of the file's model; UnknownTokenizerError if there is none, FeatherbackError if the file is wrong."""
+    """The encoder of the file's model; UnknownTokenizerError if there is none, FeatherbackError for a wrong file."""
     model = file.facts["model"]
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         _require(not model.get(key), f"a model with {key}")
@@ -122,11 +120,14 @@ def native_core(file: TokenizerFile) -> _native.TextEncoder:
 
 
 def _byte_level(file: TokenizerFile, model: Mapping[str, Any]) -> _native.TextEncoder:
-    _require(not model.get("byte_fallback") and model.get("unk_token") is None, "an unknown token beside bytes")
+    _require(
+        not model.get("byte_fallback") and model.get("unk_token") is None, "an unknown token beside bytes"
+    )
     normalizer = [step["type"] for step in _steps(file.steps["normalizer"], "normalizers")]
     _require(normalizer in ([], ["NFC"]), f"the normalizer {' + '.join(normalizer)}")
     _require(
-        [step["type"] for step in _steps(file.facts.get("decoder"), "decoders")] == ["ByteLevel"], "its decoder"
+        [step["type"] for step in _steps(file.facts.get("decoder"), "decoders")] == ["ByteLevel"],
+        "its decoder",
     )
     cuts = []
     for step in _steps(file.steps["pre_tokenizer"], "pretokenizers"):
@@ -183,7 +184,9 @@ def _sentencepiece(file: TokenizerFile, model: Mapping[str, Any]) -> _native.Tex
     spelled = file.ids(*names)
     unknown = file.ids(str(model["unk_token"]))[0] if model.get("unk_token") is not None else None
     complete = bool(names) and None not in spelled
-    _require(complete or (unknown is not None and model.get("fuse_unk")), "characters that no token stands for")
+    _require(
+        complete or (unknown is not None and model.get("fuse_unk")), "characters that no token stands for"
+    )
     for token in file.added:
         vocabulary.add(token.id, token.content)
     types = _types(file)
@@ -203,9 +206,7 @@ def _sentencepiece(file: TokenizerFile, model: Mapping[str, Any]) -> _native.Tex
 
 
 def _is_space_mark(step: Mapping[str, Any]) -> bool:
-    return bool(
-        step["type"] == "Replace" and step["pattern"] == {"String": " "} and step["content"] == "▁"
-    )
+    return bool(step["type"] == "Replace" and step["pattern"] == {"String": " "} and step["content"] == "▁")
 
 
 def _marks_spaces(steps: Mapping[str, Any]) -> bool:
@@ -246,7 +247,8 @@ def _added(values: Mapping[str, Any]) -> AddedToken:
         special=bool(values.get("special")),
         lstrip=bool(values.get("lstrip")),
         rstrip=bool(values.get("rstrip")),
-        plain=not values.get("single_word") and bool(values.get("special") or not values.get("normalized", True)),
+        plain=not values.get("single_word")
+        and bool(values.get("special") or not values.get("normalized", True)),
     )
 
 
