@@ -6,8 +6,8 @@
 the text. Every tokenizer is written as one tokenizer.json that both sides read. Rates are megabytes of data per second
 of CPU time, loading left out. The library's side parses, renders each conversation once with plain Jinja and encodes.
 Ours is the whole preparation: rendered twice, in a process of its own, masked, packed, written and flushed; all its
-processes' CPU time counts. `cores` is the time on one core through that on two, `peak` the resident memory of the tree of
-processes on two, and the token files of the two must be the same.
+processes' CPU time counts. `cores` is the time on one core through that on two, `peak` the resident memory of the tree
+of processes on two, and the token files of the two must be the same.
 """
 
 from __future__ import annotations
