@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Command
 
+from featherback.cli.inspect import _data
 from featherback.failure import report
 from featherback.terminal import Preparing, _text, clean
 
@@ -225,3 +226,16 @@ def test_preparation_is_shown_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatc
             shown.update(done)
         line = "\r\x1b[Kpreparing d\\u001b.jsonl: 25 % read, 1,234 examples, 5 tokens"
         assert stream.getvalue() == (f"{line}\r\x1b[K" if live else "")
+
+
+def test_counting_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("featherback.terminal._PROGRESS_SECONDS", -1.0)
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", stream)
+    data = tmp_path / "d.txt"
+    data.write_text("word\n" * 4)
+    assert _data(data)["characters"] == 20
+    assert [part.rpartition(": ")[2] for part in stream.getvalue().split("\r\x1b[K")[1:]] == [
+        "25 % read", "50 % read", "75 % read", "100 % read", "",
+    ]  # fmt: skip
