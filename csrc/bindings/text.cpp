@@ -1,7 +1,14 @@
+#include <nanobind/stl/tuple.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
 #include "bindings/arrays.h"
 #include "text/cuts.h"
 #include "text/encoder.h"
 #include "text/finder.h"
+#include "text/json_vocabulary.h"
 #include "text/utf8.h"
 
 namespace fb {
@@ -37,10 +44,6 @@ nb::list make_list(size_t count, const Item& item) {
     return list;
 }
 
-nb::list ids_of(const std::vector<uint32_t>& ids) {
-    return make_list(ids.size(), [&](size_t i) { return nb::int_(ids[i]); });
-}
-
 // An encoder and the map that it reads.
 struct PyEncoder {
     nb::object file;
@@ -74,34 +77,79 @@ text::Tokens read_tokens(const File& file, StringArray tokens, const Ints& types
     return {file.at(tokens.first), file.end, uint32_t(count), std::move(kinds)};
 }
 
+// The strings of `array` in `other`, or where that is None in `file`.
+text::StringReader read_strings(const File& file, const std::optional<Bytes>& other, StringArray array) {
+    const File where = other ? File(*other) : file;
+    return {where.at(array.first), where.end};
+}
+
 PyEncoder byte_level(nb::object data, StringArray tokens, Ints types, StringArray merges, std::vector<std::string> cuts,
-                     bool composes, bool whole_words) {
+                     bool composes, bool whole_words, std::optional<Bytes> merges_file) {
     const File file(nb::cast<Bytes>(data));
     check_count(merges.second, 0, "merges");
     text::Tokens vocabulary = read_tokens(file, tokens, types);
-    const text::StringReader reader(file.at(merges.first), file.end);
-    return {data, text::make_byte_level(std::move(vocabulary), reader, uint32_t(merges.second),
-                                        {std::move(cuts), composes, whole_words})};
+    return {data, text::make_byte_level(std::move(vocabulary), read_strings(file, merges_file, merges),
+                                        uint32_t(merges.second), {std::move(cuts), composes, whole_words})};
 }
 
-PyEncoder sentencepiece(nb::object data, StringArray tokens, Ints types, InFloats scores) {
+PyEncoder sentencepiece(nb::object data, StringArray tokens, Ints types, std::optional<InFloats> scores,
+                        StringArray merges, bool strips_space, std::optional<Bytes> merges_file) {
     const File file(nb::cast<Bytes>(data));
-    std::vector<float> copy(scores.data(), scores.data() + scores.shape(0));
-    return {data, text::make_sentencepiece(read_tokens(file, tokens, types), std::move(copy))};
+    check_count(merges.second, 0, "merges");
+    text::SentencePieceOptions options{{}, !scores, strips_space};
+    if (scores) options.scores.assign(scores->data(), scores->data() + scores->shape(0));
+    return {data, text::make_sentencepiece(read_tokens(file, tokens, types), read_strings(file, merges_file, merges),
+                                           uint32_t(merges.second), std::move(options))};
 }
 
+using Ids = nb::ndarray<nb::numpy, uint32_t, nb::shape<-1>>;
 using Offsets = nb::ndarray<nb::numpy, uint32_t, nb::shape<-1, 2>>;
 
-std::pair<nb::list, Offsets> encode_with_offsets(PyEncoder& self, nb::str text) {
-    const Utf8 utf8(text);
-    auto spans = std::make_unique<std::vector<text::Span>>();
-    const std::vector<uint32_t> ids = self.encoder->encode(utf8.view(), spans.get());
-    static_assert(sizeof(text::Span) == 2 * sizeof(uint32_t));
-    void* data = spans->data();
-    const size_t count = spans->size();
-    const nb::capsule owner(spans.release(), [](void* p) noexcept { delete static_cast<std::vector<text::Span>*>(p); });
-    return {ids_of(ids), Offsets(data, {count, 2}, owner)};
+// An array over the vector's own memory.
+template <class Array, class Item>
+Array as_array(std::unique_ptr<std::vector<Item>> items, std::initializer_list<size_t> shape) {
+    void* data = items->data();
+    const nb::capsule owner(items.release(), [](void* p) noexcept { delete static_cast<std::vector<Item>*>(p); });
+    return Array(data, shape, owner);
 }
+
+constexpr int64_t kPlain = -1, kSpaced = -2;
+
+std::pair<Ids, std::optional<Offsets>> encode(const PyEncoder& self, nb::str text,
+                                              const std::vector<std::tuple<int64_t, uint32_t, uint32_t>>& parts,
+                                              bool places) {
+    std::vector<text::Part> found;
+    found.reserve(parts.size());
+    for (const auto& [token, begin, end] : parts) {
+        if (token < kSpaced || token >= int64_t(text::kNone)) refuse("no such token");
+        found.push_back({token < 0 ? text::kNone : uint32_t(token), begin, end, token == kSpaced});
+    }
+    const Utf8 utf8(text);
+    auto ids = std::make_unique<std::vector<uint32_t>>();
+    auto spans = std::make_unique<std::vector<text::Span>>();
+    {
+        const nb::gil_scoped_release others_may_run;
+        self.encoder->encode(utf8.view(), found, *ids, places ? spans.get() : nullptr);
+    }
+    static_assert(sizeof(text::Span) == 2 * sizeof(uint32_t));
+    const size_t count = ids->size();
+    std::optional<Offsets> offsets;
+    if (places) offsets = as_array<Offsets>(std::move(spans), {count, 2});
+    return {as_array<Ids>(std::move(ids), {count}), offsets};
+}
+
+// The file that this descriptor is open for, from where it stands.
+text::JsonVocabulary read_vocabulary(int descriptor) {
+    return text::JsonVocabulary([descriptor](char* into, size_t size) {
+        for (;;) {
+            const ssize_t count = read(descriptor, into, size);
+            if (count >= 0) return size_t(count);
+            if (errno != EINTR) throw std::system_error(errno, std::generic_category());
+        }
+    });
+}
+
+nb::bytes as_bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
 
 nb::list cut_text(nb::str text, const std::vector<std::string>& names) {
     std::vector<text::Cut> cuts;
@@ -114,7 +162,11 @@ nb::list cut_text(nb::str text, const std::vector<std::string>& names) {
 
 nb::list find(const text::NameFinder& self, nb::str text) {
     const Utf8 utf8(text);
-    const std::vector<text::NameFinder::Hit> hits = self.find(utf8.view());
+    std::vector<text::NameFinder::Hit> hits;
+    {
+        const nb::gil_scoped_release others_may_run;
+        hits = self.find(utf8.view());
+    }
     return make_list(hits.size(), [&](size_t i) { return nb::make_tuple(hits[i].name, hits[i].begin, hits[i].end); });
 }
 
@@ -130,20 +182,44 @@ void bind_text(nb::module_& m) {
                 return as_text(self.encoder->tokens()[uint32_t(id)]);
             },
             nb::arg("id"), "A token as the vocabulary spells it")
-        .def(
-            "encode", [](PyEncoder& self, nb::str text) { return ids_of(self.encoder->encode(Utf8(text).view())); },
-            nb::arg("text"), nb::sig("def encode(self, text: str) -> list[int]"))
-        .def("encode_with_offsets", &encode_with_offsets, nb::arg("text"),
-             "Tokens, and the half-open range of characters that each stands for, (n, 2)")
+        .def("encode", &encode, nb::arg("text"), nb::arg("parts"), nb::arg("places"),
+             "Tokens, and with `places` the half-open range of characters that each stands for, (n, 2). `parts` of the "
+             "text, one after another: (token, begin, end), the token PLAIN for text to encode, SPACED for such with a "
+             "space before it that is no part of the text. Other threads run meanwhile.")
         .def(
             "decode",
             [](const PyEncoder& self, const std::vector<int64_t>& ids) { return as_text(self.encoder->decode(ids)); },
             nb::arg("ids"));
-    m.def("byte_level_encoder", &byte_level, nb::arg("file"), nb::arg("tokens"), nb::arg("types"), nb::arg("merges"),
-          nb::arg("cuts"), nb::arg("composes"), nb::arg("whole_words"),
-          "Byte-level BPE over a mapped GGUF file, whose strings are given as (offset, count)");
+    m.attr("PLAIN") = kPlain;
+    m.attr("SPACED") = kSpaced;
+    m.def(
+        "byte_level_encoder", &byte_level, nb::arg("file"), nb::arg("tokens"), nb::arg("types"), nb::arg("merges"),
+        nb::arg("cuts"), nb::arg("composes"), nb::arg("whole_words"), nb::arg("merges_file") = nb::none(),
+        "Byte-level BPE over strings as a GGUF file holds them, given as (offset, count) in `file`; the merges may be "
+        "in another, which is not kept");
     m.def("sentencepiece_encoder", &sentencepiece, nb::arg("file"), nb::arg("tokens"), nb::arg("types"),
-          nb::arg("scores"), "SentencePiece BPE over a mapped GGUF file, whose strings are given as (offset, count)");
+          nb::arg("scores").none(), nb::arg("merges") = StringArray(0, 0), nb::arg("strips_space") = true,
+          nb::arg("merges_file") = nb::none(),
+          "SentencePiece BPE likewise, by the pieces' scores or, if these are None, by merges. `strips_space`: decoded "
+          "text loses a leading space");
+    nb::class_<text::JsonVocabulary>(m, "JsonVocabulary", "The vocabulary of a tokenizer.json")
+        .def_prop_ro(
+            "facts", [](const text::JsonVocabulary& self) { return as_bytes(self.facts()); },
+            "The file's JSON with null in place of its tables of tokens and merges")
+        .def_prop_ro("size", &text::JsonVocabulary::size, "One more than the highest number of a token")
+        .def_prop_ro("n_merges", &text::JsonVocabulary::n_merges)
+        .def(
+            "add", [](text::JsonVocabulary& self, uint32_t id, nb::str text) { self.add(id, Utf8(text).view()); },
+            nb::arg("id"), nb::arg("text"), "Give a number its text")
+        .def("find", &text::JsonVocabulary::find, nb::arg("texts"), "The number of each text, -1 if there is none")
+        .def_prop_ro(
+            "tokens", [](const text::JsonVocabulary& self) { return as_bytes(self.tokens()); },
+            "Tokens by number, as GGUF files hold strings; one that is missing is empty")
+        .def_prop_ro(
+            "merges", [](const text::JsonVocabulary& self) { return as_bytes(self.merges()); },
+            "Merges by rank, likewise");
+    m.def("read_vocabulary", &read_vocabulary, nb::arg("descriptor"),
+          "Read a tokenizer.json; ValueError if it is not JSON or not a vocabulary");
     m.def("cut_text", &cut_text, nb::arg("text"), nb::arg("cuts"),
           nb::sig("def cut_text(text: str, cuts: Sequence[str]) -> list[str]"),
           "The pieces that a pre-tokenizer cuts a text into");

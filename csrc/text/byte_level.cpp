@@ -1,9 +1,8 @@
 #include <array>
-#include <stdexcept>
 
 #include "text/cuts.h"
 #include "text/encoder.h"
-#include "text/merging.h"
+#include "text/merges.h"
 #include "text/normalize.h"
 #include "text/utf8.h"
 
@@ -31,47 +30,6 @@ const Alphabet& alphabet() {
     return made;
 }
 
-// What two tokens become, and when.
-class MergeTable {
-public:
-    MergeTable(StringReader reader, uint32_t count, const TokenIndex& index) : slots_(table_size(count), kNone) {
-        left_.reserve(count);
-        right_.reserve(count);
-        whole_.reserve(count);
-        std::string joined;
-        for (uint32_t rank = 0; rank < count; rank++) {
-            const std::string_view merge = reader.next();
-            const size_t space = merge.find(' ');
-            const std::string_view left = merge.substr(0, space);
-            const std::string_view right = space == merge.npos ? std::string_view() : merge.substr(space + 1);
-            joined.assign(left).append(right);
-            left_.push_back(index.find(left));
-            right_.push_back(index.find(right));
-            whole_.push_back(index.find(joined));
-            if (left.empty() || right.empty() || left_[rank] == kNone || right_[rank] == kNone || whole_[rank] == kNone)
-                throw std::invalid_argument("merge " + std::to_string(rank) + " joins what is not in the vocabulary");
-            slots_[slot(left_[rank], right_[rank])] = rank;  // of equal merges, the last counts
-        }
-    }
-    bool join(uint32_t left, uint32_t right, std::string_view, Join& join) const {
-        const uint32_t rank = slots_[slot(left, right)];
-        if (rank == kNone) return false;
-        join = {rank, whole_[rank]};
-        return true;
-    }
-
-private:
-    size_t slot(uint32_t left, uint32_t right) const {
-        const size_t mask = slots_.size() - 1;
-        const uint64_t mixed = (uint64_t(left) << 32 | right) * 0x9E3779B97F4A7C15;
-        size_t at = (mixed >> 32 ^ mixed >> 15) & mask;
-        while (slots_[at] != kNone && (left_[slots_[at]] != left || right_[slots_[at]] != right)) at = (at + 1) & mask;
-        return at;
-    }
-    std::vector<uint32_t> slots_;  // ranks
-    std::vector<uint32_t> left_, right_, whole_;
-};
-
 class ByteLevel : public Encoder {
 public:
     ByteLevel(Tokens given, StringReader merges, uint32_t n_merges, const ByteLevelOptions& options)
@@ -96,18 +54,18 @@ public:
     }
 
 protected:
-    std::string_view normalize(std::string_view text, std::string& held, std::vector<uint32_t>& origin) override {
+    std::string_view normalize(std::string_view text, std::string& held, std::vector<uint32_t>& origin) const override {
         if (!composes_ || !needs_composing(text)) return text;
         to_composed(text, held, origin);
         return held;
     }
 
-    void encode_normal(std::string_view text, Pieces& out) override {
+    void encode_normal(std::string_view text, Scratch& scratch, Pieces& out) const override {
         cut(text, cuts_.data(), cuts_.size(), [&](std::string_view word) {
-            if (cache_.find(word, out)) return;
+            if (scratch.cache.find(word, out)) return;
             const size_t first = out.size();
-            encode_word(word, out);
-            cache_.add(word, out, first);
+            encode_word(word, scratch, out);
+            scratch.cache.add(word, out, first);
         });
     }
 
@@ -132,11 +90,11 @@ private:
 
     uint32_t token_of(char byte) const { return bytes_[uint8_t(byte)]; }
 
-    void encode_word(std::string_view word, Pieces& out) {
+    void encode_word(std::string_view word, Scratch& scratch, Pieces& out) const {
         if (whole_words_ && word.size() <= tokens().longest()) {
-            letters_.clear();
-            for (const char byte : word) letters_ += alphabet().letters[uint8_t(byte)];
-            const uint32_t id = index_.find(letters_);
+            scratch.letters.clear();
+            for (const char byte : word) scratch.letters += alphabet().letters[uint8_t(byte)];
+            const uint32_t id = index_.find(scratch.letters);
             // Text that spells a control token must not become it.
             if (id != kNone && tokens().type(id) != kControl && tokens().type(id) != kUnknown)
                 return out.push_back({id, uint32_t(word.size())});
@@ -146,12 +104,12 @@ private:
         while (leading < word.size() && token_of(word[leading]) == kNone) leading++;
         if (leading) out.push_back({kNone, leading});
         word.remove_prefix(leading);
-        merger_.begin();
+        scratch.merger.begin();
         for (const char byte : word) {
-            if (token_of(byte) == kNone) merger_.extend(1);
-            else merger_.add(token_of(byte), 1);
+            if (token_of(byte) == kNone) scratch.merger.extend(1);
+            else scratch.merger.add(token_of(byte), 1);
         }
-        merger_.merge(word, merges_, out);
+        scratch.merger.merge(word, merges_, out);
     }
 
     TokenIndex index_;
@@ -159,9 +117,6 @@ private:
     std::array<uint32_t, 256> bytes_;  // their tokens
     std::vector<Cut> cuts_;
     bool composes_, whole_words_;
-    Merger merger_;
-    WordCache cache_;
-    std::string letters_;
 };
 
 }  // namespace

@@ -1,10 +1,11 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 
 #include "text/encoder.h"
-#include "text/merging.h"
+#include "text/merges.h"
 #include "text/utf8.h"
 
 namespace fb::text {
@@ -41,21 +42,28 @@ private:
 
 class SentencePiece : public Encoder {
 public:
-    SentencePiece(Tokens given, std::vector<float> scores)
-        : Encoder(std::move(given)), index_(tokens()), scores_(std::move(scores)) {
+    SentencePiece(Tokens given, StringReader merges, uint32_t n_merges, SentencePieceOptions options)
+        : Encoder(std::move(given)),
+          index_(tokens()),
+          scores_(std::move(options.scores)),
+          strips_space_(options.strips_space) {
         const Tokens& all = tokens();
-        if (scores_.size() != all.size()) throw std::invalid_argument("tokens and scores differ in number");
+        if (!options.by_merges && scores_.size() != all.size())
+            throw std::invalid_argument("tokens and scores differ in number");
         byte_tokens_.fill(kNone);
-        for (const bool normal : {false, true})  // a normal piece comes before any other that reads alike
+        const auto preference = [](uint8_t type) { return type == kNormal ? 2 : is_text(type) ? 1 : 0; };
+        for (const int preferred : {0, 1, 2})  // of tokens that read alike, the last that is added counts
             for (uint32_t id = 0; id < all.size(); id++)
-                if (is_text(all.type(id)) && (all.type(id) == kNormal) == normal) index_.add(id);
+                if (preference(all.type(id)) == preferred) index_.add(id);
         for (uint32_t id = 0; id < all.size(); id++) {
-            if (std::isnan(scores_[id])) throw std::invalid_argument("token " + std::to_string(id) + "'s score is NaN");
+            if (!scores_.empty() && std::isnan(scores_[id]))
+                throw std::invalid_argument("token " + std::to_string(id) + "'s score is NaN");
             if (all.type(id) == kUnknown && unknown_ == kNone) unknown_ = id;
             if (const int byte = all.type(id) == kByte ? spelled_byte(all[id]) : -1; byte >= 0)
                 byte_tokens_[size_t(byte)] = id;
-            if (all.type(id) == kNormal) add_neighbours(all[id]);
+            if (options.by_merges ? is_text(all.type(id)) : all.type(id) == kNormal) add_neighbours(all[id]);
         }
+        if (options.by_merges) merges_.emplace(merges, n_merges, index_);
     }
 
     std::string decode(const std::vector<int64_t>& ids) const override {
@@ -81,7 +89,7 @@ public:
             }
         }
         flush();
-        return out.substr(!out.empty() && out[0] == ' ');
+        return out.substr(strips_space_ && !out.empty() && out[0] == ' ');
     }
 
     // The union's piece, if it is one; for Merger.
@@ -94,7 +102,7 @@ public:
     }
 
 protected:
-    std::string_view normalize(std::string_view text, std::string& held, std::vector<uint32_t>&) override {
+    std::string_view normalize(std::string_view text, std::string& held, std::vector<uint32_t>&) const override {
         held.reserve(text.size());
         for (const char c : text) {
             if (c == ' ') held += kSpaceMark;
@@ -103,7 +111,7 @@ protected:
         return held;
     }
 
-    void encode_normal(std::string_view text, Pieces& out) override {
+    void encode_normal(std::string_view text, Scratch& scratch, Pieces& out) const override {
         const char *begin = text.data(), *end = begin + text.size();
         while (begin < end) {
             Char left = read_char(begin, end);
@@ -114,12 +122,18 @@ protected:
                 at += right.bytes;
                 left = right;
             }
-            encode_stretch({begin, size_t(at - begin)}, out);
+            encode_stretch({begin, size_t(at - begin)}, scratch, out);
             begin = at;
         }
     }
 
 private:
+    struct ByMerges {
+        const SentencePiece& self;
+        bool join(uint32_t left, uint32_t right, std::string_view whole, Join& join) const {
+            return self.merges_->join(left, right, whole, join) && is_text(self.tokens().type(join.id));
+        }
+    };
     static bool is_text(uint8_t type) { return type != kUnknown && type != kControl && type != kByte; }
     // Only normal pieces are joined: text that spells another token must not become it.
     bool joins(uint32_t id) const { return id < tokens().size() && tokens().type(id) == kNormal; }
@@ -142,33 +156,36 @@ private:
         }
     }
 
-    void encode_stretch(std::string_view text, Pieces& out) {
-        if (!cache_.find(text, stretch_)) {
-            merger_.begin();
+    void encode_stretch(std::string_view text, Scratch& scratch, Pieces& out) const {
+        Pieces& stretch = scratch.stretch;
+        if (!scratch.cache.find(text, stretch)) {
+            scratch.merger.begin();
             for (const char *at = text.data(), *end = at + text.size(); at < end;) {
                 const uint32_t bytes = read_char(at, end).bytes;
-                add_character({at, bytes});
+                add_character({at, bytes}, scratch.merger);
                 at += bytes;
             }
-            merger_.merge(text, *this, stretch_);
-            cache_.add(text, stretch_, 0);
+            if (merges_) scratch.merger.merge(text, ByMerges{*this}, stretch);
+            else scratch.merger.merge(text, *this, stretch);
+            scratch.cache.add(text, stretch, 0);
         }
-        for (const Piece& piece : stretch_) {
+        for (const Piece& piece : stretch) {
             if (piece.id == unknown_ && !out.empty() && out.back().id == unknown_) out.back().bytes += piece.bytes;
             else out.push_back(piece);
         }
-        stretch_.clear();
+        stretch.clear();
     }
 
-    void add_character(std::string_view character) {
+    void add_character(std::string_view character, Merger& merger) const {
         const uint32_t bytes = uint32_t(character.size());
-        const uint32_t id = index_.find(character);
+        const uint32_t found = index_.find(character);
+        const uint32_t id = found != kNone && is_text(tokens().type(found)) ? found : kNone;
         bool has_bytes = id == kNone;
         if (has_bytes)
             for (const char byte : character) has_bytes = has_bytes && byte_tokens_[uint8_t(byte)] != kNone;
         if (has_bytes)
-            for (const char byte : character) merger_.add(byte_tokens_[uint8_t(byte)], 1);
-        else merger_.add(id == kNone ? unknown_ : id, bytes);
+            for (const char byte : character) merger.add(byte_tokens_[uint8_t(byte)], 1);
+        else merger.add(id == kNone ? unknown_ : id, bytes);
     }
 
     TokenIndex index_;
@@ -176,15 +193,15 @@ private:
     Neighbours neighbours_;
     std::array<uint32_t, 256> byte_tokens_;
     uint32_t unknown_ = kNone;
-    Merger merger_;
-    WordCache cache_;
-    Pieces stretch_;
+    std::optional<MergeTable> merges_;
+    bool strips_space_;
 };
 
 }  // namespace
 
-std::unique_ptr<Encoder> make_sentencepiece(Tokens tokens, std::vector<float> scores) {
-    return std::make_unique<SentencePiece>(std::move(tokens), std::move(scores));
+std::unique_ptr<Encoder> make_sentencepiece(Tokens tokens, StringReader merges, uint32_t n_merges,
+                                            SentencePieceOptions options) {
+    return std::make_unique<SentencePiece>(std::move(tokens), merges, n_merges, std::move(options));
 }
 
 }  // namespace fb::text

@@ -263,23 +263,60 @@ class TextEncoder:
     def token(self, id: int) -> str:
         """A token as the vocabulary spells it"""
 
-    def encode(self, text: str) -> list[int]: ...
-
-    def encode_with_offsets(self, text: str) -> tuple[list, Annotated[NDArray[numpy.uint32], dict(shape=(None, 2))]]:
+    def encode(self, text: str, parts: Sequence[tuple[int, int, int]], places: bool) -> tuple[Annotated[NDArray[numpy.uint32], dict(shape=(None,))], Annotated[NDArray[numpy.uint32], dict(shape=(None, 2))] | None]:
         """
-        Tokens, and the half-open range of characters that each stands for, (n, 2)
+        Tokens, and with `places` the half-open range of characters that each stands for, (n, 2). `parts` of the text, one after another: (token, begin, end), the token PLAIN for text to encode, SPACED for such with a space before it that is no part of the text. Other threads run meanwhile.
         """
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
-def byte_level_encoder(file: object, tokens: tuple[int, int], types: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], merges: tuple[int, int], cuts: Sequence[str], composes: bool, whole_words: bool) -> TextEncoder:
+PLAIN: int = -1
+
+SPACED: int = -2
+
+def byte_level_encoder(file: object, tokens: tuple[int, int], types: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], merges: tuple[int, int], cuts: Sequence[str], composes: bool, whole_words: bool, merges_file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> TextEncoder:
     """
-    Byte-level BPE over a mapped GGUF file, whose strings are given as (offset, count)
+    Byte-level BPE over strings as a GGUF file holds them, given as (offset, count) in `file`; the merges may be in another, which is not kept
     """
 
-def sentencepiece_encoder(file: object, tokens: tuple[int, int], types: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], scores: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> TextEncoder:
+def sentencepiece_encoder(file: object, tokens: tuple[int, int], types: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], scores: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, merges: tuple[int, int] = (0, 0), strips_space: bool = True, merges_file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> TextEncoder:
     """
-    SentencePiece BPE over a mapped GGUF file, whose strings are given as (offset, count)
+    SentencePiece BPE likewise, by the pieces' scores or, if these are None, by merges. `strips_space`: decoded text loses a leading space
+    """
+
+class JsonVocabulary:
+    """The vocabulary of a tokenizer.json"""
+
+    @property
+    def facts(self) -> bytes:
+        """The file's JSON with null in place of its tables of tokens and merges"""
+
+    @property
+    def size(self) -> int:
+        """One more than the highest number of a token"""
+
+    @property
+    def n_merges(self) -> int: ...
+
+    def add(self, id: int, text: str) -> None:
+        """Give a number its text"""
+
+    def find(self, texts: Sequence[str]) -> list[int]:
+        """The number of each text, -1 if there is none"""
+
+    @property
+    def tokens(self) -> bytes:
+        """
+        Tokens by number, as GGUF files hold strings; one that is missing is empty
+        """
+
+    @property
+    def merges(self) -> bytes:
+        """Merges by rank, likewise"""
+
+def read_vocabulary(descriptor: int) -> JsonVocabulary:
+    """
+    Read a tokenizer.json; ValueError if it is not JSON or not a vocabulary
     """
 
 def cut_text(text: str, cuts: Sequence[str]) -> list[str]:

@@ -11,16 +11,25 @@ import io
 import os
 import re
 import select
+import shutil
 import sys
+import time
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from featherback.errors import FeatherbackError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Control characters but tab and line feed; line and paragraph separators; marks that reverse the order of what is
 # read; halves of surrogate pairs, as file names hold them.
 _HIDDEN = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _BREAKS = re.compile("[\t\n]")
+
+
+_PROGRESS_SECONDS = 0.5
 
 
 class OutputError(FeatherbackError):
@@ -54,6 +63,64 @@ def complain(text: str) -> None:
     """Print a line on standard error, where that can be done."""
     with suppress(OSError, ValueError):
         say(text, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """A line on standard error that is written again and again, and taken away in the end. Nothing where that is no
+    terminal."""
+
+    def __init__(self, doing: str) -> None:
+        self._doing, self._shown, self._told = doing, False, time.monotonic()
+
+    def show(self, done: str) -> None:
+        """Say how far it is, in place of what was said."""
+        if sys.stderr is None or not sys.stderr.isatty():
+            return
+        width = max(20, shutil.get_terminal_size().columns) - 1
+        self._write("\r\x1b[K" + clean(f"{self._doing}: {done}", one_line=True)[:width])
+        self._shown, self._told = True, time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether the line has stood long enough."""
+        return time.monotonic() - self._told > _PROGRESS_SECONDS
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            say_styled(text, end="", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            self._write("\r\x1b[K")
+
+
+class Preparing(Progress):
+    """The progress of turning a file into tokens."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"preparing {path}")
+
+    def update(self, done: Mapping[str, int]) -> None:
+        """`done`: what `data.prepare` tells."""
+        part = 100 * done["read"] // max(1, done["of"])
+        self.show(f"{part} % read, {done['examples']:,} examples, {done['tokens']:,} tokens")
+
+
+class Counting(Progress):
+    """The progress of reading a file through."""
+
+    def __init__(self, path: os.PathLike[str]) -> None:
+        super().__init__(f"counting {path}")
+        self._path, self._read, self._size = path, 0, 0
+
+    def read(self, size: int) -> None:
+        """So many more bytes are read."""
+        self._read += size
+        if self.is_due():
+            self._size = self._size or os.path.getsize(self._path)
+            self.show(f"{100 * self._read // self._size} % read")
 
 
 def open_streams(lasting: bool = False) -> None:

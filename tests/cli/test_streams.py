@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Command
 
+from featherback.cli.inspect import _data
 from featherback.failure import report
-from featherback.terminal import _text, clean
+from featherback.terminal import Preparing, _text, clean
 
 FEATHERBACK = (sys.executable, "-m", "featherback")
 NOT_OURS = "bug in Featherback"
@@ -211,3 +213,29 @@ def test_one_bad_line_does_not_end_a_chat(chat_model: Path) -> None:
     assert "--context" in errors[1]
     assert done.returncode == 2
     assert done.stdout.count(b"\n") >= 2
+
+
+def test_preparation_is_shown_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that is taken away in the end; a file or a pipe gets nothing."""
+    done = {"read": 1, "of": 4, "examples": 1234, "tokens": 5}
+    for live in (True, False):
+        stream = io.StringIO()
+        monkeypatch.setattr(stream, "isatty", lambda live=live: live)
+        monkeypatch.setattr(sys, "stderr", stream)
+        with Preparing("d\x1b.jsonl") as shown:
+            shown.update(done)
+        line = "\r\x1b[Kpreparing d\\u001b.jsonl: 25 % read, 1,234 examples, 5 tokens"
+        assert stream.getvalue() == (f"{line}\r\x1b[K" if live else "")
+
+
+def test_counting_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("featherback.terminal._PROGRESS_SECONDS", -1.0)
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", stream)
+    data = tmp_path / "d.txt"
+    data.write_text("word\n" * 4)
+    assert _data(data)["characters"] == 20
+    assert [part.rpartition(": ")[2] for part in stream.getvalue().split("\r\x1b[K")[1:]] == [
+        "25 % read", "50 % read", "75 % read", "100 % read", "",
+    ]  # fmt: skip

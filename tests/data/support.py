@@ -3,13 +3,20 @@
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Core
 
+from featherback._native import PLAIN
 from featherback.data.tokenizer import END_TOKENS, Tokenizer
-from featherback.data.tokenizer_folder import LibraryCore
+from featherback.data.tokenizer_library import LibraryCore
 
 CONTROL = (
     *("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>"),
     *("<|end_header_id|>", "<|eot_id|>"),
 )
+
+
+def encode_plain(core, text):
+    """Ids and character ranges of a whole text, as lists."""
+    ids, offsets = core.encode(text, [(PLAIN, 0, len(text))], True)
+    return ids.tolist(), offsets.tolist()
 
 
 def byte_core():

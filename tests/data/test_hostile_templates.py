@@ -115,3 +115,16 @@ def test_ctrl_c_is_the_owners() -> None:
     assert renderer._process is not None
     renderer._process.send_signal(signal.SIGINT)
     assert renderer.render("b", {}, "It", [([], False)]) == ["b"]
+
+
+def test_requests_behind_the_one_that_ends_the_process_are_answered() -> None:
+    """They were sent ahead; only the one that took too much is told so."""
+    renderer = Renderer()
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    template = "{% if messages %}" + loop + "{% endif %}ok"
+    asked = [renderer.ask(template, {}, "It", [(messages, False)]) for messages in ([], [{}], [], [])]
+    assert renderer.take(asked[3], "It") == ["ok"]
+    assert renderer.take(asked[0], "It") == ["ok"]
+    with pytest.raises(FeatherbackError, match="more time"):
+        renderer.take(asked[1], "It")
+    assert renderer.take(asked[2], "It") == ["ok"]

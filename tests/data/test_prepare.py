@@ -146,7 +146,7 @@ def test_long_examples_are_cut_counted_and_dropped(smollm2_path, tokenizer, tmp_
 
 
 def encode_row(tokenizer, row):
-    return Encoder(tokenizer).encode(Example("", messages=row["messages"]))[0]
+    return Encoder(tokenizer).encode(Example("", messages=row["messages"])).ids
 
 
 def test_spelled_control_tokens_are_noted(smollm2_path, tokenizer, tmp_path):
@@ -191,6 +191,52 @@ def test_end_of_turn_must_be_there(tmp_path):
     tokenizer = byte_tokenizer("{% for m in messages %}{{ m.content }}\n{% endfor %}")
     with pytest.raises(FeatherbackError, match="no end-of-turn token"):
         Encoder(tokenizer).encode(Example("", prompt="a", completion="b"))
+
+
+def test_reading_ends_where_there_is_enough(smollm2_path, tmp_path):
+    """The tokens are a beginning of all of them, and it is said where reading ended."""
+    rows = [chat(f"Say {n}", "word " * (n % 7)) for n in range(200)]
+    data = write(tmp_path / "d.jsonl", *rows)
+    whole = prepare(smollm2_path, data, tmp_path / "whole.tok", 64)
+    part = prepare(smollm2_path, data, tmp_path / "part.tok", 64, enough=1000)
+    before, after = TokenFile(tmp_path / "part.tok"), TokenFile(tmp_path / "whole.tok")
+    assert 1000 <= before.n_tokens < 1064
+    assert before.tokens.tolist() == after.tokens[: before.n_tokens].tolist()
+    assert part.examples == len(before) + part.dropped
+    assert part.read_to == f"{data}, line {part.examples}"
+    assert any(part.read_to in note for note in part.notes())
+    assert whole.read_to is None
+    assert prepare(smollm2_path, data, tmp_path / "all.tok", 64, enough=10**9).read_to is None
+
+
+def test_a_text_file_is_read_as_far_as_needed(base_model, tmp_path):
+    (tmp_path / "d.txt").write_text("the cat sat on the mat\n" * 50_000)
+    report = prepare(base_model, tmp_path / "d.txt", tmp_path / "d.tok", 32, enough=5000)
+    assert 5000 <= report.tokens < 250_000
+    assert report.read_to is not None
+    assert report.tokens % 32 == 0
+
+
+def test_what_is_wrong_is_raised_in_its_turn(smollm2_path, tmp_path):
+    """Examples are read ahead; the first that is wrong is named, and one behind what is enough is not."""
+    good = [json.dumps(chat("a", "b"))] * 5
+    (tmp_path / "d.jsonl").write_text("\n".join([*good, json.dumps(chat("a", "\ud800")), "{", *good]))
+    with pytest.raises(FeatherbackError, match="line 6: The text holds half"):
+        prepare(smollm2_path, tmp_path / "d.jsonl", tmp_path / "d.tok", 64)
+    report = prepare(smollm2_path, tmp_path / "d.jsonl", tmp_path / "d.tok", 64, enough=1)
+    assert (report.examples, report.sequences) == (1, 1)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tokens_do_not_depend_on_the_threads(smollm2_path, tokenizer, tmp_path, monkeypatch, threads):
+    monkeypatch.setattr(encoder, "_BLOCK", 200)
+    monkeypatch.setattr(encoder, "_cores", lambda: threads)
+    texts = [Path(__file__).read_text(encoding="utf-8")[:n] for n in (1, 700, 5000, 9000)] * 3
+    data = write(tmp_path / "d.jsonl", *[{"text": text} for text in texts])
+    prepare(smollm2_path, data, tmp_path / "d.tok", 10**6)
+    file = TokenFile(tmp_path / "d.tok")
+    ends = [tokenizer.eos_id]
+    assert [file.seq(i)[0].tolist() for i in range(len(file))] == [tokenizer.encode(t) + ends for t in texts]
 
 
 # --- the process ---

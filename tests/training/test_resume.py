@@ -184,6 +184,25 @@ def test_the_file_of_the_data_may_move_or_go_but_not_be_another(tmp_path: Path) 
     assert RunDirectory.open(run.path).record["configuration"]["data"] == str(data)
 
 
+def test_the_steps_say_how_much_is_read_and_more_steps_are_told(tmp_path: Path) -> None:
+    model, data = write_tiny_chat(tmp_path / "m.gguf"), write_messages(tmp_path / "d.jsonl", 200)
+    options: dict[str, Any] = {"seq_len": 64, "rank": 2, "steps": 2, "accumulate": 3}
+    run = prepare_run(TrainConfig(model=str(model), data=str(data), out=str(tmp_path / "run"), **options))
+    report = run.record["data"]["train"]
+    assert 2 * 3 * 64 <= report["tokens"] < 2 * 3 * 64 + 64
+    assert report["read_to"] == f"{data}, line {report['examples']}"
+    train_run(run)
+    heard: list[str] = []
+    named = {"model": str(model), "out": str(run.path)}
+    resume_run(named, note=heard.append).release()
+    assert heard == []
+    resume_run({**named, "steps": 3}, note=heard.append).release()
+    assert heard == [
+        f"note: the data were read up to {report['read_to']}, for the steps named at first; "
+        "further steps go over the same tokens again"
+    ]
+
+
 DAMAGED: dict[str, tuple[str, bytes, str]] = {
     "half a record": ("run.json", b'{"format": 1, "sta', "run.json is not valid JSON"),
     "a deep record": ("run.json", b"[" * 100_000, "run.json is not usable JSON: it is nested too deeply"),

@@ -109,12 +109,17 @@ def _model(what: str) -> dict[str, Any]:
 
 def _data(path: Path) -> dict[str, Any]:
     from featherback.data.readers import detect, read_jsonl, read_text
+    from featherback.terminal import Counting
 
-    if detect(path) == "txt":
-        return {"data": str(path), "format": "plain text", "characters": sum(map(len, read_text(path)))}
-    kinds: Counter[str] = Counter()
-    for example in read_jsonl(path):
-        kinds["messages" if example.messages else "text" if example.text else "prompt and completion"] += 1
+    with Counting(path) as shown:
+        if detect(path) == "txt":
+            characters = sum(map(len, read_text(path, shown.read)))
+            return {"data": str(path), "format": "plain text", "characters": characters}
+        kinds: Counter[str] = Counter()
+        for example in read_jsonl(path, shown.read):
+            kinds[
+                "messages" if example.messages else "text" if example.text else "prompt and completion"
+            ] += 1
     return {"data": str(path), "format": "JSON lines", "examples": sum(kinds.values()), "kinds": dict(kinds)}
 
 

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from featherback.data.renderer import Renderer, RenderingError
+from featherback.data.renderer import Answers, Renderer, RenderingError
 from featherback.data.report import SYNONYMS
-from featherback.data.tokenizer import Span, Tokenizer
+from featherback.data.tokenizer import Ids, Span, Tokenizer
 from featherback.errors import FeatherbackError
 
 Message = Mapping[str, Any]
@@ -44,6 +45,15 @@ class Rendering:
     """Where the messages' contents are: a control token spelled there is text. Sorted, disjoint."""
     supervised: tuple[Span, ...]
     """The assistant turns, each with its end-of-turn token. Sorted, disjoint."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A conversation that is being rendered, without and with marks."""
+
+    messages: Messages
+    renamed: Counter[str]
+    number: int
 
 
 class ChatTemplate:
@@ -70,19 +80,37 @@ class ChatTemplate:
         (text,) = self._render((messages, add_generation_prompt))
         return _text(text)
 
-    def _render(self, *conversations: tuple[Messages, bool]) -> list[str | RenderingError]:
+    def _render(self, *conversations: tuple[Messages, bool]) -> Answers:
+        return self._taken(self._asked(*conversations))
+
+    def _asked(self, *conversations: tuple[Messages, bool]) -> int:
         bare = [
             ([{key: m[key] for key in ("role", "content")} for m in messages], prompt)
             for messages, prompt in conversations
         ]
         tokenizer = self._tokenizer
-        return self._renderer.render(self._template, tokenizer.special_names, tokenizer.template_source, bare)
+        return self._renderer.ask(self._template, tokenizer.special_names, tokenizer.template_source, bare)
+
+    def _taken(self, number: int) -> Answers:
+        return self._renderer.take(number, self._tokenizer.template_source)
 
     def training(self, messages: Messages) -> Rendering:
         """The conversation with its supervised spans (none if the assistant says nothing)."""
+        return self.finish(self.begin(messages))
+
+    def begin(self, messages: Messages) -> Asked:
+        """The first half of `training`: the conversation is rendered while others are finished."""
+        check_messages(messages)
+        renamed = Counter(message["role"] for message in messages if message["role"] in self._synonyms)
         messages = self._read(messages)
+        return Asked(messages, renamed, self._asked(*_with_marks(messages, False)))
+
+    def finish(self, asked: Asked) -> Rendering:
+        """The second half of `training`."""
+        messages = asked.messages
+        self.renamed.update(asked.renamed)
         roles = [message["role"] for message in messages]
-        text, spans = self._marked(messages)
+        text, spans = _unmarked(self._taken(asked.number), len(messages))
         if spans is not None and all(
             len(spans[i]) == 1 for i, role in enumerate(roles) if role == "assistant"
         ):
@@ -97,6 +125,7 @@ class ChatTemplate:
 
     def prompt(self, messages: Messages) -> Rendering:
         """The conversation, up to where the assistant is to answer."""
+        check_messages(messages)
         messages = self._read(messages)
         text, spans = self._marked(messages, add_generation_prompt=True)
         # Earlier answers may be shortened: some templates drop their reasoning.
@@ -105,16 +134,21 @@ class ChatTemplate:
 
     def encode(self, rendering: Rendering) -> tuple[list[int], list[bool]]:
         """Token ids and, for each, whether it is supervised: it holds a character of a supervised span."""
+        ids, mask = self.encode_arrays(rendering)
+        return ids.tolist(), mask.tolist()
+
+    def encode_arrays(self, rendering: Rendering) -> tuple[Ids, NDArray[np.bool_]]:
+        """`encode` without a Python object for each token."""
         tokenizer = self._tokenizer
         ids, offsets = tokenizer.encode_with_offsets(
             rendering.text, special=True, protected=rendering.contents
         )
         # A token is supervised if the first span that ends behind its start begins before its end.
-        spans = np.array([*rendering.supervised, (len(rendering.text) + 1,) * 2], np.int64)
+        spans = np.array([*rendering.supervised, (len(rendering.text) + 1,) * 2], np.uint32)
         starts, ends = offsets[:, 0], np.maximum(offsets[:, 1], offsets[:, 0] + 1)
-        mask = (spans[np.searchsorted(spans[:, 1], starts, side="right"), 0] < ends).tolist()
-        if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
-            return [tokenizer.bos_id, *ids], [False, *mask]
+        mask = spans[np.searchsorted(spans[:, 1], starts, side="right"), 0] < ends
+        if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1].tolist() != [tokenizer.bos_id]:
+            return np.insert(ids, 0, tokenizer.bos_id), np.insert(mask, 0, False)
         return ids, mask
 
     def encode_prompt(self, messages: Messages) -> list[int]:
@@ -155,9 +189,7 @@ class ChatTemplate:
         return self._headers
 
     def _read(self, messages: Messages) -> Messages:
-        """The messages, checked, in the roles that the template knows."""
-        check_messages(messages)
-        self.renamed.update(message["role"] for message in messages if message["role"] in self._synonyms)
+        """The messages in the roles that the template knows."""
         return [{**m, "role": self._synonyms.get(m["role"], m["role"])} for m in messages]
 
     def _check_whole(
@@ -180,33 +212,7 @@ class ChatTemplate:
     ) -> tuple[str, list[list[Span]] | None]:
         """The rendering and where each message's content is in it (several places, one or none); None if
         marks change what the template does."""
-        marked = []
-        for i, message in enumerate(messages):
-            content = message["content"]
-            core = content.strip()  # marks hug the text, so that a template may trim
-            at = content.find(core) if core else 0
-            before, after = content[:at], content[at + len(core) :]
-            text = f"{before}{_OPEN}{2 * i}{_CLOSE}{core}{_OPEN}{2 * i + 1}{_CLOSE}{after}"
-            marked.append({**message, "content": text})
-        plain, rendered = self._render((messages, add_generation_prompt), (marked, add_generation_prompt))
-        true = _text(plain)
-        if isinstance(rendered, RenderingError):
-            return true, None
-        spans: list[list[Span]] = [[] for _ in messages]
-        opened: dict[int, int] = {}
-        removed = 0
-        for mark in _MARK.finditer(rendered):
-            number, place = int(mark[1]), mark.start() - removed
-            removed += mark.end() - mark.start()
-            if number % 2 == 0:
-                opened[number] = place
-            elif number - 1 in opened:
-                spans[number // 2].append((opened.pop(number - 1), place))
-            else:
-                return true, None
-        if opened or _MARK.sub("", rendered) != true:
-            return true, None
-        return true, spans
+        return _unmarked(self._render(*_with_marks(messages, add_generation_prompt)), len(messages))
 
     def _by_marks(self, text: str, spans: list[list[Span]], messages: Messages) -> list[Span]:
         """From where a prompt for the answer would end to the end-of-turn token after it."""
@@ -263,6 +269,45 @@ class ChatTemplate:
                     "token. Remove it."
                 )
         return ()
+
+
+def _with_marks(
+    messages: Messages, add_generation_prompt: bool
+) -> tuple[tuple[Messages, bool], tuple[Messages, bool]]:
+    """What to render: the conversation, and again with marks around each content."""
+    marked = []
+    for i, message in enumerate(messages):
+        content = message["content"]
+        core = content.strip()  # marks hug the text, so that a template may trim
+        at = content.find(core) if core else 0
+        before, after = content[:at], content[at + len(core) :]
+        text = f"{before}{_OPEN}{2 * i}{_CLOSE}{core}{_OPEN}{2 * i + 1}{_CLOSE}{after}"
+        marked.append({**message, "content": text})
+    return (messages, add_generation_prompt), (marked, add_generation_prompt)
+
+
+def _unmarked(answers: Answers, count: int) -> tuple[str, list[list[Span]] | None]:
+    """The rendering and where the contents of `count` messages are in it (several places, one or none); None if
+    marks change what the template does."""
+    plain, rendered = answers
+    true = _text(plain)
+    if isinstance(rendered, RenderingError):
+        return true, None
+    spans: list[list[Span]] = [[] for _ in range(count)]
+    opened: dict[int, int] = {}
+    removed = 0
+    for mark in _MARK.finditer(rendered):
+        number, place = int(mark[1]), mark.start() - removed
+        removed += mark.end() - mark.start()
+        if number % 2 == 0:
+            opened[number] = place
+        elif number - 1 in opened and number < 2 * count:
+            spans[number // 2].append((opened.pop(number - 1), place))
+        else:
+            return true, None
+    if opened or _MARK.sub("", rendered) != true:
+        return true, None
+    return true, spans
 
 
 def check_messages(messages: Any) -> None:

@@ -1,21 +1,44 @@
-"""From an example to token ids and a mask."""
+"""From examples to token ids and masks, with every core: while one example is finished, later ones are under way.
+
+Conversations are rendered by the template's process and tokenized here; text is tokenized by threads, block by block.
+The tokens do not depend on how many threads there are.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from featherback.data.chat import ChatTemplate
 from featherback.data.readers import Example
-from featherback.data.tokenizer import Tokenizer
+from featherback.data.tokenizer import Ids, Tokenizer
 from featherback.errors import FeatherbackError
 
-Encoded = tuple[list[int], list[bool]]
-_BLOCK = (
-    1 << 16
-)  # characters tokenized at once; an encoding takes some 150 bytes a character while it is made
+_BLOCK = 1 << 16  # characters tokenized at once; an encoding takes some 20 bytes a character while it is made
 _BLOCK_AT_MOST = 4 * _BLOCK
 _LINE = re.compile("[^\n]*\n|[^\n]+")
+_MOST_THREADS = 4  # each takes a megabyte
+_AHEAD = 48  # examples under way at once, if they are short
+_AHEAD_CHARACTERS = 1 << 17  # and if they are long
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """An example as tokens."""
+
+    ids: Ids
+    mask: NDArray[np.bool_]
+    """Which of them are supervised."""
+    spells_control: bool
+    """Whether the example's text spells a control token (it is encoded as the text it is)."""
 
 
 class Encoder:
@@ -24,6 +47,8 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer) if tokenizer.is_chat else None
+        self._threads = min(_cores(), _MOST_THREADS)
+        self._pool = ThreadPoolExecutor(self._threads)  # a thread begins with the first block of text
 
     @property
     def renamed(self) -> dict[str, int]:
@@ -31,51 +56,134 @@ class Encoder:
         return {} if self._template is None else dict(self._template.renamed)
 
     def encode(self, example: Example) -> Encoded:
-        """Token ids of messages, or of prompt and completion, and which of them are supervised."""
-        if example.messages is not None:
-            template = self._template or ChatTemplate(self._tokenizer)  # the latter explains what is missing
-            return template.encode(template.training(example.messages))
-        prompt, completion = example.prompt or "", example.completion or ""
-        if self._template is not None:
+        """An example by itself. A text ends with the end token; all of it is supervised."""
+        return self._begin(example)()
+
+    def encode_all(self, examples: Iterable[Example]) -> Iterator[tuple[Example, Encoded]]:
+        """Examples in order. What is wrong with one, or with reading them, is raised in its turn: FeatherbackError."""
+        waiting: deque[tuple[Example, Callable[[], Encoded], int]] = deque()
+        source = iter(examples)
+        ahead, failure, ended = 0, None, False
+        while waiting or not ended:
+            while not ended and len(waiting) < _AHEAD and ahead < _AHEAD_CHARACTERS:
+                try:
+                    example = next(source)
+                except StopIteration:
+                    ended = True
+                except FeatherbackError as error:
+                    ended, failure = True, error
+                else:
+                    size = sum(map(len, _texts(example)))
+                    ahead += size
+                    waiting.append((example, self._begun(example), size))
+            if waiting:
+                example, finish, size = waiting.popleft()
+                ahead -= size
+                try:
+                    encoded = finish()
+                except FeatherbackError as error:
+                    raise FeatherbackError(f"{example.where}: {error}") from None
+                yield example, encoded
+        if failure is not None:
+            raise failure
+
+    def stream(self, lines: Iterable[str]) -> Iterator[tuple[Ids, bool]]:
+        """One document, part by part: BOS if the model uses it, the text, the end token. All of it is supervised. With
+        each part, whether it spells a control token."""
+        waiting: deque[Callable[[], tuple[Ids, bool]]] = deque()
+        for begun in self._blocks_begun(lines):
+            waiting.append(begun)
+            if len(waiting) > self._threads:
+                yield waiting.popleft()()
+        for finish in waiting:
+            yield finish()
+        yield self._end, False
+
+    def close(self) -> None:
+        """End the threads; blocks that nobody waits for are not begun."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> Encoder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begun(self, example: Example) -> Callable[[], Encoded]:
+        try:
+            return self._begin(example)
+        except FeatherbackError as error:
+            return _raising(error)
+
+    def _begin(self, example: Example) -> Callable[[], Encoded]:
+        """Set off what others can do for an example; what is returned waits for them and does the rest."""
+        if example.text is not None:
+            lines = (match[0] for match in _LINE.finditer(example.text))
+            parts = list(self._blocks_begun(lines))
+            return lambda: self._joined(part() for part in parts)
+        turns: Any = example.messages
+        if turns is None:
+            if self._template is None:
+                return lambda: self._pair(example)
             system = [] if example.system is None else [{"role": "system", "content": example.system}]
             turns = [
                 *system,
-                {"role": "user", "content": prompt},
-                {"role": "assistant", "content": completion},
+                {"role": "user", "content": example.prompt or ""},
+                {"role": "assistant", "content": example.completion or ""},
             ]
-            return self._template.encode(self._template.training(turns))
+        template = self._template or ChatTemplate(self._tokenizer)  # the latter explains what is missing
+        asked = template.begin(turns)
+        return lambda: Encoded(*template.encode_arrays(template.finish(asked)), self._spells_control(example))
+
+    def _pair(self, example: Example) -> Encoded:
+        """Prompt and completion for a model without a chat template."""
         if example.system is not None:
             raise FeatherbackError('"system" needs a model with a chat template, which this one has not.')
+        prompt, completion = example.prompt or "", example.completion or ""
         # Encoded apart, because that is what generation will see: the prompt's tokens, and then its own.
-        given = self._tokenizer.encode(prompt, bos=True)
-        answer = self._tokenizer.encode(completion, continues=bool(prompt)) + self._end
-        return given + answer, [False] * len(given) + [True] * len(answer)
+        given = self._tokenizer.encode_array(prompt, bos=True)
+        answer = self._tokenizer.encode_array(completion, continues=bool(prompt))
+        ids = np.concatenate([given, answer, self._end])
+        return Encoded(ids, np.arange(ids.size) >= given.size, self._spells_control(example))
 
-    def stream(self, lines: Iterable[str]) -> Iterator[list[int]]:
-        """Token ids of one document, part by part: BOS if the model uses it, the text, the end token. All of
-        it is supervised."""
+    def _joined(self, parts: Iterable[tuple[Ids, bool]]) -> Encoded:
+        pieces, spelled = zip(*parts, (self._end, False), strict=True)
+        ids = np.concatenate(pieces)
+        return Encoded(ids, np.ones(ids.size, np.bool_), any(spelled))
+
+    def _blocks_begun(self, lines: Iterable[str]) -> Iterator[Callable[[], tuple[Ids, bool]]]:
         for i, block in enumerate(_blocks(lines)):
-            yield self._tokenizer.encode(block, bos=i == 0, continues=i > 0)
-        yield self._end
+            yield self._pool.submit(self._block, block, i == 0).result
 
-    def document(self, text: str) -> Iterator[list[int]]:
-        """`stream` for a text in memory."""
-        return self.stream(match[0] for match in _LINE.finditer(text))
+    def _block(self, text: str, first: bool) -> tuple[Ids, bool]:
+        ids = self._tokenizer.encode_array(text, bos=first, continues=not first)
+        return ids, next(self._tokenizer.control_tokens(text), None) is not None
 
-    def spells_control(self, example: Example) -> bool:
-        """Whether the example's text spells a control token (it is encoded as the text it is)."""
-        texts = [
-            example.prompt,
-            example.completion,
-            example.text,
-            example.system,
-            *(m["content"] for m in example.messages or ()),
-        ]
-        return any(next(self._tokenizer.control_tokens(text), None) for text in texts if text)
+    def _spells_control(self, example: Example) -> bool:
+        text = "\0".join(_texts(example))  # which no token's name holds
+        return next(self._tokenizer.control_tokens(text), None) is not None
 
     @property
-    def _end(self) -> list[int]:
-        return [] if self._tokenizer.eos_id is None else [self._tokenizer.eos_id]
+    def _end(self) -> Ids:
+        return np.array([] if self._tokenizer.eos_id is None else [self._tokenizer.eos_id], np.uint32)
+
+
+def _texts(example: Example) -> Iterator[str]:
+    several = (example.prompt, example.completion, example.text, example.system)
+    yield from (text for text in several if text)
+    yield from (message["content"] for message in example.messages or ())
+
+
+def _raising(error: FeatherbackError) -> Callable[[], Encoded]:
+    def finish() -> Encoded:
+        raise error
+
+    return finish
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _blocks(lines: Iterable[str]) -> Iterator[str]:

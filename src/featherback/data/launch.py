@@ -20,13 +20,19 @@ def prepare_in_subprocess(
     out_path: str | os.PathLike[str],
     seq_len: int,
     progress: Callable[[dict[str, Any]], None] | None = None,
+    enough: int | None = None,
 ) -> PrepareReport:
-    """`prepare.prepare` in a process of its own. `progress` is called with {"examples": n, "tokens":
-    n}.
+    """`prepare.prepare` in a process of its own. `progress` is called with what it tells.
 
     Raises FeatherbackError with the sentence the preparation failed with.
     """
-    config = {"model": str(model_path), "data": str(data_path), "out": str(out_path), "seq_len": seq_len}
+    config = {
+        "model": str(model_path),
+        "data": str(data_path),
+        "out": str(out_path),
+        "seq_len": seq_len,
+        "enough": enough,
+    }
     command = [sys.executable, "-m", "featherback.data.prepare", json.dumps(config)]
     last: dict[str, Any] = {}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:

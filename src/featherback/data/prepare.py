@@ -3,8 +3,9 @@
     python -m featherback.data.prepare '{"model": ..., "data": ..., "out": ..., "seq_len": 256}'
 
 A tokenizer takes tens of megabytes, so this runs as a process of its own that ends before training begins
-(`launch.prepare_in_subprocess`). It writes one JSON object per line: {"progress": ...} now and then, at last
-{"report": ...} or {"error": "a sentence"}.
+(`launch.prepare_in_subprocess`). It writes one JSON object per line: {"progress": {"examples": n, "tokens": n,
+"read": bytes, "of": bytes}} now and then, at last {"report": ...} or {"error": "a sentence"}. With "enough" reading
+ends after so many tokens.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from featherback.data.encoder import Encoder
-from featherback.data.readers import Example, detect, read_jsonl, read_text
+import numpy as np
+
+from featherback.data.encoder import Encoded, Encoder
+from featherback.data.readers import detect, read_jsonl, read_text
 from featherback.data.report import PrepareReport
 from featherback.data.token_file import TokenFileWriter
 from featherback.data.tokenizer_loader import load_tokenizer
@@ -35,12 +38,13 @@ def prepare(
     out_path: str | os.PathLike[str],
     seq_len: int,
     progress: Progress | None = None,
+    enough: int | None = None,
 ) -> PrepareReport:
     """Encode the data for a model into a token file of sequences of at most `seq_len` tokens.
 
     Conversations and prompt/completion pairs longer than that are cut at the end and counted; text is cut
-    into sequences. The data set is streamed. Raises FeatherbackError, naming file and line, for data that
-    cannot be used.
+    into sequences. The data set is streamed, and read no further than `enough` tokens need. Raises FeatherbackError,
+    naming file and line, for data that cannot be used.
     """
     if seq_len < 2:
         raise FeatherbackError(
@@ -49,19 +53,18 @@ def prepare(
     began = time.monotonic()
     kind = detect(data_path)
     tokenizer = load_tokenizer(model_path)
-    report = PrepareReport(str(data_path), seq_len)
-    with TokenFileWriter(out_path) as writer:
-        work = _Preparation(Encoder(tokenizer), report, writer, progress)
+    report = PrepareReport(str(data_path), seq_len, enough=enough, tokenizer_note=tokenizer.note)
+    with TokenFileWriter(out_path) as writer, Encoder(tokenizer) as encoder:
+        work = _Preparation(encoder, report, writer, Path(data_path), progress)
         if kind == "txt":
-            work.add_file(Path(data_path))
+            work.add_text_file()
         else:
-            for example in read_jsonl(data_path):
-                work.add(example)
+            work.add_examples()
         if writer.n_targets == 0:
             raise FeatherbackError(_nothing_to_train(report))
         report.sequences, report.tokens = writer.n_sequences, writer.n_tokens
         report.supervised_tokens = writer.n_targets
-        report.renamed_roles = work.encoder.renamed
+        report.renamed_roles = encoder.renamed
         report.seconds = time.monotonic() - began
         report.peak_rss_mb = _peak_rss_mb()
         writer.metadata.update(seq_len=seq_len, n_vocab=tokenizer.n_vocab, report=report.to_json())
@@ -72,73 +75,86 @@ class _Preparation:
     """Examples in, sequences out, everything counted."""
 
     def __init__(
-        self, encoder: Encoder, report: PrepareReport, writer: TokenFileWriter, progress: Progress | None
+        self,
+        encoder: Encoder,
+        report: PrepareReport,
+        writer: TokenFileWriter,
+        path: Path,
+        progress: Progress | None,
     ) -> None:
-        self.encoder, self.report, self.writer, self.progress = encoder, report, writer, progress
+        self.encoder, self.report, self.writer, self.path, self.progress = (
+            encoder, report, writer, path, progress,
+        )  # fmt: skip
         self._told = time.monotonic()
+        self._read, self._size = 0, path.stat().st_size
 
-    def add(self, example: Example) -> None:
-        """One line of a JSONL file."""
-        try:
+    def add_examples(self) -> None:
+        """A JSONL file."""
+        where = ""
+        for example, encoded in self.encoder.encode_all(read_jsonl(self.path, self._watch)):
+            if self._is_enough():
+                self.report.read_to = where
+                return
+            where = example.where
             if example.text is not None:
-                document = list(self.encoder.document(example.text))
+                self._add_document(encoded, where)
             else:
-                ids, mask = self.encoder.encode(example)
-        except FeatherbackError as error:
-            raise FeatherbackError(f"{example.where}: {error}") from None
-        if example.text is not None:
-            self._add_document(iter(document), example.where)
-        else:
-            shape = "messages" if example.messages is not None else "prompt"
-            self._add_exchange(ids, mask, shape, example.where)
-        self.report.spelled_control += self.encoder.spells_control(example)
+                shape = "messages" if example.messages is not None else "prompt"
+                self._add_exchange(encoded, shape, where)
+            self.report.spelled_control += encoded.spells_control
+            self._tell()
 
-    def add_file(self, path: Path) -> None:
+    def add_text_file(self) -> None:
         """A text file as one document."""
-        spelled = False
-
-        def lines() -> Iterator[str]:
-            nonlocal spelled
-            for line in read_text(path):
-                spelled = spelled or self.encoder.spells_control(Example("", text=line))
-                yield line
-
-        self._add_document(self.encoder.stream(lines()), str(path))
+        size = self.report.seq_len
+        held = np.empty(0, np.uint32)
+        length, spelled = 0, False
+        for part, spells_control in self.encoder.stream(read_text(self.path, self._watch)):
+            if self._is_enough():
+                self.report.read_to = f"{self.path}, its first {length} tokens"
+                held = held[:0]
+                break
+            spelled = spelled or spells_control
+            length += part.size
+            held = np.concatenate([held, part])
+            full = held.size // size * size
+            if full:
+                self.writer.add_text(held[:full], size)
+            held = held[full:]
+            self._tell()
+        if held.size > 1:  # a single token left over predicts nothing
+            self.writer.add_text(held, size)
+        self._count("text", length)
+        if length < 2:
+            self._drop(str(self.path))
         self.report.spelled_control += spelled
 
-    def _add_document(self, parts: Iterator[list[int]], where: str) -> None:
+    def _is_enough(self) -> bool:
+        return self.report.enough is not None and self.writer.n_tokens >= self.report.enough
+
+    def _add_document(self, encoded: Encoded, where: str) -> None:
         """Cut a document into sequences of seq_len tokens, all supervised."""
-        size = self.report.seq_len
-        held: list[int] = []
-        length = 0
-        for part in parts:
-            length += len(part)
-            held.extend(part)
-            full = len(held) // size * size
-            for start in range(0, full, size):
-                self.writer.add(held[start : start + size], [True] * size)
-            del held[:full]
-            self._tell()
-        if len(held) > 1:  # a single token left over predicts nothing
-            self.writer.add(held, [True] * len(held))
+        length = encoded.ids.size
+        kept = length - (length % self.report.seq_len == 1)  # a single token left over predicts nothing
+        if kept:
+            self.writer.add_text(encoded.ids[:kept], self.report.seq_len)
         self._count("text", length)
         if length < 2:
             self._drop(where)
 
-    def _add_exchange(self, ids: list[int], mask: list[bool], shape: str, where: str) -> None:
+    def _add_exchange(self, encoded: Encoded, shape: str, where: str) -> None:
         """Add a conversation, cut at the end if it is too long."""
-        report = self.report
-        self._count(shape, len(ids))
-        if len(ids) > report.seq_len:
+        report, ids, mask = self.report, encoded.ids, encoded.mask
+        self._count(shape, ids.size)
+        if ids.size > report.seq_len:
             report.truncated += 1
-            report.truncated_tokens += len(ids) - report.seq_len
+            report.truncated_tokens += ids.size - report.seq_len
             report.first_truncated = report.first_truncated or where
             ids, mask = ids[: report.seq_len], mask[: report.seq_len]
-        if any(mask[1:]):
+        if mask[1:].any():
             self.writer.add(ids, mask)
         else:
             self._drop(where)
-        self._tell()
 
     def _count(self, shape: str, length: int) -> None:
         self.report.examples += 1
@@ -149,11 +165,21 @@ class _Preparation:
         self.report.dropped += 1
         self.report.first_dropped = self.report.first_dropped or where
 
+    def _watch(self, size: int) -> None:
+        self._read += size
+
     def _tell(self) -> None:
         now = time.monotonic()
         if self.progress and now - self._told > _PROGRESS_SECONDS:
             self._told = now
-            self.progress({"examples": self.report.examples, "tokens": self.writer.n_tokens})
+            self.progress(
+                {
+                    "examples": self.report.examples,
+                    "tokens": self.writer.n_tokens,
+                    "read": self._read,
+                    "of": self._size,
+                }
+            )
 
 
 def _nothing_to_train(report: PrepareReport) -> str:
@@ -194,6 +220,7 @@ def main(argv: list[str]) -> int:
             config["out"],
             config["seq_len"],
             lambda progress: say(progress=progress),
+            config.get("enough"),
         )
     except Exception as error:
         if (said := sentence(error)) is None:

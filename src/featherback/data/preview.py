@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 
 from featherback.data.encoder import Encoder
-from featherback.data.readers import Example, detect, read_jsonl, read_text
+from featherback.data.readers import detect, read_jsonl, read_text
 from featherback.data.tokenizer import Tokenizer
 from featherback.data.tokenizer_loader import load_tokenizer
-from featherback.errors import FeatherbackError
 
 
 @dataclass(frozen=True)
@@ -36,26 +35,24 @@ def preview(
 ) -> list[Preview]:
     """`count` examples of a data file from number `start` on (a text file has one)."""
     tokenizer = load_tokenizer(model_path)
-    encoder = Encoder(tokenizer)
-    if detect(data_path) == "txt":
-        ids = list(islice((i for part in encoder.stream(read_text(data_path)) for i in part), seq_len))
-        return [_preview(tokenizer, str(data_path), ids, [True] * len(ids), seq_len)]
-    chosen = islice(read_jsonl(data_path), start, start + count)
-    return [_preview(tokenizer, example.where, *_encode(encoder, example), seq_len) for example in chosen]
-
-
-def _encode(encoder: Encoder, example: Example) -> tuple[list[int], list[bool]]:
-    try:
-        if example.text is None:
-            return encoder.encode(example)
-        ids = [i for part in encoder.document(example.text) for i in part]
-        return ids, [True] * len(ids)
-    except FeatherbackError as error:
-        raise FeatherbackError(f"{example.where}: {error}") from None
+    with Encoder(tokenizer) as encoder:
+        if detect(data_path) == "txt":
+            ids: list[int] = []
+            for part, _ in encoder.stream(read_text(data_path)):
+                ids += part.tolist()
+                if len(ids) >= seq_len:
+                    break
+            return [_preview(tokenizer, str(data_path), ids[:seq_len], [True] * seq_len, seq_len)]
+        chosen = islice(read_jsonl(data_path), start, start + count)
+        return [
+            _preview(tokenizer, example.where, encoded.ids.tolist(), encoded.mask.tolist(), seq_len)
+            for example, encoded in encoder.encode_all(chosen)
+        ]
 
 
 def _preview(tokenizer: Tokenizer, where: str, ids: list[int], mask: list[bool], seq_len: int) -> Preview:
-    kept, trained = ids[:seq_len], [False, *mask[1:seq_len]]  # nothing predicts the first token
+    kept = ids[:seq_len]
+    trained = [False, *mask[1 : len(kept)]]  # nothing predicts the first token
     return Preview(
         where, list(_runs(tokenizer, kept, trained)), len(kept), sum(trained), len(ids) - len(kept)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -67,11 +67,15 @@ def detect(path: str | os.PathLike[str]) -> Format:
     return known
 
 
-def read_jsonl(path: str | os.PathLike[str]) -> Iterator[Example]:
+Watch = Callable[[int], object]
+"""Called with the bytes of each line that is read."""
+
+
+def read_jsonl(path: str | os.PathLike[str], watch: Watch | None = None) -> Iterator[Example]:
     """The examples of a JSONL file; blank lines are passed over."""
     path = Path(path)
     found = False
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(_lines(path, watch), 1):
         where = f"{path}, line {number}"
         if len(line) == MOST_LINE:
             raise FeatherbackError(f"{where}: longer than {MOST_LINE >> 20} MB; split the example.")
@@ -87,13 +91,13 @@ def read_jsonl(path: str | os.PathLike[str]) -> Iterator[Example]:
         raise FeatherbackError(f"The data file {path} holds no example, only blank lines.")
 
 
-def read_text(path: str | os.PathLike[str]) -> Iterator[str]:
+def read_text(path: str | os.PathLike[str], watch: Watch | None = None) -> Iterator[str]:
     """The lines of a text file, line breaks included (\\r\\n becomes \\n); one beyond MOST_LINE in pieces."""
     path = Path(path)
     decoder = codecs.getincrementaldecoder("utf-8-sig")()  # a line may come in pieces
     number = 0
     try:
-        for line in _lines(path):
+        for line in _lines(path, watch):
             number += 1
             yield decoder.decode(line).replace("\r\n", "\n")
         decoder.decode(b"", final=True)
@@ -101,10 +105,13 @@ def read_text(path: str | os.PathLike[str]) -> Iterator[str]:
         raise FeatherbackError(f"{path}, line {number}: not UTF-8 text.") from None
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _lines(path: Path, watch: Watch | None) -> Iterator[bytes]:
     try:
         with open_regular(path) as file:
-            yield from iter(lambda: file.readline(MOST_LINE), b"")
+            while line := file.readline(MOST_LINE):
+                if watch is not None:
+                    watch(len(line))
+                yield line
     except OSError as error:
         raise FeatherbackError(f"Cannot read the data file {path}: {error.strerror}.") from error
 

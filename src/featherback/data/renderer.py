@@ -1,15 +1,22 @@
-"""Chat templates rendered in a process of their own, within bounds; see `template_process`."""
+"""Chat templates rendered in a process of their own, within bounds; see `template_process`.
+
+Requests may be sent ahead: the process renders them while their owner does other things.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import IO, Any
 
 from featherback.errors import FeatherbackError
@@ -21,72 +28,148 @@ Conversation = tuple[Sequence[Mapping[str, str]], bool]
 """Messages, and whether the text is to end where the assistant answers."""
 
 
+Answers = list["str | RenderingError"]
+"""Each conversation as text, or why there is none."""
+
+_PIECE = 1 << 16  # bytes read from the process at once
+
+
 class RenderingError(FeatherbackError):
     """The template will not render a conversation, or cannot."""
 
 
+@dataclass(frozen=True)
+class _Request:
+    number: int
+    line: bytes
+    source: str
+
+
 class Renderer:
-    """The process. It starts with the first rendering, and ends with this object or its process."""
+    """The process. It starts with the first rendering, and ends with this object or its process.
+
+    Answers come in the order of the requests. One that ends the process is told so; those behind it are sent to the
+    next process.
+    """
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._complaints: IO[str] | None = None
         self._loaded: tuple[str, Mapping[str, str]] | None = None
+        self._loading = b""  # the request that loads it
+        self._count = 0
+        self._asked: deque[_Request] = deque()  # not answered yet
+        self._replies: dict[int, dict[str, Any] | FeatherbackError] = {}  # not taken yet
+        self._unsent, self._unread = bytearray(), bytearray()
 
     def render(
         self, template: str, names: Mapping[str, str], source: str, conversations: Sequence[Conversation]
-    ) -> list[str | RenderingError]:
+    ) -> Answers:
         """Each conversation as text, or why there is none.
 
         `names`: what the template may refer to besides the messages. `source`: where it comes from, for errors.
         FeatherbackError if the template is wrong in itself, or takes more time or memory than any needs.
         """
+        return self.take(self.ask(template, names, source, conversations), source)
+
+    def ask(
+        self, template: str, names: Mapping[str, str], source: str, conversations: Sequence[Conversation]
+    ) -> int:
+        """Begin what `render` does; the number to `take` the answers by, once."""
         if self._loaded != (template, names):
             if len(template) > MOST_CHARACTERS:
                 raise FeatherbackError(
                     f"{source} has {len(template)} characters; the most that is read is {MOST_CHARACTERS}."
                 )
-            reply = self._ask(source, {"template": template, "names": names})
+            self._loading = _line({"template": template, "names": names})
+            reply = self._reply(self._send(self._loading, source))
             if "error" in reply:
                 raise _failure(source, *reply["error"])
             self._loaded = template, dict(names)
-        answers = self._ask(source, {"conversations": conversations})["answers"]
+        return self._send(_line({"conversations": conversations}), source)
+
+    def take(self, number: int, source: str) -> Answers:
+        """Wait for the answers; errors as of `render`."""
+        answers = self._reply(number)["answers"]
         return [answer if isinstance(answer, str) else _failure(source, *answer) for answer in answers]
 
-    def _ask(self, source: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        process = self._process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(BrokenPipeError):  # it ended; so does its output
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-        reply = process.stdout.readline()
-        if not reply:
-            raise self._ended(source)
-        return dict(json.loads(reply))
+    def _send(self, line: bytes, source: str) -> int:
+        self._count += 1
+        self._asked.append(_Request(self._count, line, source))
+        self._unsent += line
+        self._write(self._process or self._start())
+        return self._count
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _reply(self, number: int) -> dict[str, Any]:
+        while number not in self._replies:
+            process = self._process or self._start()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            writing = [process.stdin] if self._unsent else []
+            readable, writable, _ = select.select([process.stdout], writing, [])
+            if writable:
+                self._write(process)
+            if readable:
+                self._read(process.stdout)
+        reply = self._replies.pop(number)
+        if isinstance(reply, FeatherbackError):
+            raise reply
+        return reply
+
+    def _write(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        with suppress(BlockingIOError, BrokenPipeError):  # its pipe is full; it ended, and so does its output
+            while self._unsent:
+                del self._unsent[: os.write(process.stdin.fileno(), self._unsent)]
+
+    def _read(self, output: IO[bytes]) -> None:
+        piece = os.read(output.fileno(), _PIECE)
+        if not piece:
+            self._end()
+            return
+        *lines, rest = piece.split(b"\n")
+        for line in lines:
+            self._replies[self._asked.popleft().number] = json.loads(self._unread + line)
+            self._unread.clear()
+        self._unread += rest
+
+    def _start(self) -> subprocess.Popen[bytes]:
         complaints = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - as long as the process
         self._process = process = subprocess.Popen(
             [sys.executable, "-m", "featherback.data.template_process"],
+            bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=complaints,
-            encoding="ascii",
         )
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)
         self._complaints = complaints
         weakref.finalize(self, _stop, process, complaints)
         return process
 
-    def _ended(self, source: str) -> FeatherbackError:
-        """Why the process is no more. The next rendering starts another."""
+    def _end(self) -> None:
+        """The process is no more: tell the request that it was at, and send the others to another process."""
         assert self._process is not None
         assert self._complaints is not None
-        status = self._process.wait()
-        self._complaints.seek(0)
-        complaint = self._complaints.read().strip()
+        failed = self._asked.popleft()
+        self._replies[failed.number] = self._ended(self._process, self._complaints, failed.source)
         _stop(self._process, self._complaints)
-        self._process = self._complaints = self._loaded = None
+        self._process = self._complaints = None
+        self._unread.clear()
+        self._unsent.clear()
+        if not self._asked:
+            self._loaded = None
+            return
+        self._asked.appendleft(_Request(0, self._loading, failed.source))
+        for request in self._asked:
+            self._unsent += request.line
+
+    def _ended(self, process: subprocess.Popen[bytes], complaints: IO[str], source: str) -> FeatherbackError:
+        """Why the process is no more."""
+        status = process.wait()
+        complaints.seek(0)
+        complaint = complaints.read().strip()
         if status == -signal.SIGPROF:
             return _failure(source, "time", "")
         if "MemoryError" in complaint:
@@ -95,7 +178,11 @@ class Renderer:
         return _failure(source, "failed", reason)
 
 
-def _stop(process: subprocess.Popen[str], complaints: IO[str]) -> None:
+def _line(request: Mapping[str, Any]) -> bytes:
+    return json.dumps(request).encode("ascii") + b"\n"
+
+
+def _stop(process: subprocess.Popen[bytes], complaints: IO[str]) -> None:
     process.kill()
     process.wait()
     for stream in (process.stdin, process.stdout, complaints):

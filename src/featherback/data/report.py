@@ -36,6 +36,12 @@ class PrepareReport:
     """Number of examples by length before cutting: upper bound (a power of two) -> count."""
     first_truncated: str | None = None
     first_dropped: str | None = None
+    enough: int | None = None
+    """Tokens after which reading ends: the most that the run's steps can take."""
+    read_to: str | None = None
+    """Where reading ended because that was enough: the last example that was used. None: all was read."""
+    tokenizer_note: str | None = None
+    """What the user should know of the tokenizer."""
     seconds: float = 0.0
     peak_rss_mb: float = 0.0
 
@@ -46,7 +52,12 @@ class PrepareReport:
 
     def notes(self) -> list[str]:
         """What the user should know, a sentence each; empty if all is as expected."""
-        notes = []
+        notes = [] if self.tokenizer_note is None else [self.tokenizer_note]
+        if self.read_to is not None:
+            notes.append(
+                f"It was read up to {self.read_to}: the steps take at most {self.enough} tokens. What stands "
+                "behind that is not trained on; if the file is sorted, shuffle it, or name --epochs."
+            )
         if self.truncated:
             notes.append(
                 f"{self.truncated} of {self.examples} examples are longer than {self.seq_len} tokens and "

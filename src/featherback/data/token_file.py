@@ -74,16 +74,28 @@ class TokenFileWriter:
             raise ValueError(
                 f"tokens {ids.shape} and supervised {mask.shape} must be equal, one-dimensional, not empty"
             )
-        self.n_sequences += 1
+        self._write(ids, mask, np.array([ids.size]))
+
+    def add_text(self, tokens: npt.NDArray[Any], size: int) -> None:
+        """Append sequences of `size` tokens, the last perhaps shorter, all of them supervised."""
+        ends = np.minimum(np.arange(size, tokens.size + size, size), tokens.size)
+        self._write(tokens.astype("<i4"), np.ones(tokens.size, np.bool_), ends)
+
+    def _write(self, ids: npt.NDArray[Any], mask: npt.NDArray[np.bool_], ends: npt.NDArray[np.int64]) -> None:
+        """Append the sequences that end at `ends` of `ids`."""
+        starts = np.concatenate([[0], ends[:-1]])
+        self.n_sequences += ends.size
+        # nothing predicts a sequence's first token
+        self.n_targets += int(np.count_nonzero(mask)) - int(np.count_nonzero(mask[starts]))
+        self.max_length = max(self.max_length, int((ends - starts).max()))
+        offsets = (ends + self.n_tokens).astype("<i8")
         self.n_tokens += ids.size
-        self.n_targets += int(mask[1:].sum())  # nothing predicts the first token
-        self.max_length = max(self.max_length, ids.size)
         try:
             content = ids.tobytes()
             self._checksum = zlib.crc32(content, self._checksum)
             self._files[0].write(content)
-            self._files[1].write(mask.astype(np.uint8).tobytes())
-            self._files[2].write(struct.pack("<q", self.n_tokens))
+            self._files[1].write(mask.tobytes())
+            self._files[2].write(offsets.tobytes())
         except OSError as error:
             raise _unwritable(self.path, error) from error
 

@@ -15,11 +15,18 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback._native import NameFinder
+from featherback._native import PLAIN, SPACED, NameFinder
 from featherback.errors import FeatherbackError
 
 Span = tuple[int, int]
 """Half-open range of characters of a text."""
+
+
+Part = tuple[int, int, int]
+"""Of a text: a token and the characters [start, end) that spell it; PLAIN for text to encode, SPACED for text to encode
+as if a space stood before it, which is no character of the text."""
+
+Ids = NDArray[np.uint32]
 
 
 class Core(Protocol):
@@ -30,11 +37,9 @@ class Core(Protocol):
     def n_vocab(self) -> int:
         """Number of ids, those of special tokens included."""
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids."""
-
-    def encode_with_offsets(self, text: str) -> tuple[list[int], NDArray[np.uint32]]:
-        """Token ids and the half-open range of characters that each stands for, (n, 2)."""
+    def encode(self, text: str, parts: Sequence[Part], places: bool) -> tuple[Ids, NDArray[np.uint32] | None]:
+        """Token ids of the parts, which follow one another; with `places` also the half-open range of characters of
+        `text` that each stands for, (n, 2). Threads may call it at the same time."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the tokens, special ones included."""
@@ -65,8 +70,8 @@ class Tokenizer:
     """Tokens that are matched in any text (GGUF's user-defined ones)."""
     space_prefix: SpacePrefix = "never"
     """SentencePiece's leading space: before no stretch of text, the first, or each after a special token."""
-    space_once: bool = False
-    """Put no leading space before a text that begins with one."""
+    space_like: str = ""
+    """Characters that a text begins with that gets no leading space."""
     add_bos: bool = False
     bos_id: int | None = None
     eos_id: int | None = None
@@ -78,7 +83,9 @@ class Tokenizer:
     special_names: dict[str, str] = field(default_factory=dict)
     """What a chat template may refer to: bos_token, eos_token, unk_token, pad_token."""
     widths: dict[str, tuple[bool, bool]] = field(default_factory=dict)
-    """Control tokens that swallow white space to their left, right."""
+    """Special tokens that swallow white space to their left, right."""
+    note: str | None = None
+    """What the user should know of how it was read."""
 
     def __post_init__(self) -> None:
         self._special = self.control | self.always
@@ -102,35 +109,26 @@ class Tokenizer:
         """Token ids of a text. `special`: control tokens spelled in it become tokens. `bos`: begin with BOS
         if the model is used with one. `continues`: the text goes on from earlier text, so it gets no leading
         space."""
-        ids = [self.bos_id] if bos and self.add_bos and self.bos_id is not None else []
+        found: list[int] = self.encode_array(text, special, bos, continues).tolist()
+        return found
+
+    def encode_array(
+        self, text: str, special: bool = False, bos: bool = False, continues: bool = False
+    ) -> Ids:
+        """`encode` without a Python number for each token; threads may call it at the same time."""
+        begin = [(self.bos_id, 0, 0)] if bos and self.add_bos and self.bos_id is not None else []
         with _whole_characters():
-            for token, start, end in self._stretches(text, special, ()):
-                if token is not None:
-                    ids.append(token)
-                else:
-                    prefix = self._prefix(text, start, continues and start == 0)
-                    ids.extend(self.core.encode(prefix + text[start:end]))
-        return ids
+            return self.core.encode(text, [*begin, *self._parts(text, special, (), continues)], False)[0]
 
     def encode_with_offsets(
         self, text: str, special: bool = False, protected: Sequence[Span] = ()
-    ) -> tuple[list[int], NDArray[np.int64]]:
+    ) -> tuple[Ids, NDArray[np.uint32]]:
         """Token ids and the half-open range of characters each stands for, (n, 2). With `special`, a control token's
         text becomes the token unless it touches a `protected` span (sorted, disjoint)."""
-        ids: list[int] = []
-        offsets = [np.empty((0, 2), np.int64)]
         with _whole_characters():
-            for token, start, end in self._stretches(text, special, protected):
-                if token is not None:
-                    ids.append(token)
-                    offsets.append(np.array([[start, end]]))
-                else:
-                    prefix = self._prefix(text, start, False)
-                    plain, places = self.core.encode_with_offsets(prefix + text[start:end])
-                    ids.extend(plain)
-                    # The prefix itself is no character of the text.
-                    offsets.append(np.maximum(places.astype(np.int64) + (start - len(prefix)), start))
-        return ids, np.concatenate(offsets)
+            ids, places = self.core.encode(text, self._parts(text, special, protected), True)
+        assert places is not None
+        return ids, places
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """Text of the tokens; `special` shows control tokens, else they are left out."""
@@ -151,6 +149,22 @@ class Tokenizer:
             for token, start, end in self._stretches(text, True, ()):
                 if token is not None and self._names[token] in self.control:
                     yield token, start, end
+
+    def _parts(
+        self, text: str, special: bool, protected: Sequence[Span], continues: bool = False
+    ) -> list[Part]:
+        return [
+            (
+                token
+                if token is not None
+                else SPACED
+                if self._is_spaced(text, start, continues and start == 0)
+                else PLAIN,
+                start,
+                end,
+            )
+            for token, start, end in self._stretches(text, special, protected)
+        ]
 
     def _stretches(
         self, text: str, special: bool, protected: Sequence[Span]
@@ -182,17 +196,12 @@ class Tokenizer:
         if done < len(text):
             yield None, done, len(text)
 
-    def _prefix(self, text: str, start: int, continues: bool) -> str:
-        """The space that goes before the stretch that begins at `start`, or nothing."""
+    def _is_spaced(self, text: str, start: int, continues: bool) -> bool:
+        """Whether a space goes before the stretch that begins at `start`."""
         rule = self.space_prefix
-        if (
-            continues
-            or rule == "never"
-            or (rule == "first" and start)
-            or (self.space_once and text[start] in " ▁")
-        ):
-            return ""
-        return " "
+        if continues or rule == "never" or (rule == "first" and start):
+            return False
+        return text[start] not in self.space_like
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from featherback.data.tokenizer import Tokenizer
+from featherback.data.tokenizer_folder import from_folder
 from featherback.data.tokenizer_gguf import from_gguf
 
 
@@ -14,6 +15,4 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     path = Path(path)
     if not path.is_dir():
         return from_gguf(path)
-    from featherback.data.tokenizer_folder import from_folder  # with the `tokenizers` library: 25 MB
-
     return from_folder(path)

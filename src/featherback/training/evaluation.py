@@ -17,6 +17,7 @@ from featherback.errors import FeatherbackError
 from featherback.host.maps import MapWatch
 from featherback.memory.plan import Plan
 from featherback.models.model import Model
+from featherback.terminal import Preparing
 from featherback.training.guard import check_weights
 from featherback.training.stream import every_batch
 
@@ -84,7 +85,8 @@ def evaluate_file(
     plan = Plan.default(model.config, tokens=seq_len, compute=compute)
     with tempfile.TemporaryDirectory(prefix="featherback-") as folder:
         path = Path(folder) / "eval.tokens"
-        report = prepare_in_subprocess(model.path, data, path, seq_len)
+        with Preparing(data) as shown:
+            report = prepare_in_subprocess(model.path, data, path, seq_len, shown.update)
         tokens = TokenFile(path)
         tokens.check(model.config.vocab_size)
         with MapWatch(model.files) as maps:

@@ -24,7 +24,7 @@ from featherback.errors import FeatherbackError
 from featherback.host import fingerprint
 from featherback.host.machine import Baseline
 from featherback.models.model import Model
-from featherback.terminal import complain
+from featherback.terminal import Preparing, complain
 from featherback.training import checkpoint
 from featherback.training.choose import plan_for, worker_baseline, worker_environment
 from featherback.training.config import DEFAULT_EPOCHS, TrainConfig
@@ -131,6 +131,7 @@ def resume_run(
                     f"the plan is made anew"
                 )
             config = replace(config, data=earlier.data, eval_data=earlier.eval_data)
+            _tell_repeated(run, config, note)
             run.update(configuration=config.to_json())
         except BaseException:
             run.release()
@@ -200,6 +201,17 @@ def _check_data(
         )
 
 
+def _tell_repeated(run: RunDirectory, config: TrainConfig, note: Callable[[str], None]) -> None:
+    """Say so if the run kept tokens for fewer steps than it is to do now."""
+    report = run.record.get("data", {}).get("train", {})
+    enough, kept = _enough(config), report.get("enough")
+    if report.get("read_to") and kept and (enough is None or enough > kept):
+        note(
+            f"note: the data were read up to {report['read_to']}, for the steps named at first; "
+            f"further steps go over the same tokens again"
+        )
+
+
 def _record(config: TrainConfig) -> dict[str, Any]:
     return {
         "configuration": config.to_json(),
@@ -230,12 +242,23 @@ def _tokens(
     if examples is not None:
         _write_examples(path, examples, config.seq_len, model.config.vocab_size)
     elif source is not None:
-        report = prepare_in_subprocess(config.model, source, path, config.seq_len).to_json()
+        enough = _enough(config) if name == "train" else None
+        with Preparing(source) as shown:
+            report = prepare_in_subprocess(
+                config.model, source, path, config.seq_len, shown.update, enough
+            ).to_json()
     file = TokenFile(path)
     file.check(model.config.vocab_size)
     if report:
         return report
     return {"sequences": len(file), "tokens": file.n_tokens, "supervised_tokens": file.n_targets}
+
+
+def _enough(config: TrainConfig) -> int | None:
+    """Tokens that surely fill every batch of the run's steps, however they are packed; None: each is used."""
+    if config.steps is None:
+        return None
+    return config.steps * config.accumulate * config.batch_size * config.seq_len
 
 
 def _tokens_and_labels(example: Any, number: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -1,0 +1,225 @@
+"""tokenizer.json through the native encoders: the same ids, texts and offsets as the `tokenizers` library gives."""
+
+import json
+import sys
+
+import pytest
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Library
+
+from featherback._native import TextEncoder, read_vocabulary
+from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.errors import FeatherbackError
+from tests.data.oracle import GPT2, LLAMA3, QWEN2
+from tests.data.support import STRINGS
+from tests.data.test_text_encoder import run_child, trained
+from tests.data.torture import TORTURE, random_strings
+
+CONTROL = ["<|bos|>", "<|eos|>", "[INST]"]
+ALWAYS = ["<tool>", "\n\n\n", "  \t"]
+
+
+def byte_level(*steps, normalizer=None, **options):
+    tokens, merges = trained(False)
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    core = Library(models.BPE({t: i for i, t in enumerate(tokens)}, pairs, **options))
+    core.pre_tokenizer = pre_tokenizers.Sequence(list(steps)) if len(steps) > 1 else steps[0]
+    core.decoder = decoders.ByteLevel()
+    if normalizer is not None:
+        core.normalizer = normalizer
+    return core
+
+
+def split(expression):
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Split(Regex(expression), "isolated"), letters
+
+
+def pieces(strip, with_bytes=True):
+    tokens, merges = trained(True)
+    names = ["<unk>", *[f"<0x{byte:02X}>" for byte in range(256)] * with_bytes, *tokens]
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    core = Library(
+        models.BPE(
+            {t: i for i, t in enumerate(names)},
+            pairs,
+            unk_token="<unk>",
+            byte_fallback=with_bytes,
+            fuse_unk=True,
+        )
+    )
+    last = [decoders.Strip(" ", 1, 0)] * strip
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *last]
+    )
+    return core
+
+
+def llama2():
+    core = pieces(True)
+    core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return core
+
+
+def metaspace(scheme):
+    core = pieces(True)
+    core.pre_tokenizer = pre_tokenizers.Metaspace("▁", scheme, split=False)
+    return core
+
+
+def gemma(with_bytes=True):
+    core = pieces(False, with_bytes)
+    core.normalizer = normalizers.Replace(" ", "▁")
+    core.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    return core
+
+
+FAMILIES = {
+    "gpt-2": lambda: byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "smollm": lambda: byte_level(
+        pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    ),
+    "qwen2": lambda: byte_level(*split(QWEN2), normalizer=normalizers.NFC()),
+    "llama3": lambda: byte_level(*split(LLAMA3), ignore_merges=True),
+    "one expression": lambda: byte_level(*split(GPT2)),
+    "spaced bytes": lambda: byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "llama2": llama2,
+    "metaspace first": lambda: metaspace("first"),
+    "metaspace always": lambda: metaspace("always"),
+    "metaspace never": lambda: metaspace("never"),
+    "gemma": gemma,
+    "without bytes": lambda: gemma(with_bytes=False),
+}
+
+
+def save(core, folder, always=(), **added):
+    core.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in CONTROL])
+    core.add_tokens([AddedToken(name, normalized=False, **added) for name in always])
+    core.post_processor = processors.TemplateProcessing(
+        single="<|bos|> $A", special_tokens=[("<|bos|>", core.token_to_id("<|bos|>"))]
+    )
+    folder.mkdir(exist_ok=True)
+    core.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<|bos|>", "eos_token": "<|eos|>"}')
+    return folder
+
+
+def library(folder):
+    core = Library.from_file(str(folder / "tokenizer.json"))
+    core.encode_special_tokens = True
+    return core
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_same_ids_and_text_as_the_library(family, tmp_path):
+    folder = save(FAMILIES[family](), tmp_path)
+    tokenizer, reference = load_tokenizer(folder), library(folder)
+    assert isinstance(tokenizer.core, TextEncoder)
+    assert tokenizer.note is None
+    assert tokenizer.n_vocab == reference.get_vocab_size()
+    for text in [*TORTURE, *STRINGS, "".join(TORTURE), *random_strings(len(family), 200)]:
+        expected = reference.encode(text, add_special_tokens=False)
+        ids = tokenizer.encode(text)
+        assert ids == expected.ids, text
+        assert tokenizer.core.decode(ids) == reference.decode(ids, skip_special_tokens=False), text
+        if tokenizer.space_prefix == "never":  # the library counts the characters that it puts there
+            assert list(map(tuple, tokenizer.encode_with_offsets(text)[1].tolist())) == expected.offsets, text
+    assert tokenizer.encode("cat", bos=True) == reference.encode("cat").ids
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma", "gpt-2", "metaspace first"])
+@pytest.mark.parametrize("wide", [{}, {"lstrip": True}, {"rstrip": True}])
+def test_tokens_that_are_found_in_any_text(family, wide, tmp_path):
+    folder = save(FAMILIES[family](), tmp_path, always=ALWAYS[: 1 if wide else None], **wide)
+    tokenizer, reference = load_tokenizer(folder), library(folder)
+    assert isinstance(tokenizer.core, TextEncoder)
+    texts = [*TORTURE, *STRINGS, "a <tool> b<tool><tool>  c\n\n\n\nd  \t\t e", "<tool>", " <tool> "]
+    for text in texts:
+        assert tokenizer.encode(text) == reference.encode(text, add_special_tokens=False).ids, text
+
+
+def test_the_forms_that_files_have(tmp_path):
+    """Escaped or not, indented or not, merges as strings or as pairs, members in any order."""
+    folder = save(byte_level(*split(QWEN2), normalizer=normalizers.NFC()), tmp_path)
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    expected = load_tokenizer(folder).encode("".join(TORTURE))
+    pairs = [m if isinstance(m, list) else m.split(" ") for m in content["model"]["merges"]]
+    reversed_vocabulary = dict(reversed(content["model"]["vocab"].items()))
+    for merges in (pairs, [" ".join(pair) for pair in pairs]):
+        model = {"merges": merges, **content["model"], "vocab": reversed_vocabulary}
+        changed = {"model": {**model, "merges": merges}, **{k: v for k, v in content.items() if k != "model"}}
+        for options in ({}, {"ensure_ascii": False}, {"indent": 2}):
+            file.write_text(json.dumps(changed, **options), encoding="utf-8")
+            assert load_tokenizer(folder).encode("".join(TORTURE)) == expected
+
+
+UNKNOWN = {
+    "an expression of its own": lambda: byte_level(*split(r"\w+|\W")),
+    "the normalizer Lowercase": lambda: byte_level(*split(GPT2), normalizer=normalizers.Lowercase()),
+    "a Unigram model": lambda: Library(models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0)),
+    "a WordLevel model": lambda: Library(models.WordLevel({"a": 0, "<unk>": 1}, "<unk>")),
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_the_library_reads_the_others_and_it_is_said(what, tmp_path):
+    folder = save(UNKNOWN[what](), tmp_path)
+    tokenizer, reference = load_tokenizer(folder), library(folder)
+    assert not isinstance(tokenizer.core, TextEncoder)
+    assert what in tokenizer.note
+    assert "`tokenizers`" in tokenizer.note
+    assert tokenizer.encode("a Bc") == reference.encode("a Bc", add_special_tokens=False).ids
+
+
+DAMAGED = [
+    "", "[]", "{", '{"model": {"vocab": {"a": 0}}', '{"model": {"vocab": {"a": -1}}}', '{"model": 3}',
+    '{"model": {"vocab": {"a": 1e9}}}', '{"model": {"vocab": {"a": 99999999999}}}', '{"model": {}} x',
+    '{"model": {"vocab": {"a": 0, "b": 0}}}', '{"model": {"vocab": {"\\ud800": 0}}}',
+    '{"model": {"vocab": {"a\x01": 0}}}',
+    '{"model": {"vocab": {"a": 0}, "merges": [["a"]]}}', '{"model": {"vocab": {"a": 0}, "merges": ["a b"]}}',
+    '{"model": {"vocab": {"a": 0}, "merges": 3}}', "[" * 5000, '{"a":' * 5000,
+    '{"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 99999999, "content": "x", "special": true}]}',
+    '{"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "x"}]}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_damaged_files_end_in_a_sentence(content, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(content.encode())
+    with pytest.raises(FeatherbackError, match=r"tokenizer\.json"):
+        load_tokenizer(tmp_path)
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path):
+    (tmp_path / "v.json").write_bytes(b'{"model": {"vocab": {"\xff": 0}}}')
+    with open(tmp_path / "v.json", "rb") as file, pytest.raises(ValueError, match="not UTF-8"):
+        read_vocabulary(file.fileno())
+
+
+_PEAK = (
+    "import json, sys\n"
+    "from featherback.data.prepare import _peak_rss_mb\n"
+    "from featherback.data.tokenizer_loader import load_tokenizer\n"
+    "before = _peak_rss_mb()\n"
+    "size = load_tokenizer(sys.argv[1]).n_vocab\n"
+    "print(json.dumps([size, _peak_rss_mb() - before, 'tokenizers' in sys.modules]))"
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
+def test_a_large_vocabulary_takes_little_memory(tmp_path):
+    """150,000 tokens; the library takes 150 MB."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = [a + b for a in letters for b in letters]
+    tokens = [*letters, *pairs, *(a + b for a in pairs[:350] for b in letters)]
+    merges = [f"{a} {b}" for a in letters for b in letters]
+    merges += [f"{a} {b}" for a in pairs[:350] for b in letters]
+    core = byte_level(*split(QWEN2))
+    content = json.loads(core.to_str())
+    content["model"] |= {"vocab": {t: i for i, t in enumerate(tokens)}, "merges": merges}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    size, grown, imported = run_child(_PEAK, tmp_path)
+    assert size == len(tokens) > 150_000
+    assert grown < 20
+    assert not imported
