@@ -41,7 +41,8 @@ class Plain:
     @property
     def frequencies(self) -> NDArray[np.float64]:
         """theta^(-2i/dim): (dim/2,)."""
-        return float(self.theta) ** (-np.arange(0, self.dim, 2) / self.dim)
+        with np.errstate(all="ignore"):
+            return float(self.theta) ** (-np.arange(0, self.dim, 2) / self.dim)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,15 +92,17 @@ class Scaling(ABC):
 
 
 def positive(name: str, value: float) -> float:
-    """`value`; FeatherbackError if it is not finite and positive."""
-    if not (math.isfinite(value) and value > 0):
+    """`value`; FeatherbackError if it is not finite and positive, in float32 too."""
+    with np.errstate(all="ignore"):
+        stored = float(np.float32(value))
+    if not (math.isfinite(stored) and stored > 0):
         raise FeatherbackError(f"The model's {name} is {value}; it must be finite and positive.")
     return value
 
 
 def checked(factors: ArrayLike) -> Float32:
     """Frequency factors in float32; FeatherbackError if they are not all finite and positive."""
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         divisors = np.asarray(factors, np.float32)
     if not (np.isfinite(divisors).all() and (divisors > 0).all()):
         raise FeatherbackError("The model's rotary frequency factors are not all finite and positive.")

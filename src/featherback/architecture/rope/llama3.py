@@ -55,9 +55,10 @@ def llama3_factors(plain: Plain, factor: float, low: float, high: float, context
     Frequencies that turn more than `high` times in the original context stay, those that turn less than `low` times are
     divided by `factor`, and between the two the *inverse* of the divisor is interpolated.
     """
-    turns = context * plain.frequencies / (2 * math.pi)
-    kept = np.clip((turns - low) / (high - low), 0, 1)  # 1: as it was, 0: divided by `factor`
-    return (1 / (kept + (1 - kept) / factor)).astype(np.float32)
+    with np.errstate(all="ignore"):
+        turns = context * plain.frequencies / (2 * math.pi)
+        kept = np.clip((turns - low) / (high - low), 0, 1)  # 1: as it was, 0: divided by `factor`
+        return (1 / (kept + (1 - kept) / factor)).astype(np.float32)
 
 
 SCALING = Llama3

@@ -97,15 +97,16 @@ class Yarn(Scaling):
         first, last = max(first, 0), min(last, plain.dim - 1)
         last = last + 0.001 if first == last else last
         divided = np.clip((np.arange(plain.dim // 2) - first) / (last - first), 0, 1)
-        return checked(1 / (1 - divided + divided / self.factor))
+        with np.errstate(all="ignore"):
+            return checked(1 / (1 - divided + divided / self.factor))
 
     def _index(self, plain: Plain, turns: float) -> float:
         """Of the frequency, a fraction, that turns so often in the original context."""
         if plain.theta == 1:
             raise FeatherbackError("The model's rope_theta is 1; YaRN needs another.")
-        return (
-            plain.dim * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(plain.theta))
-        )
+        # Differences of logarithms: quotients may leave the range of floats.
+        turning = math.log(self.original_context) - math.log(turns) - math.log(2 * math.pi)
+        return plain.dim * turning / (2 * math.log(plain.theta))
 
     @property
     def attention_factor(self) -> float:
