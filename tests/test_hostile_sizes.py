@@ -187,6 +187,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 
 
 @pytest.mark.parametrize(
@@ -194,6 +195,14 @@ LLAMA3 = {
     [
         {"head_dim": 2**30, "rope_scaling": LLAMA3},
         {"head_dim": 2**30},
+        {"head_dim": 2**30, "rope_scaling": YARN},
+        {"rope_scaling": YARN | {"beta_slow": 1e-320}},
+        {"rope_scaling": YARN | {"factor": 1e-40}},
+        {"rope_scaling": YARN | {"attention_factor": 1e300}},
+        {"rope_scaling": LLAMA3 | {"factor": 1e-320}},
+        {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 100_000, "long_factor": []}},
+        {"model_type": "smollm3", "num_hidden_layers": 10**9},
+        {"model_type": "smollm3", "no_rope_layers": [[]] * 20_000},
         {"num_hidden_layers": 10**9},
         {"num_hidden_layers": 10**400},
         {"rope_theta": 10**400},

@@ -35,8 +35,9 @@ void rope(InArray x_, InArray cos_, InArray sin_, Array out_, int64_t head_dim, 
     const View x = view(x_, "x"), cos = view(cos_, "cos"), sin = view(sin_, "sin"), out = view(out_, "out");
     if (head_dim <= 0 || head_dim % 2 || x.cols % head_dim) refuse("head_dim must be even and divide x's width");
     check_shape(out, x.rows, x.cols, "out");
-    check_shape(cos, x.rows, head_dim / 2, "cos");
-    check_shape(sin, x.rows, head_dim / 2, "sin");
+    if (cos.cols > head_dim / 2) refuse("cos has more columns than half a head");
+    check_shape(cos, x.rows, cos.cols, "cos");
+    check_shape(sin, x.rows, cos.cols, "sin");
     check_f32(cos, "cos");
     check_f32(sin, "sin");
     nb::gil_scoped_release release;

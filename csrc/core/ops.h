@@ -7,9 +7,9 @@
 namespace fb {
 
 struct RopeTable {
-    View cos, sin;  // (T, d/2) f32: the angles of each token's position
+    View cos, sin;  // (T, r/2) f32: the angles of each token's position; of a head, the first r columns are rotated
     int64_t head_dim;
-    bool interleaved;  // true: pairs (2i, 2i+1), GGUF's llama order; false: pairs (i, i + d/2)
+    bool interleaved;  // true: pairs (2i, 2i+1), GGUF's llama order; false: pairs (i, i + r/2)
 };
 
 enum class Activation : int { silu, gelu_tanh };  // of the gate; gelu_tanh: GELU by its tanh approximation

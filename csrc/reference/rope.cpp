@@ -3,9 +3,9 @@
 namespace fb::reference {
 
 // Each head's pair (u, v) is rotated by the angle of its token and index: (u cos - v sin, v cos + u sin).
-// The inverse rotation (sin negated) is also the backward, since a rotation's transpose is its inverse.
+// The inverse rotation (sin negated) is also the backward: it is the rotation's transpose.
 void rope(View x, const RopeTable& table, bool inverse, View out) {
-    const int64_t half = table.head_dim / 2;
+    const int64_t half = table.cos.cols;
     for (int64_t t = 0; t < x.rows; ++t) {
         for (int64_t head = 0; head < x.cols / table.head_dim; ++head) {
             for (int64_t i = 0; i < half; ++i) {
@@ -19,6 +19,8 @@ void rope(View x, const RopeTable& table, bool inverse, View out) {
                 store(out, t, first, u * c - v * s);
                 store(out, t, second, v * c + u * s);
             }
+            for (int64_t i = 2 * half; i < table.head_dim; ++i)
+                store(out, t, head * table.head_dim + i, load(x, t, head * table.head_dim + i));
         }
     }
 }

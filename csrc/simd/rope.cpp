@@ -18,7 +18,8 @@ FB_INLINE void rotate(const X* x, const float* cos, const float* sin, float sign
 }  // namespace
 
 void rope(View x, const RopeTable& table, bool inverse, View out) {
-    const int64_t half = table.head_dim / 2, heads = x.cols / table.head_dim;
+    const int64_t half = table.cos.cols, heads = x.cols / table.head_dim;
+    const bool in_place = x.data == out.data;
     const float sign = inverse ? -1.0f : 1.0f;
     by_dtype(x.dtype, [&](auto* in_tag) {
         using X = std::remove_pointer_t<decltype(in_tag)>;
@@ -31,6 +32,8 @@ void rope(View x, const RopeTable& table, bool inverse, View out) {
                     O* to = out.row<O>(t) + h * table.head_dim;
                     if (table.interleaved) rotate(in, cos, sin, sign, half, true, to);
                     else rotate(in, cos, sin, sign, half, false, to);
+                    if (!in_place)
+                        for (int64_t i = 2 * half; i < table.head_dim; i++) store1(to + i, load1(in + i));
                 }
             });
         });

@@ -330,13 +330,14 @@ void test_rows(const Ops& table, Dtype dtype) {
         });
         check("sgd", table, {other}, 1e-5, [&](const Ops& ops, auto& out) { ops.sgd(x, 0.1f, 0.01f, 2.0f, out[0]); });
     }
-    for (const int64_t d : {2, 6, 64, 80})
+    for (const auto& [d, rotated] : {std::pair<int64_t, int64_t>{2, 2}, {6, 6}, {64, 64}, {80, 80}, {64, 48}, {6, 2}})
         for (const bool interleaved : {false, true})
             for (const bool inverse : {false, true}) {
-                const Array cos = Array::random(5, d / 2), sin = Array::random(5, d / 2),
+                const Array cos = Array::random(5, rotated / 2), sin = Array::random(5, rotated / 2),
                             x = Array::random(5, 3 * d, dtype);
+                const RopeTable angles{cos, sin, d, interleaved};
                 check("rope", table, {Array(5, 3 * d, dtype)}, tolerance,
-                      [&](const Ops& ops, auto& out) { ops.rope(x, {cos, sin, d, interleaved}, inverse, out[0]); });
+                      [&](const Ops& ops, auto& out) { ops.rope(x, angles, inverse, out[0]); });
             }
 }
 

@@ -19,6 +19,7 @@ from featherback.adapters import peft
 from featherback.adapters.lora import LoRA
 from featherback.adapters.safetensors_writer import write_safetensors
 from featherback.architecture.names import HF_NAMES
+from featherback.architecture.rope.llama3 import Llama3
 from featherback.cli.inspect import describe
 from featherback.data.chat import ChatTemplate
 from featherback.data.encoder import Encoder
@@ -79,7 +80,7 @@ class GGUF(Kind):
     """A model file; every other one has biases."""
 
     mutate = staticmethod(damaged)
-    config = tiny(TINY_LLAMA, **SMALL, rope_factors=np.ones(4, np.float32))
+    config = tiny(TINY_LLAMA, **SMALL, rope_scaling=Llama3(np.ones(4, np.float32)))
 
     @property
     def files(self) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,12 @@ from tests.support.tiny_models import (
     TINY_LLAMA,
     TINY_OLMO2,
     TINY_PHI3,
+    TINY_PHI4,
     TINY_QWEN2,
     TINY_QWEN3,
+    TINY_SMOLLM3,
     TINY_WIDE,
+    YARN,
     tiny,
     write_tiny,
 )
@@ -25,6 +29,8 @@ from tests.support.tiny_models import (
 from featherback import models
 from featherback.adapters.lora import LoRA
 from featherback.architecture.config import ModelConfig
+from featherback.architecture.rope.linear import Linear
+from featherback.architecture.rope.longrope import LongRope
 from featherback.errors import FeatherbackError
 from featherback.inference import decoder as decoder_module
 from featherback.inference.decoder import Decoder
@@ -32,6 +38,7 @@ from featherback.inference.generate import generate_tokens
 from featherback.inference.sampler import Sampler
 from featherback.weights.types import TensorType
 
+assert isinstance(TINY_PHI4.rope_scaling, LongRope)
 CONFIGS = {
     "llama": TINY_LLAMA,
     "qwen2": TINY_QWEN2,
@@ -44,6 +51,11 @@ CONFIGS = {
     "olmo2": TINY_OLMO2,
     "phi3": TINY_PHI3,
     "phi3, window": tiny(TINY_PHI3, windows=(7, 7)),
+    "phi4-mini": tiny(TINY_PHI4, rope_scaling=replace(TINY_PHI4.rope_scaling, original_context=48)),
+    "ministral": tiny(windows=(7, 0)),
+    "smollm3": TINY_SMOLLM3,
+    "qwen2, yarn": tiny(TINY_QWEN2, rope_scaling=YARN),
+    "llama, linear": tiny(rope_scaling=Linear(4.0)),
 }
 
 
@@ -98,6 +110,25 @@ def test_the_cache_changes_nothing(
     tolerance = {"fp32": 1e-5, "bf16": 2e-2}[compute] * np.abs(whole).max()
     np.testing.assert_allclose(one_by_one, whole, atol=tolerance)
     np.testing.assert_allclose(chunked, whole, atol=tolerance)
+
+
+def test_a_text_that_outgrows_the_original_context(tmp_path: Path) -> None:
+    """LongRoPE's factors change with the text's length; its tokens are those of transformers' own generation."""
+    path = write_tiny(tmp_path / "m.gguf", TINY_PHI4)
+    prompt, theirs, model = _tokens(TINY_PHI4, 30), reference_model(path), models.load(path)
+    ours = list(generate_tokens(Decoder(model, compute="fp32"), prompt, Sampler(), 20))
+    generated = theirs.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20, eos_token_id=None)
+    assert ours == generated[0, len(prompt) :].tolist()
+    longer = prompt + ours
+    with torch.no_grad():
+        expected = {n: theirs(torch.tensor([longer[:n]])).logits[0].numpy() for n in (39, 40, 50)}
+    decoder = Decoder(model, compute="fp32")
+    for before, now in ((0, 39), (39, 40), (40, 50)):  # past 39, what came before is turned anew
+        found = decoder.forward(longer[before:now], every=True)
+        np.testing.assert_allclose(found, expected[now][before:], atol=2e-4 * np.abs(expected[now]).max())
+    decoder.rewind(38)
+    found = decoder.forward(longer[38:39])
+    np.testing.assert_allclose(found, expected[39][-1], atol=2e-4 * np.abs(expected[39]).max())
 
 
 def test_a_rewound_cache_forgets(tmp_path: Path) -> None:

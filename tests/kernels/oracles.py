@@ -103,20 +103,21 @@ def angles(positions: Array, head_dim: int, theta: float = 10000.0) -> tuple[Arr
 
 
 def rope(cos: Array, sin: Array, head_dim: int, interleaved: bool) -> Callable[..., dict[str, torch.Tensor]]:
-    """Rotation as multiplication by e^(i angle), on complex numbers."""
+    """Rotation as multiplication by e^(i angle), on complex numbers, of as many columns as the tables have."""
     turn = torch.complex(torch.tensor(cos, dtype=torch.float64), torch.tensor(sin, dtype=torch.float64))[
         :, None
     ]
 
     def forward(x: torch.Tensor) -> dict[str, torch.Tensor]:
         heads = x.reshape(x.shape[0], -1, head_dim)
-        half = head_dim // 2
+        half = cos.shape[1]
+        heads, rest = heads[..., : 2 * half], heads[..., 2 * half :]
         u, v = (heads[..., 0::2], heads[..., 1::2]) if interleaved else (heads[..., :half], heads[..., half:])
         z = torch.complex(u, v) * turn
         out = (
             torch.stack([z.real, z.imag], -1).flatten(-2) if interleaved else torch.cat([z.real, z.imag], -1)
         )
-        return {"out": out.reshape(x.shape)}
+        return {"out": torch.cat([out, rest], -1).reshape(x.shape)}
 
     return forward
 

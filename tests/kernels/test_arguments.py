@@ -56,6 +56,8 @@ WRONG = {
     "weight of another width": lambda: kernels.rms_norm(f32(2, 5), f32(4), 1e-5, f32(2, 5)),
     "odd head": lambda: kernels.rope(f32(2, 6), f32(2, 1), f32(2, 1), f32(2, 6), 3, False),
     "table too short": lambda: kernels.rope(f32(2, 8), f32(1, 2), f32(1, 2), f32(2, 8), 4, False),
+    "table too wide": lambda: kernels.rope(f32(2, 8), f32(2, 3), f32(2, 3), f32(2, 8), 4, False),
+    "tables of two widths": lambda: kernels.rope(f32(2, 8), f32(2, 2), f32(2, 1), f32(2, 8), 4, False),
     "weight that does not divide": lambda: kernels.rms_norm(f32(2, 6), f32(4), 1e-5, f32(2, 6)),
     "empty weight": lambda: kernels.rms_norm(f32(2, 6), f32(0), 1e-5, f32(2, 6)),
     "bf16 added to": lambda: kernels.rms_norm(

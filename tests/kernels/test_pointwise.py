@@ -158,18 +158,22 @@ def kernel_result(operation: str, inputs: dict[str, Array], shape: tuple[int, in
 orders = pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "pairs"])
 directions = pytest.mark.parametrize("inverse", [False, True], ids=["forward", "inverse"])
 heads = pytest.mark.parametrize(
-    ("T", "count", "head_dim"), [(1, 1, 2), (2, 3, 8), (7, 2, 24), (33, 3, 64), (5, 5, 80), (257, 1, 128)]
-)
+    ("T", "count", "head_dim", "rotated"),
+    [
+        (1, 1, 2, 2), (2, 3, 8, 8), (7, 2, 24, 24), (33, 3, 64, 64), (5, 5, 80, 80), (257, 1, 128, 128),
+        (7, 3, 24, 18), (3, 2, 8, 2), (33, 3, 128, 96),
+    ],
+)  # fmt: skip
 
 
 @orders
 @heads
 def test_reference_rope(
-    rng: np.random.Generator, interleaved: bool, T: int, count: int, head_dim: int
+    rng: np.random.Generator, interleaved: bool, T: int, count: int, head_dim: int, rotated: int
 ) -> None:
     """The rotation is autograd's, its inverse is autograd's backward, and undoes it."""
     x, dout = (random(rng, T, count * head_dim, dtype="f64") for _ in range(2))
-    cos, sin = oracles.angles(rng.integers(0, 5000, T), head_dim)
+    cos, sin = oracles.angles(rng.integers(0, 5000, T), rotated)
     fixed: dict[str, Any] = {"head_dim": head_dim, "interleaved": interleaved}
     results, gradients = oracles.autograd(oracles.rope(cos, sin, **fixed), {"x": x}, {"out": dout})
     tables = {"cos": cos, "sin": sin}
@@ -197,9 +201,16 @@ def test_reference_rope(
 @directions
 @heads
 def test_rope(
-    rng: np.random.Generator, isa: str, interleaved: bool, inverse: bool, T: int, count: int, head_dim: int
+    rng: np.random.Generator,
+    isa: str,
+    interleaved: bool,
+    inverse: bool,
+    T: int,
+    count: int,
+    head_dim: int,
+    rotated: int,
 ) -> None:
-    cos, sin = oracles.angles(rng.integers(0, 5000, T), head_dim)
+    cos, sin = oracles.angles(rng.integers(0, 5000, T), rotated)
     x = random(rng, T, count * head_dim)
     fixed: dict[str, Any] = {"head_dim": head_dim, "interleaved": interleaved, "inverse": inverse}
     partner = kernel_result(

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from featherback import models
 from featherback.architecture.config import ModelConfig
+from featherback.architecture.rope.linear import Linear
 from featherback.models.model import Model
 from featherback.weights.types import TensorType
 from tests.support.oracle import reference_model
@@ -20,11 +21,14 @@ from tests.support.tiny_models import (
     TINY_LLAMA,
     TINY_OLMO2,
     TINY_PHI3,
+    TINY_PHI4,
     TINY_QWEN2,
     TINY_QWEN3,
+    TINY_SMOLLM3,
     TINY_WIDE,
+    YARN,
     Types,
-    llama3_factors,
+    llama3,
     tiny,
     write_tiny,
 )
@@ -35,12 +39,20 @@ CASES: dict[str, tuple[ModelConfig, Types]] = {
         tiny(TINY_LLAMA, tie_word_embeddings=False, num_key_value_heads=4, vocab_size=1030),
         TensorType.Q8_0,
     ),
-    "llama3-rope": (tiny(TINY_LLAMA, rope_factors=llama3_factors(TINY_LLAMA)), TensorType.F16),
+    "llama3-rope": (tiny(TINY_LLAMA, rope_scaling=llama3(TINY_LLAMA)), TensorType.F16),
+    "llama-linear": (tiny(TINY_LLAMA, rope_scaling=Linear(4.0)), TensorType.Q8_0),
     "qwen2-biases": (TINY_QWEN2, TensorType.Q4_1),
     "qwen2-one-kv-head": (tiny(TINY_QWEN2, num_key_value_heads=1, tie_word_embeddings=False), TensorType.F32),
     "mistral-window": (tiny(TINY_LLAMA, windows=(7, 7)), TensorType.Q4_0),
     "qwen2-late-window": (tiny(TINY_QWEN2, num_hidden_layers=3, windows=(0, 12, 12)), TensorType.Q8_0),
+    "ministral": (tiny(TINY_LLAMA, num_hidden_layers=3, windows=(12, 0, 12)), TensorType.Q4_0),
+    "smollm3": (TINY_SMOLLM3, TensorType.Q4_0),
+    "smollm3-window": (
+        tiny(TINY_SMOLLM3, num_hidden_layers=4, windows=(0, 0, 0, 7), tie_word_embeddings=False),
+        TensorType.F16,
+    ),
     "qwen3": (TINY_QWEN3, TensorType.Q4_0),
+    "qwen3-yarn": (tiny(TINY_QWEN3, rope_scaling=YARN), TensorType.Q8_0),
     "qwen3-untied-window": (
         tiny(TINY_QWEN3, tie_word_embeddings=False, num_hidden_layers=3, windows=(0, 7, 7)),
         TensorType.Q8_0,
@@ -57,13 +69,14 @@ CASES: dict[str, tuple[ModelConfig, Types]] = {
         ),
         TensorType.Q4_1,
     ),
-    "granite": (tiny(TINY_GRANITE, rope_factors=llama3_factors(TINY_GRANITE)), TensorType.Q8_0),
+    "granite": (tiny(TINY_GRANITE, rope_scaling=llama3(TINY_GRANITE)), TensorType.Q8_0),
     "olmo2": (TINY_OLMO2, TensorType.Q4_1),
     "phi3": (TINY_PHI3, TensorType.Q4_0),
     "phi3-window": (
         tiny(TINY_PHI3, tie_word_embeddings=True, num_key_value_heads=1, windows=(7, 7)),
         {"": TensorType.Q8_0, "qkv_proj": TensorType.F16},
     ),
+    "phi4-mini": (TINY_PHI4, TensorType.Q8_0),
     "wide-heads": (
         tiny(TINY_WIDE, intermediate_size=768),
         {"": TensorType.Q4_K, "down_proj": TensorType.Q6_K},

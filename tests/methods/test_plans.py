@@ -35,8 +35,10 @@ from tests.support.tiny_models import (
     TINY_LLAMA,
     TINY_OLMO2,
     TINY_PHI3,
+    TINY_PHI4,
     TINY_QWEN2,
     TINY_QWEN3,
+    TINY_SMOLLM3,
     tiny,
     write_tiny,
 )
@@ -51,6 +53,8 @@ FAMILIES = {
     "granite": TINY_GRANITE,
     "olmo2": TINY_OLMO2,
     "phi3": TINY_PHI3,
+    "phi4-mini": TINY_PHI4,
+    "smollm3": TINY_SMOLLM3,
 }
 KEPT_BOUND = 1.15
 """Of the error of a plan that keeps nothing: as large a rounding, in another place (measured: 1.10)."""

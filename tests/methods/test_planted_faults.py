@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from featherback import models
+from featherback.architecture.rope.linear import Linear
+from featherback.architecture.rope.longrope import LongRope
 from featherback.layers.block import rotaries
 from featherback.layers.linear import BlockWeights, Projection, Rows
+from featherback.layers.span import Span, spans
+from featherback.methods import base
 from featherback.models.model import Model
 from tests.methods.conftest import Twins
 from tests.methods.test_exact_gradients import check, draw
@@ -148,6 +154,32 @@ class FactorsOfFirstRows(Rows):
         return super().of(w)._replace(lora=first.lora)
 
 
+def with_scaling(**changes: object) -> Callable[[Model], None]:
+    """The blocks of a configuration whose rotary scaling differs."""
+
+    def plant(model: Model) -> None:
+        assert model.config.rope_scaling is not None
+        with_config(rope_scaling=replace(model.config.rope_scaling, **changes))(model)
+
+    return plant
+
+
+def whole_heads_rotated(model: Model) -> None:
+    """All columns, by factors of the same course."""
+    scaling = model.config.rope_scaling
+    assert isinstance(scaling, LongRope)
+    short, long = (np.interp(np.linspace(0, 11, 16), np.arange(12), f) for f in (scaling.short, scaling.long))
+    stretched = replace(scaling, short=short.astype(np.float32), long=long.astype(np.float32))
+    with_config(rotary_dim=None, rope_scaling=stretched)(model)
+
+
+def rows_in_order_where_nothing_rotates(model: Model) -> None:
+    """Layers without rotation are read as if their rows of q and k lay as in Hugging Face's files."""
+    for block in model.blocks:
+        if block.attention.rotary is None:
+            block.attention.interleaved_heads = {}
+
+
 FAULTS: dict[str, tuple[str, Callable[[Model], None]]] = {
     "no fault": ("mistral-window", with_config()),
     "window too long by one": ("mistral-window", with_config(windows=(8, 8))),
@@ -188,6 +220,20 @@ FAULTS: dict[str, tuple[str, Callable[[Model], None]]] = {
     "logits not capped": ("gemma3", without_final_cap),
     "embeddings not scaled": ("gemma3", without_embedding_scale),
     "SiLU": ("gemma3", with_silu),
+    "linear scaling forgotten": ("llama-linear", with_config(rope_scaling=None)),
+    "llama 3's scaling forgotten": ("llama3-rope", with_config(rope_scaling=None)),
+    "scores of yarn not sharpened": ("qwen3-yarn", with_scaling(stated_attention_factor=1.0)),
+    "yarn of another context": ("qwen3-yarn", with_scaling(original_context=200)),
+    "ramp of yarn not rounded": ("qwen3-yarn", with_scaling(truncate=False)),
+    "yarn as linear scaling": ("qwen3-yarn", with_config(rope_scaling=Linear(8.0))),
+    "short sequences by the long factors": ("phi4-mini", with_scaling(original_context=32)),
+    "long sequences by the short factors": ("phi4-mini", with_scaling(original_context=41)),
+    "scores of longrope not sharpened": ("phi4-mini", with_scaling(stated_attention_factor=1.0)),
+    "whole heads rotated": ("phi4-mini", whole_heads_rotated),
+    "every layer rotates": ("smollm3", with_config(rope_layers=(True,) * 5)),
+    "another layer does not rotate": ("smollm3", with_config(rope_layers=(True,) * 4 + (False,))),
+    "rows in order where nothing rotates": ("smollm3", rows_in_order_where_nothing_rotates),
+    "window in every layer": ("ministral", with_config(windows=(12, 12, 12))),
     "k and v swapped": ("phi3", swapped("attention", "k", "v")),
     "gate and up swapped": ("phi3", swapped("mlp", "gate", "up")),
     "k with the rows of B of q": ("phi3", with_factors_of_q),
@@ -202,9 +248,25 @@ def test_a_planted_fault_is_found(all_twins: dict[str, Twins], name: str) -> Non
     twins = all_twins[case]
     model = models.load(twins.path)
     plant(model)
-    faulty, sequences = replace(twins, model=model), draw((33,), model.config.vocab_size)
+    faulty, sequences = replace(twins, model=model), draw((33, 41), model.config.vocab_size)
     if name == "no fault":
         check(faulty, "mesp", sequences)
     else:
         with pytest.raises(AssertionError):
             check(faulty, "mesp", sequences)
+
+
+def test_the_length_of_a_chunk_is_not_that_of_its_sequence(
+    all_twins: dict[str, Twins], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk of a long sequence rotates as the whole sequence does."""
+
+    def with_own_lengths(*arguments: Any) -> Iterator[Span]:
+        for span in spans(*arguments):
+            yield replace(span, lengths=np.diff(span.cu_q))
+
+    twins, sequences = all_twins["phi4-mini"], draw((41,), 101)
+    check(twins, "mesp", sequences, chunk=16)
+    monkeypatch.setattr(base, "spans", with_own_lengths)
+    with pytest.raises(AssertionError):
+        check(twins, "mesp", sequences, chunk=16)

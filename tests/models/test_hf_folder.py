@@ -14,9 +14,13 @@ from tests.support.tiny_models import (
     TINY_LLAMA,
     TINY_OLMO2,
     TINY_PHI3,
+    TINY_PHI4,
     TINY_QWEN2,
     TINY_QWEN3,
+    TINY_SMOLLM3,
     TINY_WIDE,
+    YARN,
+    as_stored,
     llama3_factors,
     tiny,
     write_tiny,
@@ -32,6 +36,7 @@ from transformers import (
 from transformers import GraniteConfig as HFGraniteConfig
 
 from featherback.architecture.permute import gguf_to_hf_rows
+from featherback.architecture.rope.linear import Linear
 from featherback.errors import FeatherbackError
 from featherback.families.gemma2 import GemmaConfig
 from featherback.families.gemma3 import Gemma3Config
@@ -70,6 +75,14 @@ FOLDERS = {
     "olmo2, tied": tiny(TINY_OLMO2, tie_word_embeddings=True, num_key_value_heads=4),
     "phi3": TINY_PHI3,
     "phi3, tied, window": tiny(TINY_PHI3, tie_word_embeddings=True, windows=(7, 7)),
+    "phi4-mini": TINY_PHI4,
+    "qwen2, yarn": tiny(TINY_QWEN2, rope_scaling=YARN),
+    "llama, linear": tiny(rope_scaling=Linear(4.0)),
+    "ministral": tiny(windows=(7, 0)),
+    "smollm3": TINY_SMOLLM3,
+    "smollm3, window, yarn": tiny(
+        TINY_SMOLLM3, rope_scaling=YARN, windows=(0, 0, 0, 7, 0), tie_word_embeddings=False
+    ),
     "qwen2, late window": tiny(TINY_QWEN2, num_hidden_layers=3, windows=(0, 7, 7)),
 }
 
@@ -86,8 +99,7 @@ def test_folder_and_gguf_are_the_same_model(tmp_path: Path, config: ModelConfig,
     assert not hf.config.rope_interleaved
     for name, value in vars(config).items():
         if name != "rope_interleaved":
-            found = getattr(hf.config, name)
-            assert found == (np.float32(value) if isinstance(value, float) else value), name
+            assert as_stored(getattr(hf.config, name)) == as_stored(value), name
     assert hf.embed_tokens.data.tobytes() == gguf.embed_tokens.data.tobytes()
     assert hf.head.weight.data.tobytes() == gguf.head.weight.data.tobytes()
     assert (hf.head.weight is hf.embed_tokens) == config.tie_word_embeddings
@@ -119,7 +131,7 @@ def test_a_folder_in_parts(tmp_path: Path) -> None:
 def test_llama3_rope(tmp_path: Path, style: str) -> None:
     hf, _ = folder_and_gguf(tmp_path, TINY_LLAMA)
     edit(hf, {"rope_parameters": None, "rope_theta": TINY_LLAMA.rope_theta, style: LLAMA3_ROPE})
-    factors = load(hf).config.rope_factors
+    factors = load(hf).rotaries[0].factors
     assert factors is not None
     assert np.allclose(factors, llama3_factors(TINY_LLAMA), rtol=1e-5)
 
@@ -139,6 +151,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "granite": TINY_GRANITE,
         "olmo2": TINY_OLMO2,
         "phi3": TINY_PHI3,
+        "phi4": TINY_PHI4,
+        "smollm3": TINY_SMOLLM3,
     }
     return {name: folder_and_gguf(tmp_path_factory.mktemp(name), c)[0] for name, c in made.items()}
 
@@ -155,20 +169,43 @@ def changed(folders: dict[str, Path], tmp_path: Path, family: str, changes: dict
     return copy
 
 
+def longrope(**changes: object) -> dict[str, Any]:
+    """The entries of "phi4", with some changed."""
+    rope = {
+        "rope_theta": 1e6,
+        "rope_type": "longrope",
+        "partial_rotary_factor": 0.75,
+        "attention_factor": 1.19,
+    }
+    factors = {"short_factor": [1.0] * 12, "long_factor": [2.0] * 12}
+    return {"rope_parameters": rope | factors | changes}
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "type": ("llama", {"model_type": "gemma"}, "'gemma'.*supported: .*llama, mistral, .*qwen2"),
     "no type": ("llama", {"model_type": None}, "the architecture None"),
     "activation": ("llama", {"hidden_act": "gelu"}, "hidden_act .* 'gelu'"),
     "quantised": ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
-    "yarn": (
+    "unknown scaling": (
         "qwen2",
-        {"rope_scaling": {"type": "yarn", "factor": 4}, "rope_parameters": None},
-        "rope_type .* 'yarn'",
+        {"rope_scaling": {"type": "dynamic", "factor": 4}, "rope_parameters": None},
+        "rope_type .* 'dynamic', .* default, linear, llama3, longrope, su, yarn",
     ),
+    "yarn without a context": (
+        "qwen2",
+        {"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 0}},
+        "original_context is 0",
+    ),
+    "yarn of one frequency": (
+        "qwen2",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1.0}},
+        "rope_theta is 1",
+    ),
+    "linear without a factor": ("qwen2", {"rope_parameters": {"rope_type": "linear"}}, "factor is 0"),
     "half a llama3": (
         "llama",
         {"rope_parameters": {"rope_type": "llama3", "factor": 8}},
-        "rope_scaling|positive|0",
+        "rope_scaling .* 'llama3'",
     ),
     "scaling": ("llama", {"rope_scaling": 4}, "rope_scaling .* is 4"),
     "partial": ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -223,22 +260,51 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "granite with a text": ("granite", {"logits_scaling": "8"}, "logits_scaling .* is '8'"),
     "granite with biases": ("granite", {"mlp_bias": True}, "mlp_bias .* is True"),
     "olmo2 with biases": ("olmo2", {"attention_bias": True}, "attention_bias .* is True"),
-    "phi3 in part": ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor .* is 0.75"),
-    "phi3 in part, transformers 5": (
-        "phi3",
+    "llama in part, transformers 5": (
+        "llama",
         {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.75}},
         "partial_rotary_factor .* is 0.75",
     ),
-    "phi3 of long context": (
+    "phi3 in part, odd": (
         "phi3",
-        {"rope_scaling": {"type": "longrope", "long_factor": [1.0] * 12}, "rope_parameters": None},
-        "rope_type .* 'longrope', which is not supported",
+        {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.8}},
+        "rotates 25 columns of each head",
     ),
-    "phi3 of long context, transformers 5": (
+    "phi3, more than a head": (
         "phi3",
-        {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e6, "long_factor": [1.0] * 12}},
-        "rope_type .* 'longrope', which is not supported",
+        {"rope_parameters": None, "partial_rotary_factor": 1.5},
+        "factor .* is 1.5",
     ),
+    "phi3's scaling": (
+        "phi3",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.0}},
+        r"rope_type .* 'linear', which is not supported \(supported: default, longrope\)",
+    ),
+    "longrope's factors": (
+        "phi4",
+        longrope(long_factor=[1.0] * 16),
+        "long_factor .* a list of 12 numbers",
+    ),
+    "longrope's words": ("phi4", longrope(short_factor=["one"] * 12), "short_factor .* is 'one'"),
+    "longrope's zero": ("phi4", longrope(short_factor=[0.0] * 12), "factors are not all finite and positive"),
+    "longrope's context": ("phi4", longrope() | {"original_max_position_embeddings": -1}, "context is -1"),
+    "layers that rotate": (
+        "smollm3",
+        {"no_rope_layers": [1, 1, 0]},
+        "no_rope_layers .* list of 0 and 1 for 5",
+    ),
+    "layers that rotate in part": ("smollm3", {"no_rope_layers": [1, 1, 1, 0.5, 1]}, "no_rope_layers"),
+    "no interval": (
+        "smollm3",
+        {"no_rope_layers": None, "no_rope_layer_interval": 0},
+        "no_rope_layer_interval .* is 0",
+    ),
+    "window that is not in use": (
+        "smollm3",
+        {"layer_types": ["full_attention"] * 4 + ["sliding_attention"]},
+        "layer_types",
+    ),
+    "many layers of smollm3": ("smollm3", {"num_hidden_layers": 4_000_000_000}, "num_hidden_layers"),
     "phi3's window": ("phi3", {"sliding_window": "all"}, "sliding_window .* is 'all'"),
     "biases": ("llama", {"attention_bias": True}, "self_attn.q_proj.bias .* is missing"),
 }
@@ -353,6 +419,13 @@ WINDOWS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     ),
     "phi3": ("phi3", {"sliding_window": 64}, (64, 64)),
     "phi3 without one": ("phi3", {"sliding_window": None}, ()),
+    "ministral": ("llama", {"model_type": "ministral", "sliding_window": 64}, (64, 64)),
+    "ministral without one": ("llama", {"model_type": "ministral", "sliding_window": None}, ()),
+    "smollm3": (
+        "smollm3",
+        {"use_sliding_window": True, "sliding_window": 64, "layer_types": None},
+        (0, 0, 0, 64, 0),
+    ),
     "from a layer on": (
         "qwen2",
         {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1, "layer_types": None},

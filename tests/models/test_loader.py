@@ -12,13 +12,19 @@ from tests.support.tiny_models import (
     TINY_LLAMA,
     TINY_OLMO2,
     TINY_PHI3,
+    TINY_PHI4,
     TINY_QWEN2,
+    TINY_SMOLLM3,
     TINY_WIDE,
+    YARN,
+    as_stored,
     llama3_factors,
     tiny,
     write_tiny,
 )
 
+from featherback.architecture.rope.linear import Linear
+from featherback.architecture.rope.llama3 import Llama3
 from featherback.bench.synthetic import gguf_metadata
 from featherback.errors import FeatherbackError
 from featherback.families.gemma2 import GemmaConfig
@@ -39,12 +45,17 @@ CASES: dict[str, tuple[ModelConfig, Any]] = {
     "llama": (TINY_LLAMA, TensorType.Q4_1),
     "llama, biases": (tiny(attention_bias=True), TensorType.F16),
     "llama, untied, factors": (
-        tiny(tie_word_embeddings=False, rope_factors=np.linspace(1, 8, 12, dtype=np.float32)),
+        tiny(tie_word_embeddings=False, rope_scaling=Llama3(np.linspace(1, 8, 12, dtype=np.float32))),
         {"": TensorType.Q5_0, "lm_head": TensorType.Q8_0, "up_proj": TensorType.Q5_1},
     ),
     "qwen2": (TINY_QWEN2, {"": TensorType.Q4_0, "q_proj": TensorType.BF16}),
     "phi3": (TINY_PHI3, {"": TensorType.Q4_0, "qkv_proj": TensorType.Q8_0}),
     "phi3, window": (tiny(TINY_PHI3, windows=(64, 64)), TensorType.F16),
+    "phi4-mini": (TINY_PHI4, TensorType.F16),
+    "qwen2, yarn": (tiny(TINY_QWEN2, rope_scaling=YARN), TensorType.F16),
+    "llama, linear": (tiny(rope_scaling=Linear(4.0)), TensorType.F16),
+    "ministral": (tiny(windows=(64, 0)), TensorType.F16),
+    "smollm3": (TINY_SMOLLM3, TensorType.F16),
     "wide": (tiny(TINY_WIDE, tie_word_embeddings=False), K_MIX),
 }
 
@@ -56,8 +67,7 @@ def test_a_model_is_what_was_written(tmp_path: Path, case: str) -> None:
     model = load(path)
     assert (model.path, model.source) == (path, "gguf")
     for name, expected in vars(config).items():
-        stored_as = np.float32(expected) if isinstance(expected, float) else expected  # GGUF keeps float32
-        assert np.array_equal(getattr(model.config, name), stored_as), name
+        assert as_stored(getattr(model.config, name)) == as_stored(expected), name
     stored = {t.name: t for t in gguf.GGUFReader(path).tensors}
     assert (model.head.weight is model.embed_tokens) == config.tie_word_embeddings
     assert model.head.weight.data.tobytes() == stored[_head(config)].data.tobytes()
@@ -74,7 +84,7 @@ def test_a_model_is_what_was_written(tmp_path: Path, case: str) -> None:
         else:
             assert bias is None
     with pytest.raises(IndexError):
-        model.layer(2)
+        model.layer(config.num_hidden_layers)
     model.close()
     assert layer.matrices["o_proj"].data.size == layer.matrices["o_proj"].nbytes  # still readable
     assert layer.matrices["o_proj"].data.any()
@@ -122,8 +132,8 @@ def test_llama3_factors_survive(tmp_path: Path) -> None:
     factors = llama3_factors(TINY_LLAMA)
     assert factors.min() == 1
     assert factors.max() == pytest.approx(32)
-    model = load(write_tiny(tmp_path / "a.gguf", tiny(rope_factors=factors)))
-    assert np.array_equal(model.config.rope_factors, factors)  # type: ignore[arg-type]
+    model = load(write_tiny(tmp_path / "a.gguf", tiny(rope_scaling=Llama3(factors))))
+    assert np.array_equal(model.rotaries[0].factors, factors)  # type: ignore[arg-type]
 
 
 def test_real_model(smollm2_path: Path) -> None:
@@ -140,6 +150,13 @@ def test_real_model(smollm2_path: Path) -> None:
 
 def named(name: str, *shape: int) -> tuple[OutTensor, ...]:
     return (tensor_of_array(name, np.ones(shape)),)
+
+
+def yarn(**keys: Value) -> dict[str, Value]:
+    """The metadata of a Qwen 2 stretched fourfold, with some keys changed."""
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 128}
+    stated = {f"rope.scaling.{key}": value for key, value in scaling.items()}
+    return {f"qwen2.{key}": value for key, value in {**stated, **keys}.items()}
 
 
 REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], str]] = {
@@ -181,17 +198,81 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         "dimension_count .* is 12; .* size 24",
     ),
     "value heads": (TINY_LLAMA, {"llama.attention.value_length": 12}, (), "value_length .* is 12"),
-    "linear scaling": (
+    "unknown scaling": (
         TINY_LLAMA,
-        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+        {"llama.rope.scaling.type": "dynamic", "llama.rope.scaling.factor": 4.0},
         (),
-        "rope.scaling.type .* is 'linear'; only unscaled",
+        "rope.scaling.type .* is 'dynamic'; one of none, linear, longrope, yarn is supported",
     ),
-    "yarn": (
+    "scaling of no name": (TINY_LLAMA, {"llama.rope.scaling.type": 3}, (), "type .* is 3; a string"),
+    "linear, backwards": (TINY_LLAMA, {"llama.rope.scaling.factor": -4.0}, (), "factor is -4.0"),
+    "yarn of unknown factor": (
         TINY_QWEN2,
-        {"qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.factor": 4.0},
+        {"qwen2.rope.scaling.type": "yarn"},
         (),
-        "qwen2.rope.scaling.type .* is 'yarn'; only unscaled",
+        "no metadata key qwen2.rope.scaling.factor",
+    ),
+    "yarn in part": (
+        TINY_QWEN2,
+        yarn(**{"rope.scaling.yarn_ext_factor": 0.5}),
+        (),
+        "yarn_ext_factor .* is 0.5; only 1 ",
+    ),
+    "yarn's own attention": (
+        TINY_QWEN2,
+        yarn(**{"rope.scaling.yarn_attn_factor": 1.0}),
+        (),
+        r"yarn_attn_factor .* is 1.0; only 1.138629 ",
+    ),
+    "yarn's logarithm": (
+        TINY_QWEN2,
+        yarn(**{"rope.scaling.yarn_log_multiplier": 0.1}),
+        (),
+        "yarn_log_multiplier .* is 0.1",
+    ),
+    "yarn without a context": (
+        TINY_QWEN2,
+        yarn(**{"rope.scaling.original_context_length": 0}),
+        (),
+        "original_context is 0",
+    ),
+    "yarn without turns": (TINY_QWEN2, yarn(**{"rope.scaling.yarn_beta_slow": 0.0}), (), "beta_slow is 0.0"),
+    "yarn of one frequency": (TINY_QWEN2, yarn(**{"rope.freq_base": 1.0}), (), "rope_theta is 1"),
+    "scaled twice": (
+        tiny(rope_scaling=Llama3(np.ones(12, np.float32))),
+        {"llama.rope.scaling.factor": 4.0},
+        (),
+        r"scales rotary embedding twice \(linear and llama3\)",
+    ),
+    "longrope in name": (
+        TINY_PHI3,
+        {"phi3.rope.scaling.type": "longrope"},
+        (),
+        "no tensor rope_factors_short.weight",
+    ),
+    "longrope without attention": (
+        TINY_PHI3,
+        {"phi3.rope.scaling.original_context_length": 64},
+        (*named("rope_factors_long.weight", 16), *named("rope_factors_short.weight", 16)),
+        "no metadata key phi3.rope.scaling.attn_factor",
+    ),
+    "longrope of another size": (
+        TINY_PHI4,
+        {"phi3.rope.dimension_count": 32},
+        (),
+        r"rope_factors_short.weight .* has shape \(12,\), not \(16,\)",
+    ),
+    "longrope without a context": (
+        TINY_PHI4,
+        {"phi3.rope.scaling.original_context_length": 0},
+        (),
+        "original_context is 0",
+    ),
+    "longrope's attention": (
+        TINY_PHI4,
+        {"phi3.rope.scaling.attn_factor": -1.0},
+        (),
+        "attention factor is -1.0",
     ),
     "old scaling": (TINY_LLAMA, {"llama.rope.scale_linear": 4.0}, (), "rope.scale_linear"),
     "experts": (TINY_LLAMA, {"llama.expert_count": 8}, (), "expert_count .* is 8"),
@@ -279,17 +360,30 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         named("blk.0.attn_norm.weight", 96),
         "not part of a supported olmo2 model.*: 'blk.0.attn_norm.weight'",
     ),
-    "phi3 of long context": (
+    "half of longrope": (
         TINY_PHI3,
         {},
-        named("rope_factors_long.weight", 12),
-        "stretches rotary embedding by length .LongRoPE., which is not supported",
+        named("rope_factors_long.weight", 16),
+        "no tensor rope_factors_short.weight",
     ),
-    "phi3 in part": (
+    "phi3, odd columns": (
         TINY_PHI3,
-        {"phi3.rope.dimension_count": 18},
+        {"phi3.rope.dimension_count": 17},
         (),
-        "rope.dimension_count .* is 18; only the head size 32",
+        "rotates 17 columns of each head",
+    ),
+    "phi3, no columns": (TINY_PHI3, {"phi3.rope.dimension_count": 0}, (), "rotates 0 columns of each head"),
+    "phi3, more columns": (
+        TINY_PHI3,
+        {"phi3.rope.dimension_count": 34},
+        (),
+        "rotates 34 columns .* up to 32",
+    ),
+    "gemma3 with factors": (
+        TINY_GEMMA3,
+        {},
+        named("rope_freqs.weight", 16),
+        "not part .*: 'rope_freqs.weight'",
     ),
     "phi3 with parts apart": (
         TINY_PHI3,
@@ -322,12 +416,6 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         {},
         (),
         "blk.0.attn_q.bias .* is missing",
-    ),
-    "qwen2 with factors": (
-        TINY_QWEN2,
-        {},
-        named("rope_freqs.weight", 12),
-        "not part .*: 'rope_freqs.weight'",
     ),
     "factors": (
         TINY_LLAMA,

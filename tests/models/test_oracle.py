@@ -14,7 +14,7 @@ from tests.support.tiny_models import (
     TINY_PHI3,
     TINY_QWEN2,
     TINY_QWEN3,
-    llama3_factors,
+    llama3,
     tiny,
     write_tiny,
 )
@@ -76,7 +76,7 @@ def test_the_real_model_speaks(smollm2_reference: PreTrainedModel) -> None:
 
 
 def test_llama3_factors_give_the_frequencies_of_transformers(tmp_path: Path) -> None:
-    config = tiny(rope_factors=llama3_factors(TINY_LLAMA))
+    config = tiny(rope_scaling=llama3(TINY_LLAMA))
     model = reference_model(write_tiny(tmp_path / "a.gguf", config))
     theirs = LlamaRotaryEmbedding(
         LlamaConfig(

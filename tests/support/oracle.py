@@ -23,6 +23,8 @@ from transformers import (
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Olmo2Config,
@@ -35,6 +37,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 State = dict[str, np.ndarray]
@@ -75,8 +79,8 @@ class Reference:
 
 
 def reference_model(path: str | Path) -> PreTrainedModel:
-    """The transformers model (float32, eager attention) of a GGUF file: llama (Mistral if it has a window), qwen2,
-    qwen3, gemma2, gemma3, olmo2, phi3,
+    """The transformers model (float32, eager attention) of a GGUF file: llama (Mistral if it has a window, Ministral if
+    it lists the layers that have it), smollm3, qwen2, qwen3, gemma2, gemma3, olmo2, phi3,
     granite.
     """
     reader = GGUFReader(path)
@@ -105,7 +109,9 @@ def reference_model(path: str | Path) -> PreTrainedModel:
     model = family.model_class(config).float().eval()
     if architecture == "gemma3":
         _cap_scores(model)
-    permuted = {"attn_q": heads, "attn_k": kv_heads} if architecture in ("llama", "granite") else {}
+    permuted = (
+        {"attn_q": heads, "attn_k": kv_heads} if architecture in ("llama", "smollm3", "granite") else {}
+    )
     _fill(model, weights, family, permuted)
     return model
 
@@ -124,11 +130,23 @@ class Specific(NamedTuple):
 
 
 def _llama(reader: GGUFReader, head_dim: int) -> Specific:
-    """A llama whose file has a window is a Mistral: all of its layers have it."""
+    """A llama whose file has a window is a Mistral: all of its layers have it, unless they are listed."""
     window = _field(reader, "attention.sliding_window")
     if window is None:
         return Specific(LlamaConfig, LlamaForCausalLM, _rope(reader))
-    return Specific(MistralConfig, MistralForCausalLM, {"sliding_window": window} | _rope(reader))
+    own = {"sliding_window": window} | _rope(reader)
+    if (local := _field(reader, "attention.sliding_window_pattern")) is not None:
+        return Specific(MinistralConfig, MinistralForCausalLM, own | {"layer_types": _layer_types(local)})
+    return Specific(MistralConfig, MistralForCausalLM, own)
+
+
+def _smollm3(reader: GGUFReader, head_dim: int) -> Specific:
+    """Every fourth layer does not rotate: the file has no place to say otherwise."""
+    own: dict[str, Any] = {"no_rope_layer_interval": 4, "pad_token_id": None}
+    if (window := _field(reader, "attention.sliding_window")) is not None:
+        types = _layer_types(_field(reader, "attention.sliding_window_pattern"))
+        own |= {"use_sliding_window": True, "sliding_window": window, "layer_types": types}
+    return Specific(SmolLM3Config, SmolLM3ForCausalLM, own | _rope(reader))
 
 
 def _qwen2(reader: GGUFReader, head_dim: int) -> Specific:
@@ -169,7 +187,7 @@ def _gemma3(reader: GGUFReader, head_dim: int) -> Specific:
         Gemma3ForCausalLM,
         {
             "sliding_window": _field(reader, "attention.sliding_window"),
-            "layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in local],
+            "layer_types": _layer_types(local),
             "query_pre_attn_scalar": round(scale**-2),
             "attn_logit_softcapping": _field(reader, "attn_logit_softcapping"),
             "final_logit_softcapping": _field(reader, "final_logit_softcapping"),
@@ -189,8 +207,13 @@ def _gemma3(reader: GGUFReader, head_dim: int) -> Specific:
 def _phi3(reader: GGUFReader, head_dim: int) -> Specific:
     """Where there is a window, all layers have it."""
     own = {"sliding_window": _field(reader, "attention.sliding_window"), "pad_token_id": None}
+    if (context := _field(reader, "rope.scaling.original_context_length")) is not None:
+        own["original_max_position_embeddings"] = context
     block = _BLOCK | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-    return Specific(Phi3Config, Phi3ForCausalLM, own | _rope(reader), block)
+    rope = _rope(reader)
+    rotated = _field(reader, "rope.dimension_count", head_dim)
+    rope["rope_parameters"]["partial_rotary_factor"] = rotated / head_dim
+    return Specific(Phi3Config, Phi3ForCausalLM, own | rope, block)
 
 
 def _olmo2(reader: GGUFReader, head_dim: int) -> Specific:
@@ -214,6 +237,7 @@ def _granite(reader: GGUFReader, head_dim: int) -> Specific:
 
 _SPECIFIC = {
     "llama": _llama,
+    "smollm3": _smollm3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "gemma2": _gemma2,
@@ -225,8 +249,28 @@ _SPECIFIC = {
 
 
 def _rope(reader: GGUFReader) -> dict[str, Any]:
-    theta = _field(reader, "rope.freq_base", 10000.0)
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+    """Of Llama 3's stretching the file holds what it comes to: see `_fill`."""
+    rope = {"rope_type": "default", "rope_theta": _field(reader, "rope.freq_base", 10000.0)}
+    kind = _field(reader, "rope.scaling.type")
+    if kind is not None:
+        rope["rope_type"] = kind
+    if kind in ("linear", "yarn"):
+        rope["factor"] = _field(reader, "rope.scaling.factor")
+    if kind in ("yarn", "longrope"):
+        rope["original_max_position_embeddings"] = _field(reader, "rope.scaling.original_context_length")
+    if kind == "yarn":
+        rope |= {name: _field(reader, f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+    if kind == "longrope":
+        rope["attention_factor"] = _field(reader, "rope.scaling.attn_factor")
+        for tensor in reader.tensors:
+            if tensor.name.startswith("rope_factors_"):
+                length = tensor.name.removeprefix("rope_factors_").removesuffix(".weight")
+                rope[f"{length}_factor"] = tensor.data.tolist()
+    return {"rope_parameters": rope}
+
+
+def _layer_types(local: Sequence[bool]) -> list[str]:
+    return ["sliding_attention" if is_local else "full_attention" for is_local in local]
 
 
 def _late_window(reader: GGUFReader) -> dict[str, Any]:
@@ -341,6 +385,7 @@ def _fill(
     for name, array in weights.items():
         if name == "rope_freqs.weight":
             model.model.rotary_emb.inv_freq /= torch.from_numpy(array.copy())
+        if name.startswith("rope_"):  # the others are in the configuration
             continue
         stem, kind = name.rsplit(".", 1)
         if family.norms_from_one and stem.endswith("_norm"):

@@ -9,12 +9,16 @@ import numpy as np
 
 from featherback import families
 from featherback.architecture.config import ModelConfig
-from featherback.architecture.gguf_metadata import ROPE_FREQS
+from featherback.architecture.rope.base import Scaling
+from featherback.architecture.rope.llama3 import Llama3
+from featherback.architecture.rope.longrope import LongRope
+from featherback.architecture.rope.yarn import Yarn
 from featherback.bench.random_blocks import random_blocks
 from featherback.bench.synthetic import gguf_metadata
 from featherback.families.gemma2 import GemmaConfig
 from featherback.families.gemma3 import Gemma3Config
 from featherback.families.granite import GraniteConfig
+from featherback.families.smollm3 import SmolLM3Config
 from featherback.models.layout import layer_shapes, top_shapes
 from featherback.weights.types import TensorType
 from featherback.weights.writer import OutTensor, Value, tensor_of_array, tensor_of_bytes, write_gguf
@@ -72,6 +76,26 @@ TINY_GRANITE = GraniteConfig(
     attention_scale=0.125,
     logit_divisor=8.0,
 )
+# Phi-4-mini: three quarters of a head are rotated, and the frequencies differ in sequences of more than 39 tokens.
+TINY_PHI4 = replace(
+    TINY_PHI3,
+    hidden_size=128,  # transformers wants heads of hidden_size / heads here
+    tie_word_embeddings=True,
+    rotary_dim=24,
+    rope_scaling=LongRope(
+        short=np.linspace(1, 1.5, 12).astype(np.float32),
+        long=np.geomspace(1, 30, 12).astype(np.float32),
+        original_context=39,
+        stated_attention_factor=float(np.float32(1.19)),
+    ),
+)
+# Frequencies 0 to 2 stay, those from 8 on are divided, and those between are blended.
+YARN = Yarn(factor=8.0, original_context=100, beta_fast=5.0, beta_slow=0.5)
+# Its fourth layer does not rotate, its fifth does.
+TINY_SMOLLM3 = SmolLM3Config(
+    **{**vars(TINY_LLAMA), "architecture": "smollm3", "rms_norm_eps": 1e-6, "num_hidden_layers": 5},
+    rope_layers=(),
+)
 # Everything that Gemma 3 may set. Its seventh layer begins the pattern anew.
 TINY_GEMMA3 = Gemma3Config(
     architecture="gemma3",
@@ -127,12 +151,27 @@ LLAMA3_ROPE: dict[str, Any] = {
     "original_max_position_embeddings": 64,
 }
 
+
+def as_stored(value: Any) -> Any:
+    """A configuration's entry as a file keeps it, to be compared: float32, and what a scaling consists of."""
+    if isinstance(value, float):
+        return float(np.float32(value))
+    if isinstance(value, Scaling):
+        return {name: as_stored(field) for name, field in vars(value).items()} | {"kind": type(value)}
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
 Types = TensorType | Mapping[str, TensorType]
 
 
 def tiny(base: ModelConfig = TINY_LLAMA, **overrides: Any) -> ModelConfig:
     """`base` with some fields replaced."""
     return replace(base, **overrides)
+
+
+def llama3(config: ModelConfig) -> Llama3:
+    """The scaling LLAMA3_ROPE, from transformers' own inverse frequencies."""
+    return Llama3(llama3_factors(config))
 
 
 def llama3_factors(config: ModelConfig) -> np.ndarray:
@@ -166,8 +205,9 @@ def write_tiny(
     for layer, shapes in enumerate(layer_shapes(config)):
         for part, shape in shapes.items():
             tensors.append(_tensor(rng, names[part].format(layer), part, shape, types))
-    if config.rope_factors is not None:
-        tensors.append(tensor_of_array(ROPE_FREQS, config.rope_factors))
+    if config.rope_scaling is not None:
+        arrays = config.rope_scaling.gguf_arrays()
+        tensors += [tensor_of_array(name, array) for name, array in arrays.items()]
     write_gguf(path, {**gguf_metadata(config, "tiny"), **(metadata or {})}, [*tensors, *extra])
     return path
 

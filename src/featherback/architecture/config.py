@@ -1,12 +1,15 @@
 """What Featherback needs to know of a model, in Hugging Face's names."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from featherback.errors import FeatherbackError
+
+if TYPE_CHECKING:
+    from featherback.architecture.rope.base import Scaling
 
 MOST_HEAD_DIM = 1 << 14
 """Rotary tables are made by it, before any tensor tells its size."""
@@ -41,7 +44,8 @@ class ModelConfig:
     tie_word_embeddings: bool
     attention_bias: bool  # q, k and v have biases; o never
     rope_interleaved: bool  # rotate neighbours (GGUF llama) instead of halves; see `permute`
-    rope_factors: NDArray[np.float32] | None = None  # (head_dim/2,), divides the inverse frequencies
+    rope_scaling: Scaling | None = None  # how the frequencies differ from powers of rope_theta
+    rotary_dim: int | None = None  # columns of a head that are rotated, its first; None: all
     windows: tuple[
         int, ...
     ] = ()  # most keys a query sees, layer by layer (0: all before it); empty: 0 in all
@@ -67,9 +71,11 @@ class ModelConfig:
                 f"The model's attention windows are {self.windows}; each of its {self.num_hidden_layers} layers "
                 f"needs one, or 0."
             )
-        factors = self.rope_factors
-        if factors is not None and not (np.isfinite(factors).all() and (factors > 0).all()):
-            raise FeatherbackError("The model's rotary frequency factors are not all finite and positive.")
+        rotated = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        if rotated % 2 or not 0 < rotated <= self.head_dim:
+            raise FeatherbackError(
+                f"The model rotates {rotated} columns of each head; it must be an even number up to {self.head_dim}."
+            )
 
     def require_positive(self, *names: str) -> None:
         """FeatherbackError if one of these numbers is not finite and positive."""

@@ -6,17 +6,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback.architecture import rope
 from featherback.architecture.names import GGUF_NAMES
+from featherback.architecture.rope.base import FACTOR, TYPE, Plain
 from featherback.errors import FeatherbackError, shown
 from featherback.weights.gguf import SCALARS, GGUFFile
 from featherback.weights.store import floats
 from featherback.weights.types import TensorInfo
 from featherback.weights.writer import Value
 
-ROPE_FREQS = "rope_freqs.weight"
 WINDOW = "attention.sliding_window"
 WINDOW_PATTERN = "attention.sliding_window_pattern"
-SCALING, SCALING_FACTOR = "rope.scaling.type", "rope.scaling.factor"
+SCALING, SCALING_FACTOR = TYPE, FACTOR
+ROTARY_DIM = "rope.dimension_count"
 THETA, LOCAL_THETA = "rope.freq_base", "rope.freq_base_swa"
 USUAL_THETA = 10_000.0  # where the file does not say
 
@@ -61,6 +63,13 @@ class GGUFKeys:
             raise self.wrong(key, value, "a number")
         return float(value)
 
+    def text(self, key: str) -> str | None:
+        """A string, None if it is missing; FeatherbackError if it is not a string."""
+        value = self.file.metadata.get(f"{self.architecture}.{key}")
+        if value is not None and not isinstance(value, str):
+            raise self.wrong(key, value, "a string")
+        return value
+
     def flags(self, key: str, count: int) -> list[bool] | None:
         """A list of this many booleans, None if there is no list; FeatherbackError if it is another list."""
         full = f"{self.architecture}.{key}"
@@ -89,6 +98,15 @@ class GGUFKeys:
             raise FeatherbackError(f"Tensor {name} of {self.file.path} has the wrong shape {info.shape}.")
         return info
 
+    def vector(self, name: str, count: int) -> NDArray[np.float32]:
+        """The values of a tensor (count,), copied."""
+        info = self.tensor(name, 1)
+        if info.shape != (count,):
+            raise FeatherbackError(
+                f"Tensor {name} of {self.file.path} has shape {info.shape}, not ({count},)."
+            )
+        return floats(self.file, name).copy()
+
     def _value(self, key: str, default: Any) -> Any:
         full = f"{self.architecture}.{key}"
         if full in self.file.arrays:
@@ -113,17 +131,11 @@ class GGUFKeys:
         for key, accepted in NEUTRAL.items():
             if key not in followed and self._value(key, accepted[0]) not in accepted:
                 raise self.wrong(key, self._value(key, None), f"only {accepted[-1]!r}")
-        scaling, factor = self._value(SCALING, "none"), self.number(SCALING_FACTOR, 0)
-        scaled = factor not in (0, 1) or (
-            scaling != "none" and factor == 0
-        )  # a factor alone means linear scaling
-        if SCALING not in followed and scaled:
-            raise self.wrong(SCALING, scaling, "only unscaled rotary embedding")
         theta = self.number(THETA, USUAL_THETA)
         if LOCAL_THETA not in followed and (local := self.number(LOCAL_THETA, theta)) != theta:
             raise self.wrong(LOCAL_THETA, local, f"only that of {THETA}, {theta:g},")
-        for key in ("rope.dimension_count", "attention.value_length"):
-            if (size := self.integer(key, head_dim)) != head_dim:
+        for key in (ROTARY_DIM, "attention.value_length"):
+            if key not in followed and (size := self.integer(key, head_dim)) != head_dim:
                 raise self.wrong(key, size, f"only the head size {head_dim}")
 
 
@@ -132,14 +144,18 @@ def common_config(
 ) -> dict[str, Any]:
     """Arguments of ModelConfig read alike for every family; FeatherbackError if one is absent or unfit.
 
-    `window_period`: as `layer_windows` has it. `followed`: keys beyond these that the family reads itself; others must
-    have their neutral values.
+    `window_period`: as `layer_windows` has it. `followed`: keys beyond these that the family follows; others must have
+    their neutral values.
     """
     file = keys.file
     width, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     context, layers = keys.integer("context_length"), keys.integer("block_count")
     head_dim = keys.integer("attention.key_length", 0) or _even_split(file, width, heads)
-    keys.refuse_unsupported(head_dim, followed)
+    theta = keys.number(THETA, USUAL_THETA)
+    rotated = keys.integer(ROTARY_DIM, head_dim) if ROTARY_DIM in followed else head_dim
+    plain = Plain(rotated, theta, context)
+    scaling = None if SCALING in followed else rope.read_gguf(keys, plain)
+    keys.refuse_unsupported(head_dim, (*followed, *(scaling.gguf_followed if scaling else ())))
     return {
         "architecture": keys.architecture,
         "hidden_size": width,
@@ -150,7 +166,9 @@ def common_config(
         "head_dim": head_dim,
         "vocab_size": keys.tensor(GGUF_NAMES["embed_tokens"], 2).shape[0],
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": keys.number(THETA, USUAL_THETA),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "rotary_dim": None if rotated == head_dim else rotated,
         "max_position_embeddings": context,
         "tie_word_embeddings": GGUF_NAMES["lm_head"] not in file.tensors,
         "windows": layer_windows(keys, layers, context, window_period),
@@ -195,19 +213,6 @@ def window_keys(windows: tuple[int, ...], period: int | None) -> dict[str, Value
     if period is None or local != local_layers(len(windows), period):
         stated[WINDOW_PATTERN] = np.array(local)
     return stated
-
-
-def rope_factors(keys: GGUFKeys, head_dim: int) -> NDArray[np.float32] | None:
-    """The frequency factors (head_dim/2,) of Llama 3's rotary embedding, None if the file has none."""
-    file = keys.file
-    if ROPE_FREQS not in file.tensors:
-        return None
-    info = keys.tensor(ROPE_FREQS, 1)
-    if info.shape != (head_dim // 2,):
-        raise FeatherbackError(
-            f"Tensor {ROPE_FREQS} of {file.path} has shape {info.shape}, not ({head_dim // 2},)."
-        )
-    return floats(file, ROPE_FREQS).copy()
 
 
 def _even_split(file: GGUFFile, width: int, heads: int) -> int:

@@ -4,18 +4,14 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from featherback.architecture.config import MOST_HEAD_DIM
-from featherback.architecture.llama3_rope import llama3_factors
+from featherback.architecture import rope
+from featherback.architecture.rope.base import Plain
 from featherback.errors import FeatherbackError, shown
 
 # Entries that change what a model computes in ways Featherback does not follow, and the values accepted.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "is_causal": (True,),
-    "partial_rotary_factor": (1, None),
     "quantization_config": (None,),
 }
 
@@ -30,9 +26,12 @@ class HFConfig:
     def __init__(self, path: Path, entries: Mapping[str, Any]) -> None:
         self.path, self.entries = path, entries
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """A whole number; FeatherbackError if it is something else, or absent (or null) without a default."""
-        value = self._value(self.entries, name, default)
+    def integer(self, name: str, default: int | None = None, among: Mapping[str, Any] | None = None) -> int:
+        """A whole number; FeatherbackError if it is something else, or absent (or null) without a default.
+
+        `among`: the mapping it is taken from, if not all entries.
+        """
+        value = self._value(self.entries if among is None else among, name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not abs(value) < LARGEST:
             raise self.unsupported(name, value)
         return value
@@ -47,16 +46,26 @@ class HFConfig:
         except OverflowError:
             raise self.unsupported(name, value) from None
 
-    def flag(self, name: str, default: bool) -> bool:
+    def numbers(self, name: str, count: int, among: Mapping[str, Any]) -> list[float]:
+        """A list of this many numbers."""
+        values = self._value(among, name, None)
+        if not isinstance(values, list) or len(values) != count:
+            raise self.unsupported(name, values, (f"a list of {count} numbers",))
+        return [self.number(name, 0, {name: value}) for value in values]
+
+    def flag(self, name: str, default: bool, among: Mapping[str, Any] | None = None) -> bool:
         """True or false."""
-        value = self._value(self.entries, name, default)
+        value = self._value(self.entries if among is None else among, name, default)
         if not isinstance(value, bool):
             raise self.unsupported(name, value)
         return value
 
-    def unsupported(self, name: str, value: object) -> FeatherbackError:
-        """The error of an entry whose value Featherback cannot follow."""
-        return FeatherbackError(f"The entry {name} of {self.path} is {shown(value)}, which is not supported.")
+    def unsupported(self, name: str, value: object, known: Collection[str] = ()) -> FeatherbackError:
+        """The error of an entry whose value Featherback cannot follow; `known` are values that it can."""
+        listed = f" (supported: {', '.join(known)})" if known else ""
+        return FeatherbackError(
+            f"The entry {name} of {self.path} is {shown(value)}, which is not supported{listed}."
+        )
 
     def windows(self, window: int, is_local: Callable[[int], bool]) -> tuple[int, ...]:
         """ModelConfig's `windows`. `window` (0: none) is that of the layers that the entry `layer_types` names.
@@ -102,11 +111,11 @@ def common_config(
     config: HFConfig,
     architecture: str,
     followed: Collection[str] = (),
-    rope: Mapping[str, Any] | None = None,
+    rotation: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Arguments of ModelConfig read alike for every family; FeatherbackError if one is absent or unfit.
 
-    `followed`: entries beyond these that the family reads itself; others must have their neutral values. `rope`: what
+    `followed`: entries beyond these that the family follows; others must have their neutral values. `rotation`: what
     the family takes for the entries about rotary embedding, in place of `config.rope()`.
     """
     for name, accepted in NEUTRAL.items():
@@ -114,8 +123,11 @@ def common_config(
             raise config.unsupported(name, config.entries[name])
     width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", width // max(heads, 1))
-    rope = config.rope() if rope is None else rope
-    theta = config.number("rope_theta", 10000.0, rope)
+    context = config.integer("max_position_embeddings")
+    rotation = config.rope() if rotation is None else rotation
+    theta = config.number("rope_theta", 10000.0, rotation)
+    rotary_dim = _rotary_dim(config, rotation, head_dim, followed)
+    plain = Plain(head_dim if rotary_dim is None else rotary_dim, theta, context)
     return {
         "architecture": architecture,
         "hidden_size": width,
@@ -127,30 +139,26 @@ def common_config(
         "vocab_size": config.integer("vocab_size"),
         "rms_norm_eps": config.number("rms_norm_eps", 1e-6),
         "rope_theta": theta,
-        "max_position_embeddings": config.integer("max_position_embeddings"),
+        "max_position_embeddings": context,
         "tie_word_embeddings": config.flag("tie_word_embeddings", False),
         "rope_interleaved": False,
-        "rope_factors": _rope_factors(config, rope, head_dim, theta),
+        "rope_scaling": rope.read_hf(config, rotation, plain),
+        "rotary_dim": rotary_dim,
     }
 
 
-def _rope_factors(
-    config: HFConfig, rope: Mapping[str, Any], head_dim: int, theta: float
-) -> NDArray[np.float32] | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if rope.get("partial_rotary_factor", 1) != 1:
-        raise config.unsupported("partial_rotary_factor", rope["partial_rotary_factor"])
-    if kind == "default":
+def _rotary_dim(
+    config: HFConfig, rotation: Mapping[str, Any], head_dim: int, followed: Collection[str]
+) -> int | None:
+    """ModelConfig's `rotary_dim`; FeatherbackError if the family rotates whole heads but the entries say otherwise."""
+    name = "partial_rotary_factor"
+    entries = rotation if rotation.get(name) is not None else config.entries
+    part = config.number(name, 1, entries)
+    if part == 1:
         return None
-    if kind != "llama3":
-        raise config.unsupported("rope_type", kind)
-    if head_dim > MOST_HEAD_DIM:
-        raise config.unsupported("head_dim", head_dim)
-    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    scaling = {name: config.number(name, 0, rope) for name in names}
-    if min(scaling.values()) <= 0 or scaling["low_freq_factor"] == scaling["high_freq_factor"]:
-        raise config.unsupported("rope_scaling", dict(rope))
-    return llama3_factors(head_dim, theta, scaling)
+    if name not in followed or not 0 < part < 1:
+        raise config.unsupported(name, part)
+    return int(head_dim * part)
 
 
 def late_windows(config: HFConfig) -> tuple[int, ...]:

@@ -113,7 +113,7 @@ class Operations(Protocol):
     def rotary_table(
         self, inverse_frequencies: NDArray[np.float32], positions: Int32, cos: Array, sin: Array
     ) -> None:
-        """cos and sin (T, head_dim / 2) of positions (T,) times inverse frequencies (head_dim / 2,), in float32."""
+        """cos and sin (T, n) of positions (T,) times inverse frequencies (n,), in float32."""
 
     def dense(self, matrix: Array) -> Handle:
         """A contiguous array (rows, cols), float32 or bf16, as a weight."""

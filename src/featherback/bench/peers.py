@@ -16,7 +16,14 @@ from featherback.bench.synthetic import CONFIGS, write_synthetic
 from featherback.bench.training_run import train_synthetic
 from featherback.errors import FeatherbackError
 
-_UNKNOWN_TO_TRANSFORMERS = ("attention_bias", "rope_interleaved", "rope_factors", "rope_theta", "windows")
+_UNKNOWN_TO_TRANSFORMERS = (
+    "attention_bias",
+    "rope_interleaved",
+    "rope_scaling",
+    "rotary_dim",
+    "rope_theta",
+    "windows",
+)
 
 
 def require_torch() -> None:

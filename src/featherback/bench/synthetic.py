@@ -94,7 +94,8 @@ def gguf_metadata(config: ModelConfig, name: str) -> dict[str, Value]:
         "attention.value_length": config.head_dim,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         "rope.freq_base": float(config.rope_theta),
-        "rope.dimension_count": config.head_dim,
+        "rope.dimension_count": config.rotary_dim or config.head_dim,
+        **(config.rope_scaling.gguf_keys() if config.rope_scaling else {}),
     }
     family = families.family_of(config)
     values |= window_keys(config.windows, family.window_period) | family.gguf_keys(config)

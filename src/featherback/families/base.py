@@ -10,6 +10,8 @@ from featherback.architecture.config import ModelConfig
 from featherback.architecture.gguf_metadata import GGUFKeys
 from featherback.architecture.hf_config import HFConfig
 from featherback.architecture.names import GGUF_NAMES, HF_NAMES, Names, Naming
+from featherback.architecture.rope import TENSORS as ROPE_TENSORS
+from featherback.architecture.rope.base import Plain
 from featherback.layers.attention import Attention
 from featherback.layers.block import Block
 from featherback.layers.glu import GatedUnit
@@ -26,7 +28,7 @@ class Family(ABC):
     """The model_type entries of config.json."""
     gguf_names: ClassVar[Names] = GGUF_NAMES
     hf_names: ClassVar[Names] = HF_NAMES
-    also_used: ClassVar[tuple[str, ...]] = ()
+    also_used: ClassVar[tuple[str, ...]] = ROPE_TENSORS
     """Tensors outside the layers that the configuration is read from."""
     window_period: ClassVar[int | None] = None
     """In a GGUF file with a window but no list of its layers: every n-th has none. 0: all have it; None: refused."""
@@ -77,7 +79,12 @@ class Family(ABC):
 
 def rotary(config: ModelConfig) -> Rotary:
     """The rotation that a configuration's own entries describe."""
-    return Rotary(config.rope_theta, config.head_dim, config.rope_interleaved, config.rope_factors)
+    plain = (config.rope_theta, config.head_dim, config.rope_interleaved)
+    scaling, rotated = config.rope_scaling, config.rotary_dim
+    if scaling is None:
+        return Rotary(*plain, rotated=rotated)
+    unscaled = Plain(rotated or config.head_dim, config.rope_theta, config.max_position_embeddings)
+    return Rotary(*plain, scaling.factors(unscaled), rotated, scaling.attention_factor, scaling.beyond)
 
 
 def by_window(config: ModelConfig, block_of: Callable[[int], Block]) -> list[Block]:
@@ -88,7 +95,7 @@ def by_window(config: ModelConfig, block_of: Callable[[int], Block]) -> list[Blo
 
 
 def silu_block(
-    config: ModelConfig, turn: Rotary, window: int, fused_mlp: str | None = None, **attention: Any
+    config: ModelConfig, turn: Rotary | None, window: int, fused_mlp: str | None = None, **attention: Any
 ) -> Block:
     """m = x + attention(rms(x) g);   y = m + mlp(rms(m) g'), with SiLU.
 
@@ -110,6 +117,7 @@ def attention_sizes(config: ModelConfig) -> dict[str, Any]:
         "kv_heads": config.num_key_value_heads,
         "head_dim": config.head_dim,
         "eps": config.rms_norm_eps,
+        "interleaved": config.rope_interleaved,
     }
 
 

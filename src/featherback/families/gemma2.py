@@ -107,6 +107,7 @@ class Gemma(Family):
         "pre_feedforward_layernorm": "model.layers.{}.pre_feedforward_layernorm.weight",
         "post_feedforward_layernorm": "model.layers.{}.post_feedforward_layernorm.weight",
     }
+    also_used = ()
     hf_norm_offset = 1.0
     layers_27b: ClassVar[int]
     """How llama.cpp knows the model whose scores are scaled otherwise."""

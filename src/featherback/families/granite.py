@@ -15,7 +15,7 @@ from typing import Any
 
 from featherback.architecture import hf_config
 from featherback.architecture.config import ModelConfig
-from featherback.architecture.gguf_metadata import ROPE_FREQS, GGUFKeys, common_config, rope_factors
+from featherback.architecture.gguf_metadata import GGUFKeys, common_config
 from featherback.architecture.hf_config import HFConfig
 from featherback.families.base import Family, by_window, rotary, silu_block
 from featherback.layers.block import Block
@@ -46,7 +46,6 @@ class GraniteConfig(ModelConfig):
 class Granite(Family):
     architecture = "granite"
     model_types = ("granite",)
-    also_used = (ROPE_FREQS,)
 
     def read_gguf(self, keys: GGUFKeys) -> GraniteConfig:
         """A multiplier that is absent or 0 is none, as in llama.cpp; the logits' must be there."""
@@ -57,7 +56,6 @@ class Granite(Family):
             **common,
             attention_bias=False,
             rope_interleaved=True,
-            rope_factors=rope_factors(keys, common["head_dim"]),
             embedding_scale=keys.number("embedding_scale", 0) or 1.0,
             residual_scale=keys.number("residual_scale", 0) or 1.0,
             attention_scale=keys.number("attention.scale", 0) or common["head_dim"] ** -0.5,

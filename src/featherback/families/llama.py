@@ -1,21 +1,20 @@
-"""Llama 2 and 3, Mistral, SmolLM 2, and others that share this architecture."""
+"""Llama 2 and 3, Mistral, Ministral, SmolLM 2, and others that share this architecture."""
 
 from __future__ import annotations
 
 from featherback.architecture import hf_config
 from featherback.architecture.config import ModelConfig
-from featherback.architecture.gguf_metadata import ROPE_FREQS, GGUFKeys, common_config, rope_factors
+from featherback.architecture.gguf_metadata import GGUFKeys, common_config
 from featherback.architecture.hf_config import HFConfig
 from featherback.families.base import Family, by_window, rotary, silu_block
 from featherback.layers.block import Block
 
-MISTRAL_WINDOW = 4096  # what transformers takes where a Mistral's config.json does not say
+MISTRAL_WINDOW = 4096  # what transformers takes where the config.json of a Mistral or Ministral does not say
 
 
 class Llama(Family):
     architecture = "llama"
-    model_types = ("llama", "mistral")
-    also_used = (ROPE_FREQS,)
+    model_types = ("llama", "mistral", "ministral")
     window_period = 0
 
     def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
@@ -25,15 +24,14 @@ class Llama(Family):
             **common,
             attention_bias=any(self.gguf_names[f"{x}_bias"].format(0) in keys.file.tensors for x in "qkv"),
             rope_interleaved=True,
-            rope_factors=rope_factors(keys, common["head_dim"]),
         )
 
     def read_hf(self, config: HFConfig) -> ModelConfig:
-        """Every layer of a Mistral has its window, unless that is null."""
-        window = 0
-        if config.entries.get("model_type") == "mistral":
-            if (types := config.entries.get("layer_types")) is not None:
-                raise config.unsupported("layer_types", types)
+        """Every layer of a Mistral has its window, unless that is null; a Ministral may name those that have it."""
+        window, kind = 0, config.entries.get("model_type")
+        if kind == "mistral" and (types := config.entries.get("layer_types")) is not None:
+            raise config.unsupported("layer_types", types)
+        if kind in ("mistral", "ministral"):
             stated = config.entries.get("sliding_window", MISTRAL_WINDOW)
             window = 0 if stated is None else config.integer("sliding_window", MISTRAL_WINDOW)
         return ModelConfig(

@@ -1,26 +1,28 @@
 """Phi-3: like Llama, but q, k and v are rows of one projection, and gate and up of another.
 
 Adapters sit on the fused projections, as PEFT's do: one A for all parts, their rows of B one below the other. A window
-holds in every layer. (llama.cpp ignores it.)
+holds in every layer. (llama.cpp ignores it.) Phi-3 128k and Phi-4-mini stretch rotary embedding by LongRoPE, and
+Phi-4-mini rotates three quarters of a head.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from featherback.architecture import hf_config
+from featherback.architecture import hf_config, rope
 from featherback.architecture.config import ModelConfig
-from featherback.architecture.gguf_metadata import GGUFKeys, common_config
+from featherback.architecture.gguf_metadata import ROTARY_DIM, GGUFKeys, common_config
 from featherback.architecture.hf_config import HFConfig
 from featherback.architecture.names import GGUF_NAMES, HF_NAMES, Names
-from featherback.errors import FeatherbackError
 from featherback.families.base import Family, by_window, rotary, silu_block
 from featherback.layers.block import Block
 
 QKV, GATE_UP = "qkv_proj", "gate_up_proj"
 APART = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "q_bias", "k_bias", "v_bias")
-EPS = 1e-5  # what transformers takes where config.json does not say
-LONG_ROPE = "rope_factors_long.weight"
+HF_DEFAULTS = {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}
+"""What transformers takes where config.json does not say."""
+LONG_ROPE = "longrope"
+HF_NAMES_OF_LONG_ROPE = (LONG_ROPE, "su", "yarn")
 
 
 def _fused(names: Names, qkv: str, gate_up: str) -> Names:
@@ -40,18 +42,20 @@ class Phi3(Family):
     window_period = 0
 
     def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
-        if LONG_ROPE in keys.file.tensors:
-            raise FeatherbackError(
-                f"{keys.file.path} stretches rotary embedding by length (LongRoPE), which is not supported; use a "
-                f"model of the original context, such as Phi-3 mini 4k."
-            )
-        common = common_config(keys, self.window_period)
+        common = common_config(keys, self.window_period, (ROTARY_DIM,))
         return ModelConfig(**common, attention_bias=False, rope_interleaved=False)
 
     def read_hf(self, config: HFConfig) -> ModelConfig:
-        common = hf_config.common_config(config, "phi3")
+        given = {name: value for name, value in config.entries.items() if value is not None}
+        config = HFConfig(config.path, {**HF_DEFAULTS, **given})
+        rotation = dict(config.rope())
+        kind = rope.rope_type(rotation)
+        if kind in HF_NAMES_OF_LONG_ROPE:
+            rotation["rope_type"] = LONG_ROPE
+        elif kind != "default":
+            raise config.unsupported("rope_type", kind, ("default", LONG_ROPE))
         return ModelConfig(
-            **common | {"rms_norm_eps": config.number("rms_norm_eps", EPS)},
+            **hf_config.common_config(config, "phi3", ("partial_rotary_factor",), rotation),
             attention_bias=False,
             windows=config.windows(config.integer("sliding_window", 0), lambda layer: True),
         )

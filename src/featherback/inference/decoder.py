@@ -32,7 +32,9 @@ Float32 = NDArray[np.float32]
 class Decoder:
     """T tokens in, logits out. The cache grows to `capacity` tokens; its memory is only taken as it fills.
 
-    An adapter's parameters are copied at the start, so later training does not show here.
+    An adapter's parameters are copied at the start, so later training does not show here. Where rotary embedding
+    depends on a text's length (LongRoPE), the cache is computed again when the text outgrows the original context, as
+    transformers does.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Decoder:
         self.model, self.compute = model, compute
         self.capacity = min(capacity or c.max_position_embeddings, c.max_position_embeddings)
         self.tokens: list[int] = []  # what the cache holds
+        self._stretched: list[bool] = []  # by rotation: whether its keys are turned as a long text's
         self._backend = CPU()
         self._layers = [_weights(self._backend, model, adapter, i) for i in range(c.num_hidden_layers)]
         self._embed = kernels.matrix(model.embed_tokens)
@@ -66,16 +69,23 @@ class Decoder:
         length = len(self.tokens) + len(tokens)
         if length > self.capacity:
             raise FeatherbackError(f"The text has {length} tokens; there is room for {self.capacity}.")
-        parts = [self._pass(tokens[at : at + CHUNK], every) for at in range(0, len(tokens), CHUNK)]
-        return np.concatenate(parts) if every else parts[-1][-1]
+        asked = len(tokens)
+        stretched = [rotary.stretches(length) for rotary in self.model.rotaries]
+        if self.tokens and stretched != self._stretched:
+            tokens = [*self.tokens, *tokens]
+            self.rewind(0)
+        self._stretched = stretched
+        starts = range(0, len(tokens), CHUNK)
+        parts = [self._pass(tokens[at : at + CHUNK], every, length) for at in starts]
+        return np.concatenate(parts)[-asked:] if every else parts[-1][-1]
 
     def rewind(self, count: int) -> None:
         """Keep only the first `count` tokens of the cache."""
         del self.tokens[count:]
 
-    def _pass(self, tokens: Sequence[int], every: bool) -> Float32:
+    def _pass(self, tokens: Sequence[int], every: bool, length: int) -> Float32:
         ids = np.asarray(tokens, np.int32)
-        span = Span.following(len(self.tokens), ids.size)
+        span = Span.following(len(self.tokens), ids.size, length)
         with self._context(self._backend, self._scratch, span).at(span, self.model.rotaries) as ctx:
             x = self._stream(ctx)
             kernels.gather_rows(self._embed, ids, x)
@@ -105,7 +115,7 @@ class Decoder:
         """Bytes of scratch for the longest chunk, and for the most tokens that take the MLP's whole width at once."""
         backend = Counting(self.compute)
         for count in (FEW, CHUNK):
-            span, scratch = Span.following(self.capacity, count), backend.arena(0)
+            span, scratch = Span.following(self.capacity, count, self.capacity), backend.arena(0)
             shape, float32 = (self.capacity + count, 1), np.dtype(np.float32)
             cache = [KeyValues(Blank(shape, float32), Blank(shape, float32))] * len(self.model.blocks)
             with self._context(backend, scratch, span).at(span, self.model.rotaries) as ctx:

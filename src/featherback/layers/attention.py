@@ -63,7 +63,8 @@ class AttentionState:
 class Attention:
     """Causal grouped-query attention, as a family sets it up.
 
-    `fused`: the one projection that holds the rows of q, k and v. `bias`: they have one. `qk_norm`: q and k are
+    `interleaved`: rows of q and k lie as GGUF's llama has them, rotated or not. `rotary`: None if q and k stay as they
+    are. `fused`: the one projection that holds the rows of q, k and v. `bias`: they have one. `qk_norm`: q and k are
     normalised, with weights q_norm, k_norm: "heads" each by itself, weights (head_dim,), or "whole", all heads of a
     token together, weights (heads * head_dim,). `window`: most keys that a query sees, itself included (0: all before
     it). `scale` of the scores (None: head_dim^-1/2). `softcap`: scores s become cap tanh(s / cap) (0: they stay).
@@ -77,6 +78,7 @@ class Attention:
         kv_heads: int,
         head_dim: int,
         eps: float,
+        interleaved: bool,
         rotary: Rotary | None,
         pre_norm: str | None = "input_layernorm",
         post_norm: str | None = None,
@@ -111,7 +113,6 @@ class Attention:
         }
         # o without the q, k and v of the same pass would be divided by another sum than theirs.
         self.bundles = [("q", "k", "v", "o", "lse"), *([("attn_out",)] if post_norm else [])]
-        interleaved = rotary is not None and rotary.interleaved
         self.interleaved_heads = {"q": heads, "k": kv_heads} if interleaved else {}
 
     def store(self, ctx: Context, tokens: int, kept: Kept = NOTHING, *, backward: bool = False) -> KeyValues:

@@ -32,7 +32,7 @@ class Context:
     autodiff: bool = False  # hold attention's probabilities, as plain autodiff does
     decoding: bool = False  # no backward pass will follow, nor need the sums be those of one
     release: Callable[[Matrix], None] = keep_mapped  # a weight, or rows of it, has been used
-    tables: Mapping[Rotary, tuple[Array, Array]] | None = None  # cos and sin (T, head_dim / 2)
+    tables: Mapping[Rotary, tuple[Array, Array]] | None = None  # cos and sin (T, dim / 2)
 
     @property
     def ops(self) -> Operations:
@@ -68,12 +68,18 @@ class Context:
             yield replace(self, span=span, tables=tables)
 
     def table(self, rotary: Rotary) -> tuple[Array, Array]:
-        """cos and sin (T, head_dim / 2) of the span's positions."""
+        """cos and sin (T, dim / 2) of the span's positions."""
         assert self.tables is not None
         return self.tables[rotary]
 
     def _table(self, rotary: Rotary, span: Span) -> tuple[Array, Array]:
-        shape = (span.tokens, rotary.head_dim // 2)
+        shape = (span.tokens, rotary.dim // 2)
         cos, sin = self.floats("rotary cos", *shape), self.floats("rotary sin", *shape)
-        self.ops.rotary_table(rotary.inverse_frequencies(), span.positions, cos, sin)
+        whole = [(slice(0, span.tokens), 0)]
+        for rows, length in whole if rotary.beyond is None else span.sequences:
+            frequencies = rotary.inverse_frequencies(length)
+            self.ops.rotary_table(frequencies, span.positions[rows], cos[rows], sin[rows])
+        if rotary.attention_factor != 1:
+            self.ops.scale(cos, rotary.attention_factor)
+            self.ops.scale(sin, rotary.attention_factor)
         return cos, sin

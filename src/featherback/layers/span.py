@@ -21,6 +21,7 @@ class Span:
     positions: Int32  # (T,), each token's in its sequence
     cu_q: Int32  # (S + 1,): queries of sequence s are rows [cu_q[s], cu_q[s + 1]) of the span
     cu_k: Int32  # (S + 1,): its keys, counted from first_key
+    lengths: Int32  # (S,): tokens of the whole sequences, those of other spans included
 
     @property
     def tokens(self) -> int:
@@ -37,12 +38,18 @@ class Span:
         """The rows of the tokens that its queries may see."""
         return slice(self.first_key, self.stop)
 
+    @property
+    def sequences(self) -> Iterator[tuple[slice, int]]:
+        """The rows of each sequence in the span, and the tokens of the whole sequence."""
+        for first, last, length in zip(self.cu_q, self.cu_q[1:], self.lengths):
+            yield slice(int(first), int(last)), int(length)
+
     @classmethod
-    def following(cls, past: int, count: int) -> Span:
-        """`count` tokens of one sequence, of which `past` have gone before."""
+    def following(cls, past: int, count: int, length: int) -> Span:
+        """`count` tokens of one sequence of `length`, of which `past` have gone before."""
         positions = np.arange(past, past + count, dtype=np.int32)
         cu_q, cu_k = np.array([0, count], np.int32), np.array([0, past + count], np.int32)
-        return cls(past, past + count, 0, positions, cu_q, cu_k)
+        return cls(past, past + count, 0, positions, cu_q, cu_k, np.array([length], np.int32))
 
 
 def spans(cu_seqlens: Int32, positions: Int32, size: int) -> Iterator[Span]:
@@ -59,4 +66,5 @@ def spans(cu_seqlens: Int32, positions: Int32, size: int) -> Iterator[Span]:
         first_key = int(bounds[0])
         cu_q = (np.clip(bounds, start, stop) - start).astype(np.int32)
         cu_k = (np.minimum(bounds, stop) - first_key).astype(np.int32)
-        yield Span(start, stop, first_key, positions[start:stop], cu_q, cu_k)
+        lengths = np.diff(bounds).astype(np.int32)
+        yield Span(start, stop, first_key, positions[start:stop], cu_q, cu_k, lengths)
