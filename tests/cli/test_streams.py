@@ -230,6 +230,7 @@ def test_preparation_is_shown_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatc
 
 def test_counting_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("featherback.terminal._PROGRESS_SECONDS", -1.0)
+    monkeypatch.setenv("COLUMNS", "500")  # the line is not cut
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", stream)
