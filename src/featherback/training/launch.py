@@ -23,6 +23,8 @@ from featherback.data.token_file import TokenFile, TokenFileWriter
 from featherback.errors import FeatherbackError
 from featherback.host import fingerprint
 from featherback.host.machine import Baseline
+from featherback.host.priority import step_back
+from featherback.host.sensors import Sensors
 from featherback.models.model import Model
 from featherback.terminal import Preparing, complain
 from featherback.training import checkpoint
@@ -52,6 +54,7 @@ def prepare_run(
     the process raises KeyboardInterrupt, and nothing is left behind.
     """
     with ended_by_signals():
+        _heed(config)
         opened = model or models.load(config.model)
         if config.data is None and data is None:
             raise FeatherbackError("--data is missing: name the file to train on.")
@@ -107,6 +110,7 @@ def resume_run(
                     f"bring that one back, or begin another run."
                 )
             config = earlier.continued(named, opened)
+            _heed(config)
             if config.eval_data is not None and earlier.eval_data is None:
                 raise FeatherbackError(
                     f"Cannot resume {run.path} with --eval-data: the run was begun without."
@@ -154,6 +158,13 @@ def become_worker(run: RunDirectory, *flags: str) -> NoReturn:
 
 def _worker(run: RunDirectory, *flags: str) -> tuple[list[str], dict[str, str]]:
     return [sys.executable, "-m", "featherback.training.worker", str(run.path), *flags], worker_environment()
+
+
+def _heed(config: TrainConfig) -> None:
+    """Take what the user wants of the machine to heart; FeatherbackError if it has not the sensors for it."""
+    Sensors(config.pause_on or ())
+    if config.nice is not None:
+        step_back(config.nice)
 
 
 def _plan(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]) -> dict[str, Any]:
