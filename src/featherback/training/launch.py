@@ -30,7 +30,7 @@ from featherback.terminal import Preparing, complain
 from featherback.training import checkpoint
 from featherback.training.choose import plan_for, worker_baseline, worker_environment
 from featherback.training.config import DEFAULT_EPOCHS, TrainConfig
-from featherback.training.interrupt import ended_by_signals
+from featherback.training.interrupt import ended_by_signals, held_signals
 from featherback.training.run_directory import RUN_FILE, RunDirectory, check_new, plan_from_json
 from featherback.version import __version__
 
@@ -150,10 +150,15 @@ def worker_command(run: RunDirectory, *flags: str) -> tuple[list[str], dict[str,
 
 
 def become_worker(run: RunDirectory, *flags: str) -> NoReturn:
-    """Replace this process, with all it imported, by the small one that trains. The run stays locked throughout."""
+    """Replace this process, with all it imported, by the small one that trains. The run stays locked throughout.
+
+    A signal that comes meanwhile is that one's first.
+    """
     lock = run.pass_lock()
-    command, environment = _worker(run, *flags, *([] if lock is None else [f"--lock={lock}"]))
-    os.execve(command[0], command, environment)
+    with held_signals() as held:
+        passed = [f"--signals={held}", *([] if lock is None else [f"--lock={lock}"])]
+        command, environment = _worker(run, *flags, *passed)
+        os.execve(command[0], command, environment)
 
 
 def _worker(run: RunDirectory, *flags: str) -> tuple[list[str], dict[str, str]]:

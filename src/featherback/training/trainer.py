@@ -69,11 +69,13 @@ def train_run(
     reporter: Reporter | None = None,
     model: Model | None = None,
     sensors: Sensors | None = None,
+    interrupt: Interrupt | None = None,
 ) -> str:
     """Train the adapter of a prepared run directory, from its newest good checkpoint if it has one.
 
     The status: "finished", "stopped early" or "interrupted" (by SIGINT, SIGTERM or SIGHUP; saved).
     `model`: the run's model if it is open already. `sensors`: what makes it wait; default: what its options name.
+    `interrupt`: what stops it, not entered yet; default: this process's signals from now on.
     FeatherbackError if the run cannot go on, or went wrong: run.json
     then has the status "failed" with step and reason, and the last good checkpoint and adapter are kept.
     """
@@ -83,7 +85,7 @@ def train_run(
     meter = Meter()
     try:
         meter.start()
-        with Interrupt() as interrupt:
+        with interrupt or Interrupt() as interrupt:
             run.begin_work()
             if is_ram_disk(run.path):
                 reporter.note(
