@@ -14,6 +14,7 @@ from featherback.backend.counting import Blank, Counting
 from featherback.backend.cpu import CPU
 from featherback.backend.protocol import Backend, Scratch
 from featherback.errors import FeatherbackError
+from featherback.host.maps import MapWatch
 from featherback.host.scattered import check_ids
 from featherback.layers.attention import KeyValues
 from featherback.layers.context import Context
@@ -46,6 +47,7 @@ class Decoder:
         self.model, self.compute = model, compute
         self.capacity = min(capacity or c.max_position_embeddings, c.max_position_embeddings)
         self.tokens: list[int] = []  # what the cache holds
+        self._maps = MapWatch(model.files, model.close)
         self._backend = CPU()
         self._layers = [_weights(self._backend, model, adapter, i) for i in range(c.num_hidden_layers)]
         self._embed = kernels.matrix(model.embed_tokens)
@@ -58,7 +60,8 @@ class Decoder:
     def forward(self, tokens: Sequence[int], every: bool = False) -> Float32:
         """Append `tokens` to the cache. Logits of the last one (vocab,), or of all (T, vocab) if `every`.
 
-        FeatherbackError if the cache would overflow, or for an id that the embedding does not have.
+        FeatherbackError if the cache would overflow, for an id that the embedding does not have, or if the model's file
+        is cut short.
         """
         if not tokens:
             raise FeatherbackError("There is no token to read.")
@@ -66,7 +69,10 @@ class Decoder:
         length = len(self.tokens) + len(tokens)
         if length > self.capacity:
             raise FeatherbackError(f"The text has {length} tokens; there is room for {self.capacity}.")
-        parts = [self._pass(tokens[at : at + CHUNK], every) for at in range(0, len(tokens), CHUNK)]
+        self.model.check_open()
+        with self._maps as maps:
+            parts = [self._pass(tokens[at : at + CHUNK], every) for at in range(0, len(tokens), CHUNK)]
+            maps.check()
         return np.concatenate(parts) if every else parts[-1][-1]
 
     def rewind(self, count: int) -> None:

@@ -23,6 +23,7 @@ from featherback.data.token_file import TokenFile, TokenFileWriter
 from featherback.errors import FeatherbackError
 from featherback.host import fingerprint
 from featherback.host.machine import Baseline
+from featherback.host.maps import MapWatch
 from featherback.host.priority import step_back
 from featherback.host.sensors import Sensors
 from featherback.models.model import Model
@@ -76,7 +77,11 @@ def prepare_run(
             sources = {"train": (config.data, data)}
             if config.eval_data is not None:
                 sources["eval"] = (config.eval_data, eval_data)
-            reports = {name: _tokens(run, name, config, *given, opened) for name, given in sources.items()}
+            with MapWatch(opened.files, opened.close) as maps:
+                reports = {
+                    name: _tokens(run, name, config, *given, opened) for name, given in sources.items()
+                }
+                maps.check()
             files = {name: path for name, (path, examples) in sources.items() if examples is None and path}
             run.update(data=reports, sources={name: _source(path) for name, path in files.items()})
         except BaseException:

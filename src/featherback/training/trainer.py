@@ -97,7 +97,7 @@ def train_run(
                 step_back(config.nice)
             sensors = sensors or Sensors(config.pause_on or ())
             model = model or models.load(config.model)
-            with MapWatch([*model.files, *run.tokens.glob("*")]) as maps:
+            with MapWatch([*model.files, *run.tokens.glob("*")], model.close) as maps:
                 trainer = Trainer(run, reporter, model, meter, interrupt, maps, sensors)
                 status = trainer.train()
     except KeyboardInterrupt:  # a second signal
