@@ -208,7 +208,8 @@ class ChatTemplate:
                 )
                 raise FeatherbackError(
                     f"{self._tokenizer.template_source} leaves out, or changes, message {i + 1} (role "
-                    f"{message['role']!r}, {message['content'][:40]!r}): the model would never see it as it is. {remedy}"
+                    f"{message['role']!r}, {message['content'][:40]!r}): the model would never see it as it is. "
+                    f"{remedy}"
                 )
 
     def _marked(

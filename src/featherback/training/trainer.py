@@ -108,11 +108,11 @@ def train_run(
         raise
     finally:
         meter.stop()
+        run.remove_work()
         if status in ("failed", "interrupted"):
             step = trainer.progress.step if trainer else checkpoint.latest_step(run.path)
             with suppress(FeatherbackError):  # a full disk, which is being reported
                 run.update(status=status, failure={"step": step, "reason": reason} if reason else None)
-        run.remove_work()
         run.release()
     assert trainer is not None
     reporter.end(run.record["summary"], trainer.losses)
