@@ -146,7 +146,9 @@ def test_a_signal_as_the_command_gives_way_ends_the_run_cleanly(
         check=False,
     )
     assert done.returncode == 130, done
-    assert "Traceback" not in done.stderr
+    alone = f"interrupted before the first step; the same command with --resume begins {run.path}\n"
+    second = "\ninterrupted before the step ended; the last checkpoint is kept\n"
+    assert done.stderr == (alone if len(numbers) == 1 else second)
     assert RunDirectory.open(run.path).record["status"] == "interrupted"
     runs.resumed(tiny_path, run.path).release()
 
@@ -180,6 +182,27 @@ def test_a_signal_in_the_preparation_ends_its_child_and_leaves_nothing(
     assert process.returncode not in (0, 1, -number)
     assert not Path(f"/proc/{child}").exists() or _is_zombie(child)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_in_an_evaluate_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """Its tokens are in a temporary folder, made by a child."""
+    model, data, place = write_tiny_chat(tmp_path / "m.gguf"), tmp_path / "many.jsonl", tmp_path / "tmp"
+    write_messages(data, 40_000)
+    place.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "featherback", "evaluate", str(model), "--data", str(data)],
+        env={**os.environ, "TMPDIR": str(place)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    runs.wait_for(lambda: list(place.glob("featherback-*/.eval.tokens.*")), process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=runs.PATIENCE)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert not list(place.iterdir())
 
 
 def _is_zombie(process: int) -> bool:

@@ -29,27 +29,25 @@ def train(
     """
     from featherback.hub.locate import locate
     from featherback.training.config import TrainConfig
-    from featherback.training.interrupt import ended_by_signals
     from featherback.training.launch import become_worker, prepare_run, resume_run
 
     place = str(locate(model))
-    with ended_by_signals():
-        if resume:
-            run = resume_run({"model": place, **_named(context, options)})
-        else:
-            run = prepare_run(TrainConfig.of(model=place, **options))
-        try:
-            if not json:
-                from featherback.cli.preamble import print_preamble
+    if resume:
+        run = resume_run({"model": place, **_named(context, options)})
+    else:
+        run = prepare_run(TrainConfig.of(model=place, **options))
+    try:
+        if not json:
+            from featherback.cli.preamble import print_preamble
 
-                print_preamble(run, sample=not resume)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            wanted = {"--json": json, "--profile": profile, "--debug": "FEATHERBACK_DEBUG" in os.environ}
-            become_worker(run, *(flag for flag, on in wanted.items() if on))
-        except BaseException:
-            run.update(status="interrupted")
-            raise
+            print_preamble(run, sample=not resume)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        wanted = {"--json": json, "--profile": profile, "--debug": "FEATHERBACK_DEBUG" in os.environ}
+        become_worker(run, *(flag for flag, on in wanted.items() if on))
+    except BaseException:
+        run.update(status="interrupted")
+        raise
 
 
 def _named(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ EXIT_CODES = {"finished": 0, "stopped early": 0, "interrupted": 130}
 def main(arguments: list[str]) -> int:
     """Train the run directory that is the first of the `arguments`; the exit status."""
     directory, *flags = arguments
+    from featherback.training.checkpoint import latest_step
     from featherback.training.interrupt import Interrupt
     from featherback.training.profile import profiled
     from featherback.training.reporter import JSONReporter, TextReporter
@@ -32,6 +33,9 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         complain("\ninterrupted before the step ended; the last checkpoint is kept")
         return 130
+    if status == "interrupted" and not latest_step(run.path):
+        reporter.note(f"interrupted before the first step; the same command with --resume begins {directory}")
+        return EXIT_CODES[status]
     if status == "interrupted":
         reporter.note(f"interrupted: saved; the same command with --resume continues {directory}")
     elif status == "stopped early":
