@@ -16,8 +16,9 @@ _SIZE = struct.Struct("<I")
 
 
 def check_precompiled(path: Path) -> None:
-    """FeatherbackError if a Precompiled normalizer's table is not one. Found in the text: parsing that takes much memory.
+    """FeatherbackError if the table of a Precompiled normalizer is not one.
 
+    It is found in the text, as parsing the whole would take much memory.
     In base64: the size of a trie in bytes (u32), the trie as u32s, and the replacements in UTF-8.
     """
     with open_regular(path) as file:
