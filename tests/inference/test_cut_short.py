@@ -68,7 +68,7 @@ def test_chat(model: Path) -> None:
 
 
 def test_generate(model: Path) -> None:
-    """Cut while it waits for its output to be read: 500 tokens are more than a pipe of one page takes at once."""
+    """Cut when its first piece of text has come, hundreds of tokens before its end."""
     process = _featherback("generate", model, "--prompt", "one", "--max-tokens", 480, "--raw")
     assert process.stdout is not None
     assert process.stdout.read(1)
