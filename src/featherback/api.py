@@ -91,7 +91,7 @@ def train(
     `data`: a file, token lists, or (tokens, labels) pairs. `memory`: "96MB", or bytes. `options`: the fields
     of TrainConfig (steps, epochs, rank, alpha, targets, seq_len, batch_size, accumulate, learning_rate,
     optimizer, schedule, warmup, compute, threads, seed, ...), the optimiser's own (beta1, weight_decay, ...) and the
-    method's (epsilon, ...).
+    method's (epsilon, ...). `nice` lowers the priority of this process for good.
     FeatherbackError says what is wrong.
     Ctrl-C saves and then raises KeyboardInterrupt; `resume=True` continues: options that are not named are the run's,
     and the data must be those that it was begun with.

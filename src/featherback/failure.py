@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 from featherback.errors import FeatherbackError
 from featherback.terminal import clean, complain
@@ -44,9 +45,19 @@ def sentence(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, MemoryError):
         return "There is not enough memory for this: close other programs, or ask for less."
+    if isinstance(error, FileNotFoundError) and not error.filename and _nowhere():
+        return "The working directory is gone: change to another one, or name whole paths."
     if isinstance(error, OSError) and error.strerror and error.errno not in _OUR_FAULT:
         return f"{error.strerror}: {error.filename}." if error.filename else f"{error.strerror}."
     return None
+
+
+def _nowhere() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _line(text: str) -> str:

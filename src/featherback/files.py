@@ -54,6 +54,14 @@ def _refuse_special(path: str | os.PathLike[str], status: os.stat_result) -> Non
         raise FeatherbackError(f"{path} is {_KINDS.get(kind, 'something else')}, not a file.")
 
 
+def cut_short(*paths: str | os.PathLike[str]) -> FeatherbackError:
+    """What is to be said of mapped files, pages of which have gone."""
+    return FeatherbackError(
+        f"{', '.join(map(str, paths))} was cut short by another program, or its disk failed, while it was being read: "
+        f"bring it back and start again."
+    )
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Write `path` through a temporary file beside it: flushed to the disk, then renamed.

@@ -74,6 +74,20 @@ def test_exactly_the_answers_are_trained(name, system):
     assert tokenizer.decode(ids, special=True) == chat.render(messages)
 
 
+def test_mistral_v3_drops_the_system_message_before_an_answer_and_what_is_advised_is_what_it_prompts_with():
+    """The template writes it into the last message if that is the user's: when asking, and never in training."""
+    _, chat = make(templates.MISTRAL_V3, "<s>", "</s>")
+    asked, answered = [turn(SYSTEM, "Be brief."), turn(USER, "Capital of France?")], turn(ANSWER, "Paris.")
+    with pytest.raises(FeatherbackError) as raised:
+        chat.training([*asked, answered])
+    assert str(raised.value) == (
+        "The model's chat template leaves out, or changes, message 1 (role 'system', 'Be brief.'): the model would "
+        "never see it as it is. Put it at the beginning of the user's message instead, or leave it out."
+    )
+    advised = chat.training([turn(USER, "Be brief.\n\nCapital of France?"), answered])
+    assert advised.text == chat.prompt(asked).text + " Paris.</s>"
+
+
 @pytest.mark.parametrize("name", STOCK)
 @pytest.mark.parametrize("content", ["  padded \n", "line\n\nline", "é 日本 👍", "{{ 7 * 7 }} {% if %}", "a"])
 def test_awkward_contents(name, content):

@@ -184,3 +184,22 @@ def test_prompts(tiny: Model) -> None:
         encode_prompt(tokenizer, "", raw=True)
     with pytest.raises(FeatherbackError, match="--raw"):
         encode_prompt(tokenizer, "hi", system="s", raw=True)
+
+
+@pytest.mark.parametrize("broken", ["blk.1.ffn_up.weight", "the adapter"])
+def test_what_is_no_number_is_told(tmp_path: Path, broken: str) -> None:
+    path = write_tiny_chat(tmp_path / "tiny.gguf")
+    model, adapter = models.load(path), None
+    if broken == "the adapter":
+        adapter = LoRA(model, rank=2)
+        adapter.parameters.write(0, np.full(adapter.layer_size, np.nan, np.float32))
+        said = "What the model computes is not finite: the adapter does not fit, or its training diverged."
+    else:
+        with open(path, "r+b") as file:
+            file.seek(model.store.tensors[broken].offset + 8)
+            file.write(np.float32("nan").tobytes())
+        said = f"{path} is broken: up_proj of layer 1 holds NaN or infinity."
+    decoder = Decoder(model, adapter, capacity=8, compute="fp32")
+    with pytest.raises(FeatherbackError) as raised:
+        next(generate_tokens(decoder, [1, 2], Sampler(), 4))
+    assert str(raised.value) == said

@@ -28,9 +28,9 @@ def prepared(model: Path, out: Path, **options: Any) -> RunDirectory:
     return prepare_run(config, sequences(), baseline=rehearsed_baseline)
 
 
-def resumed(model: Path, out: Path) -> RunDirectory:
+def resumed(model: Path, out: Path, **options: Any) -> RunDirectory:
     """The same run, taken up again."""
-    return resume_run({"model": str(model), "out": str(out)}, baseline=rehearsed_baseline)
+    return resume_run({"model": str(model), "out": str(out), **options}, baseline=rehearsed_baseline)
 
 
 def worker(run: Path, script: str | None = None, *flags: str) -> subprocess.Popen[str]:

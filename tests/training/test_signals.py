@@ -101,6 +101,58 @@ def test_an_ignored_signal_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+BECOMES = """
+import ctypes, os, sys, threading, time
+from functools import partial
+from featherback.training import launch
+from featherback.training.interrupt import ended_by_signals
+from featherback.training.run_directory import RunDirectory
+run, numbers, when = RunDirectory.take(sys.argv[1]), [int(number) for number in sys.argv[2].split(",")], sys.argv[3]
+exec_now = os.execve
+
+def exec_later(path, command, environment):
+    if when == "before":  # one call of C after the other: Python has no time to look for signals
+        kills = [partial(ctypes.CDLL(None).kill, os.getpid(), number) for number in numbers]
+        calls = [*kills, partial(time.sleep, 0.2), partial(exec_now, path, command, environment)]
+        list(map(partial.__call__, calls))
+    kills = "".join(f"os.kill(os.getpid(), {number});" for number in numbers)
+    script = f"import os, runpy, sys; {kills} del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__')"
+    exec_now(path, [path, "-c", script, *command[2:]], environment)
+
+os.execve = exec_later
+if sys.argv[4] == "threads":  # another thread, which takes the signals that the first one blocks
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+with ended_by_signals():
+    launch.become_worker(run, "--json")
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "threads"), [("before", "threads"), ("before", "alone"), ("after", "threads")]
+)
+@pytest.mark.parametrize("numbers", [(1,), (2,), (2, 15)])
+def test_a_signal_as_the_command_gives_way_ends_the_run_cleanly(
+    tiny_path: Path, tmp_path: Path, numbers: tuple[int, ...], when: str, threads: str
+) -> None:
+    """Just before the one program takes the other's place, or before the other one is ready for signals."""
+    run = runs.prepared(tiny_path, tmp_path / "run", steps=100_000)
+    run.release()
+    done = subprocess.run(
+        [sys.executable, "-c", BECOMES, str(run.path), ",".join(map(str, numbers)), when, threads],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=runs.PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 130, done
+    alone = f"interrupted before the first step; the same command with --resume begins {run.path}\n"
+    second = "\ninterrupted before the step ended; the last checkpoint is kept\n"
+    assert done.stderr == (alone if len(numbers) == 1 else second)
+    assert RunDirectory.open(run.path).record["status"] == "interrupted"
+    runs.resumed(tiny_path, run.path).release()
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_in_the_preparation_ends_its_child_and_leaves_nothing(
     tmp_path: Path, number: signal.Signals
@@ -130,6 +182,27 @@ def test_a_signal_in_the_preparation_ends_its_child_and_leaves_nothing(
     assert process.returncode not in (0, 1, -number)
     assert not Path(f"/proc/{child}").exists() or _is_zombie(child)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_in_an_evaluate_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """Its tokens are in a temporary folder, made by a child."""
+    model, data, place = write_tiny_chat(tmp_path / "m.gguf"), tmp_path / "many.jsonl", tmp_path / "tmp"
+    write_messages(data, 40_000)
+    place.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "featherback", "evaluate", str(model), "--data", str(data)],
+        env={**os.environ, "TMPDIR": str(place)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    runs.wait_for(lambda: list(place.glob("featherback-*/.eval.tokens.*")), process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=runs.PATIENCE)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert not list(place.iterdir())
 
 
 def _is_zombie(process: int) -> bool:

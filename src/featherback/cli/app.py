@@ -15,6 +15,7 @@ from featherback.cli.options import FromConfig
 from featherback.errors import FeatherbackError
 from featherback.failure import report
 from featherback.terminal import say
+from featherback.training.interrupt import ended_by_signals
 from featherback.version import __version__
 
 # A command is a module of this package with a function of its name. The help has them in this order.
@@ -83,7 +84,7 @@ def _title(command: Callable[..., None]) -> Callable[[], None]:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command line; the exit status: 0, 2 (an error the user can correct), 1 (a bug) or 130 (Ctrl-C).
+    """Run the command line; the exit status: 0, 2 (an error the user can correct), 1 (a bug) or 130 (a signal).
 
     Everything is written when it ends: what cannot be is an error as well.
     """
@@ -93,9 +94,10 @@ def run(arguments: list[str] | None = None) -> int:
         os.environ["FEATHERBACK_DEBUG"] = "1"  # for the processes this one starts
     try:
         chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
-        code = application(chosen)(arguments, prog_name="featherback", standalone_mode=False)
-        sys.stdout.flush()
-    except typer.Abort:  # Ctrl-C
+        with ended_by_signals():
+            code = application(chosen)(arguments, prog_name="featherback", standalone_mode=False)
+            sys.stdout.flush()
+    except (typer.Abort, KeyboardInterrupt):  # Ctrl-C, or another signal: what was begun is undone
         return 130
     except Exception as error:
         if hasattr(error, "format_message"):  # of the arguments

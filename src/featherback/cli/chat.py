@@ -39,6 +39,7 @@ def chat(
     from featherback.cli.options import open_model, set_threads
     from featherback.data.chat import ChatTemplate
     from featherback.data.tokenizer_loader import load_tokenizer
+    from featherback.host.maps import MapWatch
     from featherback.inference.conversation import Conversation
     from featherback.inference.decoder import Decoder
     from featherback.inference.sampler import Sampler
@@ -46,26 +47,29 @@ def chat(
     sampler = Sampler(temperature, top_p, top_k, seed)
     opened, lora = open_model(model, adapter)
     set_threads(threads)
-    tokenizer = load_tokenizer(opened.path)
-    template = ChatTemplate(tokenizer)
-    decoder = Decoder(opened, lora, context, compute)
-    conversation = Conversation(decoder, tokenizer, template, sampler, system)
-    say("An empty line ends the conversation; /new begins another.", file=sys.stderr)
     failed = False
-    while text := _ask():
-        if text == "/new":
-            conversation = Conversation(decoder, tokenizer, template, sampler, system)
-            continue
-        try:
-            for piece in conversation.answer(text, max_tokens):
-                say(piece, end="", flush=True)
-        except OutputError:
-            raise
-        except FeatherbackError as error:  # of this line: the conversation goes on with the next
-            failed = True
-            complain(f"error: {error}")
-            continue
-        say()
+    with MapWatch(opened.files) as maps:
+        tokenizer = load_tokenizer(opened.path)
+        template = ChatTemplate(tokenizer)
+        decoder = Decoder(opened, lora, context, compute)
+        conversation = Conversation(decoder, tokenizer, template, sampler, system)
+        say("An empty line ends the conversation; /new begins another.", file=sys.stderr)
+        while text := _ask():
+            if text == "/new":
+                conversation = Conversation(decoder, tokenizer, template, sampler, system)
+                continue
+            try:
+                for piece in conversation.answer(text, max_tokens):
+                    maps.check()
+                    say(piece, end="", flush=True)
+            except OutputError:
+                raise
+            except FeatherbackError as error:  # of this line: the conversation goes on with the next
+                maps.check()  # not without the model
+                failed = True
+                complain(f"error: {error}")
+                continue
+            say()
     if failed:
         raise typer.Exit(2)
 

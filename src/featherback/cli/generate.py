@@ -44,6 +44,7 @@ def generate(
     """
     from featherback.cli.options import open_model, set_threads
     from featherback.data.tokenizer_loader import load_tokenizer
+    from featherback.host.maps import MapWatch
     from featherback.inference.decoder import Decoder
     from featherback.inference.generate import generate_text
     from featherback.inference.prompt import encode_prompt
@@ -52,9 +53,12 @@ def generate(
     sampler = Sampler(temperature, top_p, top_k, seed)
     opened, lora = open_model(model, adapter)
     set_threads(threads)
-    tokenizer = load_tokenizer(opened.path)
-    ids = encode_prompt(tokenizer, prompt, system, raw)
-    decoder = Decoder(opened, lora, len(ids) + max_tokens, compute)
-    for piece in generate_text(decoder, tokenizer, ids, sampler, max_tokens):
-        say(piece, end="", flush=True)
+    with MapWatch(opened.files) as maps:
+        tokenizer = load_tokenizer(opened.path)
+        ids = encode_prompt(tokenizer, prompt, system, raw)
+        maps.check()
+        decoder = Decoder(opened, lora, len(ids) + max_tokens, compute)
+        for piece in generate_text(decoder, tokenizer, ids, sampler, max_tokens):
+            maps.check()
+            say(piece, end="", flush=True)
     say()

@@ -29,7 +29,6 @@ def train(
     """
     from featherback.hub.locate import locate
     from featherback.training.config import TrainConfig
-    from featherback.training.interrupt import ended_by_signals
     from featherback.training.launch import become_worker, prepare_run, resume_run
 
     place = str(locate(model))
@@ -37,21 +36,18 @@ def train(
         run = resume_run({"model": place, **_named(context, options)})
     else:
         run = prepare_run(TrainConfig.of(model=place, **options))
-    with ended_by_signals():
-        try:
-            if not json:
-                from featherback.cli.preamble import print_preamble
+    try:
+        if not json:
+            from featherback.cli.preamble import print_preamble
 
-                print_preamble(run, sample=not resume)
-            sys.stdout.flush()
-            sys.stderr.flush()
-        except BaseException:
-            run.update(status="interrupted")
-            raise
-        flags = (
-            ["--json"] * json + ["--profile"] * profile + ["--debug"] * ("FEATHERBACK_DEBUG" in os.environ)
-        )
-        become_worker(run, *flags)
+            print_preamble(run, sample=not resume)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        wanted = {"--json": json, "--profile": profile, "--debug": "FEATHERBACK_DEBUG" in os.environ}
+        become_worker(run, *(flag for flag, on in wanted.items() if on))
+    except BaseException:
+        run.update(status="interrupted")
+        raise
 
 
 def _named(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:

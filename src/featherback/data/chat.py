@@ -201,10 +201,15 @@ class ChatTemplate:
             content = _squeezed(message["content"])
             found = bool(spans[i]) if spans is not None else content in squeezed
             if content and not found and message["role"] != but:
+                remedy = (
+                    "Put it at the beginning of the user's message instead, or leave it out."
+                    if message["role"] == "system"
+                    else "Use a role that the template knows, or leave the message out."
+                )
                 raise FeatherbackError(
                     f"{self._tokenizer.template_source} leaves out, or changes, message {i + 1} (role "
                     f"{message['role']!r}, {message['content'][:40]!r}): the model would never see it as it is. "
-                    "Use a role that the template knows, or leave the message out."
+                    f"{remedy}"
                 )
 
     def _marked(

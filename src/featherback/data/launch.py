@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from typing import Any
 
 from featherback.data.report import PrepareReport
 from featherback.errors import FeatherbackError
+from featherback.files import cut_short
 
 
 def prepare_in_subprocess(
@@ -54,6 +56,8 @@ def prepare_in_subprocess(
         return PrepareReport.from_json(last["report"])
     if "error" in last:
         raise FeatherbackError(last["error"])
+    if status == -signal.SIGBUS:  # it maps the model for its vocabulary
+        raise cut_short(model_path)
     reason = complaint.splitlines()[-1] if complaint else f"exit status {status}"
     raise FeatherbackError(
         f"Preparing the data {data_path} failed: {reason}. This is a fault of Featherback."

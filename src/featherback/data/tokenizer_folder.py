@@ -67,6 +67,8 @@ def _core(file: TokenizerFile) -> tuple[Core, str | None]:
 
     try:
         return library_core(str(file.path), file.steps), note
+    except FeatherbackError:
+        raise
     except Exception as error:  # the library has no exception of its own for it
         raise FeatherbackError(f"{file.path} is not a readable tokenizer: {error}.") from error
 

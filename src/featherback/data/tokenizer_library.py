@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tokenizers import Encoding, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from featherback._native import SPACED
+from featherback.data.precompiled import check_precompiled
 from featherback.data.tokenizer import Ids, Part
 
 
@@ -56,6 +58,7 @@ class LibraryCore:
 
 def library_core(path: str, steps: Mapping[str, Any]) -> LibraryCore:
     """The tokenizer of a tokenizer.json, with `steps` ("normalizer", "pre_tokenizer") in place of its own."""
+    check_precompiled(Path(path))
     library = Library.from_file(path)
     library.no_truncation()
     library.no_padding()

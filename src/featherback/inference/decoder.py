@@ -14,6 +14,7 @@ from featherback.backend.counting import Blank, Counting
 from featherback.backend.cpu import CPU
 from featherback.backend.protocol import Backend, Scratch
 from featherback.errors import FeatherbackError
+from featherback.host.maps import MapWatch
 from featherback.host.scattered import check_ids
 from featherback.layers.attention import KeyValues
 from featherback.layers.context import Context
@@ -49,6 +50,7 @@ class Decoder:
         self.capacity = min(capacity or c.max_position_embeddings, c.max_position_embeddings)
         self.tokens: list[int] = []  # what the cache holds
         self._stretched: list[bool] = []  # by rotation: whether its keys are turned as a long text's
+        self._maps = MapWatch(model.files, model.close)
         self._backend = CPU()
         self._layers = [_weights(self._backend, model, adapter, i) for i in range(c.num_hidden_layers)]
         self._embed = kernels.matrix(model.embed_tokens)
@@ -61,7 +63,8 @@ class Decoder:
     def forward(self, tokens: Sequence[int], every: bool = False) -> Float32:
         """Append `tokens` to the cache. Logits of the last one (vocab,), or of all (T, vocab) if `every`.
 
-        FeatherbackError if the cache would overflow, or for an id that the embedding does not have.
+        FeatherbackError if the cache would overflow, for an id that the embedding does not have, or if the model's file
+        is cut short.
         """
         if not tokens:
             raise FeatherbackError("There is no token to read.")
@@ -69,6 +72,7 @@ class Decoder:
         length = len(self.tokens) + len(tokens)
         if length > self.capacity:
             raise FeatherbackError(f"The text has {length} tokens; there is room for {self.capacity}.")
+        self.model.check_open()
         asked = len(tokens)
         stretched = [rotary.stretches(length) for rotary in self.model.rotaries]
         if self.tokens and stretched != self._stretched:
@@ -76,7 +80,9 @@ class Decoder:
             self.rewind(0)
         self._stretched = stretched
         starts = range(0, len(tokens), CHUNK)
-        parts = [self._pass(tokens[at : at + CHUNK], every, length) for at in starts]
+        with self._maps as maps:
+            parts = [self._pass(tokens[at : at + CHUNK], every, length) for at in starts]
+            maps.check()
         return np.concatenate(parts)[-asked:] if every else parts[-1][-1]
 
     def rewind(self, count: int) -> None:

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.errors import FeatherbackError
 from featherback.inference.decoder import Decoder
 from featherback.inference.sampler import Sampler
+from featherback.training.guard import check_weights
 
 if TYPE_CHECKING:
     from featherback.data.tokenizer import Tokenizer
@@ -17,12 +22,13 @@ def generate_tokens(
 ) -> Iterator[int]:
     """The tokens after `prompt`, one by one: until an end token (kept back), `max_tokens`, or a full cache.
 
-    What the cache already holds of the prompt is not computed again.
+    What the cache already holds of the prompt is not computed again. FeatherbackError if what comes out is no number.
     """
     known = _common(decoder.tokens, prompt[:-1])  # at least one token must pass, for its logits
     decoder.rewind(known)
     logits = decoder.forward(prompt[known:])
     for count in range(1, max_tokens + 1):
+        _check(logits, decoder)
         token = sampler(logits)
         if token in end_ids:
             return
@@ -42,6 +48,15 @@ def generate_text(
             yield piece
     if rest := stream.flush():
         yield rest
+
+
+def _check(logits: NDArray[np.float32], decoder: Decoder) -> None:
+    """FeatherbackError, saying whose fault it is, if logits (vocab,) are not finite."""
+    if not np.isfinite(logits.max()):  # NaN is the largest of all
+        check_weights(decoder.model)
+        raise FeatherbackError(
+            "What the model computes is not finite: the adapter does not fit, or its training diverged."
+        )
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

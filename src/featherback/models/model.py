@@ -94,8 +94,7 @@ class Model:
 
     def layer(self, index: int) -> LayerWeights:
         """Handles of the weights of layer `index`, counted from 0."""
-        if self._closed:
-            raise FeatherbackError(f"The model {self.path} is closed; load it again.")
+        self.check_open()
         if not 0 <= index < self.config.num_hidden_layers:
             raise IndexError(f"layer {index} of {self.config.num_hidden_layers}")
         block = self.blocks[index]
@@ -104,6 +103,11 @@ class Model:
             {part: matrix(self._store, names[part]) for part in block.projections},
             {part: self._vector(part, names[part]) for part in block.vectors},
         )
+
+    def check_open(self) -> None:
+        """FeatherbackError if it was closed."""
+        if self._closed:
+            raise FeatherbackError(f"The model {self.path} is closed; load it again.")
 
     def close(self) -> None:
         """Close the files; weights already taken stay valid. Whatever needs others fails with a FeatherbackError."""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from featherback import families, methods, optim
 from featherback.architecture.names import parse_targets, short
 from featherback.errors import FeatherbackError
+from featherback.host.priority import LOWEST
+from featherback.host.sensors import KINDS
 from featherback.options import check, described, flags, option
 
 if TYPE_CHECKING:
@@ -57,6 +59,16 @@ def _targets(given: object) -> tuple[str, ...]:
     if "all" in (name.strip() for name in names):
         return ("all",)
     return parse_targets(names, families.PROJECTIONS)
+
+
+def _pauses(given: object) -> tuple[str, ...]:
+    """Kinds of sensors; "none" is none of them."""
+    names = given.split(",") if isinstance(given, str) else given
+    if isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names):
+        named = [name.strip() for name in names if name.strip() != "none"]
+        if not set(named) - set(KINDS):
+            return tuple(kind for kind in KINDS if kind in named)
+    raise FeatherbackError(f"--pause-on is {given!r}; write {', '.join(KINDS)}, {','.join(KINDS)} or none.")
 
 
 def _learning_rates() -> str:
@@ -174,6 +186,22 @@ class TrainConfig:
         panel=RUN,
         free_on_resume=True,
         help="Stop after this many measurements without a new best.",
+    )
+    nice: int | None = option(
+        None,
+        least=0,
+        most=LOWEST,
+        panel=RUN,
+        free_on_resume=True,
+        help=f"Let other programs go first: the whole command's priority, 0 to {LOWEST} (the weakest).",
+    )
+    pause_on: tuple[str, ...] | None = option(
+        None,
+        parse=_pauses,
+        metavar="WHAT",
+        panel=RUN,
+        free_on_resume=True,
+        help=f"Wait, without losing anything, while the machine is on battery or too hot: {','.join(KINDS)}.",
     )
     save_every: int = option(50, least=1, panel=RUN, free_on_resume=True, help="Steps between checkpoints.")
 

@@ -89,7 +89,7 @@ def evaluate_file(
             report = prepare_in_subprocess(model.path, data, path, seq_len, shown.update)
         tokens = TokenFile(path)
         tokens.check(model.config.vocab_size)
-        with MapWatch(model.files) as maps:
+        with MapWatch(model.files, model.close) as maps:
             method = methods.create("mesp", model, adapter, plan)
             result = evaluate(method, tokens, seq_len, between=maps.check)
     if not math.isfinite(result.loss):

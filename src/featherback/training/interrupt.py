@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+_MOST_HELD = 4096
 
 
 class StoppedError(Exception):
@@ -20,14 +23,25 @@ class Interrupt:
     """While entered, a first SIGINT, SIGTERM or SIGHUP only sets `requested`; a second raises KeyboardInterrupt.
 
     A signal that was ignored stays so (`nohup`). Outside the main thread, where Python delivers none, it does nothing.
+    `held`: what `held_signals` gave the program that this process was before; those that came meanwhile count.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, held: int | None = None) -> None:
         self.requested = False
+        self._held = held
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupt:
         self._before = _handle(self._on_signal)
+        if self._held is not None:
+            came = os.read(
+                self._held, _MOST_HELD
+            )  # never waits: the other end closed with the program before
+            os.close(self._held)
+            self._held = None
+            for number in sorted(set(came) & set(_SIGNALS)):
+                self._on_signal(number, None)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         return self
 
     def check(self) -> None:
@@ -58,6 +72,28 @@ def ended_by_signals() -> Iterator[None]:
         yield
     finally:
         _restore(before)
+
+
+@contextmanager
+def held_signals() -> Iterator[int]:
+    """While entered, signals wait for the program that takes this one's place by `exec`, which gets the number given.
+
+    Blocked signals outlast `exec`, but where this process has other threads, one of those may take a signal: it writes
+    its number to a pipe, the end of which is what is given. If there is no `exec` after all, the signals come at the
+    end.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    os.set_inheritable(reader, True)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _handle(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:

@@ -23,12 +23,15 @@ from featherback.data.token_file import TokenFile, TokenFileWriter
 from featherback.errors import FeatherbackError
 from featherback.host import fingerprint
 from featherback.host.machine import Baseline
+from featherback.host.maps import MapWatch
+from featherback.host.priority import step_back
+from featherback.host.sensors import Sensors
 from featherback.models.model import Model
 from featherback.terminal import Preparing, complain
 from featherback.training import checkpoint
 from featherback.training.choose import plan_for, worker_baseline, worker_environment
 from featherback.training.config import DEFAULT_EPOCHS, TrainConfig
-from featherback.training.interrupt import ended_by_signals
+from featherback.training.interrupt import ended_by_signals, held_signals
 from featherback.training.run_directory import RUN_FILE, RunDirectory, check_new, plan_from_json
 from featherback.version import __version__
 
@@ -52,6 +55,7 @@ def prepare_run(
     the process raises KeyboardInterrupt, and nothing is left behind.
     """
     with ended_by_signals():
+        _heed(config)
         opened = model or models.load(config.model)
         if config.data is None and data is None:
             raise FeatherbackError("--data is missing: name the file to train on.")
@@ -73,7 +77,11 @@ def prepare_run(
             sources = {"train": (config.data, data)}
             if config.eval_data is not None:
                 sources["eval"] = (config.eval_data, eval_data)
-            reports = {name: _tokens(run, name, config, *given, opened) for name, given in sources.items()}
+            with MapWatch(opened.files, opened.close) as maps:
+                reports = {
+                    name: _tokens(run, name, config, *given, opened) for name, given in sources.items()
+                }
+                maps.check()
             files = {name: path for name, (path, examples) in sources.items() if examples is None and path}
             run.update(data=reports, sources={name: _source(path) for name, path in files.items()})
         except BaseException:
@@ -107,6 +115,7 @@ def resume_run(
                     f"bring that one back, or begin another run."
                 )
             config = earlier.continued(named, opened)
+            _heed(config)
             if config.eval_data is not None and earlier.eval_data is None:
                 raise FeatherbackError(
                     f"Cannot resume {run.path} with --eval-data: the run was begun without."
@@ -146,14 +155,26 @@ def worker_command(run: RunDirectory, *flags: str) -> tuple[list[str], dict[str,
 
 
 def become_worker(run: RunDirectory, *flags: str) -> NoReturn:
-    """Replace this process, with all it imported, by the small one that trains. The run stays locked throughout."""
+    """Replace this process, with all it imported, by the small one that trains. The run stays locked throughout.
+
+    A signal that comes meanwhile is that one's first.
+    """
     lock = run.pass_lock()
-    command, environment = _worker(run, *flags, *([] if lock is None else [f"--lock={lock}"]))
-    os.execve(command[0], command, environment)
+    with held_signals() as held:
+        passed = [f"--signals={held}", *([] if lock is None else [f"--lock={lock}"])]
+        command, environment = _worker(run, *flags, *passed)
+        os.execve(command[0], command, environment)
 
 
 def _worker(run: RunDirectory, *flags: str) -> tuple[list[str], dict[str, str]]:
     return [sys.executable, "-m", "featherback.training.worker", str(run.path), *flags], worker_environment()
+
+
+def _heed(config: TrainConfig) -> None:
+    """Take what the user wants of the machine to heart; FeatherbackError if it has not the sensors for it."""
+    Sensors(config.pause_on or ())
+    if config.nice is not None:
+        step_back(config.nice)
 
 
 def _plan(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]) -> dict[str, Any]:

@@ -26,6 +26,12 @@ class Reporter:
     def evaluation(self, step: int, loss: float) -> None:
         """The held-out loss after `step` is known (nats per token)."""
 
+    def paused(self, reason: str) -> None:
+        """The run waits. Told again and again, with the reason as it is then, until `resumed`."""
+
+    def resumed(self) -> None:
+        """The run waits no longer."""
+
     def note(self, text: str) -> None:
         """Something a person should know."""
 
@@ -41,12 +47,22 @@ class JSONReporter(Reporter):
 
     def __init__(self, out: IO[str] | None = None) -> None:
         self.out = out or sys.stdout
+        self._paused = False
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         self._write(metrics)
 
     def evaluation(self, step: int, loss: float) -> None:
         self._write({"step": step, "eval_loss": loss})
+
+    def paused(self, reason: str) -> None:
+        if not self._paused:
+            self._write({"paused": reason})
+        self._paused = True
+
+    def resumed(self) -> None:
+        self._write({"paused": None})
+        self._paused = False
 
     def note(self, text: str) -> None:
         complain(text)
@@ -66,6 +82,7 @@ class TextReporter(Reporter):
         self.live = self.out.isatty() if live is None else live
         self.steps = self.every = 1
         self._seconds: list[float] = []  # of the latest steps, for the time left
+        self._paused = False
 
     def begin(self, steps: int, step: int) -> None:
         self.steps = steps
@@ -92,6 +109,18 @@ class TextReporter(Reporter):
 
     def evaluation(self, step: int, loss: float) -> None:
         self.note(f"step {step:>{len(str(self.steps))}}/{self.steps}  held-out loss {loss:.4f}")
+
+    def paused(self, reason: str) -> None:
+        if self.live:
+            self._redraw(f"paused: {reason}")
+        elif not self._paused:
+            self._print(f"paused: {reason}")
+        self._paused = True
+
+    def resumed(self) -> None:
+        if not self.live:
+            self._print("going on")
+        self._paused = False
 
     def note(self, text: str) -> None:
         self._redraw("")

@@ -52,6 +52,8 @@ _RECORD = {
 _METRICS = ("step", "loss", "seconds", "tokens")
 """Numbers of a line of metrics.jsonl that are read again."""
 TOKENS = "tokens"
+RESERVE = 64 << 10
+"""Bytes that a run keeps for its last record, should the disk be full by then."""
 
 # What can be there when there is no record yet, by the names that files.atomic_file and TokenFileWriter give.
 _RECORD_PART = re.compile(r"\.run\.json\.\d+\.tmp")
@@ -277,13 +279,14 @@ class RunDirectory:
         try:
             remove_leftovers(self.path)
             self.work.mkdir()
+            (self.work / "reserve").write_bytes(os.urandom(RESERVE))  # which no file system stores in less
         except OSError as error:
             raise FeatherbackError(
                 f"Cannot write to the run directory {self.path}: {error.strerror}."
             ) from error
 
     def remove_work(self) -> None:
-        """Delete the scratch files."""
+        """Delete the scratch files, and with them what was reserved for the record that comes next."""
         shutil.rmtree(self.work, ignore_errors=True)
 
 

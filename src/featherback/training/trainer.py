@@ -19,6 +19,8 @@ from featherback.host.machine import is_ram_disk
 from featherback.host.maps import MapWatch
 from featherback.host.meter import Meter
 from featherback.host.paged import PagedArray
+from featherback.host.priority import step_back
+from featherback.host.sensors import Sensors
 from featherback.methods.base import Draw
 from featherback.models.model import Model
 from featherback.training import checkpoint, guard
@@ -33,6 +35,8 @@ from featherback.training.totals import Series, Totals
 PARAMETERS = "parameters"
 METRICS_BYTES = 256
 """More than a line of metrics.jsonl takes."""
+NAP_SECONDS = 0.1
+"""How long a signal waits where a run waits."""
 
 
 @dataclass
@@ -60,11 +64,19 @@ class Progress:
             raise FeatherbackError("The checkpoint's state is damaged.") from None
 
 
-def train_run(run: RunDirectory, reporter: Reporter | None = None, model: Model | None = None) -> str:
+def train_run(
+    run: RunDirectory,
+    reporter: Reporter | None = None,
+    model: Model | None = None,
+    sensors: Sensors | None = None,
+    interrupt: Interrupt | None = None,
+) -> str:
     """Train the adapter of a prepared run directory, from its newest good checkpoint if it has one.
 
     The status: "finished", "stopped early" or "interrupted" (by SIGINT, SIGTERM or SIGHUP; saved).
-    `model`: the run's model if it is open already. FeatherbackError if the run cannot go on, or went wrong: run.json
+    `model`: the run's model if it is open already. `sensors`: what makes it wait; default: what its options name.
+    `interrupt`: what stops it, not entered yet; default: this process's signals from now on.
+    FeatherbackError if the run cannot go on, or went wrong: run.json
     then has the status "failed" with step and reason, and the last good checkpoint and adapter are kept.
     """
     reporter = reporter or Reporter()
@@ -73,16 +85,20 @@ def train_run(run: RunDirectory, reporter: Reporter | None = None, model: Model 
     meter = Meter()
     try:
         meter.start()
-        with Interrupt() as interrupt:
+        with interrupt or Interrupt() as interrupt:
             run.begin_work()
             if is_ram_disk(run.path):
                 reporter.note(
                     f"note: {run.path} is on a RAM disk, where files would save no memory, so block inputs, adapter "
                     f"and optimizer stay in the process; an --out on a disk needs less"
                 )
-            model = model or models.load(run.config.model)
-            with MapWatch([*model.files, *run.tokens.glob("*")]) as maps:
-                trainer = Trainer(run, reporter, model, meter, interrupt, maps)
+            config = run.config
+            if config.nice is not None:
+                step_back(config.nice)
+            sensors = sensors or Sensors(config.pause_on or ())
+            model = model or models.load(config.model)
+            with MapWatch([*model.files, *run.tokens.glob("*")], model.close) as maps:
+                trainer = Trainer(run, reporter, model, meter, interrupt, maps, sensors)
                 status = trainer.train()
     except KeyboardInterrupt:  # a second signal
         status = "interrupted"
@@ -92,11 +108,11 @@ def train_run(run: RunDirectory, reporter: Reporter | None = None, model: Model 
         raise
     finally:
         meter.stop()
+        run.remove_work()
         if status in ("failed", "interrupted"):
             step = trainer.progress.step if trainer else checkpoint.latest_step(run.path)
             with suppress(FeatherbackError):  # a full disk, which is being reported
                 run.update(status=status, failure={"step": step, "reason": reason} if reason else None)
-        run.remove_work()
         run.release()
     assert trainer is not None
     reporter.end(run.record["summary"], trainer.losses)
@@ -114,9 +130,10 @@ class Trainer:
         meter: Meter,
         interrupt: Interrupt,
         maps: MapWatch,
+        sensors: Sensors,
     ) -> None:
         self.run_directory, self.reporter, self.model, self.meter = run, reporter, model, meter
-        self.interrupt, self.maps = interrupt, maps
+        self.interrupt, self.maps, self.sensors = interrupt, maps, sensors
         self.config = config = run.config
         self.progress = Progress()
         self.identity = run.identity
@@ -223,8 +240,23 @@ class Trainer:
                 return "stopped early"
             if asked:
                 return "finished" if last and not self._is_due(step, last) else "interrupted"
-            if not self._step():
+            if self.sensors.reason():
+                if step > saved:  # the battery may not last
+                    self._save()
+                    saved = step
+                self._wait()
+            elif not self._step():
                 self.steps = progress.step
+
+    def _wait(self) -> None:
+        """Until the sensors have no reason against going on, or a signal comes."""
+        waited = False
+        while (reason := self.sensors.reason()) and not self.interrupt.requested:
+            self.reporter.paused(reason)
+            waited = True
+            time.sleep(NAP_SECONDS)
+        if waited:
+            self.reporter.resumed()
 
     def _is_due(self, step: int, last: bool) -> bool:
         """Whether the held-out loss is to be measured after `step`, and has not been."""
@@ -294,6 +326,7 @@ class Trainer:
 
     def _between(self) -> None:
         self.maps.check()
+        self._wait()
         self.interrupt.check()
 
     def _save(self) -> None:

@@ -16,7 +16,8 @@ EXIT_CODES = {"finished": 0, "stopped early": 0, "interrupted": 130}
 def main(arguments: list[str]) -> int:
     """Train the run directory that is the first of the `arguments`; the exit status."""
     directory, *flags = arguments
-    lock = next((int(flag.partition("=")[2]) for flag in flags if flag.startswith("--lock=")), None)
+    from featherback.training.checkpoint import latest_step
+    from featherback.training.interrupt import Interrupt
     from featherback.training.profile import profiled
     from featherback.training.reporter import JSONReporter, TextReporter
     from featherback.training.run_directory import RunDirectory
@@ -25,18 +26,27 @@ def main(arguments: list[str]) -> int:
     reporter = JSONReporter() if "--json" in flags else TextReporter()
     try:
         with profiled(reporter, "--profile" in flags):
-            status = train_run(RunDirectory.take(directory, lock), reporter)
+            run = RunDirectory.take(directory, _inherited(flags, "lock"))
+            status = train_run(run, reporter, interrupt=Interrupt(_inherited(flags, "signals")))
     except Exception as error:
         return report(error, "--debug" in flags)
     except KeyboardInterrupt:
         complain("\ninterrupted before the step ended; the last checkpoint is kept")
         return 130
+    if status == "interrupted" and not latest_step(run.path):
+        reporter.note(f"interrupted before the first step; the same command with --resume begins {directory}")
+        return EXIT_CODES[status]
     if status == "interrupted":
         reporter.note(f"interrupted: saved; the same command with --resume continues {directory}")
     elif status == "stopped early":
         reporter.note("stopped early: the held-out loss no longer fell")
     reporter.note(f"adapter: {directory}")
     return EXIT_CODES[status]
+
+
+def _inherited(flags: list[str], name: str) -> int | None:
+    """A descriptor from the program that this process was before."""
+    return next((int(flag.partition("=")[2]) for flag in flags if flag.startswith(f"--{name}=")), None)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,60 @@
+"""A Precompiled normalizer's table: wrong ones are told in a sentence, those of the library's own making are read."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from featherback.data.precompiled import check_precompiled
+from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.errors import FeatherbackError
+
+TRIE = bytes(1024)
+GOOD = struct.pack("<I", len(TRIE)) + TRIE + "é\0".encode()
+
+
+def _folder(tmp_path: Path, table: Any, nested: bool = False) -> Path:
+    normalizer: dict[str, Any] = {"type": "Precompiled", "precompiled_charsmap": table}
+    if nested:
+        normalizer = {"type": "Sequence", "normalizers": [{"type": "NFC"}, normalizer]}
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps({"version": "1.0", "added_tokens": [], "normalizer": normalizer, "model": model})
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    "table",
+    [
+        "",
+        "AAAA",
+        "not base64",
+        3,
+        base64.b64encode(struct.pack("<I", 2**32 - 1) + TRIE).decode(),
+        base64.b64encode(GOOD[:-2] + b"\xff").decode(),
+        base64.b64encode(GOOD[:900]).decode(),
+    ],
+)
+def test_a_wrong_table_is_told(
+    tmp_path: Path, table: Any, nested: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = _folder(tmp_path, table, nested)
+    with pytest.raises(FeatherbackError) as raised:
+        load_tokenizer(folder)
+    assert str(raised.value) == (
+        f"{folder / 'tokenizer.json'} is damaged: the table of its normalizer (precompiled_charsmap) cannot be read."
+    )
+    assert capfd.readouterr().err == ""  # the library would have told of its panic there
+
+
+def test_a_right_table_is_read(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, base64.b64encode(GOOD).decode())
+    check_precompiled(folder / "tokenizer.json")
+    assert load_tokenizer(folder).encode("ab") == [0, 1]
