@@ -51,7 +51,10 @@ def main(kind: str, build: str) -> int:
     environment["LD_PRELOAD"] = runtime(kind)
     environment["ASAN_OPTIONS"] = f"detect_leaks=0:{environment.get('ASAN_OPTIONS', '')}"
     python = [sys.executable, "-m"]
-    if not passes(kind, [*python, "pytest", "-m", "not memory_figures", *SUITES[kind]], environment):
+    # --capture=sys: what a sanitizer says as it ends the process must not end in pytest's own file.
+    if not passes(
+        kind, [*python, "pytest", "--capture=sys", "-m", "not memory_figures", *SUITES[kind]], environment
+    ):
         failed.append("tests")
     if FUZZED[kind] and not passes(kind, [*python, "tests.fuzz", *FUZZING, *FUZZED[kind]], environment):
         failed.append("fuzz")
@@ -76,15 +79,16 @@ def fixed_addresses(kind: str) -> list[str]:
 
 
 def runtime(kind: str) -> str:
-    """The library that must be loaded before all others, of the compiler that built the extension."""
-    extension = importlib.util.find_spec("featherback._native")  # which cannot be imported without it
+    """What must be loaded before all others: the sanitizer's library of the compiler that built the extension, and
+    C++'s, whose exceptions it looks up as it starts: Python itself brings none."""
+    extension = importlib.util.find_spec("featherback._native")  # which cannot be imported without them
     assert extension is not None
     assert extension.origin is not None
     listed = subprocess.run(["ldd", extension.origin], capture_output=True, text=True, check=True).stdout
-    name = {"address": "asan", "thread": "tsan"}[kind]
-    found = [line.split()[2] for line in listed.splitlines() if name in line and "=> /" in line]
-    assert found, f"{extension.origin} is not built with the {kind} sanitizer:\n{listed}"
-    return found[0]
+    paths = [line.split()[2] for line in listed.splitlines() if "=> /" in line]
+    sanitizer = [path for path in paths if {"address": "asan", "thread": "tsan"}[kind] in path]
+    assert sanitizer, f"{extension.origin} is not built with the {kind} sanitizer:\n{listed}"
+    return ":".join(sanitizer + [path for path in paths if "c++" in path])
 
 
 if __name__ == "__main__":
