@@ -11,8 +11,8 @@
 
 namespace fb {
 
-// A thread that brings bytes into the page cache while others compute. It starts with the first request. Several threads
-// may request and close.
+// A thread that brings bytes into the page cache while others compute. It starts with the first request. Several
+// threads may request and close.
 class ReadAhead {
 public:
     ReadAhead() = default;
