@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') CMakeLists.txt pyproject.toml
 
-.PHONY: demo test fuzz test-kill test-kernels test-arm lint format bench bench-llama stub build clean
+.PHONY: demo test fuzz test-kill test-asan test-tsan test-kernels test-arm lint format bench bench-llama stub build clean
 
 demo: build
 	$(BIN)/featherback demo
@@ -19,6 +19,22 @@ test-kill: $(VENV)/.test
 # Mutations of everything that is read: make fuzz CASES=2000 SEED=7 KINDS="gguf template". Seeds are printed.
 fuzz: $(VENV)/.test
 	$(BIN)/python -m tests.fuzz $(if $(CASES),--cases $(CASES)) $(if $(SEED),--seed $(SEED)) $(KINDS)
+
+# Builds of their own that watch addresses and undefined behaviour, or threads, and what runs on them (Linux only).
+test-asan: .venv-address/.built
+	.venv-address/bin/python -m tests.sanitized address .venv-address/build
+
+test-tsan: .venv-thread/.built
+	.venv-thread/bin/python -m tests.sanitized thread .venv-thread/build
+
+# It finds packages where $(VENV) does, except this one.
+.venv-%/.built: $(VENV)/.test $(SOURCES)
+	$(BIN)/python -m venv .venv-$*
+	$(BIN)/python -c "import sys; print(*(path for path in sys.path if path.endswith('-packages')), sep='\n')" \
+		> `.venv-$*/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))"`/shared.pth
+	PATH=$(abspath $(BIN)):$$PATH .venv-$*/bin/pip install -q --no-build-isolation --no-deps -e . \
+		-C build-dir=.venv-$*/build -C cmake.define.FEATHERBACK_SANITIZE=$*
+	touch $@
 
 # The kernels alone, in plain C++: every instruction set of this CPU, and ARM's under an emulator
 # (Debian: apt-get install g++-aarch64-linux-gnu qemu-user).
@@ -78,4 +94,4 @@ $(VENV)/.test: $(VENV)/.built
 	touch $@
 
 clean:
-	rm -rf build $(VENV)
+	rm -rf build $(VENV) .venv-address .venv-thread

@@ -1,3 +1,6 @@
+#include <map>
+#include <mutex>
+
 #include "bindings/arrays.h"
 #include "core/thread_pool.h"
 #include "host/faults.h"
@@ -6,23 +9,32 @@
 
 namespace fb {
 
-bool profiling = false;
-
-std::map<std::string, ProfileEntry>& profile_table() {
-    static std::map<std::string, ProfileEntry> table;
-    return table;
-}
+std::atomic<bool> profiling{false};
 
 namespace {
 
+struct ProfileEntry {
+    int64_t calls = 0;
+    double seconds = 0, flops = 0;
+};
+using Profile = std::map<std::string, ProfileEntry>;
+
+std::mutex profile_lock;
+Profile profile_table;
+
 void profile(bool on) {
+    const std::lock_guard<std::mutex> lock(profile_lock);
     profiling = on;
-    if (on) profile_table().clear();
+    if (on) profile_table.clear();
 }
 
 nb::dict profile_report() {
+    const Profile table = [] {  // a copy: Python may run other threads while the report is made
+        const std::lock_guard<std::mutex> lock(profile_lock);
+        return profile_table;
+    }();
     nb::dict report;
-    for (const auto& [name, entry] : profile_table())
+    for (const auto& [name, entry] : table)
         report[name.c_str()] = nb::make_tuple(entry.calls, entry.seconds, entry.flops);
     return report;
 }
@@ -44,6 +56,14 @@ void use(const std::string& name) {
 std::pair<int64_t, int64_t> pair_of(const MemoryUse& use) { return {use.footprint, use.rss}; }
 
 }  // namespace
+
+void add_to_profile(const char* name, double seconds, double flops) {
+    const std::lock_guard<std::mutex> lock(profile_lock);
+    ProfileEntry& entry = profile_table[name];
+    entry.calls++;
+    entry.seconds += seconds;
+    entry.flops += flops;
+}
 
 void bind_runtime(nb::module_& m) {
     m.def("available", &available, "Names of the kernel sets this CPU runs, slowest first");

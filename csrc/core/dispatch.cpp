@@ -1,5 +1,7 @@
 #include "core/dispatch.h"
 
+#include <atomic>
+
 #if defined(FB_WITH_AMX)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -14,7 +16,7 @@
 namespace fb {
 namespace {
 
-const Ops* chosen = nullptr;
+std::atomic<const Ops*> chosen{nullptr};
 
 #if defined(__x86_64__)
 bool cpu_has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
@@ -69,8 +71,9 @@ std::vector<const Ops*> available_ops() {
 }
 
 const Ops& ops() {
-    if (!chosen) chosen = available_ops().back();
-    return *chosen;
+    const Ops* table = chosen;
+    if (!table) chosen = table = available_ops().back();
+    return *table;
 }
 
 void use_ops(const Ops* table) { chosen = table; }

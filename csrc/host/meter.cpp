@@ -109,22 +109,24 @@ Watch& watch() {
     return *instance;
 }
 
-// Joined also when the process exits while the meter runs.
+// Threads may start and stop the meter at the same time.
 struct Sampling {
+    std::mutex changing;
     std::thread thread;
-    ~Sampling() {
+    void stop() {  // under `changing`
         running = false;
         if (thread.joinable()) thread.join();
     }
 };
 
-// A forked child begins with another: the thread stayed behind in the parent, and can neither be joined nor ended.
+// Stopped also when the process exits while the meter runs; never destroyed. A forked child begins with another: the
+// thread stayed behind in the parent, and can neither be joined nor ended.
 Sampling& sampling() {
     static Sampling* instance = nullptr;
     static std::once_flag once;
     std::call_once(once, [] {
         instance = new Sampling;
-        std::atexit([] { delete instance; });
+        std::atexit(meter_stop);
         pthread_atfork(nullptr, nullptr, [] {
             instance = new Sampling;
             running = false;
@@ -164,12 +166,14 @@ int64_t peak_rss() {
 }
 
 void meter_start() {
-    meter_stop();
+    Sampling& s = sampling();
+    const std::lock_guard<std::mutex> lock(s.changing);
+    s.stop();
     peak_footprint = 0;
     peak_resident = 0;
     record(memory_now());
     running = true;
-    sampling().thread = std::thread([] {
+    s.thread = std::thread([] {
         while (running.load(std::memory_order_relaxed)) {
             watch().look();
             std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -187,8 +191,9 @@ MemoryUse meter_peak() {
 }
 
 void meter_stop() {
-    if (!running.exchange(false)) return;
-    sampling().thread.join();
+    Sampling& s = sampling();
+    const std::lock_guard<std::mutex> lock(s.changing);
+    s.stop();
 }
 
 }  // namespace fb

@@ -25,6 +25,7 @@ void ReadAhead::file(int file, int64_t offset, int64_t bytes) {
 }
 
 void ReadAhead::close() {
+    const std::lock_guard<std::mutex> alone(life_);
     {
         std::lock_guard<std::mutex> lock(mutex_);
         stop_ = true;
@@ -35,7 +36,8 @@ void ReadAhead::close() {
 }
 
 void ReadAhead::request(Range range) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<std::mutex> alone(life_);
+    const std::lock_guard<std::mutex> lock(mutex_);
     if (!thread_.joinable()) {
         stop_ = false;
         thread_ = std::thread([this] { work(); });

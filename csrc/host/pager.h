@@ -11,7 +11,8 @@
 
 namespace fb {
 
-// A thread that brings bytes into the page cache while others compute. It starts with the first request.
+// A thread that brings bytes into the page cache while others compute. It starts with the first request. Several
+// threads may request and close.
 class ReadAhead {
 public:
     ReadAhead() = default;
@@ -40,8 +41,9 @@ private:
     void work();
     void fetch(int file, uintptr_t at, size_t bytes);
 
+    std::mutex life_;  // held while the thread is started or ended
     std::thread thread_;
-    std::mutex mutex_;
+    std::mutex mutex_;  // of what follows
     std::condition_variable wake_;
     std::deque<Range> queue_;
     std::atomic<bool> stop_{false};

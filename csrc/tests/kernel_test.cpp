@@ -6,6 +6,7 @@
 // Fails, too, if an operation of core/ops.def was not among them.
 //
 // Exits with 1 after a mismatch, with 2 when nothing was tested.
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <random>
@@ -30,11 +31,12 @@ int checks = 0, failures = 0;
 
 float uniform(float low, float high) { return std::uniform_real_distribution<float>(low, high)(generator); }
 
-// A view that owns its memory, with a gap behind each row. Fresh ones hold NaN, so that a cell left out is noticed, and
-// gaps do for ever, so that one read is.
+// A view that owns its memory, with a gap between rows. Fresh ones hold NaN, so that a cell left out is noticed, and
+// gaps do for ever, so that one read is. The memory ends with the last row: a read beyond is the address sanitiser's.
 class Array {
 public:
-    Array(int64_t rows, int64_t cols, Dtype dtype = Dtype::f32) : bytes_(size_t(rows * (cols + kGap) * 4 + 64), 0xff) {
+    Array(int64_t rows, int64_t cols, Dtype dtype = Dtype::f32)
+        : bytes_(size_t(std::max<int64_t>(1, rows * (cols + kGap) - kGap)) * (dtype == Dtype::bf16 ? 2 : 4), 0xff) {
         view_ = {bytes_.data(), dtype, rows, cols, cols + kGap};
         each([](float&) {}, std::nanf(""));
     }

@@ -50,6 +50,7 @@ def test_no_more_than_planned() -> None:
     assert len(arena.take("x", (16,))) == 16  # the failed take took nothing
 
 
+@pytest.mark.memory_figures
 def test_an_untouched_arena_costs_nothing() -> None:
     before = kernels.memory_now()[0]
     arena = Arena(500_000_000)

@@ -40,6 +40,7 @@ def child(kind: str, path: Path | None = None) -> list[tuple[float, float]]:
     return found
 
 
+@pytest.mark.memory_figures
 @pytest.mark.parametrize("kind", ["anonymous", "shared"])
 def test_fifty_megabytes_are_seen(kind: str) -> None:
     before, during, after, peak = child(kind)
@@ -49,6 +50,7 @@ def test_fifty_megabytes_are_seen(kind: str) -> None:
         assert peak[which] >= during[which] - 0.5  # gone again, but remembered
 
 
+@pytest.mark.memory_figures
 def test_pages_of_a_file_are_resident_but_no_footprint(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(50 * MB))

@@ -57,6 +57,7 @@ def test_a_file_holds_the_rows(tmp_path: Path) -> None:
     assert stored.tolist() == [[0] * 4, [0, 1, 2, 3], [0] * 4]
 
 
+@pytest.mark.memory_figures
 def test_a_file_keeps_its_pages_out_of_the_process(tmp_path: Path) -> None:
     array = PagedArray(10, 1_000_000, tmp_path / "x.f32")
     row = np.ones(1_000_000, np.float32)

@@ -161,6 +161,7 @@ def test_a_large_vocabulary_makes_no_objects(large_vocabulary: Path) -> None:
     assert file.array("tokens")[149_999] == "Ġtoken149999"
 
 
+@pytest.mark.memory_figures
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_large_vocabulary_stays_out_of_memory(large_vocabulary: Path) -> None:
     program = f"""

@@ -1,0 +1,180 @@
+// Threads at work together, for the thread sanitiser to watch: two jobs that compute in the pool and read their files
+// ahead, while others change the number of threads and the table of operations, start and stop the meter, and cut
+// mapped files short. What is computed is checked as well.
+//
+//   stress_test [rounds]
+//
+// Exits with 1 after a wrong result.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/dispatch.h"
+#include "core/thread_pool.h"
+#include "host/faults.h"
+#include "host/meter.h"
+#include "host/pager.h"
+
+namespace fb {
+namespace {
+
+std::atomic<int> failures{0};
+
+void expect(bool good, const char* what) {
+    if (good) return;
+    failures++;
+    std::printf("FAILED %s\n", what);
+}
+
+// A file of ones, of which nothing is left at the end but what is still mapped.
+class MappedFile {
+public:
+    explicit MappedFile(size_t floats) : size_(floats * sizeof(float)) {
+        const char* folder = std::getenv("TMPDIR");
+        std::string path = std::string(folder ? folder : "/tmp") + "/stress_test.XXXXXX";
+        file_ = mkstemp(path.data());
+        unlink(path.c_str());
+        const std::vector<float> ones(floats, 1.0f);
+        if (file_ < 0 || write(file_, ones.data(), size_) != ssize_t(size_)) throw std::bad_alloc();
+        data_ = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file_, 0);
+        if (data_ == MAP_FAILED) throw std::bad_alloc();
+    }
+    MappedFile(const MappedFile&) = delete;
+    ~MappedFile() {
+        munmap(data_, size_);
+        close(file_);
+    }
+    const float* data() const { return static_cast<const float*>(data_); }
+    size_t size() const { return size_; }
+    int file() const { return file_; }
+    void cut() { expect(ftruncate(file_, 0) == 0, "cutting a file short"); }
+
+private:
+    size_t size_;
+    int file_;
+    void* data_;
+};
+
+// Opens a "model" each round: its weights are read ahead, multiplied in the pool, dropped, and the file closed.
+void job(int rounds) {
+    constexpr int64_t kTokens = 9, kInputs = 96, kOutputs = 700;
+    std::vector<float> x(kTokens * kInputs, 2.0f), out(kTokens * kOutputs);
+    for (int round = 0; round < rounds; round++) {
+        const MappedFile file(kInputs * kOutputs);
+        Matrix w;
+        w.data = reinterpret_cast<const uint8_t*>(file.data());
+        w.row_bytes = kInputs * sizeof(float);
+        w.rows = kOutputs;
+        w.cols = kInputs;
+        ReadAhead ahead;
+        ahead.file(file.file(), 0, int64_t(file.size()));
+        ahead.map(file.data(), file.size());
+        ops().linear({x.data(), Dtype::f32, kTokens, kInputs, kInputs}, w, nullptr, {}, {},
+                     {out.data(), Dtype::f32, kTokens, kOutputs, kOutputs}, false);
+        meter_look();
+        for (const float value : out)
+            if (value != 2.0f * kInputs) return expect(false, "a product");
+        drop_pages(file.data(), file.size());
+        if (round % 2) ahead.close();
+    }
+}
+
+// Units of very unequal work with scratch of their own, and now and then one that throws.
+void pool(int rounds) {
+    for (int round = 0; round < rounds; round++) {
+        std::vector<int64_t> sums(41);
+        parallel_for(int64_t(sums.size()), [&](int64_t unit) {
+            const size_t count = size_t(unit) * 50 + 1;
+            int64_t* scratch = static_cast<int64_t*>(thread_scratch(count * sizeof(int64_t)));
+            std::iota(scratch, scratch + count, 0);
+            sums[size_t(unit)] = std::accumulate(scratch, scratch + count, int64_t(0));
+        });
+        for (int64_t unit = 0; unit < int64_t(sums.size()); unit++)
+            expect(sums[size_t(unit)] == unit * 50 * (unit * 50 + 1) / 2, "a sum in the pool");
+        scratch_peak();
+        bool thrown = false;
+        try {
+            parallel_for(23, [&](int64_t unit) {
+                if (unit % 5 == 3) throw std::bad_alloc();
+            });
+        } catch (const std::bad_alloc&) {
+            thrown = true;
+        }
+        expect(thrown, "a unit that throws");
+    }
+}
+
+void settings(int rounds) {
+    const std::vector<const Ops*> tables = available_ops();
+    for (int round = 0; round < rounds; round++) {
+        set_threads(1 + round % 4);
+        expect(threads() >= 1, "the number of threads");
+        use_ops(tables[size_t(round) % tables.size()]);
+    }
+}
+
+void meter(int rounds) {
+    for (int round = 0; round < rounds; round++) {
+        meter_start();
+        std::vector<char> held(size_t(1 + round % 5) << 20, 1);
+        meter_look();
+        expect(meter_peak().rss > 0 && memory_now().footprint > 0, "the meter");
+        if (round % 3) meter_stop();
+    }
+    meter_stop();
+}
+
+void missing_pages(int rounds) {
+    for (int round = 0; round < rounds; round++) {
+        watch_maps();
+        MappedFile file(3000);
+        const int64_t before = lost_pages();
+        ReadAhead ahead;
+        ahead.map(file.data(), file.size());
+        expect(file.data()[round] == 1.0f, "a page");
+        file.cut();
+        ahead.file(file.file(), 0, int64_t(file.size()));
+        expect(file.data()[0] == 0.0f && lost_pages() > before, "a missing page");
+        ahead.close();
+        unwatch_maps();
+    }
+}
+
+// One read-ahead, asked and closed by two threads.
+void shared_ahead(ReadAhead& ahead, const MappedFile& file, int rounds) {
+    for (int round = 0; round < rounds; round++) {
+        ahead.file(file.file(), 0, int64_t(file.size()));
+        ahead.map(file.data(), file.size());
+        if (round % 3 == 0) ahead.close();
+    }
+}
+
+int run(int rounds) {
+    set_threads(3);
+    {
+        const MappedFile file(1 << 18);
+        ReadAhead ahead;
+        std::vector<std::thread> all;
+        for (const auto body : {job, job, pool, pool, settings, meter, meter, missing_pages, missing_pages})
+            all.emplace_back(body, rounds);
+        for (int i = 0; i < 2; i++) all.emplace_back([&] { shared_ahead(ahead, file, rounds); });
+        for (auto& thread : all) thread.join();
+    }
+    set_threads(1);
+    std::printf("stress_test: %d rounds, %d failures\n", rounds, failures.load());
+    return failures ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace fb
+
+int main(int count, char** arguments) { return fb::run(count > 1 ? std::atoi(arguments[1]) : 100); }
