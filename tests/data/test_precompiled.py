@@ -18,6 +18,13 @@ TRIE = bytes(1024)
 GOOD = struct.pack("<I", len(TRIE)) + TRIE + "é\0".encode()
 
 
+def _table(root: int, value: int = 0) -> str:
+    """A trie of one node, which has a value if bit 8 is set; it lies where the node links to, one unit on."""
+    units = [root | 1 << 10 if root >> 10 == 0 else root, value | 1 << 31, *[0] * 254]
+    trie = struct.pack("<256I", *units)
+    return base64.b64encode(struct.pack("<I", len(trie)) + trie + "é\0".encode()).decode()
+
+
 def _folder(tmp_path: Path, table: Any, nested: bool = False) -> Path:
     normalizer: dict[str, Any] = {"type": "Precompiled", "precompiled_charsmap": table}
     if nested:
@@ -40,6 +47,9 @@ def _folder(tmp_path: Path, table: Any, nested: bool = False) -> Path:
         base64.b64encode(struct.pack("<I", 2**32 - 1) + TRIE).decode(),
         base64.b64encode(GOOD[:-2] + b"\xff").decode(),
         base64.b64encode(GOOD[:900]).decode(),
+        _table(0x7FFFFC00),  # a link to outside
+        _table(0x100, value=3),  # a value behind the text
+        _table(0x100, value=1),  # within a character
     ],
 )
 def test_a_wrong_table_is_told(
@@ -54,7 +64,8 @@ def test_a_wrong_table_is_told(
     assert capfd.readouterr().err == ""  # the library would have told of its panic there
 
 
-def test_a_right_table_is_read(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, base64.b64encode(GOOD).decode())
+@pytest.mark.parametrize("table", [base64.b64encode(GOOD).decode(), _table(0x100, value=0)])
+def test_a_right_table_is_read(tmp_path: Path, table: str) -> None:
+    folder = _folder(tmp_path, table)
     check_precompiled(folder / "tokenizer.json")
     assert load_tokenizer(folder).encode("ab") == [0, 1]

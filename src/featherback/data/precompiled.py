@@ -8,6 +8,9 @@ import re
 import struct
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from featherback.errors import FeatherbackError
 from featherback.files import open_regular
 
@@ -31,7 +34,24 @@ def check_precompiled(path: Path) -> None:
             if end > len(table):
                 raise ValueError
             table[end:].decode()
+            _check_trie(np.frombuffer(table[_SIZE.size : end], "<u4"), np.frombuffer(table[end:], np.uint8))
         except (ValueError, TypeError, struct.error):
             raise FeatherbackError(
                 f"{path} is damaged: the table of its normalizer (precompiled_charsmap) cannot be read."
             ) from None
+
+
+def _check_trie(units: NDArray[np.uint32], text: NDArray[np.uint8]) -> None:
+    """ValueError if a link of a double-array trie (Darts-clone) leads outside, or a value to no character of `text`.
+
+    A unit is a value (bit 31 set) or a node: bits 10 to 30 and 9 say by how much its own place differs from that of its
+    value, which it has if bit 8 is set, and this from its children's by a byte.
+    """
+    places = np.arange(units.size)
+    values = places ^ ((units >> 10).astype(np.int64) << ((units & 1 << 9) >> 6))
+    nodes = units >> 31 == 0
+    if np.any(values[nodes] | 255 >= units.size):
+        raise ValueError
+    found = units[values[nodes & (units >> 8 & 1 == 1)]] & 0x7FFFFFFF
+    if np.any(found >= text.size) or np.any(text[found] >> 6 == 0b10):
+        raise ValueError
