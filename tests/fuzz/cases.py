@@ -1,7 +1,7 @@
 """`python -m tests.fuzz.cases KIND SEED FIRST COUNT`: run mutations in this process, a line of JSON for each.
 
 {"case": number} is written before a case, {"case": number, "outcome": ...} after it: "accepted", "refused", or what
-is wrong. A case that takes 5 s of CPU time, or never ends, ends the process, as a crash does; its line is then the last.
+is wrong. A case that takes 5 s of CPU time, or never ends, ends the process, as a crash does; its line is the last.
 """
 
 from __future__ import annotations
