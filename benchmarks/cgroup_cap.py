@@ -86,6 +86,7 @@ def _again(given: dict[str, Any], limit: int, out: str, like: RunDirectory) -> d
 
 def _found(run: RunDirectory) -> dict[str, Any]:
     lines, summary = list(run.metrics()), run.record["summary"]
+    tokens = TokenFile(run.tokens / "train.tokens")
     return {
         "weights": run.plan.weights,
         "seconds": sum(line["seconds"] for line in lines),
@@ -94,7 +95,7 @@ def _found(run: RunDirectory) -> dict[str, Any]:
         "footprint_mb": summary["peak_footprint_mb"],
         "rss_mb": summary["peak_rss_mb"],
         "losses": [line["loss"] for line in lines],
-        "tokens": TokenFile(run.tokens / "train.tokens").checksum,
+        "tokens": b"".join(part.tobytes() for i in range(len(tokens)) for part in tokens.seq(i)),
     }
 
 
