@@ -56,6 +56,8 @@ def main() -> int:
         for number in range(options.runs):
             name, what = rng.choice(list(paths)), draw(rng, options.least)
             data = rng.choice((chats, text)) if name not in MODELS else None
+            if data == chats:  # shorter ones hold no answer
+                what["tokens"] = max(what["tokens"], 100)
             if number < options.first:
                 continue
             attempt = partial(_attempt, paths[name], data, Path(place), what)
