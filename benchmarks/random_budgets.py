@@ -1,6 +1,10 @@
 """Is a budget ever exceeded? Random models, sequences, ranks, targets, optimisers and budgets, each in a fresh process.
 
-    .venv/bin/python benchmarks/random_budgets.py --runs 50
+    .venv/bin/python benchmarks/random_budgets.py --runs 50 --file model.gguf
+
+The made-up models are trained on made-up tokens. A model named with --file, which may be named several times, is
+trained by the whole command, with the demo's conversations: command, preparation, template process and training are
+measured together, from the first instruction to the last, what they share counted once.
 
 A quarter of the runs get the least budget that their refusal names, where everything that can be in files is. Prints
 a line a run: what was asked, what was predicted, what the kernel's own mark says; or the refusal. The status is 1 if
@@ -14,11 +18,14 @@ import random
 import re
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from featherback import demo
 from featherback.bench.synthetic import write_synthetic
-from featherback.bench.training_run import Measured, train_synthetic
+from featherback.bench.training_run import Measured, train_command, train_synthetic
 from featherback.errors import FeatherbackError
 
 MODELS = {"qwen2.5-0.5b": {"num_hidden_layers": 8, "vocab_size": 40_000}, "smollm2-135m": {}}
@@ -31,6 +38,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="leave out as many runs, done in another part")
+    parser.add_argument("--file", type=Path, action="append", default=[], help="a model with its tokenizer")
+    parser.add_argument("--least", type=int, default=35, help="MB of the least budget that is drawn")
     options = parser.parse_args()
     rng = random.Random(options.seed)
     done: list[tuple[str, Measured]] = []
@@ -39,20 +49,31 @@ def main() -> int:
             name: write_synthetic(Path(place) / f"{name}.gguf", name, **sizes)
             for name, sizes in MODELS.items()
         }
-        for _ in range(options.runs):
-            name, what = rng.choice(list(MODELS)), draw(rng)
+        paths |= {path.name: path for path in options.file}
+        chats = Path(demo.__file__).with_name("train.jsonl")
+        text = Path(place) / "text.txt"  # fills sequences of any length
+        text.write_text(chats.read_text())
+        for number in range(options.runs):
+            name, what = rng.choice(list(paths)), draw(rng, options.least)
+            data = rng.choice((chats, text)) if name not in MODELS else None
+            if data == chats:  # shorter ones hold no answer
+                what["tokens"] = max(what["tokens"], 100)
+            if number < options.first:
+                continue
+            attempt = partial(_attempt, paths[name], data, Path(place), what)
             least = what["memory"] is None
             if least:
-                what["memory"] = _least_budget(paths[name], Path(place), what)
-            found = _attempt(paths[name], Path(place), what)
-            text = f"{name} {what}{' (the least)' if least else ''}"
-            print(f"{text} -> {found if isinstance(found, str) else _outcome(found)}", flush=True)
+                what["memory"] = _least_budget(attempt)
+            found = attempt(memory=what["memory"])
+            title = f"{name} {data.name if data else ''} {what}{' (the least)' if least else ''}"
+            print(f"{title} -> {found if isinstance(found, str) else _outcome(found)}", flush=True)
             if isinstance(found, Measured):
-                done.append((text, found))
-    above = [run for _, run in done if run.rss_mb > (run.budget_mb or 0)]
+                done.append((title, found))
+    above = [run for _, run in done if max(run.rss_mb, run.tree_mb or 0) > (run.budget_mb or 0)]
     in_files = [run for _, run in done if "file" in (run.checkpoints, run.states)]
+    tried = options.runs - options.first
     print(
-        f"{options.runs} runs, {options.runs - len(done)} refused, {len(in_files)} with arrays in files, "
+        f"{tried} runs, {tried - len(done)} refused, {len(in_files)} with arrays in files, "
         f"{len(above)} above their budget"
     )
     for text, run in sorted(done, key=lambda pair: -abs(pair[1].error))[:WORST]:
@@ -60,8 +81,8 @@ def main() -> int:
     return 1 if above else 0
 
 
-def draw(rng: random.Random) -> dict[str, Any]:
-    """Options of a run; `memory` None: the least that will do."""
+def draw(rng: random.Random, least: int) -> dict[str, Any]:
+    """Options of a run, the budget of at least `least` MB; `memory` None: the least that will do."""
     method = rng.choice(("mesp", "mesp", "mesp", "mezo", "mebp"))
     return {
         "tokens": rng.choice((32, 64, 100, 128, 256, 384, 512)),
@@ -71,21 +92,26 @@ def draw(rng: random.Random) -> dict[str, Any]:
         "optimizer": rng.choice(("adamw", "sgd")),
         "compute": rng.choice(("bf16", "bf16", "fp32")),
         "threads": rng.choice((1, 2)),
-        "memory": None if rng.random() < 0.25 else rng.randrange(35, 600 if method == "mebp" else 160) * MB,
+        "memory": None
+        if rng.random() < 0.25
+        else rng.randrange(least, 600 if method == "mebp" else 160) * MB,
     }
 
 
-def _least_budget(path: Path, place: Path, what: dict[str, Any]) -> int:
+def _least_budget(attempt: Callable[..., Measured | str]) -> int:
     """What the refusal of too small a budget says that would do."""
-    refusal = _attempt(path, place, {**what, "memory": MB})
+    refusal = attempt(memory=MB)
     assert isinstance(refusal, str)
     return int(re.findall(r"--memory (\d+)MB", refusal)[0]) * MB
 
 
-def _attempt(path: Path, place: Path, what: dict[str, Any]) -> Measured | str:
+def _attempt(
+    model: Path, data: Path | None, place: Path, what: dict[str, Any], memory: int
+) -> Measured | str:
     """The run, or the refusal."""
+    run = train_synthetic if data is None else partial(train_command, data=data)
     try:
-        return train_synthetic(path, steps=2, folder=place, **what)
+        return run(model, steps=2, folder=place, **{**what, "memory": memory})
     except FeatherbackError as error:
         if "does not fit" not in str(error):
             raise
@@ -96,6 +122,7 @@ def _outcome(run: Measured) -> str:
     return (
         f"predicted {run.predicted_rss_mb:.1f}, was {run.rss_mb:.1f} MB ({run.error:+.1%}), "
         f"block inputs in {run.checkpoints}, adapter in {run.states}"
+        + (f", whole command {run.tree_mb:.1f} MB" if run.tree_mb else "")
     )
 
 

@@ -11,6 +11,7 @@ import numbers
 import types
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
+from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from featherback.errors import FeatherbackError
@@ -58,8 +59,14 @@ def flags(kind: type, name: str) -> tuple[str, ...]:
 
 def field_types(kind: type, name: str) -> tuple[Any, ...]:
     """The types that a field may have: (int, NoneType) for `int | None`."""
-    hint = get_type_hints(kind)[name]
+    hint = _hints(kind)[name]
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The annotations of a class, which are text until they are evaluated: once, since every field's check asks."""
+    return get_type_hints(kind)
 
 
 def checked(kind: type, name: str, value: Any) -> Any:

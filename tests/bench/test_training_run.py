@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 from featherback.bench import memory
 from featherback.bench.ablation import measure_kept_h
 from featherback.bench.markdown import number, table
 from featherback.bench.memory import MAIN, Row, Setting, markdown, settings
 from featherback.bench.synthetic import write_synthetic
-from featherback.bench.training_run import Measured, train_synthetic
+from featherback.bench.training_run import Measured, train_command, train_synthetic
 
 SMALL = {"num_hidden_layers": 2, "vocab_size": 2000}
 
@@ -35,6 +36,17 @@ def test_a_budget_is_kept(model: Path, tmp_path: Path) -> None:
     measured = train_synthetic(model, tokens=64, steps=2, folder=tmp_path, memory=60 * 10**6)
     assert measured.rss_mb <= 60
     assert measured.predicted_rss_mb <= 60
+
+
+def test_the_whole_command_is_more_than_its_training(tmp_path: Path) -> None:
+    model = write_tiny_chat(tmp_path / "m.gguf")
+    data = write_messages(tmp_path / "d.jsonl")
+    measured = train_command(
+        model, data, tokens=64, steps=1, folder=tmp_path, memory=200 * 10**6, rank=2, threads=1
+    )
+    assert len(measured.losses) == 1
+    if measured.tree_mb is not None:
+        assert measured.tree_mb > measured.footprint_mb
 
 
 def test_keeping_h_is_another_plan_and_the_same_loss(model: Path, tmp_path: Path) -> None:

@@ -29,6 +29,12 @@ def test_children_are_counted() -> None:
         assert tree.footprint_mb > alone.footprint_mb + 2
 
 
+def test_what_a_tree_shares_counts_once() -> None:
+    outcome = watch.run([sys.executable, "-c", _PARENT], tree=True)
+    if outcome.tree_mb is not None and outcome.rss_mb is not None:
+        assert 40 < outcome.tree_mb < outcome.rss_mb  # two interpreters, one code of theirs
+
+
 def test_a_failure_has_the_childs_last_words() -> None:
     with pytest.raises(FeatherbackError, match="failed with status 3: no such luck"):
         watch.run([sys.executable, "-c", "import sys; print('no such luck', file=sys.stderr); sys.exit(3)"])

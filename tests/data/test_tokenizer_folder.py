@@ -112,3 +112,8 @@ def test_bad_folders(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(FeatherbackError, match=r"tokenizer_config\.json is not valid JSON"):
         load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "a\ud800"}}))
+    with pytest.raises(
+        FeatherbackError, match=r"tokenizer_config\.json has half a surrogate pair in its eos_token"
+    ):
+        load_tokenizer(tmp_path)

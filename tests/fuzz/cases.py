@@ -1,7 +1,7 @@
 """`python -m tests.fuzz.cases KIND SEED FIRST COUNT`: run mutations in this process, a line of JSON for each.
 
 {"case": number} is written before a case, {"case": number, "outcome": ...} after it: "accepted", "refused", or what
-is wrong. A case that takes 5 s of CPU time ends the process, as a crash does; its line is then the last.
+is wrong. A case that takes 5 s of CPU time, or never ends, ends the process, as a crash does; its line is the last.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from featherback.errors import FeatherbackError
 from tests.fuzz.kinds import KINDS, Kind
 
 SECONDS = 5.0
+WAIT = 600  # seconds of the clock, which only what waits for something that never comes reaches
 MEMORY = 100 * 10**6  # bytes beyond what the good files need
 
 
@@ -28,16 +29,18 @@ def main(name: str, seed: int, first: int, count: int) -> None:
         kind = KINDS[name](Path(folder))
         good = {path: path.read_bytes() for path in kind.files if path.is_file()}
         sizes = {path: kind.header(content) for path, content in good.items()}
-        kind.use()
-        allowed = _peak(kind) + MEMORY
+        _peak(kind, list(good))
+        allowed = _peak(kind, list(good)) + MEMORY
         for case in range(first, first + count):
             _say(case=case)
             rng = np.random.default_rng([seed, case])
             path = list(good)[rng.integers(len(good))]
             path.write_bytes(kind.spoilt(rng, path, good[path], sizes[path]))
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
-            outcome = _outcome(kind)
+            signal.alarm(WAIT)
+            outcome = _outcome(kind, path)
             signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.alarm(0)
             if (peak := _high_water()) > allowed:
                 outcome = f"{peak / 1e6:.0f} MB, where {allowed / 1e6:.0f} MB are allowed"
                 _forget_peak()
@@ -45,9 +48,9 @@ def main(name: str, seed: int, first: int, count: int) -> None:
             _say(case=case, outcome=outcome)
 
 
-def _outcome(kind: Kind) -> str:
+def _outcome(kind: Kind, path: Path) -> str:
     try:
-        kind.use()
+        kind.use(path)
     except FeatherbackError as error:
         text = str(error)
         return "refused" if text and "\n" not in text else f"not a sentence: {text!r}"
@@ -56,10 +59,11 @@ def _outcome(kind: Kind) -> str:
     return "accepted"
 
 
-def _peak(kind: Kind) -> int:
+def _peak(kind: Kind, good: list[Path]) -> int:
     """Resident peak of using the good files, in bytes."""
     _forget_peak()
-    kind.use()
+    for path in good:
+        kind.use(path)
     return _high_water()
 
 

@@ -55,8 +55,8 @@ class Kind(ABC):
         """Good files, any of which may be spoilt."""
 
     @abstractmethod
-    def use(self) -> None:
-        """Read what is there as the commands do."""
+    def use(self, changed: Path) -> None:
+        """Read what is there as the commands do. `changed`: the one of the `files` that may be spoilt."""
 
     def header(self, good: bytes) -> int:
         """How many bytes of a good file are worth spoiling."""
@@ -92,7 +92,7 @@ class GGUF(Kind):
         file = GGUFFile(self.folder / "model.gguf")
         return min(info.offset for info in file.tensors.values())
 
-    def use(self) -> None:
+    def use(self, changed: Path) -> None:
         load(self.folder / "model.gguf").close()
 
 
@@ -114,7 +114,7 @@ class Safetensors(Kind):
     def header(self, good: bytes) -> int:
         return _and_some_data(good)
 
-    def use(self) -> None:
+    def use(self, changed: Path) -> None:
         load(self.folder).close()
 
 
@@ -136,7 +136,7 @@ class Configuration(Kind):
     def files(self) -> list[Path]:
         return [_hf_folder(self.folder) / "config.json"]
 
-    def use(self) -> None:
+    def use(self, changed: Path) -> None:
         load(self.folder).close()
 
 
@@ -153,7 +153,7 @@ class TokenizerGGUF(Kind):
     def header(self, good: bytes) -> int:
         return good.index(b"token_embd.weight")
 
-    def use(self) -> None:
+    def use(self, changed: Path) -> None:
         _speak(self.folder / "model.gguf")
 
 
@@ -169,7 +169,7 @@ class TokenizerFolder(Kind):
         (self.folder / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
         return [tokenizer, config, self.folder / "generation_config.json"]
 
-    def use(self) -> None:
+    def use(self, changed: Path) -> None:
         _speak(self.folder)
 
 
@@ -181,7 +181,7 @@ class Adapter(Kind):
         peft.save(LoRA(self.model, rank=2), self.folder)
         return [self.folder / "adapter_config.json"]
 
-    def use(self) -> None:
+    def use(self, changed: Path) -> None:
         peft.load(self.model, self.folder)
         describe(str(self.folder))
 
@@ -209,12 +209,11 @@ class Template(Kind):
             found[-1].write_text(getattr(templates, name))
         return found
 
-    def use(self) -> None:
-        for path in self.folder.iterdir():
-            tokenizer = byte_tokenizer(path.read_bytes().decode("utf-8", "replace"), bos="<s>")
-            chat = ChatTemplate(tokenizer, self.renderer)
-            chat.encode(chat.training(SAID))
-            chat.encode_prompt(SAID[:1])
+    def use(self, changed: Path) -> None:
+        tokenizer = byte_tokenizer(changed.read_bytes().decode("utf-8", "replace"), bos="<s>")
+        chat = ChatTemplate(tokenizer, self.renderer)
+        chat.encode(chat.training(SAID))
+        chat.encode_prompt(SAID[:1])
 
 
 @kind
@@ -227,7 +226,7 @@ class Data(Kind):
         path.write_text(path.read_text() + "".join(json.dumps(row) + "\n" for row in rows))
         return [path]
 
-    def use(self) -> None:
+    def use(self, changed: Path) -> None:
         path = self.folder / "data.jsonl"
         detect(path)
         for example in read_jsonl(path):
@@ -246,7 +245,7 @@ class Text(Data):
         (self.folder / "data.txt").write_text("Once upon a time, 12 é 日本.\r\n\n" * 9)
         return [self.folder / "data.txt"]
 
-    def use(self) -> None:
+    def use(self, changed: Path) -> None:
         detect(self.folder / "data.txt")
         for _ in self.encoder.stream(read_text(self.folder / "data.txt")):
             pass
@@ -267,7 +266,7 @@ class Tokens(Kind):
             writer.metadata.update(seq_len=9, n_vocab=259)
         return [path]
 
-    def use(self) -> None:
+    def use(self, changed: Path) -> None:
         describe(str(self.folder / "train.tokens"))
         file = TokenFile(self.folder / "train.tokens")
         for index in range(len(file)):
@@ -290,7 +289,7 @@ class Run(Kind):
         how = reworded if path.suffix in (".json", ".jsonl") else damaged
         return how(rng, good, header)
 
-    def use(self) -> None:
+    def use(self, changed: Path) -> None:
         place = self.folder / "place"
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(self.folder / "run", place)

@@ -1,30 +1,45 @@
-"""Run cases in a process of their own, which a case may end."""
+"""Run cases in processes of their own, one a core, which a case may end."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from tempfile import TemporaryDirectory
+
+# Writing, syncing and deleting on a disk would take most of the time.
+RAM_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+HANGS = {signal.SIGPROF: "takes 5 s of CPU time", signal.SIGALRM: "waits for ever"}
+LEAST = 100  # cases that are worth a process
 
 
 def fuzz(kind: str, seed: int, count: int, first: int = 0) -> tuple[Counter[str], dict[int, str]]:
     """How many mutations were accepted and refused, and what is wrong with the others, by the number of the case."""
-    outcomes: Counter[str] = Counter()
-    findings: dict[int, str] = {}
-    at, end = first, first + count
+    workers = min(os.cpu_count() or 1, -(-count // LEAST))
+    edges = [first + count * part // workers for part in range(workers + 1)]
+    with ThreadPoolExecutor(workers) as pool:
+        parts = list(pool.map(partial(_fuzz, kind, seed), edges, edges[1:]))
+    outcomes, findings = Counter[str](), dict[int, str]()
+    for some_outcomes, some_findings in parts:
+        outcomes += some_outcomes
+        findings |= some_findings
+    return outcomes, findings
+
+
+def _fuzz(kind: str, seed: int, at: int, end: int) -> tuple[Counter[str], dict[int, str]]:
+    """Cases `at` to `end`, one after the other."""
+    outcomes, findings = Counter[str](), dict[int, str]()
     while at < end:
-        command = [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "tests.fuzz.cases",
-            kind,
-            *map(str, (seed, at, end - at)),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        arguments = map(str, (kind, seed, at, end - at))
+        command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.cases", *arguments]
+        with TemporaryDirectory(dir=RAM_DISK) as place:  # a case that ends its process leaves files behind
+            environment = {**os.environ, "TMPDIR": place}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         for line in lines:
             if "outcome" not in line:
@@ -37,9 +52,6 @@ def fuzz(kind: str, seed: int, count: int, first: int = 0) -> tuple[Counter[str]
             break
         if not lines:
             raise AssertionError(f"the good {kind} fails: {done.stderr[-2000:]}")
-        hung = done.returncode == -signal.SIGPROF
-        findings[at] = (
-            "takes 5 s of CPU time" if hung else f"ends with {done.returncode}: {done.stderr[-300:]}"
-        )
+        findings[at] = HANGS.get(-done.returncode, f"ends with {done.returncode}: {done.stderr[-300:]}")
         at += 1
     return outcomes, findings

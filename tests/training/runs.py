@@ -16,7 +16,7 @@ from featherback.training.launch import prepare_run, resume_run
 from featherback.training.rehearsal import rehearsed_baseline
 from featherback.training.run_directory import RunDirectory
 
-PATIENCE = 60
+PATIENCE = 300  # seconds, which only what hangs takes: a busy machine may give a process little of its time
 """Seconds after which something hangs."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from featherback import optim
+from featherback import optim, options
 from featherback.errors import FeatherbackError
 from featherback.options import field_types, flags
 from featherback.training.config import CHOICES, TrainConfig, parse_memory
@@ -175,3 +175,13 @@ def test_amounts_of_memory(text: str, amount: int) -> None:
 def test_what_is_no_amount_of_memory(text: str) -> None:
     with pytest.raises(FeatherbackError, match="96MB"):
         parse_memory(text)
+
+
+def test_annotations_are_evaluated_once_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are text, and evaluating them for every field's check took most of a short run's preparation."""
+    asked: list[type] = []
+    evaluate = options.get_type_hints
+    monkeypatch.setattr(options, "get_type_hints", lambda kind: asked.append(kind) or evaluate(kind))
+    for _ in range(2):
+        TrainConfig.of(**BASE)
+    assert len(asked) == len(set(asked))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -210,6 +211,14 @@ DAMAGED: dict[str, tuple[str, bytes, str]] = {
     "bytes": ("run.json", b"\xff\xfe\x00", "run.json is not valid JSON"),
     "a line of metrics that is a number": ("metrics.jsonl", b"5\n", "metrics.jsonl is damaged"),
     "a line without a step": ("metrics.jsonl", b'{"loss": 1}\n', "metrics.jsonl is damaged"),
+    **{
+        f"metrics of {number.decode()[:9]} seconds": (
+            "metrics.jsonl",
+            b'{"step": 1, "loss": 2, "tokens": 3, "seconds": ' + number + b"}\n",
+            "metrics.jsonl is damaged",
+        )
+        for number in (b"1e400", b"NaN", b"1e308", b"9" * 400)
+    },
     "metrics that are no text": ("metrics.jsonl", b"\xff\xff\n", "metrics.jsonl is damaged"),
     "tokens": ("tokens/train.tokens", b"FBTOKENS", "train.tokens is not a token file"),
 }
@@ -219,6 +228,10 @@ ENTRIES: dict[str, Change] = {
     "evaluations": lambda record: record.update(evaluations=[{"step": 1}]),
     "summary": lambda record: record.update(summary=7),
     "a peak": lambda record: record.update(summary={"peak_rss_mb": "much"}),
+    "an evaluation that is no number": lambda record: record.update(
+        evaluations=[{"step": 1, "loss": math.nan}]
+    ),
+    "a number that nobody reads": lambda record: record.update(machine={"cores": math.inf}),
     "status": lambda record: record.update(status=None),
     "data": lambda record: record.update(data=[]),
 }

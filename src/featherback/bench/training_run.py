@@ -1,7 +1,8 @@
-"""One training run on made-up tokens, in a fresh worker process, measured from inside and from outside."""
+"""One training run, in a fresh process on made-up tokens or by the whole command, measured from inside and outside."""
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ class Measured:
     states: str
     step_seconds: float
     losses: tuple[float, ...]
+    tree_mb: float | None = None  # the whole command's processes, what they share counted once
 
     @property
     def error(self) -> float:
@@ -75,6 +77,32 @@ def train_synthetic(
         return _measured(RunDirectory.open(run.path), outcome)
 
 
+def train_command(
+    model: Path,
+    data: Path,
+    *,
+    tokens: int,
+    steps: int,
+    folder: Path,
+    memory: int,
+    **options: Any,
+) -> Measured:
+    """`featherback train` from its first instruction to its last; `options` are its flags.
+
+    FeatherbackError with its last words if it fails or refuses.
+    """
+    with tempfile.TemporaryDirectory(dir=folder, prefix="bench-") as place:
+        out = Path(place) / "run"
+        named = {"data": data, "out": out, "seq_len": tokens, "steps": steps, "memory": f"{memory}B"}
+        words = [
+            f"--{name.replace('_', '-')}={value}"
+            for name, value in {**named, "schedule": "constant", **options}.items()
+        ]
+        command = [sys.executable, "-m", "featherback", "train", str(model), "--json", *words]
+        outcome = watch.run(command, tree=True)
+        return _measured(RunDirectory.open(out), outcome)
+
+
 def random_sequences(model: Path, tokens: int, count: int) -> list[np.ndarray[Any, Any]]:
     """`count` sequences of `tokens` ids, always the same for the same sizes."""
     vocabulary = models.load(model).config.vocab_size
@@ -100,4 +128,5 @@ def _measured(run: RunDirectory, outcome: watch.Outcome) -> Measured:
         states=run.plan.states,
         step_seconds=seconds[len(seconds) // 2],
         losses=tuple(line["loss"] for line in lines),
+        tree_mb=outcome.tree_mb,
     )

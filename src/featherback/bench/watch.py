@@ -26,17 +26,24 @@ class Outcome:
     seconds: float
     footprint_mb: float | None  # peak of RssAnon + RssShmem + VmSwap, sampled
     rss_mb: float | None  # peak of VmRSS, sampled, or the largest VmHWM if that is more
+    tree_mb: float | None = None  # peak of Pss, sampled if asked for: what processes share counts once
 
 
 def run(
-    command: Sequence[str], environment: Mapping[str, str] | None = None, interval: float = INTERVAL
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    interval: float = INTERVAL,
+    tree: bool = False,
 ) -> Outcome:
-    """Run `command` to its end, a look every `interval` seconds; FeatherbackError with its last words if it fails."""
+    """Run `command` to its end, a look every `interval` seconds; FeatherbackError with its last words if it fails.
+
+    `tree`: look for what its processes hold together as well, which takes the system a millisecond a process.
+    """
     start = time.perf_counter()
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    sampler = _Sampler(process.pid, interval)
+    sampler = _Sampler(process.pid, interval, tree)
     sampler.start()
     try:
         output, errors = process.communicate()
@@ -50,21 +57,22 @@ def run(
     if process.returncode:
         words = (errors.strip() or output.strip() or "it said nothing").splitlines()[-1]
         raise FeatherbackError(f"A measured process failed with status {process.returncode}: {words}")
-    return Outcome(output, seconds, sampler.footprint, sampler.rss)
+    return Outcome(output, seconds, sampler.footprint, sampler.rss, sampler.tree)
 
 
 class _Sampler(threading.Thread):
     """Looks at /proc until told to stop."""
 
-    def __init__(self, pid: int, interval: float) -> None:
+    def __init__(self, pid: int, interval: float, tree: bool) -> None:
         super().__init__(daemon=True)
         self._pid, self._interval, self._done = pid, interval, threading.Event()
         self._peaks, self._marks = [0.0, 0.0], 0.0
         self._seen = False
+        self._together, self._most_together = tree, 0
 
     def run(self) -> None:
         while not self._done.wait(self._interval):
-            values = [status for pid in _tree(self._pid) if (status := _status(pid))]
+            values = [status for pid in _tree(self._pid) if (status := _sizes(pid))]
             if not values:
                 continue
             self._seen = True
@@ -74,6 +82,9 @@ class _Sampler(threading.Thread):
             )
             self._peaks = [max(pair) for pair in zip(self._peaks, sums)]
             self._marks = max(self._marks, *(v.get("VmHWM", 0) for v in values))
+            if self._together:
+                shares = (_sizes(pid, "smaps_rollup").get("Pss", 0) for pid in _tree(self._pid))
+                self._most_together = max(self._most_together, sum(shares))
 
     def stop(self) -> None:
         """End sampling."""
@@ -88,22 +99,36 @@ class _Sampler(threading.Thread):
     def rss(self) -> float | None:
         return max(self._peaks[1], self._marks) / MB if self._seen else None
 
+    @property
+    def tree(self) -> float | None:
+        return self._most_together / MB if self._most_together else None
+
 
 def _tree(pid: int) -> Iterator[int]:
-    """A process and its descendants."""
+    """A process and its descendants, but not those about to become another program: their memory is their parent's."""
     yield pid
+    own = _command(pid)
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return
-    for child in children:
-        yield from _tree(int(child))
+    for child in map(int, children):
+        if _command(child) != own:
+            yield from _tree(child)
 
 
-def _status(pid: int) -> dict[str, int]:
-    """Bytes of /proc/PID/status by name; nothing if the process is gone or the system has no /proc."""
+def _command(pid: int) -> bytes | None:
+    """Its arguments; None if it is gone."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return None
+
+
+def _sizes(pid: int, file: str = "status") -> dict[str, int]:
+    """Bytes of /proc/PID/FILE by name; nothing if the process is gone or the system has no /proc."""
+    try:
+        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
     except OSError:
         return {}
     found = {}

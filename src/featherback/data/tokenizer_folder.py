@@ -16,6 +16,8 @@ from featherback.data.tokenizer_json import (
 from featherback.errors import FeatherbackError
 from featherback.files import read_bytes, read_json
 
+_CONFIG = "tokenizer_config.json"
+
 
 def from_folder(folder: str | Path) -> Tokenizer:
     """The tokenizer saved in a folder."""
@@ -27,8 +29,8 @@ def from_folder(folder: str | Path) -> Tokenizer:
         )
     file = read_tokenizer(path)
     core, note = _core(file)
-    config = _read(folder / "tokenizer_config.json")
-    names = _special_names(config)
+    config = _read(folder / _CONFIG)
+    names = _special_names(config, folder / _CONFIG)
     control = {token.content: token.id for token in file.added if token.special and token.content}
     # What the library finds by itself, where it is the core, is not looked for here.
     found = {} if note else {t.content: t.id for t in file.added if not t.special and t.content}
@@ -82,12 +84,16 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _special_names(config: dict[str, Any]) -> dict[str, str]:
+def _special_names(config: dict[str, Any], path: Path) -> dict[str, str]:
     names = {}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
         value = config.get(name)
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str):
+            if any("\ud800" <= character <= "\udfff" for character in value):
+                raise FeatherbackError(
+                    f"{path} has half a surrogate pair in its {name}, which is not valid Unicode."
+                )
             names[name] = value
     return names
 

@@ -51,6 +51,8 @@ _RECORD = {
 """Entries of run.json that are read again, with their types. The plan is checked where it is read."""
 _METRICS = ("step", "loss", "seconds", "tokens")
 """Numbers of a line of metrics.jsonl that are read again."""
+_MOST = 2**53
+"""Of any number that is read again."""
 TOKENS = "tokens"
 RESERVE = 64 << 10
 """Bytes that a run keeps for its last record, should the disk be full by then."""
@@ -94,6 +96,12 @@ class RunDirectory:
             raise FeatherbackError(f"{path / RUN_FILE} is not a run of this version of Featherback.")
         if wrong := _wrong_entry(record):
             raise FeatherbackError(f"{path / RUN_FILE} is damaged: its entry {wrong!r} cannot be read.")
+        try:
+            json.dumps(record, allow_nan=False)
+        except ValueError:
+            raise FeatherbackError(
+                f"{path / RUN_FILE} is damaged: it holds a number that is not finite."
+            ) from None
         return cls(path, record)
 
     @classmethod
@@ -354,7 +362,8 @@ def _wrong_entry(record: dict[str, Any]) -> str | None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether it can be reckoned with: no infinity, no NaN, and nothing that a sum could make one."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MOST
 
 
 def _fits(value: Any, expected: Any) -> bool:
