@@ -186,13 +186,14 @@ def test_a_run_killed_while_its_data_are_tokenised_can_be_started_again(
 ) -> None:
     data, out = tmp_path / "data.jsonl", tmp_path / "run"
     data.write_bytes(messages.read_bytes() * 20_000)
-    arguments = ("train", chat_model, "--data", data, "--out", out, *OPTIONS[:-1], 1)
-    command = [sys.executable, "-m", "featherback", *map(str, arguments)]
+    arguments = ("train", chat_model, "--data", data, "--out", out, *OPTIONS[:-1])
+    all_of_it = (*arguments, 10**6)  # steps that need all the data
+    command = [sys.executable, "-m", "featherback", *map(str, all_of_it)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
         while not list(out.glob("tokens/.train.tokens.*")):
             assert process.poll() is None, "the data were tokenised before they were seen"
             time.sleep(0.01)
-        rival = _featherback(*arguments, check=False)
+        rival = _featherback(*all_of_it, check=False)
         os.killpg(process.pid, signal.SIGKILL)
     assert rival.returncode == 2
     assert "is being prepared or trained by another process" in rival.stderr
@@ -200,9 +201,9 @@ def test_a_run_killed_while_its_data_are_tokenised_can_be_started_again(
     assert not (out / "run.json").exists()
     data.write_bytes(messages.read_bytes())
     (out / "thesis.tex").write_text("precious")
-    assert "not empty" in _featherback(*arguments, check=False).stderr
+    assert "not empty" in _featherback(*arguments, 1, check=False).stderr
     (out / "thesis.tex").unlink()
-    _featherback(*arguments)
+    _featherback(*arguments, 1)
     assert [path.name for path in (out / "tokens").iterdir()] == ["train.tokens"]
 
 

@@ -19,6 +19,7 @@ from tests.support.tiny_chat import write_tiny_chat
 
 RENDERER = Renderer()
 DOUBLED = "{% set n = namespace(x='ab') %}{% for i in range(60) %}"
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 NESTED = "".join(f"{{% for a{i} in range(99999) %}}" for i in range(5)) + "{% endfor %}" * 5
 
 # name: template, words of the sentence
@@ -120,11 +121,32 @@ def test_ctrl_c_is_the_owners() -> None:
 def test_requests_behind_the_one_that_ends_the_process_are_answered() -> None:
     """They were sent ahead; only the one that took too much is told so."""
     renderer = Renderer()
-    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    template = "{% if messages %}" + loop + "{% endif %}ok"
+    template = "{% if messages %}" + ENDLESS + "{% endif %}ok"
     asked = [renderer.ask(template, {}, "It", [(messages, False)]) for messages in ([], [{}], [], [])]
     assert renderer.take(asked[3], "It") == ["ok"]
     assert renderer.take(asked[0], "It") == ["ok"]
     with pytest.raises(FeatherbackError, match="more time"):
         renderer.take(asked[1], "It")
     assert renderer.take(asked[2], "It") == ["ok"]
+
+
+def test_a_process_that_never_starts_well_is_not_started_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first dies of a request; those after it die as they load: whoever waits is told."""
+    start, started = Renderer._start, []
+
+    def failing(self: Renderer) -> subprocess.Popen[bytes]:
+        process = start(self)
+        started.append(process)
+        if len(started) > 1:
+            process.kill()
+        return process
+
+    monkeypatch.setattr(Renderer, "_start", failing)
+    renderer = Renderer()
+    template = "{% if messages %}" + ENDLESS + "{% endif %}ok"
+    asked = [renderer.ask(template, {}, "It", [(messages, False)]) for messages in ([{}], [])]
+    with pytest.raises(FeatherbackError, match="more time"):
+        renderer.take(asked[0], "It")
+    with pytest.raises(FeatherbackError, match="It fails on this conversation: its process ended"):
+        renderer.take(asked[1], "It")
+    assert len(started) == 2

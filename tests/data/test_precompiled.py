@@ -42,6 +42,7 @@ def _folder(tmp_path: Path, table: Any, nested: bool = False) -> Path:
     [
         "",
         "AAAA",
+        base64.b64encode(bytes(4)).decode(),  # a trie without units
         "not base64",
         3,
         base64.b64encode(struct.pack("<I", 2**32 - 1) + TRIE).decode(),

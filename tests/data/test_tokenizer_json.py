@@ -223,3 +223,59 @@ def test_a_large_vocabulary_takes_little_memory(tmp_path):
     assert size == len(tokens) > 150_000
     assert grown < 20
     assert not imported
+
+
+MALFORMED = {
+    "a negative number": {"added_tokens": [{"id": -1, "content": "<s>", "special": True}]},
+    "a number of no vocabulary": {"added_tokens": [{"id": 10**25, "content": "<s>", "special": True}]},
+    "a truth for a number": {"added_tokens": [{"id": True, "content": "<s>", "special": True}]},
+    "a cut without pattern": {
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Split"}, {"type": "ByteLevel"}]}
+    },
+    "a list for an expression": {
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "Split", "pattern": {"Regex": []}}, {"type": "ByteLevel"}],
+        }
+    },
+    "a word for a decoder": {"decoder": "x"},
+    "a template without parts": {"post_processor": {"type": "TemplateProcessing"}},
+    "a number for a token": {"post_processor": {"type": "BertProcessing", "cls": 3}},
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_malformed_parts_end_in_a_sentence(what, tmp_path):
+    content = json.loads(byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)).to_str())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content | MALFORMED[what]))
+    with pytest.raises(FeatherbackError, match="is not a readable tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "core",
+    [
+        # What is put in front is not what stands for a space.
+        lambda: _with(
+            llama2(), normalizers.Sequence([normalizers.Prepend("a"), normalizers.Replace(" ", "▁")])
+        ),
+        # Characters become bytes twice.
+        lambda: byte_level(
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            pre_tokenizers.Digits(),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ),
+    ],
+    ids=["another beginning", "bytes of bytes"],
+)
+def test_forms_that_only_look_known_go_to_the_library(core, tmp_path):
+    library = core()
+    library.save(str(tmp_path / "tokenizer.json"))
+    ours = load_tokenizer(tmp_path)
+    assert ours.note
+    assert ours.encode("é x 12") == library.encode("é x 12", add_special_tokens=False).ids
+
+
+def _with(library, normalizer):
+    library.normalizer = normalizer
+    return library

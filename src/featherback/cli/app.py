@@ -101,7 +101,10 @@ def run(arguments: list[str] | None = None) -> int:
         return 130
     except Exception as error:
         if hasattr(error, "format_message"):  # of the arguments
+            said = error.format_message().rstrip(".")
+            if not said:  # without arguments: the help is what there is to say
+                return 2
             help_of = " ".join(("featherback", *([chosen] if chosen in COMMANDS else []), "--help"))
-            error = FeatherbackError(f"{error.format_message().rstrip('.')}. See {help_of}.")
+            error = FeatherbackError(f"{said}. See {help_of}.")
         return report(error, debug)
     return code if isinstance(code, int) else 0

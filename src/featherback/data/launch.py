@@ -58,6 +58,11 @@ def prepare_in_subprocess(
         raise FeatherbackError(last["error"])
     if status == -signal.SIGBUS:  # it maps the model for its vocabulary
         raise cut_short(model_path)
+    if status < 0:
+        raise FeatherbackError(
+            f"Preparing the data {data_path} was ended by signal {signal.Signals(-status).name}, perhaps for want of "
+            f"memory: close other programs, or split the data."
+        )
     reason = complaint.splitlines()[-1] if complaint else f"exit status {status}"
     raise FeatherbackError(
         f"Preparing the data {data_path} failed: {reason}. This is a fault of Featherback."

@@ -47,6 +47,8 @@ def _check_trie(units: NDArray[np.uint32], text: NDArray[np.uint8]) -> None:
     A unit is a value (bit 31 set) or a node: bits 10 to 30 and 9 say by how much its own place differs from that of its
     value, which it has if bit 8 is set, and this from its children's by a byte.
     """
+    if units.size == 0:
+        raise ValueError
     places = np.arange(units.size)
     values = places ^ ((units >> 10).astype(np.int64) << ((units & 1 << 9) >> 6))
     nodes = units >> 31 == 0

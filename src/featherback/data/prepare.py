@@ -111,7 +111,7 @@ class _Preparation:
         length, spelled = 0, False
         for part, spells_control in self.encoder.stream(read_text(self.path, self._watch)):
             if self._is_enough():
-                self.report.read_to = f"{self.path}, its first {length} tokens"
+                self.report.read_to = f"{self.path}, its first {self.writer.n_tokens} tokens"
                 held = held[:0]
                 break
             spelled = spelled or spells_control

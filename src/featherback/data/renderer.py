@@ -27,11 +27,11 @@ MOST_CHARACTERS = 1 << 20
 Conversation = tuple[Sequence[Mapping[str, str]], bool]
 """Messages, and whether the text is to end where the assistant answers."""
 
-
 Answers = list["str | RenderingError"]
 """Each conversation as text, or why there is none."""
 
 _PIECE = 1 << 16  # bytes read from the process at once
+LOADING = 0  # the number of what loads a template anew; requests count from 1
 
 
 class RenderingError(FeatherbackError):
@@ -46,10 +46,10 @@ class _Request:
 
 
 class Renderer:
-    """The process. It starts with the first rendering, and ends with this object or its process.
+    """The process. It starts with the first rendering, and ends with this object or with the process that owns it.
 
-    Answers come in the order of the requests. One that ends the process is told so; those behind it are sent to the
-    next process.
+    Answers come in the order of the requests. Of one that ends the process its owner is told; those behind it are sent
+    to the next process.
     """
 
     def __init__(self) -> None:
@@ -153,7 +153,12 @@ class Renderer:
         assert self._process is not None
         assert self._complaints is not None
         failed = self._asked.popleft()
-        self._replies[failed.number] = self._ended(self._process, self._complaints, failed.source)
+        reason = self._ended(self._process, self._complaints, failed.source)
+        if failed.number == LOADING:  # another process would fare no better: all that wait are told
+            self._replies |= {request.number: reason for request in self._asked}
+            self._asked.clear()
+        else:
+            self._replies[failed.number] = reason
         _stop(self._process, self._complaints)
         self._process = self._complaints = None
         self._unread.clear()
@@ -161,7 +166,7 @@ class Renderer:
         if not self._asked:
             self._loaded = None
             return
-        self._asked.appendleft(_Request(0, self._loading, failed.source))
+        self._asked.appendleft(_Request(LOADING, self._loading, failed.source))
         for request in self._asked:
             self._unsent += request.line
 

@@ -33,6 +33,11 @@ EXPRESSIONS = {
     r"\p{N}": "digit",
     r"\p{N}+": "digits",
 }
+_MALFORMED = (
+    ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError
+)  # fmt: skip
+"""What the parts of a file raise that are not what they should be."""
+_MOST_TOKENS = 1 << 22
 
 
 class UnknownTokenizerError(Exception):
@@ -64,24 +69,14 @@ class TokenizerFile:
     """"normalizer" and "pre_tokenizer"."""
     space_prefix: SpacePrefix
     space_like: str
+    begins_with: int | None
+    """The token that the file's post-processor puts before a text."""
 
     def ids(self, *tokens: str) -> list[int | None]:
         """The numbers of tokens, None for what is no token."""
         added = {token.content: token.id for token in self.added}
         found = self.vocabulary.find(list(tokens))
         return [added.get(token, i if i >= 0 else None) for token, i in zip(tokens, found, strict=True)]
-
-    @property
-    def begins_with(self) -> int | None:
-        """The token that the file's post-processor puts before a text."""
-        for step in _steps(self.facts.get("post_processor"), "processors"):
-            if step["type"] == "TemplateProcessing" and step["single"]:
-                name = step["single"][0].get("SpecialToken", {}).get("id")
-                if name is not None:
-                    return int(step["special_tokens"][name]["ids"][0])
-            elif step["type"] in ("RobertaProcessing", "BertProcessing"):
-                return int(step["cls"][1])
-        return None
 
 
 def read_tokenizer(path: Path) -> TokenizerFile:
@@ -95,10 +90,10 @@ def read_tokenizer(path: Path) -> TokenizerFile:
             raise TypeError("its model is no object")
         steps = {key: facts.get(key) for key in ("normalizer", "pre_tokenizer")}
         rule, space_like = _take_space_prefix(steps)
-        return TokenizerFile(path, vocabulary, facts, added, steps, rule, space_like)
+        return TokenizerFile(path, vocabulary, facts, added, steps, rule, space_like, _begins_with(facts))
     except OSError as error:
         raise FeatherbackError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except _MALFORMED as error:
         raise FeatherbackError(f"{path} is not a readable tokenizer: {error}.") from error
 
 
@@ -110,12 +105,13 @@ def native_core(file: TokenizerFile) -> _native.TextEncoder:
     # Files written before the type was said hold byte-pair encodings as well, known by their merges.
     _require(model.get("type", "BPE") == "BPE" and file.vocabulary.size > 0, f"a {model.get('type')} model")
     _require(all(token.plain for token in file.added), "added tokens that depend on what is around them")
-    ends_with_bytes = [step["type"] for step in _steps(file.steps["pre_tokenizer"], "pretokenizers")][-1:]
     try:
-        if ends_with_bytes == ["ByteLevel"]:
+        cuts = [step["type"] for step in _steps(file.steps["pre_tokenizer"], "pretokenizers")]
+        if cuts[-1:] == ["ByteLevel"]:
+            _require("ByteLevel" not in cuts[:-1], "bytes in place of characters before the last cut")
             return _byte_level(file, model)
         return _sentencepiece(file, model)
-    except (ValueError, OverflowError) as error:
+    except _MALFORMED as error:
         raise FeatherbackError(f"{file.path} is not a readable tokenizer: {error}.") from error
 
 
@@ -237,9 +233,20 @@ def _require(known: object, what: str) -> None:
         raise UnknownTokenizerError(what)
 
 
+def _begins_with(facts: Mapping[str, Any]) -> int | None:
+    for step in _steps(facts.get("post_processor"), "processors"):
+        if step["type"] == "TemplateProcessing" and step["single"]:
+            name = step["single"][0].get("SpecialToken", {}).get("id")
+            if name is not None:
+                return int(step["special_tokens"][name]["ids"][0])
+        elif step["type"] in ("RobertaProcessing", "BertProcessing"):
+            return int(step["cls"][1])
+    return None
+
+
 def _added(values: Mapping[str, Any]) -> AddedToken:
     number, content = values["id"], values["content"]
-    if not isinstance(number, int) or not isinstance(content, str):
+    if type(number) is not int or not 0 <= number < _MOST_TOKENS or not isinstance(content, str):
         raise TypeError("an added token without number or content")
     return AddedToken(
         number,
@@ -255,9 +262,8 @@ def _added(values: Mapping[str, Any]) -> AddedToken:
 def _take_space_prefix(steps: dict[str, Any]) -> tuple[SpacePrefix, str]:
     """Take the leading-space rule out of `steps`, for Tokenizer to apply: (rule, characters that count as a space)."""
     before = _steps(steps["normalizer"], "normalizers")
-    if any(step["type"] == "Prepend" for step in before):
-        rest = [step for step in before if step["type"] != "Prepend"]
-        steps["normalizer"] = {"type": "Sequence", "normalizers": rest}
+    if before[:1] == [{"type": "Prepend", "prepend": "▁"}] and any(map(_is_space_mark, before)):
+        steps["normalizer"] = {"type": "Sequence", "normalizers": before[1:]}
         return "each", ""
     rule: SpacePrefix = "never"
     space_like = ""
