@@ -51,7 +51,7 @@ def test_train_shows_what_it_is_about_to_do(
     before, _, after = trained[1].stdout.partition("step  0/12")
     for text in (
         "tiny.gguf: llama, 2 layers",
-        f"{messages}: 12 messages",
+        f"{messages.name}: 12 messages",  # its folder as is shorter
         "[It is 0<|im_end|>]",
         "<|im_start|>user",
         "rank 4, alpha 16, on q,k,v,o,gate,up,down",
