@@ -19,6 +19,28 @@ LENGTHS = [(1, 2), (7,), (40, 3, 21), (257,)]
 FEW = 4  # batches of so few tokens take the decoding products, which do not round weights to bf16; MeBP stores them so
 
 
+# One model for each composition of layers: what else families differ in, such as their rotations, is no matter of the
+# schedule, of threads or of where things are kept.
+COMPOSITIONS = (
+    "llama",
+    "llama-untied",
+    "qwen2-biases",
+    "qwen2-late-window",
+    "smollm3",
+    "qwen3",
+    "gemma3",
+    "olmo2",
+    "phi3",
+    "wide-heads",
+)
+
+
+@pytest.fixture(params=COMPOSITIONS)
+def twins(all_twins: dict[str, Twins], request: pytest.FixtureRequest) -> Twins:
+    """Each of these models in turn."""
+    return all_twins[request.param]
+
+
 def adapter(twins: Twins, *targets: str) -> State:
     return random_adapter(twins.reference, 4, targets or None, seed=2)
 
