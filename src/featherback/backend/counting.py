@@ -256,6 +256,11 @@ class CountingOperations:
     def total(self, x: Blank) -> float:
         return 0.0
 
+    def rotary_table(self, frequencies: Any, positions: Any, cos: Blank, sin: Blank) -> None:
+        """Its calls do not count: where a sequence's length decides on its rotation, their number depends on how chunks
+        cut sequences, and each takes a few microseconds."""
+        self.work.moved += cos.nbytes + sin.nbytes
+
     def dense(self, matrix: Blank) -> BlankMatrix:
         height, width = matrix.shape
         return BlankMatrix((height, width), width * matrix.dtype.itemsize)
