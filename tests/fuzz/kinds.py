@@ -229,12 +229,8 @@ class Data(Kind):
     def use(self, changed: Path) -> None:
         path = self.folder / "data.jsonl"
         detect(path)
-        for example in read_jsonl(path):
-            if example.text is None:
-                self.encoder.encode(example)
-            else:
-                list(self.encoder.document(example.text))
-            self.encoder.spells_control(example)
+        for _ in self.encoder.encode_all(read_jsonl(path)):
+            pass
 
 
 @kind
