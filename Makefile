@@ -4,17 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') CMakeLists.txt pyproject.toml
 
-.PHONY: demo test fuzz test-kill test-asan test-tsan test-kernels test-arm lint format bench bench-llama stub build clean
+.PHONY: demo test docs fuzz test-kill test-llamacpp test-mlx test-authors test-asan test-tsan test-kernels test-arm lint format bench bench-llama stub build clean
 
 demo: build
 	$(BIN)/featherback demo
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4
 
-# A hundred runs killed at random moments and inside writes, resumed, compared with one that was left alone.
+# A hundred runs, and fifty of whole models, killed at random moments and inside writes, resumed, compared with one that
+# was left alone.
 test-kill: $(VENV)/.test
-	FEATHERBACK_KILLS=100 $(BIN)/python -m pytest tests/training/test_kill.py
+	FEATHERBACK_KILLS=100 $(BIN)/python -m pytest tests/training/test_kill.py tests/training/test_whole.py -k killed
 
 # Mutations of everything that is read: make fuzz CASES=2000 SEED=7 KINDS="gguf template". Seeds are printed.
 fuzz: $(VENV)/.test
@@ -36,6 +37,20 @@ test-tsan: .venv-thread/.built
 		-C build-dir=.venv-$*/build -C cmake.define.FEATHERBACK_SANITIZE=$*
 	touch $@
 
+# llama.cpp, built for this CPU, reads what we export: GGUF LoRA and merged models, logits and greedy text; and its tokens
+# are ours.
+test-llamacpp: $(VENV)/.test $(VENV)/.llama
+	$(BIN)/python -m pytest tests/clients/llama_cpp.py tests/clients/llama_cpp_tokens.py -s
+
+# Optimisers against their authors' packages, which are fetched beside the environment, without what these ask for.
+test-authors: $(VENV)/.test
+	$(BIN)/pip install -q --no-deps --upgrade --target build/authors lomo-optim==0.1.1 apollo-torch==1.0.3
+	$(BIN)/python -m pytest tests/optim/authors.py
+
+# mlx-lm on MLX's CPU device reads what we export, and we read its bases and adapters (Linux: glibc 2.35 or later).
+test-mlx: $(VENV)/.test $(VENV)/.mlx
+	$(BIN)/python -m pytest tests/clients/mlx_lm.py
+
 # The kernels alone, in plain C++: every instruction set of this CPU, and ARM's under an emulator
 # (Debian: apt-get install g++-aarch64-linux-gnu qemu-user).
 test-kernels: $(VENV)/.created
@@ -48,6 +63,15 @@ test-arm: $(VENV)/.created
 		-DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static
 	$(BIN)/cmake --build build/arm
 	qemu-aarch64 -cpu max build/arm/kernel_test
+
+# The site of docs/, into build/site: dead links, missing anchors and every other warning end it. It fetches nothing.
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/site.cache docs build/site
+	@echo "open build/site/index.html"
+
+$(VENV)/.docs: $(VENV)/.built
+	$(BIN)/pip install -q -e ".[docs]" --no-build-isolation
+	touch $@
 
 lint: $(VENV)/.test
 	$(BIN)/pip install -q -e ".[lint]" --no-build-isolation
@@ -70,12 +94,17 @@ bench-llama: $(VENV)/.llama
 	$(BIN)/python benchmarks/against_llama_cpp.py
 
 $(VENV)/.llama: $(VENV)/.built
-	CMAKE_ARGS=-DGGML_NATIVE=ON $(BIN)/pip install -q llama-cpp-python
+	CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" $(BIN)/pip install -q llama-cpp-python
 	touch $@
 
-# The extension's type stub is kept in the tree; a test compares it with the built module.
+$(VENV)/.mlx: $(VENV)/.test
+	$(BIN)/pip install -q "mlx[cpu]" mlx-lm
+	touch $@
+
+# Type stubs are kept in the tree: the extension's, and the options of training. Tests compare them.
 stub: build
 	$(BIN)/python -m nanobind.stubgen -q -m featherback._native -o src/featherback/_native.pyi
+	$(BIN)/python tools/options_stub.py > src/featherback/training/options.pyi
 
 build: $(VENV)/.built
 

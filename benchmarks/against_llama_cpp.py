@@ -1,8 +1,10 @@
 """Prefill and decoding beside llama.cpp's on the same files: `make bench-llama`, or with llama-cpp-python installed
 
-    python benchmarks/against_llama_cpp.py [--threads 1 2] [--rounds 9] [--cpu-time] [--files model.gguf ...]
+    python benchmarks/against_llama_cpp.py [--threads 1 2] [--rounds 9] [--cpu-time] [--prefill 256 1024]
+        [--files model.gguf ... | --types q4_k iq3_s ...]
 
-Without --files: SmolLM2-135M (`featherback fetch smollm2-135m`) and a synthetic Qwen2.5-0.5B in Q4_0. Each side lives
+Without --files: SmolLM2-135M (`featherback fetch smollm2-135m`) and a synthetic Qwen2.5-0.5B in Q4_0. --types makes a
+synthetic model of each, whose rows fill blocks of 256: six layers of Qwen2.5-1.5B and 32,768 tokens. Each side lives
 in a process of its own that sleeps while the other is measured; they take turns, and a ratio is of two neighbours in
 time. Tokens are random, both sides pick the likeliest next one, and llama.cpp is driven through its C functions, so
 that its Python wrapper costs it nothing. Prints a Markdown table: medians, the ratio's being the median of ratios.
@@ -23,12 +25,15 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from featherback.weights.types import TensorType
+
 CONTEXT, PROMPT, ANSWER = 1100, 32, 64
-PREFILLS = (256, 1024)
+TYPED = {"name": "qwen2.5-1.5b", "num_hidden_layers": 6, "vocab_size": 32_768}
 
 
 class Featherback:
@@ -109,7 +114,9 @@ def serve(pipe: Connection, side: str, arguments: tuple[Any, ...], cpu_time: boo
         pipe.send((count or ANSWER) / (clock() - start))
 
 
-def compare(path: Path, threads: int, compute: str, rounds: int, cpu_time: bool) -> list[dict[str, Any]]:
+def compare(
+    path: Path, threads: int, compute: str, rounds: int, cpu_time: bool, prefills: list[int]
+) -> list[dict[str, Any]]:
     """Rates of both sides on one file, and their ratios, for every prefill and for decoding."""
     spawn, pipes, workers = multiprocessing.get_context("spawn"), {}, []
     for side in SIDES:
@@ -119,7 +126,7 @@ def compare(path: Path, threads: int, compute: str, rounds: int, cpu_time: bool)
         workers[-1].start()
         theirs.close()
     found = []
-    for count in (*PREFILLS, 0):
+    for count in (*prefills, 0):
         rates: dict[str, list[float]] = {side: [] for side in SIDES}
         for turn in range(rounds + 1):  # the first one warms up
             for side in SIDES if turn % 2 else reversed(SIDES):
@@ -136,11 +143,23 @@ def compare(path: Path, threads: int, compute: str, rounds: int, cpu_time: bool)
     return found
 
 
+def typed(folder: Path, kind: TensorType) -> Path:
+    """A synthetic model with all matrices of one type."""
+    from featherback.bench.synthetic import write_synthetic
+
+    return write_synthetic(folder / f"{kind.name.lower()}.gguf", tensor_type=kind, **TYPED)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--files", type=Path, nargs="+", help="GGUF files; default: the two named above")
+    models = parser.add_mutually_exclusive_group()
+    models.add_argument("--files", type=Path, nargs="+", help="GGUF files; default: the two named above")
+    models.add_argument("--types", nargs="+", help="GGUF types, of which synthetic models are made")
+    parser.add_argument(
+        "--prefill", type=int, nargs="*", default=[256, 1024], help="lengths of prompts; none: decoding alone"
+    )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--compute", choices=("bf16", "fp32"), default="bf16", help="our operands")
@@ -157,16 +176,21 @@ def main() -> int:
     from featherback.bench.markdown import number, table
     from featherback.bench.synthetic import write_synthetic
     from featherback.hub.fetch import fetch
+    from featherback.weights.types import TensorType
 
     with tempfile.TemporaryDirectory() as place:
-        files = options.files or [
-            fetch("smollm2-135m"),
-            write_synthetic(Path(place) / "qwen2.5-0.5b-q4_0.gguf", "qwen2.5-0.5b"),
-        ]
+        if options.types:
+            files = [typed(Path(place), TensorType[name.upper()]) for name in options.types]
+        else:
+            files = options.files or [
+                fetch("smollm2-135m"),
+                write_synthetic(Path(place) / "qwen2.5-0.5b-q4_0.gguf", "qwen2.5-0.5b"),
+            ]
         rows = []
+        how = (options.compute, options.rounds, options.cpu_time, options.prefill)
         for path in files:
             for threads in options.threads:
-                for line in compare(path, threads, options.compute, options.rounds, options.cpu_time):
+                for line in compare(path, threads, *how):
                     print(
                         json.dumps({"file": path.name, "threads": threads, **line}),
                         file=sys.stderr,

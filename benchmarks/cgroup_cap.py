@@ -26,7 +26,8 @@ from typing import Any
 from featherback import demo
 from featherback.data.token_file import TokenFile
 from featherback.hub.locate import locate
-from featherback.training.config import TrainConfig, parse_memory
+from featherback.training import parse
+from featherback.training.config import TrainConfig
 from featherback.training.launch import prepare_run, worker_command
 from featherback.training.run_directory import RunDirectory
 
@@ -42,7 +43,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--dir", type=Path, default=None, help="where files are made, on a disk")
     options = parser.parse_args()
-    limit = parse_memory(options.limit)
+    limit = parse.memory(options.limit)
     assert limit is not None
     with tempfile.TemporaryDirectory(dir=options.dir) as place:
         given = {"model": str(locate(options.model)), "data": str(options.data), "steps": options.steps}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from featherback.bench.synthetic import write_synthetic
 from featherback.bench.training_run import train_synthetic
-from featherback.training.config import parse_memory
+from featherback.training import parse
 
 
 def main() -> int:
@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=50_000)
     parser.add_argument("--memory", default="42MB")
     options = parser.parse_args()
-    budget = parse_memory(options.memory)
+    budget = parse.memory(options.memory)
     with tempfile.TemporaryDirectory() as place:
         model = write_synthetic(
             Path(place) / "small.gguf",

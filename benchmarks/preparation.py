@@ -27,6 +27,7 @@ from typing import Any
 from featherback.bench.markdown import table
 from featherback.bench.watch import run
 from featherback.data.prepare import prepare
+from featherback.data.source import Source
 from featherback.data.token_file import TokenFile
 from featherback.data.tokenizer_json import EXPRESSIONS
 from featherback.data.tokenizer_loader import load_tokenizer
@@ -129,7 +130,7 @@ def _own(folder: Path, data: Path, cores: int) -> dict[str, Any]:
     loading = time.process_time() - before
     with tempfile.TemporaryDirectory() as place:
         began = _cpu()
-        report = prepare(folder, data, Path(place) / "tokens", SEQ_LEN)
+        report = prepare(folder, Source.of(data, long="cut"), Path(place) / "tokens", SEQ_LEN)
         tokens = TokenFile(Path(place) / "tokens")
         # the children's time is known when they have ended
         return {

@@ -31,3 +31,16 @@ def smollm2_reference(smollm2_path: Path) -> "PreTrainedModel":
     from tests.support.oracle import reference_model
 
     return reference_model(smollm2_path)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without stores of models, and no others."""
+    from featherback.hub.stores import ollama
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("OLLAMA_MODELS", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FEATHERBACK_CACHE", str(tmp_path / "ours"))
+    monkeypatch.setattr(ollama, "_SERVICE", tmp_path / "service")
+    return tmp_path

@@ -15,11 +15,13 @@ import pytest
 from safetensors.numpy import save_file
 
 import featherback as fb
-from featherback.adapters import peft
+from featherback.adapters import formats
+from featherback.adapters.formats import peft
 from featherback.errors import FeatherbackError
 from featherback.files import read_json
 from featherback.models import load
-from featherback.training.config import TrainConfig, parse_memory
+from featherback.training import parse
+from featherback.training.config import TrainConfig
 from featherback.weights.gguf import GGUFFile
 from featherback.weights.safetensors import SafetensorsFile
 from tests.support.tiny_models import write_tiny
@@ -45,7 +47,7 @@ def at_most(nbytes: int) -> Iterator[None]:
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> tuple[fb.Model, Path]:
     folder = tmp_path_factory.mktemp("adapter")
     model = load(write_tiny(folder / "m.gguf"))
-    peft.save(fb.LoRA(model, rank=2), folder / "good")
+    peft.FORMAT.save(fb.LoRA(model, rank=2), folder / "good")
     return model, folder / "good"
 
 
@@ -62,7 +64,7 @@ def test_a_rank_that_the_file_does_not_have(
 ) -> None:
     model, good = adapter
     with at_most(6 * MB), pytest.raises(FeatherbackError, match="does not fit"):
-        peft.load(model, _changed(good, tmp_path, r=rank))
+        formats.load(model, _changed(good, tmp_path, r=rank))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_numbers_that_are_none(
 ) -> None:
     model, good = adapter
     with pytest.raises(FeatherbackError) as refusal:
-        peft.load(model, _changed(good, tmp_path, **entries))
+        formats.load(model, _changed(good, tmp_path, **entries))
     assert len(str(refusal.value)) < 500
 
 
@@ -228,7 +230,7 @@ def test_configurations(tmp_path: Path, entries: dict[str, Any]) -> None:
 def test_an_amount_of_memory_beyond_numbers() -> None:
     for text in ("9" * 400, "9" * 400 + "GB", "2000000TB", "1e400"):
         with pytest.raises(FeatherbackError, match="--memory"):
-            parse_memory(text)
+            parse.memory(text)
 
 
 def test_a_number_of_epochs_that_nobody_counts() -> None:

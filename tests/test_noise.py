@@ -1,11 +1,36 @@
 """The random numbers behind an adapter's start, a data order and MeZO's directions."""
 
 import tracemalloc
+from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
 
+from featherback import noise
+from featherback.backend.cpu import CPUOperations
 from featherback.noise import PIECE, bits, fill_normal, normal, splitmix, uniform
+
+
+def test_quantiles_are_the_normal_distributions() -> None:
+    table, known = noise.quantiles(), NormalDist()
+    assert table.shape == (1 << 16,)
+    for number in (0, 1, 77, 1 << 10, 20_000, (1 << 15) - 1, 1 << 15, 65_000, 65_534, 65_535):
+        assert table[number] == pytest.approx(known.inv_cdf((number + 0.5) / 65_536), rel=2e-3, abs=1e-4)
+    values = table.astype(np.float64)
+    assert values.mean() == pytest.approx(0, abs=1e-4)
+    assert values.var() == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("corner", [(0, 0), (3, 7), (100, 1024)])
+def test_added_normals_are_those_of_their_places(corner: tuple[int, int]) -> None:
+    (top, left), shape, key = corner, (5, 1301), (2, 9)
+    drawn = noise.numbers(key, range(top, top + shape[0]), range(left, left + shape[1]))
+    out = np.full(shape, 3, np.float32)
+    CPUOperations.add_normals(key, corner, -0.5, out)
+    np.testing.assert_allclose(out, 3 - 0.5 * noise.quantiles()[drawn], rtol=1e-6)
+    assert abs(np.corrcoef(out[0], out[1])[0, 1]) < 0.1
+    assert out.std() == pytest.approx(0.5, rel=0.05)
 
 
 def test_splitmix_is_the_published_generator() -> None:
@@ -60,3 +85,35 @@ def test_keys_are_independent_and_repeatable() -> None:
     assert len({tuple(words) for words in different}) == len(different)
     a, b = uniform((0, 0), 50_000), uniform((0, 1), 50_000)
     assert abs(np.corrcoef(a, b)[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5, 0.999])
+def test_dropout_leaves_its_share(rate: float) -> None:
+    left = _kept((7, 1), rate, (0, 0), (300, 1001))
+    share = noise.dropped_share(rate)
+    assert abs(share - rate) < 2**-16
+    deviation = (share * (1 - share) / left.size) ** 0.5
+    assert abs(1 - left.mean() - share) < 4 * deviation
+    for axis in (0, 1):  # no row or column is special
+        spread = left.mean(axis).std() / (share * (1 - share) / left.shape[axis]) ** 0.5
+        assert 0.9 < spread < 1.1
+    assert abs(np.corrcoef(left[1:].ravel(), left[:-1].ravel())[0, 1]) < 0.01
+    assert abs(np.corrcoef(left[:, 1:].ravel(), left[:, :-1].ravel())[0, 1]) < 0.01
+
+
+def test_what_dropout_leaves_depends_on_key_and_place_alone() -> None:
+    whole = _kept((7, 1), 0.3, (0, 0), (90, 131))
+    for top, left, rows, cols in [(0, 0, 1, 131), (3, 5, 87, 100), (89, 130, 1, 1), (10, 64, 50, 67)]:
+        part = _kept((7, 1), 0.3, (top, left), (rows, cols))
+        assert np.array_equal(part, whole[top : top + rows, left : left + cols])
+    wide = _kept((7, 1), 0.3, (0, 0), (3, 40_000))  # a row of more than a piece
+    assert np.array_equal(_kept((7, 1), 0.3, (2, 7), (1, 39_000))[0], wide[2, 7:39_007])
+    assert not np.array_equal(_kept((7, 2), 0.3, (0, 0), (90, 131)), whole)
+
+
+def _kept(*given: Any) -> np.ndarray:
+    shape = given[3]
+    found = np.zeros(shape, bool)
+    for rows, left in noise.kept(*given):
+        found[rows] = left
+    return found

@@ -14,7 +14,7 @@ struct AmxTile {
     using Element = uint32_t;
     using Use = Tiles::Use;
     static constexpr int rows = 32, row_step = 16, cols = 32;
-    static constexpr int steps = 2, depth_step = 32, depth = 256;
+    static constexpr int header = 0, steps = 2, depth_step = 32, depth = 256;
 
     template <int height>
     FB_INLINE static Rows<uint16_t> operand(const View& x, int64_t row, int64_t live, int64_t first, int64_t count,

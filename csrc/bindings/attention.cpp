@@ -23,9 +23,25 @@ void check_sequences(const Ints& cu_q, int64_t queries, const Ints& cu_k, int64_
             refuse("a sequence has more queries than keys");
 }
 
+// prefix (S,): -1, or the sequence that this one continues; those that continue one follow it without a gap.
+const int32_t* check_prefix(const std::optional<Ints>& prefix, const Ints& cu_k, int64_t window) {
+    if (!prefix) return nullptr;
+    const int64_t sequences = int64_t(cu_k.shape(0)) - 1;
+    if (int64_t(prefix->shape(0)) != sequences) refuse("prefix must hold a number for each sequence");
+    const int32_t *before = prefix->data(), *cu = cu_k.data();
+    for (int64_t i = 0; i < sequences; i++) {
+        const int64_t at = before[i];
+        if (at < -1 || at >= i || (at >= 0 && at != i - 1 && before[i - 1] != at) || (at >= 0 && before[at] >= 0))
+            refuse("prefix must be -1, or the sequence that this one and all between the two continue");
+        if (at >= 0 && window > 0 && cu[i + 1] - cu[i] + cu[at + 1] - cu[at] > window)
+            refuse("a sequence with its prefix is longer than the window");
+    }
+    return before;
+}
+
 AttentionShape attention_shape(const View& q, const View& k, const View& v, int64_t heads, int64_t kv_heads,
                                const Ints& cu_q, const std::optional<Ints>& cu_k_, std::optional<float> scale,
-                               int64_t window, float softcap) {
+                               int64_t window, float softcap, const std::optional<Ints>& prefix) {
     const Ints& cu_k = cu_k_ ? *cu_k_ : cu_q;
     if (heads <= 0 || kv_heads <= 0 || heads % kv_heads || q.cols % heads)
         refuse("heads must be a multiple of kv_heads and divide q's width");
@@ -37,7 +53,16 @@ AttentionShape attention_shape(const View& q, const View& k, const View& v, int6
     if (window < 0) refuse("window must not be negative");
     check_softcap(softcap);
     const float factor = scale ? *scale : 1.0f / std::sqrt(float(d));
-    return {heads, kv_heads, d, factor, cu_q.data(), cu_k.data(), int64_t(cu_q.shape(0)) - 1, window, softcap};
+    return {heads,
+            kv_heads,
+            d,
+            factor,
+            cu_q.data(),
+            cu_k.data(),
+            int64_t(cu_q.shape(0)) - 1,
+            window,
+            softcap,
+            check_prefix(prefix, cu_k, window)};
 }
 
 void check_probabilities(const View& p, const View& q, const View& k, int64_t heads) {
@@ -47,11 +72,11 @@ void check_probabilities(const View& p, const View& q, const View& k, int64_t he
 
 void attention(InArray q_, InArray k_, InArray v_, Array out_, std::optional<Array> lse_, int64_t heads,
                int64_t kv_heads, Ints cu_q, std::optional<Ints> cu_k, std::optional<float> scale, int64_t window,
-               std::optional<Array> p_, float softcap) {
+               std::optional<Array> p_, float softcap, std::optional<Ints> prefix) {
     const View q = view(q_, "q"), k = view(k_, "k"), v = view(v_, "v"), out = view(out_, "out"),
                lse = view(lse_, "lse");
     const View p = view(p_, "p");
-    const AttentionShape shape = attention_shape(q, k, v, heads, kv_heads, cu_q, cu_k, scale, window, softcap);
+    const AttentionShape shape = attention_shape(q, k, v, heads, kv_heads, cu_q, cu_k, scale, window, softcap, prefix);
     check_shape(out, q.rows, q.cols, "out");
     check_shape(lse, heads, q.rows, "lse");
     check_f32(lse, "lse");
@@ -64,11 +89,11 @@ void attention(InArray q_, InArray k_, InArray v_, Array out_, std::optional<Arr
 void attention_backward(InArray dout_, InArray q_, InArray k_, InArray v_, InArray out_, InArray lse_, Array delta_,
                         Array dq_, Array dk_, Array dv_, int64_t heads, int64_t kv_heads, Ints cu_q,
                         std::optional<Ints> cu_k, std::optional<float> scale, int64_t window, std::optional<InArray> p_,
-                        float softcap, bool accumulate) {
+                        float softcap, bool accumulate, std::optional<Ints> prefix) {
     const View dout = view(dout_, "dout"), q = view(q_, "q"), k = view(k_, "k"), v = view(v_, "v");
     const View out = view(out_, "out"), lse = view(lse_, "lse"), delta = view(delta_, "delta");
     const View dq = view(dq_, "dq"), dk = view(dk_, "dk"), dv = view(dv_, "dv");
-    const AttentionShape shape = attention_shape(q, k, v, heads, kv_heads, cu_q, cu_k, scale, window, softcap);
+    const AttentionShape shape = attention_shape(q, k, v, heads, kv_heads, cu_q, cu_k, scale, window, softcap, prefix);
     for (const auto& [grad, name] : {std::pair{dout, "dout"}, {out, "out"}, {dq, "dq"}})
         check_shape(grad, q.rows, q.cols, name);
     for (const auto& [grad, name] : {std::pair{dk, "dk"}, {dv, "dv"}}) check_shape(grad, k.rows, k.cols, name);
@@ -84,24 +109,34 @@ void attention_backward(InArray dout_, InArray q_, InArray k_, InArray v_, InArr
 }
 
 AttentionShape shape_alone(const Ints& cu_q, const Ints& cu_k, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                           int64_t window, float softcap) {
+                           int64_t window, float softcap, const std::optional<Ints>& prefix) {
     if (cu_q.shape(0) < 2 || cu_k.shape(0) < 2) refuse("cu_q and cu_k must hold a sequence");
     check_sequences(cu_q, cu_q.data()[cu_q.shape(0) - 1], cu_k, cu_k.data()[cu_k.shape(0) - 1]);
     if (heads <= 0 || kv_heads <= 0 || heads % kv_heads || head_dim <= 0 || window < 0)
         refuse("heads must be a multiple of kv_heads, and no number negative");
     check_softcap(softcap);
-    return {heads, kv_heads, head_dim, 1, cu_q.data(), cu_k.data(), int64_t(cu_q.shape(0)) - 1, window, softcap};
+    return {heads,
+            kv_heads,
+            head_dim,
+            1,
+            cu_q.data(),
+            cu_k.data(),
+            int64_t(cu_q.shape(0)) - 1,
+            window,
+            softcap,
+            check_prefix(prefix, cu_k, window)};
 }
 
 PyCost attention_cost(Ints cu_q, Ints cu_k, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window,
-                      float softcap, bool backward_follows) {
-    return as_pair(
-        ops().attention_cost(shape_alone(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap), backward_follows));
+                      float softcap, bool backward_follows, std::optional<Ints> prefix) {
+    return as_pair(ops().attention_cost(shape_alone(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap, prefix),
+                                        backward_follows));
 }
 
 PyCost attention_backward_cost(Ints cu_q, Ints cu_k, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window,
-                               float softcap) {
-    return as_pair(ops().attention_backward_cost(shape_alone(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap)));
+                               float softcap, std::optional<Ints> prefix) {
+    return as_pair(
+        ops().attention_backward_cost(shape_alone(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap, prefix)));
 }
 
 }  // namespace
@@ -110,20 +145,24 @@ void bind_attention(nb::module_& m) {
     m.def("attention", &attention, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("lse").none(),
           nb::arg("heads"), nb::arg("kv_heads"), nb::arg("cu_q"), nb::arg("cu_k") = nb::none(),
           nb::arg("scale") = nb::none(), nb::arg("window") = 0, nb::arg("p") = nb::none(), nb::arg("softcap") = 0.0f,
+          nb::arg("prefix") = nb::none(),
           "out (Tq, H d) = causal grouped-query attention; lse (H, Tq) or None. scale None: head_dim ** -0.5. p (H Tq, "
-          "Tk) float32 receives the probabilities. softcap not 0: a score s becomes softcap * tanh(s / softcap)");
+          "Tk) float32 receives the probabilities. softcap not 0: a score s becomes softcap * tanh(s / softcap). "
+          "prefix (S,): "
+          "-1, or the sequence whose keys these queries see as well");
     m.def("attention_backward", &attention_backward, nb::arg("dout"), nb::arg("q"), nb::arg("k"), nb::arg("v"),
           nb::arg("out"), nb::arg("lse"), nb::arg("delta"), nb::arg("dq"), nb::arg("dk"), nb::arg("dv"),
           nb::arg("heads"), nb::arg("kv_heads"), nb::arg("cu_q"), nb::arg("cu_k") = nb::none(),
           nb::arg("scale") = nb::none(), nb::arg("window") = 0, nb::arg("p") = nb::none(), nb::arg("softcap") = 0.0f,
-          nb::arg("accumulate") = false,
+          nb::arg("accumulate") = false, nb::arg("prefix") = nb::none(),
           "dq and (+)= dk, dv from dout; delta (H, Tq) is scratch; p as attention left it");
     m.def("attention_cost", &attention_cost, nb::arg("cu_q"), nb::arg("cu_k"), nb::arg("heads"), nb::arg("kv_heads"),
           nb::arg("head_dim"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f, nb::arg("backward_follows") = true,
+          nb::arg("prefix") = nb::none(),
           "(floating-point operations, bytes of scratch per thread); backward_follows: lse or p is wanted");
     m.def("attention_backward_cost", &attention_backward_cost, nb::arg("cu_q"), nb::arg("cu_k"), nb::arg("heads"),
           nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f,
-          "(floating-point operations, bytes of scratch per thread)");
+          nb::arg("prefix") = nb::none(), "(floating-point operations, bytes of scratch per thread)");
 }
 
 }  // namespace fb

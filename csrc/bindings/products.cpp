@@ -3,8 +3,22 @@
 namespace fb {
 namespace {
 
+Dtype operand(bool bf16) { return bf16 ? Dtype::bf16 : Dtype::f32; }
+
+// Fixed point takes and makes nothing but float32.
+void check_fixed(bool fixed, const View& x, const char* x_name, const View& out, const char* out_name) {
+    if (fixed && x.dtype != Dtype::f32) refuse(std::string(x_name) + " must be float32");
+    if (fixed && out.dtype != Dtype::f32) refuse(std::string(out_name) + " must be float32");
+}
+
+PyCost linear_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, bool bf16, int type, bool fixed) {
+    if (!block_shape(TensorType(type)).weights) refuse("tensor type " + std::to_string(type) + " is unknown");
+    if (fixed) return as_pair(ops().linear_fixed_cost(tokens, inputs, outputs, rank, TensorType(type)));
+    return as_pair(ops().linear_cost(tokens, inputs, outputs, rank, operand(bf16), TensorType(type)));
+}
+
 void linear(InArray x_, const PyMatrix& w, Array out_, std::optional<InFloats> bias, std::optional<InArray> h_,
-            std::optional<InArray> b_, bool accumulate) {
+            std::optional<InArray> b_, bool accumulate, bool fixed) {
     const View x = view(x_, "x"), out = view(out_, "out"), h = view(h_, "h"), b = view(b_, "b");
     check_shape(x, out.rows, w.matrix.cols, "x");
     check_shape(out, x.rows, w.matrix.rows, "out");
@@ -15,13 +29,14 @@ void linear(InArray x_, const PyMatrix& w, Array out_, std::optional<InFloats> b
     check_shape(b, h.cols, out.cols, "b");
     if (h && h.dtype != x.dtype) refuse("h must have x's type");
     if (bias) check_length(int64_t(bias->shape(0)), out.cols, "bias");
+    check_fixed(fixed, x, "x", out, "out");
     nb::gil_scoped_release release;
     const Timed timed("linear", ops().linear_cost(x.rows, x.cols, out.cols, h.cols, x.dtype, w.matrix.type).flops);
-    ops().linear(x, w.matrix, bias ? bias->data() : nullptr, h, b, out, accumulate);
+    (fixed ? ops().linear_fixed : ops().linear)(x, w.matrix, bias ? bias->data() : nullptr, h, b, out, accumulate);
 }
 
 void linear_backward(InArray dy_, const PyMatrix& w, Array dx_, std::optional<InArray> dh_, std::optional<InArray> a_,
-                     bool accumulate) {
+                     bool accumulate, bool fixed) {
     const View dy = view(dy_, "dy"), dx = view(dx_, "dx"), dh = view(dh_, "dh"), a = view(a_, "a");
     check_shape(dy, dx.rows, w.matrix.rows, "dy");
     check_shape(dx, dy.rows, w.matrix.cols, "dx");
@@ -31,10 +46,11 @@ void linear_backward(InArray dy_, const PyMatrix& w, Array dx_, std::optional<In
     check_shape(dh, dy.rows, a.rows, "dh");
     check_shape(a, dh.cols, dx.cols, "a");
     if (dh && dh.dtype != dy.dtype) refuse("dh must have dy's type");
+    check_fixed(fixed, dy, "dy", dx, "dx");
     nb::gil_scoped_release release;
     const Timed timed("linear_backward",
                       ops().linear_backward_cost(dy.rows, dx.cols, dy.cols, dh.cols, dy.dtype).flops);
-    ops().linear_backward(dy, w.matrix, dh, a, dx, accumulate);
+    (fixed ? ops().linear_backward_fixed : ops().linear_backward)(dy, w.matrix, dh, a, dx, accumulate);
 }
 
 void lora_in(InArray x_, InArray a_, Array h_, float scale, bool accumulate) {
@@ -76,14 +92,8 @@ void dequantize(const PyMatrix& w, Array out_) {
     ops().dequantize(w.matrix, out);
 }
 
-Dtype operand(bool bf16) { return bf16 ? Dtype::bf16 : Dtype::f32; }
-
-PyCost linear_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, bool bf16, int type) {
-    if (!block_shape(TensorType(type)).weights) refuse("tensor type " + std::to_string(type) + " is unknown");
-    return as_pair(ops().linear_cost(tokens, inputs, outputs, rank, operand(bf16), TensorType(type)));
-}
-
-PyCost linear_backward_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, bool bf16) {
+PyCost linear_backward_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, bool bf16, bool fixed) {
+    if (fixed) return as_pair(ops().linear_backward_fixed_cost(tokens, inputs, outputs, rank));
     return as_pair(ops().linear_backward_cost(tokens, inputs, outputs, rank, operand(bf16)));
 }
 
@@ -99,20 +109,22 @@ PyCost lora_gradient_cost(int64_t tokens, int64_t inputs, int64_t rank) {
 
 void bind_products(nb::module_& m) {
     m.def("linear", &linear, nb::arg("x"), nb::arg("w"), nb::arg("out"), nb::arg("bias") = nb::none(),
-          nb::arg("h") = nb::none(), nb::arg("b") = nb::none(), nb::arg("accumulate") = false,
-          "out (T, N) (+)= x (T, K) W^T + bias (N) + h (T, r) b (r, N)");
+          nb::arg("h") = nb::none(), nb::arg("b") = nb::none(), nb::arg("accumulate") = false, nb::arg("fixed") = false,
+          "out (T, N) (+)= x (T, K) W^T + bias (N) + h (T, r) b (r, N); fixed: in fixed point");
     m.def("linear_backward", &linear_backward, nb::arg("dy"), nb::arg("w"), nb::arg("dx"), nb::arg("dh") = nb::none(),
-          nb::arg("a") = nb::none(), nb::arg("accumulate") = false, "dx (T, K) (+)= dy (T, N) W + dh (T, r) a (r, K)");
+          nb::arg("a") = nb::none(), nb::arg("accumulate") = false, nb::arg("fixed") = false,
+          "dx (T, K) (+)= dy (T, N) W + dh (T, r) a (r, K); fixed: in fixed point");
     m.def("lora_in", &lora_in, nb::arg("x"), nb::arg("a"), nb::arg("h"), nb::arg("scale") = 1.0f,
           nb::arg("accumulate") = false, "h (T, r) (+)= scale * x (T, K) a (r, K)^T");
     m.def("lora_gradient", &lora_gradient, nb::arg("dh"), nb::arg("x"), nb::arg("da"), nb::arg("scale") = 1.0f,
           nb::arg("accumulate") = false, "da (r, K) (+)= scale * dh (T, r)^T x (T, K)");
     m.def("linear_cost", &linear_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("rank"),
-          nb::arg("bf16"), nb::arg("type") = 0,
+          nb::arg("bf16"), nb::arg("type") = 0, nb::arg("fixed") = false,
           "(floating-point operations, bytes of scratch per thread); type: of the stored weight, which matters up to "
           "four tokens");
     m.def("linear_backward_cost", &linear_backward_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("outputs"),
-          nb::arg("rank"), nb::arg("bf16"), "(floating-point operations, bytes of scratch per thread)");
+          nb::arg("rank"), nb::arg("bf16"), nb::arg("fixed") = false,
+          "(floating-point operations, bytes of scratch per thread)");
     m.def("lora_in_cost", &lora_in_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("rank"),
           "(floating-point operations, bytes of scratch per thread)");
     m.def("lora_gradient_cost", &lora_gradient_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("rank"),

@@ -91,6 +91,57 @@ void cast(InArray x_, Array out_) {
     ops().cast(x, out);
 }
 
+const float* column_numbers(const std::optional<InFloats>& numbers, const View& x, const char* name) {
+    if (!numbers) return nullptr;
+    check_length(int64_t(numbers->shape(0)), x.cols, name);
+    return numbers->data();
+}
+
+void scale_columns(InArray x_, std::optional<InFloats> factors_, Array out_, std::optional<InFloats> bias_,
+                   bool accumulate) {
+    const View x = view(x_, "x"), out = view(out_, "out");
+    const float* factors = column_numbers(factors_, x, "factors");
+    const float* bias = column_numbers(bias_, x, "bias");
+    check_shape(out, x.rows, x.cols, "out");
+    if (accumulate) check_f32(out, "out, which is added to,");
+    nb::gil_scoped_release release;
+    const Timed timed("scale_columns", 0);
+    ops().scale_columns(x, factors, bias, out, accumulate);
+}
+
+void column_dots(InArray x_, InArray y_, Floats out, std::optional<InFloats> less_, std::optional<InFloats> over_) {
+    const View x = view(x_, "x"), y = view(y_, "y");
+    const float* less = column_numbers(less_, x, "less");
+    const float* over = column_numbers(over_, x, "over");
+    check_shape(y, x.rows, x.cols, "y");
+    check_length(int64_t(out.shape(0)), x.cols, "out");
+    nb::gil_scoped_release release;
+    const Timed timed("column_dots", 0);
+    ops().column_dots(x, y, less, over, out.data());
+}
+
+void round_at_random(InArray x_, States states, Array out_) {
+    const View x = view(x_, "x"), out = view(out_, "out");
+    check_f32(x, "x");
+    check_shape(out, x.rows, x.cols, "out");
+    if (out.dtype != Dtype::bf16) refuse("out must be bf16");
+    check_length(int64_t(states.shape(0)), x.rows, "states");
+    nb::gil_scoped_release release;
+    const Timed timed("round_at_random", 0);
+    ops().round_at_random(x, states.data(), out);
+}
+
+void add_drawn(States states, int64_t first, InFloats table, float factor, Array out_) {
+    const View out = view(out_, "out");
+    check_f32(out, "out");
+    if (first < 0) refuse("first is negative");
+    check_length(int64_t(states.shape(0)), out.rows, "states");
+    check_length(int64_t(table.shape(0)), 1 << 16, "table");
+    nb::gil_scoped_release release;
+    const Timed timed("add_drawn", 0);
+    ops().add_drawn(states.data(), first, table.data(), factor, out);
+}
+
 double sum_squares(InArray x_) {
     const View x = view(x_, "x");
     check_f32(x, "x");
@@ -115,6 +166,20 @@ void bind_rows(nb::module_& m) {
           nb::arg("dup"), nb::arg("activation"), nb::arg("a") = nb::none(),
           "dgate, dup (T, F) from da, with a = activation(gate) * up, which is computed once more if it is given");
     m.def("cast", &cast, nb::arg("x"), nb::arg("out"), "out = x in out's type");
+    m.def("scale_columns", &scale_columns, nb::arg("x"), nb::arg("factors").none(), nb::arg("out"),
+          nb::arg("bias") = nb::none(), nb::arg("accumulate") = false,
+          "out (T, N) (+)= x * factors (N) + bias (N); out may be x");
+    m.def("column_dots", &column_dots, nb::arg("x"), nb::arg("y"), nb::arg("out").noconvert(),
+          nb::arg("less") = nb::none(), nb::arg("over") = nb::none(),
+          "out (N) += sum over t of x (T, N) (y (T, N) - less (N)) / over (N), nothing where over is 0");
+    m.def("round_at_random", &round_at_random, nb::arg("x"), nb::arg("states"), nb::arg("out").noconvert(),
+          "out (n, cols), bf16 = x (n, cols), up or down at random by the states (n) of its rows, so that the mean "
+          "stays");
+    m.def("add_drawn", &add_drawn, nb::arg("states"), nb::arg("first"), nb::arg("table"), nb::arg("factor"),
+          nb::arg("out").noconvert(),
+          "out (n, cols) += factor * table[16 random bits], which depend on a row's state (n) and the column, counted "
+          "from "
+          "`first` on; table (65536)");
     m.def("sum_squares", &sum_squares, nb::arg("x"), "sum of x^2, in double");
 }
 

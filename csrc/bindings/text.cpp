@@ -23,7 +23,7 @@ public:
     explicit Utf8(nb::str text) : bytes_(nb::steal(PyUnicode_AsUTF8String(text.ptr()))) {
         if (!bytes_) throw nb::python_error();
     }
-    std::string_view view() const { return {PyBytes_AS_STRING(bytes_.ptr()), size_t(PyBytes_GET_SIZE(bytes_.ptr()))}; }
+    std::string_view view() const { return {PyBytes_AsString(bytes_.ptr()), size_t(PyBytes_Size(bytes_.ptr()))}; }
 
 private:
     nb::object bytes_;
@@ -40,7 +40,7 @@ template <class Item>
 nb::list make_list(size_t count, const Item& item) {
     nb::list list = nb::steal<nb::list>(PyList_New(Py_ssize_t(count)));
     if (!list.ptr()) throw nb::python_error();
-    for (size_t i = 0; i < count; i++) PyList_SET_ITEM(list.ptr(), Py_ssize_t(i), item(i).release().ptr());
+    for (size_t i = 0; i < count; i++) PyList_SetItem(list.ptr(), Py_ssize_t(i), item(i).release().ptr());
     return list;
 }
 

@@ -24,7 +24,9 @@ bool cpu_has_avx512() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
-bool cpu_has_avx512_bf16() { return cpu_has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+bool cpu_has_avx512_bf16() {
+    return cpu_has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+}
 #if defined(FB_WITH_AMX)
 // The tiles' 8 KB are part of a thread's state, which Linux saves only in processes that asked for it.
 bool cpu_has_amx_bf16() {

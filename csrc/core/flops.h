@@ -26,6 +26,8 @@ FB_INLINE double attention_flops(const AttentionShape& s, int products) {
         // Query j sees keys - queries + 1 + j keys, or `limit` if that is fewer.
         const int64_t limit = s.window > 0 ? std::min(s.window, keys) : keys, first = keys - queries + 1;
         const int64_t growing = std::clamp<int64_t>(limit - first + 1, 0, queries);
+        if (s.prefix && s.prefix[i] >= 0)
+            pairs += double(queries) * double(s.cu_k[s.prefix[i] + 1] - s.cu_k[s.prefix[i]]);
         pairs += double(growing) * double(2 * first + growing - 1) / 2 + double(queries - growing) * double(limit);
     }
     return 2.0 * products * pairs * double(s.heads * s.head_dim);

@@ -24,6 +24,9 @@ struct AttentionShape {
     int64_t sequences;
     int64_t window;     // a query sees at most this many keys, itself included; 0: no limit
     float softcap = 0;  // a scaled score s becomes softcap * tanh(s / softcap); 0: it stays as it is
+    // Sequence s continues sequence prefix[s], if that is not -1: its queries see all keys of that one as well. Those
+    // that continue one follow it without a gap; a window is then wider than any of them with its prefix. Null: none.
+    const int32_t* prefix = nullptr;
 };
 
 struct AdamW {

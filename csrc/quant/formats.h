@@ -2,7 +2,8 @@
 //
 // A type is a struct in a header of its own, which says:
 //
-//   id, weights, bytes       GGML's number, as it stands in a GGUF file; weights and bytes of a block
+//   id, weights, bytes       GGML's number, as it stands in a GGUF file, or for a type of our own one that GGML
+//                            does not use; weights and bytes of a block
 //   scale, offset            the numbers in a block beside its codes (kNoField: none), to fill one at random
 //   centre, spread           with codes drawn evenly, an offset of centre * scale makes the mean of the weights 0, and
 //                            their standard deviation is spread * scale
@@ -18,15 +19,25 @@
 //   has_codes                whether rows are multiplied as codes. If so, `dot_group` (a group of blocks of 32) or
 //                            `dot_block` (one of 256), which simd/skinny_codes.h calls
 //
-// What several types share is in quant/nibbles.h and quant/k_blocks.h.
+// What several types share is in quant/nibbles.h, quant/k_blocks.h, quant/level_blocks.h and quant/lookup.h.
 #pragma once
 #include <type_traits>
 
+#include "quant/formats/affine8.h"
 #include "quant/formats/bf16.h"
 #include "quant/formats/f16.h"
 #include "quant/formats/f32.h"
+#include "quant/formats/iq1_s.h"
+#include "quant/formats/iq2_s.h"
+#include "quant/formats/iq2_xs.h"
+#include "quant/formats/iq2_xxs.h"
+#include "quant/formats/iq3_s.h"
+#include "quant/formats/iq3_xxs.h"
 #include "quant/formats/iq4_nl.h"
+#include "quant/formats/iq4_xs.h"
 #include "quant/formats/mxfp4.h"
+#include "quant/formats/q2_k.h"
+#include "quant/formats/q3_k.h"
 #include "quant/formats/q4_0.h"
 #include "quant/formats/q4_1.h"
 #include "quant/formats/q4_k.h"
@@ -35,6 +46,8 @@
 #include "quant/formats/q5_k.h"
 #include "quant/formats/q6_k.h"
 #include "quant/formats/q8_0.h"
+#include "quant/formats/tq1_0.h"
+#include "quant/formats/tq2_0.h"
 
 // In the order of their numbers.
 #define FB_FORMATS(X) \
@@ -45,12 +58,24 @@
     X(Q5_0)           \
     X(Q5_1)           \
     X(Q8_0)           \
+    X(Q2_K)           \
+    X(Q3_K)           \
     X(Q4_K)           \
     X(Q5_K)           \
     X(Q6_K)           \
+    X(IQ2_XXS)        \
+    X(IQ2_XS)         \
+    X(IQ3_XXS)        \
+    X(IQ1_S)          \
     X(IQ4_NL)         \
+    X(IQ3_S)          \
+    X(IQ2_S)          \
+    X(IQ4_XS)         \
     X(BF16)           \
-    X(MXFP4)
+    X(TQ1_0)          \
+    X(TQ2_0)          \
+    X(MXFP4)          \
+    X(AFFINE8)
 
 namespace fb {
 

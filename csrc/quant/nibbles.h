@@ -36,7 +36,7 @@ struct NibbleBlocks {
         const float d = head<number>(block), m = shifted ? head_half(block + offset.at) : 0;
         if constexpr (!Levels::even && kLanes < 16) {  // too few lanes to look levels up in
             static_assert(!shifted && !five);
-            const Floats levels = nibble_levels<Levels>(block + nibbles);
+            const Floats levels = to_floats(nibble_bytes<Levels>(block + nibbles));
             return run_of([&](int v) { return levels.v[v] * d; });
         } else {
             const uint32_t fifth = five ? load_u32(block + nibbles - 4) : 0;

@@ -117,40 +117,59 @@ FB_INLINE Vec level(UVec code, uint32_t fifth, float step, float offset) {
 #endif
 }
 
-template <class Levels>
-struct LevelTable {
-    float levels[16] = {};
-    constexpr LevelTable() {
-        for (int i = 0; i < 16; i++) levels[i] = float(Levels::at(i));
-    }
-};
+using Bytes = uint8_t __attribute__((vector_size(kRun)));
 
-// The levels of the low nibbles of sixteen bytes, then those of the high ones.
+FB_INLINE Bytes bytes_at(const uint8_t* from) {
+    Bytes bytes;
+    __builtin_memcpy(&bytes, from, kRun);
+    return bytes;
+}
+
+// Of each byte shifted to the right, or to the left where `right` is negative, the bits of `mask`, which must all be
+// its own.
+FB_INLINE Bytes bits_under(uint8_t mask, Bytes bytes, int right) {
+    using Shorts = uint16_t __attribute__((vector_size(kRun)));
+    return (Bytes)(right < 0 ? (Shorts)bytes << -right : (Shorts)bytes >> right) & mask;
+}
+
+// The levels, of eight bits each, of the low nibbles of sixteen bytes, then those of the high ones.
 template <class Levels>
-FB_INLINE Floats nibble_levels(const uint8_t* nibbles) {
+FB_INLINE Bytes nibble_bytes(const uint8_t* nibbles) {
+    alignas(16) uint8_t levels[16];
+    for (int i = 0; i < 16; i++) levels[i] = uint8_t(Levels::at(i));
 #if defined(__AVX2__)
-    const auto at = [](int code) { return char(Levels::at(code)); };
-    const __m128i levels = _mm_setr_epi8(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), at(10),
-                                         at(11), at(12), at(13), at(14), at(15));
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(nibbles)), four = _mm_set1_epi8(15);
-    const __m128i low = _mm_shuffle_epi8(levels, _mm_and_si128(bytes, four));
-    const __m128i high = _mm_shuffle_epi8(levels, _mm_and_si128(_mm_srli_epi16(bytes, 4), four));
-    const auto eight = [](__m128i all) { return to_float((IVec)_mm256_cvtepi8_epi32(all)); };
-    return {{eight(low), eight(_mm_srli_si128(low, 8)), eight(high), eight(_mm_srli_si128(high, 8))}};
+    const __m128i table = _mm_load_si128(reinterpret_cast<const __m128i*>(levels)), four = _mm_set1_epi8(15);
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(nibbles));
+    return (Bytes)_mm256_set_m128i(_mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(bytes, 4), four)),
+                                   _mm_shuffle_epi8(table, _mm_and_si128(bytes, four)));
+#elif defined(__aarch64__)
+    const uint8x16_t table = vld1q_u8(levels), bytes = vld1q_u8(nibbles);
+    const uint8x16_t halves[2] = {vqtbl1q_u8(table, vandq_u8(bytes, vdupq_n_u8(15))),
+                                  vqtbl1q_u8(table, vshrq_n_u8(bytes, 4))};
+    Bytes out;
+    __builtin_memcpy(&out, halves, sizeof out);
+    return out;
 #else
-    static constexpr auto table = LevelTable<Levels>();
-    Floats out;
-    for (int v = 0; v < kRunVectors / 2; v++)
-        for (int i = 0; i < kLanes; i++) {
-            const uint8_t byte = nibbles[v * kLanes + i];
-            out.v[v][i] = table.levels[byte & 15];
-            out.v[v + kRunVectors / 2][i] = table.levels[byte >> 4];
-        }
+    Bytes out;
+    for (int i = 0; i < kRun; i++) out[i] = levels[nibbles[i % 16] >> (i / 16 * 4) & 15];
     return out;
 #endif
 }
 
-using Bytes = uint8_t __attribute__((vector_size(kRun)));
+// 32 levels of eight bits as numbers.
+FB_INLINE Floats to_floats(Bytes levels) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m128i low = _mm256_castsi256_si128((__m256i)levels), high = _mm256_extracti128_si256((__m256i)levels, 1);
+    const auto eight = [](__m128i all) { return to_float((IVec)_mm256_cvtepi8_epi32(all)); };
+    return {{eight(low), eight(_mm_srli_si128(low, 8)), eight(high), eight(_mm_srli_si128(high, 8))}};
+#else
+    int8_t bytes[kRun];
+    __builtin_memcpy(bytes, &levels, kRun);
+    return run_of([&](int v) { return to_float(widen(bytes + v * kLanes)); });
+#endif
+}
+
+FB_INLINE Floats to_floats(const Floats& levels) { return levels; }
 
 // Bit i: bit `which` of byte i of 32.
 FB_INLINE uint32_t bits_of(const uint8_t* bytes, int which) {

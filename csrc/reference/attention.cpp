@@ -9,18 +9,18 @@ namespace fb::reference {
 
 namespace {
 
-struct Keys {
-    int64_t begin, end;
-};
-
 // The key rows that query row `query` of sequence s sees: its last query sees all keys, the one before all but the
-// last, ...; a window keeps only the newest of them.
-Keys visible(const AttentionShape& shape, int64_t s, int64_t query) {
+// last, ...; a window keeps only the newest of them; before them, all of its prefix.
+std::vector<int64_t> visible(const AttentionShape& shape, int64_t s, int64_t query) {
     const int64_t after = shape.cu_q[s + 1] - 1 - query;  // queries that follow this one
     const int64_t end = shape.cu_k[s + 1] - after;
     int64_t begin = shape.cu_k[s];
     if (shape.window > 0) begin = std::max(begin, end - shape.window);
-    return {begin, end};
+    std::vector<int64_t> keys;
+    if (shape.prefix && shape.prefix[s] >= 0)
+        for (int64_t j = shape.cu_k[shape.prefix[s]]; j < shape.cu_k[shape.prefix[s] + 1]; ++j) keys.push_back(j);
+    for (int64_t j = begin; j < end; ++j) keys.push_back(j);
+    return keys;
 }
 
 int64_t key_head(const AttentionShape& shape, int64_t head) { return head / (shape.heads / shape.kv_heads); }
@@ -50,26 +50,26 @@ void attention(View q, View k, View v, const AttentionShape& shape, View out, Vi
     const int64_t d = shape.head_dim;
     for (int64_t s = 0; s < shape.sequences; ++s) {
         for (int64_t i = shape.cu_q[s]; i < shape.cu_q[s + 1]; ++i) {
-            const Keys keys = visible(shape, s, i);
+            const std::vector<int64_t> keys = visible(shape, s, i);
             for (int64_t head = 0; head < shape.heads; ++head) {
                 std::vector<double> scores;
                 double top = -std::numeric_limits<double>::infinity();
-                for (int64_t j = keys.begin; j < keys.end; ++j) {
+                for (const int64_t j : keys) {
                     scores.push_back(score(q, i, head, k, j, shape));
                     top = std::max(top, scores.back());
                 }
                 double sum = 0;
                 std::vector<double> row(size_t(d), 0.0);
-                for (int64_t j = keys.begin; j < keys.end; ++j) {
-                    const double weight = std::exp(scores[size_t(j - keys.begin)] - top);
+                for (size_t n = 0; n < keys.size(); ++n) {
+                    const double weight = std::exp(scores[n] - top);
                     sum += weight;
                     for (int64_t c = 0; c < d; ++c)
-                        row[size_t(c)] += weight * load(v, j, key_head(shape, head) * d + c);
+                        row[size_t(c)] += weight * load(v, keys[n], key_head(shape, head) * d + c);
                 }
                 for (int64_t c = 0; c < d; ++c) store(out, i, head * d + c, sum > 0 ? row[size_t(c)] / sum : 0);
                 if (lse) store(lse, head, i, top + std::log(sum));
-                for (int64_t j = keys.begin; p && j < keys.end; ++j)
-                    store(p, head * q.rows + i, j, std::exp(scores[size_t(j - keys.begin)] - top) / sum);
+                for (size_t n = 0; p && n < keys.size(); ++n)
+                    store(p, head * q.rows + i, keys[n], std::exp(scores[n] - top) / sum);
             }
         }
     }
@@ -93,10 +93,10 @@ void attention_backward(View dout, View q, View k, View v, View out, View lse, V
     std::vector<double> dq_sum(size_t(q.rows * q.cols)), dk_sum(size_t(k.rows * k.cols)), dv_sum(dk_sum.size());
     for (int64_t s = 0; s < shape.sequences; ++s) {
         for (int64_t i = shape.cu_q[s]; i < shape.cu_q[s + 1]; ++i) {
-            const Keys keys = visible(shape, s, i);
+            const std::vector<int64_t> keys = visible(shape, s, i);
             for (int64_t head = 0; head < shape.heads; ++head) {
                 const int64_t shared = key_head(shape, head);
-                for (int64_t j = keys.begin; j < keys.end; ++j) {
+                for (const int64_t j : keys) {
                     const double s_ij = score(q, i, head, k, j, shape);
                     const double weight = p ? load(p, head * q.rows + i, j) : std::exp(s_ij - load(lse, head, i));
                     const double dp = dot(dout, i, head, v, j, shared, d);

@@ -12,6 +12,14 @@ Cost linear_backward_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64
     return {linear_flops(tokens, inputs, outputs, rank, true), 0};
 }
 
+Cost linear_fixed_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, TensorType weights) {
+    return linear_cost(tokens, inputs, outputs, rank, Dtype::f32, weights);
+}
+
+Cost linear_backward_fixed_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank) {
+    return linear_backward_cost(tokens, inputs, outputs, rank, Dtype::f32);
+}
+
 Cost lora_in_cost(int64_t tokens, int64_t inputs, int64_t rank) { return {product_flops(tokens, inputs, rank), 0}; }
 
 Cost lora_gradient_cost(int64_t tokens, int64_t inputs, int64_t rank) {

@@ -1,4 +1,5 @@
 // Causal attention in tiles of keys and queries: no T x T array, one number per row (log-sum-exp) for the backward.
+#include <array>
 #include <cmath>
 
 #include "simd/attention_few.h"
@@ -15,9 +16,11 @@ namespace {
 constexpr int kOwn = 32, kWalk = 64;
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
-// One sequence's rows in q and k, and which keys a query sees.
+// One sequence's rows in q and k, and which keys a query sees: all keys [p0, p1) of its prefix, and some of its own.
 struct Span {
     int64_t q0, q1, k0, k1, window;
+    int64_t p0 = 0, p1 = 0;  // p1 > 0 only with a prefix
+    int64_t q2 = q1;         // queries [q1, q2), of the sequences that it is the prefix of, see all its keys
 
     // keys [first, last) of query i (absolute row), absolute
     int64_t last(int64_t i) const { return std::min(k1, k1 - (q1 - i) + 1); }
@@ -45,12 +48,20 @@ public:
             (first_slot(middle) <= slot ? i : end) = middle;
         }
         const int64_t to = cu_[i + 1], begin = std::min(to, cu_[i] + (slot - first_slot(i)) * size_);
-        return {{shape_.cu_q[i], shape_.cu_q[i + 1], shape_.cu_k[i], shape_.cu_k[i + 1], shape_.window},
-                begin,
-                std::min(to, begin + size_)};
+        return {span(i), begin, std::min(to, begin + size_)};
     }
 
 private:
+    Span span(int64_t i) const {
+        Span found{shape_.cu_q[i], shape_.cu_q[i + 1], shape_.cu_k[i], shape_.cu_k[i + 1], shape_.window};
+        if (const int32_t* prefix = shape_.prefix) {
+            found.window = 0;  // it is wider than any sequence with its prefix
+            if (prefix[i] >= 0) found.p0 = shape_.cu_k[prefix[i]], found.p1 = shape_.cu_k[prefix[i] + 1];
+            for (int64_t j = i + 1; j < shape_.sequences && prefix[j] == i; j++) found.q2 = shape_.cu_q[j + 1];
+        }
+        return found;
+    }
+
     int64_t first_slot(int64_t i) const { return cu_[i] / size_ + i; }
 
     const AttentionShape& shape_;
@@ -130,7 +141,7 @@ void write_transposed(const float* tile_t, float scale, int64_t count, int64_t d
 }
 
 bool all_visible(const Span& span, int64_t q, int64_t queries, int64_t k, int64_t keys) {
-    return span.last(q) >= k + keys && span.first(q + queries - 1) <= k;
+    return k < span.p1 || (span.last(q) >= k + keys && span.first(q + queries - 1) <= k);
 }
 
 // tile (queries, kOwn): `fill` where key j is not visible to query i.
@@ -204,7 +215,16 @@ void attention_few(const View& q, const View& k, const View& v, const AttentionS
 
 // With a backward to come, few queries are summed as many are: every method then has the same forward.
 bool takes_few(const AttentionShape& s, bool backward_follows) {
-    return s.cu_q[s.sequences] <= kFewQueries && !backward_follows;
+    return s.cu_q[s.sequences] <= kFewQueries && !backward_follows && !s.prefix;
+}
+
+// Keys [first, last) that a tile of queries walks past: of the prefix, then its own.
+struct Walk {
+    int64_t first, last;
+};
+std::array<Walk, 2> walks(const Tile& tile) {
+    const Span& span = tile.span;
+    return {Walk{span.p0, span.p1}, Walk{span.first(tile.begin), span.last(tile.end - 1)}};
 }
 
 // Floats of scratch that a unit carves: of the forward, and of the backward's sweeps by queries and by keys.
@@ -239,38 +259,39 @@ void attention(View q, View k, View v, const AttentionShape& s, View out, View l
         std::fill_n(sum_t, kOwn * d, 0.0f);
         copy_transposed(q, q0, queries, head * d, d, s.scale, query_t);
 
-        const int64_t last = tile.span.last(tile.end - 1);
-        for (int64_t key = tile.span.first(q0); key < last; key += kWalk) {
-            const int64_t keys = std::min<int64_t>(kWalk, last - key);
-            const auto key_rows = rows_of(k, key, keys, kv * d, d, buffer);
-            small_gemm(keys, kOwn, d, key_rows.data, key_rows.stride, 1, query_t, kOwn, scores_t, kOwn, false);
-            if (s.softcap > 0) soften(s.softcap, keys * kOwn, scores_t, nullptr);
-            mask_transposed(tile.span, q0, queries, key, keys, scores_t, kMasked);
-            if (p) keep_tile(p, head * q.rows + q0, queries, key, keys, scores_t);
-            for (int64_t i = 0; i < kOwn; i += kLanes) {
-                const Vec before = load(top + i);
-                Vec best = before;
-                for (int64_t j = 0; j < keys; j++) best = max(best, load(scores_t + j * kOwn + i));
-                // A query that has seen nothing yet (a window's edge) has no maximum to refer to.
-                const Vec reference = best == kMasked ? Vec{} : best;
-                Vec part{};
-                for (int64_t j = 0; j < keys; j++) {
-                    float* cell = scores_t + j * kOwn + i;
-                    const Vec e = exp(load(cell) - reference);
-                    store(cell, e);
-                    part += e;
+        for (const auto& [first, last] : walks(tile))
+            for (int64_t key = first; key < last; key += kWalk) {
+                const int64_t keys = std::min<int64_t>(kWalk, last - key);
+                const auto key_rows = rows_of(k, key, keys, kv * d, d, buffer);
+                small_gemm(keys, kOwn, d, key_rows.data, key_rows.stride, 1, query_t, kOwn, scores_t, kOwn, false);
+                if (s.softcap > 0) soften(s.softcap, keys * kOwn, scores_t, nullptr);
+                mask_transposed(tile.span, q0, queries, key, keys, scores_t, kMasked);
+                if (p) keep_tile(p, head * q.rows + q0, queries, key, keys, scores_t);
+                for (int64_t i = 0; i < kOwn; i += kLanes) {
+                    const Vec before = load(top + i);
+                    Vec best = before;
+                    for (int64_t j = 0; j < keys; j++) best = max(best, load(scores_t + j * kOwn + i));
+                    // A query that has seen nothing yet (a window's edge) has no maximum to refer to.
+                    const Vec reference = best == kMasked ? Vec{} : best;
+                    Vec part{};
+                    for (int64_t j = 0; j < keys; j++) {
+                        float* cell = scores_t + j * kOwn + i;
+                        const Vec e = exp(load(cell) - reference);
+                        store(cell, e);
+                        part += e;
+                    }
+                    if (any(best != before)) {  // seldom, once a few keys have been seen
+                        const Vec shrink = exp(before - reference);
+                        store(total + i, load(total + i) * shrink);
+                        store(top + i, best);
+                        for (int64_t c = 0; c < d; c++)
+                            store(sum_t + c * kOwn + i, load(sum_t + c * kOwn + i) * shrink);
+                    }
+                    store(total + i, load(total + i) + part);
                 }
-                if (any(best != before)) {  // seldom, once a few keys have been seen
-                    const Vec shrink = exp(before - reference);
-                    store(total + i, load(total + i) * shrink);
-                    store(top + i, best);
-                    for (int64_t c = 0; c < d; c++) store(sum_t + c * kOwn + i, load(sum_t + c * kOwn + i) * shrink);
-                }
-                store(total + i, load(total + i) + part);
+                const auto values = rows_of(v, key, keys, kv * d, d, buffer);
+                small_gemm(d, kOwn, keys, values.data, 1, values.stride, scores_t, kOwn, sum_t, kOwn, true);
             }
-            const auto values = rows_of(v, key, keys, kv * d, d, buffer);
-            small_gemm(d, kOwn, keys, values.data, 1, values.stride, scores_t, kOwn, sum_t, kOwn, true);
-        }
         for (int64_t i = 0; i < kOwn; i += kLanes) {
             const Vec inverse = 1.0f / load(total + i);
             for (int64_t c = 0; c < d; c++) store(sum_t + c * kOwn + i, load(sum_t + c * kOwn + i) * inverse);
@@ -280,9 +301,10 @@ void attention(View q, View k, View v, const AttentionShape& s, View out, View l
             const float log_sum = top[i] + std::log(total[i]);
             if (lse) lse.row<float>(head)[q0 + i] = log_sum;
             if (p) {  // scores become probabilities, by the arithmetic of the backward's recomputation
-                const int64_t first = tile.span.first(q0);
-                float* row = p.row<float>(head * q.rows + q0 + i) + first;
-                for_lanes(last - first, [&](auto get, auto put) { put(row, exp(get(row) - log_sum)); });
+                for (const auto& [first, last] : walks(tile)) {
+                    float* row = p.row<float>(head * q.rows + q0 + i) + first;
+                    for_lanes(last - first, [&](auto get, auto put) { put(row, exp(get(row) - log_sum)); });
+                }
             }
         }
     });
@@ -327,25 +349,25 @@ void attention_backward(View dout, View q, View k, View v, View out, View lse, V
         std::fill_n(sum_t, kOwn * d, 0.0f);
         copy_transposed(q, q0, queries, head * d, d, s.scale, query_t);
         copy_transposed(dout, q0, queries, head * d, d, 1, grad_t);
-        const int64_t last = tile.span.last(tile.end - 1);
-        for (int64_t key = tile.span.first(q0); key < last; key += kWalk) {
-            const int64_t count = std::min<int64_t>(kWalk, last - key);
-            const auto keys = rows_of(k, key, count, kv * d, d, key_buffer);
-            const auto values = rows_of(v, key, count, kv * d, d, value_buffer);
-            if (kept) copy_transposed(kept, head * q.rows + q0, queries, key, count, 1, p_t);
-            else small_gemm(count, kOwn, d, keys.data, keys.stride, 1, query_t, kOwn, p_t, kOwn, false);
-            small_gemm(count, kOwn, d, values.data, values.stride, 1, grad_t, kOwn, ds_t, kOwn, false);
-            if (slope_t) soften(s.softcap, count * kOwn, p_t, slope_t);
-            mask_transposed(tile.span, q0, queries, key, count, p_t, kept ? 0.0f : kMasked);
-            for (int64_t j = 0; j < count; j++)
-                for (int64_t i = 0; i < kOwn; i += kLanes) {
-                    const Vec held = load(p_t + j * kOwn + i);
-                    const Vec e = kept ? held : exp(held - load(log_sum + i));
-                    store(ds_t + j * kOwn + i, e * (load(ds_t + j * kOwn + i) - load(offset + i)));
-                }
-            if (slope_t) multiply(count * kOwn, slope_t, ds_t);
-            small_gemm(d, kOwn, count, keys.data, 1, keys.stride, ds_t, kOwn, sum_t, kOwn, true);
-        }
+        for (const auto& [first, last] : walks(tile))
+            for (int64_t key = first; key < last; key += kWalk) {
+                const int64_t count = std::min<int64_t>(kWalk, last - key);
+                const auto keys = rows_of(k, key, count, kv * d, d, key_buffer);
+                const auto values = rows_of(v, key, count, kv * d, d, value_buffer);
+                if (kept) copy_transposed(kept, head * q.rows + q0, queries, key, count, 1, p_t);
+                else small_gemm(count, kOwn, d, keys.data, keys.stride, 1, query_t, kOwn, p_t, kOwn, false);
+                small_gemm(count, kOwn, d, values.data, values.stride, 1, grad_t, kOwn, ds_t, kOwn, false);
+                if (slope_t) soften(s.softcap, count * kOwn, p_t, slope_t);
+                mask_transposed(tile.span, q0, queries, key, count, p_t, kept ? 0.0f : kMasked);
+                for (int64_t j = 0; j < count; j++)
+                    for (int64_t i = 0; i < kOwn; i += kLanes) {
+                        const Vec held = load(p_t + j * kOwn + i);
+                        const Vec e = kept ? held : exp(held - load(log_sum + i));
+                        store(ds_t + j * kOwn + i, e * (load(ds_t + j * kOwn + i) - load(offset + i)));
+                    }
+                if (slope_t) multiply(count * kOwn, slope_t, ds_t);
+                small_gemm(d, kOwn, count, keys.data, 1, keys.stride, ds_t, kOwn, sum_t, kOwn, true);
+            }
         write_transposed(sum_t, s.scale, queries, d, dq, q0, head * d);
     });
 
@@ -360,7 +382,7 @@ void attention_backward(View dout, View q, View k, View v, View out, View lse, V
         const int64_t shift = (span.k1 - span.k0) - (span.q1 - span.q0);
         const int64_t first_query = std::max(span.q0, span.q0 + (key - span.k0) - shift);
         const int64_t last_query =
-            s.window > 0 ? std::min(span.q1, span.q0 + (key + keys - 1 - span.k0) - shift + s.window) : span.q1;
+            span.window > 0 ? std::min(span.q1, span.q0 + (key + keys - 1 - span.k0) - shift + span.window) : span.q2;
         if (accumulate && first_query >= last_query) return;
         Carver carve(by_key_floats(s));
         float *query = carve.take(kWalk * d), *grad_buffer = carve.take(kWalk * d);

@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include "simd/rows.h"
 #include "simd/table.h"
 
@@ -13,6 +15,60 @@ void cast(View x, View out) {
             });
         });
     });
+}
+
+namespace {
+
+constexpr int64_t kPiece = 512;  // elements whose random bits are drawn at once
+
+// The random numbers of a row from column `first` on, at most kPiece: two of a word, which is a plain loop, so that the
+// compiler turns it into vector code.
+struct Drawn {
+    uint16_t numbers[kPiece + 2];
+    const uint16_t* begin;
+
+    Drawn(uint32_t state, int64_t first, int64_t count) : begin(numbers + first % 2) {
+        uint32_t words[kPiece / 2 + 1];
+        const uint32_t base = state + uint32_t(first / 2) * 0x9E3779B9u;
+        const int64_t size = (first % 2 + count + 1) / 2;
+        for (int64_t w = 0; w < size; w++) {
+            uint32_t z = base + uint32_t(w) * 0x9E3779B9u;
+            z = (z ^ z >> 16) * 0x21F0AAADu;
+            z = (z ^ z >> 15) * 0x735A2D97u;
+            words[w] = z ^ z >> 15;
+        }
+        std::memcpy(numbers, words, size_t(size) * sizeof(uint32_t));  // little-endian, as all that we run on
+    }
+};
+
+void round_row(const float* x, uint32_t state, uint16_t* out, int64_t n) {
+    for (int64_t first = 0; first < n; first += kPiece) {
+        const int64_t count = std::min(kPiece, n - first);
+        const Drawn drawn(state, first, count);
+        uint32_t bits[kPiece];
+        std::memcpy(bits, x + first, size_t(count) * sizeof(float));
+        for (int64_t i = 0; i < count; i++) out[first + i] = uint16_t((bits[i] + drawn.begin[i]) >> 16);
+    }
+}
+
+void add_row(uint32_t state, int64_t begin, const float* table, float factor, float* out, int64_t n) {
+    for (int64_t first = 0; first < n; first += kPiece) {
+        const int64_t count = std::min(kPiece, n - first);
+        const Drawn drawn(state, begin + first, count);
+        for (int64_t i = 0; i < count; i++) out[first + i] += factor * table[drawn.begin[i]];
+    }
+}
+
+}  // namespace
+
+void round_at_random(View x, const uint32_t* states, View out) {
+    parallel_rows(x.rows, x.cols,
+                  [&](int64_t r) { round_row(x.row<float>(r), states[r], out.row<uint16_t>(r), x.cols); });
+}
+
+void add_drawn(const uint32_t* states, int64_t first, const float* table, float factor, View out) {
+    parallel_rows(out.rows, out.cols,
+                  [&](int64_t r) { add_row(states[r], first, table, factor, out.row<float>(r), out.cols); });
 }
 
 double sum_squares(View x) {

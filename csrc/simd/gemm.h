@@ -3,6 +3,7 @@
 // used for all T rows at once, so each weight is unpacked exactly once per call.
 #pragma once
 #include "simd/micro_bf16.h"
+#include "simd/micro_fixed.h"
 #include "simd/pack.h"
 #include "simd/rows.h"
 
@@ -23,13 +24,25 @@ inline Matrix as_matrix(const View& dense) {  // float32 rows seen as a stored w
     return m;
 }
 
+// Whether a micro-kernel reads x and weights as they were prepared for it.
+template <class Tile>
+constexpr bool kPrepares = std::is_same_v<Tile, FixedTile>;
+
+// As pack_panel<FloatTile>, compiled once (simd/linear.cpp).
+void pack_floats(const Segment& s, int64_t col, int64_t lanes, int64_t first, int64_t depth, float* panel);
+
 template <class Tile>
 void pack_panel(const Segment& s, int64_t col, int64_t lanes, int64_t first, int64_t depth,
-                typename Tile::Element* panel) {
-    with_type(s.w.type, [&](auto type) {
-        if (s.across) pack_across<Tile, type()>(s.w, col, lanes, first, depth, panel);
-        else pack_down<Tile, type()>(s.w, col, lanes, first, depth, panel);
-    });
+                typename Tile::Element* panel, [[maybe_unused]] float* floats) {
+    if constexpr (kPrepares<Tile>) {
+        pack_floats(s, col, lanes, first, depth, floats);
+        Tile::quantise(floats, depth, panel);
+    } else {
+        with_type(s.w.type, [&](auto type) {
+            if (s.across) pack_across<Tile, type()>(s.w, col, lanes, first, depth, panel);
+            else pack_down<Tile, type()>(s.w, col, lanes, first, depth, panel);
+        });
+    }
 }
 
 // The stored bytes the next panel will be packed from. They are touched while the current one is multiplied, a few
@@ -57,6 +70,8 @@ struct Part {
     const Segment* segment;
     int64_t first, depth;
     int64_t start, strip;  // in elements of the panel: where its strips start, and the size of one
+    View x;                // what the micro-kernel reads: the segment's, or some of its rows in another form
+    int64_t row0 = 0;      // the row that x starts with
 };
 struct Stretch {
     Part body, tail;  // tail.depth may be 0
@@ -64,7 +79,7 @@ struct Stretch {
 
 template <class Tile>
 FB_INLINE Part part_of(const Segment& segment, int64_t first, int64_t depth, int64_t start) {
-    return {&segment, first, depth, start, strip_height<Tile>(depth) * Tile::cols};
+    return {&segment, first, depth, start, (Tile::header + strip_height<Tile>(depth)) * Tile::cols, segment.x};
 }
 
 // One packed panel times rows [t0, t1) of x.
@@ -85,7 +100,7 @@ void multiply_panel(const Stretch& stretch, const typename Tile::Element* panel,
         with_count<Tile::rows / step>(int((rows + step - 1) / step), [&](auto count) {
             constexpr int height = count() * step;
             const auto operand = [&](const Part& part, typename Tile::Operand* buffer) {
-                return Tile::template operand<height>(part.segment->x, t, rows, part.first, part.depth, buffer);
+                return Tile::template operand<height>(part.x, t - part.row0, rows, part.first, part.depth, buffer);
             };
             const auto a = operand(body, buffers[0]), h = tail.depth ? operand(tail, buffers[1]) : a;
             for (int64_t j = 0; j < lanes; j += Tile::cols) {
@@ -113,12 +128,21 @@ void multiply_panel(const Stretch& stretch, const typename Tile::Element* panel,
 // take turns over blocks of rows, so that what they share, a block's stretch of x, comes from the second-level cache
 // and a panel from the first. The sizes suit the smallest second-level cache about (512 KB); larger ones gain nothing
 // where there is more (docs/decisions/gemm-packing.md).
-constexpr int64_t kGroupPanels = 4;
+template <class Tile>
+constexpr int64_t kGroupPanels = kPrepares<Tile> ? 8 : 4;  // rows are prepared once for a group
 template <class Tile>
 constexpr int64_t kBlockRows = (256 + Tile::rows - 1) / Tile::rows * Tile::rows;
 template <class Tile>
 int64_t group_bytes() {
-    return kGroupPanels * int64_t(panel_size<Tile>() * sizeof(typename Tile::Element));
+    return kGroupPanels<Tile> * int64_t(panel_size<Tile>() * sizeof(typename Tile::Element));
+}
+// Behind the panels, if the micro-kernel wants x and weights prepared: a block of rows, a part each, and a panel's
+// weights in float32.
+template <class Tile>
+int64_t unit_bytes() {
+    if constexpr (kPrepares<Tile>)
+        return group_bytes<Tile>() + 2 * kBlockRows<Tile> * Tile::kRow * 2 + Tile::depth * kPanelCols * 4;
+    return group_bytes<Tile>();
 }
 
 // Rows [t0, t1), columns [begin, end) of the product.
@@ -126,7 +150,9 @@ template <class Tile>
 void gemm_unit(const Segment* segments, int count, const float* bias, View out, bool accumulate, int64_t begin,
                int64_t end, int64_t t0, int64_t t1) {
     using Element = typename Tile::Element;
-    auto* panels = static_cast<Element*>(thread_scratch(size_t(group_bytes<Tile>())));
+    auto* panels = static_cast<Element*>(thread_scratch(size_t(unit_bytes<Tile>())));
+    auto* floats = reinterpret_cast<float*>(panels + kGroupPanels<Tile> * int64_t(panel_size<Tile>()));
+    [[maybe_unused]] auto* prepared = reinterpret_cast<int16_t*>(floats + Tile::depth * kPanelCols);
     [[maybe_unused]] const typename Tile::Use use;
     if (bias)
         for (int64_t t = t0; t < t1; t++)
@@ -146,7 +172,17 @@ void gemm_unit(const Segment* segments, int count, const float* bias, View out, 
                 stretch.tail =
                     part_of<Tile>(segments[s], 0, segments[s].x.cols, stretch.body.strip * (kPanelCols / Tile::cols));
             }
-            for (int64_t t = t0; t < t1; t += kBlockRows<Tile>)
+            for (int64_t t = t0; t < t1; t += kBlockRows<Tile>) {
+                const int64_t stop = std::min(t1, t + kBlockRows<Tile>);
+                if constexpr (kPrepares<Tile>) {
+                    int16_t* room = prepared;
+                    for (Part* part : {&stretch.body, &stretch.tail})
+                        if (part->depth) {
+                            part->x = Tile::prepare(part->segment->x, t, stop, part->first, part->depth, room);
+                            part->row0 = t;
+                            room += kBlockRows<Tile> * Tile::kRow;
+                        }
+                }
                 for (int64_t col = begin; col < end; col += kPanelCols) {
                     const int64_t lanes = std::min<int64_t>(kPanelCols, end - col);
                     Element* panel = panels + (col - begin) / kPanelCols * int64_t(panel_size<Tile>());
@@ -154,16 +190,17 @@ void gemm_unit(const Segment* segments, int count, const float* bias, View out, 
                     if (t == t0) {
                         for (const Part& part : {stretch.body, stretch.tail})
                             if (part.depth)
-                                pack_panel<Tile>(*part.segment, col, lanes, part.first, part.depth, panel + part.start);
+                                pack_panel<Tile>(*part.segment, col, lanes, part.first, part.depth, panel + part.start,
+                                                 floats);
                         const bool turn = col + kPanelCols >= end;  // to the next stretch
                         const int64_t next_col = turn ? begin : col + kPanelCols, start = turn ? next : first;
                         if (start < reduction)
                             ahead = ahead_of(segment, next_col, std::min<int64_t>(kPanelCols, end - next_col), start,
                                              std::min<int64_t>(Tile::depth, reduction - start));
                     }
-                    multiply_panel<Tile>(stretch, panel, out, col, lanes, t, std::min(t1, t + kBlockRows<Tile>), add,
-                                         ahead);
+                    multiply_panel<Tile>(stretch, panel, out, col, lanes, t, stop, add, ahead);
                 }
+            }
             add = true;
         }
     }
@@ -177,7 +214,7 @@ void gemm_all(const Segment* segments, int count, const float* bias, View out, b
     // Every worker gets as many whole panels, in rounds of equal groups. The panels left over are cut along T, so that
     // no worker waits for the last one.
     const bool cut = out.rows >= 2 * Tile::rows;
-    const int64_t owners = cut ? workers : 1, group = cut ? kGroupPanels : 1;
+    const int64_t owners = cut ? workers : 1, group = cut ? kGroupPanels<Tile> : 1;
     const int64_t share = panels / owners, rounds = (share + group - 1) / group;
     const int64_t groups = rounds * owners, rest = panels - share * owners;
     const int64_t piece_rows = round_up((out.rows + workers - 1) / workers, Tile::rows);
@@ -211,9 +248,9 @@ inline void gemm(const Segment* segments, int count, const float* bias, View out
 inline int64_t gemm_scratch(int64_t rows, int64_t cols, [[maybe_unused]] Dtype operand) {
     if (rows == 0 || cols == 0) return 0;
     if constexpr (!std::is_void_v<Bf16Tile>) {
-        if (operand == Dtype::bf16) return group_bytes<Bf16Tile>();
+        if (operand == Dtype::bf16) return unit_bytes<Bf16Tile>();
     }
-    return group_bytes<FloatTile>();
+    return unit_bytes<FloatTile>();
 }
 
 }  // namespace fb::FB_ISA

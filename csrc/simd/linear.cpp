@@ -12,23 +12,30 @@ struct Form {
     using Rows = T;
 };
 
-// body(a class of rows, T as a constant): how few rows of x meet weights of a type.
+// body(a class of rows, T as a constant): how few rows of x meet weights of a type. One row is what decoding has, two
+// to four are rare: a number of their own for each would double the time that all of this takes to compile.
 template <class Body>
 void skinny(TensorType type, [[maybe_unused]] Dtype operand, int64_t tokens, const Body& body) {
     with_type(type, [&](auto stored) {
-        with_count<kSkinnyRows>(int(tokens), [&](auto rows) {
+        const auto with_rows = [&](auto rows) {
 #if defined(__AVX512BF16__)
             if constexpr (Format<stored()>::has_codes)
                 if (operand == Dtype::bf16) return body(Form<CodeRows<stored(), rows()>>(), rows);
 #endif
             body(Form<FloatRows<stored(), rows()>>(), rows);
-        });
+        };
+        if (tokens == 1) with_rows(std::integral_constant<int, 1>{});
+        else with_rows(std::integral_constant<int, kSkinnyRows>{});
     });
 }
 
 bool is_skinny(int64_t tokens) { return tokens > 0 && tokens <= kSkinnyRows; }
 
 }  // namespace
+
+void pack_floats(const Segment& s, int64_t col, int64_t lanes, int64_t first, int64_t depth, float* panel) {
+    pack_panel<FloatTile>(s, col, lanes, first, depth, panel, nullptr);
+}
 
 // y = x W^T + bias + h b: LoRA's second factor is one more segment of the reduction.
 void linear(View x, Matrix w, const float* bias, View h, View b, View out, bool accumulate) {

@@ -75,6 +75,7 @@ struct Rows {
 //   rows, cols          its tile of C; it computes multiples of `row_step` rows
 //   Operand, Element    what it reads of x, and of a panel of weights: an Element holds `steps` reduction steps
 //   depth, depth_step   reduction steps a panel holds; those computed are a multiple of depth_step, zeros at the end
+//   header              rows of a strip before its steps, of the micro-kernel's own
 //   Use                 held by a thread while it computes
 //   operand<height>     x rows [row, row + live), columns [first, first + depth): in place where possible, otherwise
 //                       brought into `buffer` (rows * depth elements). Up to `height`, rows are missing or anything
@@ -84,7 +85,7 @@ struct FloatTile {
     using Element = float;
     struct Use {};
     static constexpr int rows = kTileRows, row_step = 1, cols = kTileCols;
-    static constexpr int steps = 1, depth_step = 1, depth = 128;  // a panel of 64 columns: 32 KB
+    static constexpr int header = 0, steps = 1, depth_step = 1, depth = 128;  // a panel of 64 columns: 32 KB
 
     template <int height>
     FB_INLINE static Rows<float> operand(const View& x, int64_t row, int64_t, int64_t first, int64_t count,

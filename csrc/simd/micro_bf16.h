@@ -37,7 +37,7 @@ struct DotTile {
     using Element = uint32_t;
     struct Use {};
     static constexpr int rows = kTileRows, row_step = 1, cols = kTileCols;
-    static constexpr int steps = 2, depth_step = 2, depth = 256;
+    static constexpr int header = 0, steps = 2, depth_step = 2, depth = 256;
 
     template <int height>
     FB_INLINE static Rows<uint16_t> operand(const View& x, int64_t row, int64_t live, int64_t first, int64_t count,
@@ -80,7 +80,7 @@ struct MatrixTile {
     using Element = uint64_t;
     struct Use {};
     static constexpr int rows = 8, row_step = 2, cols = 8;
-    static constexpr int steps = 4, depth_step = 8, depth = 256;
+    static constexpr int header = 0, steps = 4, depth_step = 8, depth = 256;
 
     // Eight steps of a row; missing ones are zero.
     FB_INLINE static QVec eight(const uint16_t* row, int64_t count) {

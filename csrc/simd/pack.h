@@ -17,7 +17,7 @@ template <class Tile>
 constexpr int64_t kTail = Tile::depth / 4;
 template <class Tile>
 constexpr size_t panel_size() {  // in elements
-    return size_t((Tile::depth + kTail<Tile>) / Tile::steps) * kPanelCols;
+    return size_t(2 * Tile::header + (Tile::depth + kTail<Tile>) / Tile::steps) * kPanelCols;
 }
 
 // Rows of a strip that holds `depth` reduction steps.

@@ -9,17 +9,32 @@ namespace fb::FB_ISA {
 
 constexpr int kSkinnyRows = 4;
 
-// x as float32, its rows padded with zeros to `width`.
-FB_INLINE void widen_rows(const View& x, int64_t width, float* out) {
+// Where fewer rows are given than a product takes, the last one fills it up.
+FB_INLINE int64_t given(const View& x, int64_t t) { return std::min(t, x.rows - 1); }
+
+// `rows` rows of x as float32, padded with zeros to `width`.
+FB_INLINE void widen_rows(const View& x, int64_t rows, int64_t width, float* out) {
     by_dtype(x.dtype, [&](auto* tag) {
         using X = std::remove_pointer_t<decltype(tag)>;
-        for (int64_t t = 0; t < x.rows; t++) {
+        for (int64_t t = 0; t < rows; t++) {
             float* to = out + t * width;
-            for_lanes(x.cols, [&](auto get, auto put) { put(to, get(x.row<X>(t))); });
+            for_lanes(x.cols, [&](auto get, auto put) { put(to, get(x.row<X>(given(x, t)))); });
             for (int64_t i = x.cols; i < width; i++) to[i] = 0;
         }
     });
 }
+
+// The runs of a stretch of a row: of a format's `Block`, if it has one.
+template <class Format, class = void>
+struct RunsAt {
+    const uint8_t* start;
+    explicit FB_INLINE RunsAt(const uint8_t* at) : start(at) {}
+    FB_INLINE Floats run(int i) const { return Format::run(start, i); }
+};
+template <class Format>
+struct RunsAt<Format, std::void_t<typename Format::Block>> : Format::Block {
+    using Format::Block::Block;
+};
 
 // Stored rows times x (T, K), in float32.
 template <TensorType type, int T>
@@ -29,7 +44,7 @@ public:
 
     FloatRows(const View& x, void* scratch)
         : cols_(x.cols), width_(round_up(x.cols, kRun)), x_(static_cast<float*>(scratch)) {
-        widen_rows(x, width_, x_);
+        widen_rows(x, T, width_, x_);
     }
 
     // sums[t] = the products of one stored row with x_t, spread over lanes.
@@ -47,10 +62,11 @@ public:
         constexpr BlockShape block = block_shape(type);
         constexpr int kUnroll = block.weights == 256 ? 8 : 2;
         constexpr int64_t kBytes = int64_t(kUnroll) * kRun / block.weights * block.bytes;
-        for (; run + kUnroll <= runs; run += kUnroll)
+        for (; run + kUnroll <= runs; run += kUnroll) {
+            const RunsAt<Format<type>> stored(row + run / kUnroll * kBytes);
 #pragma GCC unroll 8
-            for (int i = 0; i < kUnroll; i++)
-                add(Format<type>::run(row + run / kUnroll * kBytes, i), run + i, i * kRunVectors);
+            for (int i = 0; i < kUnroll; i++) add(stored.run(i), run + i, i * kRunVectors);
+        }
         for (; run < runs; run++) add(Format<type>::run(row, run), run, 0);
         if (runs * kRun < cols_) {
             Floats last{};
@@ -76,7 +92,7 @@ FB_INLINE int64_t skinny_scratch(int64_t cols, int64_t rank) {
     return prepared_bytes<Rows>(cols) + T * rank * 4;
 }
 
-// out (T, N) (+)= x (T, K) W^T + bias + h (T, r) b (r, N), for T of at most kSkinnyRows.
+// out (T, N) (+)= x (T, K) W^T + bias + h (T, r) b (r, N), for at most T rows, T being 1 or kSkinnyRows.
 template <class Rows, int T>
 void linear_skinny(const View& x, const Matrix& w, const float* bias, const View& h, const View& b, const View& out,
                    bool accumulate) {
@@ -85,7 +101,7 @@ void linear_skinny(const View& x, const Matrix& w, const float* bias, const View
     auto* scratch = static_cast<uint8_t*>(thread_scratch(size_t(skinny_scratch<Rows, T>(x.cols, rank))));
     const Rows stored(x, scratch);
     float* factors = reinterpret_cast<float*>(scratch + prepared);
-    if (h) widen_rows(h, rank, factors);
+    if (h) widen_rows(h, h.rows, rank, factors);
     // Many units, and as many for one thread as for another. The processor runs ahead within a page; we go further.
     constexpr int64_t kUnitBytes = 32 * 1024, kAhead = 4096;
     const int64_t units = round_up(std::max<int64_t>(1, w.rows * w.row_bytes / kUnitBytes), threads());
@@ -103,7 +119,7 @@ void linear_skinny(const View& x, const Matrix& w, const float* bias, const View
                 stored.dot(row + i * w.row_bytes, sums);
                 for (int t = 0; t < T; t++) dots[t][i] = sums[t];
             }
-            for (int t = 0; t < T; t++) {
+            for (int64_t t = 0; t < x.rows; t++) {
                 const Vec total = lane_sums(dots[t]);
                 for_lanes(live, [&](auto get, auto put) {
                     float* to = out.row<float>(t) + n;

@@ -2,6 +2,7 @@
 // they are multiplied as they are, and its scale multiplies the sum of the products. Nothing is rounded but sums.
 // Minima multiply the sums of x over their blocks, which are the same for every row.
 #pragma once
+#include "simd/skinny.h"
 #include "simd/unpack_bf16.h"
 
 namespace fb::FB_ISA {
@@ -24,7 +25,7 @@ public:
           sums_(reinterpret_cast<float*>(x_ + T * width_)) {
         for (int t = 0; t < T; t++) {
             uint16_t* row = x_ + t * width_;
-            std::copy_n(x.row<uint16_t>(t), cols_, row);
+            std::copy_n(x.row<uint16_t>(given(x, t)), cols_, row);
             std::fill(row + cols_, row + width_, uint16_t(0));
             if constexpr (kShifted) sum_blocks(t);
             if constexpr (!kLarge)  // two blocks are multiplied at once: both first halves, then both second halves

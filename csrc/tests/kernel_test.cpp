@@ -135,6 +135,26 @@ void check(const std::string& what, const Ops& table, std::vector<Array> outputs
                 tolerance);
 }
 
+// As `check`, to the last bit.
+void check_bits(const std::string& what, const Ops& table, std::vector<Array> outputs,
+                const std::function<void(const Ops&, std::vector<Array>&)>& operation) {
+    std::vector<Array> expected = outputs;
+    operation(counting(table), outputs);
+    operation(*reference_ops(), expected);
+    for (size_t i = 0; i < outputs.size(); i++) {
+        int64_t differ = 0;
+        for (int64_t r = 0; r < outputs[i].rows(); r++)
+            for (int64_t c = 0; c < outputs[i].cols(); c++) {
+                const float ours = outputs[i].at(r, c), theirs = expected[i].at(r, c);
+                differ += std::isnan(ours) || std::memcmp(&ours, &theirs, 4) != 0;
+            }
+        checks++;
+        if (!differ) continue;
+        failures++;
+        std::printf("FAILED %s %s output %zu: %lld numbers differ\n", table.name, what.c_str(), i, (long long)differ);
+    }
+}
+
 // `operation`'s cost, by both tables: the same arithmetic, and as much scratch as the call took.
 template <class Operation>
 void check_cost(const std::string& what, const Ops& table, const Operation& cost, const std::function<void()>& call) {
@@ -171,7 +191,8 @@ Stored random_matrix(TensorType type, int64_t rows, int64_t cols) {
             if (field.at < 0) return;
             float size;
             do {
-                const uint32_t bits = uint32_t(generator());
+                uint32_t bits = uint32_t(generator());
+                if (field.kind == Number::f32) bits &= 0xfffff000;  // as converted from halves: products are exact
                 std::memcpy(start + field.at, &bits, size_t(size_of(field.kind)));
                 size = std::fabs(load_number(field.kind, start + field.at)) * float(Format::spread);
             } while (!(size >= 0.5f && size < 2));
@@ -276,6 +297,80 @@ void test_seams(const Ops& table, Dtype dtype) {
         }
 }
 
+// Numbers of very different sizes, with some zeros, and a few that are far larger than the rest.
+Array uneven(int64_t rows, int64_t cols) {
+    Array a = Array::random(rows, cols);
+    const View view = a;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < cols; c++) {
+            float& x = view.row<float>(r)[c];
+            x *= std::exp2(float(c / 32 % 7) * -3) * (generator() % 97 == 0 ? 1000.0f : 1.0f) *
+                 float(generator() % 9 != 0);
+            if (r % 5 == 3) x *= 1e-18f;
+        }
+    return a;
+}
+
+void test_fixed(const Ops& table) {
+    const auto both = [&](const std::string& name, int64_t tokens, const Stored& w, int64_t rank, bool more) {
+        const int64_t rows = w.matrix.rows, cols = w.matrix.cols;
+        const Array x = uneven(tokens, cols), dy = uneven(tokens, rows), h = uneven(tokens, rank);
+        const Array dh = uneven(tokens, rank), b = uneven(rank, rows), a = uneven(rank, cols);
+        const Array bias = Array::random(1, rows);
+        const View none;
+        const View hv = rank ? View(h) : none, bv = rank ? View(b) : none;
+        const View dhv = rank ? View(dh) : none, av = rank ? View(a) : none;
+        const auto forward = [&](const Ops& ops, auto& out) {
+            ops.linear_fixed(x, w.matrix, more ? View(bias).row<float>(0) : nullptr, hv, bv, out[0], more);
+        };
+        std::vector<Array> y{more ? Array::random(tokens, rows) : Array(tokens, rows)};
+        if (tokens > 4) check_bits("linear_fixed" + name, table, y, forward);
+        else check("linear_fixed" + name, table, y, 1e-5, forward);
+        check_bits("linear_backward_fixed" + name, table, {more ? Array::random(tokens, cols) : Array(tokens, cols)},
+                   [&](const Ops& ops, auto& out) { ops.linear_backward_fixed(dy, w.matrix, dhv, av, out[0], more); });
+        Array out(tokens, rows), dx(tokens, cols);
+        check_cost(
+            "linear_fixed" + name, table,
+            [&](const Ops& ops) { return ops.linear_fixed_cost(tokens, cols, rows, hv.cols, w.matrix.type); },
+            [&] { table.linear_fixed(x, w.matrix, nullptr, hv, bv, out, false); });
+        check_cost(
+            "linear_backward_fixed" + name, table,
+            [&](const Ops& ops) { return ops.linear_backward_fixed_cost(tokens, cols, rows, dhv.cols); },
+            [&] { table.linear_backward_fixed(dy, w.matrix, dhv, av, dx, false); });
+    };
+    for (const TensorType type : kTypes) {
+        const int64_t step = block_shape(type).weights;
+        const Stored w = random_matrix(type, 37, step == 1 ? 301 : step == 32 ? 352 : 512);
+        for (const bool more : {false, true}) both(" type " + std::to_string(int(type)), 33, w, more ? 5 : 0, more);
+    }
+    for (const int64_t tokens : {1, 3, 7, 277})
+        both(" T " + std::to_string(tokens), tokens, random_matrix(TensorType::Q4_0, 677, 704), 8, tokens != 7);
+    for (const int64_t reduction : {1, 2, 31, 32, 33, 255, 256, 257, 543})
+        for (const int64_t rank : {0, 1, 33, 64, 65, 300}) {
+            const std::string name = " " + std::to_string(reduction) + " + " + std::to_string(rank);
+            both(name, 9, random_matrix(TensorType::F32, 70, reduction), rank, false);
+            both(name + " down", 9, random_matrix(TensorType::F32, reduction, 70), rank, true);
+        }
+}
+
+// Rows and columns that point the same way reach the bound of each chunk's sum; the reference, which sums in 64 bits,
+// makes one that does not fit into 32 NaN.
+void test_fixed_bound(const Ops& table) {
+    const int64_t tokens = 13, width = 67, reduction = 544;
+    for (const float live : {1.0f, 0.5f, 0.1f, 0.03f}) {
+        Array x(tokens, reduction), v = Array(width, reduction);
+        Stored w = random_matrix(TensorType::F32, width, reduction);
+        for (int64_t k = 0; k < reduction; k++) {
+            const float z = uniform(0, 1) < live ? uniform(-1, 1) : 1e-6f;
+            for (int64_t t = 0; t < tokens; t++) View(x).row<float>(t)[k] = z * (t % 2 ? -1.0f : 3.0f);
+            for (int64_t n = 0; n < width; n++)
+                const_cast<float*>(reinterpret_cast<const float*>(w.matrix.row(n)))[k] = z;
+        }
+        check_bits("linear_fixed at the bound", table, {Array(tokens, width)},
+                   [&](const Ops& ops, auto& out) { ops.linear_fixed(x, w.matrix, nullptr, {}, {}, out[0], false); });
+    }
+}
+
 void test_lora(const Ops& table, Dtype dtype) {
     for (const int64_t tokens : {1, 7, 33})
         for (const int64_t cols : {1, 63, 130})
@@ -295,6 +390,8 @@ void test_lora(const Ops& table, Dtype dtype) {
                     [&] { table.lora_gradient(dh, x, 1, da, false); });
             }
 }
+
+float* floats(const View& row) { return row.row<float>(0); }
 
 void test_rows(const Ops& table, Dtype dtype) {
     const double tolerance = dtype == Dtype::bf16 ? 4e-3 : 1e-5;
@@ -324,6 +421,28 @@ void test_rows(const Ops& table, Dtype dtype) {
         }
         check("cast", table, {Array(7, cols, dtype)}, tolerance,
               [&](const Ops& ops, auto& out) { ops.cast(x, out[0]); });
+        const Array factors = Array::random(1, cols), bias = Array::random(1, cols), many = Array::random(300, cols);
+        check("scale_columns", table, {Array(7, cols, dtype)}, tolerance, [&](const Ops& ops, auto& out) {
+            ops.scale_columns(gate, floats(factors), floats(bias), out[0], false);
+        });
+        check("scale_columns adding", table, {other}, tolerance,
+              [&](const Ops& ops, auto& out) { ops.scale_columns(gate, nullptr, nullptr, out[0], true); });
+        Array over = Array::random(1, cols, Dtype::f32, 0.5f, 2);
+        over.floats()[cols / 2] = 0;
+        check("column_dots", table, {Array::random(1, cols)}, 1e-5, [&](const Ops& ops, auto& out) {
+            ops.column_dots(gate, value, floats(bias), floats(over), floats(out[0]));
+        });
+        check("column_dots of many rows", table, {Array::random(1, cols)}, 1e-4,
+              [&](const Ops& ops, auto& out) { ops.column_dots(many, many, nullptr, nullptr, floats(out[0])); });
+        std::vector<uint32_t> states(size_t(x.rows()));
+        for (size_t r = 0; r < states.size(); r++) states[r] = uint32_t(r) * 2654435761u;
+        check("round_at_random", table, {Array(x.rows(), cols, Dtype::bf16)}, 0,
+              [&](const Ops& ops, auto& out) { ops.round_at_random(x, states.data(), out[0]); });
+        const Array choices = Array::random(1, 1 << 16);
+        for (const int64_t first : {0, 7, 1024})
+            check("add_drawn", table, {other}, 1e-6, [&](const Ops& ops, auto& out) {
+                ops.add_drawn(states.data(), first, floats(choices), 0.5f, out[0]);
+            });
         check("sum_squares", table, {Array(1, 1)}, 1e-5,
               [&](const Ops& ops, auto& out) { out[0].floats()[0] = float(ops.sum_squares(x)); });
         const Array v = Array::random(7, cols, Dtype::f32, 0, 1);
@@ -434,6 +553,10 @@ int run(const char* only) {
             test_blocks(*table, dtype);
             test_seams(*table, dtype);
             if (base) continue;
+            if (dtype == Dtype::f32) {
+                test_fixed(*table);
+                test_fixed_bound(*table);
+            }
             test_lora(*table, dtype);
             test_rows(*table, dtype);
             test_attention(*table, dtype);

@@ -16,15 +16,28 @@ from featherback.version import __version__
 if TYPE_CHECKING:
     from featherback.adapters.lora import LoRA
     from featherback.api import gradients, load, plan, train
-    from featherback.models.model import Model
+    from featherback.inference.model import Model
+    from featherback.training.callback import Callback
     from featherback.training.run import Run
 
-__all__ = ["FeatherbackError", "LoRA", "Model", "Run", "__version__", "gradients", "load", "plan", "train"]
+__all__ = [
+    "Callback",
+    "FeatherbackError",
+    "LoRA",
+    "Model",
+    "Run",
+    "__version__",
+    "gradients",
+    "load",
+    "plan",
+    "train",
+]
 
 # Brought in on first use (PEP 562): `import featherback` itself costs nothing.
 _HOMES = {
+    "Callback": "featherback.training.callback",
     "LoRA": "featherback.adapters.lora",
-    "Model": "featherback.models.model",
+    "Model": "featherback.inference.model",
     "Run": "featherback.training.run",
     "gradients": "featherback.api",
     "load": "featherback.api",

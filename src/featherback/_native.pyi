@@ -27,17 +27,41 @@ class TensorType(enum.IntEnum):
 
     Q8_0 = 8
 
+    Q2_K = 10
+
+    Q3_K = 11
+
     Q4_K = 12
 
     Q5_K = 13
 
     Q6_K = 14
 
+    IQ2_XXS = 16
+
+    IQ2_XS = 17
+
+    IQ3_XXS = 18
+
+    IQ1_S = 19
+
     IQ4_NL = 20
+
+    IQ3_S = 21
+
+    IQ2_S = 22
+
+    IQ4_XS = 23
 
     BF16 = 30
 
+    TQ1_0 = 34
+
+    TQ2_0 = 35
+
     MXFP4 = 39
+
+    AFFINE8 = 1178730504
 
     @property
     def block_size(self) -> int:
@@ -98,11 +122,13 @@ class Matrix:
     @property
     def type(self) -> int: ...
 
-def linear(x: Annotated[NDArray, dict(device='cpu', writable=False)], w: Matrix, out: Annotated[NDArray, dict(device='cpu')], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, h: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, b: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, accumulate: bool = False) -> None:
-    """out (T, N) (+)= x (T, K) W^T + bias (N) + h (T, r) b (r, N)"""
+def linear(x: Annotated[NDArray, dict(device='cpu', writable=False)], w: Matrix, out: Annotated[NDArray, dict(device='cpu')], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, h: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, b: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, accumulate: bool = False, fixed: bool = False) -> None:
+    """
+    out (T, N) (+)= x (T, K) W^T + bias (N) + h (T, r) b (r, N); fixed: in fixed point
+    """
 
-def linear_backward(dy: Annotated[NDArray, dict(device='cpu', writable=False)], w: Matrix, dx: Annotated[NDArray, dict(device='cpu')], dh: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, a: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, accumulate: bool = False) -> None:
-    """dx (T, K) (+)= dy (T, N) W + dh (T, r) a (r, K)"""
+def linear_backward(dy: Annotated[NDArray, dict(device='cpu', writable=False)], w: Matrix, dx: Annotated[NDArray, dict(device='cpu')], dh: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, a: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, accumulate: bool = False, fixed: bool = False) -> None:
+    """dx (T, K) (+)= dy (T, N) W + dh (T, r) a (r, K); fixed: in fixed point"""
 
 def lora_in(x: Annotated[NDArray, dict(device='cpu', writable=False)], a: Annotated[NDArray, dict(device='cpu', writable=False)], h: Annotated[NDArray, dict(device='cpu')], scale: float = 1.0, accumulate: bool = False) -> None:
     """h (T, r) (+)= scale * x (T, K) a (r, K)^T"""
@@ -110,12 +136,12 @@ def lora_in(x: Annotated[NDArray, dict(device='cpu', writable=False)], a: Annota
 def lora_gradient(dh: Annotated[NDArray, dict(device='cpu', writable=False)], x: Annotated[NDArray, dict(device='cpu', writable=False)], da: Annotated[NDArray, dict(device='cpu')], scale: float = 1.0, accumulate: bool = False) -> None:
     """da (r, K) (+)= scale * dh (T, r)^T x (T, K)"""
 
-def linear_cost(tokens: int, inputs: int, outputs: int, rank: int, bf16: bool, type: int = 0) -> tuple[float, int]:
+def linear_cost(tokens: int, inputs: int, outputs: int, rank: int, bf16: bool, type: int = 0, fixed: bool = False) -> tuple[float, int]:
     """
     (floating-point operations, bytes of scratch per thread); type: of the stored weight, which matters up to four tokens
     """
 
-def linear_backward_cost(tokens: int, inputs: int, outputs: int, rank: int, bf16: bool) -> tuple[float, int]:
+def linear_backward_cost(tokens: int, inputs: int, outputs: int, rank: int, bf16: bool, fixed: bool = False) -> tuple[float, int]:
     """(floating-point operations, bytes of scratch per thread)"""
 
 def lora_in_cost(tokens: int, inputs: int, rank: int) -> tuple[float, int]:
@@ -130,22 +156,22 @@ def gather_rows(w: Matrix, ids: Annotated[NDArray[numpy.int32], dict(shape=(None
 def dequantize(w: Matrix, out: Annotated[NDArray, dict(device='cpu')]) -> None:
     """out (rows, cols) = W"""
 
-def attention(q: Annotated[NDArray, dict(device='cpu', writable=False)], k: Annotated[NDArray, dict(device='cpu', writable=False)], v: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')], lse: Annotated[NDArray, dict(device='cpu')] | None, heads: int, kv_heads: int, cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, scale: float | None = None, window: int = 0, p: Annotated[NDArray, dict(device='cpu')] | None = None, softcap: float = 0.0) -> None:
+def attention(q: Annotated[NDArray, dict(device='cpu', writable=False)], k: Annotated[NDArray, dict(device='cpu', writable=False)], v: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')], lse: Annotated[NDArray, dict(device='cpu')] | None, heads: int, kv_heads: int, cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, scale: float | None = None, window: int = 0, p: Annotated[NDArray, dict(device='cpu')] | None = None, softcap: float = 0.0, prefix: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None:
     """
-    out (Tq, H d) = causal grouped-query attention; lse (H, Tq) or None. scale None: head_dim ** -0.5. p (H Tq, Tk) float32 receives the probabilities. softcap not 0: a score s becomes softcap * tanh(s / softcap)
+    out (Tq, H d) = causal grouped-query attention; lse (H, Tq) or None. scale None: head_dim ** -0.5. p (H Tq, Tk) float32 receives the probabilities. softcap not 0: a score s becomes softcap * tanh(s / softcap). prefix (S,): -1, or the sequence whose keys these queries see as well
     """
 
-def attention_backward(dout: Annotated[NDArray, dict(device='cpu', writable=False)], q: Annotated[NDArray, dict(device='cpu', writable=False)], k: Annotated[NDArray, dict(device='cpu', writable=False)], v: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu', writable=False)], lse: Annotated[NDArray, dict(device='cpu', writable=False)], delta: Annotated[NDArray, dict(device='cpu')], dq: Annotated[NDArray, dict(device='cpu')], dk: Annotated[NDArray, dict(device='cpu')], dv: Annotated[NDArray, dict(device='cpu')], heads: int, kv_heads: int, cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, scale: float | None = None, window: int = 0, p: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, softcap: float = 0.0, accumulate: bool = False) -> None:
+def attention_backward(dout: Annotated[NDArray, dict(device='cpu', writable=False)], q: Annotated[NDArray, dict(device='cpu', writable=False)], k: Annotated[NDArray, dict(device='cpu', writable=False)], v: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu', writable=False)], lse: Annotated[NDArray, dict(device='cpu', writable=False)], delta: Annotated[NDArray, dict(device='cpu')], dq: Annotated[NDArray, dict(device='cpu')], dk: Annotated[NDArray, dict(device='cpu')], dv: Annotated[NDArray, dict(device='cpu')], heads: int, kv_heads: int, cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, scale: float | None = None, window: int = 0, p: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, softcap: float = 0.0, accumulate: bool = False, prefix: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None:
     """
     dq and (+)= dk, dv from dout; delta (H, Tq) is scratch; p as attention left it
     """
 
-def attention_cost(cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], heads: int, kv_heads: int, head_dim: int, window: int = 0, softcap: float = 0.0, backward_follows: bool = True) -> tuple[float, int]:
+def attention_cost(cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], heads: int, kv_heads: int, head_dim: int, window: int = 0, softcap: float = 0.0, backward_follows: bool = True, prefix: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> tuple[float, int]:
     """
     (floating-point operations, bytes of scratch per thread); backward_follows: lse or p is wanted
     """
 
-def attention_backward_cost(cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], heads: int, kv_heads: int, head_dim: int, window: int = 0, softcap: float = 0.0) -> tuple[float, int]:
+def attention_backward_cost(cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], heads: int, kv_heads: int, head_dim: int, window: int = 0, softcap: float = 0.0, prefix: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> tuple[float, int]:
     """(floating-point operations, bytes of scratch per thread)"""
 
 def rms_norm(x: Annotated[NDArray, dict(device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], eps: float, out: Annotated[NDArray, dict(device='cpu')], accumulate: bool = False) -> None:
@@ -173,6 +199,24 @@ def glu_backward(da: Annotated[NDArray, dict(device='cpu', writable=False)], gat
 
 def cast(x: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')]) -> None:
     """out = x in out's type"""
+
+def scale_columns(x: Annotated[NDArray, dict(device='cpu', writable=False)], factors: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, accumulate: bool = False) -> None:
+    """out (T, N) (+)= x * factors (N) + bias (N); out may be x"""
+
+def column_dots(x: Annotated[NDArray, dict(device='cpu', writable=False)], y: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], less: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, over: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None:
+    """
+    out (N) += sum over t of x (T, N) (y (T, N) - less (N)) / over (N), nothing where over is 0
+    """
+
+def round_at_random(x: Annotated[NDArray, dict(device='cpu', writable=False)], states: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')]) -> None:
+    """
+    out (n, cols), bf16 = x (n, cols), up or down at random by the states (n) of its rows, so that the mean stays
+    """
+
+def add_drawn(states: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], first: int, table: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], factor: float, out: Annotated[NDArray, dict(device='cpu')]) -> None:
+    """
+    out (n, cols) += factor * table[16 random bits], which depend on a row's state (n) and the column, counted from `first` on; table (65536)
+    """
 
 def sum_squares(x: Annotated[NDArray, dict(device='cpu', writable=False)]) -> float:
     """sum of x^2, in double"""

@@ -2,41 +2,81 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from featherback import methods, models
+from featherback.adapters.formats import form
 from featherback.adapters.lora import LoRA
 from featherback.data.batch import IGNORE, Batch
 from featherback.errors import FeatherbackError
 from featherback.host.paged import PagedArray
+from featherback.inference.model import Model
 from featherback.memory.plan import Plan
-from featherback.models.model import Model
-from featherback.training.choose import plan_for, worker_baseline
+from featherback.training.callback import Callback, Guarded, Together
+from featherback.training.choose import plan_for
 from featherback.training.config import COMPUTE, TrainConfig
-from featherback.training.launch import Examples, prepare_run, resume_run
+from featherback.training.events import Note
+from featherback.training.given import Examples
+from featherback.training.launch import prepare_run, resume_run
+from featherback.training.names import default_of, fields_of, grouped, known, python_names, python_type, told
 from featherback.training.rehearsal import rehearsed_baseline
-from featherback.training.reporter import Reporter, TextReporter
 from featherback.training.run import Run
+from featherback.training.run_directory import RunDirectory
+from featherback.training.show import reporter
 from featherback.training.trainer import train_run
+from featherback.training.worker_process import worker_baseline
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from featherback.training.options import TrainOptions
 
 Tokens = npt.ArrayLike
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-def load(model: str | os.PathLike[str]) -> Model:
-    """Open a model (weights stay on disk): a GGUF file, a Hugging Face folder, or a fetched name."""
+
+def _with_names(function: F) -> F:
+    """The function with its `**options` by name, default and meaning where these are asked for at run time: by `help`,
+    and by what completes names in a notebook.
+    """
+    signature = inspect.signature(function)
+    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    taken = {each.name for each in own}
+    found, lines = [], ["", "Options:"]
+    for field in chain.from_iterable(grouped().values()):
+        name, kind = python_names(field)[0], python_type(field)
+        default, (meant, shown) = default_of(known()[field][0], field), told(field)
+        if name not in taken and field not in taken:
+            found.append(
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            )
+            lines.append(f"    {name}: {meant}" + (f" Default: {shown}." if shown else ""))
+    function.__signature__ = signature.replace(parameters=[*own, *found])  # type: ignore[attr-defined]
+    function.__doc__ = f"{inspect.getdoc(function)}\n" + "\n".join(lines)
+    return function
+
+
+def load(model: str | os.PathLike[str], quantize: str = "none") -> Model:
+    """Open a model (weights stay on disk): a GGUF file, a Hugging Face or MLX folder, or a fetched name.
+
+    `quantize` (q4_0, q8_0): the weights of a Hugging Face folder are quantised into a file in the cache, once.
+    """
     from featherback.hub.locate import locate
 
-    return models.load(locate(os.fspath(model)))
+    return models.load(locate(os.fspath(model)), quantize, kind=Model)
 
 
 def gradients(
-    model: Model,
+    model: models.Model,
     adapter: LoRA,
     tokens: Tokens | Sequence[Tokens],
     labels: Tokens | Sequence[Tokens] | None = None,
@@ -75,62 +115,97 @@ def gradients(
     return total / batch.n_targets, adapter.state(gathered)
 
 
+@_with_names
 def train(
-    model: Model | str | os.PathLike[str],
-    data: str | os.PathLike[str] | Examples,
+    model: models.Model | str | os.PathLike[str],
+    data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Examples,
     out: str | os.PathLike[str],
     *,
-    eval_data: str | os.PathLike[str] | Examples | None = None,
-    memory: str | int | None = None,
+    eval_data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Examples | None = None,
+    memory: str | float | None = None,
     resume: bool = False,
     progress: bool = True,
-    **options: Any,
+    callbacks: Iterable[Callback] = (),
+    **options: Unpack[TrainOptions],
 ) -> Run:
-    """Train a LoRA adapter in this process, as `featherback train` does in one of its own.
+    """Train a LoRA adapter, or a model's own weights, in this process, as `featherback train` does in one of its own.
 
-    `data`: a file, token lists, or (tokens, labels) pairs. `memory`: "96MB", or bytes. `options`: the fields
-    of TrainConfig (steps, epochs, rank, alpha, targets, seq_len, batch_size, accumulate, learning_rate,
-    optimizer, schedule, warmup, compute, threads, seed, ...), the optimiser's own (beta1, weight_decay, ...) and the
-    method's (epsilon, ...). `nice` lowers the priority of this process for good.
+    `data`: a file or several; or a list of conversations, which are lists of messages ({"role": ..., "content": ...}),
+    or of other records as a data file has them; or of token lists, or (tokens, labels) pairs. `memory`: "96MB", or
+    megabytes. `options`: those of the command line by their names there (lr, steps, seq_len, ...; start for --from),
+    the optimiser's own (beta1, ...) and the method's (epsilon, ...) among them. `callbacks` are told what happens; one
+    that raises ends the run with a FeatherbackError.
+    `nice` lowers the priority of this process for good.
     FeatherbackError says what is wrong.
     Ctrl-C saves and then raises KeyboardInterrupt; `resume=True` continues: options that are not named are the run's,
     and the data must be those that it was begun with.
     """
-    opened = model if isinstance(model, Model) else load(model)
-    reporter = TextReporter() if progress else Reporter()
+    asked = {name: value for name, value in options.items() if value is not None or not resume}
+    named_options = fields_of({**asked, "memory": memory}, "featherback.train")
+    if resume and not isinstance(model, models.Model):
+        named_options.setdefault("quantize", RunDirectory.open(Path(out)).config.quantize)
+    opened = _opened(model, named_options)
+    shown = Together([reporter() if progress else Callback(), *map(_guarded, callbacks)])
     named: dict[str, Any] = {
         "model": str(opened.path),
-        "data": _path_of(data),
-        "eval_data": _path_of(eval_data),
+        "data": _paths_of(data),
+        "eval_data": _paths_of(eval_data),
         "out": str(Path(out)),
-        "memory": memory,
-        **options,
+        **named_options,
     }
     examples: dict[str, Any] = {
-        "data": None if _is_path(data) else data,
-        "eval_data": None if _is_path(eval_data) else eval_data,
+        "data": None if _is_paths(data) else data,
+        "eval_data": None if _is_paths(eval_data) else eval_data,
         "model": opened,
         "baseline": rehearsed_baseline,
     }
     if resume:
-        run = resume_run(named, **examples, note=reporter.note)
+        run = resume_run(named, **examples, note=lambda text: shown.tell(Note(text)))
     else:
         run = prepare_run(TrainConfig.of(**named), **examples)
-    status = train_run(run, reporter, opened)
+    status = train_run(run, shown, opened)
     if status == "interrupted":
         raise KeyboardInterrupt
     return Run(run, opened)
 
 
-def plan(model: Model | str | os.PathLike[str], *, memory: str | int | None = None, **options: Any) -> Plan:
+@_with_names
+def plan(
+    model: models.Model | str | os.PathLike[str],
+    *,
+    memory: str | float | None = None,
+    **options: Unpack[TrainOptions],
+) -> Plan:
     """How `featherback train` with these options would lay out its memory, and the predicted peaks.
 
-    `memory` and `options` as for `train`. FeatherbackError, naming what would do, if nothing fits.
+    `memory` and `options` as for `train`: those that it does not depend on are checked, and change nothing.
+    FeatherbackError, naming what would do, if nothing fits.
     """
-    opened = model if isinstance(model, Model) else load(model)
-    config = TrainConfig.of(model=str(opened.path), data="", out="", memory=memory, **options)
+    named = fields_of({**options, "memory": memory}, "featherback.plan")
+    opened = _opened(model, named)
+    config = TrainConfig.of(model=str(opened.path), out="", **named)
+    if config.start is not None:
+        config = config.starting_from(form(opened, config.start), opened)
     config = config.for_model(opened)
     return plan_for(config, opened, worker_baseline)
+
+
+def _guarded(callback: Callback) -> Guarded:
+    if not isinstance(callback, Callback):
+        raise FeatherbackError(
+            f"callbacks holds {callback!r}, which is no featherback.Callback; pass instances of a subclass of it."
+        )
+    return Guarded(callback)
+
+
+def _opened(model: models.Model | str | os.PathLike[str], options: dict[str, Any]) -> models.Model:
+    """The model, and its `quantize` among the options of which it is one."""
+    opened = model if isinstance(model, models.Model) else load(model, options.get("quantize", "none"))
+    if options.setdefault("quantize", opened.quantize) != opened.quantize:
+        raise FeatherbackError(
+            f"The model {opened.path} is opened with quantize={opened.quantize!r}, not {options['quantize']!r}."
+        )
+    return opened
 
 
 def _batch(tokens: Any, labels: Any) -> Batch:
@@ -150,12 +225,17 @@ def _is_single(tokens: Any) -> bool:
     return len(tokens) > 0 and np.ndim(tokens[0]) == 0
 
 
-def _path_of(source: object) -> str | None:
-    """How a source of data is recorded: its path, or that it was given as tokens."""
+def _paths_of(source: Any) -> tuple[str, ...] | None:
+    """How a source of data is recorded: its paths, or that it was given as tokens."""
     if source is None:
         return None
-    return str(source) if _is_path(source) else "tokens"
+    if not _is_paths(source):
+        return ("tokens",)
+    return (str(source),) if isinstance(source, (str, os.PathLike)) else tuple(map(str, source))
 
 
-def _is_path(source: object) -> bool:
+def _is_paths(source: object) -> bool:
+    """A path, or a list of them."""
+    if isinstance(source, (list, tuple)):
+        return bool(source) and all(isinstance(each, (str, os.PathLike)) for each in source)
     return isinstance(source, (str, os.PathLike))

@@ -6,13 +6,21 @@ import errno
 import json
 import os
 import re
+import shutil
 import stat
+import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from featherback.errors import FeatherbackError
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]
 
 _LEFTOVER = re.compile(r"\..+\.\d+\.tmp")
 """The temporary files of `atomic_file`, of which a killed process leaves one behind."""
@@ -33,16 +41,20 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
 
     OSError, as from `open`, for what cannot be read or is a folder.
     """
+
+    def opened(name: str | os.PathLike[str], flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))  # no waiting, should it have changed
+
     try:
         _refuse_special(path, os.stat(path))
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # no waiting, should it have changed
+        file = open(path, "rb", opener=opened)  # noqa: SIM115 - the caller closes it
     except ValueError:
         raise OSError(errno.EINVAL, "its name holds a NUL character", os.fspath(path)) from None
     try:
-        _refuse_special(path, os.fstat(file))
-        return os.fdopen(file, "rb")
+        _refuse_special(path, os.fstat(file.fileno()))
+        return file
     except BaseException:
-        os.close(file)
+        file.close()
         raise
 
 
@@ -68,8 +80,11 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
     A reader, or a power cut, sees the old file or the new one, never a part. FeatherbackError if that fails.
     """
+    if not path.name:
+        raise FeatherbackError(f"Cannot write {path}: it is a folder.")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        remove_abandoned(path)
         with open(temporary, "wb") as file:
             yield file
             file.flush()
@@ -83,10 +98,90 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             temporary.unlink()
 
 
+_FICLONE = 0x40049409
+"""Linux' ioctl that lets a file share another's blocks until one of them is written."""
+
+
+def clone_file(source: Path, path: Path, *, in_place: bool = False) -> None:
+    """Copy a file to the disk, sharing its blocks where the file system can; little of it is in memory at once.
+
+    It appears whole or not at all, in a folder that is made if need be; `in_place`: a file of the same length is
+    overwritten, and keeps its maps. FeatherbackError if that fails.
+    """
+    make_folder(path.parent)
+    try:
+        with open_regular(source) as file:
+            if in_place:
+                with open(path, "r+b") as copy:
+                    shutil.copyfileobj(file, copy, 1 << 20)
+                return
+            with atomic_file(path) as copy:
+                if not _shared(file.fileno(), copy.fileno()):
+                    shutil.copyfileobj(file, copy, 1 << 20)
+    except OSError as error:
+        raise FeatherbackError(f"Cannot copy {source} to {path}: {error.strerror or error}.") from error
+
+
+def link_file(source: Path, path: Path) -> None:
+    """Let `path` be another name of a file that nothing writes again; a copy where the disk knows no such names.
+
+    It appears whole or not at all, in a folder that is made if need be. FeatherbackError if that fails.
+    """
+    make_folder(path.parent)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        remove_abandoned(path)
+        os.link(source, temporary)
+    except OSError:  # exFAT, and some network disks
+        clone_file(source, path)
+        return
+    try:
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise FeatherbackError(f"Cannot write {path}: {error.strerror or error}.") from error
+    finally:
+        with suppress(OSError):  # it was renamed, unless both were names of one file before
+            temporary.unlink()
+
+
+def _shared(source: int, copy: int) -> bool:
+    """Whether the copy now has the blocks of the source."""
+    if fcntl is None or not sys.platform.startswith("linux"):
+        return False
+    try:
+        fcntl.ioctl(copy, _FICLONE, source)
+    except OSError:  # another disk, or a file system that cannot
+        return False
+    return True
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace a small file atomically."""
     with atomic_file(path) as file:
         file.write(content)
+
+
+def append_bytes(path: Path, content: bytes = b"", *, sync: bool = False) -> None:
+    """Add to the end of a file, made if need be; `sync`: bring it to the disk. FeatherbackError if that fails."""
+    try:
+        with open(path, "ab") as file:
+            file.write(content)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise FeatherbackError(f"Cannot write {path}: {error.strerror}.") from error
+
+
+def copy_file(source: Path, path: Path) -> None:
+    """Copy a file of any length, of which little is in memory at once, to `path`, whole or not at all."""
+    try:
+        file = open_regular(source)
+    except OSError as error:
+        raise FeatherbackError(f"Cannot read {source}: {error.strerror or error}.") from error
+    with file, atomic_file(path) as copy:
+        shutil.copyfileobj(file, copy, 1 << 20)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -106,6 +201,22 @@ def read_bytes(path: Path, most: int) -> bytes:
     return content
 
 
+def checksum(file: IO[bytes], nbytes: int) -> int:
+    """The CRC-32 of the next `nbytes` bytes, of which little is in memory at once; EOFError if there are fewer."""
+    found, piece = 0, memoryview(bytearray(1 << 18))
+    while nbytes:
+        count = file.readinto(piece[:nbytes])  # type: ignore[attr-defined]
+        if not count:
+            raise EOFError
+        found, nbytes = zlib.crc32(piece[:count], found), nbytes - count
+    return found
+
+
+def json_checksum(content: Any) -> str:
+    """The CRC-32 of what JSON makes of it, in hexadecimal digits."""
+    return f"{zlib.crc32(json.dumps(content).encode()):08x}"
+
+
 def read_json(path: Path, most: int = MOST_JSON) -> Any:
     """The content of a JSON file; FeatherbackError if it is missing, longer than `most` bytes, or not JSON."""
     try:
@@ -116,11 +227,78 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
         raise FeatherbackError(f"{path} is not valid JSON: {error}.") from error
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, if it is not there; FeatherbackError if that is not possible."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FeatherbackError(f"Cannot write to {path}: {error.strerror}.") from error
+
+
+def check_room(path: Path, nbytes: int) -> None:
+    """FeatherbackError if the disk on which `path` is to lie has no room for a file of so many bytes."""
+    whole = path.absolute()
+    home = next(folder for folder in (*whole.parents, whole) if folder.exists())
+    free = shutil.disk_usage(home).free
+    if free < nbytes:
+        raise FeatherbackError(
+            f"The disk of {home} has {free / 1e6:.1f} MB free and {path.name} needs {nbytes / 1e6:.1f} MB: free "
+            f"some, or choose another place."
+        )
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A folder to be filled that takes the name `path` at the end, or none if that fails.
+
+    One that is there already is filled in place. FeatherbackError if it cannot be made.
+    """
+    if path.exists():
+        yield path
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        remove_abandoned(path)
+        temporary.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise FeatherbackError(f"Cannot write {path}: {error.strerror or error}.") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def remove_leftovers(folder: Path) -> None:
     """Delete the temporary files that killed processes left in `folder`; no process may be writing there."""
     for entry in folder.iterdir():
         if _LEFTOVER.fullmatch(entry.name) and entry.is_file():
             entry.unlink(missing_ok=True)
+
+
+def remove_abandoned(path: Path) -> None:
+    """Delete what killed processes had written of the file or folder `path`; a process that runs keeps its own."""
+    of_path = re.compile(rf"\.{re.escape(path.name)}\.(\d+)\.tmp")
+    with suppress(OSError):  # what cannot be listed or deleted stays
+        for entry in path.parent.iterdir():
+            if (found := of_path.fullmatch(entry.name)) and not _runs(int(found[1])):
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry, ignore_errors=True)
+                else:
+                    entry.unlink(missing_ok=True)
+
+
+def _runs(process: int) -> bool:
+    """Whether there is, or may be, a process of this number."""
+    if os.name != "posix":  # where signal 0 would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
 
 
 def sync_directory(path: Path) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import os
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -27,6 +28,7 @@ class Option:
     flags: tuple[str, ...] = ()  # on the command line; default: the field's name
     shown_default: Callable[[], str] | None = None  # where the default None stands for something
     choices: tuple[str, ...] = ()
+    words: Callable[[], Iterable[str]] | None = None  # of which a list may be made, with commas
     least: float | None = None
     most: float | None = None
     above: float | None = None
@@ -34,7 +36,14 @@ class Option:
     parse: Callable[[Any], Any] | None = (
         None  # what may be given -> the field's value; leaves such a value as it is
     )
+    given: Callable[[Any], Any] | None = (
+        None  # what may be written in Python or in a file -> what `parse` takes
+    )
+    written: Callable[[Any], Any] | None = None  # the field's value -> what a person would write
+    is_path: bool = False  # names files, as seen from the working directory
+    several: bool = False  # may be given again and again; what is parsed is a list then
     free_on_resume: bool = False  # a resumed run may change it without becoming another run
+    only_for: str | None = None  # the value of --train without which it means nothing
 
 
 def option(default: Any = MISSING, **description: Any) -> Any:
@@ -77,7 +86,11 @@ def checked(kind: type, name: str, value: Any) -> Any:
         return None
     if about.parse is not None:
         value = about.parse(value)
+        if value is None and type(None) in accepted:
+            return None
     value = _builtin(value)
+    if about.is_path and isinstance(value, os.PathLike):
+        value = os.fspath(value)
     if problem := _problem(about, accepted, value):
         raise FeatherbackError(f"{flags(kind, name)[0]} is {problem}.")
     return value
@@ -103,6 +116,8 @@ def _problem(about: Option, accepted: tuple[Any, ...], value: Any) -> str | None
     if about.choices:
         known = isinstance(value, str) and value in about.choices
         return None if known else f"{value!r}; choose from {', '.join(about.choices)}"
+    if bool in accepted:
+        return None if isinstance(value, bool) else f"{value!r}; it must be true or false"
     if str in accepted:
         return None if isinstance(value, str) else f"{value!r}; it must be text"
     if int in accepted and (isinstance(value, bool) or not isinstance(value, int)):
@@ -125,12 +140,12 @@ def _limits(about: Option) -> list[tuple[str, Callable[[float], bool]]]:
     limits: list[tuple[str, Callable[[float], bool]]] = [("a number", lambda value: not math.isnan(value))]
     if least is not None:
         limits.append((f"at least {least}", lambda value: value >= least))
-    if most is not None:
-        limits.append((f"at most {most}", lambda value: value <= most))
     if above is not None:
         limits.append(
             ("a positive number" if above == 0 else f"more than {above}", lambda value: value > above)
         )
+    if most is not None:
+        limits.append((f"at most {most}", lambda value: value <= most))
     if below is not None:
         limits.append((f"less than {below}", lambda value: value < below))
     return limits[1:] or limits

@@ -29,7 +29,8 @@ _HIDDEN = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800
 _BREAKS = re.compile("[\t\n]")
 
 
-_PROGRESS_SECONDS = 0.5
+PROGRESS_SECONDS = 0.5
+_LONG_SECONDS = 2.0
 
 
 class OutputError(FeatherbackError):
@@ -47,6 +48,11 @@ def clean(text: str, one_line: bool = False) -> str:
 
 def _escape(match: re.Match[str]) -> str:
     return f"\\u{ord(match[0]):04x}"
+
+
+def several(number: int, noun: str) -> str:
+    """ "1 step", "2 steps"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def say(text: str = "", end: str = "\n", file: IO[str] | None = None, flush: bool = False) -> None:
@@ -82,7 +88,7 @@ class Progress:
 
     def is_due(self) -> bool:
         """Whether the line has stood long enough."""
-        return time.monotonic() - self._told > _PROGRESS_SECONDS
+        return time.monotonic() - self._told > PROGRESS_SECONDS
 
     def _write(self, text: str) -> None:
         with suppress(OSError, ValueError):
@@ -108,19 +114,35 @@ class Preparing(Progress):
         self.show(f"{part} % read, {done['examples']:,} examples, {done['tokens']:,} tokens")
 
 
+class Converting(Progress):
+    """The progress of writing so many bytes of weights; where there is no terminal, one line if it takes long."""
+
+    def __init__(self, doing: str, size: int) -> None:
+        super().__init__(doing)
+        self._size, self._written, self._begun, self._said = size, 0, time.monotonic(), False
+
+    def wrote(self, size: int) -> None:
+        """So many more bytes are written."""
+        self._written += size
+        if self.is_due():
+            self.show(f"{100 * self._written // self._size} %")
+        if not (self._shown or self._said) and time.monotonic() - self._begun > _LONG_SECONDS:
+            complain(self._doing)
+            self._said = True
+
+
 class Counting(Progress):
     """The progress of reading a file through."""
 
-    def __init__(self, path: os.PathLike[str]) -> None:
-        super().__init__(f"counting {path}")
-        self._path, self._read, self._size = path, 0, 0
+    def __init__(self, name: str) -> None:
+        super().__init__(f"counting {name}")
+        self._read = 0
 
-    def read(self, size: int) -> None:
-        """So many more bytes are read."""
+    def read(self, size: int, of: int) -> None:
+        """So many more bytes are read, of so many in all."""
         self._read += size
         if self.is_due():
-            self._size = self._size or os.path.getsize(self._path)
-            self.show(f"{100 * self._read // self._size} % read")
+            self.show(f"{100 * self._read // max(1, of)} % read")
 
 
 def open_streams(lasting: bool = False) -> None:

@@ -16,7 +16,9 @@ from tests.support.tiny_models import TINY_LLAMA, TINY_PHI3, TINY_QWEN2, write_t
 from transformers import PreTrainedModel
 
 from featherback import models
-from featherback.adapters import peft
+from featherback.adapters import formats
+from featherback.adapters.base_model import base_model_name
+from featherback.adapters.formats import peft
 from featherback.adapters.lora import LoRA
 from featherback.architecture.permute import hf_to_gguf_rows
 from featherback.errors import FeatherbackError
@@ -54,7 +56,7 @@ def _check_that_peft_opens(path: Path, model: Model, targets: tuple[str, ...] | 
     theirs = reference_model(path)
     base = _their_logits(theirs)
     adapter = _trained(model, theirs, targets=targets)
-    peft.save(adapter, saved)
+    peft.FORMAT.save(adapter, saved)
     logits = _their_logits(PeftModel.from_pretrained(theirs, str(saved)).eval())
     ours = Decoder(model, adapter, compute="fp32").forward(TOKENS, every=True)
     np.testing.assert_allclose(ours, logits, atol=1e-3)
@@ -84,7 +86,7 @@ def test_peft_opens_fused_projections(tmp_path: Path, targets: tuple[str, ...] |
     }
     for module in modules:
         assert {f"self_attn.{module}", f"mlp.{module}"} & stored
-    again = peft.load(model, tmp_path / "adapter")
+    again = formats.load(model, tmp_path / "adapter")
     assert again.targets == modules
     for name, values in adapter.state().items():
         assert np.array_equal(again.state()[name], values), name
@@ -132,39 +134,47 @@ def test_we_open_what_peft_saves(
             parameter.data = values.to(dtype).float()  # representable, so that both compute with the same
     logits = _their_logits(theirs)
     theirs.to(dtype).save_pretrained(str(tmp_path / "theirs"))
-    adapter = peft.load(model, tmp_path / "theirs")
+    adapter = formats.load(model, tmp_path / "theirs")
     assert adapter.targets == ("k_proj", "o_proj", "up_proj")
     ours = Decoder(model, adapter, compute="fp32").forward(TOKENS, every=True)
     np.testing.assert_allclose(ours, logits, atol=1e-3)
 
 
 def test_save_load_save_is_byte_identical(path: Path, model: Model, tmp_path: Path) -> None:
-    peft.save(_trained(model, reference_model(path)), tmp_path / "first")
-    peft.save(peft.load(model, tmp_path / "first", path=tmp_path / "parameters.f32"), tmp_path / "second")
+    peft.FORMAT.save(_trained(model, reference_model(path)), tmp_path / "first")
+    peft.FORMAT.save(
+        formats.load(model, tmp_path / "first", file=tmp_path / "parameters.f32"), tmp_path / "second"
+    )
     for name in (peft.CONFIG_FILE, peft.WEIGHTS_FILE):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
 
 
 def test_the_base_model_is_named(tmp_path: Path) -> None:
     plain = models.load(write_tiny(tmp_path / "plain.gguf"))
-    assert peft.base_model_name(plain) == str((tmp_path / "plain.gguf").absolute())
+    assert base_model_name(plain) == str((tmp_path / "plain.gguf").absolute())
     source = {"general.source.huggingface.repository": "someone/tiny"}
     assert (
-        peft.base_model_name(models.load(write_tiny(tmp_path / "named.gguf", metadata=source)))
-        == "someone/tiny"
+        base_model_name(models.load(write_tiny(tmp_path / "named.gguf", metadata=source))) == "someone/tiny"
     )
     url = {"general.source.repo_url": "https://huggingface.co/someone/tiny"}
-    assert (
-        peft.base_model_name(models.load(write_tiny(tmp_path / "url.gguf", metadata=url))) == "someone/tiny"
-    )
+    assert base_model_name(models.load(write_tiny(tmp_path / "url.gguf", metadata=url))) == "someone/tiny"
 
 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"use_dora": True}, "use_dora = True"),
+        ({"use_dora": True}, "q_proj.lora_magnitude_vector is missing"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save = ['lm_head']"),
-        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
+        ({"rank_pattern": {"(q|k)_proj": 4}}, "regular expression '(q|k)_proj' in rank_pattern"),
+        ({"rank_pattern": {"q_proj": 3}}, "q_proj.lora_A.weight is (4, 96), not (3, 96)"),
+        ({"peft_type": "VERA"}, "peft_type = 'VERA'"),
+        ({"layers_pattern": "h"}, "layers_pattern = 'h'"),
+        ({"use_bdlora": {"nblocks": 2}}, "use_bdlora"),
+        ({"use_unheard_of": True}, "use_unheard_of = True"),
+        (
+            {"exclude_modules": ["q_proj"]},
+            "q_proj.lora_A.weight is of a module that its configuration leaves out",
+        ),
         ({"bias": "all"}, "bias = 'all'"),
         ({"peft_type": "LOHA"}, "peft_type = 'LOHA'"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
@@ -176,17 +186,17 @@ def test_the_base_model_is_named(tmp_path: Path) -> None:
 )
 def test_what_we_cannot_represent_is_refused(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf"))
-    peft.save(LoRA(model, rank=4), tmp_path / "a")
+    peft.FORMAT.save(LoRA(model, rank=4), tmp_path / "a")
     file = tmp_path / "a" / peft.CONFIG_FILE
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(FeatherbackError) as raised:
-        peft.load(model, tmp_path / "a")
+        formats.load(model, tmp_path / "a")
     assert complaint in str(raised.value)
 
 
 def test_every_misfit_is_named(tmp_path: Path) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf"))
-    peft.save(LoRA(model, rank=4, targets="q,v"), tmp_path / "a")
+    peft.FORMAT.save(LoRA(model, rank=4, targets="q,v"), tmp_path / "a")
     file = tmp_path / "a" / peft.WEIGHTS_FILE
     tensors = load_file(file)
     first, second, *_ = tensors
@@ -194,7 +204,7 @@ def test_every_misfit_is_named(tmp_path: Path) -> None:
     tensors[second] = np.zeros((7, 4), np.float32)
     save_file(tensors, file)
     with pytest.raises(FeatherbackError) as raised:
-        peft.load(model, tmp_path / "a")
+        formats.load(model, tmp_path / "a")
     for part in (
         f"{first} is missing",
         f"{second} is (7, 4), not (96, 4)",
@@ -213,32 +223,44 @@ def test_an_adapter_of_another_family_is_refused_in_a_sentence(tmp_path: Path) -
     }
     for mine, theirs in ((fused, apart), (apart, fused)):
         folder = tmp_path / theirs.path.stem
-        peft.save(LoRA(theirs, rank=4), folder)
+        peft.FORMAT.save(LoRA(theirs, rank=4), folder)
         with pytest.raises(FeatherbackError) as raised:
-            peft.load(mine, folder)
+            formats.load(mine, folder)
         assert str(raised.value) == (
             f"The adapter in {folder} does not fit {mine.path}: it adapts {names[theirs.path.stem]}, and the model "
             f"has {names[mine.path.stem]}; load it with the model that it was trained on."
         )
-    peft.save(LoRA(apart, rank=4, targets="q,v"), tmp_path / "few")
+    peft.FORMAT.save(LoRA(apart, rank=4, targets="q,v"), tmp_path / "few")
     with pytest.raises(
         FeatherbackError, match="it adapts q_proj, v_proj, and the model has qkv_proj, o_proj, "
     ):
-        peft.load(fused, tmp_path / "few")
+        formats.load(fused, tmp_path / "few")
+
+
+def test_modules_that_are_unknown_are_not_all_listed(tmp_path: Path) -> None:
+    model = models.load(write_tiny(tmp_path / "m.gguf"))
+    peft.FORMAT.save(LoRA(model), tmp_path / "adapter")
+    names = [f"base_model.model.model.layers.0.m{number}.lora_A.weight" for number in range(100)]
+    save_file(dict.fromkeys(names, np.zeros((1, 1), np.float32)), tmp_path / "adapter" / peft.WEIGHTS_FILE)
+    with pytest.raises(
+        FeatherbackError, match=r"it adapts m0, .*, and 92 more, and the model has q_proj"
+    ) as caught:
+        formats.load(model, tmp_path / "adapter")
+    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_values_that_are_no_numbers_are_refused(tmp_path: Path, value: float) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf"))
     adapter = LoRA(model, rank=4, targets="q,v")
-    peft.save(adapter, tmp_path / "a")
+    peft.FORMAT.save(adapter, tmp_path / "a")
     file = tmp_path / "a" / peft.WEIGHTS_FILE
     tensors = load_file(file)
     name = "model.layers.1.self_attn.v_proj.lora_B.weight"
     tensors[peft.PREFIX + name][3, 2] = value
     save_file(tensors, file)
     with pytest.raises(FeatherbackError, match=rf"adapter in .*a is broken: {name} holds NaN or infinity"):
-        peft.load(model, tmp_path / "a")
+        formats.load(model, tmp_path / "a")
     state = adapter.state()
     state[name][3, 2] = value
     with pytest.raises(FeatherbackError, match=rf"{name} holds NaN or infinity"):
@@ -247,14 +269,25 @@ def test_values_that_are_no_numbers_are_refused(tmp_path: Path, value: float) ->
 
 def test_a_configuration_that_is_no_object(tmp_path: Path) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf"))
+    peft.FORMAT.save(LoRA(model), tmp_path)
     (tmp_path / peft.CONFIG_FILE).write_text("[]")
     with pytest.raises(FeatherbackError, match="not a JSON object"):
-        peft.load(model, tmp_path)
+        formats.load(model, tmp_path)
 
 
 def test_no_adapter_there(tmp_path: Path) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf"))
-    with pytest.raises(FeatherbackError, match=r"not an adapter directory \(it has no adapter_config.json\)"):
-        peft.load(model, tmp_path)
+    with pytest.raises(
+        FeatherbackError, match="is not an adapter that Featherback reads: a GGUF LoRA file, "
+    ):
+        formats.load(model, tmp_path)
+    with pytest.raises(
+        FeatherbackError, match=r"There is no adapter .*none; name one of: a GGUF LoRA file, "
+    ):
+        formats.load(model, tmp_path / "none")
+    (tmp_path / "adapter_model.bin").write_bytes(b"\x80")
+    (tmp_path / peft.CONFIG_FILE).write_text("{}")
+    with pytest.raises(FeatherbackError, match=r"adapter_model.bin is a pickle, which is never loaded"):
+        formats.load(model, tmp_path)
     with pytest.raises(FeatherbackError, match=r"Cannot write to .*m.gguf"):
-        peft.save(LoRA(model), tmp_path / "m.gguf")
+        peft.FORMAT.save(LoRA(model), tmp_path / "m.gguf")

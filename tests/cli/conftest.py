@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import pytest
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 
+from featherback.cli import begin
 from featherback.cli.app import run
+from featherback.training.rehearsal import rehearsed_baseline
 
 
 class Outcome(NamedTuple):
@@ -24,14 +27,32 @@ Command = Callable[..., Outcome]
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run `featherback ARGUMENTS...` in this process."""
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    """Run `featherback ARGUMENTS...` in this process, and the program that begins a run as well: up to its refusal."""
+    monkeypatch.setattr(begin, "become", _go_on_here)
+    monkeypatch.setattr(begin, "worker_baseline", lambda log_to=(): rehearsed_baseline())
 
     def call(*arguments: object) -> Outcome:
-        code = run([str(argument) for argument in arguments])
+        try:
+            code = run([str(argument) for argument in arguments])
+        except _Ended as end:
+            code = end.code
         return Outcome(code, *capsys.readouterr())
 
-    return call
+    yield call
+    os.environ.pop("FEATHERBACK_DEBUG", None)  # which --debug leaves to the programs that follow
+
+
+class _Ended(BaseException):
+    """A program that took the place of another has ended."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
+def _go_on_here(module: str, *arguments: str) -> NoReturn:
+    assert module == begin.__name__
+    raise _Ended(begin.main(list(arguments)))
 
 
 @pytest.fixture(scope="session")

@@ -65,8 +65,8 @@ def _unknown_tensor_type(path: Path) -> tuple[str, ...]:
     content = path.read_bytes()
     name = b"blk.0.attn_q.weight"
     at = content.index(name) + len(name) + 4 + 2 * 8  # dimensions, then two of them
-    path.write_bytes(content[:at] + (10).to_bytes(4, "little") + content[at + 4 :])
-    return ("blk.0.attn_q.weight", "Q2_K")
+    path.write_bytes(content[:at] + (29).to_bytes(4, "little") + content[at + 4 :])
+    return ("blk.0.attn_q.weight", "IQ1_M")
 
 
 def _wrong_shape(path: Path) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ def test_what_evaluate_leaves_out_is_told(command: Command, tmp_path: Path, chat
     data = tmp_path / "data.jsonl"
     long = GOOD.replace('"a"', '"' + "long " * 50 + '"')
     data.write_text(GOOD + long + GOOD.replace('"b"', '"' + "b" * 200 + '"') + GOOD.replace("user", "human"))
-    arguments = ("evaluate", chat_model, "--data", data, "--seq-len", 96)
+    arguments = ("evaluate", chat_model, "--data", data, "--seq-len", 96, "--cut")
     said = command(*arguments).out
     for text in (
         "2 of 4 examples are longer than 96",
@@ -208,7 +208,10 @@ def test_data_without_a_supervised_token(command: Command, tmp_path: Path, chat_
     data = tmp_path / "data.jsonl"
     data.write_text(GOOD.replace('"a"', '"' + "long " * 50 + '"'))
     arguments = ("train", chat_model, "--data", data, "--out", tmp_path / "run", "--seq-len", 64)
-    _refused(command, *arguments, says=(str(data), "no supervised token", "64"))
+    _refused(
+        command, *arguments, says=(str(data), "1 of 1 examples", "longer than 64 tokens", "--cut cuts them")
+    )
+    _refused(command, *arguments, "--cut", says=(str(data), "no supervised token", "64"))
     assert not (tmp_path / "run").exists()
 
 
@@ -297,7 +300,7 @@ def test_a_place_the_system_keeps(command: Command, chat_model: Path, messages: 
         (("--top-p", 0), ("--top-p",)),
         (("--threads", 0), ("--threads",)),
         (("--threads", 100_000), ("100000 threads",)),
-        (("--compute", "fp16"), ("'fp16'", "bf16, fp32")),
+        (("--compute", "fp16"), ("'fp16'", "bf16, int16, fp32")),
         (("--seed", -1), ("--seed is -1",)),
         (("--adapter", "/nonexistent"), ("/nonexistent", "adapter")),
     ],
@@ -334,7 +337,7 @@ def test_variables(chat_model: Path, name: str, value: str, says: tuple[str, ...
 def test_an_unexpected_error_asks_for_a_report(
     command: Command, monkeypatch: pytest.MonkeyPatch, chat_model: Path
 ) -> None:
-    def fail(_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr("featherback.models.load", fail)

@@ -51,7 +51,7 @@ def test_train_shows_what_it_is_about_to_do(
     before, _, after = trained[1].stdout.partition("step  0/12")
     for text in (
         "tiny.gguf: llama, 2 layers",
-        f"{messages.name}: 12 messages",  # its folder as is shorter
+        f"{messages.name}: 12 examples (messages)",  # its folder as is shorter
         "[It is 0<|im_end|>]",
         "<|im_start|>user",
         "rank 4, alpha 16, on q,k,v,o,gate,up,down",
@@ -101,7 +101,7 @@ def test_generate(
 
 
 def test_chat(command: Command, chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n/new\nhello\n\nnever read\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n\n/NEW\n \nhello\n/Quit\nnever read\n"))
     outcome = command("chat", chat_model, "--max-tokens", 5, "--temperature", 0)
     assert outcome.code == 0
     first = outcome.out[: len(outcome.out) // 2]
@@ -123,29 +123,29 @@ def test_inspect(
     assert tokens["sequences"] == 12
     run = json.loads(command("inspect", trained[0], "--json").out)
     assert run["status"] == "finished"
-    assert run["option rank"] == 4
+    assert run["options"]["rank"] == 4
     shown = command("inspect", messages, "--model", chat_model, "--examples", 2, "--seq-len", 64).out
     assert "[It is 0<|im_end|>]" in shown
     assert "line 2" in shown
-    options = ("--model", chat_model, "--examples", 2, "--seq-len", 40, "--json")
+    options = ("--model", chat_model, "--examples", 2, "--seq-len", 40, "--cut", "--json")
     samples = json.loads(command("inspect", messages, *options).out)["examples"]
     assert [(s["n_tokens"], s["truncated"]) for s in samples] == [(40, 5), (40, 6)]
     assert [trained for _, trained in samples[0]["runs"]] == [False, True]
-    cut = command("inspect", messages, "--model", chat_model, "--examples", 1, "--seq-len", 40).out
+    cut = command("inspect", messages, "--model", chat_model, "--examples", 1, "--seq-len", 40, "--cut").out
     assert "5 cut off" in cut
     text = command("inspect", trained[0]).out
     assert "peak_footprint_mb" in text
 
 
-def test_json_prints_a_line_a_step_and_the_summary(
+def test_json_prints_every_event_and_the_steps_are_the_metrics(
     chat_model: Path, messages: Path, tmp_path: Path, trained: tuple[Path, subprocess.CompletedProcess[str]]
 ) -> None:
     arguments = ("train", chat_model, "--data", messages, "--out", tmp_path / "run", *OPTIONS, "--json")
     rows = [json.loads(line) for line in _featherback(*arguments).stdout.splitlines()]
-    assert [row["step"] for row in rows[:-1]] == list(range(1, STEPS + 1))
+    assert [row["event"] for row in rows] == ["begin", *["step"] * STEPS, "saved", "end"]
     assert rows[-1]["summary"]["steps"] == STEPS
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert rows[:-1] == metrics
+    assert [row for row in rows if row.pop("event") == "step"] == metrics
 
 
 def test_ctrl_c_saves_and_resume_ends_as_if_it_had_not_been_pressed(
@@ -165,10 +165,12 @@ def test_ctrl_c_saves_and_resume_ends_as_if_it_had_not_been_pressed(
         ]
 
     _featherback(*arguments("whole"))
-    command = [sys.executable, "-m", "featherback", *map(str, arguments("parts"))]
+    # The same plan: another planning has other timings, and sums in other tiles.
+    again = ["train", "--config", tmp_path / "whole" / "run.yaml", "--out", tmp_path / "parts", "--json"]
+    command = [sys.executable, "-m", "featherback", *map(str, again)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        for _ in range(5):
+        for _ in range(6):  # the beginning, and five steps
             process.stdout.readline()
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
@@ -210,8 +212,10 @@ def test_a_run_killed_while_its_data_are_tokenised_can_be_started_again(
 def test_the_memory_budget_is_kept(chat_model: Path, messages: Path, tmp_path: Path) -> None:
     small, large = (tmp_path / name for name in ("small", "large"))
     arguments = ("train", chat_model, "--data", messages, *OPTIONS)
-    refusal = _featherback(*arguments, "--out", small, "--memory", "9MB", check=False).stderr
-    least = int(refusal.partition("--memory ")[2].partition("MB")[0])
+    least = 9
+    for _ in range(1 + (sys.platform == "linux")):  # what training needs, then what the preparation does
+        refusal = _featherback(*arguments, "--out", small, "--memory", f"{least}MB", check=False).stderr
+        least = int(refusal.partition("--memory ")[2].partition("MB")[0])
     for out, budget in ((small, least), (large, 20 * least)):
         text = _featherback(*arguments, "--out", out, "--memory", f"{budget}MB").stdout
         assert "predicted" in text

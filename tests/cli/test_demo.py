@@ -20,7 +20,6 @@ def test_the_demo_learns(smollm2_path: Path, tmp_path: Path) -> None:
         eval_data=HELD_OUT,
         out=tmp_path / "run",
         steps=demo_module.STEPS // 4,
-        learning_rate=demo_module.LEARNING_RATE,
         warmup=demo_module.WARMUP,
         progress=False,
     )

@@ -20,7 +20,7 @@ from featherback.training.config import CHOICES, PANELS, TrainConfig
 @pytest.fixture
 def help_of(command: Command, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A command's help: flag -> the line or lines that describe it."""
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "240")
 
     def read(name: str) -> dict[str, str]:
         text = command(name, "--help").out
@@ -44,12 +44,12 @@ def test_train_has_every_field_and_every_own_option(help_of: Any) -> None:
             for kind in kinds.values():
                 assert described(kind)[name].help in shown[flags(kind, name)[0]]
     assert "|".join(methods.METHODS.names) in shown["--method"]
-    for text in ("0.0002 for adamw", "0.1 for sgd"):
-        assert text in shown["--lr"]
+    for text in ("adamw, adamw8bit: 0.002 at a width of 576 to 0.00034 at 4096", "sgd: 0.1"):
+        assert text in " ".join(shown["--lr"].replace("│", " ").split())
     assert "0.9 for adamw" in shown["--beta1"]
-    assert "0.01 for mezo" in shown["--epsilon"]
-    assert "[default: 8]" in shown["--rank"]
-    assert "[required]" in shown["--out"]
+    assert "0.01 (0.001 with --train full) for mezo" in shown["--epsilon"]
+    assert "[default: (8)]" in shown["--rank"]
+    assert "[required]" not in shown["--out"]  # a --config file may have it
 
 
 def test_plan_describes_its_options_as_train_does(help_of: Any) -> None:
@@ -74,11 +74,11 @@ def test_own_options_reach_the_configuration(
 ) -> None:
     asked: list[TrainConfig] = []
 
-    def prepare_run(config: TrainConfig) -> None:
+    def plan_run(config: TrainConfig, baseline: object) -> None:
         asked.append(config)
         raise FeatherbackError("Enough.")
 
-    monkeypatch.setattr("featherback.training.launch.prepare_run", prepare_run)
+    monkeypatch.setattr("featherback.training.launch.plan_run", plan_run)
     arguments = ("train", chat_model, "--data", messages, "--out", tmp_path / "run", "--memory", "96MB")
     command(*arguments, "--beta1", 0.8, "--weight-decay", 0.1, "--lr", 1e-3, "--targets", "q,v")
     command(*arguments, "--optimizer", "sgd")
@@ -87,7 +87,10 @@ def test_own_options_reach_the_configuration(
     assert first.optimizer_options == {"beta1": 0.8, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
     assert (first.learning_rate, first.memory, first.targets) == (1e-3, 96_000_000, ("q_proj", "v_proj"))
     assert second.optimizer_options == {"weight_decay": 0.0}
-    assert (first.method_options, third.method_options) == ({}, {"epsilon": 1e-3, "directions": 4})
+    assert (first.method_options, third.method_options) == (
+        {},
+        {"epsilon": 1e-3, "directions": 4, "log_directions": False},
+    )
     assert third.optimizer_options["eps"] == 1e-6
     assert (
         second.to_json()

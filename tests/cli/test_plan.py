@@ -18,33 +18,46 @@ def model(tmp_path: Path) -> Path:
     return write_tiny(tmp_path / "tiny.gguf", TINY_QWEN2)
 
 
+@pytest.fixture
+def small_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the family that says how large a model would fit, the smallest alone, where that is not what is asked."""
+    smallest = dict(list(QWEN2_5.items())[:1])
+    monkeypatch.setattr("featherback.training.outlook.QWEN2_5", smallest)
+
+
+@pytest.mark.usefixtures("small_yardstick")
 def test_every_method_is_predicted(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", str(model), "--json", "--seq-len", "64", "--threads", "1"]) == 0
     found = json.loads(capsys.readouterr().out)
     methods = {row["method"]: row for row in found["methods"]}
-    assert set(methods) == {"mesp", "mebp", "mezo"}
+    assert set(methods) == {"lcsb", "mesp", "mebp", "mezo", "sparse_mezo"}
     for row in methods.values():
         assert row["plan"]["predicted_rss_mb"] >= row["least_rss_mb"] > 10
         assert row["least_memory_mb"] > row["least_rss_mb"]
+    assert methods["lcsb"]["least_rss_mb"] <= methods["mesp"]["least_rss_mb"]
     assert (
         methods["mezo"]["least_rss_mb"] <= methods["mesp"]["least_rss_mb"] <= methods["mebp"]["least_rss_mb"]
     )
 
 
+@pytest.mark.usefixtures("small_yardstick")
 def test_an_option_of_a_method_changes_its_row_alone(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         Machine, "measure", lambda *_: Machine(1e9, 1e9, 1e9)
     )  # so that seconds can be compared
-    monkeypatch.setattr("featherback.training.choose.worker_baseline", lambda: Baseline(10**7, 2 * 10**7))
+    monkeypatch.setattr(
+        "featherback.training.worker_process.worker_baseline", lambda: Baseline(10**7, 2 * 10**7)
+    )
     seconds = {}
     for directions in (1, 3):
         options = ["--json", "--threads", "1", "--directions", str(directions)]
         assert run(["plan", str(model), *options]) == 0
         rows = json.loads(capsys.readouterr().out)["methods"]
         seconds[directions] = {row["method"]: row["plan"]["predicted_step_seconds"] for row in rows}
-    assert seconds[3].pop("mezo") > 2.5 * seconds[1].pop("mezo")
+    for method in ("mezo", "sparse_mezo"):
+        assert seconds[3].pop(method) > 2.5 * seconds[1].pop(method)
     assert seconds[3] == seconds[1]
 
 
@@ -61,21 +74,23 @@ def test_larger_memories_train_larger_models(model: Path, capsys: pytest.Capture
     assert ranks[-1]["mesp"] > ranks[0]["mesp"]
 
 
+@pytest.mark.usefixtures("small_yardstick")
 def test_the_least_memory_printed_is_accepted(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["plan", str(model), "--seq-len", "64", "--threads", "1"]
     assert run([*options, "--memory", "5MB"]) == 0
     least = dict(re.findall(r"^(\w+) +(\d+) MB  does not fit$", capsys.readouterr().out, re.MULTILINE))
-    assert set(least) == {"mesp", "mebp", "mezo"}
+    assert set(least) == {"lcsb", "mesp", "mebp", "mezo", "sparse_mezo"}
     for method, megabytes in least.items():
         assert run([*options, "--memory", f"{megabytes}MB", "--json"]) == 0
         rows = json.loads(capsys.readouterr().out)["methods"]
         assert next(row for row in rows if row["method"] == method)["plan"]
 
 
+@pytest.mark.usefixtures("small_yardstick")
 def test_a_budget_that_is_too_small_is_said(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", str(model), "--memory", "5MB", "--threads", "1"]) == 0
     out = capsys.readouterr().out
-    assert out.count("does not fit") == 3
+    assert out.count("does not fit") == 5
     assert not list(model.parent.glob("*/"))  # nothing was made
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Command
 
-from featherback.cli.inspect import _data
+from featherback.cli.kinds.data import KIND as DATA
 from featherback.failure import report
 from featherback.terminal import Preparing, _text, clean
 
@@ -112,6 +112,15 @@ def test_closed_streams(chat_model: Path, messages: Path, tmp_path: Path, closed
     done = _train(chat_model, messages, tmp_path / "run", preexec_fn=close)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
+
+
+def test_training_needs_no_output(chat_model: Path, messages: Path, tmp_path: Path, full: Any) -> None:
+    """Not even for what `train` shows before the first step."""
+    for name, output in (("full", full), ("closed", _closed_pipe())):
+        done = _train(chat_model, messages, tmp_path / name, stdout=output)
+        assert done.returncode == 0, done.stderr
+        assert "note: standard output is lost" in done.stderr
+        assert json.loads((tmp_path / name / "run.json").read_text())["status"] == "finished"
 
 
 def test_training_goes_on_when_nobody_looks_on(chat_model: Path, messages: Path, tmp_path: Path) -> None:
@@ -229,14 +238,14 @@ def test_preparation_is_shown_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatc
 
 
 def test_counting_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("featherback.terminal._PROGRESS_SECONDS", -1.0)
+    monkeypatch.setattr("featherback.terminal.PROGRESS_SECONDS", -1.0)
     monkeypatch.setenv("COLUMNS", "500")  # the line is not cut
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", stream)
     data = tmp_path / "d.txt"
     data.write_text("word\n" * 4)
-    assert _data(data)["characters"] == 20
+    assert DATA.describe(data)["characters"] == 20
     assert [part.rpartition(": ")[2] for part in stream.getvalue().split("\r\x1b[K")[1:]] == [
         "25 % read", "50 % read", "75 % read", "100 % read", "",
     ]  # fmt: skip

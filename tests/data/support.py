@@ -19,23 +19,23 @@ def encode_plain(core, text):
     return ids.tolist(), offsets.tolist()
 
 
-def byte_core():
+def byte_core(control=CONTROL):
     """The library's tokenizer with one token per byte, then the control tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Core(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
-    core.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in CONTROL])
+    core.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in control])
     return core
 
 
-def byte_tokenizer(template=None, bos=None, eos="<|im_end|>", add_bos=False):
-    """One token per byte, then the control tokens."""
-    core = byte_core()
-    control = {name: core.token_to_id(name) for name in CONTROL}
-    names = {"bos_token": bos, "eos_token": eos}
+def byte_tokenizer(template=None, bos=None, eos="<|im_end|>", add_bos=False, control=CONTROL, **names):
+    """One token per byte, then the control tokens. `names`: what else the template may refer to."""
+    core = byte_core(control)
+    control = {name: core.token_to_id(name) for name in control}
+    names |= {"bos_token": bos, "eos_token": eos}
     return Tokenizer(
-        core=LibraryCore(core),
+        core=LibraryCore(core, "the tests"),
         control=control,
         add_bos=add_bos,
         bos_id=control[bos] if bos else None,

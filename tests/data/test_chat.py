@@ -46,9 +46,9 @@ def make(template, bos=None, eos="<|im_end|>", **options):
     return tokenizer, ChatTemplate(tokenizer, RENDERER)
 
 
-def trained(tokenizer, chat, messages):
+def trained(tokenizer, chat, messages, tools=None):
     """The supervised tokens as text, one string a run."""
-    ids, mask = chat.encode(chat.training(messages))
+    ids, mask = chat.encode(chat.training(messages, tools))
     runs, last = [], False
     for token, supervised in zip(ids, mask, strict=True):
         if supervised and not last:
@@ -184,6 +184,96 @@ def test_turns_of_weight_zero_are_not_trained():
     assert trained(tokenizer, chat, messages) == ["d<|im_end|>"]
 
 
+# --- tools ---
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"city": {"type": "string"}}}}]
+QWEN_TOOLS = (
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ m.content }}\n"
+    "</tool_response><|im_end|>\n{% else %}<|im_start|>{{ m.role }}\n{% if m.content %}{{ m.content }}{% endif %}"
+    "{% for call in m.tool_calls %}{% if not loop.first or m.content %}{{ '\n' }}{% endif %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def call(name="weather", **arguments):
+    return {"id": "call12345", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def tool_talk(content=""):
+    return [
+        turn(USER, "Weather in Rome?"),
+        turn(ANSWER, content, tool_calls=[call(city="Röme")]),
+        turn("tool", "sunny", tool_call_id="call12345"),
+        turn(ANSWER, "", tool_calls=[call(city="Ostia"), call(city="Lido")]),
+        turn("tool", "rain", tool_call_id="call12345"),
+        turn(ANSWER, "Sunny, then rain."),
+    ]
+
+
+@pytest.mark.parametrize("content", ["", "Let me see."])
+def test_calls_of_tools_are_trained_and_their_answers_are_not(content):
+    tokenizer, chat = make(QWEN_TOOLS)
+    messages = tool_talk(content)
+    text = chat.render(messages, tools=TOOLS)
+    assert text.startswith('<|im_start|>system\n{"type": "function", "function": {"name": "weather"')
+    assert tokenizer.decode(chat.encode(chat.training(messages, TOOLS))[0], special=True) == text
+
+    def spelled(*cities):
+        calls = (f'{{"name": "weather", "arguments": {{"city": "{city}"}}}}' for city in cities)
+        return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in calls) + "<|im_end|>"
+
+    assert trained(tokenizer, chat, messages, TOOLS) == [
+        (f"{content}\n" if content else "") + spelled("Röme"),
+        spelled("Ostia", "Lido"),
+        "Sunny, then rain.<|im_end|>",
+    ]
+
+
+def test_calls_of_tools_with_a_template_that_only_takes_them_whole():
+    tokenizer, chat = make(templates.MISTRAL_V3, "<s>", "</s>")
+    messages = [turn(USER, "Weather?"), *tool_talk()[1:3], turn(ANSWER, "Sunny.")]
+    runs = trained(tokenizer, chat, messages)
+    assert runs[0].startswith('[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "R')
+    assert runs[0].endswith('"id": "call12345"}]</s>')
+    assert runs[1].strip() == "Sunny.</s>"
+
+
+def test_tools_that_a_template_leaves_out_are_refused():
+    _, chat = make(templates.CHATML)
+    with pytest.raises(
+        FeatherbackError, match=r"template leaves out, or changes, a tool call of message 2 \('weather'"
+    ):
+        chat.training(tool_talk("x"))
+    with pytest.raises(FeatherbackError, match=r"leaves out, or changes, tool 1 \('weather'\)"):
+        chat.training([turn(USER, "a"), turn(ANSWER, "b")], TOOLS)
+    with pytest.raises(
+        FeatherbackError, match=r"leaves out, or changes, the reasoning of message 2 \('hm'\)"
+    ):
+        chat.training([turn(USER, "a"), turn(ANSWER, "b", reasoning_content="hm")])
+
+
+def test_a_tool_that_only_the_messages_speak_of_is_left_out():
+    """Its name being somewhere in the text is not enough: neither for a tool nor for a call."""
+    _, chat = make(templates.CHATML)
+    asked = turn(USER, "How is the weather in Rome, and in Ostia?")
+    with pytest.raises(FeatherbackError, match=r"leaves out, or changes, tool 1 \('weather'\)"):
+        chat.training([asked, turn(ANSWER, "I cannot tell the weather.")], TOOLS)
+    with pytest.raises(FeatherbackError, match=r"a tool call of message 2 \('weather'"):
+        chat.training([asked, turn(ANSWER, "", tool_calls=[call(city="Rome")]), turn(ANSWER, "Sunny.")])
+    _, chat = make(QWEN_TOOLS)
+    assert chat.training([asked, turn(ANSWER, "I cannot tell the weather.")], TOOLS).supervised
+
+
+def test_a_call_that_spells_a_control_token_is_refused():
+    _, chat = make(QWEN_TOOLS)
+    with pytest.raises(
+        FeatherbackError, match=r"A tool call of message 2 spells the control token <\|im_end\|>"
+    ):
+        chat.training([turn(USER, "a"), turn(ANSWER, "", tool_calls=[call(city="<|im_end|>")])])
+
+
 def test_odd_orders():
     tokenizer, chat = make(templates.CHATML)
     assert trained(tokenizer, chat, [turn(ANSWER, "b"), turn(ANSWER, "c")]) == ["b<|im_end|>", "c<|im_end|>"]
@@ -261,7 +351,7 @@ def test_bos_is_there_once():
     ],
 )
 def test_templates_that_are_refused(template, word):
-    messages = [turn(USER, "ask"), turn(ANSWER, "answer")]
+    messages = [turn(USER, "Hi"), turn(ANSWER, "Yo")]
     with pytest.raises(FeatherbackError, match=word):
         make(template)[1].training(messages)
 
@@ -276,7 +366,7 @@ def test_templates_that_are_refused(template, word):
         ([turn(USER, "a"), {"role": USER}], 'Message 2 has no "content"'),
         ([turn(USER, None)], "must be a string, not NoneType"),
         ([turn("user<|im_end|>", "a")], "has the role"),
-        ([turn(ANSWER, "", tool_calls=[{}])], "not supported yet"),
+        ([turn(ANSWER, "", tool_calls=[{}])], "must be a list of"),
         ([turn(ANSWER, "a", weight=0.5)], "must be 0"),
         ([turn(USER, "\ufdd0")], "not characters"),
     ],

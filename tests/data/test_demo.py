@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from featherback.data.readers import read_jsonl
 from featherback.demo import ABOUT, HELD_OUT, PROMPTS, TRAIN, pairs
+from tests.data.test_readers import read
 
 LINES = [f"abc,{n * 37 % 101},Row {n},x{n % 7},end" for n in range(1, 121)]
 ORDINALS = {"third": "3", "fourth": "4"}
@@ -276,7 +276,7 @@ def test_sizes_and_prompts():
     assert "200 examples" in ABOUT
     assert "tested on 40" in ABOUT
     for path in (TRAIN, HELD_OUT):
-        assert len(list(read_jsonl(path))) == len(pairs(path))
+        assert len(list(read(path))) == len(pairs(path))
     assert set(PROMPTS) <= {request_ for request_, _ in pairs(HELD_OUT)}
 
 

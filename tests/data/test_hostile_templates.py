@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -128,6 +129,32 @@ def test_requests_behind_the_one_that_ends_the_process_are_answered() -> None:
     with pytest.raises(FeatherbackError, match="more time"):
         renderer.take(asked[1], "It")
     assert renderer.take(asked[2], "It") == ["ok"]
+
+
+def test_a_process_that_cannot_load_the_template_again_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = Renderer()
+    template = "{% if messages %}" + ENDLESS + "{% endif %}ok"
+    asked = [renderer.ask(template, {}, "It", [(messages, False)]) for messages in ([{}], [], [])]
+    renderer._loading = renderer._loading.replace(b"{% if", b"{% fi")
+    with pytest.raises(FeatherbackError, match="more time"):
+        renderer.take(asked[0], "It")
+    for number in asked[1:]:
+        with pytest.raises(FeatherbackError, match="It has an error in line 1"):
+            renderer.take(number, "It")
+    assert renderer.render("a", {}, "It", [([], False)]) == ["a"]
+
+
+def test_more_files_may_be_open_than_select_can_watch() -> None:
+    """Its bound is the number of a file, 1,024."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, limits[1]), limits[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert Renderer().render("a", {}, "It", [([], False)]) == ["a"]
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_process_that_never_starts_well_is_not_started_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

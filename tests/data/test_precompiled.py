@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from featherback.data.precompiled import check_precompiled
 from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.errors import FeatherbackError
 
@@ -65,8 +64,15 @@ def test_a_wrong_table_is_told(
     assert capfd.readouterr().err == ""  # the library would have told of its panic there
 
 
+def test_the_name_of_a_wrong_table_may_be_escaped(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "AAAA")
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text().replace("precompiled_charsmap", "precompiled\\u005fcharsmap"))
+    with pytest.raises(FeatherbackError, match="precompiled_charsmap"):
+        load_tokenizer(folder)
+
+
 @pytest.mark.parametrize("table", [base64.b64encode(GOOD).decode(), _table(0x100, value=0)])
 def test_a_right_table_is_read(tmp_path: Path, table: str) -> None:
     folder = _folder(tmp_path, table)
-    check_precompiled(folder / "tokenizer.json")
     assert load_tokenizer(folder).encode("ab") == [0, 1]

@@ -7,15 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from featherback.data import encoder
+from featherback.data.containers import text as text_files
+from featherback.data.duplicates import Duplicates, marked
 from featherback.data.encoder import Encoder
+from featherback.data.example import Example
+from featherback.data.inputs import Input
 from featherback.data.launch import prepare_in_subprocess
 from featherback.data.prepare import main, prepare
 from featherback.data.preview import preview
-from featherback.data.readers import Example
 from featherback.data.report import PrepareReport
+from featherback.data.source import Source
 from featherback.data.token_file import TokenFile
 from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.errors import FeatherbackError
@@ -63,7 +68,7 @@ def test_the_three_shapes_with_a_chat_model(smollm2_path, tokenizer, tmp_path):
     assert trained(tokenizer, file, 2) == "Once upon a time<|im_end|>"
     whole = tokenizer.decode(file.seq(1)[0], special=True)
     assert whole.endswith("<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>\n")
-    assert report.shapes == {"messages": 1, "prompt": 1, "text": 1}
+    assert report.shapes == {"messages": 1, "prompt_completion": 1, "text": 1}
     assert (report.examples, report.sequences, report.truncated, report.dropped) == (3, 3, 0, 0)
     assert (report.tokens, report.supervised_tokens) == (file.n_tokens, file.n_targets)
     assert sum(report.lengths.values()) == 3
@@ -116,13 +121,34 @@ def test_text_file_in_blocks_has_the_tokens_of_the_whole(smollm2_path, base_mode
         assert len(list(encoder._blocks(text.splitlines(keepends=True)))) > 20
 
 
-def test_blocks_are_bounded(monkeypatch):
+def test_a_long_line_in_blocks_has_the_tokens_of_the_whole(smollm2_path, base_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(encoder, "_BLOCK", 50)
+    monkeypatch.setattr(encoder, "_BLOCK_AT_MOST", 10**6)
+    monkeypatch.setattr(text_files, "_PIECE", 30)
+    text = " ".join(Path(__file__).read_text(encoding="utf-8").split("\n")) + "  two  ,é \r  日本 語\r" * 9
+    (tmp_path / "d.txt").write_text(text, encoding="utf-8", newline="")
+    for model in (smollm2_path, base_model):
+        tokenizer = load_tokenizer(model)
+        prepare(model, tmp_path / "d.txt", tmp_path / "d.tok", 100)
+        assert TokenFile(tmp_path / "d.tok").tokens.tolist() == [*tokenizer.encode(text), tokenizer.eos_id]
+    assert max(map(len, encoder._blocks(text_files.read_text(Input(tmp_path / "d.txt"))))) < 500
+
+
+@pytest.mark.parametrize("piece", ["\tno good place\n", "不要写", "aaa"])
+def test_blocks_are_bounded(piece, monkeypatch):
     monkeypatch.setattr(encoder, "_BLOCK", 10)
     monkeypatch.setattr(encoder, "_BLOCK_AT_MOST", 40)
-    lines = ["\tno good place\n"] * 30
-    blocks = list(encoder._blocks(lines))
-    assert "".join(blocks) == "".join(lines)
-    assert max(map(len, blocks)) < 40 + len(lines[0])
+    pieces = [piece] * 30
+    blocks = list(encoder._blocks(pieces))
+    assert "".join(blocks) == "".join(pieces)
+    assert max(map(len, blocks)) < 40 + 2 * len(piece)
+
+
+def test_a_long_text_of_an_example_comes_in_pieces():
+    text = "a" * 200_000 + "\n\nb" + "\n"
+    pieces = encoder._PIECE.findall(text)
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) == 1 << 16
 
 
 def test_long_examples_are_cut_counted_and_dropped(smollm2_path, tokenizer, tmp_path):
@@ -133,7 +159,7 @@ def test_long_examples_are_cut_counted_and_dropped(smollm2_path, tokenizer, tmp_
         {"messages": chat("a", "b")["messages"][:1]},
     ]
     data = write(tmp_path / "d.jsonl", *rows)
-    report = prepare(smollm2_path, data, tmp_path / "d.tok", 64)
+    report = prepare(smollm2_path, Source.of(data, long="cut"), tmp_path / "d.tok", 64)
     file = TokenFile(tmp_path / "d.tok")
     assert [file.seq(i)[0].size for i in range(len(file))][1] == 64
     assert (report.examples, report.sequences, report.truncated, report.dropped) == (4, 2, 2, 2)
@@ -143,6 +169,83 @@ def test_long_examples_are_cut_counted_and_dropped(smollm2_path, tokenizer, tmp_
     cut, dropped = report.notes()
     assert cut.startswith("2 of 4 examples are longer than 64 tokens")
     assert dropped.startswith("2 of 4 examples have no supervised token")
+
+
+def test_long_examples_are_refused_or_kept_whole(smollm2_path, tmp_path):
+    rows = [chat("a", "b"), chat("a", "word " * 200), chat("word " * 300, "b"), {"text": "word " * 900}]
+    data = write(tmp_path / "d.jsonl", *rows)
+    with pytest.raises(FeatherbackError) as refused:
+        prepare(smollm2_path, data, tmp_path / "d.tok", 64)
+    assert not (tmp_path / "d.tok").exists()
+    report = prepare(smollm2_path, Source.of(data, long="keep"), tmp_path / "d.tok", 64)
+    assert str(refused.value) == (
+        f"2 of 4 examples in {data} (first: {data}, line 2) are longer than 64 tokens (the longest has "
+        f"{report.longest_chat}): --seq-len {report.longest_chat} takes them whole, --cut cuts them at the end."
+    )
+    file = TokenFile(tmp_path / "d.tok")
+    assert report.longest > 900
+    assert file.max_length == report.longest_chat > 300
+    assert file.lengths(np.arange(len(file)))[3:].max() == 64  # text is cut into sequences all the same
+    assert (report.examples, report.truncated) == (4, 0)
+
+
+def test_what_is_enough_grows_with_what_is_kept_whole(smollm2_path, tmp_path):
+    """A batch of longer sequences takes more."""
+    data = write(tmp_path / "d.jsonl", chat("a", "word " * 300), *[chat(f"Say {n}", "b") for n in range(200)])
+    part = prepare(smollm2_path, Source.of(data, long="keep"), tmp_path / "d.tok", 64, enough=640)
+    assert part.enough == 10 * part.longest
+    assert part.enough <= part.tokens < part.enough + 64
+
+
+def test_copies_and_empty_answers_are_told(smollm2_path, tmp_path):
+    rows = [chat("a", "b"), chat("a", "c"), chat("a", "b"), chat("a", " "), {"text": "x y"}, {"text": "x y"}]
+    report = prepare(smollm2_path, write(tmp_path / "d.jsonl", *rows), tmp_path / "d.tok", 64)
+    assert (report.duplicates, report.empty_answers) == (2, 1)
+    copies, empty = report.notes()
+    assert copies.startswith("2 of 6 examples are copies of others")
+    assert empty.startswith("1 of 6 examples have an empty answer")
+
+
+def test_copies_are_estimated_where_there_are_very_many():
+    seen = Duplicates(most=100)
+    for n in range(20_000):
+        seen.add(marked(b"%d" % (n % 10_000)))
+    assert not seen.is_exact
+    assert len(seen._copies) <= 100
+    assert 5_000 < seen.count < 20_000
+
+
+def test_bad_records_are_left_out_and_listed(smollm2_path, tmp_path):
+    good = [json.dumps(chat("a", str(n))) for n in range(3)]
+    lines = [good[0], "{", good[1], json.dumps(chat("a", "\ud800")), json.dumps({"q": 1}), good[2]]
+    (tmp_path / "d.jsonl").write_text("\n".join(lines))
+    with pytest.raises(
+        FeatherbackError, match=r"line 2: not valid JSON.* --skip-bad leaves such examples out\."
+    ):
+        prepare(smollm2_path, tmp_path / "d.jsonl", tmp_path / "d.tok", 64)
+    report = prepare(smollm2_path, Source.of(tmp_path / "d.jsonl", skip_bad=True), tmp_path / "d.tok", 64)
+    assert (report.examples, report.skipped) == (3, 3)
+    told, *listed = report.notes()
+    assert told == "3 records cannot be used and were left out:"
+    assert [note.partition("line ")[2][:1] for note in listed] == ["2", "4", "5"]
+    (tmp_path / "d.jsonl").write_text("{\n" * 30)
+    with pytest.raises(
+        FeatherbackError, match=r"has no example that can be used; the first: .*line 1: not valid"
+    ):
+        prepare(smollm2_path, Source.of(tmp_path / "d.jsonl", skip_bad=True), tmp_path / "d.tok", 64)
+
+
+def test_several_files_are_read_one_after_another(smollm2_path, tokenizer, tmp_path):
+    (tmp_path / "a.csv").write_text("prompt,completion,id\n1,2,x\n")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "b.md").write_text("Once")
+    data = write(tmp_path / "c.jsonl", chat("a", "b"))
+    source = Source.of([tmp_path / "a.csv", tmp_path / "notes", data])
+    report = prepare(smollm2_path, source, tmp_path / "d.tok", 64)
+    file = TokenFile(tmp_path / "d.tok")
+    assert [trained(tokenizer, file, i) for i in range(3)] == ["2<|im_end|>", "Once<|im_end|>", "b<|im_end|>"]
+    assert report.shapes == {"prompt_completion": 1, "text": 1, "messages": 1}
+    assert report.notes() == ["These keys of the data are not used: 'id'."]
 
 
 def encode_row(tokenizer, row):
@@ -171,7 +274,12 @@ def test_spelled_control_tokens_are_noted(smollm2_path, tokenizer, tmp_path):
 )
 def test_refusals(smollm2_path, tmp_path, rows, seq_len, word):
     with pytest.raises(FeatherbackError, match=word):
-        prepare(smollm2_path, write(tmp_path / "d.jsonl", *rows), tmp_path / "d.tok", seq_len)
+        prepare(
+            smollm2_path,
+            Source.of(write(tmp_path / "d.jsonl", *rows), long="cut"),
+            tmp_path / "d.tok",
+            seq_len,
+        )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.jsonl"]
 
 
@@ -227,6 +335,17 @@ def test_what_is_wrong_is_raised_in_its_turn(smollm2_path, tmp_path):
     assert (report.examples, report.sequences) == (1, 1)
 
 
+def test_a_folder_is_read_as_far_as_needed(base_model, tmp_path):
+    (tmp_path / "notes").mkdir()
+    for n in range(5):
+        (tmp_path / "notes" / f"{n}.txt").write_text("the cat sat on the mat\n" * 9)
+    whole = prepare(base_model, tmp_path / "notes", tmp_path / "d.tok", 32)
+    part = prepare(base_model, tmp_path / "notes", tmp_path / "d.tok", 32, enough=2 * whole.tokens // 5)
+    assert (whole.examples, part.examples, part.dropped) == (5, 2, 0)
+    assert part.read_to == f"the beginning of {tmp_path / 'notes' / '2.txt'}"
+    assert (whole.duplicates, whole.read_to) == (4, None)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_tokens_do_not_depend_on_the_threads(smollm2_path, tokenizer, tmp_path, monkeypatch, threads):
     monkeypatch.setattr(encoder, "_BLOCK", 200)
@@ -272,14 +391,19 @@ def test_crash_is_told(smollm2_path, tmp_path, monkeypatch):
 
 
 def test_process_protocol(smollm2_path, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("featherback.data.prepare._PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("featherback.data.prepare.PROGRESS_SECONDS", 0.0)
     data = write(tmp_path / "d.jsonl", chat("a", "b"), chat("c", "d"))
-    config = {"model": str(smollm2_path), "data": str(data), "out": str(tmp_path / "d.tok"), "seq_len": 64}
+    config = {
+        "model": str(smollm2_path),
+        "data": Source.of(data).to_json(),
+        "out": str(tmp_path / "d.tok"),
+        "seq_len": 64,
+    }
     assert main([json.dumps(config)]) == 0
     *progress, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert [p["progress"]["examples"] for p in progress] == [1, 2]
     assert last["report"]["examples"] == 2
-    assert main([json.dumps(config | {"data": "nowhere.jsonl"})]) == 2
+    assert main([json.dumps(config | {"data": Source.of("nowhere.jsonl").to_json()})]) == 2
     assert json.loads(capsys.readouterr().out)["error"] == "The data file nowhere.jsonl does not exist."
 
 
@@ -303,7 +427,12 @@ def test_full_disk(smollm2_path, tmp_path):
         "sys.exit(main(sys.argv[1:]))"
     )
     data = write(tmp_path / "d.jsonl", *[{"text": "word " * 2000}] * 30)
-    config = {"model": str(smollm2_path), "data": str(data), "out": str(tmp_path / "d.tok"), "seq_len": 64}
+    config = {
+        "model": str(smollm2_path),
+        "data": Source.of(data).to_json(),
+        "out": str(tmp_path / "d.tok"),
+        "seq_len": 64,
+    }
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps(config)], capture_output=True, text=True, check=False
     )

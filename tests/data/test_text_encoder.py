@@ -9,35 +9,19 @@ import sys
 import unicodedata
 
 import pytest
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, normalizers, pre_tokenizers
 
 from featherback._native import NameFinder, cut_text
+from featherback.data.source import Source
 from featherback.data.tokenizer_gguf import BYTE, CONTROL, NORMAL, PRE_TOKENIZERS, UNKNOWN
 from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.errors import FeatherbackError
+from tests.data.library_tokenizers import trained
 from tests.data.oracle import PUBLISHED, oracle
 from tests.data.support import STRINGS, encode_plain, write_vocabulary_gguf
 from tests.data.torture import TORTURE, random_strings
 
 CODE_POINTS = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
-
-
-@functools.lru_cache
-def trained(metaspace):
-    """Tokens and merges of a byte-pair encoding of the torture text."""
-    core = Tokenizer(models.BPE())
-    if metaspace:
-        core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
-    else:
-        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = [] if metaspace else pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=1500, initial_alphabet=alphabet, show_progress=False, limit_alphabet=400
-    )
-    core.train_from_iterator([*TORTURE, *STRINGS] * 2, trainer)
-    model = json.loads(core.to_str())["model"]
-    tokens = sorted(model["vocab"], key=model["vocab"].get)
-    return tokens, [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
 
 
 @pytest.fixture(scope="module")
@@ -217,10 +201,13 @@ def big_vocabulary(tmp_path_factory):
 
 def prepared(model, data):
     """The report of a preparation in a process of its own."""
-    config = {"model": str(model), "data": str(data), "out": str(data) + ".tok", "seq_len": 256}
+    source = Source.of(data, long="cut").to_json()
+    config = {"model": str(model), "data": source, "out": str(data) + ".tok", "seq_len": 256}
     command = [sys.executable, "-m", "featherback.data.prepare", json.dumps(config)]
     done = subprocess.run(command, capture_output=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])["report"]
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert "report" in last, last
+    return last["report"]
 
 
 def test_chat_data_with_a_large_vocabulary_fits_the_budget(big_vocabulary, tmp_path):

@@ -4,104 +4,25 @@ import json
 import sys
 
 import pytest
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
+from tokenizers import models, normalizers, pre_tokenizers
 
 from featherback._native import TextEncoder, read_vocabulary
+from featherback.data.tokenizer_library import LibraryCore
 from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.errors import FeatherbackError
-from tests.data.oracle import GPT2, LLAMA3, QWEN2
+from tests.data.library_tokenizers import (
+    ALWAYS,
+    FAMILIES,
+    byte_level,
+    llama2,
+    save,
+    split,
+)
+from tests.data.oracle import GPT2, QWEN2
 from tests.data.support import STRINGS
-from tests.data.test_text_encoder import run_child, trained
+from tests.data.test_text_encoder import run_child
 from tests.data.torture import TORTURE, random_strings
-
-CONTROL = ["<|bos|>", "<|eos|>", "[INST]"]
-ALWAYS = ["<tool>", "\n\n\n", "  \t"]
-
-
-def byte_level(*steps, normalizer=None, **options):
-    tokens, merges = trained(False)
-    pairs = [tuple(merge.split(" ")) for merge in merges]
-    core = Library(models.BPE({t: i for i, t in enumerate(tokens)}, pairs, **options))
-    core.pre_tokenizer = pre_tokenizers.Sequence(list(steps)) if len(steps) > 1 else steps[0]
-    core.decoder = decoders.ByteLevel()
-    if normalizer is not None:
-        core.normalizer = normalizer
-    return core
-
-
-def split(expression):
-    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Split(Regex(expression), "isolated"), letters
-
-
-def pieces(strip, with_bytes=True):
-    tokens, merges = trained(True)
-    names = ["<unk>", *[f"<0x{byte:02X}>" for byte in range(256)] * with_bytes, *tokens]
-    pairs = [tuple(merge.split(" ")) for merge in merges]
-    core = Library(
-        models.BPE(
-            {t: i for i, t in enumerate(names)},
-            pairs,
-            unk_token="<unk>",
-            byte_fallback=with_bytes,
-            fuse_unk=True,
-        )
-    )
-    last = [decoders.Strip(" ", 1, 0)] * strip
-    core.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *last]
-    )
-    return core
-
-
-def llama2():
-    core = pieces(True)
-    core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    return core
-
-
-def metaspace(scheme):
-    core = pieces(True)
-    core.pre_tokenizer = pre_tokenizers.Metaspace("▁", scheme, split=False)
-    return core
-
-
-def gemma(with_bytes=True):
-    core = pieces(False, with_bytes)
-    core.normalizer = normalizers.Replace(" ", "▁")
-    core.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    return core
-
-
-FAMILIES = {
-    "gpt-2": lambda: byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)),
-    "smollm": lambda: byte_level(
-        pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)
-    ),
-    "qwen2": lambda: byte_level(*split(QWEN2), normalizer=normalizers.NFC()),
-    "llama3": lambda: byte_level(*split(LLAMA3), ignore_merges=True),
-    "one expression": lambda: byte_level(*split(GPT2)),
-    "spaced bytes": lambda: byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True)),
-    "llama2": llama2,
-    "metaspace first": lambda: metaspace("first"),
-    "metaspace always": lambda: metaspace("always"),
-    "metaspace never": lambda: metaspace("never"),
-    "gemma": gemma,
-    "without bytes": lambda: gemma(with_bytes=False),
-}
-
-
-def save(core, folder, always=(), **added):
-    core.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in CONTROL])
-    core.add_tokens([AddedToken(name, normalized=False, **added) for name in always])
-    core.post_processor = processors.TemplateProcessing(
-        single="<|bos|> $A", special_tokens=[("<|bos|>", core.token_to_id("<|bos|>"))]
-    )
-    folder.mkdir(exist_ok=True)
-    core.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text('{"bos_token": "<|bos|>", "eos_token": "<|eos|>"}')
-    return folder
 
 
 def library(folder):
@@ -242,6 +163,32 @@ MALFORMED = {
     "a template without parts": {"post_processor": {"type": "TemplateProcessing"}},
     "a number for a token": {"post_processor": {"type": "BertProcessing", "cls": 3}},
 }
+
+
+@pytest.mark.parametrize("key", ["model", "normalizer"])
+def test_a_key_that_is_there_twice_is_refused(key, tmp_path):
+    """Readers differ in which of the two they take."""
+    content = json.loads(byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)).to_str())
+    text = json.dumps(content)
+    twice = f'{text[:-1]}, "{key[0]}\\u{ord(key[1]):04x}{key[2:]}": {{}}}}'
+    (tmp_path / "tokenizer.json").write_text(twice)
+    with pytest.raises(FeatherbackError, match=f"the key '{key}' is there twice"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_library_that_fails_while_it_encodes_is_told():
+    class Panic(BaseException):
+        pass
+
+    class Library:
+        encode_special_tokens = False
+
+        def encode(self, text, add_special_tokens):
+            raise Panic("it panicked")
+
+    core = LibraryCore(Library(), "a file")
+    with pytest.raises(FeatherbackError, match="cannot encode 'ab' with a file: it panicked"):
+        core.encode("ab", [(-1, 0, 2)], False)
 
 
 @pytest.mark.parametrize("what", MALFORMED)

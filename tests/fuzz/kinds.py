@@ -6,6 +6,7 @@ A kind is a class under `@kind`; the suite and `make fuzz` find it here.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -15,23 +16,29 @@ from typing import ClassVar
 import numpy as np
 
 import featherback as fb
-from featherback.adapters import peft
-from featherback.adapters.lora import LoRA
+from featherback.adapters import formats
+from featherback.adapters.formats import gguf, mlx, peft
+from featherback.adapters.lora import LoRA, Pair
 from featherback.adapters.safetensors_writer import write_safetensors
 from featherback.architecture.names import HF_NAMES
 from featherback.architecture.rope.llama3 import Llama3
 from featherback.cli.inspect import describe
 from featherback.data.chat import ChatTemplate
 from featherback.data.encoder import Encoder
-from featherback.data.readers import detect, read_jsonl, read_text
+from featherback.data.example import Bad
+from featherback.data.readers import data_files
 from featherback.data.renderer import Renderer
+from featherback.data.source import Source
 from featherback.data.token_file import TokenFile, TokenFileWriter
 from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.errors import FeatherbackError
+from featherback.hub.stores.ollama import HOST, MODEL, NAMESPACE, TAG, Ollama
 from featherback.models import load
 from featherback.models.layout import layer_shapes, top_shapes
 from featherback.weights.gguf import GGUFFile
 from featherback.weights.types import TensorType
 from tests.data import templates
+from tests.data.library_tokenizers import FAMILIES, save
 from tests.data.support import byte_core, byte_tokenizer
 from tests.fuzz.mutate import damaged, reworded
 from tests.support.tiny_chat import write_messages, write_tiny_chat
@@ -73,6 +80,14 @@ KINDS: dict[str, type[Kind]] = {}
 def kind(entry: type[Kind]) -> type[Kind]:
     KINDS[entry.__name__.lower()] = entry
     return entry
+
+
+class Several(Kind):
+    """Files of text and binary ones that are read together."""
+
+    def spoilt(self, rng: np.random.Generator, path: Path, good: bytes, header: int) -> bytes:
+        how = reworded if path.suffix in (".json", ".jsonl") else damaged
+        return how(rng, good, header)
 
 
 @kind
@@ -141,6 +156,34 @@ class Configuration(Kind):
 
 
 @kind
+class MLX(Several):
+    """A base in MLX's groups, converted anew every time."""
+
+    def header(self, good: bytes) -> int:
+        return _and_some_data(good)
+
+    @property
+    def files(self) -> list[Path]:
+        from tests.support.mlx_folder import mlx_folder  # PyTorch, which nothing else here needs
+
+        os.environ["FEATHERBACK_CACHE"] = str(self.folder / "cache")
+        (self.folder / "hf").mkdir()
+        _hf_folder(self.folder / "hf")
+        eight = {"bits": 8, "group_size": 32}
+        mlx_folder(
+            self.folder / "hf",
+            self.folder / "mlx",
+            size=32,
+            modules=lambda name: eight if name.endswith("q_proj") else True,
+        )
+        return [self.folder / "mlx" / name for name in ("config.json", "model.safetensors")]
+
+    def use(self, changed: Path) -> None:
+        shutil.rmtree(self.folder / "cache", ignore_errors=True)
+        load(self.folder / "mlx").close()
+
+
+@kind
 class TokenizerGGUF(Kind):
     """The vocabulary in a model file."""
 
@@ -173,16 +216,60 @@ class TokenizerFolder(Kind):
         _speak(self.folder)
 
 
+class LikeModels(Kind):
+    """The tokenizer.json of a family, for the native encoders."""
+
+    family: ClassVar[str]
+
+    @property
+    def files(self) -> list[Path]:
+        save(FAMILIES[self.family](), self.folder)
+        return [self.folder / "tokenizer.json"]
+
+    def use(self, changed: Path) -> None:
+        _speak(self.folder)
+
+
+@kind
+class QwenTokenizer(LikeModels):
+    family = "qwen2"
+
+
+@kind
+class LlamaTokenizer(LikeModels):
+    family = "llama2"
+
+
+@kind
+class OllamaManifest(Kind):
+    """What names a model in Ollama's store; no word in it leads elsewhere."""
+
+    @property
+    def files(self) -> list[Path]:
+        digest, place = "a" * 64, self.folder / "manifests" / HOST / NAMESPACE / "m" / TAG
+        layers = [{"mediaType": kind, "digest": f"sha256:{digest}", "size": 4} for kind in ("text", MODEL)]
+        for path in (place, self.folder / "blobs" / f"sha256-{digest}"):
+            path.parent.mkdir(parents=True)
+            path.write_bytes(b"GGUF")
+        place.write_text(json.dumps({"schemaVersion": 2, "config": layers[0], "layers": layers}))
+        return [place]
+
+    def use(self, changed: Path) -> None:
+        store = Ollama()
+        store.folders = lambda: [self.folder]  # type: ignore[method-assign]
+        assert store.path("m") == self.folder / "blobs" / f"sha256-{'a' * 64}"
+
+
 @kind
 class Adapter(Kind):
     @property
     def files(self) -> list[Path]:
         self.model = load(write_tiny(self.folder / "model.gguf", tiny(TINY_LLAMA, **SMALL)))
-        peft.save(LoRA(self.model, rank=2), self.folder)
+        peft.FORMAT.save(LoRA(self.model, rank=2), self.folder)
         return [self.folder / "adapter_config.json"]
 
     def use(self, changed: Path) -> None:
-        peft.load(self.model, self.folder)
+        formats.load(self.model, self.folder)
         describe(str(self.folder))
 
 
@@ -196,6 +283,60 @@ class AdapterWeights(Adapter):
 
     def header(self, good: bytes) -> int:
         return _and_some_data(good)
+
+
+@kind
+class AdapterPatterns(Adapter):
+    """Ranks and alphas of its own, and a projection left out."""
+
+    @property
+    def files(self) -> list[Path]:
+        found = super().files
+        unusual = {(0, "q_proj"): Pair(3, 4.0), (1, "v_proj"): None}
+        peft.FORMAT.save(LoRA(self.model, rank=2, rslora=True, exceptions=unusual), self.folder)
+        return found
+
+
+@kind
+class DoRA(Several, Adapter):
+    """A PEFT directory with magnitudes, one pair of another rank and one left out."""
+
+    def header(self, good: bytes) -> int:
+        return _and_some_data(good)
+
+    @property
+    def files(self) -> list[Path]:
+        [config] = super().files
+        unusual = {(0, "q_proj"): Pair(3, 4.0), (1, "v_proj"): None}
+        peft.FORMAT.save(LoRA(self.model, rank=2, dora=True, exceptions=unusual), self.folder)
+        return [config, config.with_name("adapter_model.safetensors")]
+
+
+@kind
+class GGUFAdapter(Kind):
+    mutate = staticmethod(damaged)
+
+    @property
+    def files(self) -> list[Path]:
+        self.model = load(write_tiny(self.folder / "model.gguf", tiny(TINY_LLAMA, **SMALL)))
+        gguf.FORMAT.save(LoRA(self.model, rank=2), self.folder / "adapter.gguf", "someone/tiny")
+        return [self.folder / "adapter.gguf"]
+
+    def header(self, good: bytes) -> int:
+        return good.index(b"blk.1.")
+
+    def use(self, changed: Path) -> None:
+        formats.load(self.model, self.folder / "adapter.gguf")
+        describe(str(self.folder / "adapter.gguf"))
+
+
+@kind
+class MLXAdapter(Adapter):
+    @property
+    def files(self) -> list[Path]:
+        self.model = load(write_tiny(self.folder / "model.gguf", tiny(TINY_LLAMA, **SMALL)))
+        mlx.FORMAT.save(LoRA(self.model, rank=2), self.folder)
+        return [self.folder / "adapter_config.json"]
 
 
 @kind
@@ -227,10 +368,31 @@ class Data(Kind):
         return [path]
 
     def use(self, changed: Path) -> None:
-        path = self.folder / "data.jsonl"
-        detect(path)
-        for _ in self.encoder.encode_all(read_jsonl(path)):
-            pass
+        """Read to the end, whatever is wrong with a record; one that is refused is told."""
+        bad = []
+        for file in data_files(Source.of(changed)):
+            bad += [each for each in self.encoder.encode_all(file.examples()) if isinstance(each, Bad)]
+        if bad:
+            raise FeatherbackError(f"{bad[0].where}: {bad[0].problem}")
+
+
+@kind
+class JsonArray(Data):
+    @property
+    def files(self) -> list[Path]:
+        [path] = super().files
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        (self.folder / "data.json").write_text(json.dumps(rows, indent=1))
+        return [self.folder / "data.json"]
+
+
+@kind
+class Table(Data):
+    @property
+    def files(self) -> list[Path]:
+        _ = super().files
+        (self.folder / "data.csv").write_text('prompt,completion\na,b\n"c, ""d""\ne",f\n' + "g,h\n" * 5)
+        return [self.folder / "data.csv"]
 
 
 @kind
@@ -242,9 +404,10 @@ class Text(Data):
         return [self.folder / "data.txt"]
 
     def use(self, changed: Path) -> None:
-        detect(self.folder / "data.txt")
-        for _ in self.encoder.stream(read_text(self.folder / "data.txt")):
-            pass
+        for file in data_files(Source.of(self.folder / "data.txt")):
+            for document in file.documents():
+                for _ in self.encoder.stream(document.pieces):
+                    pass
 
 
 @kind
@@ -270,7 +433,7 @@ class Tokens(Kind):
 
 
 @kind
-class Run(Kind):
+class Run(Several):
     """A finished run, as it is inspected and taken up again."""
 
     @property
@@ -280,10 +443,6 @@ class Run(Kind):
         return sorted(
             path for path in (self.folder / "run").rglob("*") if path.suffix not in (".svg", ".safetensors")
         )
-
-    def spoilt(self, rng: np.random.Generator, path: Path, good: bytes, header: int) -> bytes:
-        how = reworded if path.suffix in (".json", ".jsonl") else damaged
-        return how(rng, good, header)
 
     def use(self, changed: Path) -> None:
         place = self.folder / "place"

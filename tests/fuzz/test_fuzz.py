@@ -7,7 +7,7 @@ import pytest
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.run import fuzz
 
-CASES = 500
+CASES = 250
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -15,5 +15,5 @@ def test_damaged_files(kind: str) -> None:
     outcomes, findings = fuzz(kind, seed=0, count=CASES)
     assert not findings
     assert sum(outcomes.values()) == CASES
-    assert outcomes["accepted"] > 3  # the mutations reach both
+    assert outcomes["accepted"] > CASES // 150  # the mutations reach both
     assert outcomes["refused"] > CASES // 10

@@ -229,7 +229,7 @@ def hub(monkeypatch, tmp_path):
 
 
 def test_the_only_gguf(hub, tmp_path):
-    hub({"model.gguf": SHA256, "README.md": None})
+    hub({"model.gguf": SHA256, "mmproj-model-f16.gguf": SHA256, "README.md": None})
     path = fetch("owner/name", tmp_path)
     assert path.read_bytes() == CONTENT
     assert path.name == "model.gguf"
@@ -245,6 +245,17 @@ def test_choosing_among_several(hub, tmp_path):
         fetch("owner/name:Q5", tmp_path)
     with pytest.raises(FeatherbackError, match="fits 2 of its GGUF files"):
         fetch("owner/name:gguf", tmp_path)
+
+
+def test_all_parts_of_a_split_model(hub, tmp_path):
+    parts = [f"q8/m-Q8_0-0000{n}-of-00002.gguf" for n in (1, 2)]
+    hub({"m-Q4_K_M.gguf": SHA256, **dict.fromkeys(parts, SHA256)})
+    for wanted in (parts[1], "q8_0"):
+        path = fetch(f"owner/name:{wanted}", tmp_path)
+        assert path.name == "m-Q8_0-00001-of-00002.gguf"
+        assert (path.parent / "m-Q8_0-00002-of-00002.gguf").read_bytes() == CONTENT
+    hub(dict.fromkeys(parts, SHA256))
+    assert fetch("owner/name", tmp_path).name == "m-Q8_0-00001-of-00002.gguf"
 
 
 def test_folder_of_safetensors(hub, tmp_path):

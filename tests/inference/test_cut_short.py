@@ -77,16 +77,38 @@ def test_generate(model: Path) -> None:
     assert (process.returncode, err) == (2, f"error: {model} {SAID}\n")
 
 
-@pytest.mark.parametrize("met", ["the child meets it", "nobody meets it"])
-def test_a_preparation(model: Path, tmp_path: Path, met: str) -> None:
-    """Its child maps the model for the vocabulary; what of that is in use already may be all it needs."""
+def test_a_preparation(model: Path, tmp_path: Path) -> None:
+    """It maps the model for the vocabulary; what of that is in use already may be all it needs."""
     data, out = write_messages(tmp_path / "many.jsonl", 1500), tmp_path / "run"
     process = _featherback("train", model, "--data", data, "--out", out, "--steps", 1, "--seq-len", 64)
+    runs.wait_for(lambda: list(out.glob("tokens/.train.tokens.*")), process)
+    os.truncate(model, 0)
+    _, err = process.communicate(timeout=runs.PATIENCE)
+    assert (process.returncode, err) == (2, f"error: {model} {SAID}\n")
+    assert not out.exists()
+
+
+PREPARES = """
+import sys
+from featherback.training.config import TrainConfig
+from featherback.training.launch import prepare_run
+model, data, out = sys.argv[1:]
+prepare_run(TrainConfig(model=model, data=data, out=out, steps=1, seq_len=64))
+"""
+
+
+@pytest.mark.parametrize("met", ["the child meets it", "nobody meets it"])
+def test_a_preparation_from_python(model: Path, tmp_path: Path, met: str) -> None:
+    """There a child maps the model."""
+    data, out = write_messages(tmp_path / "many.jsonl", 1500), tmp_path / "run"
+    command = [sys.executable, "-c", PREPARES, str(model), str(data), str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     runs.wait_for(lambda: list(out.glob("tokens/.train.tokens.*")), process)
     os.truncate(model, 0)
     if met == "the child meets it":
         (child,) = {int(path.name.split(".")[3]) for path in out.glob("tokens/.train.tokens.*")}
         os.kill(child, signal.SIGBUS)
     _, err = process.communicate(timeout=runs.PATIENCE)
-    assert (process.returncode, err) == (2, f"error: {model} {SAID}\n")
+    assert process.returncode == 1
+    assert err.splitlines()[-1] == f"featherback.errors.FeatherbackError: {model} {SAID}"
     assert not out.exists()

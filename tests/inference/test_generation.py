@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from tests.support.tiny_chat import write_tiny_chat
 from transformers import PreTrainedModel
 
 from featherback import models
-from featherback.adapters import peft
+from featherback.adapters import formats
+from featherback.adapters.formats import peft
 from featherback.adapters.lora import LoRA
 from featherback.data.chat import ChatTemplate
 from featherback.data.tokenizer_loader import load_tokenizer
@@ -89,10 +91,10 @@ def test_an_adapted_model_answers_like_transformers(
     state = random_adapter(smollm2_reference, rank=8, seed=1)
     adapter = LoRA(model, rank=8, alpha=2)  # mild enough that it still speaks
     adapter.load_state(state)
-    peft.save(adapter, tmp_path)
+    peft.FORMAT.save(adapter, tmp_path)
     theirs = with_adapter(smollm2_reference, state, alpha=2)
     try:
-        _greedy_like_transformers(model, peft.load(model, tmp_path), theirs)
+        _greedy_like_transformers(model, formats.load(model, tmp_path), theirs)
     finally:
         theirs.unload()
 
@@ -137,9 +139,9 @@ def test_a_conversation_computes_only_what_is_new(tiny: Model, monkeypatch: pyte
     passed: list[int] = []
     forward = decoder.forward
 
-    def counting(tokens: list[int], every: bool = False) -> np.ndarray:
+    def counting(tokens: list[int], **how: Any) -> np.ndarray:
         passed.append(len(tokens))
-        return forward(tokens, every)
+        return forward(tokens, **how)
 
     monkeypatch.setattr(decoder, "forward", counting)
     first = "".join(talk.answer("hello", 8))

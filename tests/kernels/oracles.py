@@ -6,7 +6,7 @@ result (see tests/support/check.py). Arrays are float64 and go by the names of c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -157,8 +157,8 @@ def glu_magnitudes(activation: str, da: Array, gate: Array, up: Array) -> dict[s
 # --- attention ----------------------------------------------------------------------------------------------
 
 
-def visible(cu_q: Array, cu_k: Array, window: int) -> NDArray[np.bool_]:
-    """mask (Tq, Tk): whether a query sees a key."""
+def visible(cu_q: Array, cu_k: Array, window: int, prefix: Sequence[int] = ()) -> NDArray[np.bool_]:
+    """mask (Tq, Tk): whether a query sees a key. `prefix`: the sequence that each continues, or -1."""
     mask = np.zeros((cu_q[-1], cu_k[-1]), bool)
     for s in range(len(cu_q) - 1):
         queries, keys = cu_q[s + 1] - cu_q[s], cu_k[s + 1] - cu_k[s]
@@ -166,6 +166,8 @@ def visible(cu_q: Array, cu_k: Array, window: int) -> NDArray[np.bool_]:
             position = keys - queries + i  # among the sequence's keys
             first = max(0, position - window + 1) if window else 0
             mask[cu_q[s] + i, cu_k[s] + first : cu_k[s] + position + 1] = True
+        if prefix and prefix[s] >= 0:
+            mask[cu_q[s] : cu_q[s + 1], cu_k[prefix[s]] : cu_k[prefix[s] + 1]] = True
     return mask
 
 

@@ -68,6 +68,14 @@ WRONG = {
     ),
     "up of another shape": lambda: kernels.glu(f32(2, 5), f32(2, 4), f32(2, 5), "silu"),
     "up of another type": lambda: kernels.glu(f32(2, 5), np.zeros((2, 5), np.uint16), f32(2, 5), "silu"),
+    "factors of another length": lambda: kernels.scale_columns(f32(2, 5), f32(4), f32(2, 5)),
+    "columns added to in bf16": lambda: kernels.scale_columns(
+        f32(2, 5), f32(5), np.zeros((2, 5), np.uint16), accumulate=True
+    ),
+    "columns of another shape": lambda: kernels.column_dots(f32(2, 5), f32(3, 5), f32(5)),
+    "dots of another length": lambda: kernels.column_dots(f32(2, 5), f32(2, 5), f32(4)),
+    "dots in double": lambda: kernels.column_dots(f32(2, 5), f32(2, 5), np.zeros(5)),
+    "divisors of another length": lambda: kernels.column_dots(f32(2, 5), f32(2, 5), f32(5), over=f32(6)),
     "unknown activation": lambda: kernels.glu(f32(2, 5), f32(2, 5), f32(2, 5), "relu"),
     "heads not shared evenly": lambda: attention(heads=4, kv_heads=3),
     "boundaries past the end": lambda: attention(cu_q=cu(0, 5)),

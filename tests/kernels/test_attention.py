@@ -29,12 +29,14 @@ class Case:
     window: int = 0
     sharpness: float = 1.0  # multiplies q
     softcap: float = 0
+    prefix: tuple[int, ...] = ()  # the sequence that each continues, or -1
 
     def __str__(self) -> str:
         text = f"{'+'.join(map(str, self.queries))}-{self.heads}:{self.kv_heads}-d{self.head_dim}"
         text += f"-keys{'+'.join(map(str, self.keys))}" if self.keys else ""
         text += f"-window{self.window}" if self.window else ""
         text += f"-x{self.sharpness:g}" if self.sharpness != 1 else ""
+        text += f"-prefix{'+'.join(map(str, self.prefix))}" if self.prefix else ""
         return text + (f"-cap{self.softcap:g}" if self.softcap else "")
 
     @property
@@ -52,7 +54,9 @@ class Case:
     @property
     def fixed(self) -> dict[str, Any]:
         """The kernels' arguments apart from the arrays."""
-        cu = {"cu_q": self.cu_q, "cu_k": self.cu_k} if self.keys else {"cu_q": self.cu_q}
+        cu: dict[str, Any] = {"cu_q": self.cu_q, "cu_k": self.cu_k} if self.keys else {"cu_q": self.cu_q}
+        if self.prefix:
+            cu["prefix"] = np.array(self.prefix, np.int32)
         return {
             "heads": self.heads,
             "kv_heads": self.kv_heads,
@@ -64,7 +68,7 @@ class Case:
 
     @property
     def mask(self) -> NDArray[np.bool_]:
-        return oracles.visible(self.cu_q, self.cu_k, self.window)
+        return oracles.visible(self.cu_q, self.cu_k, self.window, self.prefix)
 
     @property
     def vanishing(self) -> tuple[str, ...]:
@@ -122,6 +126,11 @@ CASES = [
     Case((70, 1, 33), 4, 2, 24, softcap=2),
     Case((65,), 2, 1, 64, sharpness=20, softcap=5),
     Case((33, 66), 2, 1, 16, keys=(100, 130), window=40, softcap=50),
+    Case((40, 7, 33, 1), 4, 2, 24, prefix=(-1, 0, 0, 0)),
+    Case((130, 65, 3), 2, 1, 8, prefix=(-1, 0, 0), softcap=3),
+    Case((20, 9, 5, 70, 40, 33), 2, 2, 16, prefix=(-1, 0, 0, -1, -1, 4), window=73),
+    Case((0, 0, 12, 40), 4, 2, 8, keys=(70, 33, 40, 40), prefix=(-1, 0, 0, 0)),
+    Case((9, 31), 2, 1, 8, keys=(64, 31), prefix=(-1, 0)),
 ]
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 dtypes = pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -182,6 +191,7 @@ def test_reference(rng: np.random.Generator, case: Case) -> None:
         Case((9,), 3, 1, 4, window=3),
         Case((3, 1), 2, 2, 4, (8, 5), 6),
         Case((7, 3), 2, 1, 6, softcap=1.5),
+        Case((4, 2, 5), 2, 1, 6, prefix=(-1, 0, 0)),
     ],
     ids=str,
 )

@@ -74,6 +74,16 @@ def test_linear(
     assert flops == 2 * T * (N + r) * K
     assert scratch == peak(isa, threads, lambda: kernels.linear_backward(dy, w, dx, dh=h, a=a))
 
+    if dtype == "f32":
+        flops, scratch = cost(isa, "linear", **shape, type=TYPES[type], fixed=True)
+        assert flops == 2 * T * (K + r) * N
+        assert scratch == peak(isa, threads, lambda: kernels.linear(x, w, out, h=h, b=b, fixed=True))
+        flops, scratch = cost(isa, "linear_backward", **shape, fixed=True)
+        assert flops == 2 * T * (N + r) * K
+        assert scratch == peak(
+            isa, threads, lambda: kernels.linear_backward(dy, w, dx, dh=h, a=a, fixed=True)
+        )
+
 
 @isas
 @dtypes
@@ -145,6 +155,32 @@ def test_attention(
         threads,
         lambda: kernels.attention_backward(dout, q, k, v, out, lse, delta, dq, dk, dv, **shape, **named),
     )
+
+
+@isas
+def test_a_prefix_is_counted_for_each_that_continues_it(isa: str) -> None:
+    cu, prefix = np.array([0, 40, 47, 80, 90], np.int32), np.array([-1, 0, 0, -1], np.int32)
+    pairs = int(oracles.visible(cu, cu, 0, prefix.tolist()).sum())
+    assert cost(isa, "attention", cu, cu, 4, 2, 24, prefix=prefix)[0] == 2 * 2 * pairs * 4 * 24
+    assert cost(isa, "attention_backward", cu, cu, 4, 2, 24, prefix=prefix)[0] == 5 * 2 * pairs * 4 * 24
+
+
+@pytest.mark.parametrize(
+    ("prefix", "window", "reason"),
+    [
+        ([-1, 0], 0, "a number for each sequence"),
+        ([0, -1, -1], 0, "all between the two continue"),
+        ([-1, 2, -1], 0, "all between the two continue"),
+        ([-1, -2, -1], 0, "all between the two continue"),
+        ([-1, -1, 0], 0, "all between the two continue"),
+        ([-1, 0, 1], 0, "all between the two continue"),
+        ([-1, 0, 0], 8, "longer than the window"),
+    ],
+)
+def test_impossible_prefixes_are_refused(prefix: list[int], window: int, reason: str) -> None:
+    cu = np.array([0, 5, 7, 11], np.int32)
+    with pytest.raises(ValueError, match=reason):
+        kernels.attention_cost(cu, cu, 2, 1, 8, window=window, prefix=np.array(prefix, np.int32))
 
 
 def test_costs_of_impossible_shapes_are_refused() -> None:

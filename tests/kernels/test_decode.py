@@ -12,7 +12,18 @@ import pytest
 from numpy.typing import NDArray
 
 from featherback import kernels
-from tests.kernels.native import HALVES, POWERS, TYPES, Stored, block, decode, kernel, random_blocks, stored
+from tests.kernels.native import (
+    HALVES,
+    POWERS,
+    SINGLES,
+    TYPES,
+    Stored,
+    block,
+    decode,
+    kernel,
+    random_blocks,
+    stored,
+)
 from tests.support.bf16 import to_bf16, widen
 from tests.support.guard import Guarded
 
@@ -57,6 +68,9 @@ def set_halves(data: NDArray[np.uint8], type: str, halves: list[NDArray[np.uint1
         blocks[:, :, offset : offset + 2] = (
             bits.astype("<u2").reshape(blocks.shape[:2])[..., None].view(np.uint8)
         )
+    for offset, bits in zip(SINGLES.get(type, ()), halves):
+        single = bits.astype(np.uint16).view(np.float16).astype(np.float32).reshape(blocks.shape[:2])
+        blocks[:, :, offset : offset + 4] = single[..., None].view(np.uint8)
 
 
 @pytest.mark.parametrize("isa", SETS)
@@ -83,7 +97,9 @@ def test_every_code_in_every_place(rng: np.random.Generator, isa: str, type: str
     ours = dequantize(isa, matrix, (1024, weights))
     assert_same_floats(ours, decode(type, data))
     if weights == 32:
-        levels = {"Q4": 16, "Q5": 32, "Q8": 256, "IQ": 16, "MX": 15}[type[:2]]  # MXFP4 has two zeros
+        levels = {"Q4": 16, "Q5": 32, "Q8": 256, "IQ": 16, "MX": 15, "AF": 256}[
+            type[:2]
+        ]  # MXFP4 has two zeros
         assert all(len(set(column)) == levels for column in ours.T)
 
 

@@ -325,3 +325,86 @@ def test_gates_beyond_all_measure(isa: str, activation: str) -> None:
         np.testing.assert_array_equal(result[0, [0, 3]], right[0, [0, 3]])
     assert (np.abs(out[0, [1, 4]]) <= 10).all()
     assert np.isfinite(dgate[0, [1, 4]]).all()
+
+
+# --- Columns ------------------------------------------------------------------------------------------------
+
+
+def of_columns(rng: np.random.Generator, D: int, dtype: str = "f32") -> dict[str, Array]:
+    """Numbers for columns; some of those divided by are zero."""
+    over = rng.uniform(0.5, 2, D)
+    over[D // 2 :: 5] = 0 if D > 1 else 1
+    return {"bias": random(rng, D), "less": random(rng, D), "over": over.astype(np.float32)}
+
+
+def reference_dots(*, out: Array, **arrays: Array) -> None:
+    """The reference, whose `out` is float32 like that of every set."""
+    found = out.astype(np.float32)
+    kernel(REFERENCE, "column_dots")(out=found, **arrays)
+    out[...] = found
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@shapes
+def test_reference_columns(rng: np.random.Generator, T: int, D: int, accumulate: bool) -> None:
+    """Against NumPy, with and without what may be absent."""
+    x, y, start = (rng.standard_normal((T, D)) for _ in range(3))
+    numbers, factors = of_columns(rng, D), random(rng, D)
+    scale, dots = kernel(REFERENCE, "scale_columns", accumulate=accumulate), kernel(REFERENCE, "column_dots")
+    for given in (factors, None):
+        for bias in (numbers["bias"], None):
+            out = start.copy()
+            scale(x=x, factors=given, out=out, bias=bias)
+            wanted = x * (1 if given is None else given) + (0 if bias is None else bias) + accumulate * start
+            np.testing.assert_allclose(out, wanted, rtol=1e-12, atol=1e-12)
+    less, over = numbers["less"], numbers["over"]
+    found = np.ones(D, np.float32)
+    dots(x=x, y=y, out=found, less=less, over=over)
+    share = np.divide(1, over, out=np.zeros(D), where=over != 0)
+    np.testing.assert_allclose(found, 1 + np.einsum("td,td->d", x, y - less) * share, rtol=1e-6, atol=1e-6)
+    assert (found[over == 0] == 1).all()
+    found = np.zeros(D, np.float32)
+    dots(x=x, y=y, out=found)
+    np.testing.assert_allclose(found, np.einsum("td,td->d", x, y), rtol=1e-6, atol=1e-6)
+
+
+@isas
+@dtypes
+@pytest.mark.parametrize("stored", ["f32", "bf16", "added", "in place"])
+@shapes
+def test_scale_columns(rng: np.random.Generator, isa: str, dtype: str, stored: str, T: int, D: int) -> None:
+    x, factors, bias = random(rng, T, D, dtype=dtype), random(rng, D), of_columns(rng, D)["bias"]
+    size = np.abs(widen(x) * factors) + np.abs(bias)
+    if stored == "in place":
+        ours, wanted = x.copy(), x.copy()
+        for found, chosen in ((ours, isa), (wanted, REFERENCE)):
+            kernel(chosen, "scale_columns")(x=found, factors=factors, out=found)
+        np.testing.assert_allclose(widen(ours), widen(wanted), rtol=2.0**-7 if dtype == "bf16" else 1e-6)
+        return
+    added = stored == "added"
+    start = rng.standard_normal((T, D)) if added else None
+    check_op(
+        kernel(isa, "scale_columns", accumulate=added),
+        kernel(REFERENCE, "scale_columns", accumulate=added),
+        {"x": x, "factors": factors, "bias": bias},
+        {"out": Output((T, D), "f32" if added else stored, start)},
+        {"out": Bound("elementwise", size if start is None else size + np.abs(start))},
+    )
+
+
+@isas
+@pytest.mark.parametrize("types", [("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16")], ids="-".join)
+@shapes
+def test_column_dots(rng: np.random.Generator, isa: str, types: tuple[str, str], T: int, D: int) -> None:
+    x, y = (random(rng, T, D, dtype=dtype) for dtype in types)
+    numbers = of_columns(rng, D)
+    less, over = numbers["less"], numbers["over"]
+    terms = np.abs(widen(x)) * (np.abs(widen(y)) + np.abs(less))
+    share = np.divide(1, over, out=np.zeros(D), where=over != 0)
+    check_op(
+        kernel(isa, "column_dots"),
+        reference_dots,
+        {"x": x, "y": y, "less": less, "over": over},
+        {"out": Output((D,), "f32", np.ones(D))},
+        {"out": Bound("elementwise", 1 + terms.sum(axis=0) * share, T)},
+    )

@@ -14,6 +14,8 @@ from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.methods import METHODS
+from featherback.optim.rules.adamw import AdamW
+from featherback.optim.rules.sgd import SGD
 from featherback.weights.types import TensorType
 from tests.support.tiny_models import TINY_GEMMA3
 
@@ -128,24 +130,21 @@ def test_the_least_memory_grows_with_the_job(method: str) -> None:
         return planner.smallest(job(**changed), BASELINE, MACHINE)  # type: ignore[arg-type]
 
     for key, values in {
-        "tokens": (128, 256, 512, 1024, 4096),
+        "tokens": (128, 512, 4096),
         "rank": (4, 8, 16, 32),
-        "name": ("smollm2-135m", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b"),
-        "optimizer_states": (0, 2),
+        "name": ("smollm2-135m", "qwen2.5-0.5b", "qwen2.5-3b"),
+        "rule": (SGD(), AdamW()),
         "compute": ("bf16", "fp32"),
     }.items():
+        found = [least(**{key: value}) for value in values]
         for what in ("rss", "footprint"):
             if (key, what) == ("name", "footprint"):
                 continue  # a small model's least resident memory is streamed, through buffers of its own
-            needed = [getattr(least(**{key: value}), what) for value in values]
+            needed = [getattr(each, what) for each in found]
             assert needed == sorted(needed), (key, what)
             # The optimiser's buffers come when the weights' pages are gone, and MeBP's resident peak is at the head,
             # which knows no adapter: no more need be resident for either.
-            flat = (
-                {("optimizer_states", "rss"), ("rank", "rss")}
-                if method == "mebp"
-                else {("optimizer_states", "rss")}
-            )
+            flat = {("rule", "rss"), ("rank", "rss")} if method == "mebp" else {("rule", "rss")}
             assert needed[0] < needed[-1] or (key, what) in flat
 
 
@@ -197,7 +196,7 @@ def test_a_run_directory_in_memory_is_no_relief() -> None:
     plans = list(planner.candidates(in_memory))
     assert {(plan.checkpoints, plan.states) for plan in plans} == {("ram", "ram")}
     least, more = (planner.smallest(j, BASELINE, MACHINE) for j in (asked, in_memory))
-    arrays = asked.parameter_arrays * asked.config.num_hidden_layers * asked.layer_floats * 4
+    arrays = asked.trained_floats * asked.config.num_hidden_layers * 4
     assert more.rss >= least.rss + arrays
     with pytest.raises(FeatherbackError, match="does not fit"):
         planner.choose(in_memory, planner.least_budget(least.rss), BASELINE, MACHINE)
@@ -206,10 +205,36 @@ def test_a_run_directory_in_memory_is_no_relief() -> None:
 def test_without_a_budget_the_plan_is_frugal() -> None:
     asked = job()
     plan = planner.choose(asked, None, BASELINE, MACHINE)
-    assert not plan.keep
     least = planner.smallest(asked, BASELINE, MACHINE)
     assert (plan.predicted_rss_mb or 0) * MB <= planner.FRUGAL * least.rss
     assert (plan.predicted_step_seconds or 0) <= least.seconds
+
+
+@pytest.mark.parametrize("free", [400, 1000, 8000])
+def test_without_a_budget_a_share_of_what_is_free_is_taken_for_speed(free: int) -> None:
+    asked, machine = job(), replace(MACHINE, memory=free * MB)
+    share = int(
+        max(planner.SPARE * free * MB, planner.FRUGAL * planner.smallest(asked, BASELINE, machine).rss)
+    )
+    plan = planner.choose(asked, None, BASELINE, machine)
+    assert (plan.predicted_rss_mb or 0) * MB <= share
+    assert plan == planner.choose(asked, share, BASELINE, machine)
+
+
+def test_a_plan_says_what_the_least_and_the_most_memory_would_give() -> None:
+    asked = job()
+    plan = planner.choose(asked, 60 * MB, BASELINE, MACHINE)
+    assert plan.least_mb
+    assert plan.fastest_mb
+    least, fastest = (
+        planner.choose(asked, mb * MB, BASELINE, MACHINE) for mb in (plan.least_mb, plan.fastest_mb)
+    )
+    assert least.predicted_step_seconds == plan.least_step_seconds
+    assert fastest.predicted_step_seconds == plan.fastest_step_seconds
+    more = planner.choose(asked, 2 * plan.fastest_mb * MB, BASELINE, MACHINE)
+    assert more.predicted_step_seconds == plan.fastest_step_seconds
+    with pytest.raises(FeatherbackError, match="does not fit"):
+        planner.choose(asked, (plan.least_mb - 2) * MB, BASELINE, MACHINE)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from featherback.adapters.lora import LoRA
 from featherback.data.batch import Batch
 from featherback.host.paged import PagedArray
 from featherback.memory.plan import Plan
+from featherback.methods.base import FIRST, Draw, Options
 from featherback.models.model import Model
-from tests.support.oracle import PEFT_PREFIX
+from tests.support.oracle import MAGNITUDE, PEFT_PREFIX
 
 State = dict[str, np.ndarray]
 Labels = Sequence[Sequence[int] | None]
@@ -40,7 +41,7 @@ def adapter_of(model: Model, state: Mapping[str, np.ndarray]) -> LoRA:
     """The adapter `state` (Hugging Face names) of `model`; rank and targets are read off it."""
     rank = next(a.shape[0] for name, a in state.items() if ".lora_A." in name)
     targets = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in state}
-    adapter = LoRA(model, rank, ALPHA, targets)
+    adapter = LoRA(model, rank, ALPHA, targets, dora=any(name.endswith(MAGNITUDE) for name in state))
     adapter.load_state(dict(state))
     return adapter
 
@@ -53,12 +54,15 @@ def ours(
     compute: str = "fp32",
     method: str = "mesp",
     folder: Path | None = None,
+    dropout: float = 0.0,
+    draw: Draw = FIRST,
+    options: Options | None = None,
     **plan: Any,
 ) -> Result:
     """The mean loss and its gradient; `plan`: fields of Plan that differ from the default one."""
     batch = Batch.from_sequences(list(sequences), None if labels is None else list(labels))
     chosen = replace(Plan.default(model.config, tokens=batch.n_tokens, compute=compute), **plan)
-    return with_plan(model, state, batch, chosen, method, folder)
+    return with_plan(model, state, batch, chosen, method, folder, dropout, draw, options)
 
 
 def with_plan(
@@ -68,14 +72,18 @@ def with_plan(
     plan: Plan,
     method: str = "mesp",
     folder: Path | None = None,
+    dropout: float = 0.0,
+    draw: Draw = FIRST,
+    options: Options | None = None,
 ) -> Result:
     """The mean loss of a batch and its gradient, as `plan` lays them out."""
     adapter = adapter_of(model, state)
+    adapter.dropout = dropout
     place = folder / "gradients.f32" if folder is not None and plan.states == "file" else None
     gradients = PagedArray(adapter.parameters.layers, adapter.layer_size, place)
     gradients.clear()
-    at_work = methods.create(method, model, adapter, plan, folder)
-    total = at_work.gradients(batch, 1 / batch.n_targets, gradients)
+    at_work = methods.create(method, model, adapter, plan, folder, options)
+    total = at_work.gradients(batch, 1 / batch.n_targets, gradients, draw)
     at_work.close()
     found = adapter.state(gradients)
     gradients.close()

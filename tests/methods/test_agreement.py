@@ -45,7 +45,7 @@ def adapter(twins: Twins, *targets: str) -> State:
     return random_adapter(twins.reference, 4, targets or None, seed=2)
 
 
-@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+@pytest.mark.parametrize("compute", ["fp32", "int16", "bf16"])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_mebp_is_mesp(twins: Twins, lengths: tuple[int, ...], compute: str) -> None:
     sequences = draw(lengths, twins.model.config.vocab_size)

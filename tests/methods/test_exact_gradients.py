@@ -41,15 +41,19 @@ def check(
     assert_close(found, Result(truth.loss, truth.grads), BOUND)
 
 
-@pytest.mark.parametrize("method", EXACT)
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_all_lengths(twins: Twins, lengths: tuple[int, ...], method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "lengths"),
+    [("mesp", lengths) for lengths in LENGTHS] + [("mebp", (33,)), ("mebp", (5, 1, 40, 17))],
+    ids=str,
+)
+def test_all_lengths(twins: Twins, method: str, lengths: tuple[int, ...]) -> None:
     check(twins, method, draw(lengths, twins.model.config.vocab_size))
 
 
-@pytest.mark.parametrize("chunk", [1, 5, 32, 64])
-@pytest.mark.parametrize("lengths", [(33,), (5, 1, 40, 17), (40, 1, 31)], ids=str)
-def test_in_chunks(twins: Twins, lengths: tuple[int, ...], chunk: int) -> None:
+@pytest.mark.parametrize(
+    ("chunk", "lengths"), [(1, (6, 1, 4)), (5, (33,)), (32, (40, 1, 31)), (64, (5, 1, 40, 17))], ids=str
+)
+def test_in_chunks(twins: Twins, chunk: int, lengths: tuple[int, ...]) -> None:
     check(twins, "mesp", draw(lengths, twins.model.config.vocab_size), chunk=chunk)
 
 

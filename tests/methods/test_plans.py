@@ -82,14 +82,20 @@ def plans(model: Model, method: str, compute: str) -> list[Plan]:
     return list(planner.candidates(job, chunks=(32,)))
 
 
-@pytest.mark.parametrize("compute", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    ("model", "method"),
-    [(TINY_LLAMA, "mesp"), (TINY_QWEN2, "mesp"), (TINY_QWEN2, "mebp"), (TINY_LLAMA, "mezo")],
+    ("model", "method", "compute", "every"),
+    [
+        (TINY_LLAMA, "mesp", "fp32", True),
+        (TINY_LLAMA, "mesp", "bf16", True),
+        (TINY_QWEN2, "mesp", "fp32", False),
+        (TINY_QWEN2, "mebp", "bf16", False),
+        (TINY_LLAMA, "mezo", "fp32", False),
+    ],
     indirect=["model"],
-    ids=["llama-mesp", "qwen2-mesp", "qwen2-mebp", "llama-mezo"],
+    ids=["llama-mesp-fp32", "llama-mesp-bf16", "qwen2-mesp", "qwen2-mebp", "llama-mezo"],
 )
-def test_every_plan(model: Model, tmp_path: Path, method: str, compute: str) -> None:
+def test_every_plan(model: Model, tmp_path: Path, method: str, every: bool, compute: str) -> None:
+    """Every placing with the smallest and the largest tiles, and with `every` tiling one placing."""
     (tmp_path / "work").mkdir()
     rng = np.random.default_rng(0)
     batch = Batch.from_sequences([rng.integers(0, 1100, n) for n in (40, 1, 20)])
@@ -102,9 +108,9 @@ def test_every_plan(model: Model, tmp_path: Path, method: str, compute: str) -> 
     alike: dict[tuple[int, int, bool], Result] = {}
     tilings = sorted({(p.mlp_tile, p.vocab_tile) for p in emitted})
     for plan in emitted:
-        # Every tiling in one placing, and every placing with the smallest and the largest tiles.
         frugal = (plan.checkpoints, plan.states, plan.weights) == ("file", "file", "by_matrix")
-        if not frugal and (plan.mlp_tile, plan.vocab_tile) not in (tilings[0], tilings[-1]):
+        extreme = (plan.mlp_tile, plan.vocab_tile) in (tilings[0], tilings[-1])
+        if not extreme and not (frugal and every):
             continue
         found = with_plan(model, state, batch, plan, method, tmp_path / "work")
         chunked = plan.chunk is not None
@@ -112,7 +118,7 @@ def test_every_plan(model: Model, tmp_path: Path, method: str, compute: str) -> 
         first = first or found
         if method != "mezo":  # whose differences of losses enlarge every rounding
             assert_close(found, first, TILE_BOUND[compute])
-    assert len(alike) == 16 * (1 + chunks)
+    assert len(alike) == (16 if every else 2) * (1 + chunks)
 
 
 def kept_sets(model: Model) -> list[dict[str, int]]:
@@ -150,5 +156,9 @@ def test_what_is_kept_is_no_less_exact_in_bf16(model: Model) -> None:
 def test_mebp_is_mesp_in_every_tiling(model: Model, compute: str) -> None:
     batch = Batch.from_sequences([np.arange(TOKENS)])
     state = random_state(model)
-    for plan in {replace(p, states="ram", checkpoints="ram") for p in plans(model, "mebp", compute)}:
+    emitted = {
+        replace(p, states="ram", checkpoints="ram", weights="resident") for p in plans(model, "mebp", compute)
+    }
+    assert len(emitted) == 16 * 2
+    for plan in emitted:
         assert_equal(*(with_plan(model, state, batch, plan, method) for method in ("mesp", "mebp")))

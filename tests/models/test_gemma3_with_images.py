@@ -17,7 +17,8 @@ from tests.support.tiny_models import TINY_GEMMA3, tiny, write_tiny
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, PreTrainedModel, SiglipVisionConfig
 
 from featherback import models
-from featherback.adapters import peft
+from featherback.adapters import formats
+from featherback.adapters.formats import peft
 from featherback.adapters.lora import LoRA
 from featherback.errors import FeatherbackError
 from featherback.inference.decoder import Decoder
@@ -84,7 +85,7 @@ def adapter_in(folders: Folders, place: Path) -> LoRA:
             for name, shape in adapter.shapes().items()
         }
     )
-    peft.save(adapter, place)
+    peft.FORMAT.save(adapter, place)
     return adapter
 
 
@@ -159,11 +160,11 @@ def test_the_adapter_is_read_back(folders: Folders, tmp_path: Path) -> None:
         name.startswith("base_model.model.model.language_model.layers.")
         for name in load_file(tmp_path / peft.WEIGHTS_FILE)
     )
-    again = peft.load(models.load(folders.both), tmp_path)
+    again = formats.load(models.load(folders.both), tmp_path)
     for name, values in adapter.state().items():
         assert np.array_equal(again.state()[name], values), name
     with pytest.raises(FeatherbackError, match="does not fit"):
-        peft.load(models.load(folders.text), tmp_path)
+        formats.load(models.load(folders.text), tmp_path)
 
 
 def edited(folder: Path, place: Path, **changes: object) -> Path:

@@ -168,7 +168,7 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
     ),
     "no architecture": (TINY_LLAMA, {"general.architecture": 3}, (), "no metadata key general.architecture"),
     "adapter": (TINY_LLAMA, {"general.type": "adapter"}, (), "type 'adapter', not a model"),
-    "split": (TINY_LLAMA, {"split.count": 3}, (), "one part of a split model"),
+    "split": (TINY_LLAMA, {"split.count": 3}, (), "one of 3 parts of a split model; its file must be named"),
     "missing key": (
         TINY_LLAMA,
         {"general.architecture": "qwen2"},

@@ -109,8 +109,9 @@ def test_tables_are_those_of_transformers(tmp_path: Path, case: str, style: str)
     cu_seqlens = np.cumsum([0, *LENGTHS], dtype=np.int32)
     positions = np.concatenate([np.arange(n, dtype=np.int32) for n in LENGTHS])
     (span,) = spans(cu_seqlens, positions, int(cu_seqlens[-1]))
-    scratch = CPU().arena(1 << 20)
-    with Context(CPU(), scratch, "fp32", span).at(span, (turn,)) as ctx:
+    backend = CPU("fp32")
+    scratch = backend.arena(1 << 20)
+    with Context(backend, scratch, "fp32", span).at(span, (turn,)) as ctx:
         ours = np.stack(ctx.table(turn))
     assert ours.shape == (2, sum(LENGTHS), turn.dim // 2)
     for rows, length in span.sequences:

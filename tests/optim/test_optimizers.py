@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.support.tiny_models import write_tiny
 
 from featherback import models, optim
-from featherback.adapters.lora import LoRA
+from featherback.adapters.lora import LoRA, loraplus_rate
 from featherback.errors import FeatherbackError
 from featherback.host.paged import PagedArray
 from featherback.options import described
+from featherback.parameters.slots import SlotTable
+from tests.optim.adalomo import adalomo
+from tests.optim.adamw8bit import AdamW8bit
+from tests.optim.apollo import apollo_full, apollo_mini
+from tests.optim.mlorc import mlorc
+from tests.optim.per_tensor import PerTensor, adafactor, lion, lomo
+from tests.support.tiny_models import write_tiny
 
 STEPS = 7
-SETTINGS = {"weight_decay": 0.05}
+SETTINGS = {"weight_decay": 0.05, "clip_value": 0.2, "update_gap": 3}
 """Set where the rule has the option."""
 REFERENCES: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adamw": lambda parameters, weight_decay: torch.optim.AdamW(
+    "adafactor": partial(PerTensor, adafactor),
+    "adalomo": partial(PerTensor, adalomo),
+    "adamw": lambda parameters, slots=None, weight_decay=0.0: torch.optim.AdamW(
         parameters, lr=1.0, eps=1e-8, weight_decay=weight_decay
     ),
-    "sgd": lambda parameters, weight_decay: torch.optim.SGD(parameters, lr=1.0, weight_decay=weight_decay),
+    "adamw8bit": AdamW8bit,
+    "apollo": partial(PerTensor, apollo_full),
+    "apollo_mini": partial(PerTensor, apollo_mini),
+    "lion": partial(PerTensor, lion),
+    "lomo": partial(PerTensor, lomo),
+    "mlorc": partial(PerTensor, mlorc),
+    "sgd": lambda parameters, slots=None, weight_decay=0.0: torch.optim.SGD(
+        parameters, lr=1.0, weight_decay=weight_decay
+    ),
 }
 """The same optimiser by torch, from its parameters and those of SETTINGS that it has; the learning rate is set at every
 step."""
@@ -57,8 +75,10 @@ def test_steps_are_torchs(adapter: LoRA, tmp_path: Path, name: str, in_files: bo
     start = torch.nn.Parameter(torch.from_numpy(_rows(adapter.parameters)))
     scale = 0.25
     settings = {option: SETTINGS[option] for option in SETTINGS.keys() & described(optim.RULES[name]).keys()}
-    optimizer = optim.create(name, adapter.parameters, settings, place=tmp_path if in_files else None)
-    theirs = REFERENCES[name]([start], **settings)
+    optimizer = optim.create(
+        name, adapter.parameters, adapter.layout.slots, settings, place=tmp_path if in_files else None
+    )
+    theirs = REFERENCES[name]([start], slots=adapter.layout.slots, **settings)
     for step in range(STEPS):
         lr = 0.01 * (step + 1)
         gradients = _random_gradients(adapter, seed=step)
@@ -67,17 +87,39 @@ def test_steps_are_torchs(adapter: LoRA, tmp_path: Path, name: str, in_files: bo
         theirs.param_groups[0]["lr"] = lr
         theirs.step()
     np.testing.assert_allclose(_rows(adapter.parameters), start.detach().numpy(), rtol=2e-5, atol=2e-6)
-    assert optimizer.steps == STEPS
-    assert {path.stem for path in tmp_path.glob("*.f32")} == (
-        set(optim.RULES[name].STATES) if in_files else set()
-    )
+    assert set(optimizer.updates) == {STEPS}
+    assert {path.stem for path in tmp_path.glob("*.f32")} == (set(optimizer.states) if in_files else set())
     optimizer.close()
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_loraplus_is_torchs_parameter_groups(adapter: LoRA, name: str) -> None:
+    ratio, lr = 16.0, 0.01
+    before = adapter.state()
+    groups = {
+        part: {k: torch.from_numpy(v) for k, v in before.items() if f".lora_{part}." in k} for part in "AB"
+    }
+    theirs = REFERENCES[name]([{"params": list(group.values())} for group in groups.values()])
+    theirs.param_groups[0]["lr"], theirs.param_groups[1]["lr"] = lr, ratio * lr
+    ours = optim.create(name, adapter.parameters, adapter.layout.slots, rate=partial(loraplus_rate, ratio))
+    for step in range(STEPS):
+        gradients = _random_gradients(adapter, seed=step)
+        ours.step(gradients, lr)
+        grads = adapter.state(gradients)
+        for group in groups.values():
+            for key, value in group.items():
+                value.grad = torch.from_numpy(grads[key])
+        theirs.step()
+    after = adapter.state()
+    for key, value in (groups["A"] | groups["B"]).items():
+        np.testing.assert_allclose(after[key], value.numpy(), rtol=2e-5, atol=1e-5)
+        assert np.linalg.norm(after[key] - before[key]) > 0
 
 
 def test_options_reach_the_update(adapter: LoRA) -> None:
     start = torch.nn.Parameter(torch.from_numpy(_rows(adapter.parameters)))
     settings = {"beta1": 0.5, "beta2": 0.7, "eps": 1e-3}
-    optimizer = optim.create("adamw", adapter.parameters, settings)
+    optimizer = optim.create("adamw", adapter.parameters, adapter.layout.slots, settings)
     theirs = torch.optim.AdamW([start], lr=0.01, betas=(0.5, 0.7), eps=1e-3, weight_decay=0.0)
     for step in range(STEPS):
         gradients = _random_gradients(adapter, seed=step)
@@ -90,10 +132,15 @@ def test_options_reach_the_update(adapter: LoRA) -> None:
 @pytest.mark.parametrize("name", optim.RULES.names)
 def test_every_optimiser_declares_itself(name: str) -> None:
     rule = optim.OPTIONS.make(name, {})
-    assert rule.LEARNING_RATE > 0
+    assert rule.FULL_LEARNING_RATE > 0
+    assert not rule.FOR_ADAPTERS or rule.LEARNING_RATE > 0
     assert set(described(type(rule))) == {field.name for field in fields(rule)}
-    assert tuple(rule.state_sizes((3, 5))) == rule.STATES
-    assert optim.state_arrays(name) == len(rule.STATES)
+    slots = SlotTable([{"a": (3, 5), "b": (7,)}, {"a": (3, 5)}])
+    sizes = Counter(rule.state_sizes((3, 5))) + Counter(rule.state_sizes((7,)))
+    assert optim.state_sizes(rule, slots) == sizes
+    beside = max(rule.workspace((3, 5)), rule.workspace((7,)))
+    held = [22, 22, *sizes.values(), *[15] * rule.TEMPORARIES]
+    assert optim.held_rows(rule, slots) == held + [beside] * (beside > 0)
 
 
 def test_clipping_is_torchs(adapter: LoRA) -> None:
@@ -117,4 +164,4 @@ def test_small_gradients_are_not_scaled_up_and_zero_means_off() -> None:
 
 def test_unknown_optimizer(adapter: LoRA) -> None:
     with pytest.raises(FeatherbackError, match="'adagrad'"):
-        optim.create("adagrad", adapter.parameters)
+        optim.create("adagrad", adapter.parameters, adapter.layout.slots)

@@ -4,7 +4,7 @@ Nothing of Featherback is imported here. The weights are read and dequantised by
 configuration is read from its metadata anew, and the q/k row order is undone by this module's own reshaping.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +45,7 @@ State = dict[str, np.ndarray]
 
 ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PEFT_PREFIX = "base_model.model."
+MAGNITUDE = "lora_magnitude_vector"
 UNSUPERVISED = -100
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -298,10 +299,14 @@ def _cap_scores(model: PreTrainedModel) -> None:
 
 
 def random_adapter(
-    model: PreTrainedModel, rank: int, targets: Iterable[str] | None = None, seed: int = 0
+    model: PreTrainedModel,
+    rank: int,
+    targets: Iterable[str] | None = None,
+    seed: int = 0,
+    dora: bool = False,
 ) -> State:
     """Random A (r, in) and B (out, r), neither zero, for each target of each layer (None: every linear module), by
-    Hugging Face name.
+    Hugging Face name. `dora`: with magnitudes m (out,), two thirds to four thirds of the weights' own.
     """
     rng = np.random.default_rng(seed)
     state: State = {}
@@ -311,6 +316,9 @@ def random_adapter(
             rows, cols = module.weight.shape
             state[f"{name}.lora_A.weight"] = _normal(rng, (rank, cols), cols**-0.5)
             state[f"{name}.lora_B.weight"] = _normal(rng, (rows, rank), 0.3 * rank**-0.5)
+            if dora:
+                lengths = module.weight.detach().norm(dim=1).numpy()
+                state[f"{name}.{MAGNITUDE}"] = (lengths * rng.uniform(2 / 3, 4 / 3, rows)).astype(np.float32)
     return state
 
 
@@ -320,27 +328,17 @@ def reference(
     sequences: Sequence[Sequence[int]],
     labels: Sequence[Sequence[int] | None] | None = None,
     alpha: float = 16,
+    before: Callable[[PeftModel, int, int], None] = lambda peft, first, count: None,
 ) -> Reference:
     """Loss, adapter gradients and logits of `model` with the LoRA adapter `state`.
 
     Each sequence is run by itself, unpadded. `labels` are aligned with the tokens, as Hugging Face has them:
     the label at t is predicted from the tokens before t, -100 is not supervised; None supervises all.
+    `before` is told of each sequence how many tokens went before it, and how many it has.
     `model` is left as it was found.
     """
     peft = with_adapter(model, state, alpha)
-    total, count, logits = torch.zeros(()), 0, []
-    for index, sequence in enumerate(sequences):
-        tokens = torch.tensor([list(map(int, sequence))])
-        given = None if labels is None else labels[index]
-        target = tokens if given is None else torch.tensor([list(map(int, given))])
-        out = peft(input_ids=tokens, use_cache=False).logits
-        logits.append(out[0].detach().numpy())
-        shifted = target[0, 1:]
-        total = total + torch.nn.functional.cross_entropy(
-            out[0, :-1], shifted, ignore_index=UNSUPERVISED, reduction="sum"
-        )
-        count += int((shifted != UNSUPERVISED).sum())
-    loss = total / count
+    loss, logits = _loss(peft, sequences, labels, before)
     loss.backward()
     grads = {
         _public(name): p.grad.numpy().copy() for name, p in peft.named_parameters() if p.grad is not None
@@ -350,12 +348,61 @@ def reference(
     return Reference(loss.item(), grads, logits)
 
 
+def weight_gradients(
+    model: PreTrainedModel,
+    sequences: Sequence[Sequence[int]],
+    labels: Sequence[Sequence[int] | None] | None = None,
+) -> Reference:
+    """As `reference`, of every weight of the model itself, by its name in transformers."""
+    model.model.embed_tokens.padding_idx = None  # it would leave a row out, which a text may use
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    loss, logits = _loss(model, sequences, labels, lambda model, first, count: None)
+    loss.backward()
+    grads = {}
+    for name, parameter in model.named_parameters():
+        grads[name] = (
+            np.zeros(parameter.shape, np.float32) if parameter.grad is None else parameter.grad.numpy().copy()
+        )
+        parameter.grad = None
+        parameter.requires_grad_(False)
+    return Reference(loss.item(), grads, logits)
+
+
+def _loss(
+    model: Any,
+    sequences: Sequence[Sequence[int]],
+    labels: Sequence[Sequence[int] | None] | None,
+    before: Callable[[Any, int, int], None],
+) -> tuple[torch.Tensor, list[np.ndarray]]:
+    """The mean loss over the supervised tokens of all sequences, each run by itself, and the logits."""
+    total, count, seen, logits = torch.zeros(()), 0, 0, []
+    for index, sequence in enumerate(sequences):
+        before(model, seen, len(sequence))
+        seen += len(sequence)
+        tokens = torch.tensor([list(map(int, sequence))])
+        given = None if labels is None else labels[index]
+        target = tokens if given is None else torch.tensor([list(map(int, given))])
+        out = model(input_ids=tokens, use_cache=False).logits
+        logits.append(out[0].detach().numpy())
+        shifted = target[0, 1:]
+        total = total + torch.nn.functional.cross_entropy(
+            out[0, :-1], shifted, ignore_index=UNSUPERVISED, reduction="sum"
+        )
+        count += int((shifted != UNSUPERVISED).sum())
+    return total / count, logits
+
+
 def with_adapter(model: PreTrainedModel, state: Mapping[str, np.ndarray], alpha: float) -> PeftModel:
-    """`model` wrapped by PEFT, its adapter filled with `state`; only adapter parameters need a gradient."""
+    """`model` wrapped by PEFT, its adapter filled with `state`; only adapter parameters need a gradient.
+
+    A state that has magnitudes is a DoRA.
+    """
     rank = next(a.shape[0] for name, a in state.items() if ".lora_A." in name)
     targets = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in state})
+    dora = any(name.endswith(MAGNITUDE) for name in state)
     peft = get_peft_model(
-        model, LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets)
+        model, LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets, use_dora=dora)
     )
     with torch.no_grad():
         for name, parameter in peft.named_parameters():
@@ -365,7 +412,9 @@ def with_adapter(model: PreTrainedModel, state: Mapping[str, np.ndarray], alpha:
 
 
 def _public(peft_name: str) -> str:
-    return peft_name.removeprefix(PEFT_PREFIX).replace(".default.", ".")
+    """As PEFT's files call it."""
+    name = peft_name.removeprefix(PEFT_PREFIX).replace(".default.", ".")
+    return name.replace(f"{MAGNITUDE}.weight", MAGNITUDE)
 
 
 def _field(reader: GGUFReader, key: str, default: Any = None) -> Any:

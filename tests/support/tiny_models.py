@@ -1,6 +1,6 @@
 """Tiny random models in GGUF: the real architectures, shrunk, with every awkward feature one can ask for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from featherback.families.gemma3 import Gemma3Config
 from featherback.families.granite import GraniteConfig
 from featherback.families.smollm3 import SmolLM3Config
 from featherback.models.layout import layer_shapes, top_shapes
+from featherback.weights.gguf import DEFAULT_ALIGNMENT
 from featherback.weights.types import TensorType
 from featherback.weights.writer import OutTensor, Value, tensor_of_array, tensor_of_bytes, write_gguf
 
@@ -193,12 +194,46 @@ def write_tiny(
     seed: int = 0,
     metadata: Mapping[str, Value] | None = None,
     extra: tuple[OutTensor, ...] = (),
+    alignment: int = DEFAULT_ALIGNMENT,
 ) -> Path:
     """Write a random model of this configuration as GGUF and return `path`.
 
     `types` is the format of the matrices: one for all, or by part ("q_proj", "embed_tokens" ...; "" is the
-    default of the others, F32 without one). `metadata` replaces or adds keys, `extra` adds tensors.
+    default of the others, F32 without one). `metadata` replaces or adds keys, `extra` adds tensors. An `alignment` of
+    its own must be in the metadata as well.
     """
+    tensors = _tensors(config, types, seed)
+    write_gguf(path, {**gguf_metadata(config, "tiny"), **(metadata or {})}, [*tensors, *extra], alignment)
+    return path
+
+
+def write_tiny_parts(
+    folder: Path,
+    counts: Sequence[int],
+    config: ModelConfig = TINY_LLAMA,
+    types: Types = TensorType.F32,
+    metadata: Mapping[str, Value] | None = None,
+) -> list[Path]:
+    """The model of `write_tiny` in parts, as llama-gguf-split names and marks them: `counts` tensors in each but the
+    last, which has the rest. `metadata` is added to the first.
+    """
+    tensors = _tensors(config, types, seed=0)
+    total = np.int32(len(tensors))
+    of = len(counts) + 1
+    paths = [folder / f"tiny-{part + 1:05}-of-{of:05}.gguf" for part in range(of)]
+    for part, (path, count) in enumerate(zip(paths, [*counts, len(tensors)], strict=True)):
+        marks: dict[str, Value] = {
+            "split.no": np.uint16(part),
+            "split.count": np.uint16(of),
+            "split.tensors.count": total,
+        }
+        own = {**gguf_metadata(config, "tiny"), **(metadata or {})} if part == 0 else {}
+        write_gguf(path, own | marks, tensors[:count])
+        tensors = tensors[count:]
+    return paths
+
+
+def _tensors(config: ModelConfig, types: Types, seed: int) -> list[OutTensor]:
     rng = np.random.default_rng(seed)
     names = families.family_of(config).gguf_names
     tensors = [_tensor(rng, names[p], p, shape, types) for p, shape in top_shapes(config).items()]
@@ -208,8 +243,7 @@ def write_tiny(
     if config.rope_scaling is not None:
         arrays = config.rope_scaling.gguf_arrays()
         tensors += [tensor_of_array(name, array) for name, array in arrays.items()]
-    write_gguf(path, {**gguf_metadata(config, "tiny"), **(metadata or {})}, [*tensors, *extra])
-    return path
+    return tensors
 
 
 def _tensor(

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from tests.support.tiny_models import TINY_LLAMA, write_tiny
 
+from featherback.training.callback import Callback
 from featherback.training.config import TrainConfig
 from featherback.training.launch import prepare_run, resume_run
-from featherback.training.reporter import Reporter
 from featherback.training.run_directory import RunDirectory
 from featherback.training.trainer import train_run
 
@@ -44,9 +44,10 @@ def start(tiny_path: Path, tmp_path: Path) -> Start:
 
     def begin(
         name: str = "run",
-        reporter: Reporter | None = None,
+        reporter: Callback | None = None,
         resume: bool = False,
         eval_seed: int | None = None,
+        count: int = 12,
         **options: Any,
     ) -> RunDirectory:
         values: dict[str, Any] = {
@@ -62,9 +63,9 @@ def start(tiny_path: Path, tmp_path: Path) -> Start:
         }
         held_out = None if eval_seed is None else sequences(4, eval_seed)
         if resume:
-            run = resume_run(values, sequences(), held_out)
+            run = resume_run(values, sequences(count), held_out)
         else:
-            run = prepare_run(TrainConfig(**values), sequences(), held_out)
+            run = prepare_run(TrainConfig.of(**values), sequences(count), held_out)
         train_run(run, reporter)
         return run
 

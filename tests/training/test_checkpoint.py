@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from tests.training.conftest import Start
 from featherback.errors import FeatherbackError
 from featherback.host.paged import PagedArray
 from featherback.training import checkpoint
-from featherback.training.reporter import Reporter
+from featherback.training.callback import Callback
+from featherback.training.events import Note, Step
 from featherback.training.run_directory import RunDirectory
 
 
@@ -44,12 +45,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-class _Notes(Reporter):
+class _Notes(Callback):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+    def note(self, event: Note) -> None:
+        self.notes.append(event.text)
 
 
 def _state_bits(path: Path) -> list[int]:
@@ -183,9 +184,9 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_run_goes_on_later(
 
     with monkeypatch.context() as patched:
 
-        class Full(Reporter):
-            def step(self, metrics: Mapping[str, Any]) -> None:
-                if metrics["step"] == 4:
+        class Full(Callback):
+            def step(self, event: Step) -> None:
+                if event.step == 4:
                     patched.setattr(os, "fsync", full)
 
         with pytest.raises(FeatherbackError, match="No space left on device"):

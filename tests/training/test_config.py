@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from featherback import optim, options
+from featherback import models, optim, options
 from featherback.errors import FeatherbackError
 from featherback.options import field_types, flags
-from featherback.training.config import CHOICES, TrainConfig, parse_memory
+from featherback.training import parse
+from featherback.training.changes import check_resume, continued, replaced
+from featherback.training.config import CHOICES, TrainConfig
 
 BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
 
@@ -19,6 +23,8 @@ BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
+        ({"start": ""}, "--from is ''; name a run or an adapter, or none."),
+        ({"start": 3}, "--from is 3; it must be text."),
         ({"rank": 0}, "--rank is 0; it must be at least 1"),
         ({"rank": -3}, "--rank is -3"),
         ({"alpha": 0}, "--alpha is 0; it must be a positive number"),
@@ -37,16 +43,23 @@ BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
         ({"learning_rate": float("inf")}, "--lr is inf"),
         ({"optimizer": "adam"}, f"--optimizer is 'adam'; choose from {', '.join(optim.RULES.names)}."),
         ({"schedule": "step"}, "--schedule is 'step'"),
-        ({"compute": "fp16"}, "--compute is 'fp16'; choose from bf16, fp32"),
+        ({"compute": "fp16"}, "--compute is 'fp16'; choose from bf16, int16, fp32"),
         ({"method": "autograd"}, "--method is 'autograd'"),
         ({"warmup": -1}, "--warmup is -1"),
+        ({"rslora": 1}, "--rslora is 1; it must be true or false"),
+        ({"dora": True, "lora_dropout": 0.1}, "--lora-dropout is not for DoRA"),
+        ({"loraplus_ratio": 0}, "--loraplus-ratio is 0; it must be a positive number"),
+        ({"warmup": 2.5}, "--warmup is 2.5; write a number of steps, or a share of them below 1."),
+        ({"warmup": "much"}, "--warmup is 'much'; write a number of steps"),
+        ({"warmup": True}, "--warmup is True; write a number of steps"),
+        ({"epochs": float("nan")}, "--epochs is nan; it must be a positive number and at most 10000."),
         ({"weight_decay": -0.1}, "--weight-decay is -0.1"),
         ({"max_grad_norm": -1.0}, "--max-grad-norm is -1.0"),
         ({"seed": -1}, "--seed is -1"),
         ({"threads": 0}, "--threads is 0"),
-        ({"eval_every": 5}, "--eval-every needs --eval-data"),
-        ({"patience": 5}, "--patience needs --eval-data"),
-        ({"patience": 5, "eval_data": "e.jsonl"}, "--patience needs --eval-every"),
+        ({"eval_every": 5, "eval_share": 0}, "--eval-every needs --eval-data or --eval-share."),
+        ({"patience": 5, "eval_share": 0.0}, "--patience needs --eval-data or --eval-share."),
+        ({"eval_share": 1}, "--eval-share is 1; it must be at least 0 and less than 1"),
         ({"save_every": 0}, "--save-every is 0"),
         ({"steps": 1.5}, "--steps is 1.5; it must be a whole number"),
         ({"steps": "1"}, "--steps is '1'; it must be a whole number"),
@@ -77,7 +90,7 @@ BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
         ),
         (
             {"method": "mezo", "method_options": {"radius": 1}},
-            "--radius is no option of the method mezo, which has --epsilon, --directions;",
+            "--radius is no option of the method mezo, which has --epsilon, --directions, --log-directions;",
         ),
     ],
 )
@@ -104,7 +117,11 @@ def test_the_optimisers_options_are_recorded_in_full() -> None:
 def test_the_methods_options_are_recorded_in_full() -> None:
     config = TrainConfig(**BASE, method="mezo", method_options={"directions": 4})
     assert config == TrainConfig.of(**BASE, method="mezo", directions=4)
-    assert config.to_json()["method_options"] == {"epsilon": 1e-2, "directions": 4}
+    assert config.to_json()["method_options"] == {
+        "epsilon": 1e-2,
+        "directions": 4,
+        "log_directions": False,
+    }
     assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
@@ -141,20 +158,39 @@ def test_options_of_another_version_are_refused() -> None:
         TrainConfig.from_json({**TrainConfig(**BASE).to_json(), "dropout": 0.1})
 
 
+def test_a_start_is_taken_back_with_none() -> None:
+    assert TrainConfig(**BASE, start="none").start is None
+    file = {"start": "/a", "rank": 4}
+    assert TrainConfig.of(**BASE, **replaced(file, {"start": None})).rank == 4
+    assert replaced(file, {"start": "/b"}) == {"start": "/b"}
+
+
 def test_resume_names_every_difference() -> None:
     earlier = TrainConfig(**BASE, rank=8, seq_len=64, steps=10)
     with pytest.raises(FeatherbackError, match=r"--rank was 8, not 16; --seq-len was 64, not 32"):
-        TrainConfig(**BASE, rank=16, seq_len=32).check_resume(earlier)
+        check_resume(TrainConfig(**BASE, rank=16, seq_len=32), earlier)
     with pytest.raises(FeatherbackError, match=r"other options: --beta1 was 0.9, not 0.8\.$"):
-        TrainConfig.of(**BASE, seq_len=64, beta1=0.8).check_resume(earlier)
+        check_resume(TrainConfig.of(**BASE, seq_len=64, beta1=0.8), earlier)
     with pytest.raises(FeatherbackError, match=r"other options: --optimizer was adamw, not sgd\.$"):
-        TrainConfig(**BASE, seq_len=64, optimizer="sgd").check_resume(earlier)
-    TrainConfig(**BASE, seq_len=64, steps=20, threads=1).check_resume(earlier)
+        check_resume(TrainConfig(**BASE, seq_len=64, optimizer="sgd"), earlier)
+    check_resume(TrainConfig(**BASE, seq_len=64, steps=20, threads=1), earlier)
     estimated = TrainConfig.of(**BASE, method="mezo", epsilon=1e-3)
     with pytest.raises(FeatherbackError, match=r"other options: --epsilon was 0.001, not 0.01\.$"):
-        TrainConfig(**BASE, method="mezo").check_resume(estimated)
+        check_resume(TrainConfig(**BASE, method="mezo"), estimated)
     with pytest.raises(FeatherbackError, match=r"other options: --method was mezo, not mesp\.$"):
-        TrainConfig(**BASE).check_resume(estimated)
+        check_resume(TrainConfig(**BASE), estimated)
+
+
+def test_a_start_may_be_named_whole_on_resume(tiny_path: Path) -> None:
+    run, model = TrainConfig(**BASE, start="a"), models.load(tiny_path)
+    whole = continued(run, {"start": os.path.abspath("a")}, model)
+    assert whole == continued(run, {}, model)
+    with pytest.raises(FeatherbackError, match=r"other options: --from was a, not b\.$"):
+        continued(run, {"start": "b"}, model)
+    with pytest.raises(FeatherbackError, match=r"other options: --from was a, not none\.$"):
+        continued(run, {"start": None}, model)
+    plain = TrainConfig(**BASE)
+    assert continued(plain, {"start": None}, model) == continued(plain, {}, model)
 
 
 @pytest.mark.parametrize(
@@ -163,18 +199,21 @@ def test_resume_names_every_difference() -> None:
         ("96MB", 96_000_000),
         ("1.5 GB", 1_500_000_000),
         ("64MiB", 67_108_864),
-        ("1000", 1000),
+        ("64", 64_000_000),
+        ("1.5", 1_500_000),
+        ("1000B", 1000),
+        ("2G", 2_000_000_000),
         (" 2gb ", 2_000_000_000),
     ],
 )
 def test_amounts_of_memory(text: str, amount: int) -> None:
-    assert parse_memory(text) == amount
+    assert parse.memory(text) == amount
 
 
-@pytest.mark.parametrize("text", ["", "MB", "96XB", "-1MB", "a lot"])
+@pytest.mark.parametrize("text", ["", "MB", "96XB", "-1MB", "a lot", "96000000"])
 def test_what_is_no_amount_of_memory(text: str) -> None:
     with pytest.raises(FeatherbackError, match="96MB"):
-        parse_memory(text)
+        parse.memory(text)
 
 
 def test_annotations_are_evaluated_once_a_class(monkeypatch: pytest.MonkeyPatch) -> None:

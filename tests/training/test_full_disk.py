@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from tests.training import runs
 
 from featherback.errors import FeatherbackError
 from featherback.training import checkpoint
-from featherback.training.reporter import Reporter
+from featherback.training.callback import Callback
+from featherback.training.events import Step
 from featherback.training.run_directory import RunDirectory
 from featherback.training.trainer import train_run
 
@@ -49,12 +50,12 @@ def _fill(ballast: Path, spare: int) -> None:
         file.truncate(file.tell() // 4096 * 4096 - spare)
 
 
-class Fills(Reporter):
+class Fills(Callback):
     def __init__(self, ballast: Path, spare: int) -> None:
         self.ballast, self.spare = ballast, spare
 
-    def step(self, metrics: Mapping[str, Any]) -> None:
-        if metrics["step"] == 4:
+    def step(self, event: Step) -> None:
+        if event.step == 4:
             _fill(self.ballast, self.spare)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,15 @@ import featherback as fb
 from featherback.data.batch import IGNORE, Batch
 from featherback.data.token_file import TokenFile, TokenFileWriter
 from featherback.errors import FeatherbackError
-from featherback.host import fingerprint
 from featherback.inference.decoder import Decoder
 from featherback.memory.plan import Plan
 from featherback.methods import create
 from featherback.training import guard
-from featherback.training.reporter import Reporter
+from featherback.training.callback import Callback
+from featherback.training.events import Step
 from featherback.training.run_directory import RunDirectory
 from featherback.training.stream import BatchStream
+from featherback.weights import fingerprint
 
 OUTSIDE = TINY_LLAMA.vocab_size
 
@@ -179,15 +179,15 @@ def test_a_model_cut_short_under_a_run_is_a_sentence(
 ) -> None:
     left = 4096 if lost == "most" else large.stat().st_size - 3  # within a page, whose rest reads as zeros
 
-    class Cut(Reporter):
-        def step(self, metrics: Mapping[str, Any]) -> None:
-            if metrics["step"] == 2:
+    class Cut(Callback):
+        def step(self, event: Step) -> None:
+            if event.step == 2:
                 os.truncate(large, left)
 
     def plan(config: Any, model: Any, _: object) -> Plan:
         return Plan(tokens=SEQ_LEN, compute="fp32", weights=weights)
 
-    monkeypatch.setattr("featherback.training.launch.plan_for", plan)
+    monkeypatch.setattr("featherback.training.choose.plan_for", plan)
     with pytest.raises(FeatherbackError, match=r"large\.gguf (was cut short|is shorter than it was)"):
         start("cut", Cut(), model=str(large), steps=4, save_every=1)
     record = _record(large.parent / "cut")
@@ -197,11 +197,11 @@ def test_a_model_cut_short_under_a_run_is_a_sentence(
 
 def test_a_model_is_known_by_its_contents(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "a.gguf")
-    known = fingerprint.of_model(fb.load(path))
+    known = fingerprint.of_store(fb.load(path).store)
     moved = tmp_path / "b.gguf"
     moved.write_bytes(path.read_bytes())
-    assert fingerprint.of_model(fb.load(moved)) == known
-    assert fingerprint.of_model(fb.load(write_tiny(tmp_path / "other.gguf", seed=1))) != known
+    assert fingerprint.of_store(fb.load(moved).store) == known
+    assert fingerprint.of_store(fb.load(write_tiny(tmp_path / "other.gguf", seed=1)).store) != known
     model = fb.load(path)
     seen = {known}
     for (
@@ -212,7 +212,7 @@ def test_a_model_is_known_by_its_contents(tmp_path: Path) -> None:
             content = bytearray(path.read_bytes())
             content[at] ^= 64
             moved.write_bytes(content)
-            found = fingerprint.of_model(fb.load(moved))
+            found = fingerprint.of_store(fb.load(moved).store)
             assert found not in seen, (name, at)
             seen.add(found)
 

@@ -19,7 +19,6 @@ from featherback.adapters.lora import LoRA
 from featherback.data.token_file import TokenFile
 from featherback.training.config import TrainConfig
 from featherback.training.launch import prepare_run
-from featherback.training.reporter import Reporter
 from featherback.training.stream import BatchStream
 from featherback.training.trainer import train_run
 
@@ -54,7 +53,7 @@ def test_ten_steps_are_pefts(tmp_path: Path, base: Any) -> None:
     run = prepare_run(config, data=sequences(10))
     initial = LoRA(models.load(path), RANK, ALPHA, seed=SEED).state()
     losses, state = _with_peft(path, initial, TokenFile(run.tokens / "train.tokens"), run.config)
-    train_run(run, Reporter())
+    train_run(run)
     ours = [line["loss"] for line in run.metrics()]
     np.testing.assert_allclose(ours, losses, rtol=1e-4)
     trained = load_file(run.path / "adapter_model.safetensors")

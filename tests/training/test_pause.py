@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +18,34 @@ from tests.training.conftest import sequences
 
 from featherback.errors import FeatherbackError
 from featherback.host.sensors import Sensors
+from featherback.training.callback import Callback
 from featherback.training.config import TrainConfig
+from featherback.training.events import Paused, Resumed, Step
 from featherback.training.launch import prepare_run
-from featherback.training.reporter import JSONReporter, Reporter, TextReporter
+from featherback.training.reporter import JSONReporter, TextReporter
 from featherback.training.run_directory import RunDirectory
 from featherback.training.trainer import train_run
 
 OPTIONS: dict[str, Any] = {"rank": 4, "steps": 6, "save_every": 100, "learning_rate": 1e-2}
 
 
-class Plugged(Reporter):
+class Plugged(Callback):
     """Pulls the plug after step 3 and, once the run has waited a few times, does what it is told."""
 
     def __init__(self, cell: Path, then: Any) -> None:
         self.cell, self.then, self.said = cell, then, list[str]()
 
-    def step(self, metrics: Mapping[str, Any]) -> None:
-        self.said.append(f"step {metrics['step']}")
-        if metrics["step"] == 3:
+    def step(self, event: Step) -> None:
+        self.said.append(f"step {event.step}")
+        if event.step == 3:
             self.cell.write_text("Discharging\n")
 
-    def paused(self, reason: str) -> None:
-        self.said.append(reason)
-        if self.said.count(reason) == 3:
+    def paused(self, event: Paused) -> None:
+        self.said.append(event.reason)
+        if self.said.count(event.reason) == 3:
             self.then()
 
-    def resumed(self) -> None:
+    def resumed(self, event: Resumed) -> None:
         self.said.append("resumed")
 
 
@@ -103,16 +104,15 @@ def test_an_evaluation_waits_too(tiny_path: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_said(tmp_path: Path) -> None:
-    plain, live, lines = io.StringIO(), io.StringIO(), io.StringIO()
-    for reporter in (TextReporter(plain), TextReporter(live, live=True), JSONReporter(lines)):
+    plain, lines = io.StringIO(), io.StringIO()
+    for reporter in (TextReporter(plain), JSONReporter(lines)):
         for _ in range(2):
-            reporter.paused("on battery")
-            reporter.paused("on battery")
-            reporter.resumed()
+            reporter.tell(Paused("on battery"))
+            reporter.tell(Paused("on battery"))
+            reporter.tell(Resumed())
     assert plain.getvalue() == "paused: on battery\ngoing on\n" * 2
-    assert live.getvalue() == "\r\x1b[Kpaused: on battery" * 4
-    said = [json.loads(line)["paused"] for line in lines.getvalue().splitlines()]
-    assert said == ["on battery", None] * 2
+    said = [json.loads(line) for line in lines.getvalue().splitlines()]
+    assert said == [{"event": "paused", "reason": "on battery"}, {"event": "resumed"}] * 2
 
 
 def test_a_sensor_that_is_not_there_is_refused_before_anything_is_done(

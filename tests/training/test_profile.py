@@ -3,16 +3,17 @@
 import numpy as np
 
 from featherback import kernels
+from featherback.training.callback import Callback
+from featherback.training.events import Note
 from featherback.training.profile import profiled, table
-from featherback.training.reporter import Reporter
 
 
-class Notes(Reporter):
+class Notes(Callback):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def note(self, text: str) -> None:
-        self.lines.append(text)
+    def note(self, event: Note) -> None:
+        self.lines.append(event.text)
 
 
 def test_every_kernel_call_is_counted() -> None:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-from typing import Any
+from pathlib import Path
 
-from featherback.training.reporter import JSONReporter, Reporter, TextReporter, duration
+import pytest
+from tests.training.conftest import Start
+
+from featherback.training.callback import Callback
+from featherback.training.events import Begin, End, Evaluation, Event, Step
+from featherback.training.reporter import JSONReporter, TextReporter, duration
+from featherback.training.run import Run
+from featherback.training.run_directory import RunDirectory
+from featherback.training.show import reporter
 
 SUMMARY = {
     "steps": 3,
@@ -20,33 +28,29 @@ SUMMARY = {
     "final_loss": 1.0,
     "first_eval_loss": 2.5,
     "final_eval_loss": 1.25,
+    "best_step": 3,
+    "best_eval_loss": 1.25,
 }
 
 
-def _line(step: int) -> dict[str, Any]:
-    return {
-        "step": step,
-        "loss": 3.0 / step,
-        "lr": 2e-4,
-        "grad_norm": 1.0,
-        "tokens": 100,
-        "seconds": 2.0,
-        "footprint_mb": 40.2,
-        "rss_mb": 70.9,
-    }
+def begun(steps: int, memory_mb: float | None = None) -> Begin:
+    return Begin("run", steps, 0, memory_mb, 70.0, {"rank": 8})
 
 
-def _play(reporter: Reporter) -> None:
-    reporter.begin(3, 0)
-    reporter.evaluation(0, 2.5)
-    for step in (1, 2, 3):
-        reporter.step(_line(step))
-    reporter.end(SUMMARY, [3.0, 1.5, 1.0])
+def stepped(step: int, seconds: float = 2.0) -> Step:
+    return Step(step, 3.0 / step, 2e-4, 1.0, 100, seconds, 40.2, 70.9)
+
+
+def _play(callback: Callback) -> list[Event]:
+    events = [begun(3), Evaluation(0, 2.5, False), *map(stepped, (1, 2, 3)), End("finished", SUMMARY)]
+    for event in events:
+        callback.tell(event)
+    return events
 
 
 def test_plain_lines() -> None:
     out = io.StringIO()
-    _play(TextReporter(out))
+    _play(reporter(out))
     text = out.getvalue()
     assert "\x1b" not in text
     assert "\r" not in text
@@ -56,32 +60,88 @@ def test_plain_lines() -> None:
     assert "█" in text
 
 
-def test_a_long_run_prints_few_plain_lines() -> None:
+def test_a_long_run_prints_few_plain_lines_and_a_slow_one_a_line_a_minute() -> None:
+    quick, slow = io.StringIO(), io.StringIO()
+    for out, seconds in ((quick, 0.01), (slow, 20.0)):
+        shown = TextReporter(out)
+        shown.tell(begun(1000))
+        for step in range(1, 1001):
+            shown.tell(stepped(step, seconds))
+    assert 30 <= len(quick.getvalue().splitlines()) <= 45
+    assert 333 <= len(slow.getvalue().splitlines()) <= 400
+
+
+def test_json_lines_are_the_events() -> None:
     out = io.StringIO()
-    reporter = TextReporter(out)
-    reporter.begin(1000, 0)
-    for step in range(1, 1001):
-        reporter.step(_line(step))
-    assert 30 <= len(out.getvalue().splitlines()) <= 45
-
-
-def test_the_live_line_is_redrawn_and_fits_the_terminal() -> None:
-    out = io.StringIO()
-    _play(TextReporter(out, live=True))
-    drawn = [part for part in out.getvalue().split("\r\x1b[K") if part.startswith("step") and "━" in part]
-    assert len(drawn) == 3
-    assert all(len(part.splitlines()[0]) < 80 for part in drawn)
-    assert "0:04 left  40 MB (rss 71)" in drawn[0]
-
-
-def test_json_lines() -> None:
-    out = io.StringIO()
-    _play(JSONReporter(out))
+    events = _play(JSONReporter(out))
     rows = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert rows[0] == {"step": 0, "eval_loss": 2.5}
-    assert [row["step"] for row in rows[1:4]] == [1, 2, 3]
-    assert rows[-1] == {"summary": SUMMARY}
+    assert rows == [{"event": event.name, **event.values()} for event in events]
+    assert [row["event"] for row in rows] == ["begin", "evaluation", "step", "step", "step", "end"]
+    assert rows[0]["configuration"] == {"rank": 8}
+    assert rows[-1]["summary"] == SUMMARY
+
+
+_WORSE = "worse than before training: lower --lr"
+
+
+@pytest.mark.parametrize(
+    ("best_step", "first", "best", "last", "said"),
+    [
+        (12, 3.0, 2.0, 4.5, "held-out loss 3.0000 -> 4.5000; best 2.0000 at step 12, kept"),
+        (12, 0.5, 2.0, 4.5, f"held-out loss 0.5000 -> 4.5000; best 2.0000 at step 12, kept, {_WORSE}"),
+        (20, 3.0, 2.0, 2.0, "held-out loss 3.0000 -> 2.0000"),
+        (20, 0.5, 2.0, 2.0, f"held-out loss 0.5000 -> 2.0000, {_WORSE}"),
+        (None, 3.0, None, 3.0, "held-out loss 3.0000 before training"),
+    ],
+)
+def test_the_adapter_that_is_kept_is_named(
+    tmp_path: Path, best_step: int | None, first: float, best: float | None, last: float, said: str
+) -> None:
+    held_out = {
+        "first_eval_loss": first,
+        "final_eval_loss": last,
+        "best_step": best_step,
+        "best_eval_loss": best,
+    }
+    summary = {**SUMMARY, **held_out, "steps": 20}
+    out = io.StringIO()
+    TextReporter(out).tell(End("finished", summary))
+    assert said in out.getvalue().splitlines()
+    run = RunDirectory.create(tmp_path / "run", {"status": "finished", "summary": summary})
+    assert repr(Run(run, None)) == f"Run({str(run.path)!r}, finished, 20 steps, {said})"  # type: ignore[arg-type]
+
+
+def test_why_a_run_ended_early_is_said_to_everybody() -> None:
+    out = io.StringIO()
+    TextReporter(out).tell(End("stopped early", SUMMARY))
+    assert "stopped early: the held-out loss no longer fell" in out.getvalue().splitlines()
 
 
 def test_durations() -> None:
     assert [duration(s) for s in (0, 6.6, 754, 11100)] == ["0:00", "0:07", "12:34", "3:05:00"]
+
+
+class _Terminal(io.StringIO):
+    encoding = "utf-8"  # type: ignore[assignment]
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("term", "encoding"), [("dumb", "utf-8"), ("", "utf-8"), ("xterm", "ascii")])
+def test_a_terminal_that_cannot_show_the_view_gets_plain_lines(
+    monkeypatch: pytest.MonkeyPatch, term: str, encoding: str
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    out = _Terminal()
+    out.encoding = encoding  # type: ignore[misc]
+    _play(reporter(out))
+    assert "\x1b" not in out.getvalue()
+    assert "step 1/3" in out.getvalue()
+
+
+def test_a_resumed_run_draws_its_whole_curve(start: Start, tmp_path: Path) -> None:
+    start(steps=6)
+    shown = TextReporter(io.StringIO())
+    run = start(steps=9, resume=True, reporter=shown)
+    assert shown.losses.points == [(line["step"], line["loss"]) for line in run.metrics()]

@@ -19,6 +19,7 @@ from featherback.errors import FeatherbackError
 from featherback.training.config import TrainConfig
 from featherback.training.launch import prepare_run, resume_run
 from featherback.training.run_directory import RunDirectory
+from featherback.training.run_file import read
 from featherback.training.trainer import train_run
 
 Change = Callable[[dict[str, Any]], object]
@@ -167,7 +168,7 @@ def test_the_file_of_the_data_may_move_or_go_but_not_be_another(tmp_path: Path) 
     model, data = write_tiny_chat(tmp_path / "m.gguf"), write_messages(tmp_path / "d.jsonl")
     other = write_messages(tmp_path / "other.jsonl", 5)
     options: dict[str, Any] = {"seq_len": 64, "rank": 2, "steps": 1}
-    run = prepare_run(TrainConfig(model=str(model), data=str(data), out=str(tmp_path / "run"), **options))
+    run = prepare_run(TrainConfig(model=str(model), data=(str(data),), out=str(tmp_path / "run"), **options))
     train_run(run)
     named = {"model": str(model), "out": str(run.path)}
     with pytest.raises(FeatherbackError, match=r"other\.jsonl: the run was begun with other data"):
@@ -182,13 +183,13 @@ def test_the_file_of_the_data_may_move_or_go_but_not_be_another(tmp_path: Path) 
         f"note: {data} is gone; the run goes on with the tokens made of it",
         f"note: {data} has changed; the run goes on with the tokens made of it",
     ]
-    assert RunDirectory.open(run.path).record["configuration"]["data"] == str(data)
+    assert RunDirectory.open(run.path).record["configuration"]["data"] == [str(data)]
 
 
 def test_the_steps_say_how_much_is_read_and_more_steps_are_told(tmp_path: Path) -> None:
     model, data = write_tiny_chat(tmp_path / "m.gguf"), write_messages(tmp_path / "d.jsonl", 200)
-    options: dict[str, Any] = {"seq_len": 64, "rank": 2, "steps": 2, "accumulate": 3}
-    run = prepare_run(TrainConfig(model=str(model), data=str(data), out=str(tmp_path / "run"), **options))
+    options: dict[str, Any] = {"seq_len": 64, "rank": 2, "steps": 2, "accumulate": 3, "eval_share": 0}
+    run = prepare_run(TrainConfig(model=str(model), data=(str(data),), out=str(tmp_path / "run"), **options))
     report = run.record["data"]["train"]
     assert 2 * 3 * 64 <= report["tokens"] < 2 * 3 * 64 + 64
     assert report["read_to"] == f"{data}, line {report['examples']}"
@@ -208,6 +209,7 @@ DAMAGED: dict[str, tuple[str, bytes, str]] = {
     "half a record": ("run.json", b'{"format": 1, "sta', "run.json is not valid JSON"),
     "a deep record": ("run.json", b"[" * 100_000, "run.json is not usable JSON: it is nested too deeply"),
     "a list": ("run.json", b"[]", "run.json is not a run"),
+    "data that are a number": ("run.json", b'{"format": 1, "data": {"eval": 5}}', "run.json"),
     "bytes": ("run.json", b"\xff\xfe\x00", "run.json is not valid JSON"),
     "a line of metrics that is a number": ("metrics.jsonl", b"5\n", "metrics.jsonl is damaged"),
     "a line without a step": ("metrics.jsonl", b'{"loss": 1}\n', "metrics.jsonl is damaged"),
@@ -276,3 +278,18 @@ def test_the_command_line_resumes_a_run_begun_from_python(start: Start, tiny_pat
     assert again.returncode == 2
     assert again.stderr.startswith(f"error: Cannot resume {run.path} with --data other.jsonl:")
     assert len(again.stderr.strip().splitlines()) == 1
+
+
+def test_where_a_run_starts_from_is_the_same_from_any_folder(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    start("first", steps=1)
+    monkeypatch.chdir(tmp_path)
+    run = start("second", steps=1, start="first")
+    monkeypatch.chdir(elsewhere)
+    start("second", steps=2, resume=True, start="../first")
+    assert read(run.path / "run.yaml").values["start"] == str(tmp_path / "first")
+    with pytest.raises(FeatherbackError, match=r"--from was .*first, not first"):
+        start("second", steps=3, resume=True, start="first")

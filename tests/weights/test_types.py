@@ -4,10 +4,10 @@ import gguf
 import pytest
 
 from featherback.errors import FeatherbackError
-from featherback.weights.types import FOREIGN, TensorType, tensor_type
+from featherback.weights.types import FOREIGN, OWN, TensorType, tensor_type
 
 
-@pytest.mark.parametrize("kind", TensorType)
+@pytest.mark.parametrize("kind", [kind for kind in TensorType if kind not in OWN])
 def test_ids_and_blocks_are_those_of_ggml(kind: TensorType) -> None:
     theirs = gguf.GGMLQuantizationType[kind.name]
     assert kind.value == theirs.value
@@ -16,7 +16,15 @@ def test_ids_and_blocks_are_those_of_ggml(kind: TensorType) -> None:
 
 def test_ids_are_looked_up() -> None:
     for kind in TensorType:
-        assert tensor_type(kind.value, "blk.0.ffn_up.weight") is kind
+        assert tensor_type(kind.value, "blk.0.ffn_up.weight", own=True) is kind
+
+
+def test_types_of_our_own_are_no_ones_else() -> None:
+    assert not {int(kind) for kind in OWN} & {int(kind) for kind in gguf.GGMLQuantizationType}
+    for kind in OWN:
+        with pytest.raises(FeatherbackError, match=rf"ggml id {int(kind)}, which is not supported") as caught:
+            tensor_type(int(kind), "blk.0.ffn_up.weight")
+        assert kind.name not in str(caught.value)
 
 
 def test_no_supported_type_is_named_as_foreign() -> None:

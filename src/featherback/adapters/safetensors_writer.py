@@ -7,15 +7,19 @@ the header, JSON padded with spaces to a multiple of 8 bytes; the tensors' bytes
 from __future__ import annotations
 
 import json
-import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherback.files import atomic_file
+from featherback.weights.safetensors import TYPES
+from featherback.weights.types import TensorType
+from featherback.weights.writer import OutTensor
+
+_NAMES = {kind: name for name, kind in TYPES.items()}
 
 
 def write_safetensors(
@@ -28,20 +32,36 @@ def write_safetensors(
 
     The file appears whole or not at all; FeatherbackError if it cannot be written.
     """
+    announced = [OutTensor(name, TensorType.F32, shape, tuple) for name, shape in shapes.items()]
     with atomic_file(path) as file:
-        file.write(_header(shapes, metadata))
+        file.write(_header(announced, metadata))
         for (name, shape), (given, tensor) in zip(shapes.items(), tensors, strict=True):
             if name != given or shape != tensor.shape or tensor.dtype != np.float32:
                 raise ValueError(f"expected {name} {shape}, got {given} {tensor.dtype} {tensor.shape}")
             file.write(np.ascontiguousarray(tensor, "<f4").data)
 
 
-def _header(shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str] | None) -> bytes:
+def write_tensors(
+    path: Path, tensors: Sequence[OutTensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write `tensors` of any type that safetensors know; else like `write_safetensors`."""
+    with atomic_file(path) as file:
+        file.write(_header(tensors, metadata))
+        for tensor in tensors:
+            for chunk in tensor.chunks():
+                file.write(chunk)
+
+
+def _header(tensors: Sequence[OutTensor], metadata: Mapping[str, str] | None) -> bytes:
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
-    for name, shape in shapes.items():
-        end = start + 4 * math.prod(shape)
-        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+    for tensor in tensors:
+        end = start + tensor.nbytes
+        entries[tensor.name] = {
+            "dtype": _NAMES[tensor.type],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
         start = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

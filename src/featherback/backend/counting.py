@@ -6,9 +6,10 @@ described a second time anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -174,7 +175,7 @@ class Work:
 class CountingOperations:
     """Operations that add to `work`."""
 
-    bf16: bool
+    compute: str
     work: Work = field(default_factory=Work)
     mapped: dict[str, int] = field(default_factory=dict)  # stored bytes in use, by matrix
     most_mapped: int = 0
@@ -188,6 +189,11 @@ class CountingOperations:
         if isinstance(matrix, BlankMatrix) and matrix.name:  # the decoder counts with its real weights
             self.mapped[matrix.name] = most_mapped(matrix.nbytes)
             self.most_mapped = max(self.most_mapped, sum(self.mapped.values()))
+
+    @cached_property
+    def _kind(self) -> dict[str, bool]:
+        """Of the products, as their costs ask for it."""
+        return {"bf16": self.compute == "bf16", "fixed": self.compute == "int16"}
 
     def _count(self, kind: str, cost: tuple[float, int]) -> None:
         flops, scratch = cost
@@ -209,7 +215,7 @@ class CountingOperations:
         self.work.moved += 2 * out.nbytes * accumulate
         rank = 0 if h is None else h.shape[1]
         outputs, inputs = w.shape
-        self._count("products", kernels.linear_cost(len(x), inputs, outputs, rank, self.bf16, w.type))
+        self._count("products", kernels.linear_cost(len(x), inputs, outputs, rank, type=w.type, **self._kind))
 
     def linear_backward(
         self,
@@ -225,7 +231,7 @@ class CountingOperations:
         self.work.moved += 2 * dx.nbytes * accumulate
         rank = 0 if dh is None else dh.shape[1]
         outputs, inputs = w.shape
-        self._count("products", kernels.linear_backward_cost(len(dy), inputs, outputs, rank, self.bf16))
+        self._count("products", kernels.linear_backward_cost(len(dy), inputs, outputs, rank, **self._kind))
 
     def lora_in(self, x: Blank, a: Blank, h: Blank, scale: float, **_: Any) -> None:
         self._count("lora", kernels.lora_in_cost(len(x), x.shape[1], len(a)))
@@ -235,25 +241,34 @@ class CountingOperations:
 
     def attention(
         self, q: Blank, k: Blank, v: Blank, out: Blank, lse: Any, heads: int, kv_heads: int,
-        cu_q: Any, cu_k: Any, *, window: int, softcap: float, **_: Any,
+        cu_q: Any, cu_k: Any, *, window: int, softcap: float, prefix: Any = None, **_: Any,
     ) -> None:  # fmt: skip
         head_dim, follows = q.shape[1] // heads, lse is not None
         self._count(
             "attention",
-            kernels.attention_cost(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap, follows),
+            kernels.attention_cost(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap, follows, prefix),
         )
 
     def attention_backward(
         self, dout: Blank, q: Blank, k: Blank, v: Blank, out: Blank, lse: Any, delta: Any, dq: Any, dk: Any,
-        dv: Any, heads: int, kv_heads: int, cu_q: Any, cu_k: Any, *, window: int, softcap: float, **_: Any,
+        dv: Any, heads: int, kv_heads: int, cu_q: Any, cu_k: Any, *, window: int, softcap: float,
+        prefix: Any = None, **_: Any,
     ) -> None:  # fmt: skip
         head_dim = q.shape[1] // heads
         self._count(
             "attention",
-            kernels.attention_backward_cost(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap),
+            kernels.attention_backward_cost(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap, prefix),
         )
 
     def total(self, x: Blank) -> float:
+        return 0.0
+
+    def sum_squares(self, x: Blank) -> float:
+        self.work.moved += x.nbytes
+        return 0.0
+
+    def smallest(self, x: Blank, count: int) -> float:
+        """Once in many steps: not counted."""
         return 0.0
 
     def rotary_table(self, frequencies: Any, positions: Any, cos: Blank, sin: Blank) -> None:
@@ -282,7 +297,7 @@ class Counting:
     """The CPU's types and costs, without its arithmetic."""
 
     def __init__(self, compute: str) -> None:
-        self.ops = CountingOperations(compute == "bf16")
+        self.ops = CountingOperations(compute)
         self.arenas: list[Ledger] = []
 
     def arena(self, nbytes: int) -> Ledger:
@@ -295,6 +310,18 @@ class Counting:
         if isinstance(stored, BlankMatrix):
             return stored
         return BlankMatrix(stored.shape, stored.row_bytes, type=int(stored.type))
+
+    def each(self, tiles: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """The first and the last, and one of those between, which are alike: its work counts for all of them."""
+        if len(tiles) < 3:
+            yield from tiles
+            return
+        yield tiles[0]
+        before = replace(self.ops.work)
+        yield tiles[1]
+        after = self.ops.work
+        self.ops.work = after.plus(after.plus(before, -1), len(tiles) - 3)
+        yield tiles[-1]
 
     operand = staticmethod(CPU.operand)
     dense_type = staticmethod(CPU.dense_type)

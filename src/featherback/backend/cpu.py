@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ from numpy.typing import NDArray
 
 from featherback import kernels
 from featherback.backend.arena import Arena
-from featherback.noise import add_normal
+from featherback.noise import add_normal, kept, quantiles, row_states
 from featherback.weights.matrix import Matrix as StoredMatrix
 from featherback.weights.types import TensorType
 
@@ -34,6 +36,8 @@ class CPUOperations:
     cross_entropy_tile = staticmethod(kernels.cross_entropy_tile)
     cross_entropy_finish = staticmethod(kernels.cross_entropy_finish)
     cast = staticmethod(kernels.cast)
+    scale_columns = staticmethod(kernels.scale_columns)
+    column_dots = staticmethod(kernels.column_dots)
     add_normal = staticmethod(add_normal)
 
     @staticmethod
@@ -49,12 +53,59 @@ class CPUOperations:
         return float(x.sum(dtype=np.float64))
 
     @staticmethod
+    def sum_squares(x: Array) -> float:
+        return float(kernels.sum_squares(x.reshape(-1)))
+
+    @staticmethod
+    def over_norm(m: Array, squares: Array, dots: Array, factor: float, out: Array) -> None:
+        np.multiply(dots, np.float32(factor), out=out)
+        out += squares
+        np.sqrt(out, out=out)
+        np.divide(m, out, out=out)
+
+    @staticmethod
+    def smallest(x: Array, count: int) -> float:
+        np.abs(x, out=x)
+        x.partition(count - 1)
+        return float(x[count - 1])
+
+    @staticmethod
+    def mark_small(x: Array, limit: float) -> None:
+        np.abs(x, out=x)
+        np.less_equal(x, np.float32(limit), out=x, casting="unsafe")
+
+    @staticmethod
     def take_rows(x: Array, rows: NDArray[np.intp], out: Array) -> None:
         np.take(x, rows, axis=0, out=out, mode="clip")  # "raise" would copy
 
     @staticmethod
     def put_rows(values: Array, rows: NDArray[np.intp], x: Array) -> None:
         x[rows] = values
+
+    @staticmethod
+    def scale_rows(x: Array, factors: Array) -> None:
+        x *= factors[:, None]
+
+    @staticmethod
+    def add_rows(values: Array, rows: NDArray[np.int32], out: Array, *, factors: Array | None = None) -> None:
+        for t in np.flatnonzero((rows >= 0) & (rows < len(out))):
+            out[rows[t]] += values[t] if factors is None else factors[t] * values[t]
+
+    @staticmethod
+    def transpose(x: Array, out: Array) -> None:
+        np.copyto(out, x.T)
+
+    @staticmethod
+    def softmax_shares(
+        reference: Array, sum: Array, target_logit: Array, scale: float, shares: Array, pulls: Array, *,
+        softcap: float = 0.0,
+    ) -> None:  # fmt: skip
+        gap = target_logit.astype(np.float64) - reference
+        below = np.exp(
+            -np.maximum(gap, 0)
+        )  # both over the larger of the reference's and the target's exponential
+        shares[...] = scale * below / (sum * below + np.exp(np.minimum(gap, 0)))
+        pulls[...] = -sum if not softcap else -sum * (1 - np.square(target_logit / softcap))
 
     @staticmethod
     def zero_rows(x: Array, rows: NDArray[np.intp]) -> None:
@@ -65,6 +116,26 @@ class CPUOperations:
         out /= np.float32(cap)
         np.tanh(out, out=out)
         out *= np.float32(cap)
+
+    @staticmethod
+    def add_normals(key: tuple[int, ...], corner: tuple[int, int], factor: float, out: Array) -> None:
+        states = row_states(key, range(corner[0], corner[0] + len(out)))
+        kernels.add_drawn(states, corner[1], quantiles(), factor, out)
+
+    @staticmethod
+    def round_at_random(x: Array, key: tuple[int, ...], first_row: int, out: Array) -> None:
+        kernels.round_at_random(x, row_states(key, range(first_row, first_row + len(x))), out)
+
+    @staticmethod
+    def drop(
+        x: Array, key: tuple[int, ...], rate: float, corner: tuple[int, int], out: Array, *,
+        accumulate: bool = False,
+    ) -> None:  # fmt: skip
+        for rows, left in kept(key, rate, corner, x.shape):
+            if accumulate:
+                out[rows] += x[rows] * left
+            else:
+                np.multiply(x[rows], left, out=out[rows])
 
     @staticmethod
     def rotary_table(
@@ -81,11 +152,18 @@ class CPUOperations:
         return kernels.Matrix(matrix.reshape(-1).view(np.uint8), int(kind), *matrix.shape)
 
 
+class FixedPointOperations(CPUOperations):
+    """Products with weights in fixed point."""
+
+    linear = staticmethod(partial(kernels.linear, fixed=True))
+    linear_backward = staticmethod(partial(kernels.linear_backward, fixed=True))
+
+
 class CPU:
     """This machine's processor."""
 
-    def __init__(self) -> None:
-        self.ops = CPUOperations()
+    def __init__(self, compute: str) -> None:
+        self.ops = FixedPointOperations() if compute == "int16" else CPUOperations()
 
     @staticmethod
     def arena(nbytes: int) -> Arena:
@@ -103,3 +181,7 @@ class CPU:
     def dense_type(compute: str) -> np.dtype[Any]:
         bf16 = compute == "bf16" and kernels.multiplies_bf16()
         return kernels.OPERANDS["bf16" if bf16 else "fp32"]
+
+    @staticmethod
+    def each(tiles: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+        return tiles

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from featherback import kernels, models, optim
+from featherback import kernels, models
 from featherback.bench import watch
 from featherback.bench.training_run import Measured, random_sequences
 from featherback.host.machine import Machine
@@ -17,7 +17,8 @@ from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.methods import METHODS
-from featherback.training.choose import worker_baseline, worker_environment
+from featherback.optim.rules.sgd import SGD
+from featherback.training.worker_process import worker_baseline, worker_environment
 
 
 def measure_kept_h(model: Path, keep_h: bool, folder: Path, tokens: int = 256, steps: int = 2) -> Measured:
@@ -28,7 +29,7 @@ def measure_kept_h(model: Path, keep_h: bool, folder: Path, tokens: int = 256, s
         method=METHODS["mesp"],
         tokens=tokens,
         sequence=tokens,
-        optimizer_states=optim.state_arrays("sgd"),
+        rule=SGD(),
         threads=kernels.default_threads(),
     )
     baseline, machine = worker_baseline(), Machine.measure(opened.config, tokens, "bf16")

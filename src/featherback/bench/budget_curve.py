@@ -17,7 +17,7 @@ from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.methods import METHODS
-from featherback.training.choose import worker_baseline
+from featherback.training.worker_process import worker_baseline
 
 MB = 10**6
 LENGTHS = (256, 1024)

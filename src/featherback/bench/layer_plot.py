@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 780, 62, 196, 60, 48
-HEIGHT, GAP = 150, 46  # of a panel, and between two
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-DASHES = ("none", "7 5", "2 4")  # so that a line that covers another lets it be seen
-GRID, INK, FAINT = "#e4e4e4", "#222222", "#777777"
+from featherback.bench.svg import FAINT, GRID, LEFT, RIGHT, TOP, WIDTH, key, line, picture, written
+
+BOTTOM, HEIGHT, GAP = 48, 150, 46  # below the last panel, of one, and between two
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -51,22 +48,13 @@ def layers_svg(title: str, panels: Sequence[Panel], across: str = "layer") -> st
     labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
     count = max(len(values) for panel in panels for values in panel.lines.values())
     bottom = TOP + len(panels) * (HEIGHT + GAP) - GAP
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + BOTTOM}" '
-        f'font-family="Helvetica, Arial, sans-serif" font-size="12" fill="{INK}">',
-        f'<rect width="{WIDTH}" height="{bottom + BOTTOM}" fill="white"/>',
-        _text(LEFT, 22, title, "start", 15),
-    ]
+    parts: list[str] = []
     for index, panel in enumerate(panels):
         parts += _panel(panel, TOP + index * (HEIGHT + GAP), labels, count)
     for layer in range(0, count, max(1, count // 6)):
-        parts.append(_text(_x(layer, count), bottom + 18, str(layer), colour=FAINT))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, bottom + 36, across))
-    for index, label in enumerate(labels):
-        y = TOP + 10 + index * 22
-        parts.append(_line(f"{WIDTH - RIGHT + 16},{y} {WIDTH - RIGHT + 44},{y}", index))
-        parts.append(_text(WIDTH - RIGHT + 52, y + 4, label, "start"))
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        parts.append(written(_x(layer, count), bottom + 18, str(layer), colour=FAINT))
+    parts.append(written((LEFT + WIDTH - RIGHT) / 2, bottom + 36, across))
+    return picture(title, bottom + BOTTOM, [*parts, *key(labels)])
 
 
 def _panel(panel: Panel, top: int, labels: Sequence[str], count: int) -> Iterator[str]:
@@ -75,27 +63,15 @@ def _panel(panel: Panel, top: int, labels: Sequence[str], count: int) -> Iterato
     def y(place: float) -> float:
         return top + (high - place) * HEIGHT / (high - low)
 
-    yield _text(LEFT, top - 10, panel.title, "start", 13)
+    yield written(LEFT, top - 10, panel.title, "start", 13)
     for place, text in marks:
         yield f'<path d="M{LEFT} {y(place):.1f}H{WIDTH - RIGHT}" stroke="{GRID}"/>'
-        yield _text(LEFT - 8, y(place) + 4, text, "end", colour=FAINT)
+        yield written(LEFT - 8, y(place) + 4, text, "end", colour=FAINT)
     for label, values in panel.lines.items():
         places = [panel.position(value, marks[0][0]) for value in values]
         points = " ".join(f"{_x(layer, count):.1f},{y(place):.1f}" for layer, place in enumerate(places))
-        yield _line(points, labels.index(label))
+        yield line(points, labels.index(label))
 
 
 def _x(layer: int, count: int) -> float:
     return LEFT + layer * (WIDTH - LEFT - RIGHT) / max(count - 1, 1)
-
-
-def _line(points: str, index: int) -> str:
-    style = f'stroke="{COLOURS[index % len(COLOURS)]}" stroke-dasharray="{DASHES[index % len(DASHES)]}"'
-    return f'<polyline points="{points}" fill="none" stroke-width="2" stroke-linejoin="round" {style}/>'
-
-
-def _text(x: float, y: float, text: str, anchor: str = "middle", size: int = 12, colour: str = INK) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}">'
-        f"{escape(text)}</text>"
-    )

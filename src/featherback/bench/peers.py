@@ -47,10 +47,8 @@ def peft_step(
     interval: float = watch.INTERVAL,
 ) -> dict[str, Any]:
     """A few PEFT steps in a fresh process: their seconds, its peaks."""
-    config = {key: value for key, value in vars(CONFIGS[name]).items() if key not in _UNKNOWN_TO_TRANSFORMERS}
-    config["rope_parameters"] = {"rope_type": "default", "rope_theta": CONFIGS[name].rope_theta}
     request = {
-        "config": config,
+        "config": shapes_for_transformers(name),
         "tokens": tokens,
         "rank": rank,
         "steps": steps,
@@ -62,6 +60,13 @@ def peft_step(
     outcome = watch.run(command, interval=interval)
     found: dict[str, Any] = json.loads(outcome.output.splitlines()[-1])
     return found | {"footprint_mb": outcome.footprint_mb, "rss_mb": outcome.rss_mb}
+
+
+def shapes_for_transformers(name: str) -> dict[str, Any]:
+    """A synthetic model's shapes in transformers' words, and its "architecture"."""
+    config = {key: value for key, value in vars(CONFIGS[name]).items() if key not in _UNKNOWN_TO_TRANSFORMERS}
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": CONFIGS[name].rope_theta}
+    return config
 
 
 def run(

@@ -14,6 +14,7 @@ Floats = NDArray[np.float64]
 # How a number that is no code stands in a block.
 _STORED: dict[str, Callable[[np.random.Generator, Floats], NDArray[Any]]] = {
     "f16": lambda rng, values: values.astype("<f2"),
+    "f32": lambda rng, values: values.astype("<f2").astype("<f4"),  # no more digits than there are in use
     "e8m0": lambda rng, values: _powers(rng, values),
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from featherback import families, kernels, models, optim
+from featherback import families, kernels, models
 from featherback.architecture.config import ModelConfig
 from featherback.bench import watch
 from featherback.bench.ablation import run_step
@@ -22,7 +22,7 @@ from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.methods import METHODS
-from featherback.training.choose import worker_baseline
+from featherback.training.worker_process import worker_baseline
 
 Say = Callable[[str], None]
 TYPES = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_0", "Q6_K")
@@ -132,7 +132,6 @@ def _plan(path: Path, tokens: int, method: str, budget: int | None = None) -> Pl
         method=METHODS[method],
         tokens=tokens,
         sequence=tokens,
-        optimizer_states=optim.state_arrays("adamw"),
         threads=kernels.default_threads(),
     )
     machine = Machine.measure(model.config, tokens, "bf16")

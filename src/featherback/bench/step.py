@@ -27,7 +27,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     model, plan, folder = models.load(request["model"]), Plan(**request["plan"]), Path(request["folder"])
     states = folder if plan.states == "file" else None
     adapter = LoRA(model, request["rank"], path=states and states / "parameters.f32")
-    optimizer = optim.create(request["optimizer"], adapter.parameters, place=states)
+    optimizer = optim.create(request["optimizer"], adapter.parameters, adapter.layout.slots, place=states)
     gradients = PagedArray(
         adapter.parameters.layers, adapter.parameters.size, states and states / "gradients.f32"
     )

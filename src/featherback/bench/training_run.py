@@ -98,7 +98,7 @@ def train_command(
             f"--{name.replace('_', '-')}={value}"
             for name, value in {**named, "schedule": "constant", **options}.items()
         ]
-        command = [sys.executable, "-m", "featherback", "train", str(model), "--json", *words]
+        command = [sys.executable, "-m", "featherback", "train", str(model), "--json", "--cut", *words]
         outcome = watch.run(command, tree=True)
         return _measured(RunDirectory.open(out), outcome)
 
@@ -116,8 +116,8 @@ def _measured(run: RunDirectory, outcome: watch.Outcome) -> Measured:
     return Measured(
         method=config.method,
         optimizer=config.optimizer,
-        tokens=config.seq_len,
-        rank=config.rank,
+        tokens=config.sequence,
+        rank=config.form.rank,
         budget_mb=None if config.memory is None else config.memory / 1e6,
         footprint_mb=summary["peak_footprint_mb"],
         rss_mb=summary["peak_rss_mb"],

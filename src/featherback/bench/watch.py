@@ -7,11 +7,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from featherback.errors import FeatherbackError
+from featherback.host.process_tree import held_together, sizes, tree
 
 MB = 1e6
 INTERVAL, RARELY = 0.005, 0.2  # seconds between two looks; where time is measured, looking should take little
@@ -72,7 +72,7 @@ class _Sampler(threading.Thread):
 
     def run(self) -> None:
         while not self._done.wait(self._interval):
-            values = [status for pid in _tree(self._pid) if (status := _sizes(pid))]
+            values = [status for pid in tree(self._pid) if (status := sizes(pid))]
             if not values:
                 continue
             self._seen = True
@@ -83,8 +83,7 @@ class _Sampler(threading.Thread):
             self._peaks = [max(pair) for pair in zip(self._peaks, sums)]
             self._marks = max(self._marks, *(v.get("VmHWM", 0) for v in values))
             if self._together:
-                shares = (_sizes(pid, "smaps_rollup").get("Pss", 0) for pid in _tree(self._pid))
-                self._most_together = max(self._most_together, sum(shares))
+                self._most_together = max(self._most_together, held_together(self._pid))
 
     def stop(self) -> None:
         """End sampling."""
@@ -102,41 +101,6 @@ class _Sampler(threading.Thread):
     @property
     def tree(self) -> float | None:
         return self._most_together / MB if self._most_together else None
-
-
-def _tree(pid: int) -> Iterator[int]:
-    """A process and its descendants, but not those about to become another program: their memory is their parent's."""
-    yield pid
-    own = _command(pid)
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return
-    for child in map(int, children):
-        if _command(child) != own:
-            yield from _tree(child)
-
-
-def _command(pid: int) -> bytes | None:
-    """Its arguments; None if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return None
-
-
-def _sizes(pid: int, file: str = "status") -> dict[str, int]:
-    """Bytes of /proc/PID/FILE by name; nothing if the process is gone or the system has no /proc."""
-    try:
-        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
-    except OSError:
-        return {}
-    found = {}
-    for line in lines:
-        name, _, rest = line.partition(":")
-        if rest.endswith(" kB"):
-            found[name] = int(rest.split()[0]) * 1024
-    return found
 
 
 def machine() -> str:

@@ -18,8 +18,25 @@ from featherback.terminal import say
 from featherback.training.interrupt import ended_by_signals
 from featherback.version import __version__
 
+COMPLETE = "_FEATHERBACK_COMPLETE"
+"""The variable in which a shell's completion says what it wants, as Typer names it."""
+
 # A command is a module of this package with a function of its name. The help has them in this order.
-COMMANDS = ("demo", "fetch", "plan", "train", "evaluate", "generate", "chat", "inspect", "bench")
+COMMANDS = (
+    "demo",
+    "fetch",
+    "models",
+    "plan",
+    "train",
+    "report",
+    "replay",
+    "evaluate",
+    "generate",
+    "chat",
+    "export",
+    "inspect",
+    "bench",
+)
 
 
 def application(chosen: str | None) -> typer.Typer:
@@ -28,7 +45,7 @@ def application(chosen: str | None) -> typer.Typer:
         name="featherback",
         help="Fine-tune an LLM, exactly, in tens of megabytes, on the machine you already have.",
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -39,6 +56,14 @@ def application(chosen: str | None) -> typer.Typer:
     return app
 
 
+def _completed() -> list[str]:
+    """What stands on the command line that a shell wants completed, if this is why we are asked."""
+    if COMPLETE not in os.environ:
+        return []
+    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
+    return line.split()[1:]
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         say(f"featherback {__version__}")
@@ -47,7 +72,7 @@ def _version(wanted: bool) -> None:
 
 def common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error. Works with every command.")
@@ -93,7 +118,8 @@ def run(arguments: list[str] | None = None) -> int:
         arguments.remove("--debug")
         os.environ["FEATHERBACK_DEBUG"] = "1"  # for the processes this one starts
     try:
-        chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
+        words = _completed() or arguments
+        chosen = next((word for word in words if not word.startswith("-")), None)
         with ended_by_signals():
             code = application(chosen)(arguments, prog_name="featherback", standalone_mode=False)
             sys.stdout.flush()

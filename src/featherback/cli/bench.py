@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     Say = Callable[[str], None]
 
-WHAT = ("memory", "speed", "curve", "gradients", "peers")
+WHAT = ("memory", "speed", "curve", "gradients", "peers", "job", "methods")
+STEPS = {"job": 40, "methods": 24}
+USUAL_STEPS = 3  # of the others
 
 
 def bench(
@@ -26,8 +28,27 @@ def bench(
         typer.Option(help="memory, peers, speed, curve: the synthetic models, e.g. qwen2.5-0.5b,qwen2.5-3b."),
     ] = "qwen2.5-0.5b",
     model: Annotated[
-        str, typer.Option(metavar="MODEL", help="gradients: the model whose gradients are compared.")
+        str, typer.Option(metavar="MODEL", help="gradients, job, methods: the model that is trained.")
     ] = "smollm2-135m",
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH", help="methods: what is learnt, as for train.", show_default="the demo's"
+        ),
+    ] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(help="methods: some of them, e.g. mesp,lomo.", show_default="all"),
+    ] = None,
+    lr_factors: Annotated[
+        str, typer.Option(help="methods: factors of the default learning rates, e.g. 0.3,1,3.")
+    ] = "1",
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="methods: of steps, that every run is given.", show_default="as the first row takes"
+        ),
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(
@@ -41,7 +62,16 @@ def bench(
         Path | None,
         typer.Option(metavar="FILE", help="Write all results here as JSON; a plot goes beside it."),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps of each measured run; the first is not timed.")] = 3,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Steps of each measured run; the first is not timed, but in a job.",
+            show_default="; ".join(
+                (str(USUAL_STEPS), *(f"{what}: {count}" for what, count in STEPS.items()))
+            ),
+        ),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Only a few rows, to check that the benchmark runs.")
     ] = False,
@@ -64,8 +94,17 @@ def bench(
     def tell(text: str) -> None:
         say(text, file=sys.stderr, flush=True)
 
+    steps = steps or STEPS.get(what, USUAL_STEPS)
     tell(machine())
-    results = {"machine": machine(), **_run(what, names, model, place, steps, quick, keep, tell, out)}
+    if what == "methods":
+        from featherback.bench import methods
+        from featherback.hub.locate import locate
+
+        chosen = methods.rows(_words(rows), _factors(lr_factors))[: 1 if quick else None]
+        found = methods.run(str(locate(model)), data or [], chosen, place, steps, seconds, tell)
+    else:
+        found = _run(what, names, model, place, steps, quick, keep, tell, out)
+    results = {"machine": machine(), **found}
     _tell(results, out, json)
 
 
@@ -97,6 +136,10 @@ def _run(
         from featherback.bench import peers
 
         return peers.run(names, place, steps, quick, keep, say)
+    if what == "job":
+        from featherback.bench import job
+
+        return job.run(model, place, steps, quick, say)
     if what == "curve":
         from featherback.bench import budget_curve
 
@@ -110,10 +153,26 @@ def _names(text: str) -> list[str]:
     from featherback.bench.synthetic import CONFIGS
     from featherback.errors import FeatherbackError
 
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = _words(text)
     if unknown := [name for name in names if name not in CONFIGS] or not names:
         raise FeatherbackError(f"--models has {unknown or text!r}; choose from {', '.join(CONFIGS)}.")
     return names
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def _factors(text: str) -> list[float]:
+    from featherback.errors import FeatherbackError
+
+    try:
+        factors = [float(word) for word in _words(text)]
+    except ValueError:
+        factors = []
+    if not factors or not all(0 < factor < float("inf") for factor in factors):
+        raise FeatherbackError(f"--lr-factors is {text!r}; name numbers above 0, such as 0.3,1,3.")
+    return factors
 
 
 def _tell(results: dict[str, Any], out: Path | None, as_json: bool) -> None:

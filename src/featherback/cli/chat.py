@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import sys
-from typing import Annotated
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +14,7 @@ from featherback.cli.options import (
     AdapterOption,
     ComputeOption,
     ModelArgument,
+    QuantizeOption,
     SeedOption,
     TemperatureOption,
     ThreadsOption,
@@ -18,67 +22,103 @@ from featherback.cli.options import (
     TopPOption,
 )
 from featherback.errors import FeatherbackError
+from featherback.inference.defaults import ANSWER_TOKENS, CONTEXT, TEMPERATURE, TOP_P
 from featherback.terminal import OutputError, complain, say
+
+if TYPE_CHECKING:
+    from featherback.host.maps import MapWatch
+    from featherback.inference.conversation import Conversation
+
+_NEW, _HELP, _QUIT = ("/reset", "/new"), ("/help", "/?"), ("/quit", "/exit", "/bye")
+_COMMANDS = {
+    _NEW: "forget the conversation and begin another",
+    _HELP: "show this",
+    _QUIT: "end, as an empty line or Ctrl-D does",
+}
+_COMMAND = re.compile(r"/(\w+|\?)")
 
 
 def chat(
     model: ModelArgument,
     adapter: AdapterOption = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 512,
-    context: Annotated[int, typer.Option(min=1, help="Longest conversation, in tokens.")] = 4096,
-    temperature: TemperatureOption = 0.7,
-    top_p: TopPOption = 0.95,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = ANSWER_TOKENS,
+    context: Annotated[int, typer.Option(min=1, help="Longest conversation, in tokens.")] = CONTEXT,
+    temperature: TemperatureOption = TEMPERATURE,
+    top_p: TopPOption = TOP_P,
     top_k: TopKOption = 0,
     seed: SeedOption = 0,
     *,
+    quantize: QuantizeOption,
     compute: ComputeOption,
     threads: ThreadsOption,
 ) -> None:
-    """Chat with MODEL. An empty line or Ctrl-D ends the conversation, /new begins another."""
+    """Chat with MODEL. Ctrl-C ends an answer; an empty line or Ctrl-D ends the conversation; /help lists commands.
+
+    Lines that are piped in are answered one after the other, empty ones passed over, to the end of the input.
+    """
     from featherback.cli.options import open_model, set_threads
-    from featherback.data.chat import ChatTemplate
     from featherback.data.tokenizer_loader import load_tokenizer
     from featherback.host.maps import MapWatch
-    from featherback.inference.conversation import Conversation
-    from featherback.inference.decoder import Decoder
+    from featherback.inference.model import conversation
     from featherback.inference.sampler import Sampler
 
     sampler = Sampler(temperature, top_p, top_k, seed)
-    opened, lora = open_model(model, adapter)
+    opened, lora = open_model(model, adapter, quantize)
     set_threads(threads)
     failed = False
     with MapWatch(opened.files) as maps:
-        tokenizer = load_tokenizer(opened.path)
-        template = ChatTemplate(tokenizer)
-        decoder = Decoder(opened, lora, context, compute)
-        conversation = Conversation(decoder, tokenizer, template, sampler, system)
-        say("An empty line ends the conversation; /new begins another.", file=sys.stderr)
-        while text := _ask():
-            if text == "/new":
-                conversation = Conversation(decoder, tokenizer, template, sampler, system)
-                continue
-            try:
-                for piece in conversation.answer(text, max_tokens):
-                    maps.check()
-                    say(piece, end="", flush=True)
-            except OutputError:
-                raise
-            except FeatherbackError as error:  # of this line: the conversation goes on with the next
-                maps.check()  # not without the model
-                failed = True
-                complain(f"error: {error}")
-                continue
-            say()
+        talk = conversation(opened, load_tokenizer(opened.path), sampler, context, lora, system, compute)
+        ending = "An empty line" if sys.stdin.isatty() else "The end of the input"
+        say(f"{ending} ends the conversation; /help lists what else there is.", file=sys.stderr)
+        while (text := _ask()) and (command := text.lower()) not in _QUIT:
+            if command in _NEW:
+                talk.reset()
+            elif command in _HELP:
+                _help()
+            elif _COMMAND.fullmatch(text):
+                complain(f"There is no command {text}; /help lists those that there are.")
+            else:
+                failed |= not _answer(talk, text, max_tokens, maps)
     if failed:
         raise typer.Exit(2)
 
 
+def _answer(talk: Conversation, text: str, max_tokens: int, maps: MapWatch) -> bool:
+    """Say the answer, which Ctrl-C ends; False if there is none: the conversation goes on with the next line."""
+    from featherback.training.interrupt import Interrupt
+
+    try:
+        with Interrupt(signals=(signal.SIGINT,)) as interrupt:
+            for piece in talk.answer(text, max_tokens, interrupt.check):
+                maps.check()
+                say(piece, end="", flush=True)
+    except OutputError:
+        raise
+    except FeatherbackError as error:
+        maps.check()  # not without the model
+        complain(f"error: {error}")
+        return False
+    say()
+    return True
+
+
+def _help() -> None:
+    for names, text in _COMMANDS.items():
+        say(f"  {', '.join(names):<20}{text}", file=sys.stderr)
+    say(f"  {'Ctrl-C':<20}end the answer; at the prompt, the chat", file=sys.stderr)
+
+
 def _ask() -> str:
-    """The next line of the user; empty at the end."""
-    if sys.stdin.isatty():
-        try:
-            return input("> ").strip()
-        except EOFError:
-            return ""
-    return sys.stdin.readline().strip()
+    """The next line of the user; empty at the end, which on a terminal an empty line is."""
+    if not sys.stdin.isatty():
+        return next((text for line in sys.stdin if (text := line.strip())), "")
+    with suppress(ImportError):
+        import readline  # noqa: F401  (arrow keys and a history)
+    try:
+        return input("> ").strip()
+    except EOFError:
+        return ""
+    except KeyboardInterrupt:
+        say()
+        raise

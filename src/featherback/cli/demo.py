@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MODEL = "smollm2-135m"
 STEPS = 100
-LEARNING_RATE = 2e-3
+MEMORY = 80 * 10**6  # bytes: little, and with room for what mapped files take on any system
 WARMUP = 5
 ANSWER_TOKENS = 48
 
@@ -46,12 +46,12 @@ def demo(
     out = Path(tempfile.mkdtemp(prefix="featherback-demo-")) if out is None else out
     config = TrainConfig(
         model=str(model),
-        data=str(TRAIN),
-        eval_data=str(HELD_OUT),
+        data=(str(TRAIN),),
+        eval_data=(str(HELD_OUT),),
         out=str(out),
         threads=threads,
         steps=STEPS,
-        learning_rate=LEARNING_RATE,
+        memory=MEMORY,
         warmup=WARMUP,
     )
     run = prepare_run(config)
@@ -105,7 +105,7 @@ def _conclude(run: RunDirectory, seconds: float) -> None:
     from featherback.training.run_directory import RunDirectory
 
     summary = RunDirectory.open(run.path).record["summary"]
-    first, last = summary["first_eval_loss"], summary["final_eval_loss"]
+    first, last = summary["first_eval_loss"], summary["best_eval_loss"]
     _title("Result")
     say(f"held-out loss   {first:.3f} -> {last:.3f} ({1 - last / first:.0%} lower)")
     footprint, rss = summary["peak_footprint_mb"], summary["peak_rss_mb"]

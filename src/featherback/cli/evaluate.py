@@ -11,9 +11,13 @@ import typer
 from featherback.cli.options import (
     AdapterOption,
     ComputeOption,
+    CutOption,
     JSONOption,
+    MapOption,
     ModelArgument,
+    QuantizeOption,
     SequenceOption,
+    SkipOption,
     ThreadsOption,
 )
 from featherback.terminal import say
@@ -21,10 +25,14 @@ from featherback.terminal import say
 
 def evaluate(
     model: ModelArgument,
-    data: Annotated[str, typer.Option(metavar="PATH", help="Data of any kind that `train` reads.")],
+    data: Annotated[list[str], typer.Option(metavar="PATH", help="Data of any kind that `train` reads.")],
     adapter: AdapterOption = None,
     *,
     seq_len: SequenceOption,
+    quantize: QuantizeOption,
+    cut: CutOption,
+    columns: MapOption,
+    skip_bad: SkipOption,
     compute: ComputeOption,
     threads: ThreadsOption,
     json: JSONOption = False,
@@ -34,12 +42,14 @@ def evaluate(
     Only the tokens that training would train count: the assistant's answers, or all of a plain text.
     """
     from featherback.cli.options import open_model, set_threads
+    from featherback.data.source import Source, columns_of
     from featherback.training.evaluation import evaluate_file
 
-    opened, lora = open_model(model, adapter)
+    source = Source(tuple(data), columns_of(columns or ()), skip_bad)
+    opened, lora = open_model(model, adapter, quantize)
     set_threads(threads)
     start = time.perf_counter()
-    result, report = evaluate_file(opened, data, lora, seq_len, compute)
+    result, report = evaluate_file(opened, source, lora, seq_len, compute, cut)
     seconds = time.perf_counter() - start
     if json:
         values = {
@@ -51,6 +61,7 @@ def evaluate(
             "truncated": report.truncated,
             "truncated_tokens": report.truncated_tokens,
             "dropped": report.dropped,
+            "skipped": report.skipped,
         }
         say(json_format.dumps(values))
     else:

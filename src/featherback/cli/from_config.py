@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING
 from functools import reduce
 from inspect import Parameter, Signature
 from operator import or_
@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from featherback.cli.options import FromConfig
-from featherback.options import checked, described, field_types, flags
-from featherback.registry import OwnOptions
-from featherback.training.config import CHOICES, PANELS, TrainConfig
+from featherback.options import Option, checked, described, field_types, flags
+from featherback.training.config import CHOICES, TrainConfig
+from featherback.training.names import default_of, grouped, known, told
 
 Command = Callable[..., None]
 
@@ -38,15 +38,16 @@ def expanded(command: Command, signature: Signature, marked: Mapping[str, FromCo
             from_fields += [_parameter(field, grouped=False) for field in marked[name].fields]
             for choice in CHOICES:
                 if choice.choice in marked[name].own_of:
-                    from_fields += _own_parameters(choice, grouped=False)
+                    from_fields += map(_own_parameter, choice.by_option())
         else:
-            from_fields += _every_option()
+            from_fields += _every_option(marked[name].elsewhere)
     parameters += from_fields + optional
     checkable = described(TrainConfig).keys() & {parameter.name for parameter in from_fields}
 
     def run(**values: Any) -> None:
         for name in checkable:
-            values[name] = checked(TrainConfig, name, values[name])
+            if values[name] is not None:
+                values[name] = checked(TrainConfig, name, values[name])
         unnamed = {name for own in CHOICES for name in own.by_option() if values.get(name) is None}
         command(**{name: value for name, value in values.items() if name not in unnamed})
 
@@ -56,65 +57,62 @@ def expanded(command: Command, signature: Signature, marked: Mapping[str, FromCo
     return run
 
 
-def _every_option() -> list[Parameter]:
-    """All described fields, group by group, with those of the optimisers behind --optimizer, and so on."""
-    names = sorted(described(TrainConfig), key=_group)  # stable: within a group in the order of the fields
-    found = []
-    for name in names:
-        found.append(_parameter(name))
-        for own in CHOICES:
-            if name == own.choice:
-                found += _own_parameters(own)
+def _every_option(elsewhere: Collection[str] = ()) -> list[Parameter]:
+    """All options, group by group. `elsewhere`: those that need not be named."""
+    about = described(TrainConfig)
+    found = [_parameter(name, needed=name not in elsewhere) for name in about if about[name].panel is None]
+    for panel, names in grouped().items():
+        found += [
+            _parameter(name, needed=name not in elsewhere) if name in about else _own_parameter(name, panel)
+            for name in names
+        ]
     return found
 
 
-def _group(name: str) -> int:
-    panel = described(TrainConfig)[name].panel
-    return -1 if panel is None else PANELS.index(panel)
-
-
-def _parameter(name: str, help: str | None = None, grouped: bool = True) -> Parameter:
-    """The option of a field of TrainConfig. `help` replaces the field's own; `grouped`: under its panel."""
+def _parameter(name: str, help: str | None = None, grouped: bool = True, needed: bool = True) -> Parameter:
+    """The option of a field of TrainConfig. `help` replaces the field's own; `grouped`: under its panel; `needed`: it
+    must be named if it has no default.
+    """
     about = described(TrainConfig)[name]
-    default = next(field.default for field in fields(TrainConfig) if field.name == name)
+    default = default_of(TrainConfig, name)
     accepted = field_types(TrainConfig, name)
+    if default is MISSING and not needed:
+        default, accepted = None, (*accepted, type(None))
     if about.parse is not None:  # text, for the field to parse
-        accepted = tuple({kind if kind is type(None) else str: None for kind in accepted})
+        given = list[str] if about.several else str
+        accepted = tuple({kind if kind is type(None) else given: None for kind in accepted})
     option = typer.Option(
         *flags(TrainConfig, name),
         metavar="|".join(about.choices) or about.metavar,
         help=help or about.help,
+        autocompletion=_completed(about),
         rich_help_panel=about.panel if grouped else None,
         show_default=about.shown_default() if about.shown_default else True,
     )
     return _option(name, reduce(or_, accepted), option, Parameter.empty if default is MISSING else default)
 
 
-def _own_parameters(own: OwnOptions[Any], grouped: bool = True) -> list[Parameter]:
-    """The options that optimisers, or methods, have of their own."""
-    panel = described(TrainConfig)[own.choice].panel if grouped else None
-    return [_own_parameter(own, name, kinds, panel) for name, kinds in own.by_option().items()]
+def _completed(about: Option) -> Callable[[str], list[str]] | None:
+    """What a shell completes a word to: a choice, or the last of a list of words."""
+    if not (about.choices or about.words):
+        return None
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",") if about.words else ("", "", incomplete)
+        known = about.words() if about.words else about.choices
+        return [f"{before}{comma}{word}" for word in known if word.startswith(last)]
+
+    return complete
 
 
-def _own_parameter(own: OwnOptions[Any], name: str, kinds: Mapping[str, Any], panel: str | None) -> Parameter:
-    """The flag of an option that some optimisers, or methods, have: {optimiser: class}."""
-    helps: dict[str, list[str]] = {}
-    defaults = {}
-    for entry, kind in kinds.items():
-        helps.setdefault(described(kind)[name].help, []).append(entry)
-        defaults[entry] = next(field.default for field in fields(kind) if field.name == name)
-    for_all = len(kinds) == len(own.registry.names)
-    if for_all and len(set(defaults.values())) == 1:
-        shown = str(next(iter(defaults.values())))
-    else:
-        shown = ", ".join(f"{value} for {entry}" for entry, value in defaults.items())
+def _own_parameter(name: str, panel: str | None = None) -> Parameter:
+    """The flag of an option that some optimisers, or methods, have."""
+    kinds = known()[name]
+    help, shown = told(name)
     option = typer.Option(
-        *flags(next(iter(kinds.values())), name),
-        help=" ".join(text if len(helps) == 1 else f"{', '.join(of)}: {text}" for text, of in helps.items()),
-        rich_help_panel=panel,
-        show_default=shown,
+        *flags(kinds[0], name), help=help, rich_help_panel=panel, show_default=shown or True
     )
-    accepted = {value for kind in kinds.values() for value in field_types(kind, name)}
+    accepted = {value for kind in kinds for value in field_types(kind, name)}
     return _option(name, reduce(or_, accepted) | None, option, None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -10,18 +11,29 @@ from featherback.cli.options import (
     AdapterOption,
     ComputeOption,
     ModelArgument,
+    QuantizeOption,
     SeedOption,
     TemperatureOption,
     ThreadsOption,
     TopKOption,
     TopPOption,
 )
+from featherback.data.source import STDIN
+from featherback.errors import FeatherbackError
+from featherback.inference.defaults import GENERATED_TOKENS
 from featherback.terminal import say
 
 
 def generate(
     model: ModelArgument,
-    prompt: Annotated[str, typer.Option(metavar="TEXT", help="What to answer, or with --raw, to continue.")],
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="What to answer, or with --raw, to continue. - or nothing: what is piped in.",
+            show_default=False,
+        ),
+    ] = None,
     adapter: AdapterOption = None,
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="A system message before the prompt.")
@@ -29,36 +41,44 @@ def generate(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as plain text: no chat template.")
     ] = False,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")] = 256,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")] = GENERATED_TOKENS,
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,
     top_k: TopKOption = 0,
     seed: SeedOption = 0,
     *,
+    quantize: QuantizeOption,
     compute: ComputeOption,
     threads: ThreadsOption,
 ) -> None:
     """Let MODEL answer a prompt, with or without an adapter.
 
     Example: featherback generate model.gguf --adapter notes-adapter --prompt "What did I note on Monday?"
+
+    A prompt can be piped in: featherback generate model.gguf < question.txt
     """
     from featherback.cli.options import open_model, set_threads
     from featherback.data.tokenizer_loader import load_tokenizer
     from featherback.host.maps import MapWatch
-    from featherback.inference.decoder import Decoder
-    from featherback.inference.generate import generate_text
-    from featherback.inference.prompt import encode_prompt
+    from featherback.inference.model import stream
     from featherback.inference.sampler import Sampler
 
+    text = _prompt(prompt)
     sampler = Sampler(temperature, top_p, top_k, seed)
-    opened, lora = open_model(model, adapter)
+    opened, lora = open_model(model, adapter, quantize)
     set_threads(threads)
     with MapWatch(opened.files) as maps:
         tokenizer = load_tokenizer(opened.path)
-        ids = encode_prompt(tokenizer, prompt, system, raw)
-        maps.check()
-        decoder = Decoder(opened, lora, len(ids) + max_tokens, compute)
-        for piece in generate_text(decoder, tokenizer, ids, sampler, max_tokens):
+        for piece in stream(opened, tokenizer, text, sampler, max_tokens, lora, system, raw, compute):
             maps.check()
             say(piece, end="", flush=True)
     say()
+
+
+def _prompt(given: str | None) -> str:
+    """The prompt, from standard input where it is not on the command line; without the line feed that ends it there."""
+    if given not in (None, STDIN):
+        return str(given)
+    if given is None and sys.stdin.isatty():
+        raise FeatherbackError('--prompt is missing: write one, as in --prompt "Hello", or pipe it in.')
+    return sys.stdin.read().removesuffix("\n")

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json as json_format
-from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from textwrap import wrap
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from featherback.cli.options import FromConfig, JSONOption
-from featherback.terminal import say
+from featherback.cli.options import CutOption, FromConfig, JSONOption, MapOption, QuantizeOption, SkipOption
+from featherback.terminal import clean, say
+
+if TYPE_CHECKING:
+    from featherback.cli.kinds.base import Outlook
+    from featherback.data.source import Source
+
+_WIDTH, _LONGEST_NAME = 100, 40  # columns
+_MOST_LINES, _MOST_OF_ONE = 28, 5  # of facts, and of one
 
 
 def inspect(
     what: Annotated[
-        str,
+        list[str],
         typer.Argument(
-            metavar="PATH", help="A model, a data file, a token file, a run or an adapter directory."
+            metavar="PATH|MODEL",
+            help="A model, an adapter, a run, data (one file or several), a token file or a tokenizer.",
         ),
     ],
     model: Annotated[
@@ -29,139 +38,129 @@ def inspect(
     ] = None,
     examples: Annotated[int, typer.Option(min=1, help="With --model: how many.")] = 3,
     *,
-    seq_len: Annotated[int, FromConfig("With --model: where longer examples are cut.")],
+    seq_len: Annotated[int | None, FromConfig("With --model: where text, and a chat with --cut, is cut.")],
+    cut: CutOption,
+    columns: MapOption,
+    skip_bad: SkipOption,
+    quantize: QuantizeOption,
     json: JSONOption = False,
 ) -> None:
-    """Describe a model, a data file or a run, and the instruction set that this machine computes with."""
+    """Say what something is, whether it can be trained and in what memory, and what to type next."""
+    from featherback.data.source import Source, columns_of, what_is_long
+
+    source = Source(tuple(what), columns_of(columns or ()), skip_bad, what_is_long(seq_len, cut))
     if model is not None:
-        _show_examples(model, what, seq_len, examples, json)
+        _refuse_quantize(quantize, "With --model, data are shown")
+        _show_examples(model, source, seq_len, cut, examples, json)
         return
-    facts = describe(what)
-    if json:
-        say(json_format.dumps(facts))
-        return
-    width = max(map(len, facts))
-    for name, value in facts.items():
-        say(f"{name:<{width}}  {_text(value)}")
-
-
-def _show_examples(model: str, data: str, seq_len: int, count: int, json: bool) -> None:
-    from featherback.cli.preamble import print_sample
-    from featherback.data.preview import preview
+    from featherback.cli.kinds import kind_of
+    from featherback.cli.kinds.data import KIND as DATA
+    from featherback.cli.kinds.model import KIND as MODEL
+    from featherback.cli.kinds.model import AModel
+    from featherback.data.source import STDIN
     from featherback.hub.locate import locate
 
-    samples = preview(locate(model), data, seq_len, count)
+    path = Path(what[0]) if len(what) > 1 or STDIN in what else locate(what[0])
+    kind = DATA if len(what) > 1 or STDIN in what else kind_of(path)
+    if kind is MODEL:
+        kind = AModel(quantize)
+    else:
+        _refuse_quantize(quantize, f"{source.name} is {kind.title}")
+    if kind is DATA:
+        facts, outlook = DATA.told(source)
+    else:
+        facts, outlook = kind.describe(path), kind.outlook(path, what[0])
     if json:
-        say(json_format.dumps({"data": data, "model": model, "examples": [asdict(s) for s in samples]}))
+        say(json_format.dumps({**facts, **_for_programs(outlook)}))
         return
+    for line in _lines(facts, outlook):
+        say(line)
+
+
+def _refuse_quantize(quantize: str, what: str) -> None:
+    from featherback.errors import FeatherbackError
+
+    if quantize != "none":
+        raise FeatherbackError(f"{what}; --quantize is for Hugging Face folders: leave it out.")
+
+
+def _for_programs(outlook: Outlook) -> dict[str, Any]:
+    return {
+        "trainable": outlook.trainable,
+        "reason": outlook.reason,
+        "least_memory_bytes": outlook.memory,
+        "notes": outlook.notes,
+        "next": outlook.next,
+    }
+
+
+def _show_examples(model: str, data: Source, seq_len: int | None, cut: bool, count: int, json: bool) -> None:
+    from featherback.cli.preamble import describe_data, print_report, print_sample, row
+    from featherback.data.preview import preview
+    from featherback.hub.locate import locate
+    from featherback.models import load
+    from featherback.training.config import SEQUENCE
+    from featherback.training.lengths import as_tokens
+
+    opened = load(locate(model))
+    with as_tokens(opened, data, seq_len, cut) as (_, report):
+        samples = preview(opened.path, data, seq_len or SEQUENCE, count)
+    if json:
+        facts = {"data": data.name, "model": model, "report": report.to_json()}
+        say(json_format.dumps({**facts, "examples": [asdict(sample) for sample in samples]}))
+        return
+    row("data", describe_data(report))
+    print_report(report)
     for sample in samples:
         print_sample(sample)
-        cut = f", {sample.truncated} cut off" if sample.truncated else ""
-        say(f"  {sample.n_tokens} tokens, {sample.n_supervised} trained{cut}\n")
+        short = f", {sample.truncated} cut off" if sample.truncated else ""
+        say(f"  {sample.n_tokens} tokens, {sample.n_supervised} trained{short}\n")
 
 
 def describe(what: str) -> dict[str, Any]:
-    """The facts about a path, or a fetched model's name."""
-    from featherback.files import open_regular
-
-    path = Path(what)
-    if (path / "run.json").is_file():
-        return _run(path)
-    if (path / "adapter_config.json").is_file():
-        return _adapter(path)
-    if path.exists() and not path.is_dir():
-        with open_regular(path) as file:
-            magic = file.read(8)
-        if magic == b"FBTOKENS":
-            return _tokens(path)
-        if not magic.startswith(b"GGUF") and path.suffix.lower() != ".gguf":
-            return _data(path)
-    return _model(what)
-
-
-def _model(what: str) -> dict[str, Any]:
-    from featherback import kernels, models
-    from featherback.cli.model_facts import formats, matrices, parameters
-    from featherback.data.tokenizer_loader import load_tokenizer
+    """The facts about a path, or about a model by its name."""
+    from featherback.cli.kinds import kind_of
     from featherback.hub.locate import locate
 
-    model = models.load(locate(what))
-    config, tokenizer = model.config, load_tokenizer(model.path)
-    return {
-        "model": str(model.path),
-        "architecture": config.architecture,
-        "parameters": parameters(model),
-        "formats": formats(model),
-        "matrix_bytes": sum(matrix.nbytes for matrix in matrices(model)),
-        "layers": config.num_hidden_layers,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "heads": [config.num_attention_heads, config.num_key_value_heads],
-        "head_dim": config.head_dim,
-        "context": config.max_position_embeddings,
-        "vocabulary": config.vocab_size,
-        "tied_head": config.tie_word_embeddings,
-        "chat_template": tokenizer.is_chat,
-        "end_tokens": sorted(tokenizer.decode([i], special=True) for i in tokenizer.end_ids),
-        "kernels": kernels.describe(),
-    }
+    path = locate(what)
+    return kind_of(path).describe(path)
 
 
-def _data(path: Path) -> dict[str, Any]:
-    from featherback.data.readers import detect, read_jsonl, read_text
-    from featherback.terminal import Counting
-
-    with Counting(path) as shown:
-        if detect(path) == "txt":
-            characters = sum(map(len, read_text(path, shown.read)))
-            return {"data": str(path), "format": "plain text", "characters": characters}
-        kinds: Counter[str] = Counter()
-        for example in read_jsonl(path, shown.read):
-            kinds[
-                "messages" if example.messages else "text" if example.text else "prompt and completion"
-            ] += 1
-    return {"data": str(path), "format": "JSON lines", "examples": sum(kinds.values()), "kinds": dict(kinds)}
-
-
-def _tokens(path: Path) -> dict[str, Any]:
-    from featherback.data.token_file import TokenFile
-
-    file = TokenFile(path)
-    return {
-        "token_file": str(path),
-        "sequences": len(file),
-        "tokens": file.n_tokens,
-        "trained_tokens": file.n_targets,
-        "longest": file.max_length,
-        **file.metadata,
-    }
+def _lines(facts: dict[str, Any], outlook: Outlook) -> Iterator[str]:
+    """What is printed for people: no more than a screen has, whatever a file holds."""
+    verdict: dict[str, Any] = {}
+    if outlook.trainable is not None:
+        verdict["trainable"] = outlook.trainable if outlook.reason is None else f"no: {outlook.reason}"
+    if outlook.memory is not None:
+        verdict["least_memory"] = (
+            f"{outlook.memory / 1e6:.0f} MB to train with the usual options; preparing the data may take more"
+        )
+    width = min(_LONGEST_NAME, max(map(len, [*facts, *verdict])))
+    lines = [line for name, value in facts.items() for line in _wrapped(name, width, value)]
+    yield from lines[:_MOST_LINES]
+    if len(lines) > _MOST_LINES:
+        yield "... and more, which --json shows"
+    for name, value in verdict.items():
+        yield from _wrapped(name, width, value)
+    for note in outlook.notes:
+        yield f"note: {note}"
+    for number, command in enumerate(outlook.next):
+        yield f"{'or' if number else 'next':<4}  {command}"
 
 
-def _run(path: Path) -> dict[str, Any]:
-    from featherback.training.run_directory import RunDirectory
-
-    record = RunDirectory.open(path).record
-    return {
-        "run": str(path),
-        **{name: record.get(name) for name in ("status", "created", "steps")},
-        **record.get("summary", {}),
-        **{
-            f"option {name}": value
-            for name, value in record.get("configuration", {}).items()
-            if value not in (None, {})
-        },
-        **{f"version {name}": value for name, value in record.get("versions", {}).items()},
-    }
-
-
-def _adapter(path: Path) -> dict[str, Any]:
-    from featherback.files import read_json
-
-    configuration = read_json(path / "adapter_config.json")
-    return {
-        "adapter": str(path),
-        **{name: value for name, value in configuration.items() if value not in (None, {}, [])},
-    }
+def _wrapped(name: str, width: int, value: Any) -> list[str]:
+    """A fact on a few lines."""
+    first, text = f"{clean(name, one_line=True)[:width]:<{width}}  ", clean(_text(value), one_line=True)
+    lines = wrap(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        max_lines=_MOST_OF_ONE,
+        placeholder=" ...",
+        break_on_hyphens=False,
+    )
+    return lines or [first.rstrip()]
 
 
 def _text(value: Any) -> str:

@@ -12,16 +12,17 @@ if TYPE_CHECKING:
     from featherback.adapters.lora import LoRA
     from featherback.models.model import Model
 
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A GGUF file, a Hugging Face folder, or the name of a fetched model (smollm2-135m).",
-    ),
-]
+_MODEL = typer.Argument(
+    metavar="MODEL",
+    help="A GGUF file, a Hugging Face or MLX folder, or a name: smollm2-135m, ollama:qwen2.5:0.5b (see `models`).",
+)
+ModelArgument = Annotated[str, _MODEL]
+ModelOrNone = Annotated[str | None, _MODEL]
 AdapterOption = Annotated[
     Path | None,
-    typer.Option("--adapter", metavar="DIR", help="A run or another PEFT adapter directory to apply."),
+    typer.Option(
+        "--adapter", metavar="PATH", help="A run, or an adapter in PEFT's, MLX's or GGUF's format, to apply."
+    ),
 ]
 
 
@@ -36,11 +37,16 @@ class FromConfig:
     help: str | None = None  # in place of the field's
     fields: tuple[str, ...] = ()
     own_of: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()  # fields without a default that may be given in another way
 
 
+MapOption = Annotated[tuple[str, ...] | None, FromConfig()]
+SkipOption = Annotated[bool, FromConfig()]
 ComputeOption = Annotated[str, FromConfig()]
+QuantizeOption = Annotated[str, FromConfig()]
 ThreadsOption = Annotated[int | None, FromConfig()]
-SequenceOption = Annotated[int, FromConfig()]
+SequenceOption = Annotated[int | None, FromConfig()]
+CutOption = Annotated[bool, FromConfig()]
 JSONOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
 
 TemperatureOption = Annotated[
@@ -62,11 +68,11 @@ def set_threads(threads: int | None) -> None:
     kernels.set_threads(threads or kernels.default_threads())
 
 
-def open_model(name: str, adapter: Path | None = None) -> tuple[Model, LoRA | None]:
-    """The model a user named, and the adapter, if any."""
+def open_model(name: str, adapter: Path | None = None, quantize: str = "none") -> tuple[Model, LoRA | None]:
+    """The model a user named, quantised as asked, and the adapter, if any."""
     from featherback import models
-    from featherback.adapters import peft
+    from featherback.adapters import formats
     from featherback.hub.locate import locate
 
-    model = models.load(locate(name))
-    return model, None if adapter is None else peft.load(model, adapter)
+    model = models.load(locate(name), quantize)
+    return model, None if adapter is None else formats.load(model, adapter)

@@ -5,38 +5,53 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from featherback.cli.options import FromConfig, JSONOption, ModelArgument
 from featherback.terminal import say
 
 if TYPE_CHECKING:
-    from featherback.training.outlook import MethodOutlook
+    from collections.abc import Iterable
+
+    from featherback.training.config import TrainConfig
+    from featherback.training.outlook import Combination, MethodOutlook
 
 # What memory and time depend on, the method apart: all are shown.
-FIELDS = ("memory", "rank", "targets", "seq_len", "batch_size", "optimizer", "compute", "threads")
+FIELDS = (
+    "memory", "quantize", "rank", "targets", "seq_len", "batch_size", "optimizer", "compute", "threads", "train",
+    "master", "freeze",
+)  # fmt: skip
 
 
 def plan(
     model: ModelArgument,
     json: JSONOption = False,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="Every method with every optimizer, for adapters and for whole models."),
+    ] = False,
     **options: Annotated[Any, FromConfig(fields=FIELDS, own_of=("method",))],
 ) -> None:
     """Predict what training MODEL would take, in memory and time, under every method. Nothing is trained.
 
-    An option that only some methods have is for those alone.
+    An option that only some methods have is for those alone. With --train full the model is counted as dequantised.
 
     Example: featherback plan model.gguf --memory 96MB --seq-len 512
     """
     from featherback.cli.options import open_model, set_threads
     from featherback.methods import OPTIONS
-    from featherback.training.choose import worker_baseline
     from featherback.training.config import TrainConfig
-    from featherback.training.outlook import largest_models, outlook
+    from featherback.training.outlook import combinations, largest_models, outlook
+    from featherback.training.worker_process import worker_baseline
 
     own = {name: options.pop(name) for name in OPTIONS.by_option() if name in options}
     set_threads(options["threads"])
-    opened, _ = open_model(model)
-    config = TrainConfig(model=str(opened.path), data="", out="", **options).for_model(opened)
+    opened, _ = open_model(model, quantize=options["quantize"])
+    config = TrainConfig(model=str(opened.path), out="", **options).for_model(opened)
     baseline = worker_baseline()
+    if everything:
+        _print_all(combinations(config, opened, baseline, own), config, json)
+        return
     rows = outlook(config, opened, baseline, own)
     family = list(largest_models(config, baseline, own))
     if json:
@@ -44,28 +59,57 @@ def plan(
 
         say(dumps({"methods": [asdict(row) for row in rows], "largest": [list(row) for row in family]}))
         return
+    whole = config.whole
+    trained = f"rank {config.form.rank}" if whole is None else f"all weights in {whole.kind.name}"
     asked = f"within {config.memory / 1e6:g} MB" if config.memory else "with nearly the least memory"
     say(
-        f"{opened.path.name}, {config.seq_len * config.batch_size} tokens per batch, rank {config.rank}, "
+        f"{opened.path.name}, {config.sequence * config.batch_size} tokens per batch, {trained}, "
         f"{config.optimizer}, {config.compute}: {asked}\n"
     )
     _print_methods(rows)
-    say(
-        "\nThe largest 4-bit Qwen2.5 shape that fits with all projections adapted, resident memory counted:\n"
+    shape = (
+        "4-bit Qwen2.5 shape that fits with all projections adapted"
+        if whole is None
+        else "Qwen2.5 shape that fits"
     )
+    say(f"\nThe largest {shape}, resident memory counted:\n")
     names = [row.method for row in rows]
-    say(f"{'memory':<10}" + "".join(f"{name:>8}" for name in names))
+    widths = {name: max(8, len(name) + 2) for name in names}
+    say(f"{'memory':<10}" + "".join(f"{name:>{width}}" for name, width in widths.items()))
     for amount, sizes in family:
-        say(f"{amount / 1e6:<7.0f}MB " + "".join(f"{sizes[name] or '-':>8}" for name in names))
+        say(
+            f"{amount / 1e6:<7.0f}MB "
+            + "".join(f"{sizes[name] or '-':>{width}}" for name, width in widths.items())
+        )
+
+
+def _print_all(found: Iterable[Combination], config: TrainConfig, json: bool) -> None:
+    """A line for each, as soon as it is known."""
+    if json:
+        from json import dumps
+
+        say(dumps({"combinations": [asdict(row) for row in found]}))
+        return
+    largest = "largest Qwen2.5" if config.memory else "largest Qwen2.5 here"
+    say(
+        f"{'train':<6}{'method':<13}{'optimizer':<13}{'least --memory':>15}{'disk':>10}{'s/step':>8}  {largest}"
+    )
+    for row in found:
+        seconds = "-" if row.plan is None else f"{row.plan.predicted_step_seconds:.2f}"
+        say(
+            f"{row.train:<6}{row.method:<13}{row.optimizer:<13}{row.least_memory_mb:>12} MB{row.disk_mb:>7.0f} MB"
+            f"{seconds:>8}  {row.largest or '-'}"
+        )
 
 
 def _print_methods(rows: list[MethodOutlook]) -> None:
     """A line per method."""
     from featherback.cli.preamble import describe_work
 
-    say(f"{'method':<8}{'least --memory':>16}{'rss':>9}{'footprint':>11}{'s/step':>8}  layout")
+    wide = max(8, *(len(row.method) + 2 for row in rows))
+    say(f"{'method':<{wide}}{'least --memory':>16}{'rss':>9}{'footprint':>11}{'s/step':>8}  layout")
     for row in rows:
-        line = f"{row.method:<8}{row.least_memory_mb:>13} MB"
+        line = f"{row.method:<{wide}}{row.least_memory_mb:>13} MB"
         if row.plan is None:
             say(line + "  does not fit")
             continue

@@ -4,55 +4,73 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from featherback.terminal import clean, say, say_styled
+from featherback.terminal import clean, say, say_styled, several
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from featherback.data.preview import Preview
     from featherback.data.report import PrepareReport
     from featherback.memory.plan import Plan
     from featherback.models.model import Model
+    from featherback.training.config import TrainConfig
     from featherback.training.run_directory import RunDirectory
 
-_SAMPLE_LINES = 12
+_SAMPLE_LINES, _SAMPLE_BEGIN, _BAR = 12, 3, 20
+_WORTH = 0.98
+"""Times as long that a step must at most take to be worth a word."""
+_LARGE = 10**9
+"""Bytes of weights from which quantising them is worth a word."""
 _TRAINED, _CONTEXT, _PLAIN = "\x1b[1;32m", "\x1b[2m", "\x1b[0m"
 
 
 def print_preamble(run: RunDirectory, sample: bool = True) -> None:
     """Describe the run on standard output; `sample`: with an example of the data, if they are in a file."""
     from featherback import kernels, models
-    from featherback.architecture.names import parse_targets, short
-    from featherback.cli.options import set_threads
     from featherback.data.preview import preview
     from featherback.data.report import PrepareReport
     from featherback.host.machine import memory_limit
+    from featherback.training.held_out import was_split
 
     config = run.config
-    model = models.load(config.model)
+    model = models.load(config.model, config.quantize)
     row("model", describe_model(model))
+    for note in describe_weights(model):
+        row("", note)
     for name, values in run.record["data"].items():
         label = "data" if name == "train" else "held-out"
-        if name not in run.record.get("sources", {}):  # begun from Python
-            row(label, f"{values['tokens']} tokens given, {values['supervised_tokens']} of them trained")
+        if before := values.get("sequences_before"):
+            row(label, f"{values['sequences']} of the {before} sequences, {values['tokens']} tokens")
+            continue
+        less = " without those held out" if name == "train" and was_split(run) else ""
+        if "paths" not in values:  # given as tokens, from Python
+            row(
+                label, f"{values['tokens']} tokens given{less}, {values['supervised_tokens']} of them trained"
+            )
             continue
         report = PrepareReport.from_json(values)
-        row(label, describe_data(report))
-        for note in report.notes():
-            row("", note)
+        row(label, describe_data(report, less))
+        print_report(report)
+    if "eval" not in run.record["data"] and config.eval_share:
+        row("held-out", "none: there are too few examples or steps to spare any; --eval-data names others")
     if sample and config.data is not None and "train" in run.record.get("sources", {}):
-        print_sample(preview(model.path, config.data, config.seq_len)[0])
-    set_threads(config.threads)  # as the process that will train does
+        print_sample(preview(model.path, config.source(config.data), config.sequence)[0])
+    kernels.set_threads(config.threads or kernels.default_threads())  # as the process that will train does
     row("kernels", kernels.describe())
-    targets = short(parse_targets(config.targets, model.blocks[0].projections))
-    row("adapter", f"rank {config.rank}, alpha {config.alpha:g}, on {targets}")
-    length = f"{config.steps} steps" if config.steps else f"{config.epochs} epochs"
+    row(*describe_trained(config, model))
+    length = several(config.steps, "step") if config.steps else f"{config.epochs:g} epochs"
     row(
         "training",
         f"{length}, {config.method}, {config.compute}, "
         f"{config.optimizer} at {config.peak_learning_rate:g} ({config.schedule})",
     )
-    row("memory", describe_plan(run.plan))
+    held = "adapter and optimizer" if config.whole is None else "optimizer"
+    row("memory", describe_plan(run.plan, held))
+    for note in describe_choice(run.plan, named=config.memory is not None):
+        row("", note)
     if config.memory is not None and config.memory > (limit := memory_limit()):
         row(
             "",
@@ -63,6 +81,22 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
     say()
 
 
+def describe_trained(config: TrainConfig, model: Model) -> tuple[str, str]:
+    """A label, and one line: the adapter, or how the model's own weights are trained."""
+    from featherback.architecture.names import parse_targets, short
+
+    if (whole := config.whole) is not None:
+        count = sum(rows * cols for rows, cols in whole.trained(model.config, model.blocks).values())
+        frozen = f"; {','.join(whole.frozen)} stay as they are" if whole.frozen else ""
+        return "weights", f"{count / 1e6:.0f}M trained as {whole.kind.name}, in a copy of the model{frozen}"
+    form = config.form
+    targets = short(parse_targets(form.targets, model.blocks[0].projections))
+    origin = "" if config.start is None else f", continued from {_short(config.start)}"
+    scaled = " (rsLoRA)" if form.rslora else ""
+    kind = "DoRA of " if form.dora else ""
+    return "adapter", f"{kind}rank {form.rank}, alpha {form.alpha:g}{scaled}, on {targets}{origin}"
+
+
 def row(name: str, text: str) -> None:
     """A labelled line."""
     say(f"{name:<9} {text}")
@@ -70,7 +104,7 @@ def row(name: str, text: str) -> None:
 
 def describe_model(model: Model) -> str:
     """One line: name, family, size, formats."""
-    from featherback.cli.model_facts import formats, parameters
+    from featherback.models.facts import formats, parameters
 
     config = model.config
     return (
@@ -79,27 +113,75 @@ def describe_model(model: Model) -> str:
     )
 
 
-def describe_data(report: PrepareReport) -> str:
-    """One line: how much there is and how long it is."""
-    shapes = " + ".join(f"{count} {shape}" for shape, count in report.shapes.items())
+def describe_weights(model: Model) -> list[str]:
+    """Where converted weights lie, or that they could be smaller."""
+    from featherback.models.converted import QUANTIZE, ConvertedWeights
+    from featherback.models.facts import matrices
+
+    if isinstance(model.store, ConvertedWeights):
+        return [f"its weights are converted, in {_short(str(min(model.files)))}"]
+    nbytes = sum(matrix.nbytes for matrix in matrices(model))
+    if model.source != "hf" or nbytes < _LARGE:
+        return []
+    weights = sum(matrix.rows * matrix.cols for matrix in matrices(model))
+    sizes = " or ".join(
+        f"--quantize {label} {weights // kind.block_size * kind.block_bytes / 1e9:.1f} GB"
+        for label, kind in QUANTIZE.items()
+    )
+    return [f"its weights take {nbytes / 1e9:.1f} GB of disk and page cache; with {sizes}"]
+
+
+def describe_data(report: PrepareReport, less: str = "") -> str:
+    """One line: how much there is, `less` what, and how long it is."""
+    from featherback.data.source import called
+
+    paths = ", ".join(_short(called(path)) for path in report.paths)
+    mixed = len(report.shapes) > 1
+    shapes = ", ".join(f"{shape}: {count}" if mixed else shape for shape, count in report.shapes.items())
     return (
-        f"{_short(report.data)}: {shapes}, {report.tokens} tokens, {report.supervised_tokens} of them "
-        f"trained, longest {report.longest}"
+        f"{paths}: {several(report.examples, 'example')} ({shapes}), {report.tokens} tokens{less}, "
+        f"{report.supervised_tokens} of them trained, longest {report.longest}"
     )
 
 
-def describe_plan(plan: Plan) -> str:
-    """One line: the predicted peaks and where things are kept."""
+def print_report(report: PrepareReport) -> None:
+    """How long the examples are, and what should be known of them."""
+    most = max(report.lengths.values(), default=1)
+    for bound in sorted(map(int, report.lengths)):
+        count = report.lengths[str(bound)]
+        bar = "\u2588" * max(1, round(_BAR * count / most))
+        row("", f"up to {bound:>6} tokens {bar:<{_BAR}} {count}")
+    for note in report.notes():
+        row("", note)
+
+
+def describe_plan(plan: Plan, held: str = "adapter and optimizer") -> str:
+    """One line: the predicted peaks and where things are kept, `held` among them."""
     predicted = (
         f"footprint {plan.predicted_footprint_mb:.0f} MB, rss {plan.predicted_rss_mb:.0f} MB predicted"
     )
     policies = [
         *describe_work(plan),
         f"block inputs in {'RAM' if plan.checkpoints == 'ram' else 'a file'}",
-        f"adapter and optimizer in {'RAM' if plan.states == 'ram' else 'files'}",
+        f"{held} in {'RAM' if plan.states == 'ram' else 'files'}",
         f"weights {plan.weights}",
     ]
     return f"{predicted}; {', '.join(policies)}"
+
+
+def describe_choice(plan: Plan, named: bool) -> Iterator[str]:
+    """What a smaller and a larger budget would give; `named`: whether the user named this one."""
+    chosen, least, fastest = plan.predicted_step_seconds, plan.least_step_seconds, plan.fastest_step_seconds
+    from featherback.memory.planner import SPARE
+
+    if not (chosen and least and fastest):
+        return
+    if not named:
+        yield f"no --memory is named: up to {SPARE:.0%} of what is free is taken for speed"
+    if least > chosen:
+        yield f"--memory {plan.least_mb}MB, the least, makes steps {least / chosen:.2f} times as long"
+    if fastest < _WORTH * chosen:
+        yield f"--memory {plan.fastest_mb}MB, the most that helps, makes steps {fastest / chosen:.2f} times as long"
 
 
 def describe_work(plan: Plan) -> list[str]:
@@ -127,10 +209,21 @@ def print_sample(sample: Preview) -> None:
         else {True: ("[", "]"), False: ("", "")}
     )
     lines = "".join(_mark(clean(text), *marks[trained]) for text, trained in sample.runs).splitlines()
-    for line in lines[:_SAMPLE_LINES]:
+    asked = "".join(clean(text) for text, _ in takewhile(lambda run: not run[1], sample.runs))
+    answer = len(f"{asked}.".splitlines()) - 1  # the line that is trained first
+    begin, end = _SAMPLE_BEGIN, _SAMPLE_LINES
+    if len(lines) > end and answer > end // 2:  # what is trained is to be seen
+        begin, end = answer - 1, min(answer - 1 + _SAMPLE_LINES - _SAMPLE_BEGIN, len(lines))
+    if end == len(lines) - 1:
+        end = len(lines)  # a line takes no more room than word of it
+    for line in lines[:_SAMPLE_BEGIN]:
         say_styled(f"  | {line}")
-    if len(lines) > _SAMPLE_LINES:
-        say(f"  | ... and {len(lines) - _SAMPLE_LINES} more lines")
+    if begin > _SAMPLE_BEGIN:
+        say(f"  | ... {begin - _SAMPLE_BEGIN} lines more")
+    for line in lines[begin:end]:
+        say_styled(f"  | {line}")
+    if len(lines) > end:
+        say(f"  | ... {len(lines) - end} lines more")
 
 
 def _mark(text: str, before: str, after: str) -> str:

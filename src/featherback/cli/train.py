@@ -2,56 +2,89 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from featherback.cli.options import FromConfig, JSONOption, ModelArgument
+from featherback.cli.options import FromConfig, JSONOption, ModelOrNone
+from featherback.errors import FeatherbackError
+
+if TYPE_CHECKING:
+    from featherback.training.config import TrainConfig
+    from featherback.training.run_file import RunFile
 
 
 def train(
     context: typer.Context,
-    model: ModelArgument,
+    model: ModelOrNone = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Take options from a YAML file, such as a run's run.yaml. What the command line says as well, wins.",
+            rich_help_panel="Run",
+        ),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --out, exactly.", rich_help_panel="Run")
     ] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Show at the end how the time was spent.", rich_help_panel="Run")
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Show the data as the model would see them, and the plan; train nothing.",
+            rich_help_panel="Run",
+        ),
+    ] = False,
     json: JSONOption = False,
-    **options: Annotated[Any, FromConfig()],
+    **options: Annotated[Any, FromConfig(elsewhere=("out",))],
 ) -> None:
-    """Fine-tune MODEL on your data and leave a LoRA adapter in a directory that PEFT opens.
+    """Fine-tune MODEL on your data and leave a LoRA adapter in a directory that PEFT opens, or a model of its own.
 
     Example: featherback train model.gguf --data notes.jsonl --out notes-adapter --steps 200
     """
+    from featherback.cli.begin import go_on
     from featherback.hub.locate import locate
-    from featherback.training.config import TrainConfig
-    from featherback.training.launch import become_worker, prepare_run, resume_run
+    from featherback.training.changes import replaced
+    from featherback.training.run_file import RunFile, read
 
-    place = str(locate(model))
+    if resume and dry_run:
+        raise FeatherbackError("--dry-run shows what a new run would do; leave out --resume.")
+    file = RunFile() if config is None else read(config)
+    named = _named(context, options)
+    values = replaced(file.values, named)
+    name = model or file.model
+    for given, missing in (
+        (name, "MODEL is missing: name a model"),
+        (values.get("out"), "--out is missing: name a new directory"),
+    ):
+        if given is None:
+            raise FeatherbackError(f"{missing}, or a --config file that does. See featherback train --help.")
+    place = str(locate(str(name)))
     if resume:
-        run = resume_run({"model": place, **_named(context, options)})
-    else:
-        run = prepare_run(TrainConfig.of(model=place, **options))
-    try:
-        if not json:
-            from featherback.cli.preamble import print_preamble
+        go_on({"model": place, **values}, resume, None, json=json, profile=profile, dry_run=dry_run)
+    whole = file.config({"model": place, **named})
+    go_on(whole.to_json(), resume, _plan(file, whole), json=json, profile=profile, dry_run=dry_run)
 
-            print_preamble(run, sample=not resume)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        wanted = {"--json": json, "--profile": profile, "--debug": "FEATHERBACK_DEBUG" in os.environ}
-        become_worker(run, *(flag for flag, on in wanted.items() if on))
-    except BaseException:
-        run.update(status="interrupted")
-        raise
+
+def _plan(file: RunFile, config: TrainConfig) -> dict[str, Any] | None:
+    """The plan of the file, if it is for these options and there is the memory for it."""
+    from featherback.host.machine import memory_limit
+    from featherback.training.run_directory import plan_from_json
+
+    values = file.plan_for(config)
+    plan = plan_from_json(values)
+    if plan is None or plan.predicted_rss_mb is None or plan.predicted_rss_mb * 1e6 > memory_limit():
+        return None
+    return values
 
 
 def _named(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that stand on the command line: a resumed run has all others already."""
+    """The options that stand on the command line: all others a file may have, or a resumed run has them already."""
     sources = {name: context.get_parameter_source(name) for name in options}
     stand = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     return {name: value for name, value in options.items() if name in stand}

@@ -25,6 +25,9 @@ class Batch:
     targets: Int32  # (T,)  IGNORE where nothing is trained; always IGNORE at the last token of a sequence
     positions: Int32  # (T,)  counted from 0 in each sequence
     cu_seqlens: Int32  # (S + 1,)  sequence s is tokens[cu_seqlens[s]:cu_seqlens[s + 1]]
+    prefix: Int32 | None = (
+        None  # (S,)  the sequence that s continues, or -1 (data/prefixes.py); None: all are whole
+    )
 
     @property
     def n_tokens(self) -> int:

@@ -12,19 +12,20 @@ worse than none.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.data.renderer import Answers, Renderer, RenderingError
+from featherback.data.renderer import Answers, Renderer, RenderingError, Tools
 from featherback.data.report import SYNONYMS
 from featherback.data.tokenizer import Ids, Span, Tokenizer
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, shown
 
 Message = Mapping[str, Any]
 Messages = Sequence[Message]
@@ -34,6 +35,13 @@ Messages = Sequence[Message]
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _ROLE = re.compile(r"[\w-]+")
+
+# What to do about a message that the template leaves out.
+_ANOTHER_ROLE = "Use a role that the template knows, or leave the message out."
+_REMEDIES = {
+    "system": "Put it at the beginning of the user's message instead, or leave it out.",
+    "assistant": "Take out of the answer what the template drops, such as its reasoning, or leave the example out.",
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,7 @@ class Asked:
     """A conversation that is being rendered, without and with marks."""
 
     messages: Messages
+    tools: Tools | None
     renamed: Counter[str]
     number: int
 
@@ -75,52 +84,56 @@ class ChatTemplate:
             if not re.search(f"[\"']{role}[\"']", self._template)
         }
 
-    def render(self, messages: Messages, add_generation_prompt: bool = False) -> str:
+    def render(
+        self, messages: Messages, add_generation_prompt: bool = False, tools: Tools | None = None
+    ) -> str:
         """The conversation as text. Raises FeatherbackError where the template refuses it."""
-        (text,) = self._render((messages, add_generation_prompt))
+        (text,) = self._render((messages, add_generation_prompt), tools=tools)
         return _text(text)
 
-    def _render(self, *conversations: tuple[Messages, bool]) -> Answers:
-        return self._taken(self._asked(*conversations))
+    def _render(self, *conversations: tuple[Messages, bool], tools: Tools | None = None) -> Answers:
+        return self._taken(self._asked(*conversations, tools=tools))
 
-    def _asked(self, *conversations: tuple[Messages, bool]) -> int:
+    def _asked(self, *conversations: tuple[Messages, bool], tools: Tools | None = None) -> int:
         bare = [
-            ([{key: m[key] for key in ("role", "content")} for m in messages], prompt)
+            ([{key: m[key] for key in m if key != "weight"} for m in messages], prompt)
             for messages, prompt in conversations
         ]
         tokenizer = self._tokenizer
-        return self._renderer.ask(self._template, tokenizer.special_names, tokenizer.template_source, bare)
+        return self._renderer.ask(
+            self._template, tokenizer.special_names, tokenizer.template_source, bare, tools
+        )
 
     def _taken(self, number: int) -> Answers:
         return self._renderer.take(number, self._tokenizer.template_source)
 
-    def training(self, messages: Messages) -> Rendering:
+    def training(self, messages: Messages, tools: Tools | None = None) -> Rendering:
         """The conversation with its supervised spans (none if the assistant says nothing)."""
-        return self.finish(self.begin(messages))
+        return self.finish(self.begin(messages, tools))
 
-    def begin(self, messages: Messages) -> Asked:
+    def begin(self, messages: Messages, tools: Tools | None = None) -> Asked:
         """The first half of `training`: the conversation is rendered while others are finished."""
         check_messages(messages)
         renamed = Counter(message["role"] for message in messages if message["role"] in self._synonyms)
         messages = self._read(messages)
-        return Asked(messages, renamed, self._asked(*_with_marks(messages, False)))
+        return Asked(messages, tools, renamed, self._asked(*_with_marks(messages, False), tools=tools))
 
     def finish(self, asked: Asked) -> Rendering:
         """The second half of `training`."""
         messages = asked.messages
         self.renamed.update(asked.renamed)
-        roles = [message["role"] for message in messages]
         text, spans = _unmarked(self._taken(asked.number), len(messages))
-        if spans is not None and all(
-            len(spans[i]) == 1 for i, role in enumerate(roles) if role == "assistant"
-        ):
-            supervised = self._by_marks(text, spans, messages)
-        else:
-            supervised = self._by_prefixes(text, messages)
+        supervised = None if spans is None else self._by_marks(text, spans, messages, asked.tools)
+        self._check_whole(text, spans, messages, but="assistant")
+        if supervised is None:
+            supervised = self._by_prefixes(text, messages, asked.tools)
         self._check_whole(text, spans, messages)
-        trained = (
-            span for span, m in zip(supervised, _assistant(messages), strict=True) if m.get("weight", 1)
-        )
+        trained = []
+        for (start, end), (i, message) in zip(supervised, _answers(messages), strict=True):
+            self._check_calls(text[start:end], i, message)
+            if message.get("weight", 1):
+                trained.append((start, end))
+        self._check_tools(text, messages, asked.tools)
         return Rendering(text, self._contents(text, spans, messages), tuple(trained))
 
     def prompt(self, messages: Messages) -> Rendering:
@@ -178,14 +191,17 @@ class ChatTemplate:
     @property
     def headers(self) -> tuple[str, ...]:
         """What a prompt ends with: after a user's words ("<|im_end|>\\n<|im_start|>assistant\\n", "[/INST]"),
-        and what asks for an answer after any turn ("<|im_start|>assistant\\n"), if the template writes it."""
+        and what asks for an answer after any turn ("<|im_start|>assistant\\n"), if the template writes it. Then what
+        stands between a question and its answer: some prompts begin the answer ("<think>")."""
         if self._headers is None:
             message = [_message("user", "a")]
             text, spans = self._marked(message, add_generation_prompt=True)
             after_user = text[spans[0][-1][1] :] if spans and spans[0] else ""
             bare = self.render(message)
             generation = text[len(bare) :] if text.startswith(bare) else ""
-            self._headers = tuple(header for header in (after_user, generation) if header)
+            text, spans = self._marked([*message, _message("assistant", "b")])
+            between = text[spans[0][-1][1] : spans[1][0][0]] if spans and all(spans) else ""
+            self._headers = tuple(header for header in (after_user, generation, between) if header)
         return self._headers
 
     def _read(self, messages: Messages) -> Messages:
@@ -198,19 +214,60 @@ class ChatTemplate:
         """FeatherbackError if a message, not of the role `but`, is not in the rendering."""
         squeezed = "" if spans is not None else _squeezed(text)
         for i, message in enumerate(messages):
-            content = _squeezed(message["content"])
-            found = bool(spans[i]) if spans is not None else content in squeezed
-            if content and not found and message["role"] != but:
-                remedy = (
-                    "Put it at the beginning of the user's message instead, or leave it out."
-                    if message["role"] == "system"
-                    else "Use a role that the template knows, or leave the message out."
-                )
+            if message["role"] == but or (spans is not None and spans[i]):
+                continue
+            if _squeezed(message["content"]) not in squeezed:
                 raise FeatherbackError(
                     f"{self._tokenizer.template_source} leaves out, or changes, message {i + 1} (role "
                     f"{message['role']!r}, {message['content'][:40]!r}): the model would never see it as it is. "
-                    f"{remedy}"
+                    f"{_REMEDIES.get(message['role'], _ANOTHER_ROLE)}"
                 )
+
+    def _check_tools(self, text: str, messages: Messages, tools: Tools | None) -> None:
+        """FeatherbackError if a tool is not in the rendering besides where the messages speak of it, or spells a
+        control token."""
+        squeezed = _squeezed(text) if tools else ""
+        for i, tool in enumerate(tools or (), 1):
+            what, name = f"tool {i}", tool["function"]["name"]
+            spoken = sum(
+                _squeezed(said).count(_squeezed(name))
+                for message in messages
+                for said in (
+                    message["content"],
+                    *_leaves([c["function"] for c in message.get("tool_calls", ())]),
+                )
+            )
+            if max(squeezed.count(_squeezed(form)) for form in _spellings(name)) <= spoken:
+                raise self._left_out(what, name)
+            self._check_spelling(what, tool)
+
+    def _check_calls(self, turn: str, i: int, message: Message) -> None:
+        """FeatherbackError if a call or the reasoning of message `i` is not in its turn, or spells a control token."""
+        said = [
+            (f"a tool call of message {i + 1}", call, call["function"])
+            for call in message.get("tool_calls", ())
+        ]
+        if reasoning := message.get("reasoning_content"):
+            said.append((f"the reasoning of message {i + 1}", reasoning, reasoning))
+        squeezed = _squeezed(turn) if said else ""
+        for what, whole, pieces in said:
+            for piece in _leaves(pieces):
+                if not any(_squeezed(form) in squeezed for form in _spellings(piece)):
+                    raise self._left_out(what, piece)
+            self._check_spelling(what, whole)
+
+    def _left_out(self, what: str, piece: str) -> FeatherbackError:
+        return FeatherbackError(
+            f"{self._tokenizer.template_source} leaves out, or changes, {what} ({shown(piece)}): the "
+            f"model would never see it as it is. Use a model whose template takes it, or leave it out."
+        )
+
+    def _check_spelling(self, what: str, said: Any) -> None:
+        spelled = json.dumps(said, ensure_ascii=False)
+        if token := next(self._tokenizer.control_tokens(spelled), None):
+            raise FeatherbackError(
+                f"{what[0].upper()}{what[1:]} spells the control token {self._tokenizer.name(token[0])}; remove it."
+            )
 
     def _marked(
         self, messages: Messages, add_generation_prompt: bool = False
@@ -219,18 +276,33 @@ class ChatTemplate:
         marks change what the template does."""
         return _unmarked(self._render(*_with_marks(messages, add_generation_prompt)), len(messages))
 
-    def _by_marks(self, text: str, spans: list[list[Span]], messages: Messages) -> list[Span]:
-        """From where a prompt for the answer would end to the end-of-turn token after it."""
+    def _by_marks(
+        self, text: str, spans: list[list[Span]], messages: Messages, tools: Tools | None
+    ) -> list[Span] | None:
+        """From where a prompt for the answer would end to the end-of-turn token after it; None if the marks do not
+        tell."""
         places = sorted(place for several in spans for place in several)
         supervised = []
-        for several, message in zip(spans, messages, strict=True):
-            if message["role"] != "assistant":
-                continue
-            start, end = several[0]
-            before = max((b for a, b in places if b <= start and (a, b) != (start, end)), default=0)
+        for i, message in _answers(messages):
+            several, calls = spans[i], "tool_calls" in message
+            if len(several) != 1 and not (calls and several):
+                return None
+            start, end = several[0][0], several[-1][1]
+            before = max((b for a, b in places if b <= start and (a, b) != several[0]), default=0)
             found = ((header, text.rfind(header, before, start)) for header in self.headers)
-            begin = next((at + len(header) for header, at in found if at >= 0), start)
-            supervised.append((begin, self._end_after(text, end, message)))
+            begin = next((at + len(header) for header, at in found if at >= 0), None)
+            if begin is None and i:  # as after what a tool answers, where nothing asks for an answer
+                asked = self.render(messages[:i], add_generation_prompt=True, tools=tools)
+                if before <= len(asked) <= start and text.startswith(asked):
+                    begin = len(asked)
+            if calls:  # what a template writes around a call is trained: without a header it is not known
+                behind = min((a for a, _ in places if a > end), default=len(text))
+                stop = text.find(self.end_of_turn, end, behind)
+                if begin is None or stop < 0:
+                    return None
+                supervised.append((begin, stop + len(self.end_of_turn)))
+            else:
+                supervised.append((start if begin is None else begin, self._end_after(text, end, message)))
         return supervised
 
     def _end_after(self, text: str, at: int, message: Message) -> int:
@@ -245,16 +317,17 @@ class ChatTemplate:
             )
         return at + len(self.end_of_turn)
 
-    def _by_prefixes(self, text: str, messages: Messages) -> list[Span]:
+    def _by_prefixes(self, text: str, messages: Messages, tools: Tools | None) -> list[Span]:
         """Each answer as what its turn adds to the rendering of the turns before it."""
         supervised = []
-        for i, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            before = self.render(messages[:i], add_generation_prompt=True) if i else ""
-            after = self.render(messages[: i + 1])
+        for i, message in _answers(messages):
+            before = self.render(messages[:i], add_generation_prompt=True, tools=tools) if i else ""
+            after = self.render(messages[: i + 1], tools=tools)
             last = after.rstrip()
             if not (after.startswith(before) and text.startswith(last) and last.endswith(self.end_of_turn)):
+                self._check_whole(after, None, messages[: i + 1])
+                self._check_calls(after, i, message)
+                self._check_tools(after, messages[: i + 1], tools)
                 raise FeatherbackError(
                     "The model's chat template rewrites earlier turns, so which tokens are the assistant's "
                     f"answers cannot be told (assistant turn, message {i + 1}). Split the conversation into "
@@ -282,13 +355,38 @@ def _with_marks(
     """What to render: the conversation, and again with marks around each content."""
     marked = []
     for i, message in enumerate(messages):
-        content = message["content"]
-        core = content.strip()  # marks hug the text, so that a template may trim
-        at = content.find(core) if core else 0
-        before, after = content[:at], content[at + len(core) :]
-        text = f"{before}{_OPEN}{2 * i}{_CLOSE}{core}{_OPEN}{2 * i + 1}{_CLOSE}{after}"
-        marked.append({**message, "content": text})
+        calls = message.get("tool_calls", ())
+        more: dict[str, Any] = {"tool_calls": [_marked_call(call, i) for call in calls]} if calls else {}
+        if message["content"] or not calls:  # templates ask whether there is any beside a call
+            more["content"] = _marked_text(message["content"], i)
+        marked.append({**message, **more})
     return (messages, add_generation_prompt), (marked, add_generation_prompt)
+
+
+def _marked_text(text: str, i: int) -> str:
+    core = text.strip()  # marks hug the text, so that a template may trim
+    at = text.find(core) if core else 0
+    before, after = text[:at], text[at + len(core) :]
+    return f"{before}{_OPEN}{2 * i}{_CLOSE}{core}{_OPEN}{2 * i + 1}{_CLOSE}{after}"
+
+
+def _marked_call(call: Mapping[str, Any], i: int) -> Mapping[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "name": _marked_text(function["name"], i)}}
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """The strings in a value from JSON, keys aside."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(each)
+
+
+def _spellings(text: str) -> tuple[str, ...]:
+    """A text as it is, and as JSON has it."""
+    return text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]
 
 
 def _unmarked(answers: Answers, count: int) -> tuple[str, list[list[Span]] | None]:
@@ -316,19 +414,18 @@ def _unmarked(answers: Answers, count: int) -> tuple[str, list[list[Span]] | Non
 
 
 def check_messages(messages: Any) -> None:
-    """Raise FeatherbackError unless `messages` is a non-empty list of {"role": str, "content": str}."""
+    """Raise FeatherbackError unless `messages` is a non-empty list of {"role": str, "content": str}, perhaps with
+    "tool_calls" as `shapes.tools` has them."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise FeatherbackError('"messages" must be a non-empty list of {"role": ..., "content": ...}.')
     for i, message in enumerate(messages, 1):
         if not isinstance(message, Mapping):
             raise FeatherbackError(f"Message {i} is not an object with role and content.")
-        for unsupported in ("tool_calls", "function_call"):
-            if message.get(unsupported):
-                raise FeatherbackError(f'Message {i} has "{unsupported}"; tool calls are not supported yet.')
         for key in ("role", "content"):
             if key not in message:
                 raise FeatherbackError(f'Message {i} has no "{key}".')
-            if not isinstance(message[key], str):
+        for key in ("role", "content", "name", "tool_call_id", "reasoning_content"):
+            if key in message and not isinstance(message[key], str):
                 raise FeatherbackError(
                     f'"{key}" of message {i} must be a string, not {type(message[key]).__name__}.'
                 )
@@ -336,7 +433,12 @@ def check_messages(messages: Any) -> None:
             raise FeatherbackError(
                 f"Message {i} has the role {message['role']!r}; expected user, assistant or system."
             )
-        if _OPEN in message["content"] or _CLOSE in message["content"]:
+        calls = message.get("tool_calls", ())
+        if calls and message["role"] != "assistant":
+            raise FeatherbackError(f'Message {i} has "tool_calls"; only the assistant calls tools.')
+        if not all(isinstance(call, Mapping) and isinstance(call.get("function"), Mapping) for call in calls):
+            raise FeatherbackError(f'"tool_calls" of message {i} must be a list of {{"function": {{...}}}}.')
+        if any(_OPEN in text or _CLOSE in text for text in (message["content"], *_leaves(calls))):
             raise FeatherbackError(f"Message {i} holds U+FDD0 or U+FDD1, which are not characters.")
         if message.get("weight", 1) not in (0, 1):
             raise FeatherbackError(f'"weight" of message {i} must be 0 (not trained) or 1.')
@@ -347,8 +449,9 @@ def _squeezed(text: str) -> str:
     return "".join(text.split())
 
 
-def _assistant(messages: Messages) -> list[Message]:
-    return [message for message in messages if message["role"] == "assistant"]
+def _answers(messages: Messages) -> list[tuple[int, Message]]:
+    """The assistant's messages, each with its place."""
+    return [(i, message) for i, message in enumerate(messages) if message["role"] == "assistant"]
 
 
 def _message(role: str, content: str) -> dict[str, str]:

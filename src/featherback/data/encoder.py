@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.data.chat import ChatTemplate
-from featherback.data.readers import Example
+from featherback.data.example import Bad, Example
 from featherback.data.tokenizer import Ids, Tokenizer
 from featherback.errors import FeatherbackError
 
 _BLOCK = 1 << 16  # characters tokenized at once; an encoding takes some 20 bytes a character while it is made
 _BLOCK_AT_MOST = 4 * _BLOCK
-_LINE = re.compile("[^\n]*\n|[^\n]+")
+_PIECE = re.compile("[^\n]{0,65535}\n|[^\n]{1,65536}")  # a line, or part of a long one
+_SPACE = re.compile(r"(?<=\S) (?=\S)")
 _MOST_THREADS = 4  # each takes a megabyte
 _AHEAD = 48  # examples under way at once, if they are short
 _AHEAD_CHARACTERS = 1 << 17  # and if they are long
@@ -59,9 +60,10 @@ class Encoder:
         """An example by itself. A text ends with the end token; all of it is supervised."""
         return self._begin(example)()
 
-    def encode_all(self, examples: Iterable[Example]) -> Iterator[tuple[Example, Encoded]]:
-        """Examples in order. What is wrong with one, or with reading them, is raised in its turn: FeatherbackError."""
-        waiting: deque[tuple[Example, Callable[[], Encoded], int]] = deque()
+    def encode_all(self, examples: Iterable[Example | Bad]) -> Iterator[tuple[Example, Encoded] | Bad]:
+        """Examples in order, those that cannot be encoded as what is wrong with them. What is wrong with reading
+        them is raised in its turn: FeatherbackError."""
+        waiting: deque[tuple[Example | Bad, Callable[[], Encoded], int]] = deque()
         source = iter(examples)
         ahead, failure, ended = 0, None, False
         while waiting or not ended:
@@ -79,19 +81,15 @@ class Encoder:
             if waiting:
                 example, finish, size = waiting.popleft()
                 ahead -= size
-                try:
-                    encoded = finish()
-                except FeatherbackError as error:
-                    raise FeatherbackError(f"{example.where}: {error}") from None
-                yield example, encoded
+                yield example if isinstance(example, Bad) else _encoded(example, finish)
         if failure is not None:
             raise failure
 
-    def stream(self, lines: Iterable[str]) -> Iterator[tuple[Ids, bool]]:
+    def stream(self, pieces: Iterable[str]) -> Iterator[tuple[Ids, bool]]:
         """One document, part by part: BOS if the model uses it, the text, the end token. All of it is supervised. With
         each part, whether it spells a control token."""
         waiting: deque[Callable[[], tuple[Ids, bool]]] = deque()
-        for begun in self._blocks_begun(lines):
+        for begun in self._blocks_begun(pieces):
             waiting.append(begun)
             if len(waiting) > self._threads:
                 yield waiting.popleft()()
@@ -109,7 +107,9 @@ class Encoder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begun(self, example: Example) -> Callable[[], Encoded]:
+    def _begun(self, example: Example | Bad) -> Callable[[], Encoded]:
+        if isinstance(example, Bad):
+            return _raising(FeatherbackError(example.problem))
         try:
             return self._begin(example)
         except FeatherbackError as error:
@@ -118,8 +118,8 @@ class Encoder:
     def _begin(self, example: Example) -> Callable[[], Encoded]:
         """Set off what others can do for an example; what is returned waits for them and does the rest."""
         if example.text is not None:
-            lines = (match[0] for match in _LINE.finditer(example.text))
-            parts = list(self._blocks_begun(lines))
+            pieces = (match[0] for match in _PIECE.finditer(example.text))
+            parts = list(self._blocks_begun(pieces))
             return lambda: self._joined(part() for part in parts)
         turns: Any = example.messages
         if turns is None:
@@ -132,7 +132,7 @@ class Encoder:
                 {"role": "assistant", "content": example.completion or ""},
             ]
         template = self._template or ChatTemplate(self._tokenizer)  # the latter explains what is missing
-        asked = template.begin(turns)
+        asked = template.begin(turns, example.tools)
         return lambda: Encoded(*template.encode_arrays(template.finish(asked)), self._spells_control(example))
 
     def _pair(self, example: Example) -> Encoded:
@@ -151,8 +151,8 @@ class Encoder:
         ids = np.concatenate(pieces)
         return Encoded(ids, np.ones(ids.size, np.bool_), any(spelled))
 
-    def _blocks_begun(self, lines: Iterable[str]) -> Iterator[Callable[[], tuple[Ids, bool]]]:
-        for i, block in enumerate(_blocks(lines)):
+    def _blocks_begun(self, pieces: Iterable[str]) -> Iterator[Callable[[], tuple[Ids, bool]]]:
+        for i, block in enumerate(_blocks(pieces)):
             yield self._pool.submit(self._block, block, i == 0).result
 
     def _block(self, text: str, first: bool) -> tuple[Ids, bool]:
@@ -168,10 +168,19 @@ class Encoder:
         return np.array([] if self._tokenizer.eos_id is None else [self._tokenizer.eos_id], np.uint32)
 
 
-def _texts(example: Example) -> Iterator[str]:
+def _texts(example: Example | Bad) -> Iterator[str]:
+    if isinstance(example, Bad):
+        return
     several = (example.prompt, example.completion, example.text, example.system)
     yield from (text for text in several if text)
     yield from (message["content"] for message in example.messages or ())
+
+
+def _encoded(example: Example, finish: Callable[[], Encoded]) -> tuple[Example, Encoded] | Bad:
+    try:
+        return example, finish()
+    except FeatherbackError as error:
+        return Bad(example.where, str(error))
 
 
 def _raising(error: FeatherbackError) -> Callable[[], Encoded]:
@@ -186,27 +195,37 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _blocks(lines: Iterable[str]) -> Iterator[str]:
-    """Join lines to blocks.
+def _blocks(pieces: Iterable[str]) -> Iterator[str]:
+    """Join lines, or pieces of lines, to blocks.
 
     A block ends only where every supported tokenizer cuts as well, so that the blocks have the tokens of the
-    whole. Where there is no such place for long, it ends at any line break, which may change a token there.
+    whole. Where there is no such place for long, it ends with any piece, which may change a token there.
     """
     parts: list[str] = []
     size = 0
-    for line in lines:
-        if size >= _BLOCK and (size >= _BLOCK_AT_MOST or _is_cut(parts[-1], line)):
-            yield "".join(parts)
+    for piece in pieces:
+        if size >= _BLOCK and (at := _first_cut(parts[-1], piece, size >= _BLOCK_AT_MOST)) is not None:
+            yield "".join([*parts, piece[:at]])
+            piece = piece[at:]
             parts, size = [], 0
-        parts.append(line)
-        size += len(line)
+        if piece:
+            parts.append(piece)
+            size += len(piece)
     if parts:
         yield "".join(parts)
 
 
-def _is_cut(line: str, following: str) -> bool:
-    """Whether tokenizers cut between two lines: the break is the only white space there, or the next line
-    begins with one space and a letter (the space goes with the letter, whatever is before)."""
-    if following[:1] == " ":
-        return following[1:2].isalpha()
-    return len(line) > 1 and not line[-2].isspace() and not following[:1].isspace()
+def _first_cut(before: str, piece: str, anywhere: bool) -> int | None:
+    """The first place in a piece where tokenizers cut, given what stands before it; None if there is none, or the
+    beginning if it may be `anywhere`.
+
+    A space between other characters goes with a letter that follows. A line break is cut off where it is the only white
+    space.
+    """
+    after_line = before.endswith("\n") and piece[:1] != " "
+    if after_line and len(before) > 1 and not before[-2].isspace() and not piece[:1].isspace():
+        return 0
+    if piece[:1] == " " and piece[1:2].isalpha() and (before.endswith("\n") or not before[-1].isspace()):
+        return 0
+    found = (space.start() for space in _SPACE.finditer(piece) if piece[space.end()].isalpha())
+    return next(found, 0 if anywhere else None)

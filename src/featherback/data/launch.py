@@ -12,13 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 from featherback.data.report import PrepareReport
+from featherback.data.source import Source
 from featherback.errors import FeatherbackError
 from featherback.files import cut_short
 
 
 def prepare_in_subprocess(
     model_path: str | os.PathLike[str],
-    data_path: str | os.PathLike[str],
+    data: Source | str | os.PathLike[str],
     out_path: str | os.PathLike[str],
     seq_len: int,
     progress: Callable[[dict[str, Any]], None] | None = None,
@@ -28,9 +29,10 @@ def prepare_in_subprocess(
 
     Raises FeatherbackError with the sentence the preparation failed with.
     """
+    source = Source.of(data)
     config = {
         "model": str(model_path),
-        "data": str(data_path),
+        "data": source.to_json(),
         "out": str(out_path),
         "seq_len": seq_len,
         "enough": enough,
@@ -60,10 +62,10 @@ def prepare_in_subprocess(
         raise cut_short(model_path)
     if status < 0:
         raise FeatherbackError(
-            f"Preparing the data {data_path} was ended by signal {signal.Signals(-status).name}, perhaps for want of "
+            f"Preparing the data {source.name} was ended by signal {signal.Signals(-status).name}, perhaps for want of "
             f"memory: close other programs, or split the data."
         )
     reason = complaint.splitlines()[-1] if complaint else f"exit status {status}"
     raise FeatherbackError(
-        f"Preparing the data {data_path} failed: {reason}. This is a fault of Featherback."
+        f"Preparing the data {source.name} failed: {reason}. This is a fault of Featherback."
     )

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import base64
-import json
-import re
 import struct
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherback.errors import FeatherbackError
-from featherback.files import open_regular
 
-_TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*("[^"]*"|[^,}\s]+)')
+_TABLE = "precompiled_charsmap"
 _SIZE = struct.Struct("<I")
 
 
-def check_precompiled(path: Path) -> None:
-    """FeatherbackError if the table of a Precompiled normalizer is not one.
+def check_precompiled(path: Path, normalizer: Any) -> None:
+    """FeatherbackError if the table of a Precompiled normalizer, in those of the tokenizer.json at `path`, is not one.
 
-    It is found in the text, as parsing the whole would take much memory.
     In base64: the size of a trie in bytes (u32), the trie as u32s, and the replacements in UTF-8.
     """
-    with open_regular(path) as file:
-        content = file.read()
-    for match in _TABLE.finditer(content):
+    for encoded in _tables(normalizer):
         try:
-            table = base64.b64decode(json.loads(match[1]), validate=True)
+            table = base64.b64decode(encoded, validate=True)
             (size,) = _SIZE.unpack_from(table)
             end = _SIZE.size + size // 4 * 4
             if end > len(table):
@@ -39,6 +35,15 @@ def check_precompiled(path: Path) -> None:
             raise FeatherbackError(
                 f"{path} is damaged: the table of its normalizer (precompiled_charsmap) cannot be read."
             ) from None
+
+
+def _tables(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        yield from (inner for key, inner in value.items() if key == _TABLE)
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            yield from _tables(inner)
 
 
 def _check_trie(units: NDArray[np.uint32], text: NDArray[np.uint8]) -> None:

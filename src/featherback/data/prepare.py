@@ -1,11 +1,11 @@
-"""Turn a data file into a token file.
+"""Turn data into a token file.
 
-    python -m featherback.data.prepare '{"model": ..., "data": ..., "out": ..., "seq_len": 256}'
+    python -m featherback.data.prepare '{"model": ..., "data": {"paths": [...], ...}, "out": ..., "seq_len": 256}'
 
-A tokenizer takes tens of megabytes, so this runs as a process of its own that ends before training begins
-(`launch.prepare_in_subprocess`). It writes one JSON object per line: {"progress": {"examples": n, "tokens": n,
-"read": bytes, "of": bytes}} now and then, at last {"report": ...} or {"error": "a sentence"}. With "enough" reading
-ends after so many tokens.
+A tokenizer takes tens of megabytes, so this runs in a process that does not train: the one that `featherback train`
+is until training takes its place, or one of its own (`launch.prepare_in_subprocess`). The latter writes one JSON object
+per line: {"progress": {"examples": n, "tokens": n, "read": bytes, "of": bytes}} now and then, at last {"report": ...}
+or {"error": "a sentence"}. With "enough" reading ends after so many tokens.
 """
 
 from __future__ import annotations
@@ -14,61 +14,115 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from featherback.data.containers.base import Document
+from featherback.data.duplicates import Duplicates, marked
 from featherback.data.encoder import Encoded, Encoder
-from featherback.data.readers import detect, read_jsonl, read_text
-from featherback.data.report import PrepareReport
+from featherback.data.example import Bad, Example
+from featherback.data.inputs import keep_stdin
+from featherback.data.readers import DataFile, data_files
+from featherback.data.report import PrepareReport, too_long
+from featherback.data.source import STDIN, Source
 from featherback.data.token_file import TokenFileWriter
+from featherback.data.tokenizer import Tokenizer
 from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.errors import FeatherbackError
 from featherback.failure import sentence
+from featherback.terminal import PROGRESS_SECONDS
 
 Progress = Callable[[dict[str, Any]], None]
-_PROGRESS_SECONDS = 0.5
+REHEARSED = 16  # examples, or blocks of a text
+
+
+class Watch(Protocol):
+    """Who sees to it that a preparation takes no more than it may."""
+
+    def look(self, now: bool = False) -> None:
+        """See what is held; unless it has to be `now`, only once in a while."""
+
+    def check(self) -> None:
+        """FeatherbackError if what was seen was too much."""
 
 
 def prepare(
     model_path: str | os.PathLike[str],
-    data_path: str | os.PathLike[str],
+    data: Source | str | os.PathLike[str],
     out_path: str | os.PathLike[str],
     seq_len: int,
     progress: Progress | None = None,
     enough: int | None = None,
+    watch: Watch | None = None,
 ) -> PrepareReport:
     """Encode the data for a model into a token file of sequences of at most `seq_len` tokens.
 
-    Conversations and prompt/completion pairs longer than that are cut at the end and counted; text is cut
-    into sequences. The data set is streamed, and read no further than `enough` tokens need. Raises FeatherbackError,
-    naming file and line, for data that cannot be used.
+    What becomes of conversations and prompt/completion pairs longer than that says `data.long`: a path alone means that
+    they are counted, and refused in the end. Text is cut into sequences. The data are streamed, and read no further
+    than `enough` tokens need. `watch` sees a rehearsal with the first of the data, and then all. Raises
+    FeatherbackError, naming file and line, for data that cannot be used.
     """
     if seq_len < 2:
         raise FeatherbackError(
             f"The sequence length is {seq_len}; it must be at least 2 for a token to predict another."
         )
     began = time.monotonic()
-    kind = detect(data_path)
+    source = Source.of(data)
+    if STDIN in source.paths:
+        keep_stdin(Path(out_path).parent)
+    data_files(source)
     tokenizer = load_tokenizer(model_path)
-    report = PrepareReport(str(data_path), seq_len, enough=enough, tokenizer_note=tokenizer.note)
+    names = [source.title] if source.title else list(source.paths)
+    report = PrepareReport(names, seq_len, enough=enough, tokenizer_note=tokenizer.note)
+    if watch:
+        _rehearse(tokenizer, source, watch)
     with TokenFileWriter(out_path) as writer, Encoder(tokenizer) as encoder:
-        work = _Preparation(encoder, report, writer, Path(data_path), progress)
-        if kind == "txt":
-            work.add_text_file()
-        else:
-            work.add_examples()
+        work = _Preparation(encoder, report, writer, source, progress, watch)
+        work.run()
+        if report.too_long:
+            raise FeatherbackError(_too_long(report))
         if writer.n_targets == 0:
             raise FeatherbackError(_nothing_to_train(report))
         report.sequences, report.tokens = writer.n_sequences, writer.n_tokens
         report.supervised_tokens = writer.n_targets
         report.renamed_roles = encoder.renamed
+        report.duplicates, report.duplicates_exact = work.duplicates.count, work.duplicates.is_exact
+        report.enough = work.enough
         report.seconds = time.monotonic() - began
         report.peak_rss_mb = _peak_rss_mb()
         writer.metadata.update(seq_len=seq_len, n_vocab=tokenizer.n_vocab, report=report.to_json())
     return report
+
+
+def _rehearse(tokenizer: Tokenizer, source: Source, watch: Watch) -> None:
+    """Have `watch` see the tokenizer, the template's process and the encoder at work; what they make is dropped."""
+    with Encoder(tokenizer) as encoder:
+        for file in data_files(source):
+            for _ in islice(_encoded(encoder, file), REHEARSED):
+                watch.look(now=True)
+    watch.check()
+
+
+def _encoded(encoder: Encoder, file: DataFile) -> Iterator[object]:
+    if not file.holds_texts:
+        yield from encoder.encode_all(file.examples())
+        return
+    for document in file.documents():
+        yield from encoder.stream(document.pieces)
+
+
+class _Bytes:
+    """How much was read. By itself, as the files refer to it: a circle would keep the tokenizer in memory."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, size: int) -> None:
+        self.count += size
 
 
 class _Preparation:
@@ -79,42 +133,79 @@ class _Preparation:
         encoder: Encoder,
         report: PrepareReport,
         writer: TokenFileWriter,
-        path: Path,
+        source: Source,
         progress: Progress | None,
+        watch: Watch | None,
     ) -> None:
-        self.encoder, self.report, self.writer, self.path, self.progress = (
-            encoder, report, writer, path, progress,
+        self.encoder, self.report, self.writer, self.source, self.progress, self.watch = (
+            encoder, report, writer, source, progress, watch,
         )  # fmt: skip
         self._told = time.monotonic()
-        self._read, self._size = 0, path.stat().st_size
+        self._read = _Bytes()
+        self.duplicates = Duplicates()
+        self._files = data_files(source, self._read.add)
+        self._size = sum(file.size for file in self._files)
+        report.not_read += [said for file in self._files if (said := file.not_read)]
 
-    def add_examples(self) -> None:
-        """A JSONL file."""
+    def run(self) -> None:
+        """Read everything, or as far as is needed."""
+        for file in self._files:
+            if self._ends_behind(file.data.name):
+                return
+            if not file.holds_texts:
+                self._add_examples(file)
+                continue
+            for document in file.documents():
+                if self._ends_behind(document.where):
+                    return
+                self._add_stream(document)
+
+    def _ends_behind(self, where: str) -> bool:
+        """Whether what was read before `where` is enough."""
+        if enough := self._is_enough():
+            self.report.read_to = self.report.read_to or f"the beginning of {where}"
+        return enough
+
+    def _add_examples(self, file: DataFile) -> None:
         where = ""
-        for example, encoded in self.encoder.encode_all(read_jsonl(self.path, self._watch)):
+        for item in self.encoder.encode_all(file.examples()):
             if self._is_enough():
                 self.report.read_to = where
                 return
-            where = example.where
-            if example.text is not None:
-                self._add_document(encoded, where)
+            if isinstance(item, Bad):
+                self._skip(item)
             else:
-                shape = "messages" if example.messages is not None else "prompt"
-                self._add_exchange(encoded, shape, where)
-            self.report.spelled_control += encoded.spells_control
+                self._add(*item)
+            where = item.where if isinstance(item, Bad) else item[0].where
             self._tell()
 
-    def add_text_file(self) -> None:
-        """A text file as one document."""
+    def _skip(self, bad: Bad) -> None:
+        """Count a record that cannot be used, or end with what is wrong with it."""
+        if not self.source.skip_bad:
+            raise FeatherbackError(f"{bad.where}: {bad.problem} --skip-bad leaves such examples out.")
+        self.report.skip(f"{bad.where}: {bad.problem}")
+
+    def _add(self, example: Example, encoded: Encoded) -> None:
+        self.report.use(example)
+        self.duplicates.add(marked(encoded.mask.tobytes(), marked(encoded.ids.tobytes())))
+        if example.text is not None:
+            self._add_document(encoded, example.where)
+        else:
+            self._add_exchange(encoded, example.shape, example.where)
+        self.report.spelled_control += encoded.spells_control
+
+    def _add_stream(self, document: Document) -> None:
+        """A text of any length, cut into sequences as it comes."""
         size = self.report.seq_len
         held = np.empty(0, np.uint32)
-        length, spelled = 0, False
-        for part, spells_control in self.encoder.stream(read_text(self.path, self._watch)):
+        length, mark, spelled = 0, 0, False
+        for part, spells_control in self.encoder.stream(document.pieces):
             if self._is_enough():
-                self.report.read_to = f"{self.path}, its first {self.writer.n_tokens} tokens"
+                self.report.read_to = f"{document.where}, its first {length - held.size} tokens"
                 held = held[:0]
                 break
             spelled = spelled or spells_control
+            mark = marked(part.tobytes(), mark)
             length += part.size
             held = np.concatenate([held, part])
             full = held.size // size * size
@@ -124,13 +215,20 @@ class _Preparation:
             self._tell()
         if held.size > 1:  # a single token left over predicts nothing
             self.writer.add_text(held, size)
+        self.duplicates.add(mark)
         self._count("text", length)
         if length < 2:
-            self._drop(str(self.path))
+            self._drop(document.where)
         self.report.spelled_control += spelled
 
+    @property
+    def enough(self) -> int | None:
+        """Tokens that are enough if batches are as long as what was kept whole."""
+        enough, size = self.report.enough, self.report.seq_len
+        return None if enough is None else -(-enough * max(size, self.writer.max_length) // size)
+
     def _is_enough(self) -> bool:
-        return self.report.enough is not None and self.writer.n_tokens >= self.report.enough
+        return (enough := self.enough) is not None and self.writer.n_tokens >= enough
 
     def _add_document(self, encoded: Encoded, where: str) -> None:
         """Cut a document into sequences of seq_len tokens, all supervised."""
@@ -143,12 +241,16 @@ class _Preparation:
             self._drop(where)
 
     def _add_exchange(self, encoded: Encoded, shape: str, where: str) -> None:
-        """Add a conversation, cut at the end if it is too long."""
+        """Add a conversation; one that is too long as the source wants it."""
         report, ids, mask = self.report, encoded.ids, encoded.mask
         self._count(shape, ids.size)
-        if ids.size > report.seq_len:
-            report.truncated += 1
-            report.truncated_tokens += ids.size - report.seq_len
+        report.longest_chat = max(report.longest_chat, ids.size)
+        if ids.size > report.seq_len and self.source.long != "keep":
+            if self.source.long == "refuse":
+                report.too_long += 1
+                report.first_truncated = report.first_truncated or where
+                return
+            report.cut(ids.size - report.seq_len)
             report.first_truncated = report.first_truncated or where
             ids, mask = ids[: report.seq_len], mask[: report.seq_len]
         if mask[1:].any():
@@ -165,29 +267,36 @@ class _Preparation:
         self.report.dropped += 1
         self.report.first_dropped = self.report.first_dropped or where
 
-    def _watch(self, size: int) -> None:
-        self._read += size
-
     def _tell(self) -> None:
+        if self.watch:
+            self.watch.look()
+            self.watch.check()
         now = time.monotonic()
-        if self.progress and now - self._told > _PROGRESS_SECONDS:
+        if self.progress and now - self._told > PROGRESS_SECONDS:
             self._told = now
             self.progress(
                 {
                     "examples": self.report.examples,
                     "tokens": self.writer.n_tokens,
-                    "read": self._read,
+                    "read": self._read.count,
                     "of": self._size,
                 }
             )
 
 
+def _too_long(report: PrepareReport) -> str:
+    beyond, change = f"{report.seq_len} tokens", f"--seq-len {report.longest_chat} takes them whole"
+    data = f"{report.data} (first: {report.first_truncated})"
+    return too_long(report.too_long, report.examples, data, beyond, report.longest_chat, change)
+
+
 def _nothing_to_train(report: PrepareReport) -> str:
+    if not report.examples and report.skipped:
+        return f"{report.data} has no example that can be used; the first: {report.first_skipped[0]}"
+    if not report.examples:
+        return f"{report.data} holds no text."
     if report.truncated == report.examples:
-        return (
-            f"{report.data} has no supervised token within {report.seq_len} tokens: every example is longer "
-            f"(up to {report.longest}) and is cut before its answer. Raise the sequence length."
-        )
+        return f"{report.nothing_within} Raise the sequence length."
     return f"{report.data} has no supervised token at all: it holds no assistant turn to train on."
 
 
@@ -216,7 +325,7 @@ def main(argv: list[str]) -> int:
         config = json.loads(argv[0] if argv else sys.stdin.read())
         report = prepare(
             config["model"],
-            config["data"],
+            Source.from_json(config["data"]),
             config["out"],
             config["seq_len"],
             lambda progress: say(progress=progress),

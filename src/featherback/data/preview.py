@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 
 from featherback.data.encoder import Encoder
-from featherback.data.readers import detect, read_jsonl, read_text
+from featherback.data.example import Bad
+from featherback.data.readers import data_files
+from featherback.data.source import Source
 from featherback.data.tokenizer import Tokenizer
 from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.errors import FeatherbackError
 
 
 @dataclass(frozen=True)
@@ -28,26 +31,37 @@ class Preview:
 
 def preview(
     model_path: str | os.PathLike[str],
-    data_path: str | os.PathLike[str],
+    data: Source | str | os.PathLike[str],
     seq_len: int = 256,
     count: int = 1,
     start: int = 0,
 ) -> list[Preview]:
-    """`count` examples of a data file from number `start` on (a text file has one)."""
-    tokenizer = load_tokenizer(model_path)
+    """`count` examples of the data from number `start` on, each text of a file or folder as one: as much of each as
+    becomes its first sequence."""
+    tokenizer, source = load_tokenizer(model_path), Source.of(data)
     with Encoder(tokenizer) as encoder:
-        if detect(data_path) == "txt":
-            ids: list[int] = []
-            for part, _ in encoder.stream(read_text(data_path)):
-                ids += part.tolist()
-                if len(ids) >= seq_len:
-                    break
-            return [_preview(tokenizer, str(data_path), ids[:seq_len], [True] * seq_len, seq_len)]
-        chosen = islice(read_jsonl(data_path), start, start + count)
-        return [
-            _preview(tokenizer, example.where, encoded.ids.tolist(), encoded.mask.tolist(), seq_len)
-            for example, encoded in encoder.encode_all(chosen)
-        ]
+        return list(islice(_previews(tokenizer, encoder, source, seq_len), start, start + count))
+
+
+def _previews(tokenizer: Tokenizer, encoder: Encoder, source: Source, seq_len: int) -> Iterator[Preview]:
+    for file in data_files(source):
+        if file.holds_texts:
+            for document in file.documents():
+                ids: list[int] = []
+                for part, _ in encoder.stream(document.pieces):
+                    ids += part.tolist()
+                    if len(ids) >= seq_len:
+                        break
+                yield _preview(tokenizer, document.where, ids[:seq_len], [True] * seq_len, seq_len)
+        else:
+            for item in encoder.encode_all(file.examples()):
+                if not isinstance(item, Bad):
+                    example, encoded = item
+                    ids, whole = encoded.ids.tolist(), source.long == "keep" and example.text is None
+                    most = len(ids) if whole else seq_len
+                    yield _preview(tokenizer, example.where, ids, encoded.mask.tolist(), most)
+                elif not source.skip_bad:
+                    raise FeatherbackError(f"{item.where}: {item.problem}")
 
 
 def _preview(tokenizer: Tokenizer, where: str, ids: list[int], mask: list[bool], seq_len: int) -> Preview:

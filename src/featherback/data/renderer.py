@@ -24,8 +24,11 @@ from featherback.errors import FeatherbackError
 MOST_CHARACTERS = 1 << 20
 """Of a template; the longest known one has 30,000."""
 
-Conversation = tuple[Sequence[Mapping[str, str]], bool]
+Conversation = tuple[Sequence[Mapping[str, Any]], bool]
 """Messages, and whether the text is to end where the assistant answers."""
+
+Tools = Sequence[Mapping[str, Any]]
+"""What a template is given as `tools`."""
 
 Answers = list["str | RenderingError"]
 """Each conversation as text, or why there is none."""
@@ -63,17 +66,28 @@ class Renderer:
         self._unsent, self._unread = bytearray(), bytearray()
 
     def render(
-        self, template: str, names: Mapping[str, str], source: str, conversations: Sequence[Conversation]
+        self,
+        template: str,
+        names: Mapping[str, str],
+        source: str,
+        conversations: Sequence[Conversation],
+        tools: Tools | None = None,
     ) -> Answers:
         """Each conversation as text, or why there is none.
 
         `names`: what the template may refer to besides the messages. `source`: where it comes from, for errors.
+        `tools`: those of all the conversations.
         FeatherbackError if the template is wrong in itself, or takes more time or memory than any needs.
         """
-        return self.take(self.ask(template, names, source, conversations), source)
+        return self.take(self.ask(template, names, source, conversations, tools), source)
 
     def ask(
-        self, template: str, names: Mapping[str, str], source: str, conversations: Sequence[Conversation]
+        self,
+        template: str,
+        names: Mapping[str, str],
+        source: str,
+        conversations: Sequence[Conversation],
+        tools: Tools | None = None,
     ) -> int:
         """Begin what `render` does; the number to `take` the answers by, once."""
         if self._loaded != (template, names):
@@ -86,7 +100,7 @@ class Renderer:
             if "error" in reply:
                 raise _failure(source, *reply["error"])
             self._loaded = template, dict(names)
-        return self._send(_line({"conversations": conversations}), source)
+        return self._send(_line({"conversations": conversations, "tools": tools}), source)
 
     def take(self, number: int, source: str) -> Answers:
         """Wait for the answers; errors as of `render`."""
@@ -105,11 +119,14 @@ class Renderer:
             process = self._process or self._start()
             assert process.stdin is not None
             assert process.stdout is not None
-            writing = [process.stdin] if self._unsent else []
-            readable, writable, _ = select.select([process.stdout], writing, [])
-            if writable:
+            waiting = select.poll()  # as select, but with any number of open files
+            waiting.register(process.stdout, select.POLLIN)
+            if self._unsent:
+                waiting.register(process.stdin, select.POLLOUT)
+            ready = {file for file, _ in waiting.poll()}
+            if process.stdin.fileno() in ready:
                 self._write(process)
-            if readable:
+            if process.stdout.fileno() in ready:
                 self._read(process.stdout)
         reply = self._replies.pop(number)
         if isinstance(reply, FeatherbackError):
@@ -129,8 +146,14 @@ class Renderer:
             return
         *lines, rest = piece.split(b"\n")
         for line in lines:
-            self._replies[self._asked.popleft().number] = json.loads(self._unread + line)
+            request, reply = self._asked.popleft(), json.loads(self._unread + line)
             self._unread.clear()
+            if request.number != LOADING:
+                self._replies[request.number] = reply
+            elif "error" in reply:
+                self._fail(_failure(request.source, *reply["error"]))
+                self._drop()
+                return
         self._unread += rest
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -154,21 +177,31 @@ class Renderer:
         assert self._complaints is not None
         failed = self._asked.popleft()
         reason = self._ended(self._process, self._complaints, failed.source)
-        if failed.number == LOADING:  # another process would fare no better: all that wait are told
-            self._replies |= {request.number: reason for request in self._asked}
-            self._asked.clear()
+        if failed.number == LOADING:
+            self._fail(reason)
         else:
             self._replies[failed.number] = reason
-        _stop(self._process, self._complaints)
-        self._process = self._complaints = None
-        self._unread.clear()
-        self._unsent.clear()
+        self._drop()
         if not self._asked:
             self._loaded = None
             return
         self._asked.appendleft(_Request(LOADING, self._loading, failed.source))
         for request in self._asked:
             self._unsent += request.line
+
+    def _fail(self, reason: FeatherbackError) -> None:
+        """The template cannot be loaded again, nor could another process: all that wait are told."""
+        self._replies |= {request.number: reason for request in self._asked}
+        self._asked.clear()
+        self._loaded = None
+
+    def _drop(self) -> None:
+        assert self._process is not None
+        assert self._complaints is not None
+        _stop(self._process, self._complaints)
+        self._process = self._complaints = None
+        self._unread.clear()
+        self._unsent.clear()
 
     def _ended(self, process: subprocess.Popen[bytes], complaints: IO[str], source: str) -> FeatherbackError:
         """Why the process is no more."""

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from featherback.data.source import called
+from featherback.errors import shown
+
+if TYPE_CHECKING:
+    from featherback.data.example import Example
+
+MOST_SKIPPED, MOST_KEYS = 20, 20  # that are listed
 
 SYNONYMS = {"human": "user", "developer": "system"}
 """Roles that data sets use, and what most chat templates call them."""
@@ -13,7 +21,7 @@ SYNONYMS = {"human": "user", "developer": "system"}
 class PrepareReport:
     """Counts of one preparation. Lengths are in tokens."""
 
-    data: str
+    paths: list[str]
     seq_len: int
     examples: int = 0
     shapes: dict[str, int] = field(default_factory=dict)
@@ -21,17 +29,35 @@ class PrepareReport:
     sequences: int = 0
     tokens: int = 0
     supervised_tokens: int = 0
+    too_long: int = 0
+    """Examples longer than seq_len that were neither cut nor kept: the data are refused."""
+    duplicates: int = 0
+    """Examples with the tokens of an earlier one."""
+    duplicates_exact: bool = True
+    """Whether that was counted, and not estimated from a part."""
+    empty_answers: int = 0
+    """Examples with an answer to be trained that says nothing."""
     truncated: int = 0
     """Examples cut because they are longer than seq_len."""
     truncated_tokens: int = 0
     """Tokens cut off them."""
     dropped: int = 0
     """Examples of which no supervised token was left."""
+    skipped: int = 0
+    """Records that cannot be used and were left out, as was asked for."""
+    first_skipped: list[str] = field(default_factory=list)
+    """The first of them: where, and what is wrong."""
+    not_read: list[str] = field(default_factory=list)
+    """What is passed over of folders, a sentence each."""
+    unused_keys: list[str] = field(default_factory=list)
+    """Keys of the data that nothing is made of; some of them, if there are very many."""
     spelled_control: int = 0
     """Examples whose text spells a control token; it was encoded as text."""
     renamed_roles: dict[str, int] = field(default_factory=dict)
     """Messages by a role that the chat template does not know, read as its other name."""
     longest: int = 0
+    longest_chat: int = 0
+    """Of the examples that are not text, and so not cut into sequences."""
     lengths: dict[str, int] = field(default_factory=dict)
     """Number of examples by length before cutting: upper bound (a power of two) -> count."""
     first_truncated: str | None = None
@@ -50,6 +76,40 @@ class PrepareReport:
         self.lengths[bound] = self.lengths.get(bound, 0) + 1
         self.longest = max(self.longest, length)
 
+    @property
+    def data(self) -> str:
+        """What messages call the data."""
+        return ", ".join(map(called, self.paths))
+
+    def use(self, example: Example) -> None:
+        """Note what is not used of an example, and whether an answer in it is empty."""
+        said = (m for m in example.messages or () if m["role"] == "assistant" and m.get("weight", 1))
+        self.empty_answers += any(not m["content"].strip() and not m.get("tool_calls") for m in said) or (
+            example.completion is not None and not example.completion.strip()
+        )
+        for key in example.unused:
+            if key not in self.unused_keys and len(self.unused_keys) < MOST_KEYS:
+                self.unused_keys.append(key)
+
+    def cut(self, tokens: int) -> None:
+        """Count an example that loses so many tokens."""
+        self.truncated += 1
+        self.truncated_tokens += tokens
+
+    @property
+    def nothing_within(self) -> str:
+        """What is to be said if every example was cut before its answer."""
+        return (
+            f"{self.data} has no supervised token within {self.seq_len} tokens: every example is longer (up to "
+            f"{self.longest_chat}) and is cut before its answer."
+        )
+
+    def skip(self, problem: str) -> None:
+        """Count a record that is left out."""
+        self.skipped += 1
+        if len(self.first_skipped) < MOST_SKIPPED:
+            self.first_skipped.append(problem)
+
     def notes(self) -> list[str]:
         """What the user should know, a sentence each; empty if all is as expected."""
         notes = [] if self.tokenizer_note is None else [self.tokenizer_note]
@@ -62,13 +122,33 @@ class PrepareReport:
             notes.append(
                 f"{self.truncated} of {self.examples} examples are longer than {self.seq_len} tokens and "
                 f"were cut; {self.truncated_tokens} tokens are left out (the longest example has "
-                f"{self.longest}; first: {self.first_truncated})."
+                f"{self.longest_chat}; first: {self.first_truncated})."
             )
         if self.dropped:
             notes.append(
                 f"{self.dropped} of {self.examples} examples have no supervised token left and were left "
                 f"out (first: {self.first_dropped})."
             )
+        if self.duplicates:
+            about = "" if self.duplicates_exact else "About "
+            notes.append(
+                f"{about}{self.duplicates} of {self.examples} examples are copies of others, and count as "
+                "often as they are there."
+            )
+        if self.empty_answers:
+            notes.append(
+                f"{self.empty_answers} of {self.examples} examples have an empty answer, which teaches to say nothing."
+            )
+        if self.skipped:
+            left = "record cannot be used and was" if self.skipped == 1 else "records cannot be used and were"
+            notes.append(f"{self.skipped} {left} left out:")
+            notes += [f"- {problem}" for problem in self.first_skipped]
+            if self.skipped > len(self.first_skipped):
+                notes.append(f"- and {self.skipped - len(self.first_skipped)} more")
+        notes += self.not_read
+        if self.unused_keys:
+            keys = ", ".join(map(shown, self.unused_keys))
+            notes.append(f"These keys of the data are not used: {keys}.")
         if self.spelled_control:
             notes.append(
                 f"{self.spelled_control} of {self.examples} examples spell a control token of the model in "
@@ -87,3 +167,11 @@ class PrepareReport:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> PrepareReport:
         return cls(**content)
+
+
+def too_long(count: int, of: int, data: str, beyond: str, longest: int, change: str) -> str:
+    """The refusal of examples that are too long and not to be cut; `change`: what takes them whole."""
+    return (
+        f"{count} of {of} examples in {data} are longer than {beyond} (the longest has {longest}): {change}, --cut "
+        f"cuts them at the end."
+    )

@@ -6,7 +6,7 @@ system bounds (docs/decisions/templates.md). Each line of standard input is a re
 output its answer, both JSON:
 
     {"template": text, "names": {"bos_token": ...}}  ->  {"loaded": true}, or {"error": [kind, detail]}
-    {"conversations": [[messages, add_generation_prompt], ...]}  ->  {"answers": [...]}
+    {"conversations": [[messages, add_generation_prompt], ...], "tools": tools}  ->  {"answers": [...]}
 
 An answer is a text, or [kind, detail] with the kind "syntax", "refused", "failed", "memory" or "output". A
 request that takes too much CPU time ends the process by SIGPROF.
@@ -21,7 +21,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from importlib.util import find_spec
 from typing import Any, ClassVar, NoReturn
+
+if find_spec("_sha1"):  # Python's own, which are enough for Jinja's cache: OpenSSL would take 3 MB
+    sys.modules["_hashlib"] = None  # type: ignore[assignment]
 
 import jinja2.debug  # noqa: F401 - what an error brings in, before memory is short
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
@@ -56,7 +60,7 @@ def main() -> None:
                 limit = OUTPUT + OUTPUT_EACH * len(line)
                 reply = {
                     "answers": [
-                        _guarded(_rendered, template, names, messages, prompt, limit)
+                        _guarded(_rendered, template, names, messages, prompt, request["tools"], limit)
                         for messages, prompt in request["conversations"]
                     ]
                 }
@@ -117,11 +121,16 @@ def _guarded(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _rendered(
-    template: Template, names: dict[str, str], messages: list[dict[str, str]], prompt: bool, limit: int
+    template: Template,
+    names: dict[str, str],
+    messages: list[dict[str, Any]],
+    prompt: bool,
+    tools: list[dict[str, Any]] | None,
+    limit: int,
 ) -> str:
     """The conversation as text of at most `limit` characters."""
     parts, size = [], 0
-    values = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": prompt}
+    values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
     for part in template.generate(**names, **values):
         parts.append(part)
         size += len(part)

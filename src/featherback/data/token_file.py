@@ -18,7 +18,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -34,6 +34,7 @@ VERSION = 2
 _HEADER = struct.Struct("<8sI4xQQQQQI4x")  # 64 bytes
 _COUNTED = 56  # bytes of the header before its checksum
 _ALIGN = 64
+_WINDOW = 1 << 16  # sequences whose lengths are looked at together
 _PIECE = 1 << 18  # bytes read at once where the whole file is read
 
 
@@ -80,6 +81,17 @@ class TokenFileWriter:
         """Append sequences of `size` tokens, the last perhaps shorter, all of them supervised."""
         ends = np.minimum(np.arange(size, tokens.size + size, size), tokens.size)
         self._write(tokens.astype("<i4"), np.ones(tokens.size, np.bool_), ends)
+
+    def add_from(self, file: TokenFile, start: int, end: int) -> None:
+        """Append the sequences from `start` to before `end` of another token file."""
+        while start < end:
+            first = int(file.offsets[start])
+            beyond = int(np.searchsorted(file.offsets, first + _PIECE, "right")) - 1
+            stop = min(end, max(start + 1, beyond))
+            part = slice(first, int(file.offsets[stop]))
+            ends = file.offsets[start + 1 : stop + 1] - first
+            self._write(file.tokens[part], file.supervised[part].view(np.bool_), ends)
+            start = stop
 
     def _write(self, ids: npt.NDArray[Any], mask: npt.NDArray[np.bool_], ends: npt.NDArray[np.int64]) -> None:
         """Append the sequences that end at `ends` of `ids`."""
@@ -237,6 +249,11 @@ class TokenFile:
     def lengths(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Number of tokens of each of the sequences named."""
         return np.asarray(self.offsets[indices + 1] - self.offsets[indices])
+
+    def all_lengths(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+        """(first sequence, lengths of it and those after it), a window of sequences at a time."""
+        for start in range(0, self.n_sequences, _WINDOW):
+            yield start, np.diff(self.offsets[start : min(start + _WINDOW, self.n_sequences) + 1])
 
     def drop_pages(self) -> None:
         """Give the file's resident pages back to the system (they come back from disk when touched)."""

@@ -16,18 +16,13 @@ from featherback.data.tokenizer_json import (
 from featherback.errors import FeatherbackError
 from featherback.files import read_bytes, read_json
 
-_CONFIG = "tokenizer_config.json"
+FILE, _CONFIG = "tokenizer.json", "tokenizer_config.json"
 
 
 def from_folder(folder: str | Path) -> Tokenizer:
     """The tokenizer saved in a folder."""
     folder = Path(folder)
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise FeatherbackError(
-            f"{folder} holds no tokenizer.json; save it with AutoTokenizer's save_pretrained."
-        )
-    file = read_tokenizer(path)
+    file = read_tokenizer(check_present(folder))
     core, note = _core(file)
     config = _read(folder / _CONFIG)
     names = _special_names(config, folder / _CONFIG)
@@ -54,6 +49,14 @@ def from_folder(folder: str | Path) -> Tokenizer:
         widths={token.content: (token.lstrip, token.rstrip) for token in file.added},
         note=note,
     )
+
+
+def check_present(folder: Path) -> Path:
+    """The tokenizer.json of a folder; FeatherbackError if there is none."""
+    path = folder / FILE
+    if not path.is_file():
+        raise FeatherbackError(f"{folder} holds no {FILE}; save it with AutoTokenizer's save_pretrained.")
+    return path
 
 
 def _core(file: TokenizerFile) -> tuple[Core, str | None]:

@@ -16,6 +16,7 @@ from featherback import _native
 from featherback.data.tokenizer import END_TOKENS, Tokenizer
 from featherback.errors import FeatherbackError
 from featherback.weights.gguf import STRING, GGUFFile, Scalar
+from featherback.weights.split import open_gguf
 
 # GGML's token types.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -36,8 +37,8 @@ _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 
 
 def from_gguf(path: str | Path) -> Tokenizer:
-    """The tokenizer stored in a GGUF file."""
-    file = GGUFFile(path)
+    """The tokenizer stored in a GGUF file, or in the first part of a split one."""
+    file = open_gguf(path)
     try:
         tokenizer = _build(file)
         file.drop_header()  # encoding reads little of it again
@@ -46,7 +47,17 @@ def from_gguf(path: str | Path) -> Tokenizer:
         file.close()  # the encoder keeps the map
 
 
-def _build(file: GGUFFile) -> Tokenizer:
+def check_known(path: str | Path) -> None:
+    """FeatherbackError if the tokenizer in a GGUF file is of a kind that is not known. Its vocabulary is not read."""
+    file = open_gguf(path)
+    try:
+        _facts(file)
+    finally:
+        file.close()
+
+
+def _facts(file: GGUFFile) -> dict[str, Scalar]:
+    """What the metadata tell of the tokenizer, their prefix left out; FeatherbackError if it is not known."""
     facts = {
         k.removeprefix("tokenizer.ggml."): v
         for k, v in file.metadata.items()
@@ -57,15 +68,27 @@ def _build(file: GGUFFile) -> Tokenizer:
         raise FeatherbackError(
             f"{file.path} holds no tokenizer (tokenizer.ggml.model and tokenizer.ggml.tokens)."
         )
-    types = _types(file)
-    if kind == "gpt2":
-        core = _byte_level(file, types, str(facts.get("pre", "default")))
-    elif kind == "llama":
-        core = _sentencepiece(file, types)
-    else:
+    if kind not in ("gpt2", "llama"):
         raise FeatherbackError(
             f"{file.path} has a tokenizer of type {kind!r}; supported are 'gpt2' and 'llama'."
         )
+    if kind == "gpt2" and (pre := str(facts.get("pre", "default"))) not in PRE_TOKENIZERS:
+        known = ", ".join(PRE_TOKENIZERS)
+        raise FeatherbackError(
+            f"{file.path} needs the pre-tokenizer {pre!r}, which is not supported (known: {known}); cutting "
+            "text differently from the model's own tokenizer would train on wrong tokens."
+        )
+    return facts
+
+
+def _build(file: GGUFFile) -> Tokenizer:
+    facts = _facts(file)
+    kind = facts["model"]
+    types = _types(file)
+    if kind == "gpt2":
+        core = _byte_level(file, types, str(facts.get("pre", "default")))
+    else:
+        core = _sentencepiece(file, types)
     control = _names(core, np.isin(types, (UNKNOWN, CONTROL)))
     spm = kind == "llama"
     bos_default = spm or facts.get("pre") in _LLAMA3_NAMES
@@ -138,12 +161,6 @@ def _token(file: GGUFFile, facts: Mapping[str, Scalar], n_vocab: int, key: str) 
 
 
 def _byte_level(file: GGUFFile, types: NDArray[np.int32], pre: str) -> _native.TextEncoder:
-    if pre not in PRE_TOKENIZERS:
-        known = ", ".join(PRE_TOKENIZERS)
-        raise FeatherbackError(
-            f"{file.path} needs the pre-tokenizer {pre!r}, which is not supported (known: {known}); cutting "
-            "text differently from the model's own tokenizer would train on wrong tokens."
-        )
     if "tokenizer.ggml.merges" not in file.arrays:
         raise FeatherbackError(f"{file.path} has a byte-level BPE tokenizer without merges.")
     try:

@@ -17,7 +17,7 @@ import numpy as np
 from featherback import _native
 from featherback.data.tokenizer import SpacePrefix
 from featherback.data.tokenizer_gguf import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, shown
 from featherback.files import open_regular
 
 # What the files write, and the cut of csrc/text/cuts.cpp that does it.
@@ -84,7 +84,7 @@ def read_tokenizer(path: Path) -> TokenizerFile:
     try:
         with open_regular(path) as file:
             vocabulary = _native.read_vocabulary(file.fileno())
-        facts = json.loads(vocabulary.facts)
+        facts = json.loads(vocabulary.facts, object_pairs_hook=_object)
         added = tuple(map(_added, facts.get("added_tokens") or ()))
         if not isinstance(facts["model"], dict):
             raise TypeError("its model is no object")
@@ -242,6 +242,16 @@ def _begins_with(facts: Mapping[str, Any]) -> int | None:
         elif step["type"] in ("RobertaProcessing", "BertProcessing"):
             return int(step["cls"][1])
     return None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, each key of which must be there once: readers differ in which of two they take."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {shown(key)} is there twice")
+        found[key] = value
+    return found
 
 
 def _added(values: Mapping[str, Any]) -> AddedToken:

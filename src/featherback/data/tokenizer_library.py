@@ -16,14 +16,15 @@ from tokenizers import Tokenizer as Library
 from featherback._native import SPACED
 from featherback.data.precompiled import check_precompiled
 from featherback.data.tokenizer import Ids, Part
+from featherback.errors import FeatherbackError, shown
 
 
 class LibraryCore:
     """Any model that a folder may hold."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, path: str) -> None:
         library.encode_special_tokens = True
-        self._library = library
+        self._library, self._path = library, path
 
     @property
     def n_vocab(self) -> int:
@@ -48,9 +49,13 @@ class LibraryCore:
     def _encoding(self, text: str) -> Encoding:
         try:
             return self._library.encode(text, add_special_tokens=False)
-        except TypeError:  # what some versions of the library raise for half a surrogate pair
-            text.encode()
+        except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
+        except BaseException as error:  # its panics are not Exceptions
+            text.encode()  # half a surrogate pair is told as such
+            raise FeatherbackError(
+                f"The `tokenizers` library cannot encode {shown(text)} with {self._path}: {error}."
+            ) from error
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._library.decode(ids, skip_special_tokens=False))
@@ -58,7 +63,7 @@ class LibraryCore:
 
 def library_core(path: str, steps: Mapping[str, Any]) -> LibraryCore:
     """The tokenizer of a tokenizer.json, with `steps` ("normalizer", "pre_tokenizer") in place of its own."""
-    check_precompiled(Path(path))
+    check_precompiled(Path(path), steps["normalizer"])
     library = Library.from_file(path)
     library.no_truncation()
     library.no_padding()
@@ -67,7 +72,7 @@ def library_core(path: str, steps: Mapping[str, Any]) -> LibraryCore:
         library.normalizer = _made(normalizers.Sequence([]), steps["normalizer"])
     if steps["pre_tokenizer"] is not None:
         library.pre_tokenizer = _made(pre_tokenizers.Sequence([]), steps["pre_tokenizer"])
-    return LibraryCore(library)
+    return LibraryCore(library, path)
 
 
 def _made(empty: Any, state: Mapping[str, Any]) -> Any:

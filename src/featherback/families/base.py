@@ -24,6 +24,8 @@ class Family(ABC):
 
     architecture: ClassVar[str]
     """GGUF's general.architecture."""
+    called: ClassVar[str]
+    """The models that people know it by."""
     model_types: ClassVar[tuple[str, ...]]
     """The model_type entries of config.json."""
     gguf_names: ClassVar[Names] = GGUF_NAMES
@@ -32,6 +34,8 @@ class Family(ABC):
     """Tensors outside the layers that the configuration is read from."""
     window_period: ClassVar[int | None] = None
     """In a GGUF file with a window but no list of its layers: every n-th has none. 0: all have it; None: refused."""
+    gguf_interleaved: ClassVar[bool] = False
+    """Whether GGUF files hold rows of q and k for a rotation of neighbours: see `architecture.permute`."""
     hf_norm_offset: ClassVar[float] = 0.0
     """What Hugging Face's norm weights lack: its Gemma multiplies by 1 + w. GGUF files hold the sum."""
 

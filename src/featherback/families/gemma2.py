@@ -142,6 +142,7 @@ class Gemma(Family):
 
 class Gemma2(Gemma):
     architecture = "gemma2"
+    called = "Gemma 2"
     model_types = ("gemma2",)
     window_period = PERIOD
     layers_27b = 46

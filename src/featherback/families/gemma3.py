@@ -75,6 +75,7 @@ class Gemma3Config(GemmaConfig):
 
 class Gemma3(Gemma):
     architecture = "gemma3"
+    called = "Gemma 3"
     model_types = ("gemma3_text", WITH_IMAGES)
     window_period = PERIOD
     layers_27b = 62

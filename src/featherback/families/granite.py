@@ -45,7 +45,9 @@ class GraniteConfig(ModelConfig):
 
 class Granite(Family):
     architecture = "granite"
+    called = "Granite 3"
     model_types = ("granite",)
+    gguf_interleaved = True
 
     def read_gguf(self, keys: GGUFKeys) -> GraniteConfig:
         """A multiplier that is absent or 0 is none, as in llama.cpp; the logits' must be there."""
@@ -55,7 +57,7 @@ class Granite(Family):
         return GraniteConfig(
             **common,
             attention_bias=False,
-            rope_interleaved=True,
+            rope_interleaved=self.gguf_interleaved,
             embedding_scale=keys.number("embedding_scale", 0) or 1.0,
             residual_scale=keys.number("residual_scale", 0) or 1.0,
             attention_scale=keys.number("attention.scale", 0) or common["head_dim"] ** -0.5,

@@ -14,8 +14,10 @@ MISTRAL_WINDOW = 4096  # what transformers takes where the config.json of a Mist
 
 class Llama(Family):
     architecture = "llama"
+    called = "Llama 2, Llama 3, Mistral, Ministral, SmolLM 2"
     model_types = ("llama", "mistral", "ministral")
     window_period = 0
+    gguf_interleaved = True
 
     def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
         """Biases of q, k and v are rare, but allowed."""
@@ -23,7 +25,7 @@ class Llama(Family):
         return ModelConfig(
             **common,
             attention_bias=any(self.gguf_names[f"{x}_bias"].format(0) in keys.file.tensors for x in "qkv"),
-            rope_interleaved=True,
+            rope_interleaved=self.gguf_interleaved,
         )
 
     def read_hf(self, config: HFConfig) -> ModelConfig:

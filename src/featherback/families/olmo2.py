@@ -37,6 +37,7 @@ class Olmo2Block(Block):
 
 class Olmo2(Family):
     architecture = "olmo2"
+    called = "OLMo 2"
     model_types = ("olmo2",)
     gguf_names: ClassVar[Names] = {
         **GGUF_NAMES,

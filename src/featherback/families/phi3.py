@@ -32,6 +32,7 @@ def _fused(names: Names, qkv: str, gate_up: str) -> Names:
 
 class Phi3(Family):
     architecture = "phi3"
+    called = "Phi-3, Phi-4-mini"
     model_types = ("phi3",)
     gguf_names: ClassVar[Names] = _fused(GGUF_NAMES, "blk.{}.attn_qkv.weight", "blk.{}.ffn_up.weight")
     hf_names: ClassVar[Names] = _fused(

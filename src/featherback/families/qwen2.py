@@ -12,6 +12,7 @@ from featherback.layers.block import Block
 
 class Qwen2(Family):
     architecture = "qwen2"
+    called = "Qwen 2, Qwen 2.5"
     model_types = ("qwen2",)
 
     def read_gguf(self, keys: GGUFKeys) -> ModelConfig:

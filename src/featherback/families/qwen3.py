@@ -14,6 +14,7 @@ HEAD_DIM = 128  # what transformers takes where config.json does not say
 
 class Qwen3(Family):
     architecture = "qwen3"
+    called = "Qwen 3"
     model_types = ("qwen3",)
 
     def read_gguf(self, keys: GGUFKeys) -> ModelConfig:

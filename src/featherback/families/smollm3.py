@@ -45,11 +45,13 @@ class SmolLM3Config(ModelConfig):
 
 class SmolLM3(Family):
     architecture = "smollm3"
+    called = "SmolLM 3"
     model_types = ("smollm3",)
+    gguf_interleaved = True
 
     def read_gguf(self, keys: GGUFKeys) -> SmolLM3Config:
         common = common_config(keys, self.window_period)
-        return SmolLM3Config(**common, attention_bias=False, rope_interleaved=True)
+        return SmolLM3Config(**common, attention_bias=False, rope_interleaved=self.gguf_interleaved)
 
     def read_hf(self, config: HFConfig) -> SmolLM3Config:
         """A window, if one is in use, is that of the layers which do not rotate, unless they are listed."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from featherback import kernels
 from featherback.architecture.config import ModelConfig
+from featherback.backend.cpu import CPU
 from featherback.weights.types import TensorType
 
 CODE_TO_COME = 1_000_000
@@ -46,11 +47,11 @@ def _product_rates(config: ModelConfig, tokens: int, compute: str) -> tuple[floa
     outputs = min(config.intermediate_size, 2048) // 256 * 256 or 256
     inputs = -(-config.hidden_size // 32) * 32
     stored = np.zeros(outputs * TensorType.Q4_0.row_bytes(inputs), np.uint8)
-    weight = kernels.Matrix(stored, int(TensorType.Q4_0), outputs, inputs)
+    weight, linear = kernels.Matrix(stored, int(TensorType.Q4_0), outputs, inputs), CPU(compute).ops.linear
 
     def product(rows: int) -> Callable[[], object]:
         x, out = np.zeros((rows, inputs), kernels.OPERANDS[compute]), np.empty((rows, outputs), np.float32)
-        return lambda: kernels.linear(x, weight, out)
+        return lambda: linear(x, weight, out)
 
     few = max(8, tokens // 8)
     long, short = _seconds(product(tokens), product(few))

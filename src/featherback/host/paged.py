@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.errors import FeatherbackError
-from featherback.host.positioned import read_at, write_at
+from featherback.host.positioned import read_exactly, write_exactly
 
 Float32 = NDArray[np.float32]
 
@@ -43,10 +43,8 @@ class PagedArray:
             out.fill(0)
         elif self._rows is not None:
             out[...] = self._rows[layer]
-        elif not read_at(self._descriptor(), out, layer * self.size * 4):
-            raise FeatherbackError(
-                f"{self.path} is shorter than it was made: was it changed by another program?"
-            )
+        else:
+            read_exactly(*self._opened(), out, layer * self.size * 4)
 
     def write(self, layer: int, values: Float32) -> None:
         """Replace row `layer` by `values` (size,)."""
@@ -54,10 +52,11 @@ class PagedArray:
         if self._rows is not None:
             self._rows[layer] = values
             return
-        try:
-            write_at(self._descriptor(), np.ascontiguousarray(values), layer * self.size * 4)
-        except OSError as error:
-            raise FeatherbackError(f"Cannot write {self.path}: {error.strerror}.") from error
+        write_exactly(*self._opened(), np.ascontiguousarray(values), layer * self.size * 4)
+
+    def holds(self, layer: int) -> bool:
+        """Whether row `layer` has been written since it was zero."""
+        return not self._blank[layer]
 
     @contextmanager
     def gather(self, layer: int, room: Float32) -> Iterator[Float32]:
@@ -83,7 +82,7 @@ class PagedArray:
             os.close(self._file)
             self._file = None
 
-    def _descriptor(self) -> int:
-        if self._file is None:
+    def _opened(self) -> tuple[int, Path]:
+        if self._file is None or self.path is None:
             raise ValueError("the array is closed")
-        return self._file
+        return self._file, self.path

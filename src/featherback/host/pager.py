@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
-from featherback.host.reading import OpenFiles, copied, drop_maps, plain, read_exactly, runs
+from featherback.host.positioned import read_exactly
+from featherback.host.reading import OpenFiles, copied, drop_maps, plain, runs
 from featherback.host.scattered import ScatteredRows, check_ids
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.mapping import FOLIO
@@ -30,7 +31,8 @@ class WeightPager:
     "paged": when a layer has been used; "by_matrix": also each matrix, or rows of it, as soon as `release` is called.
     """
 
-    def __init__(self, model: Model, weights: str) -> None:
+    def __init__(self, model: Model, weights: str, changing: bool = False) -> None:
+        """`changing`: what the file holds may have changed whenever a layer is asked for."""
         drop = weights != "resident"
         self._by_matrix = weights == "by_matrix"
         self.model, self._drop, self._scattered = model, drop, ScatteredRows()
@@ -39,6 +41,7 @@ class WeightPager:
         self._head_read = False
         self._faults, self._hints = 0, 0  # major faults so far, and how many hints they are worth
         self._layers = [model.layer(i) for i in range(model.config.num_hidden_layers)]
+        self._changing = changing
         matrices = [list(layer.matrices.values()) for layer in self._layers]
         if drop:
             drop_maps(chain([model.embed_tokens, model.head.weight], *matrices))
@@ -48,7 +51,7 @@ class WeightPager:
     def layer(self, index: int, then: int | None = None) -> Iterator[LayerWeights]:
         if then is not None and 0 <= then < len(self._layers):
             self._expect(self._stretches[then])
-        weights = self._layers[index]
+        weights = self.model.layer(index) if self._changing else self._layers[index]
         if self._by_matrix:  # pages that its norms mapped are dropped before the matrices are read
             weights = copied(weights)
             self._drop_around(self._stretches[index])

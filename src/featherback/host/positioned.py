@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
+
+from featherback.errors import FeatherbackError
 
 
 def write_at(file: int, array: NDArray[Any], offset: int) -> None:
@@ -29,3 +32,21 @@ def read_at(file: int, out: NDArray[Any], offset: int, needed: int | None = None
             return False
         left, offset = left[done:], offset + done
     return True
+
+
+def write_exactly(file: int, path: Path, array: NDArray[Any], offset: int) -> None:
+    """Write a contiguous array into the file `path`; FeatherbackError if not all of it can be."""
+    try:
+        write_at(file, array, offset)
+    except OSError as error:
+        raise FeatherbackError(f"Cannot write {path}: {error.strerror}.") from error
+
+
+def read_exactly(file: int, path: Path, out: NDArray[Any], offset: int, needed: int | None = None) -> None:
+    """Fill `out` from the file `path`; FeatherbackError if it ends before `needed` bytes (default: all)."""
+    try:
+        whole = read_at(file, out, offset, needed)
+    except OSError as error:
+        raise FeatherbackError(f"Cannot read {path}: {error.strerror}.") from error
+    if not whole:
+        raise FeatherbackError(f"{path} is shorter than it was made: was it changed by another program?")

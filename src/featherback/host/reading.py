@@ -11,11 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featherback import kernels
 from featherback.errors import FeatherbackError
-from featherback.host.positioned import read_at
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.matrix import Matrix
 
@@ -110,15 +108,3 @@ def direct(path: Path) -> int:
     if hasattr(fcntl, "F_NOCACHE"):  # macOS
         fcntl.fcntl(file, fcntl.F_NOCACHE, 1)
     return file
-
-
-def read_exactly(
-    file: int, path: Path, out: NDArray[np.uint8], offset: int, needed: int | None = None
-) -> None:
-    """Fill `out`; FeatherbackError if not even `needed` bytes (default: all) come before the file ends."""
-    try:
-        whole = read_at(file, out, offset, needed)
-    except OSError as error:
-        raise FeatherbackError(f"Cannot read {path}: {error.strerror}.") from error
-    if not whole:
-        raise FeatherbackError(f"{path} is shorter than it was: was it changed by another program?")

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from featherback import kernels
 from featherback.errors import FeatherbackError
-from featherback.host.reading import OpenFiles, read_exactly, scattered
+from featherback.host.positioned import read_exactly
+from featherback.host.reading import OpenFiles, scattered
 from featherback.weights.matrix import Matrix
 
 ROWS = 256

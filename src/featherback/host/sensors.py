@@ -51,7 +51,8 @@ def battery(system: Path = SYSTEM) -> Sensor:
     supplies = system / "class" / "power_supply"
     if not _batteries(supplies):
         raise FeatherbackError(
-            f"--pause-on battery is not available: this machine shows no battery in {supplies}. Leave battery out."
+            f"--pause-on battery is not available: this machine shows no battery in {supplies}. Leave battery "
+            "out, or name --pause-on none."
         )
 
     def reason() -> str | None:
@@ -68,7 +69,8 @@ def mac_battery(ask: Callable[[], str] | None = None) -> Sensor:
     ask = ask or _pmset
     if "Battery-" not in ask():  # "InternalBattery-0"
         raise FeatherbackError(
-            "--pause-on battery is not available: pmset shows no battery of this machine. Leave battery out."
+            "--pause-on battery is not available: pmset shows no battery of this machine. Leave battery out, "
+            "or name --pause-on none."
         )
     return lambda: "on battery" if "'Battery Power'" in ask() else None
 
@@ -83,7 +85,7 @@ def heat(system: Path = SYSTEM) -> Sensor:
     if not zones:
         raise FeatherbackError(
             f"--pause-on heat is not available: this system shows no temperature with a limit in {folder}. "
-            f"Leave heat out."
+            f"Leave heat out, or name --pause-on none."
         )
     hot: set[Path] = set()
 

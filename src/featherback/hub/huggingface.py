@@ -9,9 +9,7 @@ from typing import Any
 
 from featherback.errors import FeatherbackError
 from featherback.hub.cache import file_sha256, is_verified, record
-
-_FOLDER_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-_FOLDER_ENDINGS = (".safetensors", ".safetensors.index.json", ".jinja")
+from featherback.hub.choose import choose
 
 
 def fetch_repository(
@@ -31,7 +29,7 @@ def fetch_repository(
     try:
         info = hub.HfApi().model_info(repository, files_metadata=True)
         files: dict[str, str | None] = {f.rfilename: _sha256(f) for f in info.siblings or ()}
-        names = _choose(repository, wanted, sorted(files))
+        names = choose(repository, wanted, sorted(files))
         paths = []
         for name in names:
             tell(f"Fetching {repository}: {name}")
@@ -71,29 +69,6 @@ def _sha256(file: Any) -> str | None:
     """The SHA-256 of a large file; the hub has none for small ones."""
     lfs = getattr(file, "lfs", None)
     return lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
-
-
-def _choose(repository: str, wanted: str | None, names: list[str]) -> list[str]:
-    ggufs = [name for name in names if name.endswith(".gguf")]
-    listing = ", ".join(ggufs) or "none"
-    if wanted in ggufs:
-        return [wanted]
-    if wanted is not None:
-        matching = [name for name in ggufs if wanted.lower() in name.lower()]
-        if len(matching) == 1:
-            return matching
-        found = f"fits {len(matching)} of its GGUF files"
-        raise FeatherbackError(f"{repository}: {wanted!r} {found}; name one exactly. They are: {listing}.")
-    if len(ggufs) == 1:
-        return ggufs
-    if ggufs:
-        choose = f"choose one as {repository}:FILE"
-        raise FeatherbackError(f"{repository} holds several GGUF files; {choose}. They are: {listing}.")
-    top = [name for name in names if "/" not in name]
-    chosen = [name for name in top if name in _FOLDER_FILES or name.endswith(_FOLDER_ENDINGS)]
-    if not any(name.endswith(".safetensors") for name in chosen):
-        raise FeatherbackError(f"{repository} holds neither a GGUF file nor safetensors.")
-    return chosen
 
 
 def _check(path: Path, sha256: str | None, verify: bool) -> None:

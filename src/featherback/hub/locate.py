@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 
 from featherback.errors import FeatherbackError
-from featherback.hub.cache import cache_folder, is_verified
+from featherback.hub import stores
+from featherback.hub.cache import cache_place, is_verified
 from featherback.hub.catalogue import CATALOGUE
 
 
 def locate(model: str | os.PathLike[str]) -> Path:
-    """The path of a model: a GGUF file, a Hugging Face folder, or the name of a model in the cache.
+    """The path of a model: a GGUF file, a Hugging Face folder, the name of a model in the cache, or "STORE:NAME".
 
     FeatherbackError if there is none, saying how to get it.
     """
@@ -23,12 +24,16 @@ def locate(model: str | os.PathLike[str]) -> Path:
         raise FeatherbackError(f"Cannot read {model}: {error.strerror}.") from error
     name = str(model).lower()
     if known := CATALOGUE.get(name):
-        cached = cache_folder() / name / known.filename
+        cached = cache_place() / name / known.filename
         if is_verified(cached, known.sha256):
             return cached
         raise FeatherbackError(
             f"The model {name} has not been fetched; get it with: featherback fetch {name}"
         )
+    if (found := stores.find(str(model))) is not None:
+        return found
+    elsewhere = ", ".join(f"{prefix}:NAME" for prefix in stores.STORES.names)
     raise FeatherbackError(
-        f"There is no model {model}: name a GGUF file, a Hugging Face folder, or {', '.join(CATALOGUE)}."
+        f"There is no model {model}: name a GGUF file, a Hugging Face folder, {', '.join(CATALOGUE)}, or a model of "
+        f"another program as {elsewhere}; `featherback models` lists those on this machine."
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
-from featherback.adapters.lora import LoRA
+from featherback.adapters.lora import LoRA, squared_rows
 from featherback.backend.counting import Blank, Counting
 from featherback.backend.cpu import CPU
 from featherback.backend.protocol import Backend, Scratch
@@ -18,6 +18,7 @@ from featherback.host.maps import MapWatch
 from featherback.host.scattered import check_ids
 from featherback.layers.attention import KeyValues
 from featherback.layers.context import Context
+from featherback.layers.dora import weighed
 from featherback.layers.linear import BlockWeights
 from featherback.layers.span import Span
 from featherback.methods.base import block_weights
@@ -51,7 +52,7 @@ class Decoder:
         self.tokens: list[int] = []  # what the cache holds
         self._stretched: list[bool] = []  # by rotation: whether its keys are turned as a long text's
         self._maps = MapWatch(model.files, model.close)
-        self._backend = CPU()
+        self._backend = CPU(compute)
         self._layers = [_weights(self._backend, model, adapter, i) for i in range(c.num_hidden_layers)]
         self._embed = kernels.matrix(model.embed_tokens)
         self._cache = [
@@ -60,9 +61,12 @@ class Decoder:
         ]
         self._scratch = self._backend.arena(self._most_scratch())  # pages come when written
 
-    def forward(self, tokens: Sequence[int], every: bool = False) -> Float32:
+    def forward(
+        self, tokens: Sequence[int], every: bool = False, check: Callable[[], None] | None = None
+    ) -> Float32:
         """Append `tokens` to the cache. Logits of the last one (vocab,), or of all (T, vocab) if `every`.
 
+        `check` is called before each CHUNK; what it raises leaves the cache with the tokens so far.
         FeatherbackError if the cache would overflow, for an id that the embedding does not have, or if the model's file
         is cut short.
         """
@@ -81,7 +85,11 @@ class Decoder:
         self._stretched = stretched
         starts = range(0, len(tokens), CHUNK)
         with self._maps as maps:
-            parts = [self._pass(tokens[at : at + CHUNK], every, length) for at in starts]
+            parts = []
+            for at in starts:
+                if check is not None:
+                    check()
+                parts.append(self._pass(tokens[at : at + CHUNK], every, length))
             maps.check()
         return np.concatenate(parts)[-asked:] if every else parts[-1][-1]
 
@@ -134,7 +142,12 @@ class Decoder:
 def _weights(backend: Backend, model: Model, adapter: LoRA | None, layer: int) -> BlockWeights:
     """A layer's weights with its part of the adapter."""
     if adapter is None:
-        return block_weights(backend, model.layer(layer), {})
+        return block_weights(backend, model.layer(layer))
     flat = np.empty(adapter.layout.size, np.float32)
     adapter.parameters.read(layer, flat)
-    return block_weights(backend, model.layer(layer), adapter.layout.view(layer, flat), adapter.scale)
+    stored, pairs, scales = model.layer(layer), adapter.layout.view(layer, flat), adapter.scales(layer)
+    weights = block_weights(backend, stored, pairs, scales)
+    if not adapter.form.dora:
+        return weights
+    squares = {name: squared_rows(stored.matrices[name], pair, scales[name]) for name, pair in pairs.items()}
+    return weighed(weights, pairs, {name: pairs[name].m / np.sqrt(n) for name, n in squares.items()}, {})

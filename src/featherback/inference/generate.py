@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,15 +18,21 @@ if TYPE_CHECKING:
 
 
 def generate_tokens(
-    decoder: Decoder, prompt: Sequence[int], sampler: Sampler, max_tokens: int, end_ids: Collection[int] = ()
+    decoder: Decoder,
+    prompt: Sequence[int],
+    sampler: Sampler,
+    max_tokens: int,
+    end_ids: Collection[int] = (),
+    check: Callable[[], None] | None = None,
 ) -> Iterator[int]:
     """The tokens after `prompt`, one by one: until an end token (kept back), `max_tokens`, or a full cache.
 
-    What the cache already holds of the prompt is not computed again. FeatherbackError if what comes out is no number.
+    What the cache already holds of the prompt is not computed again. `check` is called before every pass, and may
+    raise. FeatherbackError if what comes out is no number.
     """
     known = _common(decoder.tokens, prompt[:-1])  # at least one token must pass, for its logits
     decoder.rewind(known)
-    logits = decoder.forward(prompt[known:])
+    logits = decoder.forward(prompt[known:], check=check)
     for count in range(1, max_tokens + 1):
         _check(logits, decoder)
         token = sampler(logits)
@@ -35,15 +41,20 @@ def generate_tokens(
         yield token
         if count == max_tokens or len(decoder.tokens) == decoder.capacity:
             return
-        logits = decoder.forward([token])
+        logits = decoder.forward([token], check=check)
 
 
 def generate_text(
-    decoder: Decoder, tokenizer: Tokenizer, prompt: Sequence[int], sampler: Sampler, max_tokens: int
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    prompt: Sequence[int],
+    sampler: Sampler,
+    max_tokens: int,
+    check: Callable[[], None] | None = None,
 ) -> Iterator[str]:
     """The text after `prompt`, piece by piece as it becomes certain, until one of the model's end tokens."""
     stream = tokenizer.stream()
-    for token in generate_tokens(decoder, prompt, sampler, max_tokens, tokenizer.end_ids):
+    for token in generate_tokens(decoder, prompt, sampler, max_tokens, tokenizer.end_ids, check):
         if piece := stream.push(token):
             yield piece
     if rest := stream.flush():

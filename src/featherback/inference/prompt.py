@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from featherback.data.chat import ChatTemplate
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from featherback.data.chat import ChatTemplate, check_messages
 from featherback.data.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
 
+Prompt = str | Sequence[Mapping[str, Any]]
+"""A user's message, or the messages so far: [{"role": "user", "content": ...}, ...]."""
 
-def encode_prompt(tokenizer: Tokenizer, text: str, system: str | None = None, raw: bool = False) -> list[int]:
+
+def encode_prompt(
+    tokenizer: Tokenizer, prompt: Prompt, system: str | None = None, raw: bool = False
+) -> list[int]:
     """Token ids of a user's message for the model to answer; of the bare text if `raw` or no chat model.
 
     FeatherbackError if the prompt is empty.
     """
-    if raw or not tokenizer.is_chat:
+    plain = raw or not tokenizer.is_chat
+    if isinstance(prompt, str) and not (prompt if plain else prompt.strip()):
+        raise FeatherbackError("The prompt is empty.")
+    if isinstance(prompt, str) and plain:
         if system is not None:
             raise FeatherbackError(
                 "A system message needs a model with a chat template, and cannot be combined with --raw."
             )
-        ids = tokenizer.encode(text, bos=True)
+        ids = tokenizer.encode(prompt, bos=True)
+    elif raw:
+        raise FeatherbackError("Messages go through the chat template: they cannot be combined with raw.")
     else:
-        messages = [] if system is None else [{"role": "system", "content": system}]
-        ids = ChatTemplate(tokenizer).encode_prompt([*messages, {"role": "user", "content": text}])
+        messages: list[Mapping[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
+        said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
+        check_messages(said)
+        ids = ChatTemplate(tokenizer).encode_prompt([*messages, *said])
     if not ids:
         raise FeatherbackError("The prompt is empty.")
     return ids

@@ -17,12 +17,14 @@ from featherback._native import (
     Matrix,
     ReadAhead,
     adamw,
+    add_drawn,
     attention,
     attention_backward,
     attention_backward_cost,
     attention_cost,
     available,
     cast,
+    column_dots,
     cross_entropy_finish,
     cross_entropy_tile,
     current,
@@ -49,6 +51,8 @@ from featherback._native import (
     rms_norm,
     rms_norm_backward,
     rope,
+    round_at_random,
+    scale_columns,
     scratch_peak,
     sgd,
     sum_squares,
@@ -60,8 +64,11 @@ from featherback._native import (
 from featherback.errors import FeatherbackError
 from featherback.weights.matrix import Matrix as StoredMatrix
 
-OPERANDS: dict[str, np.dtype[Any]] = {"fp32": np.dtype(np.float32), "bf16": np.dtype(np.uint16)}
-"""compute -> the type in which matrix products read activations; bf16 is held as uint16."""
+OPERANDS: dict[str, np.dtype[Any]] = {
+    "bf16": np.dtype(np.uint16), "int16": np.dtype(np.float32), "fp32": np.dtype(np.float32)
+}  # fmt: skip
+"""compute -> the type in which matrix products read activations; bf16 is held as uint16. Those in fixed point
+round what they read themselves."""
 
 MAX_THREADS = 1024
 """More would only exhaust the system's own limits."""
@@ -84,12 +91,17 @@ def matrix(stored: StoredMatrix) -> Matrix:
     return Matrix(stored.data, int(stored.type), stored.rows, stored.cols, base if mapped else None)
 
 
-def describe() -> str:
-    """One line: which kernels run and on how many threads."""
+def describe_instruction_set() -> str:
+    """Which kernels run, and why these."""
     name = current()
     chosen = "named by FEATHERBACK_KERNELS" if os.environ.get("FEATHERBACK_KERNELS") else "best of this CPU"
+    return f"{name} ({_NOTES.get(name, 'vector kernels')}; {chosen})"
+
+
+def describe() -> str:
+    """One line: which kernels run and on how many threads."""
     count = threads()
-    return f"{name} ({_NOTES.get(name, 'vector kernels')}; {chosen}), {count} thread{'s' * (count > 1)}"
+    return f"{describe_instruction_set()}, {count} thread{'s' * (count > 1)}"
 
 
 def multiplies_bf16() -> bool:
@@ -135,18 +147,21 @@ __all__ = [
     "Matrix",
     "ReadAhead",
     "adamw",
+    "add_drawn",
     "attention",
     "attention_backward",
     "attention_backward_cost",
     "attention_cost",
     "available",
     "cast",
+    "column_dots",
     "cross_entropy_finish",
     "cross_entropy_tile",
     "current",
     "default_threads",
     "dequantize",
     "describe",
+    "describe_instruction_set",
     "drop_pages",
     "gather_rows",
     "glu",
@@ -171,6 +186,8 @@ __all__ = [
     "rms_norm",
     "rms_norm_backward",
     "rope",
+    "round_at_random",
+    "scale_columns",
     "scratch_peak",
     "set_threads",
     "sgd",

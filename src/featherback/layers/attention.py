@@ -18,7 +18,14 @@ import numpy as np
 from featherback.backend.protocol import Array
 from featherback.layers.context import Context
 from featherback.layers.kept import NOTHING, Intermediate, Kept
-from featherback.layers.linear import BlockWeights, by_stored, normed, row_ranges, stored_shapes
+from featherback.layers.linear import (
+    BlockWeights,
+    by_stored,
+    norm_backward,
+    normed,
+    row_ranges,
+    stored_shapes,
+)
 from featherback.layers.rope import Rotary
 from featherback.layers.span import Span
 
@@ -56,7 +63,7 @@ class AttentionState:
     o: Array  # (T, Q), an operand
     lse: Array | None  # (heads, T), the log of each score row's sum of exponentials; None in decoding
     probabilities: Array | None  # (heads * T, keys), only as plain autodiff holds them
-    out: Array | None  # (T, D): lin_o(o), if a norm follows it
+    out: Array | None  # (T, D): lin_o(o), if a norm follows it, or DoRA scales its columns
     h: Mapping[str, Array | None]  # LoRA's products of n that were kept, by stored projection
 
 
@@ -108,7 +115,7 @@ class Attention:
             "k": Intermediate(kv_size, state=True),
             "v": Intermediate(kv_size, state=True),
             "o": Intermediate(q_size),
-            **({"attn_out": Intermediate(hidden_size)} if post_norm else {}),
+            "attn_out": Intermediate(hidden_size),
             "lse": Intermediate(heads, state=True, by_head=True),
         }
         # o without the q, k and v of the same pass would be divided by another sum than theirs.
@@ -159,13 +166,16 @@ class Attention:
             ctx.ops.attention(
                 q, k, v, o, lse, self.heads, self.kv_heads, ctx.span.cu_q, ctx.span.cu_k,
                 scale=self.scale, window=self.window, softcap=self.softcap, p=probabilities,
+                prefix=ctx.span.prefix,
             )  # fmt: skip
-        out = found.rows("attn_out", ctx.span)
-        if self.post_norm is not None and out is None:
-            out = ctx.floats("output of o_proj", *x.shape)
-            w.projections["o_proj"].run(ctx, o, out)
-            if (place := kept.rows("attn_out", ctx.span)) is not None:
-                ctx.ops.cast(out, place)
+        out = None
+        if self.post_norm is not None or w.projections["o_proj"].magnitude is not None:
+            out = found.rows("attn_out", ctx.span)
+            if out is None:
+                out = ctx.floats("output of o_proj", *x.shape)
+                w.projections["o_proj"].run(ctx, o, out)
+                if (place := kept.rows("attn_out", ctx.span)) is not None:
+                    ctx.ops.cast(out, place)
         return AttentionState(q, q_raw, o, lse, probabilities, out, h)
 
     def project(
@@ -192,10 +202,12 @@ class Attention:
 
     def add_output(self, ctx: Context, state: AttentionState, residual: Array, w: BlockWeights) -> None:
         """residual (T, D) += lin_o(o), or its norm."""
-        if self.post_norm is None:
-            w.projections["o_proj"].run(ctx, state.o, residual, accumulate=True)
-        else:
+        if self.post_norm is not None:
             ctx.ops.rms_norm(state.out, w.vectors[self.post_norm], self.eps, residual, accumulate=True)
+        elif state.out is not None:
+            ctx.ops.scale_columns(state.out, None, residual, accumulate=True)
+        else:
+            w.projections["o_proj"].run(ctx, state.o, residual, accumulate=True)
 
     def backward(
         self, ctx: Context, dm: Array, x: Array, state: AttentionState, w: BlockWeights, kv: KeyValues,
@@ -217,21 +229,23 @@ class Attention:
                     if self.post_norm is None:
                         ctx.ops.cast(dm, dy)
                     else:
-                        norm = w.vectors[self.post_norm]
-                        ctx.ops.rms_norm_backward(dm, state.out, norm, self.eps, dy, accumulate=False)
-                    w.projections["o_proj"].backward(ctx, state.o, dy, do)
+                        norm_backward(ctx, dm, state.out, w, self.post_norm, self.eps, dy, accumulate=False)
+                    o_proj = w.projections["o_proj"]
+                    o_proj.add_dm(ctx, dy, state.out)
+                    o_proj.weigh(ctx, dy)
+                    o_proj.backward(ctx, state.o, dy, do)
                 # o = attention(q, k, v)
                 delta = ctx.floats("delta", self.heads, ctx.tokens)
                 k, v = kv.seen(span)
                 ctx.ops.attention_backward(
                     do, state.q, k, v, state.o, state.lse, delta, dq, dk[span.seen], dv[span.seen],
                     self.heads, self.kv_heads, span.cu_q, span.cu_k, scale=self.scale, window=self.window,
-                    softcap=self.softcap, p=state.probabilities, accumulate=gathered is not None,
+                    softcap=self.softcap, p=state.probabilities, accumulate=gathered is not None, prefix=span.prefix,
                 )  # fmt: skip
             # n = rms(x) g, recomputed: it is cheaper than keeping it through the MLP
             n = normed(ctx, "n1", x, w, self.pre_norm, self.eps)
             dn = dm if self.pre_norm is None else ctx.floats("dn1", *x.shape)
-            raw = {"q": state.q_raw, "k": kv.places(span)["k"][0], "v": None}
+            raw = {"q": state.q_raw, **{letter: place for letter, (place, _) in kv.places(span).items()}}
             gradients = {"q": dq, "k": dk[span.own], "v": dv[span.own]}
             for stored, letters in by_stored(self.parts, gradients).items():
                 with ctx.frame():
@@ -243,9 +257,13 @@ class Attention:
                             dy = ctx.operands(f"d{letter}, operand", *gradient.shape)
                             self._turn_back(ctx, letter, w, gradient, raw[letter], dy)
                             part = self.parts[letter].of(w)
+                            if part.magnitude is not None:
+                                self._unturn(ctx, letter, raw[letter])
+                                part.add_dm(ctx, dy, raw[letter])
+                                part.weigh(ctx, dy)
                             part.backward(ctx, n, dy, dn, h=h, accumulate=dn is dm or letter != "q")
             if self.pre_norm is not None:
-                ctx.ops.rms_norm_backward(dn, x, w.vectors[self.pre_norm], self.eps, dm)
+                norm_backward(ctx, dn, x, w, self.pre_norm, self.eps, dm)
 
     def _place(self, ctx: Context, kept: Kept, name: str) -> Array:
         """The span's rows of an intermediate, kept or in scratch memory."""
@@ -263,8 +281,21 @@ class Attention:
             cos, sin = ctx.table(self.rotary)
             ctx.ops.rope(out, cos, sin, out, self.head_dim, self.rotary.interleaved)
 
+    def _unturn(self, ctx: Context, letter: str, turned: Array) -> None:
+        """rope(y) becomes y in place, where it took y's place. What it is a factor of was computed before."""
+        if letter == "v" or self.rotary is None or self.qk_norm:
+            return
+        cos, sin = ctx.table(self.rotary)
+        ctx.ops.rope(turned, cos, sin, turned, self.head_dim, self.rotary.interleaved, inverse=True)
+        if self.rotary.attention_factor != 1:  # which multiplied in both directions
+            with ctx.frame():
+                back = ctx.floats("1 / attention_factor^2", turned.shape[1] // self.head_dim, self.head_dim)
+                ctx.ops.fill(back, 1)
+                ctx.ops.fill(back[:, : self.rotary.dim], self.rotary.attention_factor**-2)
+                ctx.ops.scale_columns(turned, back.reshape(turned.shape[1]), turned)
+
     def _turn_back(
-        self, ctx: Context, letter: str, w: BlockWeights, gradient: Array, raw: Array | None, dy: Array
+        self, ctx: Context, letter: str, w: BlockWeights, gradient: Array, raw: Array, dy: Array
     ) -> None:
         """dy, an operand, the gradient of the product, from that of rope(rms(raw) g), which is overwritten."""
         norm = w.vectors.get(f"{letter}_norm")
@@ -275,4 +306,4 @@ class Attention:
         elif norm is None:
             ctx.ops.cast(gradient, dy)
         if norm is not None:
-            ctx.ops.rms_norm_backward(gradient, raw, norm, self.eps, dy, accumulate=False)
+            norm_backward(ctx, gradient, raw, w, f"{letter}_norm", self.eps, dy, accumulate=False)

@@ -21,9 +21,10 @@ def rotaries(blocks: Iterable[Block]) -> tuple[Rotary, ...]:
     return tuple({rotary: None for block in blocks for rotary in block.rotaries})
 
 
-def bundles(blocks: Iterable[Block]) -> list[tuple[str, ...]]:
-    """The intermediates that blocks may keep, each bundle once."""
-    return list(dict.fromkeys(bundle for block in blocks for bundle in block.bundles))
+def bundles(blocks: Iterable[Block], dora: bool = False) -> list[tuple[str, ...]]:
+    """The intermediates that blocks may keep, each bundle once. `dora`: dm needs outputs that nothing else does."""
+    found = dict.fromkeys(bundle for block in blocks for bundle in block.bundles)
+    return list(found | dict.fromkeys([("attn_out",), ("mlp_out",)] if dora else []))
 
 
 class Block:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from featherback.backend.protocol import Array, Backend, Matrix, Operations, Scratch
+from featherback.layers.dropout import Dropout, Mask
 from featherback.layers.rope import Rotary
-from featherback.layers.span import Span
+from featherback.layers.span import Span, pieces
+
+
+class Moves(Protocol):
+    """What is added to a model's own weights."""
+
+    def moves(self, part: str, layer: int | None) -> bool:
+        """Whether anything is added to this weight; of one outside the layers, `layer` is None."""
+
+    def add(self, part: str, layer: int | None, corner: tuple[int, int], out: Array) -> None:
+        """out (n, m) += what is added to that rectangle of a weight, which begins at `corner` (row, column)."""
 
 
 def keep_mapped(matrix: Matrix) -> None:
@@ -24,7 +35,7 @@ class Context:
 
     backend: Backend
     scratch: Scratch
-    compute: str  # "bf16" or "fp32"
+    compute: str  # "bf16", "int16" or "fp32"
     span: Span
     mlp_tile: int = 512  # columns of F at a time
     vocab_tile: int = 1024  # columns of V at a time
@@ -32,6 +43,8 @@ class Context:
     autodiff: bool = False  # hold attention's probabilities, as plain autodiff does
     decoding: bool = False  # no backward pass will follow, nor need the sums be those of one
     release: Callable[[Matrix], None] = keep_mapped  # a weight, or rows of it, has been used
+    dropout: Dropout | None = None  # of what LoRA reads, in training
+    moves: Moves | None = None  # what is added to the weights as they are read
     tables: Mapping[Rotary, tuple[Array, Array]] | None = None  # cos and sin (T, dim / 2)
 
     @property
@@ -48,6 +61,10 @@ class Context:
         """The type of what products read."""
         return self.backend.operand(self.compute)
 
+    def tiles(self, stop: int, step: int, start: int = 0) -> Iterable[tuple[int, int]]:
+        """For a loop over [start, stop): its [first, last) ranges of at most `step` that the device has to run."""
+        return self.backend.each(pieces(stop, step, start))
+
     def frame(self) -> AbstractContextManager[None]:
         """Arrays taken inside are given back at the end."""
         return self.scratch.frame()
@@ -59,6 +76,11 @@ class Context:
     def operands(self, name: str, *shape: int) -> Array:
         """An uninitialised array of the operand type."""
         return self.scratch.take(name, shape, self.operand)
+
+    def drop(self, mask: Mask, x: Array, out: Array, *, accumulate: bool = False) -> None:
+        """out (T, n) (+)= M x for the span's rows of x (T, n)."""
+        corner = (mask.first_token + self.span.start, mask.first_column)
+        self.ops.drop(x, mask.key, mask.rate, corner, out, accumulate=accumulate)
 
     @contextmanager
     def at(self, span: Span, rotaries: tuple[Rotary, ...]) -> Iterator[Context]:

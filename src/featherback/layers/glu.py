@@ -3,6 +3,7 @@
 Forward:   n = rms(m) g, or m;   a = act(gate(n)) * up(n);   y = m + down(a), or m + rms(down(a)) g'
 A tile takes columns [f0, f1) of F: rows of gate and up, columns of down, and the matching slices of their LoRA pairs.
 All T tokens of a span go through a tile together, so every weight is unpacked once per span (docs/derivations/mlp.md).
+Where the weights themselves are trained, a and the gradients of gate and up are gathered whole, in operands.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from featherback.layers.linear import (
     BlockWeights,
     Projection,
     by_stored,
+    norm_backward,
     normed,
-    pieces,
     row_ranges,
     stored_shapes,
 )
@@ -58,28 +59,34 @@ class GatedUnit:
         }
         self.vectors = {name: (hidden_size,) for name in (pre_norm, post_norm) if name}
         self.intermediates = {name: Intermediate(size) for name, size in sizes.items()}
-        if post_norm:
-            self.intermediates["mlp_out"] = Intermediate(hidden_size)
-        self.bundles = [(name,) for name in self.intermediates]
+        self.intermediates["mlp_out"] = Intermediate(hidden_size)
+        self.bundles = [(name,) for name in (*sizes, *(["mlp_out"] if post_norm else []))]
 
     def forward(self, ctx: Context, m: Array, w: BlockWeights, kept: Kept = NOTHING) -> None:
         """m (T, D) becomes the block's output y in place; what is to be kept is written."""
         with ctx.frame():
             n = normed(ctx, "n2", m, w, self.pre_norm, self.eps)
-            if self.post_norm is None:
+            if not self.is_apart(w):
                 self._sum(ctx, n, w, kept, m, accumulate=True)
                 return
             out = ctx.floats("output of down_proj", *m.shape)
             self._sum(ctx, n, w, kept, out)
             if (place := kept.rows("mlp_out", ctx.span)) is not None:
                 ctx.ops.cast(out, place)
-            ctx.ops.rms_norm(out, w.vectors[self.post_norm], self.eps, m, accumulate=True)
+            if self.post_norm is None:
+                ctx.ops.scale_columns(out, None, m, accumulate=True)
+            else:
+                ctx.ops.rms_norm(out, w.vectors[self.post_norm], self.eps, m, accumulate=True)
+
+    def is_apart(self, w: BlockWeights) -> bool:
+        """Whether down(a) has an array of its own: a norm follows it, or DoRA scales its columns."""
+        return self.post_norm is not None or w.projections["down_proj"].magnitude is not None
 
     def backward(self, ctx: Context, dy: Array, m: Array, w: BlockWeights, kept: Kept = NOTHING) -> None:
         """dy (T, D), the gradient of y, becomes the gradient of m (T, D), float32 or operand, in place.
 
         Gate and up are computed again tile by tile unless they are kept. The products of down_proj are done again only
-        where a norm follows them and its input was not kept.
+        where a norm follows them, or DoRA needs them for dm, and they were not kept.
         """
         parts, down_proj = {name: rows.of(w) for name, rows in self.parts.items()}, w.projections["down_proj"]
         stored = {name: w.projections[name] for name in by_stored(self.parts, parts)}
@@ -87,28 +94,46 @@ class GatedUnit:
             n = normed(ctx, "n2", m, w, self.pre_norm, self.eps)
             d_out = ctx.operands("dy, operand", *m.shape)
             self._output_backward(ctx, dy, n, w, kept, d_out)
+            out = again = None  # down(a), where dm needs it still; the array that it is summed in again
+            if self.post_norm is None and down_proj.magnitude is not None:
+                out = kept.rows("mlp_out", ctx.span)
+                if out is None:
+                    out = again = ctx.floats("output of down_proj", *m.shape)
             dn = dy if self.pre_norm is None else ctx.floats("dn2", *m.shape)
             h = {name: projection.lora_in(ctx, n) for name, projection in stored.items()}
             dh = {name: projection.accumulator(ctx, "dh") for name, projection in stored.items()}
             h_down, dh_down = down_proj.accumulator(ctx, "h"), down_proj.lora_in_backward(ctx, d_out)
-            for f0, f1 in pieces(self.intermediate_size, ctx.mlp_tile):
+            whole: dict[str, Array] = {}
+            if w.sink is not None:
+                shape = (ctx.tokens, self.intermediate_size)
+                whole = {name: ctx.operands(name, *shape) for name in ("dgate", "dup", "a")}
+            for f0, f1 in ctx.tiles(self.intermediate_size, ctx.mlp_tile):
                 down_part = down_proj.inputs(f0, f1)
                 tiles = {name: part.outputs(f0, f1) for name, part in parts.items()}
                 shape = (ctx.tokens, f1 - f0)
                 with ctx.frame():
-                    dg, du = ctx.operands("dgate tile", *shape), ctx.operands("dup tile", *shape)
+                    dg, du = (
+                        whole[name][:, f0:f1] if whole else ctx.operands(f"{name} tile", *shape)
+                        for name in ("dgate", "dup")
+                    )
                     with ctx.frame():
                         gate, up = self._gate_and_up(ctx, n, tiles, h, kept, slice(f0, f1), again=True)
                         da = ctx.floats("da tile", *shape)
                         kept_a = kept.rows("a", ctx.span)
-                        a = ctx.operands("a tile", *shape) if kept_a is None else kept_a[:, f0:f1]
+                        place = whole.get("a") if kept_a is None else kept_a
+                        a = ctx.operands("a tile", *shape) if place is None else place[:, f0:f1]
                         # y = m + a W^T + (s a A^T) B^T
                         down_part.backward_input(ctx, d_out, dh_down, da)
                         # a = act(gate) * up
-                        missing_a = a if kept_a is None and down_part.lora is not None else None
+                        needed = whole or down_part.lora is not None
+                        missing_a = a if kept_a is None and needed else None
                         ctx.ops.glu_backward(da, gate, up, dg, du, self.activation, a=missing_a)
-                        down_part.add_lora_in(ctx, a, h_down)
-                        down_part.add_da(ctx, dh_down, a)
+                        down_part.add_lora_in(ctx, a, h_down, dh_down)
+                        if again is not None:
+                            self._add_product(ctx, down_part, a, h_down, again, f0, f1)
+                        for name, gradient, product in (("gate", dg, gate), ("up", du, up)):
+                            tiles[name].add_dm(ctx, gradient, product)
+                            tiles[name].weigh(ctx, gradient)
                     # g = n W^T + h B^T: dn (+)= dg W, dh += s dg B, dB^T += h^T dg. dh A comes once dh is complete.
                     for name, gradient in (("gate", dg), ("up", du)):
                         part = tiles[name]
@@ -118,11 +143,19 @@ class GatedUnit:
                         part.backward_input(ctx, gradient, None, dn, accumulate=not first)
                         ctx.release(part.weight)
             ctx.release(down_proj.weight)
+            if again is not None:
+                down_proj.finish(ctx, again)
+            if out is not None:
+                down_proj.add_dm(ctx, dy, out)
             down_proj.add_dbt(ctx, down_proj.finished(ctx, h_down, "h"), d_out)
             for name, projection in stored.items():
                 projection.backward_lora_in(ctx, dh[name], n, dn)
+            if whole:
+                down_proj.hand_over(ctx, whole["a"], d_out)
+                for name in ("gate", "up"):
+                    parts[name].hand_over(ctx, n, whole[f"d{name}"])
             if self.pre_norm is not None:
-                ctx.ops.rms_norm_backward(dn, m, w.vectors[self.pre_norm], self.eps, dy)
+                norm_backward(ctx, dn, m, w, self.pre_norm, self.eps, dy)
 
     def _sum(
         self, ctx: Context, n: Array, w: BlockWeights, kept: Kept, out: Array, *,
@@ -134,7 +167,7 @@ class GatedUnit:
         with ctx.frame():
             h = {name: projection.lora_in(ctx, n) for name, projection in stored.items()}
             h_down = down_proj.accumulator(ctx, "h")
-            for f0, f1 in pieces(self.intermediate_size, ctx.mlp_tile):
+            for f0, f1 in ctx.tiles(self.intermediate_size, ctx.mlp_tile):
                 down_part = down_proj.inputs(f0, f1)
                 tiles = {name: part.outputs(f0, f1) for name, part in parts.items()}
                 with ctx.frame():
@@ -143,9 +176,17 @@ class GatedUnit:
                     a = ctx.operands("a tile", ctx.tokens, f1 - f0) if place is None else place[:, f0:f1]
                     ctx.ops.glu(gate, up, a, self.activation)
                     down_part.add_lora_in(ctx, a, h_down)
-                    done = down_part.finished(ctx, h_down, "h") if f1 == self.intermediate_size else None
-                    down_part.forward(ctx, a, done, out, accumulate=accumulate or f0 > 0)
+                    self._add_product(ctx, down_part, a, h_down, out, f0, f1, accumulate)
             ctx.release(down_proj.weight)
+            down_proj.finish(ctx, out)
+
+    def _add_product(
+        self, ctx: Context, down_part: Projection, a: Array, h_down: Array | None, out: Array, f0: int,
+        f1: int, accumulate: bool = False,
+    ) -> None:  # fmt: skip
+        """out (T, D) (+)= a W^T of a tile of a's columns; with the last one, + h B^T."""
+        done = down_part.finished(ctx, h_down, "h") if f1 == self.intermediate_size else None
+        down_part.product(ctx, a, done, out, accumulate=accumulate or f0 > 0)
 
     def _gate_and_up(
         self, ctx: Context, n: Array, tiles: Mapping[str, Projection], h: Mapping[str, Array | None],
@@ -176,14 +217,19 @@ class GatedUnit:
     def _output_backward(
         self, ctx: Context, dy: Array, n: Array, w: BlockWeights, kept: Kept, d_out: Array
     ) -> None:
-        """d_out (T, D), an operand: the gradient of down(a) from dy, with y = m + down(a) or m + rms(down(a)) g'."""
+        """d_out (T, D), an operand: the gradient of down(a), of its sum with DoRA, from dy, with y = m + down(a) or
+        m + rms(down(a)) g'.
+        """
+        down_proj = w.projections["down_proj"]
         if self.post_norm is None:
             ctx.ops.cast(dy, d_out)
+            down_proj.weigh(ctx, d_out)
             return
         with ctx.frame():
             out = kept.rows("mlp_out", ctx.span)
             if out is None:
                 out = ctx.floats("output of down_proj", *dy.shape)
                 self._sum(ctx, n, w, kept, out, again=True)
-            norm = w.vectors[self.post_norm]
-            ctx.ops.rms_norm_backward(dy, out, norm, self.eps, d_out, accumulate=False)
+            norm_backward(ctx, dy, out, w, self.post_norm, self.eps, d_out, accumulate=False)
+            down_proj.add_dm(ctx, d_out, out)
+            down_proj.weigh(ctx, d_out)

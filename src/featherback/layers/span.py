@@ -21,7 +21,8 @@ class Span:
     positions: Int32  # (T,), each token's in its sequence
     cu_q: Int32  # (S + 1,): queries of sequence s are rows [cu_q[s], cu_q[s + 1]) of the span
     cu_k: Int32  # (S + 1,): its keys, counted from first_key
-    lengths: Int32  # (S,): tokens of the whole sequences, those of other spans included
+    lengths: Int32  # (S,): tokens of the whole sequences, those of other spans and of prefixes included
+    prefix: Int32 | None = None  # (S,): the sequence that s continues, whose keys it sees as well, or -1
 
     @property
     def tokens(self) -> int:
@@ -52,19 +53,31 @@ class Span:
         return cls(past, past + count, 0, positions, cu_q, cu_k, np.array([length], np.int32))
 
 
-def spans(cu_seqlens: Int32, positions: Int32, size: int) -> Iterator[Span]:
+def spans(cu_seqlens: Int32, positions: Int32, size: int, prefix: Int32 | None = None) -> Iterator[Span]:
     """A batch in spans of at most `size` tokens, in order.
 
-    `cu_seqlens` (S + 1,): sequence s is tokens [cu_seqlens[s], cu_seqlens[s + 1]); `positions` (T,).
+    `cu_seqlens` (S + 1,): sequence s is tokens [cu_seqlens[s], cu_seqlens[s + 1]); `positions` (T,); `prefix` (S,), if
+    some continue others.
     """
+    whole = np.diff(cu_seqlens).astype(np.int32)
+    if prefix is not None:
+        whole = whole + np.where(prefix < 0, np.int32(0), whole[prefix])
     total = int(cu_seqlens[-1])
     for start in range(0, total, size):
         stop = min(total, start + size)
         first = int(np.searchsorted(cu_seqlens, start, side="right")) - 1  # the sequence of the first token
         last = int(np.searchsorted(cu_seqlens, stop, side="left"))  # the end of the last token's
+        before = None
+        if prefix is not None:
+            first = int(prefix[first]) if prefix[first] >= 0 else first
+            before = np.where(prefix[first:last] < 0, -1, prefix[first:last] - first).astype(np.int32)
         bounds = cu_seqlens[first : last + 1]
         first_key = int(bounds[0])
         cu_q = (np.clip(bounds, start, stop) - start).astype(np.int32)
         cu_k = (np.minimum(bounds, stop) - first_key).astype(np.int32)
-        lengths = np.diff(bounds).astype(np.int32)
-        yield Span(start, stop, first_key, positions[start:stop], cu_q, cu_k, lengths)
+        yield Span(start, stop, first_key, positions[start:stop], cu_q, cu_k, whole[first:last], before)
+
+
+def pieces(stop: int, step: int, start: int = 0) -> list[tuple[int, int]]:
+    """[first, last) ranges of at most `step` that cover [start, stop)."""
+    return [(first, min(stop, first + step)) for first in range(start, stop, step)]

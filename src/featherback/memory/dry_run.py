@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from math import gcd
 from typing import Any
 
@@ -21,11 +22,17 @@ from featherback.backend.arena import ALIGNMENT
 from featherback.backend.counting import Blank, BlankMatrix, Counting, Ledger, Work
 from featherback.data.batch import Batch
 from featherback.layers.block import rotaries
+from featherback.layers.context import Context
 from featherback.layers.loss import Head
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.memory.resources import Resources
 from featherback.models.model import LayerWeights
+from featherback.optim.rule import Turn
+from featherback.whole.gradients import Gradient, Trains, WeightGradients
+from featherback.whole.optimizer import StoredTensor, WholeOptimizer
+from featherback.whole.places import Place
+from featherback.whole.settings import Whole
 
 FLOAT = np.dtype(np.float32)
 
@@ -38,6 +45,7 @@ class Account:
     kept: int  # bytes of the intermediates that all layers keep
     mapped: int  # bytes of the file that are mapped at most, if weights go matrix by matrix
     work: Work  # of a step
+    passed: Work  # of a loss alone
 
 
 def account(job: Job, plan: Plan) -> Account:
@@ -54,39 +62,60 @@ def _shape(plan: Plan) -> tuple[object, ...]:
 
 def _whole(job: Job, plan: Plan) -> Account:
     """The account of a step. Layers that are alike are run once and counted as often as there are of them."""
-    kinds: dict[object, list[int]] = {}
-    for layer in range(job.layers):
-        kinds.setdefault(_kind(job, plan, layer), []).append(layer)
-    runs = [_once(job, plan, layers[0]) for layers in kinds.values()]
-    around = _once(job, plan, None)
-    work = around.work
-    for run, layers in zip(runs, kinds.values()):
-        work = work.plus(run.work, len(layers))
-    scratch = max(run.scratch for run in [around, *runs])
+    around, returned = _once(job, plan, None), _returned(job, plan)
+    runs = {kind: _once(job, plan, *kind) for kind in returned}
+    work, passed = around.work, around.passed
+    for kind, count in returned.items():
+        work = work.plus(runs[kind].work, count)
+    passing = {layer: run.passed for (layer, _), run in runs.items()}  # whatever is kept of it
+    for layer, count in Counter(job.alike).items():
+        work = work.plus(passing[layer], count * (1 - job.returned / job.layers))
+        passed = passed.plus(passing[layer], count)
+    scratch = max(run.scratch for run in [around, *runs.values()])
     if plan.chunked:  # a short batch passes whole, its rotary tables at hand throughout
         scratch = max(scratch, account(job, replace(plan, tokens=plan.chunk_tokens)).scratch)
-    kept = sum(run.kept * len(layers) for run, layers in zip(runs, kinds.values()))
-    return Account(scratch, kept, max(run.mapped for run in runs), work)
+    kept = sum(
+        count * max(run.kept for (_, kept), run in runs.items() if kept == names)
+        for names, count in Counter(map(plan.kept, range(job.returned))).items()
+    )
+    return Account(scratch, kept, max(run.mapped for run in runs.values()), work, passed)
 
 
-def _kind(job: Job, plan: Plan, layer: int) -> tuple[object, ...]:
-    """Layers of one kind need the same."""
-    stored = tuple((name, matrix.type) for name, matrix in job.stored[layer].items())
-    return id(job.blocks[layer]), stored, plan.kept(layer)
+Kind = tuple[int, tuple[str, ...]]
+"""A layer, the first of those like it, and what is kept of it."""
 
 
-def _once(job: Job, plan: Plan, layer: int | None) -> Account:
+def _returned(job: Job, plan: Plan) -> dict[Kind, float]:
+    """Kind -> how many such layers a step goes back through.
+
+    Where it goes back through some, they are each layer as often, and the plan's layers count them alone: an average.
+    """
+    if job.returned == job.layers:
+        return dict(Counter((job.alike[layer], plan.kept(layer)) for layer in range(job.layers)))
+    alike, places = Counter(job.alike), Counter(map(plan.kept, range(job.returned)))
+    return {
+        (layer, names): count * times / job.layers
+        for (layer, count), (names, times) in product(alike.items(), places.items())
+    }
+
+
+def _once(job: Job, plan: Plan, layer: int | None, kept: tuple[str, ...] = ()) -> Account:
     """One layer's part of a step, or the part around the layers; plans that differ in nothing it sees share it."""
-    key = (*_shape(plan), plan.vocab_tile)
+    key: tuple[object, ...] = (*_shape(plan), plan.vocab_tile)
     if layer is not None:
-        key = (*_shape(plan), plan.mlp_tile, plan.keep_h, *_kind(job, plan, layer))
+        plan = replace(plan, keep=dict.fromkeys(kept, job.layers))
+        key = (*_shape(plan), plan.mlp_tile, plan.keep_h, layer, kept)
     if key not in job.accounts:
         part = partial(_around, job) if layer is None else partial(_inside, job, layer)
         found = _in_chunks(plan, part)
         if plan.chunked and layer is not None:
             # However tokens are cut, a query sees the same keys, and attention's work is counted by such pairs.
-            whole = _once(job, replace(plan, chunk=None), layer)
-            found = replace(found, work=replace(found.work, attention=whole.work.attention))
+            whole = _once(job, replace(plan, chunk=None), layer, kept)
+            found = replace(
+                found,
+                work=replace(found.work, attention=whole.work.attention),
+                passed=replace(found.passed, attention=whole.passed.attention),
+            )
         job.accounts[key] = found
     return job.accounts[key]
 
@@ -105,34 +134,29 @@ def _in_chunks(plan: Plan, run: Callable[[Plan], Account]) -> Account:
         run(replace(plan, tokens=plan.tokens - (count - n) * plan.chunk_tokens))
         for n in (fewest, fewest + period)
     )
-    missing = (count - fewest) // period - 1
+    return _continued(few, more, (count - fewest) // period - 1)
+
+
+def _continued(few: Account, more: Account, times: int) -> Account:
+    """What comes after `more` and `times` more steps like that from `few` to it."""
     return replace(
         more,
-        scratch=more.scratch + missing * (more.scratch - few.scratch),
-        kept=more.kept + missing * (more.kept - few.kept),
-        work=more.work.plus(more.work.plus(few.work, -1), missing),
+        scratch=more.scratch + times * (more.scratch - few.scratch),
+        kept=more.kept + times * (more.kept - few.kept),
+        work=more.work.plus(more.work.plus(few.work, -1), times),
+        passed=more.passed.plus(more.passed.plus(few.passed, -1), times),
     )
 
 
 def _inside(job: Job, layer: int, plan: Plan) -> Account:
     """One layer's part of a step."""
     run, without = (run_step(job, plan, layers, job.head.slice(rows=(0, 1))) for layers in ([layer], []))
-    return replace(run, work=run.work.plus(without.work, -1))
+    return replace(run, work=run.work.plus(without.work, -1), passed=run.passed.plus(without.passed, -1))
 
 
 def _around(job: Job, plan: Plan) -> Account:
-    """The part around the layers. Whole tiles of the vocabulary are alike: two are run, and the rest added."""
-    more = max(0, -(-job.head.rows // plan.vocab_tile) - 3)
-    rows = job.head.rows - more * plan.vocab_tile
-    run = run_step(job, plan, [], job.head.slice(rows=(0, rows)))
-    if more:
-        shorter = run_step(job, plan, [], job.head.slice(rows=(0, rows - plan.vocab_tile)))
-        run = replace(
-            run,
-            scratch=run.scratch + more * (run.scratch - shorter.scratch),
-            work=run.work.plus(run.work.plus(shorter.work, -1), more),
-        )
-    return run
+    """The part around the layers."""
+    return run_step(job, plan, [], job.head)
 
 
 def step_ledger(job: Job, plan: Plan) -> Ledger:
@@ -156,12 +180,18 @@ def run_step(
     batch = _full_batch(job, plan)
     if adapter is not None:
         job.method(model, adapter, plan, resources, job.options).gradients(batch, 1.0, _NoSink())
+    elif job.whole is not None:
+        method = job.method(model, None, plan, resources, job.options)
+        tied, trained = job.config.tie_word_embeddings, job.whole.trained(job.config, model.blocks, layers)
+        sink = WeightGradients(model.head, weights, 1.0, tied, opened(job.whole), trained)
+        method.gradients(batch, 1.0, sink)
     work = replace(backend.ops.work)
     # Held-out data pass without a backward pass, and none of their intermediates are kept.
     held_out = Ledger()
     job.method(model, adapter, plan, replace(resources, scratch=held_out), job.options).loss(batch)
     most = max(scratch.high_water, held_out.high_water)
-    return Account(most, intermediates.high_water, backend.ops.most_mapped, work)
+    passed = backend.ops.work.plus(work, -1)
+    return Account(most, intermediates.high_water, backend.ops.most_mapped, work, passed)
 
 
 def _full_batch(job: Job, plan: Plan) -> Batch:
@@ -170,6 +200,47 @@ def _full_batch(job: Job, plan: Plan) -> Batch:
     cu_seqlens = np.cumsum([0, *(n for n in lengths if n)], dtype=np.int32)
     zeros = np.zeros(plan.tokens, np.int32)
     return Batch(zeros, zeros, zeros, cu_seqlens)
+
+
+def opened(whole: Whole) -> Trains:
+    """What an optimiser opens of a weight, without what it computes."""
+    rule = whole.rule
+
+    def train(ctx: Context, place: Place, gradient: Gradient) -> None:
+        of = WholeOptimizer(rule, _NoRows(), _NoStates(), Turn(1, 0.0), {place: 0})
+        tensor = StoredTensor(of, ctx, place, gradient)
+        with ctx.frame():
+            if beside := rule.workspace(tensor.shape, tensor.role):
+                ctx.floats("workspace of the optimizer", beside)
+            for reading in range(rule.READINGS):
+                for rows, part in tensor.gradient():
+                    if reading == rule.READINGS - 1:
+                        with tensor.values(rows) as values, ExitStack() as stack:
+                            for name, size in rule.state_sizes(part.shape, tensor.role).items():
+                                stack.enter_context(tensor.state(name, 0, size))
+                            for _ in range(rule.TEMPORARIES):
+                                ctx.floats("temporary of the optimizer", *values.shape)
+
+    return train
+
+
+class _NoRows:
+    """Weights that are not there, in a file of 16 bits."""
+
+    def read(self, ctx: Context, place: Place, rows: slice, out: Blank) -> None:
+        with ctx.frame():
+            ctx.scratch.take("weights, stored", out.shape, np.uint16)
+
+    def write(self, ctx: Context, place: Place, rows: slice, values: Blank, step: int) -> None:
+        self.read(ctx, place, rows, values)
+
+
+class _NoStates:
+    """States in files that are not there."""
+
+    @contextmanager
+    def part(self, ctx: Context, place: Place, name: str, first: int, count: int | None) -> Iterator[Blank]:
+        yield ctx.floats(name, count or 0)
 
 
 class _Shapes:
@@ -187,10 +258,12 @@ class _Shapes:
 class _BlankAdapter:
     """An adapter that is a layout alone."""
 
-    scale = 1.0
-
     def __init__(self, job: Job) -> None:
-        self.layout, self.parameters = job.layout, self
+        self.layout, self.parameters, self.dropout, self.squares = job.layout, self, job.dropout, self
+
+    def scales(self, layer: int) -> dict[str, float]:
+        """Numbers do not matter."""
+        return dict.fromkeys(self.layout.targets, 1.0)
 
     def read(self, layer: int, out: Blank) -> None:
         """There is nothing to read."""

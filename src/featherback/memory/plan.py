@@ -22,20 +22,25 @@ MLP_STEP = 256
 class Plan:
     """How one training process lays out its memory."""
 
-    tokens: int  # most tokens a batch holds
-    compute: str = "bf16"  # "bf16" or "fp32": operands of the matrix products
-    chunk: int | None = None  # tokens that pass a block together; None: all of a batch
-    mlp_tile: int = 2 * MLP_STEP  # columns of F at a time
-    vocab_tile: int = 1024  # columns of the vocabulary at a time
-    keep_h: bool = True  # keep the T x rank LoRA products between recomputation and gradient
+    tokens: int  #: most tokens a batch holds
+    compute: str = "bf16"  #: "bf16", "int16" or "fp32": operands of the matrix products
+    chunk: int | None = None  #: tokens that pass a block together; None: all of a batch
+    mlp_tile: int = 2 * MLP_STEP  #: columns of F at a time
+    vocab_tile: int = 1024  #: columns of the vocabulary at a time
+    keep_h: bool = True  #: keep the T x rank LoRA products between recomputation and gradient
     keep: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """Intermediate of a block -> in how many layers, from the first, it stays from the forward to the backward pass."""
-    checkpoints: Place = "ram"  # where block inputs wait for the backward pass
-    states: Place = "ram"  # where LoRA parameters, gradients and optimiser states live
+    """Intermediate of a block -> in how many layers, from the first of those that a step goes back through, it stays
+    from the forward to the backward pass."""
+    checkpoints: Place = "ram"  #: where block inputs wait for the backward pass
+    states: Place = "ram"  #: where LoRA parameters, gradients and optimiser states live
     weights: Weights = "resident"
-    predicted_rss_mb: float | None = None
-    predicted_footprint_mb: float | None = None
-    predicted_step_seconds: float | None = None
+    predicted_rss_mb: float | None = None  #: resident peak of the whole process, in 10^6 bytes
+    predicted_footprint_mb: float | None = None  #: what only this process can free of it
+    predicted_step_seconds: float | None = None  #: time of a step on this machine
+    least_mb: int | None = None  #: the least budget that would do, in 10^6 bytes
+    least_step_seconds: float | None = None  #: time of a step within it
+    fastest_mb: int | None = None  #: the budget that gives all the speed that memory can, in 10^6 bytes
+    fastest_step_seconds: float | None = None  #: time of a step within it
 
     @property
     def chunk_tokens(self) -> int:

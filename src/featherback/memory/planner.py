@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -30,7 +31,8 @@ CALL_SECONDS = 25e-6  # per kernel call: Python around it, threads woken and gat
 DROP_SECONDS = 8e-11  # per byte unmapped and mapped again
 STREAM_SECONDS = 2e-10  # per byte read past the page cache, mostly behind the products
 THRASH_SECONDS = 1e-8  # per byte that the page cache dropped, read again page by page
-FRUGAL = 1.25  # without a budget: nearly the least memory, at nearly the best speed
+SPARE = 0.25  # of the memory that a process can have: taken for speed without a budget
+FRUGAL = 1.25  # times the least memory: taken without a budget where that is more
 SLACK = 1 * MB  # small arrays, the interpreter's growth
 STACK = 64 * 1024  # bytes of a thread's stack that kernels touch
 VARIATION = MB // 2  # twice what the baselines of a hundred fresh processes were seen to differ by
@@ -61,11 +63,18 @@ def candidates(job: Job, chunks: Sequence[int] = CHUNKS) -> Iterator[Plan]:
     inner = -(-job.config.intermediate_size // MLP_STEP)
     mlp_tiles = sorted({min(steps, inner) * MLP_STEP for steps in MLP_TILES})
     vocab_tiles = sorted({min(rows, job.config.vocab_size) for rows in VOCAB_TILES})
-    chunk_choices = [None, *(chunk for chunk in chunks if job.method.can_chunk and chunk < job.tokens)]
+    can_chunk = (
+        job.method.can_chunk and job.whole is None
+    )  # a weight changes once all of its gradient is there
+    chunk_choices = [None, *(chunk for chunk in chunks if can_chunk and chunk < job.tokens)]
     places = ("ram", "file") if job.files else ("ram",)
     for chunk, mlp, vocab, keep_h, checkpoints, states, weights in product(
         chunk_choices, mlp_tiles, vocab_tiles, (True, False), places, places, get_args(Weights)
     ):
+        if job.whole is not None and (
+            keep_h or weights == "streamed"
+        ):  # no LoRA; what was just written is cached
+            continue
         if keep_h and chunk is not None:  # from one chunk's recomputation to its gradients h is not kept
             continue
         yield Plan(
@@ -89,11 +98,11 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
     held += job.threads * (needed.work.thread_scratch + STACK)
     if plan.checkpoints == "ram":
         rows = plan.tokens * config.hidden_size
-        held += rows * CPU.operand(plan.compute).itemsize * job.layers * job.method.needs_checkpoints
+        held += rows * CPU.operand(plan.compute).itemsize * job.returned * job.method.needs_checkpoints
         held += rows * FLOAT.itemsize * plan.chunked
     if plan.states == "ram":
-        held += job.parameter_arrays * job.layers * job.layer_floats * FLOAT.itemsize
-    buffers = (1 + job.parameter_arrays) * aligned((job.layer_floats,), FLOAT)  # the optimiser's
+        held += job.state_bytes
+    buffers = sum(aligned((size,), FLOAT) for size in job.buffer_floats)
     if plan.weights == "streamed":
         held += 2 * _stream_buffer(job, plan) + job.vector_bytes
     else:
@@ -111,31 +120,45 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
 
 
 def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -> Plan:
-    """The fastest plan whose resident peak fits in `budget` bytes (None: in FRUGAL times the least, nothing kept).
+    """The fastest plan whose resident peak fits in `budget` bytes, with what the least and the most memory would give.
 
-    No plan takes more than the machine has. FeatherbackError, naming the least that would do and what to change, if
-    none fits.
+    Without a budget it is SPARE of the machine's memory, or FRUGAL times the least that would do if that is more. No
+    plan takes more than the machine has. FeatherbackError, naming the least that would do and what to change, if none
+    fits.
     """
     predictions = [predict(job, plan, baseline, machine) for plan in candidates(job)]
-    least = min(prediction.rss for prediction in predictions)
-    limit = FRUGAL * least if budget is None else budget
-    if machine.memory is not None:
-        limit = min(limit, machine.memory)
-    fitting = [prediction for prediction in predictions if prediction.rss <= limit]
-    if not fitting:
-        change = "a smaller --seq-len, --batch-size or --rank, or fewer --targets, needs less."
-        named = f"{least_budget(least) // MB}MB"
-        if machine.memory is not None and machine.memory < least:  # no budget would do
+    smallest_rss = min(prediction.rss for prediction in predictions)
+    least, most = least_budget(smallest_rss), machine.memory or math.inf
+    wanted = max(SPARE * (machine.memory or 0), FRUGAL * smallest_rss) if budget is None else budget
+    limit = min(wanted, most)
+    if smallest_rss > limit:
+        change = "a smaller --seq-len or --batch-size needs less."
+        if job.whole is None:
+            change = "a smaller --seq-len, --batch-size or --rank, or fewer --targets, needs less."
+        named = f"{least // MB}MB"
+        if most < smallest_rss:  # no budget would do
             raise FeatherbackError(
-                f"Training does not fit on this machine: only {machine.memory // MB}MB are free or allowed by the "
+                f"Training does not fit on this machine: only {int(most) // MB}MB are free or allowed by the "
                 f"process's cgroup, and with these options the least is {named}; {change}"
             )
         raise FeatherbackError(
             f"Training does not fit in {limit / MB:.0f}MB: with these options the least is --memory {named}; {change}"
         )
-    if budget is None:  # memory is taken for speed where some was named
-        return min(fitting, key=lambda p: (p.seconds, p.rss)).apply()
-    return _keeping(job, fitting, limit, baseline, machine).apply()
+
+    worth = gains(job, next(candidates(job)), machine)
+
+    def fastest_in(limit: float) -> Prediction:
+        fitting = [prediction for prediction in predictions if prediction.rss <= limit]
+        return _keeping(job, fitting, limit, worth, baseline, machine)
+
+    chosen, frugal, fastest = (fastest_in(each) for each in (limit, min(least, limit), most))
+    return replace(
+        chosen.apply(),
+        least_mb=least // MB,
+        least_step_seconds=frugal.seconds,
+        fastest_mb=least_budget(fastest.rss) // MB,
+        fastest_step_seconds=fastest.seconds,
+    )
 
 
 @dataclass(frozen=True)
@@ -164,19 +187,20 @@ def gains(job: Job, plan: Plan, machine: Machine) -> list[Gain]:
     """
     if not job.method.can_keep:
         return []
-    left = bundles(job.blocks)
+    left = bundles(job.blocks, job.dora)
     found: list[Gain] = []
     kept: tuple[str, ...] = ()
     before = account(job, replace(plan, keep={}))
     while left:
         after = {
-            names: account(job, replace(plan, keep=dict.fromkeys(kept + names, job.layers))) for names in left
+            names: account(job, replace(plan, keep=dict.fromkeys(kept + names, job.returned)))
+            for names in left
         }
         next_gains = [
             Gain(
                 names,
-                (_compute_seconds(before.work, machine) - _compute_seconds(one.work, machine)) / job.layers,
-                (one.kept - before.kept) // job.layers,
+                (_compute_seconds(before.work, machine) - _compute_seconds(one.work, machine)) / job.returned,
+                (one.kept - before.kept) // job.returned,
             )
             for names, one in after.items()
         ]
@@ -193,21 +217,34 @@ def gains(job: Job, plan: Plan, machine: Machine) -> list[Gain]:
 
 
 def _keeping(
-    job: Job, fitting: list[Prediction], limit: float, baseline: Baseline, machine: Machine
+    job: Job,
+    fitting: list[Prediction],
+    limit: float,
+    worth: Sequence[Gain],
+    baseline: Baseline,
+    machine: Machine,
 ) -> Prediction:
-    """The fastest of some plans, each with the rest of the budget filled by kept intermediates.
+    """The fastest of some plans, each with the rest of the budget filled by what is `worth` keeping.
 
     Every plan is filled in its own fixed order, so that a larger budget leaves none of them, nor the best, slower.
     """
-    worth = gains(job, next(candidates(job)), machine)
     found = []
-    for bare in fitting:
+    for bare in _front(fitting):
         filling = Filling(job, bare, worth, baseline, machine)
         fullest = filling.most(lambda p: p.rss <= limit)
         found.append(fullest)
         if fullest.crowded:  # less may be faster
             found.append(filling.most(lambda p: p.rss <= limit and not p.crowded))
     return min(found, key=lambda p: (p.seconds, p.rss))
+
+
+def _front(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """Those than which none is both smaller and faster: what is kept takes and saves about the same in all."""
+    found: list[Prediction] = []
+    for prediction in sorted(predictions, key=lambda p: (p.rss, p.seconds)):
+        if not found or prediction.seconds < found[-1].seconds:
+            found.append(prediction)
+    return found
 
 
 @dataclass(frozen=True)
@@ -222,7 +259,7 @@ class Filling:
 
     def most(self, allowed: Callable[[Prediction], bool]) -> Prediction:
         """The plan that keeps most of those that are `allowed`; the bare plan if none is."""
-        layers = self.job.layers
+        layers = self.job.returned
         # Where all layers keep the same, scratch memory is smaller than while they differ: these are tried first.
         for whole in range(len(self.worth), -1, -1):
             best = self._filled(whole * layers)
@@ -242,7 +279,7 @@ class Filling:
 
     def _filled(self, steps: int) -> Prediction:
         """With the first gain in some layers; in all, and the second in some; and so on: `steps` in all."""
-        layers, keep = self.job.layers, dict[str, int]()
+        layers, keep = self.job.returned, dict[str, int]()
         for number, gain in enumerate(self.worth):
             if (count := min(layers, steps - number * layers)) > 0:
                 keep |= dict.fromkeys(gain.names, count)
@@ -255,6 +292,12 @@ def smallest(job: Job, baseline: Baseline, machine: Machine) -> Prediction:
         (predict(job, plan, baseline, machine) for plan in candidates(job)),
         key=lambda prediction: (prediction.rss, prediction.seconds),
     )
+
+
+def fits(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -> bool:
+    """Whether `choose` finds a plan."""
+    limits = [limit for limit in (budget, machine.memory) if limit is not None]
+    return not limits or smallest(job, baseline, machine).rss <= min(limits)
 
 
 def least_budget(least: int) -> int:
@@ -291,21 +334,21 @@ def _compute_seconds(work: Work, machine: Machine) -> float:
 
 def _paging_seconds(job: Job, plan: Plan, machine: Machine, crowded: bool) -> float:
     """Seconds per step for data moved between files and memory; `crowded`: the page cache cannot hold the weights."""
-    moved = 0
+    moved, sweeps = 0, 1 + job.returned / job.layers  # over the weights
     rows = plan.tokens * job.config.hidden_size * FLOAT.itemsize
     if plan.checkpoints == "file":
-        moved += 2 * job.layers * rows
+        moved += 2 * job.returned * rows
     if plan.chunked:
-        moved += 4 * job.layers * rows
+        moved += 2 * (job.layers + job.returned) * rows
     if plan.states == "file":
-        moved += job.layers * job.layer_floats * FLOAT.itemsize * (4 + 2 * job.parameter_arrays)
+        moved += job.moved_states
     seconds = moved / machine.copy_rate
     if plan.weights == "streamed":
-        return seconds + 2 * job.weight_bytes * STREAM_SECONDS
+        return seconds + sweeps * job.weight_bytes * STREAM_SECONDS
     if crowded:
-        seconds += 2 * job.weight_bytes * THRASH_SECONDS
+        seconds += sweeps * job.weight_bytes * THRASH_SECONDS
     if plan.weights == "paged":
-        seconds += 2 * job.weight_bytes * DROP_SECONDS
+        seconds += sweeps * job.weight_bytes * DROP_SECONDS
     if plan.weights == "by_matrix":  # the pages around every tile are mapped again
-        seconds += 8 * job.weight_bytes * DROP_SECONDS
+        seconds += 4 * sweeps * job.weight_bytes * DROP_SECONDS
     return seconds

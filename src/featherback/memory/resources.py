@@ -60,7 +60,9 @@ class Resources:
     scratch: Scratch  # everything that dies within a step's phase
     kept: Scratch  # intermediates that stay from the forward to the backward pass
     weights: WeightSource
-    checkpoints: TokenStore | None  # block inputs, a slot per layer; None: there is no backward pass
+    checkpoints: (
+        TokenStore | None
+    )  # block inputs, a slot per layer that it comes to; None: there is no backward pass
     residual: TokenStore | None  # the residual stream, then its gradient, where tokens pass in chunks
 
     def close(self) -> None:
@@ -77,14 +79,15 @@ def resources(
     scratch: int,
     kept: int,
     *,
-    checkpoints: bool,
+    checkpoints: int,
     folder: Path | None,
+    changing: bool = False,
 ) -> Resources:
     """The resources of a plan on this machine: `scratch` and `kept` in bytes; `folder` for what it keeps in files.
 
-    `checkpoints`: block inputs wait for a backward pass.
+    `checkpoints`: how many block inputs wait for a backward pass. `changing`: the weights are trained themselves.
     """
-    backend, config = CPU(), model.config
+    backend, config = CPU(plan.compute), model.config
     place = None if plan.checkpoints == "ram" else folder
     sizes = (plan.tokens, config.hidden_size)
     return Resources(
@@ -93,9 +96,7 @@ def resources(
         backend.arena(kept),
         WeightStream(model, plan.vocab_tile)
         if plan.weights == "streamed"
-        else WeightPager(model, plan.weights),
-        Checkpoints(config.num_hidden_layers, *sizes, backend.operand(plan.compute), place)
-        if checkpoints
-        else None,
+        else WeightPager(model, plan.weights, changing),
+        Checkpoints(checkpoints, *sizes, backend.operand(plan.compute), place) if checkpoints else None,
         Checkpoints(1, *sizes, np.dtype(np.float32), place) if plan.chunked else None,
     )

@@ -12,8 +12,9 @@ from featherback.memory.resources import resources
 from featherback.methods.base import Method, Options
 from featherback.models.model import Model
 from featherback.registry import OwnOptions, Registry
+from featherback.whole.settings import Whole
 
-METHODS: Registry[type[Method]] = Registry(__name__, "METHOD", "method", shared=("base",))
+METHODS: Registry[type[Method]] = Registry(__name__, "METHOD", "method", shared=("base", "sinks"))
 OPTIONS: OwnOptions[Options] = OwnOptions(METHODS, lambda name: METHODS[name].options_class)
 
 
@@ -24,19 +25,35 @@ def create(
     plan: Plan,
     folder: Path | None = None,
     options: Options | None = None,
+    whole: Whole | None = None,
 ) -> Method:
-    """A method with what it needs to run on a model and its adapter; `folder` holds what the plan keeps in files."""
+    """A method with what it needs to run on a model and its adapter; `folder` holds what the plan keeps in files.
+
+    `whole`: how the model's own weights are trained, where there is no adapter.
+    """
     method = METHODS[name]
     job = Job.of(
         model,
         method=method,
-        rank=adapter.rank if adapter else 0,
+        rank=adapter.layout.most_rank if adapter else 0,
         targets=adapter.targets if adapter else (),
+        dropout=adapter.dropout if adapter else 0.0,
+        dora=adapter.form.dora if adapter else False,
         tokens=plan.tokens,
         sequence=plan.tokens,
         compute=plan.compute,
         options=options,
+        whole=whole,
     )
-    needed, backward = account(job, plan), adapter is not None and method.needs_checkpoints
-    at_work = resources(model, plan, needed.scratch, needed.kept, checkpoints=backward, folder=folder)
+    trained = adapter is not None or whole is not None
+    needed, backward = account(job, plan), trained and method.needs_checkpoints
+    at_work = resources(
+        model,
+        plan,
+        needed.scratch,
+        needed.kept,
+        checkpoints=job.returned * backward,
+        folder=folder,
+        changing=whole is not None,
+    )
     return method(model, adapter, plan, at_work, options)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -13,30 +14,40 @@ from numpy.typing import NDArray
 
 from featherback.backend.protocol import Array, Backend
 from featherback.data.batch import Batch
+from featherback.data.prefixes import share_prefixes
 from featherback.errors import FeatherbackError
+from featherback.host.paged import PagedArray
 from featherback.layers.block import Block
-from featherback.layers.context import Context
-from featherback.layers.linear import BlockWeights, LoRAFactors, Pairs, Projection
+from featherback.layers.context import Context, Moves
+from featherback.layers.dora import measure_columns, weighed
+from featherback.layers.dropout import Dropout, Mask
+from featherback.layers.linear import BlockWeights, Factors, LayerSink, LoRAFactors, Pairs, Projection
 from featherback.layers.loss import Head
+from featherback.layers.moved import Spot, table_rows, vector
 from featherback.layers.rope import Rotary
 from featherback.layers.span import Span, spans
 from featherback.memory.plan import Plan
 from featherback.memory.resources import Resources
+from featherback.methods.sinks import GradientSink, WeightSink
 from featherback.models.model import LayerWeights
 from featherback.options import check
-from featherback.parameters.sinks import GradientSink
+from featherback.parameters.roles import EMBEDDING
+from featherback.parameters.slots import SlotTable
 from featherback.weights.matrix import Matrix
 
 
 class Draw(NamedTuple):
-    """A stochastic method's random numbers depend on these alone."""
+    """Random numbers, those of stochastic methods and of dropout, depend on these alone."""
 
     seed: int = 0
     step: int = 0  # of the optimiser
+    first_token: int = 0  # of the batch, among those of the step
 
 
 FIRST = Draw()
 NO_PAIRS: Pairs = {}
+NO_SCALES: Mapping[str, float] = {}
+NO_MASKS: Mapping[str, Mask] = {}
 
 
 class ModelLike(Protocol):
@@ -62,14 +73,25 @@ class Parameters(Protocol):
 
 
 class Layout(Protocol):
-    """Where LoRA's factors lie in a layer's flat vector."""
+    """Where LoRA's factors lie in a layer's flat vector, and what DoRA has for each output in another one."""
+
+    @property
+    def slots(self) -> SlotTable:
+        """The tensors of each layer."""
 
     @property
     def size(self) -> int:
         """Values of a layer."""
 
-    def view(self, layer: int, flat: Any) -> dict[str, tuple[Any, Any]]:
-        """target -> (A, B^T)."""
+    def view(self, layer: int, flat: Any) -> dict[str, Factors]:
+        """target -> its factors."""
+
+    @property
+    def columns_size(self) -> int:
+        """Outputs of a layer's targets; 0 without DoRA."""
+
+    def columns(self, layer: int, flat: Any) -> dict[str, Any]:
+        """target -> a number per output, from all of them (columns_size,)."""
 
 
 class Adapter(Protocol):
@@ -80,8 +102,15 @@ class Adapter(Protocol):
     @property
     def parameters(self) -> Parameters: ...
     @property
-    def scale(self) -> float:
-        """What LoRA's product is multiplied by."""
+    def dropout(self) -> float:
+        """Share of LoRA's inputs that is dropped in training."""
+
+    @property
+    def squares(self) -> Parameters:
+        """||W_i||^2 of every output of a layer's targets. Only with DoRA."""
+
+    def scales(self, layer: int) -> Mapping[str, float]:
+        """target -> what LoRA's product is multiplied by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +123,19 @@ class Options:
     def __post_init__(self) -> None:
         check(self)
 
+    def settled(self, train: str) -> Options:
+        """These with values for what was left open, which depend on what is trained: "lora" or "full"."""
+        return self
+
 
 class Method(ABC):
-    """Estimates the gradient of an adapter. `adapter` None: only `loss` works, on the base model."""
+    """Estimates the gradient of an adapter; `adapter` None: that of the model's own weights, where a method can."""
 
     needs_checkpoints: ClassVar[bool] = True  # block inputs wait for a backward pass
     can_keep: ClassVar[bool] = False  # intermediates may be kept instead of computed again
     can_chunk: ClassVar[bool] = True  # tokens may pass the blocks in chunks
+    can_train_weights: ClassVar[bool] = False  # without an adapter
+    FULL_LEARNING_RATE: ClassVar[float | None] = None  # of whole models; None: that of the optimiser
     options_class: ClassVar[type[Options]] = Options
 
     def __init__(
@@ -114,20 +149,40 @@ class Method(ABC):
         self.model, self.adapter, self.plan, self.resources = model, adapter, plan, resources
         self.options = options or self.options_class()
 
-    @abstractmethod
-    def gradients(self, batch: Batch, scale: float, sink: GradientSink, draw: Draw = FIRST) -> float:
-        """The summed loss (nats) of `batch`; d(scale * loss)/d(parameters) goes to `sink`, a layer at a time."""
+    @cached_property
+    def states(self) -> dict[str, PagedArray]:
+        """What it remembers from step to step, by names of its own; checkpoints hold it."""
+        return {}
 
-    def loss(self, batch: Batch, parameters: Parameters | None = None) -> float:
-        """The summed loss (nats) over the batch's supervised tokens, with other values of the adapter if given."""
-        with self._begin(batch) as sweep:
+    @cached_property
+    def slopes(self) -> list[float] | None:
+        """The loss's slopes along the directions of a step, where they are to be logged; who logs them empties it."""
+        return None
+
+    @abstractmethod
+    def gradients(
+        self, batch: Batch, scale: float, sink: GradientSink | WeightSink, draw: Draw = FIRST
+    ) -> float:
+        """The summed loss (nats) of `batch`; d(scale * loss)/d(parameters) goes to `sink`, a layer at a time.
+
+        With an adapter it is a GradientSink, without one a WeightSink.
+        """
+
+    def loss(
+        self,
+        batch: Batch,
+        parameters: Parameters | None = None,
+        draw: Draw | None = None,
+        moves: Moves | None = None,
+    ) -> float:
+        """The summed loss (nats) over the batch's supervised tokens, with other values of the adapter if given.
+
+        `draw`: with the dropout of training; None: without. `moves`: what is added to the model's own weights.
+        """
+        with self._begin(batch, draw, moves) as sweep:
             sweep.embed()
-            for i, block in enumerate(self.model.blocks):
-                with self._layer(sweep.ctx, i, i + 1, parameters) as w:
-                    kv = block.attention.store(sweep.ctx, batch.n_tokens)
-                    for span in sweep.spans:
-                        with sweep.rows(span, block.rotaries) as (ctx, x):
-                            block.forward(ctx, x, w, kv)
+            for i in range(len(self.model.blocks)):
+                self._pass(sweep, i, parameters)
             total = 0.0
             for span in sweep.spans:
                 with sweep.rows(span, save=False) as (ctx, x):
@@ -137,14 +192,33 @@ class Method(ABC):
     def close(self) -> None:
         """Close files."""
         self.resources.close()
+        for state in self.states.values():
+            state.close()
+
+    @classmethod
+    def returned(cls, layers: int, options: Options) -> int:
+        """Through how many of so many layers a step goes back; the others are only passed."""
+        return layers
+
+    def _pass(self, sweep: Sweep, index: int, parameters: Parameters | None = None) -> None:
+        """The residual stream goes through a block to which nothing comes back."""
+        block = self.model.blocks[index]
+        with self._layer(sweep.ctx, index, index + 1, parameters) as w:
+            kv = block.attention.store(sweep.ctx, sweep.batch.n_tokens)
+            for span in sweep.spans:
+                with sweep.rows(span, block.rotaries) as (ctx, x):
+                    block.forward(ctx, x, w, kv)
 
     @contextmanager
-    def _begin(self, batch: Batch) -> Iterator[Sweep]:
-        """A batch on its way through the blocks."""
+    def _begin(self, batch: Batch, draw: Draw | None = None, moves: Moves | None = None) -> Iterator[Sweep]:
+        """A batch on its way through the blocks; `draw`: in training."""
         plan = self.plan
         if batch.n_tokens > plan.tokens:
             raise FeatherbackError(f"The batch has {batch.n_tokens} tokens; the plan allows {plan.tokens}.")
-        parts = list(spans(batch.cu_seqlens, batch.positions, plan.chunk_tokens))
+        dropout = self._dropout(draw)
+        if dropout is None and self._may_share(batch):
+            batch = share_prefixes(batch)
+        parts = list(spans(batch.cu_seqlens, batch.positions, plan.chunk_tokens, batch.prefix))
         ctx = Context(
             self.resources.backend,
             self.resources.scratch,
@@ -154,9 +228,22 @@ class Method(ABC):
             plan.vocab_tile,
             plan.keep_h and len(parts) == 1,
             release=self.resources.weights.release,
+            dropout=dropout,
+            moves=moves,
         )
         with ctx.at(parts[0], self.model.rotaries if len(parts) == 1 else ()) as ctx:
             yield Sweep(ctx, batch, parts, self.model, self.resources)
+
+    def _may_share(self, batch: Batch) -> bool:
+        """Whether a token's keys and values depend on the tokens before it alone, and all later ones see them."""
+        longest = int(np.diff(batch.cu_seqlens).max())
+        sees_all = all(not 0 < block.attention.window < longest for block in self.model.blocks)
+        return sees_all and not any(rotary.stretches(longest) for rotary in self.model.rotaries)
+
+    def _dropout(self, draw: Draw | None) -> Dropout | None:
+        if draw is None or self.adapter is None or not self.adapter.dropout:
+            return None
+        return Dropout(self.adapter.dropout, *draw)
 
     @contextmanager
     def _layer(
@@ -166,30 +253,67 @@ class Method(ABC):
         then: int,
         parameters: Parameters | None = None,
         gradients: Array | None = None,
+        columns: Array | None = None,
+        sink: LayerSink | None = None,
     ) -> Iterator[BlockWeights]:
-        """A layer's weights with the adapter's factors; `gradients` (size,) collects theirs."""
+        """A layer's weights with the adapter's factors; `gradients` (size,) collects theirs; `sink`: the weights' own.
+
+        `columns`: where DoRA's c stays for the backward pass, which finds it there.
+        """
         with ctx.frame(), self.resources.weights.layer(index, then) as stored:
             if self.adapter is None:
-                yield block_weights(ctx.backend, stored, NO_PAIRS)
+                if ctx.moves is not None:
+                    vectors = {
+                        name: vector(ctx, value, Spot(name, index)) for name, value in stored.vectors.items()
+                    }
+                    stored = replace(stored, vectors=vectors)
+                yield block_weights(ctx.backend, stored, sink=sink, layer=index)
                 return
             layout = self.adapter.layout
             flat = ctx.floats("LoRA parameters of a layer", layout.size)
             (parameters or self.adapter.parameters).read(index, flat)
             collected = NO_PAIRS if gradients is None else layout.view(index, gradients)
-            yield block_weights(ctx.backend, stored, layout.view(index, flat), self.adapter.scale, collected)
+            pairs, scales = layout.view(index, flat), self.adapter.scales(index)
+            dropout = ctx.dropout
+            masks = {name: dropout.mask(index, name) for name in pairs if dropout}
+            w = block_weights(ctx.backend, stored, pairs, scales, collected, masks)
+            if layout.columns_size:
+                found = ctx.floats("DoRA's c of a layer", layout.columns_size) if columns is None else columns
+                c = layout.columns(index, found)
+                if gradients is None:
+                    with ctx.frame():
+                        squares = ctx.floats("squared norms of rows", layout.columns_size)
+                        self.adapter.squares.read(index, squares)
+                        measure_columns(ctx, w, pairs, layout.columns(index, squares), c)
+                w = weighed(w, pairs, c, collected)
+            yield w
 
 
 def block_weights(
-    backend: Backend, stored: LayerWeights, pairs: Pairs, scale: float = 1.0, gradients: Pairs = NO_PAIRS
+    backend: Backend,
+    stored: LayerWeights,
+    pairs: Pairs = NO_PAIRS,
+    scales: Mapping[str, float] = NO_SCALES,
+    gradients: Pairs = NO_PAIRS,
+    masks: Mapping[str, Mask] = NO_MASKS,
+    sink: LayerSink | None = None,
+    layer: int | None = None,
 ) -> BlockWeights:
-    """A layer's stored weights as its block uses them; `pairs` and `gradients` only for the adapter's targets."""
+    """A layer's stored weights as its block uses them; what belongs to an adapter only for what it adapts.
+
+    `sink`: what trains the weights themselves, where `layer` says which they are.
+    """
     projections = {}
     for name, matrix in stored.matrices.items():
-        collected = gradients.get(name, (None, None))
-        lora = LoRAFactors(*pairs[name], scale, *collected) if name in pairs else None
+        lora = None
+        if name in pairs:
+            mask, pair, collected = masks.get(name), pairs[name], gradients.get(name)
+            scale = scales[name] if mask is None else scales[name] * mask.gain
+            da, dbt = (None, None) if collected is None else (collected.a, collected.bt)
+            lora = LoRAFactors(pair.a, pair.bt, scale, da, dbt, mask)
         bias = stored.vectors.get(f"{name.removesuffix('_proj')}_bias")
-        projections[name] = Projection(name, backend.matrix(matrix), bias, lora)
-    return BlockWeights(projections, stored.vectors)
+        projections[name] = Projection(name, backend.matrix(matrix), bias, lora, sink=sink, layer=layer)
+    return BlockWeights(projections, stored.vectors, sink)
 
 
 @dataclass(frozen=True)
@@ -211,6 +335,7 @@ class Sweep:
         for span in self.spans:
             with self.rows(span, load=False) as (ctx, x):
                 self.resources.weights.gather(self.model.embed_tokens, tokens[span.own], x)
+                table_rows(ctx, tokens[span.own], Spot(EMBEDDING), x)
                 if self.model.embedding_scale != 1:
                     ctx.ops.scale(x, self.model.embedding_scale)
 

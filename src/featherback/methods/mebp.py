@@ -23,6 +23,7 @@ from featherback.layers.kept import Kept
 from featherback.layers.linear import BlockWeights
 from featherback.methods.base import Sweep
 from featherback.methods.mesp import Layer, MeSP
+from featherback.methods.sinks import WeightSink
 
 
 class MeBP(MeSP):
@@ -30,6 +31,7 @@ class MeBP(MeSP):
 
     can_keep = False
     can_chunk = False
+    can_train_weights = False
 
     def _backward_block(self, ctx: Context, layer: Layer, dy: Array, x: Array) -> None:
         block, w, kv = layer.block, _dense(ctx, layer.w), layer.kv
@@ -39,8 +41,9 @@ class MeBP(MeSP):
         # Autodiff replays the whole block, its output included, though it is not used, and holds what that computes.
         # In float32 where MeSP computes it anew in float32: the bits are to be the same.
         mlp = block.mlp
+        held = [name for name in mlp.intermediates if name != "mlp_out" or mlp.is_apart(w)]
         saved = Kept(
-            {name: ctx.floats(name, ctx.tokens, about.width) for name, about in mlp.intermediates.items()}
+            {name: ctx.floats(name, ctx.tokens, mlp.intermediates[name].width) for name in held}
             | {"a": ctx.operands("a", ctx.tokens, mlp.intermediate_size)}
         )
         y = ctx.floats("y", *x.shape)
@@ -49,9 +52,9 @@ class MeBP(MeSP):
         mlp.backward(ctx, dy, m, w, saved)
         block.attention.backward(ctx, dy, x, state, w, kv)
 
-    def _loss(self, sweep: Sweep, scale: float) -> float:
+    def _loss(self, sweep: Sweep, scale: float, sink: WeightSink | None) -> float:
         with sweep.ctx.frame():
-            return super()._loss(replace(sweep, ctx=_held(sweep.ctx)), scale)
+            return super()._loss(replace(sweep, ctx=_held(sweep.ctx)), scale, sink)
 
 
 class Held:

@@ -6,64 +6,145 @@ added to each layer's parameters as they are read, so that nothing has to be und
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import cast
 
-from featherback.backend.protocol import Array, Operations
+from featherback.backend.protocol import Array
 from featherback.data.batch import Batch
 from featherback.methods.base import FIRST, Draw, Method, Options, Parameters
+from featherback.methods.sinks import GradientSink, WeightSink
+from featherback.noise import Key
 from featherback.options import option
-from featherback.parameters.sinks import GradientSink
+
+ADAPTER, WHOLE = 1e-2, 1e-3
+"""epsilon where none is named: the paper's, of LoRA and of whole models."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeZOOptions(Options):
-    """How directions are drawn; the defaults are the paper's for LoRA."""
+    """How directions are drawn."""
 
-    epsilon: float = option(1e-2, above=0, help="Step along a direction, each way, between the two losses.")
+    epsilon: float | None = option(
+        None,
+        above=0,
+        shown_default=lambda: f"{ADAPTER:g} ({WHOLE:g} with --train full)",
+        help="Step along a direction, each way, between the two losses.",
+    )
     directions: int = option(1, least=1, help="Random directions per batch, averaged.")
+    log_directions: bool = option(
+        False,
+        only_for="lora",
+        help="Write each direction's slope to directions.log, from which featherback replay makes the adapter.",
+    )
+
+    def settled(self, train: str) -> MeZOOptions:
+        if self.epsilon is not None:
+            return self
+        return replace(self, epsilon=ADAPTER if train == "lora" else WHOLE)
 
 
 @dataclass(frozen=True)
-class Direction:
-    """theta + factor z, read a layer at a time; a layer's z depends on the key alone."""
+class Moved:
+    """theta + factor z, read a layer at a time."""
 
     parameters: Parameters
-    ops: Operations
-    key: tuple[int, ...]
-    factor: float
+    add: Callable[[int, Array], None]  # factor z of a layer to an array (size,)
 
     def read(self, layer: int, out: Array) -> None:
         """The perturbed values (size,) of a layer."""
         self.parameters.read(layer, out)
-        self.ops.add_normal((*self.key, layer), self.factor, out)
+        self.add(layer, out)
 
 
 class MeZO(Method):
     """Zeroth-order estimates: the memory of inference. Meant for SGD."""
 
     needs_checkpoints = False
+    can_train_weights = True
+    FULL_LEARNING_RATE = 1e-6
     options_class = MeZOOptions
     options: MeZOOptions
 
-    def gradients(self, batch: Batch, scale: float, sink: GradientSink, draw: Draw = FIRST) -> float:
-        assert self.adapter is not None
-        scratch, ops = self.resources.scratch, self.resources.backend.ops
-        epsilon, count = self.options.epsilon, self.options.directions
+    @property
+    def epsilon(self) -> float:
+        """The step along a direction."""
+        epsilon = self.options.settled("full" if self.adapter is None else "lora").epsilon
+        assert epsilon is not None
+        return epsilon
+
+    @cached_property
+    def slopes(self) -> list[float] | None:
+        return [] if self.options.log_directions else None
+
+    def gradients(
+        self, batch: Batch, scale: float, sink: GradientSink | WeightSink, draw: Draw = FIRST
+    ) -> float:
+        if self.adapter is None:
+            return self._of_weights(batch, scale, cast(WeightSink, sink), draw)
+        parameters = self.adapter.parameters
+        if draw.first_token == 0:
+            self._begin_step(draw)
+
+        def at(key: Key, factor: float) -> float:
+            return self.loss(batch, Moved(parameters, partial(self._add, key, factor)), draw)
+
         total = 0.0
+        for key, slope, loss in self._slopes(at, scale, draw):
+            if self.slopes is not None:
+                self.slopes.append(slope)
+            self._gather(key, slope, cast(GradientSink, sink))
+            total += loss
+        return total
+
+    def _of_weights(self, batch: Batch, scale: float, sink: WeightSink, draw: Draw) -> float:
+        """As `gradients`, of the model's own weights: all directions are known before any weight changes."""
+        ops = self.resources.backend.ops
+
+        def at(key: Key, factor: float) -> float:
+            return self.loss(batch, draw=draw, moves=sink.moved(ops, key, factor))
+
+        found = list(self._slopes(at, scale, draw))
+        with self._begin(batch) as sweep:
+            sink.along(sweep.ctx, [(key, slope) for key, slope, _ in found])
+        return sum(loss for *_, loss in found)
+
+    def _slopes(
+        self, at: Callable[[Key, float], float], scale: float, draw: Draw
+    ) -> Iterator[tuple[Key, float, float]]:
+        """(direction, the slope of scale * loss along it, the loss), the latter two divided by how many there are.
+
+        `at`: the loss so many times a direction away.
+        """
+        count, epsilon = self.options.directions, self.epsilon
         for number in range(count):
-            key = (*draw, number)
-            plus, minus = (
-                self.loss(batch, Direction(self.adapter.parameters, ops, key, factor))
-                for factor in (epsilon, -epsilon)
-            )
-            slope = scale * (plus - minus) / (2 * epsilon) / count
-            for layer in range(len(self.model.blocks)):
-                with scratch.frame():
-                    room = scratch.take("gradients of a layer", (self.adapter.layout.size,))
-                    with sink.gather(layer, room) as collected:
-                        ops.add_normal((*key, layer), slope, collected)
-            total += (plus + minus) / 2
-        return total / count
+            key = (draw.seed, draw.step, number)
+            plus, minus = at(key, epsilon), at(key, -epsilon)
+            yield key, scale * (plus - minus) / (2 * epsilon) / count, (plus + minus) / 2 / count
+
+    def replay(self, slopes: Sequence[float], draw: Draw, sink: GradientSink) -> None:
+        """The gradients of a step's batches once more, from their slopes in order."""
+        self._begin_step(draw)
+        for number, slope in enumerate(slopes):
+            self._gather((draw.seed, draw.step, number % self.options.directions), slope, sink)
+
+    def _gather(self, key: Key, slope: float, sink: GradientSink) -> None:
+        """The estimate slope z goes to `sink`."""
+        assert self.adapter is not None
+        scratch = self.resources.scratch
+        for layer in range(len(self.model.blocks)):
+            with scratch.frame():
+                room = scratch.take("gradients of a layer", (self.adapter.layout.size,))
+                with sink.gather(layer, room) as collected:
+                    self._add(key, slope, layer, collected)
+
+    def _begin_step(self, draw: Draw) -> None:
+        """What is to be done before the first direction of an optimiser's step."""
+
+    def _add(self, key: Key, factor: float, layer: int, out: Array) -> None:
+        """out (size,) += factor z; a layer's z depends on the key alone."""
+        self.resources.backend.ops.add_normal((*key, layer), factor, out)
 
 
 METHOD = MeZO

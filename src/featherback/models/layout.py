@@ -1,14 +1,26 @@
 """Which tensors a model must have, under which name, and in which shape."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
 
 from featherback import families
 from featherback.architecture.config import ModelConfig
 from featherback.architecture.names import Names
-from featherback.errors import FeatherbackError
-from featherback.weights.store import TensorStore
+from featherback.errors import FeatherbackError, some
+from featherback.weights.types import TensorInfo
 
-MAX_REPORTED = 8  # problems spelt out in one error
+
+class Named(Protocol):
+    """What holds named tensors."""
+
+    @property
+    def path(self) -> Path:
+        """The file or folder."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Every tensor by name."""
 
 
 Shapes = dict[str, tuple[int, ...]]
@@ -26,7 +38,15 @@ def top_shapes(config: ModelConfig) -> Shapes:
     return shapes if config.tie_word_embeddings else {**shapes, "lm_head": table}
 
 
-def check(store: TensorStore, config: ModelConfig, names: Names, also_used: Iterable[str] = ()) -> None:
+def tensor_shapes(config: ModelConfig, names: Names) -> Shapes:
+    """Shape of each tensor by its name in the file, in the order in which they are used."""
+    shapes = {names[part]: shape for part, shape in top_shapes(config).items()}
+    for layer, parts in enumerate(layer_shapes(config)):
+        shapes |= {names[part].format(layer): shape for part, shape in parts.items()}
+    return shapes
+
+
+def check(store: Named, config: ModelConfig, names: Names, also_used: Iterable[str] = ()) -> None:
     """Check that `store` has exactly the tensors of `config`, in the right shapes, all problems in one error.
 
     `also_used` names tensors that are known and read elsewhere, or known to mean nothing. A tensor that no
@@ -36,9 +56,7 @@ def check(store: TensorStore, config: ModelConfig, names: Names, also_used: Iter
         raise FeatherbackError(
             f"{store.path} claims {config.num_hidden_layers} layers but holds {len(store.tensors)} tensors."
         )
-    expected = {names[part]: shape for part, shape in top_shapes(config).items()}
-    for layer, shapes in enumerate(layer_shapes(config)):
-        expected |= {names[part].format(layer): shape for part, shape in shapes.items()}
+    expected = tensor_shapes(config, names)
     problems: list[str] = []
     for name, shape in expected.items():
         info = store.tensors.get(name)
@@ -48,11 +66,6 @@ def check(store: TensorStore, config: ModelConfig, names: Names, also_used: Iter
             problems.append(f"tensor {name} has shape {info.shape} where the configuration needs {shape}")
     known = expected.keys() | set(also_used)
     if unknown := [repr(name) for name in store.tensors if name not in known]:
-        problems.insert(0, f"not part of a supported {config.architecture} model: {_listed(', ', unknown)}")
+        problems.insert(0, f"not part of a supported {config.architecture} model: {some(unknown)}")
     if problems:
-        raise FeatherbackError(f"{store.path} does not fit its configuration: {_listed('; ', problems)}.")
-
-
-def _listed(separator: str, items: list[str]) -> str:
-    more = len(items) - MAX_REPORTED
-    return separator.join(items[:MAX_REPORTED]) + (f"{separator}and {more} more" if more > 0 else "")
+        raise FeatherbackError(f"{store.path} does not fit its configuration: {some(problems, '; ')}.")

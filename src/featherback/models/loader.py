@@ -2,74 +2,134 @@
 
 import re
 from pathlib import Path
+from typing import TypeVar, overload
 
 from featherback import families
+from featherback.architecture.config import ModelConfig
 from featherback.architecture.gguf_metadata import GGUFKeys
 from featherback.architecture.hf_config import HFConfig
+from featherback.architecture.names import Naming
 from featherback.errors import FeatherbackError, shown
 from featherback.files import read_json
+from featherback.models import mlx
+from featherback.models.converted import NONE, QUANTIZE, Foreseen, Quantizing, Source, converted
+from featherback.models.layout import Named, check, tensor_shapes
 from featherback.models.model import Model
-from featherback.weights.gguf import GGUFFile
-from featherback.weights.safetensors import SafetensorsFolder
-
-CONFIG = "config.json"
+from featherback.weights.safetensors import CONFIG, SafetensorsFolder
+from featherback.weights.split import open_gguf
+from featherback.weights.store import TensorStore
 
 # Buffers that old checkpoints saved although the configuration tells them.
 _DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
-def load(path: str | Path) -> Model:
-    """Open the model in a GGUF file or a Hugging Face folder, without reading its weights.
+M = TypeVar("M", bound=Model)
+
+
+def results(run: Path) -> tuple[Path, Path]:
+    """Where the directory of a run has the model that it trained, if it did: a GGUF file, or a Hugging Face folder."""
+    return run / "model.gguf", run / "model"
+
+
+@overload
+def load(path: str | Path, quantize: str = NONE, *, foresee: bool = False) -> Model: ...
+
+
+@overload
+def load(path: str | Path, quantize: str = NONE, *, kind: type[M]) -> M: ...
+
+
+def load(
+    path: str | Path, quantize: str = NONE, *, kind: type[Model] = Model, foresee: bool = False
+) -> Model:
+    """Open the model in a GGUF file, a Hugging Face folder or an MLX folder, without reading its weights.
+
+    Any part of a split GGUF stands for all of them, and a run's directory for the model that it trained. `quantize`
+    (q4_0, q8_0): the type that the matrices of a Hugging Face folder get; they and MLX's are converted into a file in
+    the cache when they are opened first. `foresee`: not even then, for its types and sizes alone: what would be
+    converted holds no weights.
 
     FeatherbackError, one sentence, if it cannot be opened or is not a model Featherback computes exactly.
     """
     path = Path(path)
+    if quantize not in (NONE, *QUANTIZE):
+        raise FeatherbackError(f"--quantize is {quantize!r}; choose from {', '.join((NONE, *QUANTIZE))}.")
+    if path.is_dir() and not (path / CONFIG).is_file():
+        path = next((each for each in results(path) if each.exists()), path)
     if path.is_dir():
-        return _load_hf(path)
+        return _load_folder(path, quantize, kind, foresee)
     if path.suffix == ".safetensors":
         raise FeatherbackError(
             f"{path} holds weights only; give the folder that it lies in with its {CONFIG}."
         )
-    return _load_gguf(path)
+    if quantize != NONE:
+        raise FeatherbackError(
+            f"{path} is a GGUF file, whose weights are used as they are; --quantize is for Hugging Face folders."
+        )
+    return _load_gguf(path, kind)
 
 
-def _load_gguf(path: Path) -> Model:
-    file = GGUFFile(path)
+def _load_gguf(path: Path, kind: type[Model]) -> Model:
+    file = open_gguf(path)
     try:
         architecture = file.metadata.get("general.architecture")
         if not isinstance(architecture, str):
             raise FeatherbackError(f"{path} has no metadata key general.architecture.")
-        if (kind := file.metadata.get("general.type", "model")) != "model":
-            raise FeatherbackError(f"{path} holds a GGUF of type {shown(kind)}, not a model.")
-        if file.metadata.get("split.count", 0) not in (0, 1):
-            raise FeatherbackError(
-                f"{path} is one part of a split model; join the parts with llama-gguf-split --merge first."
-            )
+        if (stated := file.metadata.get("general.type", "model")) != "model":
+            raise FeatherbackError(f"{path} holds a GGUF of type {shown(stated)}, not a model.")
         family = families.of_architecture(architecture, path)
         config = family.read_gguf(GGUFKeys(file, architecture))
-        return Model(file, config, "gguf", family.naming(None), family.also_used)
+        return kind(file, config, "gguf", family.naming(None), family.also_used)
     except BaseException:
         file.close()
         raise
 
 
-def _load_hf(path: Path) -> Model:
+def _load_folder(path: Path, quantize: str, kind: type[Model], foresee: bool) -> Model:
     if not (path / CONFIG).is_file():
         raise FeatherbackError(f"{path} is not a Hugging Face model folder (it has no {CONFIG}).")
     entries = read_json(path / CONFIG)
     if not isinstance(entries, dict):
         raise FeatherbackError(f"{path / CONFIG} is not a JSON object.")
+    packed = entries.pop(mlx.QUANTIZATION, None)
+    if packed is not None and entries.get(mlx.COPY) == packed:
+        del entries[mlx.COPY]
+    if packed is not None and quantize != NONE:
+        raise FeatherbackError(
+            f"{path} is quantised already, by MLX; leave --quantize out, or name the folder that it was made of."
+        )
     family = families.of_model_type(entries.get("model_type"), path)
     stated = HFConfig(path / CONFIG, entries)
     config, naming = family.read_hf(stated), family.naming(stated)
-    folder = SafetensorsFolder(path)
+    if packed is None and quantize == NONE:
+        folder = SafetensorsFolder(path)
+        try:
+            return kind(folder, config, "hf", naming, _ignored(folder, config, naming))
+        except BaseException:
+            folder.close()
+            raise
+    source: Source
+    store: TensorStore
+    source = Quantizing(SafetensorsFolder(path), quantize) if packed is None else mlx.MLXFolder(path, packed)
     try:
-        ignored = [
-            name for name in folder.tensors if _DERIVED.fullmatch(name) or name.startswith(naming.others)
-        ]
-        if config.tie_word_embeddings:  # some checkpoints save the shared matrix under both names
-            ignored.append(naming.tensors["lm_head"])
-        return Model(folder, config, "hf", naming, tuple(ignored))
+        check(source, config, naming.tensors, _ignored(source, config, naming))
+        shapes = tensor_shapes(config, naming.tensors)
+        store = Foreseen(source, shapes) if foresee else converted(source, shapes)
     except BaseException:
-        folder.close()
+        source.close()
         raise
+    if not foresee:
+        source.close()
+    try:
+        return kind(store, config, "hf", naming, quantize=quantize)
+    except BaseException:
+        store.close()
+        raise
+
+
+def _ignored(store: Named, config: ModelConfig, naming: Naming) -> tuple[str, ...]:
+    """The tensors that a folder holds beside those of the model."""
+    ignored = [name for name in store.tensors if _DERIVED.fullmatch(name) or name.startswith(naming.others)]
+    if config.tie_word_embeddings:  # some checkpoints save the shared matrix under both names
+        ignored.append(naming.tensors["lm_head"])
+    return tuple(ignored)

@@ -15,6 +15,7 @@ from featherback.architecture.names import Naming
 from featherback.errors import FeatherbackError
 from featherback.layers.block import rotaries
 from featherback.layers.loss import Head
+from featherback.models.facts import formats, parameters
 from featherback.models.layout import check
 from featherback.weights.matrix import Matrix
 from featherback.weights.store import TensorStore, floats, matrix
@@ -52,11 +53,13 @@ class Model:
         source: str,
         naming: Naming,
         also_used: tuple[str, ...] = (),
+        quantize: str = "none",
     ) -> None:
         """Take the weights of `config` out of `store`; FeatherbackError if they do not fit."""
         self.config = config
         self.family = family = families.family_of(config)
         self.source = source  # "gguf" or "hf"
+        self.quantize = quantize  # what the folder's matrices were converted to, as --quantize has it
         self.naming = naming
         self._names = naming.tensors
         self._norm_offset = family.hf_norm_offset if source == "hf" else 0.0
@@ -70,9 +73,10 @@ class Model:
             self.embed_tokens if config.tie_word_embeddings else matrix(store, self._names["lm_head"])
         )
         # The norm is copied: reading it in place may map 2 MB of the file around it.
-        norm = np.array(self._vector("norm", self._names["norm"]))
-        norm /= np.float32(family.logit_divisor(config))  # logits = (rms(x) g / c) W^T
-        self.head = Head(norm, lm_head, family.norm_eps(config), family.logit_softcap(config))
+        norm = np.empty(config.hidden_size, np.float32)
+        softcap, divisor = family.logit_softcap(config), family.logit_divisor(config)
+        self.head = Head(norm, lm_head, family.norm_eps(config), softcap, divisor)
+        self.read_norm()
         # So that a norm of a strange type fails now, not in training.
         for layer in range(config.num_hidden_layers):
             self.layer(layer)
@@ -103,6 +107,23 @@ class Model:
             {part: matrix(self._store, names[part]) for part in block.projections},
             {part: self._vector(part, names[part]) for part in block.vectors},
         )
+
+    def read_norm(self) -> None:
+        """Take the final norm from its file, again if that has changed; logits = (rms(x) g / c) W^T."""
+        np.divide(
+            self._vector("norm", self._names["norm"]), np.float32(self.head.divisor), out=self.head.norm
+        )
+
+    def stored_name(self, part: str, layer: int | None = None) -> str:
+        """What the file calls a part of the model, such as "q_proj" of a layer."""
+        return self._names[part].format(layer)
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return f"Model({self.path.name!r}, closed)"
+        c, kinds = self.config, ", ".join(formats(self))
+        size = f"{parameters(self) / 1e6:.0f}M" if parameters(self) >= 1e6 else f"{parameters(self):,}"
+        return f"Model({self.path.name!r}, {c.architecture}, {c.num_hidden_layers} layers, {size} parameters, {kinds})"
 
     def check_open(self) -> None:
         """FeatherbackError if it was closed."""

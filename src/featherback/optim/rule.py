@@ -1,19 +1,86 @@
-"""What an optimiser declares and computes. It sees arrays of parameters, whatever they belong to."""
+"""What an optimiser declares and computes. It sees tensors, some rows at a time, whatever they belong to."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherback import options
+from featherback.parameters.roles import MATRIX
 
 Float32 = NDArray[np.float32]
+
+TILE = 1 << 18
+"""Values of a tensor that are changed at once; states are held by such tiles, so it is no matter of memory plans."""
+
+PIECE = 1 << 14
+"""Values that a rule computes with at once where it needs room for them, so little that no plan counts it."""
+
+
+class Turn(NamedTuple):
+    """One step of an optimiser."""
+
+    step: int  # counts from 1
+    lr: float
+    grad_scale: float = 1.0  # what gradients are multiplied by
+    seed: int = 0  # of random numbers
+
+
+class Tensor(Protocol):
+    """A trained tensor (rows, cols), a vector being one row. Its gradient is not held: it is computed as it is read."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Which tensor it is: random numbers depend on it."""
+
+    @property
+    def role(self) -> str:
+        """MATRIX or TABLE, of `parameters.roles`."""
+
+    def gradient(self) -> Iterator[tuple[slice, Float32]]:
+        """Rows in order, in the tiles of `tiles`, and their gradient (n, cols), valid until the next; ever anew."""
+
+    def read(self, rows: slice) -> AbstractContextManager[Float32]:
+        """The values (n, cols) of such a tile, to be looked at: nothing is stored."""
+
+    def values(self, rows: slice) -> AbstractContextManager[Float32]:
+        """The same, to be changed in place: they are stored at the end."""
+
+    def state(self, name: str, first: int = 0, count: int | None = None) -> AbstractContextManager[Float32]:
+        """Elements [first, first + count) of a state (default: all), flat, to be changed in place."""
+
+
+def tiles(shape: tuple[int, int]) -> Iterator[slice]:
+    """The rows of a tensor in tiles of at most TILE values, at least one row each."""
+    count = tile_rows(shape)
+    return (slice(first, min(first + count, shape[0])) for first in range(0, shape[0], count))
+
+
+def tile_rows(shape: tuple[int, int]) -> int:
+    """Rows of a tile; the last may have fewer."""
+    rows, cols = shape
+    return max(1, min(rows, TILE // cols))
+
+
+def pieces(shape: tuple[int, ...]) -> Iterator[slice]:
+    """The rows of a matrix, or the elements of a vector, in pieces of at most PIECE values, at least one row each."""
+    count = max(1, PIECE // math.prod(shape[1:]))
+    return (slice(first, min(first + count, shape[0])) for first in range(0, shape[0], count))
+
+
+def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """A tensor's shape as rules see it: a vector is one row."""
+    return math.prod(shape[:-1]), shape[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,29 +91,79 @@ class Rule(ABC):
     """
 
     LEARNING_RATE: ClassVar[float]
-    """The peak learning rate where none is named."""
-    STATES: ClassVar[tuple[str, ...]] = ()
-    """Names of what it remembers of every parameter from step to step; each begins as zeros."""
+    """The peak learning rate where none is named, for an adapter of a model that is 1,024 wide; where FOR_ADAPTERS."""
+    FULL_LEARNING_RATE: ClassVar[float]
+    """The same for whole models: that of its paper's fine-tuning, or derived from it as the rule's file says."""
+    FOR_ADAPTERS: ClassVar[bool] = True
+    """Whether it makes sense for the small matrices of adapters."""
+    WIDTH_POWER: ClassVar[float] = 0.0
+    """An adapter's rate is multiplied by the model's width / 1,024 to this power."""
+    READINGS: ClassVar[int] = 1
+    """How often `update` reads a matrix' gradient, which is computed anew each time."""
+    TEMPORARIES: ClassVar[int]
+    """float32 arrays as large as a tile of its values that `update` makes at a time, at most."""
+
+    def workspace(self, shape: tuple[int, ...], role: str = MATRIX) -> int:
+        """float32 elements that `update` holds beside those for a tensor of this shape, at most."""
+        return 0
 
     def __post_init__(self) -> None:
         options.check(self)
 
-    @classmethod
-    def state_sizes(cls, shape: tuple[int, ...]) -> dict[str, int]:
-        """State name -> float32 elements it has for a parameter of this shape: as many as the parameter."""
-        return dict.fromkeys(cls.STATES, math.prod(shape))
+    @property
+    def moves_without_gradient(self) -> bool:
+        """Whether a value changes, or a state, where the gradient is zero."""
+        return True
 
     @abstractmethod
-    def update(
-        self,
-        parameter: Float32,
-        gradient: Float32,
-        states: Sequence[Float32],
-        step: int,
-        lr: float,
-        grad_scale: float,
-    ) -> None:
-        """Update `parameter` and `states` in place from `grad_scale * gradient`, all flat.
+    def state_sizes(self, shape: tuple[int, ...], role: str = MATRIX) -> dict[str, int]:
+        """State -> float32 elements that it has for a tensor of this shape, zeros before the first step."""
 
-        `states` are in the order of STATES; `step` counts from 1.
-        """
+    @abstractmethod
+    def update(self, tensor: Tensor, turn: Turn) -> None:
+        """Change a tensor's values, and its states, by `turn.grad_scale` times its gradient."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elementwise(Rule):
+    """A rule that needs of every value its gradient and its own states alone."""
+
+    STATES: ClassVar[tuple[str, ...]] = ()
+    """Names of what it remembers of every value from step to step; each begins as zeros."""
+    TEMPORARIES: ClassVar[int] = 0
+
+    def state_sizes(self, shape: tuple[int, ...], role: str = MATRIX) -> dict[str, int]:
+        held = sum(self.held_size(_size(part, as_matrix(shape))) for part in tiles(as_matrix(shape)))
+        return dict.fromkeys(self.STATES, held)
+
+    def update(self, tensor: Tensor, turn: Turn) -> None:
+        whole = self.held_size(tile_rows(tensor.shape) * tensor.shape[1])
+        for number, (rows, gradient) in enumerate(tensor.gradient()):
+            count = self.held_size(gradient.size)
+            with tensor.values(rows) as values, ExitStack() as stack:
+                held = [
+                    stack.enter_context(tensor.state(name, number * whole, count)) for name in self.STATES
+                ]
+                states = self.unpack(held, gradient.size)
+                self.change(values.reshape(-1), gradient.reshape(-1), states, turn)
+                self.pack(states, held, (turn.seed, turn.step, *tensor.key, number))
+
+    @classmethod
+    def held_size(cls, size: int) -> int:
+        """float32 elements that hold a state of so many values of a tile."""
+        return size
+
+    def unpack(self, held: Sequence[Float32], size: int) -> list[Float32]:
+        """The states of `size` values as `change` takes them, from how they are held; here, these themselves."""
+        return list(held)
+
+    def pack(self, states: Sequence[Float32], held: Sequence[Float32], key: tuple[int, ...]) -> None:
+        """Bring changed states back into `held`, which `unpack` took them from. `key`: of random numbers."""
+
+    @abstractmethod
+    def change(self, values: Float32, gradient: Float32, states: Sequence[Float32], turn: Turn) -> None:
+        """Change `values` and `states`, in the order of STATES, in place; all flat."""
+
+
+def _size(rows: slice, shape: tuple[int, int]) -> int:
+    return (rows.stop - rows.start) * shape[1]

@@ -27,19 +27,21 @@ import numpy as np
 
 from featherback.errors import FeatherbackError
 from featherback.files import atomic_file
+from featherback.files import checksum as file_checksum
 from featherback.host.paged import PagedArray
 
 _NAME = re.compile(r"checkpoint-(\d+)(\.fbc)?")
 _MAGIC = b"FBCHECK2"
 _FOOTER = struct.Struct("<QI4s")
 _END = b"END\n"
-_PIECE = 1 << 18  # bytes read at once
 
 Arrays = Mapping[str, PagedArray]
 
 
-def save(run: Path, step: int, identity: str, arrays: Arrays, progress: Mapping[str, Any]) -> None:
-    """Write the checkpoint of `step`; of the others only the one before it stays.
+def save(
+    run: Path, step: int, identity: str, arrays: Arrays, progress: Mapping[str, Any], keep: int = 2
+) -> Path:
+    """Write the checkpoint of `step`; of the others only those before it stay, `keep` in all. The file.
 
     FeatherbackError if it cannot be written: those that were there are untouched.
     """
@@ -55,10 +57,12 @@ def save(run: Path, step: int, identity: str, arrays: Arrays, progress: Mapping[
                 checksum = _append(file, row.data.cast("B"), checksum)
         checksum = _append(file, state, checksum)
         file.write(_FOOTER.pack(len(state), checksum, _END))
-    before = max((other for other in _all(run) if other < step), default=None)
+    before = sorted(other for other in _all(run) if other < step)
+    stay = {step, *before[len(before) - (keep - 1) :]}
     for other, path in _all(run).items():
-        if other not in (step, before) and path.is_file():
+        if other not in stay and path.is_file():
             path.unlink(missing_ok=True)
+    return final
 
 
 def latest_step(run: Path) -> int:
@@ -143,12 +147,10 @@ def _state(file: IO[bytes], name: str) -> Any:
     if mark != _END or length > end - len(_MAGIC):
         raise FeatherbackError(f"{name} is damaged: its end is missing")
     file.seek(0)
-    piece, found, left = memoryview(bytearray(_PIECE)), 0, end
-    while left:
-        count = file.readinto(piece[: min(_PIECE, left)])  # type: ignore[attr-defined]
-        if not count:
-            raise FeatherbackError(f"{name} became shorter while it was read")
-        found, left = zlib.crc32(piece[:count], found), left - count
+    try:
+        found = file_checksum(file, end)
+    except EOFError:
+        raise FeatherbackError(f"{name} became shorter while it was read") from None
     if found != checksum:
         raise FeatherbackError(f"{name} is damaged: its checksum does not match its content")
     file.seek(end - length)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +15,6 @@ from featherback.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.training.config import TrainConfig
 
-# A process that has loaded all that training loads, but no data, and run a step of a toy, reports itself.
-_PROBE = """
-import json
-import featherback.training.worker
-import featherback.training.trainer
-from featherback.training.rehearsal import rehearsed_baseline
-here = rehearsed_baseline()
-print(json.dumps((here.footprint, here.rss)))
-"""
-
-# One BLAS thread, one heap: NumPy's BLAS is not used, and every thread of it would cost megabytes.
-_LEAN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-
 
 def job_of(config: TrainConfig, model: Model) -> Job:
     """What the planner needs to know of a run."""
@@ -39,18 +23,44 @@ def job_of(config: TrainConfig, model: Model) -> Job:
 
 def job_options(config: TrainConfig) -> dict[str, Any]:
     """The part of a job that is not the model's."""
+    form = config.form
     return {
         "method": methods.METHODS[config.method],
         "options": methods.OPTIONS.make(config.method, config.method_options),
-        "rank": config.rank,
-        "targets": config.targets,
-        "tokens": config.batch_size * config.seq_len,
-        "sequence": config.seq_len,
+        "rank": form.rank,
+        "targets": form.targets if config.whole is None else (),
+        "whole": config.whole,
+        "dropout": config.lora_dropout,
+        "dora": form.dora,
+        "tokens": config.batch_size * config.sequence,
+        "sequence": config.sequence,
         "compute": config.compute,
-        "optimizer_states": optim.state_arrays(config.optimizer),
+        "rule": optim.OPTIONS.make(config.optimizer, config.optimizer_options),
         "threads": config.threads or kernels.default_threads(),
         "files": not (config.out and is_ram_disk(Path(config.out))),
     }
+
+
+def longest_fitting(
+    config: TrainConfig, model: Model, baseline: Baseline, least: int, most: int
+) -> tuple[int, int]:
+    """The longest sequence, of `least` to `most` tokens, that a run has the memory for, and the budget that `most`
+    needs, in bytes. `least` is known to fit."""
+    kernels.set_threads(config.threads or kernels.default_threads())
+    machine = Machine.measure(model.config, config.batch_size * most, config.compute)
+
+    def job(length: int) -> Job:
+        return job_of(replace(config, seq_len=length), model)
+
+    low, high = least, most + 1
+    while high - low > 1:
+        length = (low + high) // 2 if high <= most else most  # most often all of it fits
+        if planner.fits(job(length), config.memory, baseline, machine):
+            low = length
+        else:
+            high = length
+    needed = planner.least_budget(planner.smallest(job(most), baseline, machine).rss) if low < most else 0
+    return low, needed
 
 
 def plan_for(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]) -> Plan:
@@ -60,18 +70,5 @@ def plan_for(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]
     FeatherbackError if the budget is too small.
     """
     kernels.set_threads(config.threads or kernels.default_threads())
-    machine = Machine.measure(model.config, config.batch_size * config.seq_len, config.compute)
+    machine = Machine.measure(model.config, config.batch_size * config.sequence, config.compute)
     return planner.choose(job_of(config, model), config.memory, baseline(), machine)
-
-
-def worker_environment() -> dict[str, str]:
-    """The environment of the training process."""
-    return {**os.environ, **_LEAN}
-
-
-def worker_baseline() -> Baseline:
-    """What a fresh training process holds, measured by starting one."""
-    probe = subprocess.run(
-        [sys.executable, "-c", _PROBE], env=worker_environment(), capture_output=True, text=True, check=True
-    )
-    return Baseline(*json.loads(probe.stdout))

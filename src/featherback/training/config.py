@@ -4,92 +4,136 @@ checks, the command line with its help, and what a resumed run may change are de
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from featherback import families, methods, optim
+from featherback import families, kernels, methods, optim
 from featherback.architecture.names import parse_targets, short
+from featherback.data.source import Source, columns_of, what_is_long
 from featherback.errors import FeatherbackError
 from featherback.host.priority import LOWEST
 from featherback.host.sensors import KINDS
+from featherback.models.converted import NONE, QUANTIZE
 from featherback.options import check, described, flags, option
+from featherback.training import parse
+from featherback.training.loggers import LOGGERS
+from featherback.training.together import check_together
 
 if TYPE_CHECKING:
+    from featherback.adapters.lora import Form
     from featherback.architecture.config import ModelConfig
     from featherback.models.model import Model
+    from featherback.whole.settings import Whole
 
-COMPUTE = ("bf16", "fp32")
+COMPUTE = tuple(kernels.OPERANDS)
 DEFAULT_EPOCHS = 3
+SEQUENCE = 256
+"""Tokens of a sequence, unless examples need more."""
 MOST_EPOCHS = 10_000  # their batches are counted before the first step
-MOST_MEMORY = 1 << 60  # bytes
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_SMALL, _LARGE = 576, 4096  # widths, of models of 0.1B and 8B parameters
+
+USUAL: Mapping[str, Any] = {"rank": 8, "alpha": 16.0, "targets": ("all",), "rslora": False, "dora": False}
+"""The form of an adapter, where nothing is said of it and training starts from none."""
+
+PLANNED = ("memory", "threads", "log_to")
+"""Options that a run may change and its plan depends on."""
 
 CHOICES = (methods.OPTIONS, optim.OPTIONS)
 """Fields whose value has options of its own: `optimizer`'s are in the field `optimizer_options`."""
 
-DATA, ADAPTER, OPTIMISATION, RUN = PANELS = ("Data", "Adapter", "Optimisation", "Run")
+TRAINED = ("lora", "full")
+"""What --train can be: an adapter, or the model's own weights."""
+MASTER = "bf16"
+CLIP = 1.0
+"""Norm that the gradient of an adapter is clipped to."""
+
+MEASUREMENTS = 10
+"""Of the held-out loss in a run, unless named otherwise."""
+MEASURING = 0.2
+"""Most of a run's time that they may take then: a forward pass is a third of a step."""
+PATIENCE = 3
+"""Of those measurements without a new best, after which a run ends."""
+
+DATA, ADAPTER, WHOLE, OPTIMISATION, RUN = PANELS = ("Data", "Adapter", "Whole model", "Optimisation", "Run")
 """Groups of options in the help, in this order."""
-
-
-def parse_memory(text: str) -> int:
-    """Bytes from "96MB", "1.5 GB", "64MiB" (decimal or binary units); FeatherbackError if it is none."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    unit = match and _UNITS.get(match[2].upper())
-    if not match or unit is None:
-        raise FeatherbackError(f"--memory is {text!r}; write an amount such as 96MB or 1.5GB.")
-    amount = float(match[1]) * unit
-    if amount >= MOST_MEMORY:
-        raise FeatherbackError(
-            "--memory is more than any machine has; write an amount such as 96MB or 1.5GB."
-        )
-    return int(amount)
-
-
-def _bytes(amount: object) -> object:
-    return parse_memory(amount) if isinstance(amount, str) else amount
-
-
-def _targets(given: object) -> tuple[str, ...]:
-    """Projections that some family has; "all" stays until the model is known."""
-    if not isinstance(given, (str, list, tuple)) or not all(isinstance(name, str) for name in given):
-        raise FeatherbackError(f"--targets is {given!r}; write all, or a list such as q,v.")
-    names = given.split(",") if isinstance(given, str) else given
-    if "all" in (name.strip() for name in names):
-        return ("all",)
-    return parse_targets(names, families.PROJECTIONS)
-
-
-def _pauses(given: object) -> tuple[str, ...]:
-    """Kinds of sensors; "none" is none of them."""
-    names = given.split(",") if isinstance(given, str) else given
-    if isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names):
-        named = [name.strip() for name in names if name.strip() != "none"]
-        if not set(named) - set(KINDS):
-            return tuple(kind for kind in KINDS if kind in named)
-    raise FeatherbackError(f"--pause-on is {given!r}; write {', '.join(KINDS)}, {','.join(KINDS)} or none.")
 
 
 def _learning_rates() -> str:
     """The default of --lr, in words."""
-    return ", ".join(f"{optim.default_learning_rate(name):g} for {name}" for name in optim.RULES.names)
+    names: dict[str, list[str]] = {}
+    whole: dict[str, list[str]] = {}
+    for name in optim.for_adapters():
+        small, large = (f"{optim.default_learning_rate(name, width):g}" for width in (_SMALL, _LARGE))
+        rate = small if small == large else f"{small} at a width of {_SMALL} to {large} at {_LARGE}"
+        names.setdefault(rate, []).append(name)
+    for name in optim.RULES.names:
+        whole.setdefault(f"{optim.RULES[name].FULL_LEARNING_RATE:g}", []).append(name)
+    adapters, models = (
+        "; ".join(f"{', '.join(named)}: {rate}" for rate, named in rates.items()) for rates in (names, whole)
+    )
+    own = {name: methods.METHODS[name].FULL_LEARNING_RATE for name in methods.METHODS.names}
+    whichever = "; ".join(
+        f"{name}: {rate:g} with any"
+        for name, rate in own.items()
+        if rate and methods.METHODS[name].can_train_weights
+    )
+    return f"{adapters}. Whole models: {models}; {whichever}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """The options of `featherback train`, checked: FeatherbackError names the option that is wrong."""
 
-    model: str  # GGUF file or Hugging Face folder
-    data: str | None = option(  # kept for the record; the run has its own token file. None: only to resume
-        None,
-        metavar="PATH",
-        panel=DATA,
-        free_on_resume=True,
-        help="JSONL with messages, prompt/completion or text; or a .txt file. A resumed run has its own.",
+    model: str  # GGUF file, Hugging Face folder or MLX folder
+    data: tuple[str, ...] | None = (
+        option(  # for the record; the run has its own token file. None: only to resume
+            None,
+            parse=partial(parse.paths, "--data"),
+            is_path=True,
+            several=True,
+            metavar="PATH",
+            panel=DATA,
+            free_on_resume=True,
+            help="Chats, prompts with answers, or text, in JSON, CSV, Parquet, .txt, a folder, or - (standard input). "
+            "May be named again. A resumed run has its own.",
+        )
     )
     out: str = option(
-        metavar="DIR", free_on_resume=True, help="New directory for the adapter and the run's records."
+        metavar="DIR",
+        is_path=True,
+        free_on_resume=True,
+        help="New directory for the adapter, or the trained model, and the run's records.",
+    )
+    train: str = option(
+        "lora",
+        choices=TRAINED,
+        panel=WHOLE,
+        help="What is trained: an adapter beside the model, or the model's own weights, in a copy.",
+    )
+    master: str | None = option(
+        None,
+        choices=("bf16", "fp32"),
+        panel=WHOLE,
+        only_for="full",
+        shown_default=lambda: MASTER,
+        help="How weights are held while they are trained; bf16 is rounded at random.",
+    )
+    dequantize: bool = option(
+        False,
+        panel=WHOLE,
+        only_for="full",
+        help="Train a quantised model: its copy is as --master has it, and as large.",
+    )
+    freeze: tuple[str, ...] | None = option(
+        None,
+        parse=partial(parse.patterns, "--freeze"),
+        panel=WHOLE,
+        only_for="full",
+        metavar="NAMES",
+        help="Weights that stay as they are: a list of names and patterns, such as embed_tokens,layers.0.*,*norm.",
     )
     method: str = option(
         "mesp",
@@ -100,25 +144,87 @@ class TrainConfig:
     method_options: Mapping[str, Any] = field(default_factory=dict)  # in the end all those of its method
     memory: int | None = option(  # peak of the resident memory, bytes
         None,
-        parse=_bytes,
+        parse=parse.size,
+        given=parse.megabytes,
+        written=parse.written_size,
         least=1,
         metavar="SIZE",
         panel=RUN,
         free_on_resume=True,
-        help="Memory budget, never exceeded, e.g. 96MB.",
+        help="Memory budget, never exceeded: 96MB, 1.5GB; a number alone means MB.",
     )
-    rank: int = option(8, least=1, panel=ADAPTER, help="Rank of the LoRA matrices.")
-    alpha: float = option(16.0, above=0, panel=ADAPTER, help="The adapter is scaled by alpha / rank.")
-    targets: tuple[str, ...] = option(
-        "all",
-        parse=_targets,
+    quantize: str = option(
+        NONE,
+        choices=(NONE, *QUANTIZE),
+        panel=RUN,
+        help="Quantise the weights of a Hugging Face folder, once, into a file in the cache.",
+    )
+    start: str | None = option(
+        None,
+        parse=parse.start,
+        flags=("--from",),
+        is_path=True,
+        metavar="PATH",
         panel=ADAPTER,
+        only_for="lora",
+        help="Start from this run or adapter (PEFT, MLX or GGUF), with its rank, alpha, targets, rsLoRA and DoRA, not "
+        "with its dropout. none: from no adapter.",
+    )
+    # Of these four None stands for USUAL, or for what the adapter of `start` has; for_model settles it.
+    rank: int | None = option(
+        None,
+        least=1,
+        panel=ADAPTER,
+        only_for="lora",
+        shown_default=lambda: str(USUAL["rank"]),
+        help="Rank of the LoRA matrices.",
+    )
+    alpha: float | None = option(
+        None,
+        above=0,
+        panel=ADAPTER,
+        only_for="lora",
+        shown_default=lambda: str(USUAL["alpha"]),
+        help="The adapter is scaled by alpha / rank.",
+    )
+    rslora: bool | None = option(
+        None,
+        panel=ADAPTER,
+        only_for="lora",
+        help="Scale the adapter by alpha / sqrt(rank) instead (rsLoRA, for large ranks).",
+    )
+    dora: bool | None = option(
+        None,
+        panel=ADAPTER,
+        only_for="lora",
+        help="Train the lengths of the weights' rows apart from their directions (DoRA); a step takes longer.",
+    )
+    lora_dropout: float = option(
+        0.0,
+        least=0,
+        below=1,
+        panel=ADAPTER,
+        only_for="lora",
+        help="Share of the adapter's inputs that is dropped in training.",
+    )
+    targets: tuple[str, ...] | None = option(
+        None,
+        parse=parse.targets,
+        words=lambda: ("all", *short(families.PROJECTIONS).split(",")),
+        panel=ADAPTER,
+        only_for="lora",
+        shown_default=lambda: ",".join(USUAL["targets"]),
         help="Projections to adapt: all, or a list such as q,v. "
         f"Some models have each of {short(families.PROJECTIONS, ', ')}.",
     )
-    seq_len: int = option(
-        256, least=2, panel=DATA, help="Longest sequence, in tokens; longer examples are cut, and counted."
+    seq_len: int | None = option(  # None: until the data are known
+        None,
+        least=2,
+        panel=DATA,
+        shown_default=lambda: f"{SEQUENCE}, or what the longest example needs",
+        help="Longest sequence, in tokens. Text is cut into such; a longer chat is refused, unless --cut.",
     )
+    cut: bool = option(False, panel=DATA, help="Cut chats that are too long at the end, and say how many.")
     batch_size: int = option(
         1, least=1, panel=DATA, help="A batch holds whole sequences, up to this times --seq-len tokens."
     )
@@ -126,14 +232,14 @@ class TrainConfig:
     steps: int | None = option(
         None, least=1, panel=OPTIMISATION, free_on_resume=True, help="Optimiser steps."
     )
-    epochs: int | None = option(
+    epochs: float | None = option(
         None,
-        least=1,
+        above=0,
         most=MOST_EPOCHS,
         panel=OPTIMISATION,
         free_on_resume=True,
         shown_default=lambda: str(DEFAULT_EPOCHS),
-        help="Passes over the data, instead of --steps.",
+        help="Passes over the data, instead of --steps; 0.5 is half of them.",
     )
     learning_rate: float | None = option(
         None,
@@ -143,17 +249,38 @@ class TrainConfig:
         shown_default=_learning_rates,
         help="Peak learning rate.",
     )
+    loraplus_ratio: float = option(
+        1.0,
+        above=0,
+        panel=OPTIMISATION,
+        only_for="lora",
+        help="B's learning rate is this times A's (LoRA+, whose authors take 16).",
+    )
     optimizer: str = option("adamw", choices=optim.RULES.names, panel=OPTIMISATION, help="Update rule.")
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)  # in the end all those of its rule
     schedule: str = option(
         "cosine", choices=tuple(optim.SCHEDULES), panel=OPTIMISATION, help="Learning rate after the warm-up."
     )
-    warmup: int = option(0, least=0, panel=OPTIMISATION, help="Steps over which the learning rate rises.")
-    max_grad_norm: float = option(
-        1.0, least=0, panel=OPTIMISATION, help="Clip the gradient to this norm. 0: never."
+    warmup: float = option(
+        0,
+        parse=parse.warmup,
+        least=0,
+        metavar="STEPS|SHARE",
+        panel=OPTIMISATION,
+        help="Steps over which the learning rate rises; below 1, that share of all steps.",
+    )
+    max_grad_norm: float | None = option(
+        None,
+        least=0,
+        panel=OPTIMISATION,
+        shown_default=lambda: f"{CLIP:g}; 0 with --train full",
+        help="Clip the gradient to this norm. 0: never. A whole model's takes a second backward pass.",
     )
     compute: str = option(
-        "bf16", choices=COMPUTE, panel=RUN, help="Inputs of the matrix products; gradients are exact in fp32."
+        "bf16",
+        choices=COMPUTE,
+        panel=RUN,
+        help="What the matrix products multiply: bf16, fixed point of 16 bits, or float32, the most exact.",
     )
     threads: int | None = option(
         None,
@@ -164,27 +291,56 @@ class TrainConfig:
         help="Threads to compute with.",
     )
     seed: int = option(
-        0, least=0, panel=RUN, help="Seed of the adapter's initial values and of the data's order."
+        0,
+        least=0,
+        panel=RUN,
+        help="Seed of an adapter's initial values, of the data's order, and of all else that is drawn.",
     )
-    eval_data: str | None = option(
+    eval_data: tuple[str, ...] | None = option(
         None,
+        parse=partial(parse.paths, "--eval-data"),
+        is_path=True,
+        several=True,
         metavar="PATH",
         panel=DATA,
         free_on_resume=True,
-        help="Held-out data: measured before and after; the best is kept.",
+        help="Held-out data, whose loss is measured; the best adapter, or model, is kept.",
+    )
+    eval_share: float = option(
+        0.05,
+        least=0,
+        below=1,
+        panel=DATA,
+        help="Share of the data that is held out where no --eval-data are named: 4 to 64 examples, of 40 or more.",
+    )
+    columns: tuple[str, ...] | None = option(
+        None,
+        flags=("--map",),
+        parse=parse.columns,
+        several=True,
+        metavar="KEY=COLUMN",
+        panel=DATA,
+        help="What a key is called in the data: --map prompt=question, and again for others.",
+    )
+    skip_bad: bool = option(
+        False,
+        panel=DATA,
+        help="Leave out examples that cannot be used, and list them, instead of ending with the first.",
     )
     eval_every: int | None = option(
         None,
         least=1,
         panel=RUN,
         free_on_resume=True,
-        help="Steps between further measurements of the held-out loss.",
+        shown_default=lambda: f"{MEASUREMENTS} times in all, or less often if that takes long",
+        help="Steps between measurements of the held-out loss.",
     )
     patience: int | None = option(
         None,
         least=1,
         panel=RUN,
         free_on_resume=True,
+        shown_default=lambda: f"{PATIENCE}, unless --eval-every is named",
         help="Stop after this many measurements without a new best.",
     )
     nice: int | None = option(
@@ -197,11 +353,23 @@ class TrainConfig:
     )
     pause_on: tuple[str, ...] | None = option(
         None,
-        parse=_pauses,
+        parse=partial(parse.listed, "--pause-on", KINDS, f"{', '.join(KINDS)}, {','.join(KINDS)} or none"),
+        words=lambda: (*KINDS, "none"),
         metavar="WHAT",
         panel=RUN,
         free_on_resume=True,
         help=f"Wait, without losing anything, while the machine is on battery or too hot: {','.join(KINDS)}.",
+    )
+    log_to: tuple[str, ...] | None = option(
+        None,
+        parse=partial(
+            parse.listed, "--log-to", LOGGERS.names, f"none, or a list of {', '.join(LOGGERS.names)}"
+        ),
+        words=lambda: (*LOGGERS.names, "none"),
+        metavar="WHAT",
+        panel=RUN,
+        free_on_resume=True,
+        help=f"Record the run with other programs as well: {','.join(LOGGERS.names)}.",
     )
     save_every: int = option(50, least=1, panel=RUN, free_on_resume=True, help="Steps between checkpoints.")
 
@@ -210,13 +378,9 @@ class TrainConfig:
         for own in CHOICES:
             options = own.make(getattr(self, own.choice), getattr(self, f"{own.choice}_options"))
             object.__setattr__(self, f"{own.choice}_options", asdict(options))
-        if self.steps is not None and self.epochs is not None:
-            raise FeatherbackError("Name --steps or --epochs, not both.")
-        for name in ("eval_every", "patience"):
-            if getattr(self, name) is not None and self.eval_data is None:
-                raise FeatherbackError(f"{_flag(name)} needs --eval-data.")
-        if self.patience is not None and self.eval_every is None:
-            raise FeatherbackError("--patience needs --eval-every.")
+        settled = methods.OPTIONS.make(self.method, self.method_options).settled(self.train)
+        object.__setattr__(self, "method_options", asdict(settled))
+        check_together(self)
 
     @classmethod
     def of(cls, **values: Any) -> TrainConfig:
@@ -228,55 +392,130 @@ class TrainConfig:
             values[f"{own.choice}_options"] = {**values.get(f"{own.choice}_options", {}), **named}
         return cls(**values)
 
+    def source(self, paths: tuple[str, ...]) -> Source:
+        """How data are read."""
+        long = what_is_long(self.seq_len, self.cut)
+        return Source(paths, columns_of(self.columns or ()), self.skip_bad, long)
+
+    @property
+    def sequence(self) -> int:
+        """The longest sequence, as far as it is known."""
+        return SEQUENCE if self.seq_len is None else self.seq_len
+
+    @property
+    def step_tokens(self) -> int:
+        """Most tokens of an optimiser step, as far as the sequence length is known."""
+        return self.accumulate * self.batch_size * self.sequence
+
     @property
     def peak_learning_rate(self) -> float:
-        """The learning rate after warm-up."""
-        return (
-            optim.default_learning_rate(self.optimizer) if self.learning_rate is None else self.learning_rate
-        )
+        """The learning rate after warm-up, once the model is known; FeatherbackError if a record has lost it."""
+        if self.learning_rate is None:
+            raise FeatherbackError(
+                "The run's configuration has no learning rate: it is of an earlier version of Featherback, or damaged."
+            )
+        return self.learning_rate
+
+    @property
+    def clip_norm(self) -> float:
+        """The norm that gradients are clipped to; 0: they are not."""
+        usual = 0.0 if self.train == "full" else CLIP
+        return usual if self.max_grad_norm is None else self.max_grad_norm
+
+    def warmup_steps(self, steps: int) -> int:
+        """Those over which the learning rate rises, in a run of so many."""
+        return int(self.warmup) if self.warmup >= 1 else round(self.warmup * steps)
+
+    def measured_every(self, steps: int, held_out: int) -> int:
+        """Steps between two measurements of the loss on `held_out` tokens, in a run of so many steps."""
+        if self.eval_every is not None:
+            return self.eval_every
+        rare = math.ceil(held_out / 3 / MEASURING / self.step_tokens)
+        return max(1, math.ceil(steps / MEASUREMENTS), rare)
+
+    def most_held_out(self, tokens: int) -> int:
+        """Tokens that can be held out of so many where measuring before and after must take no more than MEASURING."""
+        trained = (self.epochs or DEFAULT_EPOCHS) * tokens
+        if self.steps is not None:
+            trained = self.steps * self.step_tokens
+        return int(MEASURING * 3 * int(trained) / 2)
+
+    @property
+    def stops_after(self) -> int | None:
+        """Measurements without a new best after which the run ends; None: never."""
+        return PATIENCE if self.patience is None and self.eval_every is None else self.patience
 
     def for_model(self, model: Model) -> TrainConfig:
         """These options with the targets that this model has; FeatherbackError if they do not fit the model."""
         self._check_sizes(model.config)
-        return replace(self, targets=parse_targets(self.targets, model.blocks[0].projections))
+        few = min(SEQUENCE, model.config.max_position_embeddings)  # where no more can be had
+        form, rate = self.form, self.learning_rate
+        if rate is None:
+            own_rate = methods.METHODS[self.method].FULL_LEARNING_RATE
+            rate = own_rate or optim.RULES[self.optimizer].FULL_LEARNING_RATE
+            if self.train == "lora":
+                rate = optim.default_learning_rate(self.optimizer, model.config.hidden_size)
+        own: dict[str, Any] = {"master": self.master or MASTER}
+        if self.train == "lora":
+            own = {name: getattr(form, name) for name in USUAL}
+            own["targets"] = parse_targets(form.targets, model.blocks[0].projections)
+        return replace(
+            self,
+            learning_rate=rate,
+            max_grad_norm=self.clip_norm,
+            **own,
+            seq_len=few if self.seq_len is None and few < SEQUENCE else self.seq_len,
+        )
+
+    def starting_from(self, form: Form, model: Model) -> TrainConfig:
+        """These options with what an adapter of `model` says, which is of this form; FeatherbackError for one that was
+        named otherwise.
+        """
+        own: dict[str, Any] = {
+            "rank": form.most_rank, "alpha": form.alpha, "targets": form.targets, "rslora": form.rslora,
+            "dora": form.dora,
+        }  # fmt: skip
+        for name, value in own.items():
+            named = getattr(self, name)
+            if name == "targets" and named is not None:
+                named = parse_targets(named, model.blocks[0].projections)
+            if named not in (None, value):
+                raise FeatherbackError(
+                    f"{flag(name)} is {written(named)}, but the adapter in {self.start} has {written(value)}; leave "
+                    f"{flag(name)} out: training starts from an adapter as it is."
+                )
+        return replace(self, **own)
+
+    @property
+    def form(self) -> Form:
+        """Rank, alpha and targets of the adapter, where it starts from none or `starting_from` was asked."""
+        from featherback.adapters.lora import Form
+
+        named = {name: getattr(self, name) for name in USUAL}
+        return Form(**{name: USUAL[name] if value is None else value for name, value in named.items()})
+
+    @property
+    def whole(self) -> Whole | None:
+        """How the model's own weights are trained, if they are."""
+        if self.train != "full":
+            return None
+        from featherback.weights.types import TensorType
+        from featherback.whole.settings import Whole
+
+        kind = {"bf16": TensorType.BF16, "fp32": TensorType.F32}[self.master or MASTER]
+        rule = optim.OPTIONS.make(self.optimizer, self.optimizer_options)
+        return Whole(rule, kind, self.freeze or ())
 
     def _check_sizes(self, model: ModelConfig) -> None:
-        if self.seq_len > model.max_position_embeddings:
+        if self.seq_len is not None and self.seq_len > model.max_position_embeddings:
             raise FeatherbackError(
                 f"--seq-len {self.seq_len} is beyond the {model.max_position_embeddings} tokens "
                 f"that {self.model} was made for."
             )
-        if self.rank > model.hidden_size:
+        if self.form.rank > model.hidden_size:
             raise FeatherbackError(
-                f"--rank is {self.rank}; it must be at most the model's width, {model.hidden_size}."
+                f"--rank is {self.form.rank}; it must be at most the model's width, {model.hidden_size}."
             )
-
-    def continued(self, named: Mapping[str, Any], model: Model) -> TrainConfig:
-        """These options of a run of `model`, with those that are `named` to resume it (None: not named).
-
-        FeatherbackError naming every option that differs from the run's and must not.
-        """
-        named = {name: value for name, value in named.items() if value is not None}
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        if "steps" in named or "epochs" in named:
-            values |= {"steps": None, "epochs": None}
-        for own in CHOICES:
-            if named.get(own.choice, values[own.choice]) != values[own.choice]:
-                values[f"{own.choice}_options"] = {}  # the other's own; it is refused below
-        later = TrainConfig.of(**{**values, **named}).for_model(model)
-        later.check_resume(self.for_model(model))
-        return later
-
-    def check_resume(self, earlier: TrainConfig) -> None:
-        """FeatherbackError naming every option that differs from the run's and must not."""
-        before = earlier.fixed()
-        differing = [
-            f"{_flag(name)} was {_written(before[name])}, not {_written(value)}"
-            for name, value in self.fixed().items()
-            if name in before and before[name] != value  # another optimizer or method may have other options
-        ]
-        if differing:
-            raise FeatherbackError(f"Cannot resume {self.out} with other options: {'; '.join(differing)}.")
 
     def fixed(self) -> dict[str, Any]:
         """What a resumed run must not change: the fields, with the optimiser's and the method's options among them.
@@ -285,13 +524,14 @@ class TrainConfig:
         """
         free = {name for name, about in described(TrainConfig).items() if about.free_on_resume} | {"model"}
         values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in free}
+        values |= {name: getattr(self.form, name) for name in USUAL}
         for own in CHOICES:
             values = values.pop(f"{own.choice}_options") | values
         return values
 
     def to_json(self) -> dict[str, Any]:
         """The options as JSON values."""
-        return asdict(self) | {"targets": list(self.targets)}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TrainConfig:
@@ -302,10 +542,11 @@ class TrainConfig:
         return cls.of(**values)
 
 
-def _written(value: object) -> object:
+def written(value: object) -> object:
     """As the user writes it."""
     return short(value) if isinstance(value, tuple) else value
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """An option as it is spelled on the command line."""
     return flags(TrainConfig, name)[0]

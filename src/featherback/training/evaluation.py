@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from featherback import methods
 from featherback.adapters.lora import LoRA
 from featherback.data.batch import Batch
+from featherback.data.source import Source
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
 from featherback.host.maps import MapWatch
 from featherback.memory.plan import Plan
 from featherback.models.model import Model
-from featherback.terminal import Preparing
+from featherback.training.config import SEQUENCE
 from featherback.training.guard import check_weights
+from featherback.training.lengths import as_tokens
 from featherback.training.stream import every_batch
 
 if TYPE_CHECKING:
@@ -69,32 +69,28 @@ def evaluate(
 
 
 def evaluate_file(
-    model: Model, data: str, adapter: LoRA | None = None, seq_len: int = 256, compute: str = "bf16"
+    model: Model,
+    data: Source | str,
+    adapter: LoRA | None = None,
+    seq_len: int | None = None,
+    compute: str = "bf16",
+    cut: bool = False,
 ) -> tuple[Evaluation, PrepareReport]:
     """Tokenise `data` as training would, in a process of its own, and measure `model` with `adapter`.
 
-    With what was measured: what became of the data (examples cut, examples left out).
+    `seq_len`: None for what the data need; `cut`: what is longer is cut, and not refused. With what was measured: what
+    became of the data (examples cut, examples left out).
     """
-    from featherback.data.launch import prepare_in_subprocess  # not in the training process
-
-    longest = model.config.max_position_embeddings
-    if seq_len > longest:
-        raise FeatherbackError(
-            f"--seq-len {seq_len} is beyond the {longest} tokens that {model.path} was made for."
-        )
-    plan = Plan.default(model.config, tokens=seq_len, compute=compute)
-    with tempfile.TemporaryDirectory(prefix="featherback-") as folder:
-        path = Path(folder) / "eval.tokens"
-        with Preparing(data) as shown:
-            report = prepare_in_subprocess(model.path, data, path, seq_len, shown.update)
-        tokens = TokenFile(path)
-        tokens.check(model.config.vocab_size)
+    source = Source.of(data)
+    with as_tokens(model, source, seq_len, cut) as (tokens, report):
+        size = max(seq_len or SEQUENCE, tokens.max_length)
+        plan = Plan.default(model.config, tokens=size, compute=compute)
         with MapWatch(model.files, model.close) as maps:
             method = methods.create("mesp", model, adapter, plan)
-            result = evaluate(method, tokens, seq_len, between=maps.check)
+            result = evaluate(method, tokens, size, between=maps.check)
     if not math.isfinite(result.loss):
         check_weights(model)
         raise FeatherbackError(
-            f"The loss on {data} is not finite: the adapter does not fit, or its training diverged."
+            f"The loss on {source.name} is not finite: the adapter does not fit, or its training diverged."
         )
     return result, report

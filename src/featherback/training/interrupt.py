@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 _MOST_HELD = 4096
+
+Handler = Callable[[int, FrameType | None], None]
 
 
 class StoppedError(Exception):
@@ -24,24 +26,19 @@ class Interrupt:
 
     A signal that was ignored stays so (`nohup`). Outside the main thread, where Python delivers none, it does nothing.
     `held`: what `held_signals` gave the program that this process was before; those that came meanwhile count.
+    `signals`: those that are meant, if not all three.
     """
 
-    def __init__(self, held: int | None = None) -> None:
+    def __init__(self, held: int | None = None, signals: Collection[signal.Signals] = _SIGNALS) -> None:
         self.requested = False
-        self._held = held
+        self._held, self._signals = held, signals
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupt:
-        self._before = _handle(self._on_signal)
-        if self._held is not None:
-            came = os.read(
-                self._held, _MOST_HELD
-            )  # never waits: the other end closed with the program before
-            os.close(self._held)
-            self._held = None
-            for number in sorted(set(came) & set(_SIGNALS)):
-                self._on_signal(number, None)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        self._before = _handle(self._on_signal, self._signals)
+        held, self._held = self._held, None
+        if held is not None:
+            _let_come(held, self._on_signal)
         return self
 
     def check(self) -> None:
@@ -61,14 +58,19 @@ class Interrupt:
 
 
 @contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """While entered, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that what was begun is undone."""
+def ended_by_signals(held: int | None = None) -> Iterator[None]:
+    """While entered, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that what was begun is undone.
+
+    `held`: as for `Interrupt`.
+    """
 
     def end(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     before = _handle(end)
     try:
+        if held is not None:
+            _let_come(held, end)
         yield
     finally:
         _restore(before)
@@ -96,11 +98,22 @@ def held_signals() -> Iterator[int]:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-def _handle(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    """Have `handler` called for the signals that are not ignored; what was there before."""
+def _let_come(held: int, handler: Handler) -> None:
+    """Have `handler` called for the signals that `held_signals` held, and let the next ones through."""
+    came = os.read(held, _MOST_HELD)  # never waits: the other end closed with the program before
+    os.close(held)
+    try:
+        for number in sorted(set(came) & set(_SIGNALS)):
+            handler(number, None)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+def _handle(handler: Handler, signals: Collection[signal.Signals] = _SIGNALS) -> dict[signal.Signals, Any]:
+    """Have `handler` called for those of the signals that are not ignored; what was there before."""
     if threading.current_thread() is not threading.main_thread():
         return {}
-    wanted = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    wanted = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in wanted}
 
 

@@ -13,31 +13,52 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from featherback import kernels, models
-from featherback.adapters.peft import base_model_name
-from featherback.data.batch import IGNORE
+from featherback.adapters import formats
+from featherback.adapters.base_model import base_model_name
+from featherback.adapters.formats.peft import FORMAT as PEFT
 from featherback.data.launch import prepare_in_subprocess
-from featherback.data.token_file import TokenFile, TokenFileWriter
+from featherback.data.report import PrepareReport
+from featherback.data.source import STDIN, Source
+from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
-from featherback.host import fingerprint
-from featherback.host.machine import Baseline
+from featherback.files import check_room
+from featherback.host.machine import Baseline, memory_limit
 from featherback.host.maps import MapWatch
 from featherback.host.priority import step_back
 from featherback.host.sensors import Sensors
 from featherback.models.model import Model
+from featherback.options import checked
 from featherback.terminal import Preparing, complain
 from featherback.training import checkpoint
-from featherback.training.choose import plan_for, worker_baseline, worker_environment
-from featherback.training.config import DEFAULT_EPOCHS, TrainConfig
-from featherback.training.interrupt import ended_by_signals, held_signals
+from featherback.training.changes import continued
+from featherback.training.config import DEFAULT_EPOCHS, PLANNED, TrainConfig
+from featherback.training.given import Examples, as_records, records_beside, same_tokens, write_tokens
+from featherback.training.held_out import counts, hold_out, most_before, split, was_split
+from featherback.training.interrupt import ended_by_signals
+from featherback.training.lengths import hold_to, settle
+from featherback.training.loggers import check_installed
 from featherback.training.run_directory import RUN_FILE, RunDirectory, check_new, plan_from_json
+from featherback.training.run_file import RUN_YAML
+from featherback.training.worker_process import become, worker_baseline, worker_environment
 from featherback.version import __version__
+from featherback.weights import fingerprint
 
-TokenList = npt.ArrayLike
-Examples = Iterable[TokenList | tuple[TokenList, TokenList]]
-"""Token lists, or pairs of tokens and labels (-100 = not trained)."""
+_WORKER = "featherback.training.worker"
+
+Prepare = Callable[[str, Source, Path, int, Callable[[dict[str, Any]], None], int | None], PrepareReport]
+"""`data.prepare.prepare`, here or elsewhere."""
+
+
+def plan_run(config: TrainConfig, baseline: Callable[[], Baseline]) -> dict[str, Any]:
+    """The plan that `prepare_run` would choose, as JSON: for a process that plans and gives way to one that prepares.
+
+    FeatherbackError as there.
+    """
+    _heed(config)
+    opened = models.load(config.model, config.quantize)
+    return _plan(_fitting(config, opened, None), opened, baseline)
 
 
 def prepare_run(
@@ -46,26 +67,25 @@ def prepare_run(
     eval_data: Examples | None = None,
     model: Model | None = None,
     baseline: Callable[[], Baseline] = worker_baseline,
+    prepare: Prepare = prepare_in_subprocess,
+    plan: dict[str, Any] | None = None,
 ) -> RunDirectory:
     """Check the options against the model, choose the plan, tokenise the data, begin the directory.
 
-    `data`, `eval_data`: examples that are tokens already, in place of the files, which are tokenised in a
-    process of its own. `baseline` finds what the process that will train holds to begin with. The run that is
-    returned is locked: nobody else can train it before it is `release`d or this process ends. A signal that would end
-    the process raises KeyboardInterrupt, and nothing is left behind.
+    `data`, `eval_data`: examples that are tokens already, in place of the files, which `prepare` tokenises. `baseline`
+    finds what the process that will train holds to begin with; it is not asked if `plan_run` has chosen the `plan`. The
+    run that is returned is locked: nobody else can train it before it is `release`d or this process ends. With a `plan`
+    the sequence length may be left open: None, if the data need more than that is for; then `lengths.settle` is to be
+    called. A signal that would end the process raises KeyboardInterrupt, and nothing is left behind.
     """
     with ended_by_signals():
         _heed(config)
-        opened = model or models.load(config.model)
-        if config.data is None and data is None:
-            raise FeatherbackError("--data is missing: name the file to train on.")
-        if config.steps is None and config.epochs is None:
-            config = replace(config, epochs=DEFAULT_EPOCHS)
-        config = config.for_model(opened)
+        opened = model or models.load(config.model, config.quantize)
+        config = _fitting(config, opened, data)
         existed = Path(config.out).exists()
-        check_new(Path(config.out))
-        plan = _plan(config, opened, baseline)
-        known = {"plan": plan, "base_model": base_model_name(opened), "model": fingerprint.of_model(opened)}
+        chosen = plan or _plan(config, opened, baseline)
+        base = base_model_name(opened)
+        known = {"plan": chosen, "base_model": base, "model": fingerprint.of_store(opened.store)}
         run = RunDirectory.create(config.out, {**_record(config), **known})
         run.lock()
         try:
@@ -79,16 +99,29 @@ def prepare_run(
                 sources["eval"] = (config.eval_data, eval_data)
             with MapWatch(opened.files, opened.close) as maps:
                 reports = {
-                    name: _tokens(run, name, config, *given, opened) for name, given in sources.items()
+                    name: _tokens(run, name, config, *given, opened, prepare)
+                    for name, given in sources.items()
                 }
                 maps.check()
-            files = {name: path for name, (path, examples) in sources.items() if examples is None and path}
-            run.update(data=reports, sources={name: _source(path) for name, path in files.items()})
+            files = {name: paths for name, (paths, examples) in sources.items() if examples is None and paths}
+            if config.start is not None:
+                _keep_start(run, config.start, opened, base)
+            run.update(data=reports, sources={name: _source(paths) for name, paths in files.items()})
+            if settle(run, opened, baseline, plan_now=plan is None):
+                hold_out(run)
         except BaseException:
-            shutil.rmtree(run.tokens if existed else run.path, ignore_errors=True)
-            run.release()
+            undo(run, existed)
             raise
     return run
+
+
+def undo(run: RunDirectory, existed: bool) -> None:
+    """Take away what was prepared, and the directory unless it `existed` before; the run is released."""
+    for name in (RUN_FILE, RUN_YAML):
+        (run.path / name).unlink(missing_ok=True)
+    for folder in (run.tokens, run.start) if existed else (run.path,):
+        shutil.rmtree(folder, ignore_errors=True)
+    run.release()
 
 
 def resume_run(
@@ -102,43 +135,46 @@ def resume_run(
     """Take up the run in `named["out"]`, with its own token files: returned locked, as by `prepare_run`.
 
     `named`: fields of TrainConfig that the user named, and "model", which must hold what it held at the start. All
-    others are the run's. `note` is called with messages for the user. FeatherbackError leaves the record as it was.
+    others are the run's. `note` is called with messages for the user. FeatherbackError leaves the options as they were.
     """
     with ended_by_signals():
         run = RunDirectory.take(named["out"])
         try:
             earlier = run.config
-            opened = model or models.load(named["model"])
-            if run.record.get("model") != fingerprint.of_model(opened):
+            opened = model or models.load(named["model"], earlier.quantize)
+            if run.record.get("model") != fingerprint.of_store(opened.store):
                 raise FeatherbackError(
                     f"Cannot resume {run.path} with {opened.path}: it is not the model that the run was begun with; "
                     f"bring that one back, or begin another run."
                 )
-            config = earlier.continued(named, opened)
+            settle(run, opened, baseline)
+            hold_out(run)
+            earlier = run.config
+            config = continued(earlier, named, opened)
             _heed(config)
             if config.eval_data is not None and earlier.eval_data is None:
                 raise FeatherbackError(
                     f"Cannot resume {run.path} with --eval-data: the run was begun without."
                 )
-            _check_data(run, "train", "--data", named.get("data"), data, config, opened, note)
-            _check_data(run, "eval", "--eval-data", named.get("eval_data"), eval_data, config, opened, note)
+            _check_data(run, "train", "--data", named.get("data"), data, config, earlier, opened, note)
+            _check_data(
+                run, "eval", "--eval-data", named.get("eval_data"), eval_data, config, earlier, opened, note
+            )
             done = checkpoint.latest_step(run.path)
             if config.steps is not None and config.steps < done:
                 raise FeatherbackError(
                     f"{run.path} has done {done} steps already, more than --steps {config.steps}; "
                     f"name at least as many."
                 )
-            known = plan_from_json(run.record.get("plan")) is not None
             # As long as these are the same the plan stays, and with it every bit.
-            if not known or (config.memory, config.threads) != (earlier.memory, earlier.threads):
+            changed = any(getattr(config, name) != getattr(earlier, name) for name in PLANNED)
+            if (reason := _no_plan(run)) or changed:
                 run.record["plan"] = _plan(config, opened, baseline)
             else:
                 run.plan_of(opened.blocks)
-            if not known:
-                note(
-                    f"note: {run.path / RUN_FILE} holds no plan of this version of Featherback; "
-                    f"the plan is made anew"
-                )
+            if reason:
+                note(f"note: {reason}; the plan is made anew")
+            _be_patient(run, named, done)
             config = replace(config, data=earlier.data, eval_data=earlier.eval_data)
             _tell_repeated(run, config, note)
             run.update(configuration=config.to_json())
@@ -148,10 +184,37 @@ def resume_run(
     return run
 
 
+def _no_plan(run: RunDirectory) -> str:
+    """Why the plan on a run's record will not do, if it will not."""
+    plan = plan_from_json(run.record.get("plan"))
+    if plan is None:
+        return f"{run.path / RUN_FILE} holds no plan of this version of Featherback"
+    needed, free = (plan.predicted_rss_mb or 0) * 10**6, memory_limit()
+    if needed > free:
+        return f"the run's plan needs {needed / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free"
+    return ""
+
+
+def _be_patient(run: RunDirectory, named: Mapping[str, Any], done: int) -> None:
+    """Let a run that stopped early go on from step `done`, if the user named how far or how patiently.
+
+    FeatherbackError if not.
+    """
+    if run.record.get("status") != "stopped early":
+        return
+    if not named.keys() & {"steps", "epochs", "patience", "eval_every"}:
+        best = "model" if run.config.train == "full" else "adapter"
+        raise FeatherbackError(
+            f"{run.path} stopped early, after step {done}: the held-out loss no longer fell. Its best {best} is kept. "
+            f"To go on all the same, name --steps, --epochs or --patience."
+        )
+    run.record["patient_since"] = done
+
+
 def worker_command(run: RunDirectory, *flags: str) -> tuple[list[str], dict[str, str]]:
     """Arguments and environment of the training process, which is to be started at once: the run is released for it."""
     run.release()
-    return _worker(run, *flags)
+    return [sys.executable, "-m", _WORKER, str(run.path), *flags], worker_environment()
 
 
 def become_worker(run: RunDirectory, *flags: str) -> NoReturn:
@@ -160,44 +223,79 @@ def become_worker(run: RunDirectory, *flags: str) -> NoReturn:
     A signal that comes meanwhile is that one's first.
     """
     lock = run.pass_lock()
-    with held_signals() as held:
-        passed = [f"--signals={held}", *([] if lock is None else [f"--lock={lock}"])]
-        command, environment = _worker(run, *flags, *passed)
-        os.execve(command[0], command, environment)
+    become(_WORKER, str(run.path), *flags, *([] if lock is None else [f"--lock={lock}"]))
 
 
-def _worker(run: RunDirectory, *flags: str) -> tuple[list[str], dict[str, str]]:
-    return [sys.executable, "-m", "featherback.training.worker", str(run.path), *flags], worker_environment()
+def _fitting(config: TrainConfig, model: Model, data: Examples | None) -> TrainConfig:
+    """The options of a new run, whole and such as suit the model; FeatherbackError if they do not."""
+    if config.data is None and data is None:
+        raise FeatherbackError("--data is missing: name the file to train on.")
+    if config.steps is None and config.epochs is None:
+        config = replace(config, epochs=DEFAULT_EPOCHS)
+    if config.start is not None:
+        place = os.path.abspath(config.start)  # the run may be resumed from another folder
+        config = replace(config.starting_from(formats.form(model, config.start), model), start=place)
+    config = config.for_model(model)
+    if config.whole is not None:
+        from featherback.training.choose import job_of
+        from featherback.whole.copy import check_writable, stored_names
+
+        config.whole.check(model)
+        check_writable(model, stored_names(model, config.whole), config.whole.kind, config.dequantize)
+        check_room(Path(config.out), job_of(config, model).disk_bytes)  # before the model is copied
+    check_new(Path(config.out))
+    return config
+
+
+def _keep_start(run: RunDirectory, source: str, model: Model, base: str) -> None:
+    """Copy the adapter that the run starts from into its directory, holding little of it in memory."""
+    run.start.mkdir(parents=True, exist_ok=True)
+    values = run.start / "values"
+    PEFT.save(formats.load(model, source, file=values), run.start, base)
+    values.unlink()
 
 
 def _heed(config: TrainConfig) -> None:
     """Take what the user wants of the machine to heart; FeatherbackError if it has not the sensors for it."""
     Sensors(config.pause_on or ())
+    check_installed(config.log_to or ())
     if config.nice is not None:
         step_back(config.nice)
 
 
 def _plan(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]) -> dict[str, Any]:
+    from featherback.training.choose import plan_for  # what only plans is not there where data are prepared
+
     return asdict(plan_for(config, model, baseline))
 
 
-def _source(path: str) -> dict[str, str]:
-    """What is recorded of a file of data, to know it again."""
-    return {"path": os.path.abspath(path), "fingerprint": fingerprint.of_file(Path(path))}
+def _source(paths: tuple[str, ...]) -> dict[str, Any]:
+    """What is recorded of the files of data, to know them again: standard input is nowhere to be found."""
+    return {
+        "paths": _places(paths),
+        "fingerprint": [fingerprint.of_data(Path(path)) for path in paths if path != STDIN],
+    }
+
+
+def _places(paths: Iterable[str]) -> list[str]:
+    return [path if path == STDIN else os.path.abspath(path) for path in paths]
 
 
 def _check_data(
     run: RunDirectory,
     name: str,
     flag: str,
-    path: str | None,
+    named: Any,
     examples: Examples | None,
     config: TrainConfig,
+    earlier: TrainConfig,
     model: Model,
     note: Callable[[str], None],
 ) -> None:
     """FeatherbackError if data are named to resume a run that was begun with others."""
-    given = flag if examples is not None else f"{flag} {path}"
+    paths: tuple[str, ...] | None = checked(TrainConfig, "data", named)
+    places = ", ".join(paths or ())
+    given = flag if examples is not None else f"{flag} {places}"
     refusal = FeatherbackError(
         f"Cannot resume {run.path} with {given}: the run was begun with other data, whose tokens it keeps; "
         f"leave {flag} out, or begin another run."
@@ -205,20 +303,30 @@ def _check_data(
     if examples is not None:
         with tempfile.TemporaryDirectory(prefix="featherback-") as folder:
             file = Path(folder) / "given.tokens"
-            _write_examples(file, examples, config.seq_len, model.config.vocab_size)
-            if TokenFile(file).checksum != TokenFile(run.tokens / f"{name}.tokens").checksum:
+            told = run.record.get("data", {}).get(name, {})
+            # As it was prepared: the run's length came later, and what is beyond it was cut only then.
+            source = replace(config.source(()), long="keep")
+            length, enough = told.get("seq_len", config.sequence), told.get("enough")
+            report = _make(file, config, source, length, examples, model, prepare_in_subprocess, enough)
+            if report is not None:
+                hold_to(
+                    file, report, config.sequence, config.cut, "the run's length", "another run takes them"
+                )
+            if name == "train" and was_split(run):
+                split(file, Path(folder) / "held.tokens", earlier)
+            if not same_tokens(TokenFile(file), TokenFile(run.tokens / f"{name}.tokens")):
                 raise refusal
-    elif path is not None:
+    elif paths is not None:
         known = run.record.get("sources", {}).get(name)
         if not isinstance(known, dict):
             raise refusal
-        there = Path(path).is_file()
-        if there and _source(path)["fingerprint"] == known.get("fingerprint"):
+        gone = [path for path in paths if path != STDIN and not Path(path).exists()]
+        if not gone and _source(paths)["fingerprint"] == known.get("fingerprint"):
             return
-        if os.path.abspath(path) != known.get("path"):
+        if _places(paths) != known.get("paths"):
             raise refusal
         note(
-            f"note: {path} {'has changed' if there else 'is gone'}; the run goes on with the tokens made of it"
+            f"note: {places} {'is gone' if gone else 'has changed'}; the run goes on with the tokens made of it"
         )
 
 
@@ -244,7 +352,7 @@ def _record(config: TrainConfig) -> dict[str, Any]:
         "machine": {
             "system": platform.platform(),
             "cores": os.cpu_count(),
-            "instruction_set": kernels.describe(),
+            "instruction_set": kernels.describe_instruction_set(),
         },
     }
 
@@ -253,68 +361,56 @@ def _tokens(
     run: RunDirectory,
     name: str,
     config: TrainConfig,
-    source: str | None,
+    paths: tuple[str, ...] | None,
     examples: Examples | None,
     model: Model,
+    prepare: Prepare,
 ) -> Mapping[str, Any]:
     """Make a token file that the model can read; what is to be said of it."""
     path = run.tokens / f"{name}.tokens"
-    report: Mapping[str, Any] = {}
-    if examples is not None:
-        _write_examples(path, examples, config.seq_len, model.config.vocab_size)
-    elif source is not None:
-        enough = _enough(config) if name == "train" else None
-        with Preparing(source) as shown:
-            report = prepare_in_subprocess(
-                config.model, source, path, config.seq_len, shown.update, enough
-            ).to_json()
+    enough = _enough(config) if name == "train" else None
+    report = _make(
+        path, config, config.source(paths or ()), config.sequence, examples, model, prepare, enough
+    )
     file = TokenFile(path)
     file.check(model.config.vocab_size)
-    if report:
-        return report
-    return {"sequences": len(file), "tokens": file.n_tokens, "supervised_tokens": file.n_targets}
+    if report is not None:
+        return report.to_json()
+    return counts(file)
+
+
+def _make(
+    path: Path,
+    config: TrainConfig,
+    source: Source,
+    sequence: int,
+    examples: Examples | None,
+    model: Model,
+    prepare: Prepare,
+    enough: int | None,
+) -> PrepareReport | None:
+    """Make the token file `path` of a source, or of examples in its place; the report, if there was text to prepare."""
+    written = None
+    if examples is not None:
+        records, examples = as_records(examples)
+        if not records:
+            most = config.seq_len or model.config.max_position_embeddings
+            write_tokens(path, examples, most, model.config.vocab_size)
+            return None
+        source = records_beside(path, examples, source)
+        written = Path(source.paths[0])
+    try:
+        with Preparing(source.name) as shown:
+            return prepare(str(model.path), source, path, sequence, shown.update, enough)
+    finally:
+        if written is not None:
+            written.unlink(missing_ok=True)
 
 
 def _enough(config: TrainConfig) -> int | None:
-    """Tokens that surely fill every batch of the run's steps, however they are packed; None: each is used."""
+    """Tokens that surely fill every batch of the run's steps, however they are packed, and what is held out of them;
+    None: each is used."""
     if config.steps is None:
         return None
-    return config.steps * config.accumulate * config.batch_size * config.seq_len
-
-
-def _tokens_and_labels(example: Any, number: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """A tuple of two lists is tokens and labels; anything else, a tuple of numbers too, is tokens alone."""
-    pair = (
-        isinstance(example, tuple) and len(example) == 2 and not all(np.ndim(part) == 0 for part in example)
-    )
-    tokens, labels = example if pair else (example, example)
-    try:
-        return np.asarray(tokens), np.asarray(labels)
-    except ValueError:  # lists of different lengths in it
-        raise FeatherbackError(f"Example {number} is no list of token ids.") from None
-
-
-def _write_examples(path: Path, examples: Examples, seq_len: int, vocab_size: int) -> None:
-    with TokenFileWriter(path) as writer:
-        for number, example in enumerate(examples):
-            ids, wanted = _tokens_and_labels(example, number)
-            if ids.ndim != 1 or ids.size == 0 or ids.shape != wanted.shape or ids.dtype.kind not in "iu":
-                raise FeatherbackError(
-                    f"Example {number} is no list of token ids, or its labels are of another length."
-                )
-            if ids.min() < 0 or ids.max() >= vocab_size:
-                raise FeatherbackError(f"Example {number} has a token id outside 0..{vocab_size - 1}.")
-            if ids.size > seq_len:
-                raise FeatherbackError(
-                    f"Example {number} has {ids.size} tokens, more than the sequence length {seq_len}."
-                )
-            trained = wanted != IGNORE
-            if not np.array_equal(wanted[trained], ids[trained]):
-                raise FeatherbackError(
-                    f"Example {number} has a label that is neither its token nor {IGNORE}."
-                )
-            writer.add(ids, trained)
-        if not writer.n_targets:
-            raise FeatherbackError(
-                "The data have no trained token: every label is -100, or every example has one token."
-            )
+    trained = config.steps * config.step_tokens
+    return most_before(trained, config) if config.eval_data is None and config.eval_share else trained

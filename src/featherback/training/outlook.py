@@ -5,11 +5,13 @@ arXiv 2511.11362 asks the second of zeroth-order and first-order training.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from featherback import methods
+from featherback import methods, optim
+from featherback.architecture.config import ModelConfig
 from featherback.architecture.yardstick import QWEN2_5
 from featherback.errors import FeatherbackError
 from featherback.host.machine import Baseline, Machine
@@ -19,10 +21,13 @@ from featherback.memory.plan import Plan
 from featherback.memory.planner import MB
 from featherback.models.model import Model
 from featherback.training.choose import job_of, job_options
-from featherback.training.config import TrainConfig
+from featherback.training.config import TRAINED, USUAL, TrainConfig
 from featherback.weights.types import TensorType
 
 MEMORIES = (64 * 10**6, 128 * 10**6, 256 * 10**6, 512 * 10**6, 1 * 10**9, 2 * 10**9, 4 * 10**9)
+
+
+_UNTIMED = Machine(product_rate=1.0, attention_rate=1.0, copy_rate=1.0)  # where only memory is asked for
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ def outlook(
     config: TrainConfig, model: Model, baseline: Baseline, own: Mapping[str, Any]
 ) -> list[MethodOutlook]:
     """Every method under the options and the budget of `config`, and those of the options `own` that it has."""
-    machine = Machine.measure(model.config, config.batch_size * config.seq_len, config.compute)
+    machine = Machine.measure(model.config, config.batch_size * config.sequence, config.compute)
     found = []
     for name, chosen in _of_methods(config, own):
         job = job_of(chosen, model)
@@ -52,6 +57,79 @@ def outlook(
     return found
 
 
+@dataclass(frozen=True)
+class Combination:
+    """What is trained, how its gradient is found and what changes it, with what that takes."""
+
+    train: str
+    method: str
+    optimizer: str
+    least_memory_mb: int
+    disk_mb: float
+    plan: Plan | None  # within the budget; None: it does not fit
+    largest: str | None  # of the family of `largest_models`, within the budget or the memory there is
+
+
+def combinations(
+    config: TrainConfig, model: Model, baseline: Baseline, own: Mapping[str, Any]
+) -> Iterator[Combination]:
+    """Every method with every optimiser that goes with it, for adapters and for whole models, one by one."""
+    machine = Machine.measure(model.config, config.batch_size * config.sequence, config.compute)
+    limit = min(each for each in (config.memory, machine.memory, math.inf) if each is not None)
+    for train in TRAINED:
+        for name in methods.METHODS.names:
+            shared: dict[object, dict[Any, Any]] = {}  # dry runs do not depend on an adapter's optimiser
+            for optimizer in optim.RULES.names:
+                try:
+                    chosen = _trained_by(config, train, name, optimizer, own).for_model(model)
+                except FeatherbackError:  # they do not go together
+                    continue
+                jobs = [job_of(chosen, model), *(_shaped(shape, chosen) for shape in QWEN2_5.values())]
+                if train == "lora":
+                    jobs = [replace(job, accounts=shared.setdefault(i, {})) for i, job in enumerate(jobs)]
+                yield _combination(chosen, jobs, limit, baseline, machine)
+
+
+def _combination(
+    config: TrainConfig, jobs: Sequence[Job], limit: float, baseline: Baseline, machine: Machine
+) -> Combination:
+    """`jobs`: the model's, then those of the family."""
+    job, *family = jobs
+    least = planner.smallest(job, baseline, machine).rss
+    try:
+        plan = planner.choose(job, config.memory, baseline, machine)
+    except FeatherbackError:
+        plan = None
+    budget, largest = planner.least_budget(least) // MB, None
+    for size, other in zip(QWEN2_5, family):  # from the smallest: large ones take long to account for
+        if planner.smallest(other, baseline, _UNTIMED).rss > limit:
+            break
+        largest = size
+    return Combination(
+        config.train, config.method, config.optimizer, budget, job.disk_bytes / MB, plan, largest
+    )
+
+
+def _trained_by(
+    config: TrainConfig, train: str, method: str, optimizer: str, own: Mapping[str, Any]
+) -> TrainConfig:
+    """`config` with these; FeatherbackError if they do not go together."""
+    options = methods.OPTIONS.among(method, own)
+    form: dict[str, Any] = {} if train == "lora" else dict.fromkeys(USUAL) | {"dequantize": True}
+    return replace(
+        config, train=train, method=method, method_options=options, optimizer=optimizer, optimizer_options={},
+        learning_rate=None, **form,
+    )  # fmt: skip
+
+
+def _shaped(shape: ModelConfig, config: TrainConfig) -> Job:
+    """The job of training a model of this shape, in 4 bits if it stays as it is."""
+    kind = TensorType.Q4_0 if config.whole is None else config.whole.kind
+    return Job.of_shape(
+        shape, kind, **job_options(replace(config, targets=None if config.whole else ("all",)))
+    )
+
+
 def largest_models(
     config: TrainConfig, baseline: Baseline, own: Mapping[str, Any]
 ) -> Iterator[tuple[int, dict[str, str | None]]]:
@@ -59,10 +137,8 @@ def largest_models(
 
     All projections of these shapes are adapted.
     """
-    config = replace(config, targets=("all",))
-    machine = Machine(product_rate=1.0, attention_rate=1.0, copy_rate=1.0)  # only memory is asked for
     memories = (config.memory,) if config.memory else MEMORIES
-    least = {name: _least(chosen, baseline, machine) for name, chosen in _of_methods(config, own)}
+    least = {name: _least(chosen, baseline) for name, chosen in _of_methods(config, own)}
     for memory in memories:
         yield (
             memory,
@@ -76,17 +152,21 @@ def largest_models(
 def _of_methods(config: TrainConfig, own: Mapping[str, Any]) -> Iterator[tuple[str, TrainConfig]]:
     """(method, `config` with it and those of the options `own` that it has)."""
     for name in methods.METHODS.names:
-        yield name, replace(config, method=name, method_options=methods.OPTIONS.among(name, own))
+        if config.train == "lora" or methods.METHODS[name].can_train_weights:
+            yield name, replace(config, method=name, method_options=methods.OPTIONS.among(name, own))
 
 
-def _least(config: TrainConfig, baseline: Baseline, machine: Machine) -> list[tuple[str, int]]:
+def least_memory(config: TrainConfig, model: Model, baseline: Baseline) -> int:
+    """The least --memory that the options of `config` train this model in, in bytes."""
+    return planner.least_budget(planner.smallest(job_of(config, model), baseline, _UNTIMED).rss)
+
+
+def _least(config: TrainConfig, baseline: Baseline) -> list[tuple[str, int]]:
     """(size, least resident bytes) of every model of the family."""
     return [
         (
             size,
-            planner.smallest(
-                Job.of_shape(shape, TensorType.Q4_0, **job_options(config)), baseline, machine
-            ).rss,
+            planner.smallest(_shaped(shape, config), baseline, _UNTIMED).rss,
         )
         for size, shape in QWEN2_5.items()
     ]

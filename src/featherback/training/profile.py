@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from featherback import kernels
-from featherback.training.reporter import Reporter
+from featherback.training.callback import Callback
+from featherback.training.events import Note
 
 
 @contextmanager
-def profiled(reporter: Reporter, on: bool = True) -> Iterator[None]:
+def profiled(callback: Callback, on: bool = True) -> Iterator[None]:
     """Time every kernel call of the body and report the table at its end."""
     if not on:
         yield
@@ -24,7 +25,7 @@ def profiled(reporter: Reporter, on: bool = True) -> Iterator[None]:
         total = time.perf_counter() - start
         kernels.profile(False)
         for line in table(kernels.profile_report(), total):
-            reporter.note(line)
+            callback.tell(Note(line))
 
 
 def table(report: dict[str, tuple[int, float, float]], total: float) -> list[str]:

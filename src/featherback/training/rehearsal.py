@@ -47,7 +47,7 @@ def rehearsed_baseline() -> Baseline:
     """What this process holds once it has trained a step."""
     model = Model(_Zeros(TOY), TOY, "gguf", Naming(GGUF_NAMES, HF_NAMES))
     adapter = LoRA(model, rank=2)
-    optimizer = optim.create("adamw", adapter.parameters)
+    optimizer = optim.create("adamw", adapter.parameters, adapter.layout.slots)
     gradients = PagedArray(adapter.parameters.layers, adapter.parameters.size)
     method = methods.create("mesp", model, adapter, Plan.default(TOY, tokens=TOKENS))
     batch = Batch.from_sequences([np.arange(TOKENS, dtype=np.int32)])

@@ -1,170 +1,143 @@
-"""What a run tells while it goes on: a live line on a terminal, plain lines elsewhere, or JSON lines."""
+"""What a run prints where there is no terminal: plain lines, or JSON lines."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from collections import deque
+from typing import IO
 
-from featherback.terminal import complain, say
-from featherback.training.curve import sparkline
+from featherback.terminal import complain, say, several
+from featherback.training.callback import Callback
+from featherback.training.events import Begin, End, Evaluation, Event, Note, Paused, Resumed, Step
+from featherback.training.outcome import held_out
+from featherback.training.run_directory import RunDirectory
+from featherback.training.sparkline import sparkline
+from featherback.training.totals import Series
 
-_BAR_WIDTH = 20
-
-
-class Reporter:
-    """The base of the reporters: every event has a method, which does nothing."""
-
-    def begin(self, steps: int, step: int) -> None:
-        """The run is at `step` of `steps`."""
-
-    def step(self, metrics: Mapping[str, Any]) -> None:
-        """A step ended; `metrics` is its line of metrics.jsonl."""
-
-    def evaluation(self, step: int, loss: float) -> None:
-        """The held-out loss after `step` is known (nats per token)."""
-
-    def paused(self, reason: str) -> None:
-        """The run waits. Told again and again, with the reason as it is then, until `resumed`."""
-
-    def resumed(self) -> None:
-        """The run waits no longer."""
-
-    def note(self, text: str) -> None:
-        """Something a person should know."""
-
-    def broken(self) -> None:
-        """The run failed; the error is reported elsewhere."""
-
-    def end(self, summary: Mapping[str, Any], losses: Sequence[float]) -> None:
-        """The run is over; `losses` are those of its steps, or of a long run means of stretches of them."""
+LINES = 40
+"""Of a run's steps, about."""
+SECONDS = 60.0
+"""Of training, after which a step is printed even if there are more lines for it."""
+_RECENT = 20  # steps that the speed is of
+_SPARKS = 50  # characters
 
 
-class JSONReporter(Reporter):
-    """One JSON object per line: the steps, the evaluations, the summary."""
+class JSONReporter(Callback):
+    """One JSON object per line and event: {"event": "step", "step": 1, "loss": ...}. Notes go to standard error."""
+
+    def __init__(self, out: IO[str] | None = None) -> None:
+        self._out = out or sys.stdout
+        self._paused = False
+
+    def tell(self, event: Event) -> None:
+        if isinstance(event, Note):
+            return complain(event.text)
+        if isinstance(event, Paused) and self._paused:
+            return None
+        self._paused = isinstance(event, Paused)
+        return say(json.dumps({"event": event.name, **event.values()}), file=self._out, flush=True)
+
+
+class TextReporter(Callback):
+    """For a person: about LINES lines per run, and more if its steps are slow."""
 
     def __init__(self, out: IO[str] | None = None) -> None:
         self.out = out or sys.stdout
+        self.steps = 1
+        self.losses = Series()
+        self._silent = 0.0  # seconds of training since the last line
+        self._recent: deque[tuple[float, int]] = deque(
+            maxlen=_RECENT
+        )  # (seconds, tokens) of the latest steps
         self._paused = False
 
-    def step(self, metrics: Mapping[str, Any]) -> None:
-        self._write(metrics)
+    def begin(self, event: Begin) -> None:
+        self.steps = event.steps
+        if event.step:
+            for line in RunDirectory.open(event.run).metrics():
+                self.losses.add(line["step"], line["loss"])
+            self.say(f"continuing after step {event.step} of {event.steps}")
 
-    def evaluation(self, step: int, loss: float) -> None:
-        self._write({"step": step, "eval_loss": loss})
+    def step(self, event: Step) -> None:
+        self.losses.add(event.step, event.loss)
+        self._recent.append((event.seconds, event.tokens))
+        self._silent += event.seconds
+        ends = event.step in (1, self.steps)
+        if ends or event.step % max(1, self.steps // LINES) == 0 or self._silent >= SECONDS:
+            self._silent = 0.0
+            self.say(
+                f"{counter(event.step, self.steps)}  loss {event.loss:.4f}  lr {event.lr:.1e}  {self.speed:.0f} tok/s  "
+                f"{duration(self.left(event.step))} left  footprint {event.footprint_mb:.0f} MB  "
+                f"rss {event.rss_mb:.0f} MB"
+            )
 
-    def paused(self, reason: str) -> None:
+    def evaluation(self, event: Evaluation) -> None:
+        self.say(f"{counter(event.step, self.steps)}  held-out loss {event.eval_loss:.4f}")
+
+    def paused(self, event: Paused) -> None:
         if not self._paused:
-            self._write({"paused": reason})
+            self.say(f"paused: {event.reason}")
         self._paused = True
 
-    def resumed(self) -> None:
-        self._write({"paused": None})
+    def resumed(self, event: Resumed) -> None:
+        self.say("going on")
         self._paused = False
 
-    def note(self, text: str) -> None:
-        complain(text)
+    def note(self, event: Note) -> None:
+        self.say(event.text)
 
-    def end(self, summary: Mapping[str, Any], losses: Sequence[float]) -> None:
-        self._write({"summary": summary})
-
-    def _write(self, value: Mapping[str, Any]) -> None:
-        say(json.dumps(value), file=self.out, flush=True)
-
-
-class TextReporter(Reporter):
-    """For a person: a line that redraws itself if `live`, else about forty lines per run."""
-
-    def __init__(self, out: IO[str] | None = None, live: bool | None = None) -> None:
-        self.out = out or sys.stdout
-        self.live = self.out.isatty() if live is None else live
-        self.steps = self.every = 1
-        self._seconds: list[float] = []  # of the latest steps, for the time left
-        self._paused = False
-
-    def begin(self, steps: int, step: int) -> None:
-        self.steps = steps
-        self.every = max(1, steps // 40)
-        if step:
-            self.note(f"continuing after step {step} of {steps}")
-
-    def step(self, metrics: Mapping[str, Any]) -> None:
-        step = metrics["step"]
-        self._seconds = [*self._seconds[-19:], metrics["seconds"]]
-        left = sum(self._seconds) / len(self._seconds) * (self.steps - step)
-        counter = f"step {step:>{len(str(self.steps))}}/{self.steps}"
-        line = (
-            f"loss {metrics['loss']:.4f}  lr {metrics['lr']:.1e}  "
-            f"{metrics['tokens'] / metrics['seconds']:.0f} tok/s  {duration(left)} left"
-        )
-        footprint, rss = f"{metrics['footprint_mb']:.0f}", f"{metrics['rss_mb']:.0f}"
-        if self.live:
-            line += f"  {footprint} MB (rss {rss})"
-            room = _columns(self.out) - len(counter) - len(line) - 4
-            self._redraw(f"{counter} {bar(step / self.steps, min(room, _BAR_WIDTH))}  {line}")
-        elif step in (1, self.steps) or step % self.every == 0:
-            self._print(f"{counter}  {line}  footprint {footprint} MB  rss {rss} MB")
-
-    def evaluation(self, step: int, loss: float) -> None:
-        self.note(f"step {step:>{len(str(self.steps))}}/{self.steps}  held-out loss {loss:.4f}")
-
-    def paused(self, reason: str) -> None:
-        if self.live:
-            self._redraw(f"paused: {reason}")
-        elif not self._paused:
-            self._print(f"paused: {reason}")
-        self._paused = True
-
-    def resumed(self) -> None:
-        if not self.live:
-            self._print("going on")
-        self._paused = False
-
-    def note(self, text: str) -> None:
-        self._redraw("")
-        self._print(text)
-
-    def broken(self) -> None:
-        self._redraw("\n")
-
-    def end(self, summary: Mapping[str, Any], losses: Sequence[float]) -> None:
-        self._redraw("\n" if self._seconds else "")
+    def end(self, event: End) -> None:
+        summary = event.summary
+        losses = [loss for _, loss in self.losses.points]
         if len(losses) > 1:
             first, last = summary["first_loss"], summary["final_loss"]
-            self._print(f"loss {first:.3f} {sparkline(losses, 50)} {last:.3f}")
-        if summary.get("final_eval_loss") is not None:
-            self._print(f"held-out loss {summary['first_eval_loss']:.4f} -> {summary['final_eval_loss']:.4f}")
+            self.say(f"loss {first:.3f} {sparkline(losses, _SPARKS)} {last:.3f}")
+        self.conclude(event)
+
+    def conclude(self, event: End) -> None:
+        """Say what the run amounts to."""
+        summary = event.summary
+        if event.status == "stopped early":
+            self.say("stopped early: the held-out loss no longer fell")
+        if (said := held_out(summary)) is not None:
+            self.say(said)
         predicted = summary.get("predicted_rss_mb")
-        self._print(
-            f"{summary['steps']} steps in {duration(summary['seconds'])}, "
+        self.say(
+            f"{several(summary['steps'], 'step')} in {duration(summary['seconds'])}, "
             f"{summary['step_seconds']:.2f} s each, {summary['tokens_per_second']:.0f} tokens/s"
         )
-        self._print(
+        self.say(
             f"peak memory: footprint {summary['peak_footprint_mb']:.1f} MB, "
             f"rss {summary['peak_rss_mb']:.1f} MB" + (f" (predicted {predicted:.1f} MB)" if predicted else "")
         )
 
-    def _redraw(self, line: str) -> None:
-        """Replace the live line; a newline leaves it standing."""
-        if not self.live:
-            return
-        if line == "\n":
-            self.out.write(line)
-        else:
-            width = _columns(self.out) - 1
-            self.out.write("\r\x1b[K" + line[:width])
-        self.out.flush()
+    @property
+    def speed(self) -> float:
+        """Tokens per second of the latest steps."""
+        return sum(tokens for _, tokens in self._recent) / max(self._seconds, 1e-9)
 
-    def _print(self, line: str) -> None:
+    @property
+    def step_seconds(self) -> float:
+        """Of the latest steps, their mean."""
+        return self._seconds / max(len(self._recent), 1)
+
+    def left(self, step: int) -> float:
+        """Seconds, if the steps after `step` take what the latest took."""
+        return self.step_seconds * (self.steps - step)
+
+    @property
+    def _seconds(self) -> float:
+        return sum(seconds for seconds, _ in self._recent)
+
+    def say(self, line: str) -> None:
+        """Print a line."""
         say(line, file=self.out, flush=True)
 
 
-def bar(fraction: float, width: int) -> str:
-    """A progress bar; nothing where there is no room for one."""
-    full = round(fraction * width)
-    return "━" * full + "╌" * (width - full)
+def counter(step: int, steps: int) -> str:
+    """ "step   7/100"."""
+    return f"step {step:>{len(str(steps))}}/{steps}"
 
 
 def duration(seconds: float) -> str:
@@ -172,10 +145,3 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def _columns(out: IO[str]) -> int:
-    try:
-        return os.get_terminal_size(out.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80

@@ -6,14 +6,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from featherback.adapters import peft
+from featherback.adapters import formats
 from featherback.adapters.lora import LoRA
+from featherback.errors import FeatherbackError
+from featherback.models.loader import load
 from featherback.models.model import Model
+from featherback.training.outcome import held_out
 from featherback.training.run_directory import RunDirectory
 
 
 class Run:
-    """A run that has ended. Its directory is a PEFT adapter as it stands."""
+    """A run that has ended. Its directory is a PEFT adapter as it stands, or holds the model that it trained."""
 
     def __init__(self, directory: RunDirectory, model: Model) -> None:
         self.directory = directory
@@ -41,8 +44,27 @@ class Run:
 
     @cached_property
     def adapter(self) -> LoRA:
-        """The adapter: the last one, or the one of the lowest held-out loss where there are held-out data."""
-        return peft.load(self.model, self.path)
+        """The adapter: the last one, or the one of the lowest held-out loss where there are held-out data.
+
+        FeatherbackError if the run trained the model itself: that is `trained_model`.
+        """
+        if self.directory.config.train == "full":
+            raise FeatherbackError(
+                f"{self.path} trained no adapter but the model itself: it is `trained_model`."
+            )
+        return formats.load(self.model, self.path)
+
+    @cached_property
+    def trained_model(self) -> Model:
+        """The model that was trained, chosen as an adapter is. FeatherbackError if the run trained an adapter."""
+        if self.directory.config.train == "lora":
+            raise FeatherbackError(f"{self.path} trained an adapter, not the model: it is `adapter`.")
+        return load(self.path, kind=type(self.model))
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, {self.status}, {self.summary['steps']} steps)"
+        summary = self.summary
+        losses = held_out(summary)
+        if losses is None and summary.get("final_loss") is not None:
+            losses = f"loss {summary['first_loss']:.4f} -> {summary['final_loss']:.4f}"
+        parts = (repr(str(self.path)), self.status, f"{summary['steps']} steps", losses)
+        return f"Run({', '.join(part for part in parts if part)})"

@@ -1,11 +1,16 @@
 """The directory of one training run.
 
 run.json                                     configuration, versions, status, evaluations, summary
+run.yaml                                     the configuration once more, as `train --config` reads it
 metrics.jsonl                                a line per step
+directions.log                               the slopes of a zeroth-order run, with --log-directions
 adapter_config.json, adapter_model.safetensors    the adapter, as PEFT reads it
-loss.svg                                     the loss curve
+model.gguf, or model/                        with --train full: the model, in the form of the one it was trained from
+report.html, loss.svg                        what happened, as pictures
 tokens/train.tokens, tokens/eval.tokens      the data as the run sees it
+start/                                       the adapter that it starts from (--from), as PEFT reads it
 checkpoint-000050.fbc, and the one before    what resuming needs
+weights-000050/                              with --train full: the weights and states of the one checkpoint
 work/                                        scratch files, gone when the run ends
 """
 
@@ -16,16 +21,23 @@ import os
 import re
 import shutil
 import weakref
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeGuard, get_args, get_origin, get_type_hints
 
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
-from featherback.files import atomic_file, read_json, remove_leftovers, write_json
+from featherback.files import (
+    append_bytes,
+    atomic_file,
+    json_checksum,
+    read_json,
+    remove_leftovers,
+    write_bytes,
+    write_json,
+)
 from featherback.layers.block import Block, bundles
 from featherback.memory.plan import Plan
 from featherback.training.config import COMPUTE, TrainConfig
@@ -49,17 +61,25 @@ _RECORD = {
     "sources": dict,
 }
 """Entries of run.json that are read again, with their types. The plan is checked where it is read."""
+_OPTIONS = {"configuration", "sources", "plan"}
+"""Entries of run.json that run.yaml renders."""
 _METRICS = ("step", "loss", "seconds", "tokens")
 """Numbers of a line of metrics.jsonl that are read again."""
 _MOST = 2**53
 """Of any number that is read again."""
-TOKENS = "tokens"
+TOKENS, START = "tokens", "start"
 RESERVE = 64 << 10
 """Bytes that a run keeps for its last record, should the disk be full by then."""
 
 # What can be there when there is no record yet, by the names that files.atomic_file and TokenFileWriter give.
 _RECORD_PART = re.compile(r"\.run\.json\.\d+\.tmp")
-_TOKEN_FILE = re.compile(r"(train|eval)\.tokens|\.(train|eval)\.tokens\.\d+\.(tokens|supervised|offsets)")
+_PREPARED = {
+    TOKENS: re.compile(
+        r"(train|eval)\.tokens|\.(train|eval)\.tokens\.\d+\.(tokens|supervised|offsets|records)"
+    ),
+    START: re.compile(r"(?P<part>\.)?adapter_(config\.json|model\.safetensors)(?(part)\.\d+\.tmp)"),
+}
+"""By folder."""
 
 
 class RunDirectory:
@@ -131,9 +151,16 @@ class RunDirectory:
     @property
     def identity(self) -> str:
         """A checksum of what a run cannot change: its fixed options, its model's contents, its data as tokens."""
-        tokens = TokenFile(self.tokens / "train.tokens").checksum
-        parts = [sorted(self.config.fixed().items()), self.record.get("model"), tokens]
-        return f"{zlib.crc32(json.dumps(parts).encode()):08x}"
+        return json_checksum([*self._origin, TokenFile(self.tokens / "train.tokens").checksum])
+
+    @property
+    def origin(self) -> str:
+        """The same without the data: what a replay needs."""
+        return json_checksum(self._origin)
+
+    @property
+    def _origin(self) -> list[Any]:
+        return [sorted(self.config.fixed().items()), self.record.get("model")]
 
     @property
     def plan(self) -> Plan:
@@ -148,7 +175,7 @@ class RunDirectory:
     def plan_of(self, blocks: Sequence[Block]) -> Plan:
         """The plan, for a model of these blocks; FeatherbackError if it keeps what they do not have."""
         plan = self.plan
-        if problem := _misfit(plan.keep, blocks):
+        if problem := _misfit(plan.keep, blocks, self.config.form.dora):
             raise FeatherbackError(
                 f"{self.path / RUN_FILE} is damaged: plan.keep {problem}. Correct it, or delete the entry plan and "
                 f"let featherback train --resume make one."
@@ -161,6 +188,11 @@ class RunDirectory:
         return self.path / TOKENS
 
     @property
+    def start(self) -> Path:
+        """Folder of the adapter that the run starts from."""
+        return self.path / START
+
+    @property
     def work(self) -> Path:
         """Folder of the scratch files."""
         return self.path / "work"
@@ -171,25 +203,21 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     def update(self, **values: Any) -> None:
-        """Change entries of run.json."""
+        """Change entries of run.json, and run.yaml with them."""
         self.record.update(values)
         write_json(self.path / RUN_FILE, self.record)
+        if values.keys() & _OPTIONS:
+            from featherback.training.run_file import RUN_YAML, render  # what trains has no need of it
+
+            write_bytes(self.path / RUN_YAML, render(self.record).encode())
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Add a step's metrics."""
-        try:
-            with open(self.metrics_path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise FeatherbackError(f"Cannot write {self.metrics_path}: {error.strerror}.") from error
+        append_bytes(self.metrics_path, (json.dumps(line) + "\n").encode())
 
     def sync_metrics(self) -> None:
         """Bring the metrics so far to the disk."""
-        try:
-            with open(self.metrics_path, "ab") as file:
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise FeatherbackError(f"Cannot write {self.metrics_path}: {error.strerror}.") from error
+        append_bytes(self.metrics_path, sync=True)
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """The steps' metrics, in order. A last line cut short by a crash is left out."""
@@ -210,7 +238,7 @@ class RunDirectory:
             values = json.loads(line)
         except (ValueError, RecursionError):
             raise FeatherbackError(f"{self.metrics_path} is damaged: a line is not JSON.") from None
-        if not isinstance(values, dict) or not all(_is_number(values.get(name)) for name in _METRICS):
+        if not isinstance(values, dict) or not all(is_number(values.get(name)) for name in _METRICS):
             raise FeatherbackError(f"{self.metrics_path} is damaged: a line is not a step's metrics.")
         return values
 
@@ -253,9 +281,11 @@ class RunDirectory:
             self._unlock()
 
     def pass_lock(self) -> int | None:
-        """The descriptor that holds the lock, made to outlast `exec`: there is no moment without the lock."""
+        """The descriptor that holds the lock, made to outlast `exec`: there is no moment without the lock. It is then
+        for the program that inherits it to close."""
         if self._lock is not None:
             os.set_inheritable(self._lock, True)
+            self._unlock.detach()
         return self._lock
 
     @contextmanager
@@ -272,7 +302,8 @@ class RunDirectory:
         check_new(
             self.path
         )  # once more: another process may have prepared a run before this one had the lock
-        shutil.rmtree(self.tokens, ignore_errors=True)
+        for folder in _PREPARED:
+            shutil.rmtree(self.path / folder, ignore_errors=True)
         try:
             remove_leftovers(self.path)
             self.tokens.mkdir()
@@ -306,9 +337,9 @@ def plan_from_json(values: Any) -> Plan | None:
     return Plan(**values) if all(_fits(values[name], types[name]) for name in types) else None
 
 
-def _misfit(keep: Mapping[str, int], blocks: Sequence[Block]) -> str | None:
+def _misfit(keep: Mapping[str, int], blocks: Sequence[Block], dora: bool) -> str | None:
     """What is wrong with a plan's `keep` for these blocks, if anything is."""
-    together = bundles(blocks)
+    together = bundles(blocks, dora)
     known = [name for bundle in together for name in bundle]
     for name, layers in keep.items():
         if name not in known:
@@ -340,10 +371,10 @@ def check_new(path: Path) -> None:
 
 
 def _is_unfinished(path: Path) -> bool:
-    """Whether a directory holds only what a preparation that was killed leaves: token files or parts of them."""
+    """Whether a directory holds only what a preparation that was killed leaves: what it made, or parts of it."""
     ours = [entry for entry in path.iterdir() if not _RECORD_PART.fullmatch(entry.name)]
-    return all(entry.name == TOKENS and entry.is_dir() for entry in ours) and all(
-        _TOKEN_FILE.fullmatch(entry.name) for folder in ours for entry in folder.iterdir()
+    return all(entry.name in _PREPARED and entry.is_dir() for entry in ours) and all(
+        _PREPARED[folder.name].fullmatch(entry.name) for folder in ours for entry in folder.iterdir()
     )
 
 
@@ -352,16 +383,18 @@ def _wrong_entry(record: dict[str, Any]) -> str | None:
     for name, kind in _RECORD.items():
         if name in record and not isinstance(record[name], kind):
             return name
+    if not all(isinstance(counts, dict) for counts in record.get("data", {}).values()):
+        return "data"
     for evaluation in record.get("evaluations", []):
         if not isinstance(evaluation, dict) or not all(
-            _is_number(evaluation.get(k)) for k in ("step", "loss")
+            is_number(evaluation.get(k)) for k in ("step", "loss")
         ):
             return "evaluations"
     peaks = [record.get("summary", {}).get(name, 0) for name in ("peak_footprint_mb", "peak_rss_mb")]
-    return None if all(map(_is_number, peaks)) else "summary"
+    return None if all(map(is_number, peaks)) else "summary"
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[int | float]:
     """Whether it can be reckoned with: no infinity, no NaN, and nothing that a sum could make one."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MOST
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, islice
@@ -22,14 +23,14 @@ class Group:
 
 
 class BatchStream:
-    """Batches in the run's order, of `epochs` epochs (None: without end).
+    """Batches in the run's order, of `epochs` epochs (None: without end; the last may be a part of one).
 
     `position` (epoch, batch) is where the next `take` begins. Two walks go over the same rows: one counts ahead, the
     other makes batches, so that a step of many batches is never held in memory.
     """
 
     def __init__(
-        self, tokens: TokenFile, seq_len: int, batch_size: int, seed: int, epochs: int | None = None
+        self, tokens: TokenFile, seq_len: int, batch_size: int, seed: int, epochs: float | None = None
     ) -> None:
         self.tokens, self.seq_len, self.batch_size, self.seed, self.epochs = (
             tokens, seq_len, batch_size, seed, epochs,
@@ -71,9 +72,10 @@ class BatchStream:
 
     def _walk(self, epoch: int, start: int) -> Iterator[tuple[int, int, Indices]]:
         """(epoch, number of the batch in it, its sequences) from a position on."""
-        for each in range(epoch, self.epochs) if self.epochs else count(epoch):
+        for each in range(epoch, math.ceil(self.epochs)) if self.epochs else count(epoch):
             found = rows(self.tokens, self.seq_len, self.batch_size, self.seed, each)
-            yield from ((each, index, row) for index, row in enumerate(islice(found, start, None), start))
+            end = self._end(each, self.epochs) if self.epochs else None
+            yield from ((each, index, row) for index, row in enumerate(islice(found, start, end), start))
             start = 0
 
     def _trained(self, row: Indices) -> int:
@@ -83,13 +85,21 @@ class BatchStream:
     def _nothing(self) -> FeatherbackError:
         return FeatherbackError(f"{self.tokens.path} has no supervised token: there is nothing to train.")
 
-    def steps(self, epochs: int, accumulate: int) -> int:
+    def steps(self, epochs: float, accumulate: int) -> int:
         """Number of steps in this many epochs."""
-        total = sum(
-            count_batches(self.tokens, self.seq_len, self.batch_size, self.seed, epoch)
-            for epoch in range(epochs)
-        )
+        total = 0
+        for epoch in range(math.ceil(epochs)):
+            end = self._end(epoch, epochs)
+            total += self._count(epoch) if end is None else end
         return -(-total // accumulate)
+
+    def _end(self, epoch: int, epochs: float) -> int | None:
+        """How many batches of an epoch belong to a run of `epochs`; None: all."""
+        share = epochs - epoch
+        return None if share >= 1 else max(1, round(share * self._count(epoch)))
+
+    def _count(self, epoch: int) -> int:
+        return count_batches(self.tokens, self.seq_len, self.batch_size, self.seed, epoch)
 
 
 def every_batch(

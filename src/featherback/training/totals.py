@@ -2,38 +2,84 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 Point = tuple[float, float]
 MOST = 1440
-"""Points of a curve: two for each of the picture's."""
+"""Points of a curve, from half of which a picture is drawn as finely as its dots."""
+
+
+class Average:
+    """Exponential moving average over a span of so many values, corrected for its start."""
+
+    def __init__(self, span: int) -> None:
+        self._weight = 1 - 2 / (span + 1)
+        self._sum = self._norm = 0.0
+
+    def add(self, value: float) -> float:
+        """The average with the next value."""
+        self._sum = self._weight * self._sum + (1 - self._weight) * value
+        self._norm = self._weight * self._norm + (1 - self._weight)
+        return self._sum / self._norm
+
+
+def span_of(steps: int) -> int:
+    """Steps that a run's loss is averaged over for the eye: a thirtieth of them."""
+    return max(1, steps // 30)
 
 
 class Series:
-    """(x, y) points, at most MOST: when there are more, neighbours are joined into (the later x, the mean y)."""
+    """(x, y) points, fewer than `most`: when there are more, neighbours are joined into (the later x, the mean y).
 
-    def __init__(self) -> None:
-        self._points: list[Point] = []
+    The lowest and the highest of what was joined are kept beside the mean.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._points: list[tuple[float, float, float, float]] = []  # x, mean, low, high
         self._stretch, self._count, self._sum = 1, 0, 0.0
-        self._x = 0.0
+        self._x, self._low, self._high = 0.0, math.inf, -math.inf
 
     def add(self, x: float, y: float) -> None:
         """The next point."""
         self._x, self._sum, self._count = x, self._sum + y, self._count + 1
+        self._low, self._high = min(self._low, y), max(self._high, y)
         if self._count < self._stretch:
             return
-        self._points.append((x, self._sum / self._count))
-        self._sum, self._count = 0.0, 0
-        if len(self._points) == MOST:
+        self._points.append(self._last())
+        self._sum, self._count, self._low, self._high = 0.0, 0, math.inf, -math.inf
+        if len(self._points) == self._most:
             pairs = zip(self._points[::2], self._points[1::2], strict=True)
-            self._points = [(later, (a + b) / 2) for (_, a), (later, b) in pairs]
+            self._points = [
+                (x, (a + b) / 2, min(low, lower), max(high, higher))
+                for (_, a, low, high), (x, b, lower, higher) in pairs
+            ]
             self._stretch *= 2
 
     @property
     def points(self) -> list[Point]:
         """In order, the unfinished last stretch included."""
-        return [*self._points, (self._x, self._sum / self._count)] if self._count else list(self._points)
+        return [(x, mean) for x, mean, _, _ in self._all()]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every point that was added is there."""
+        return self._stretch == 1
+
+    @property
+    def extremes(self) -> list[Point]:
+        """The same, where points were joined the lowest and the highest of each stretch."""
+        if self.whole:
+            return self.points
+        return [(x, y) for x, _, low, high in self._all() for y in (low, high)]
+
+    def _all(self) -> list[tuple[float, float, float, float]]:
+        return [*self._points, self._last()] if self._count else self._points
+
+    def _last(self) -> tuple[float, float, float, float]:
+        return self._x, self._sum / self._count, self._low, self._high
 
 
 class Sample:
@@ -64,13 +110,12 @@ class Totals:
     """Of the lines of metrics.jsonl."""
 
     def __init__(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        self.losses, steps = Series(), Sample()
+        steps = Sample()
         self.first_loss: float | None = None
         self.final_loss: float | None = None
         self.seconds, self.tokens = 0.0, 0
         for line in lines:
             loss, seconds = line["loss"], line["seconds"]
-            self.losses.add(line["step"], loss)
             steps.add(seconds)
             self.first_loss = loss if self.first_loss is None else self.first_loss
             self.final_loss = loss

@@ -16,37 +16,40 @@ EXIT_CODES = {"finished": 0, "stopped early": 0, "interrupted": 130}
 def main(arguments: list[str]) -> int:
     """Train the run directory that is the first of the `arguments`; the exit status."""
     directory, *flags = arguments
+    from featherback.models.loader import results
     from featherback.training.checkpoint import latest_step
+    from featherback.training.events import Note
     from featherback.training.interrupt import Interrupt
     from featherback.training.profile import profiled
-    from featherback.training.reporter import JSONReporter, TextReporter
+    from featherback.training.reporter import JSONReporter
     from featherback.training.run_directory import RunDirectory
+    from featherback.training.show import reporter
     from featherback.training.trainer import train_run
+    from featherback.training.worker_process import inherited
 
-    reporter = JSONReporter() if "--json" in flags else TextReporter()
+    shown = JSONReporter() if "--json" in flags else reporter()
     try:
-        with profiled(reporter, "--profile" in flags):
-            run = RunDirectory.take(directory, _inherited(flags, "lock"))
-            status = train_run(run, reporter, interrupt=Interrupt(_inherited(flags, "signals")))
+        with profiled(shown, "--profile" in flags):
+            run = RunDirectory.take(directory, inherited(flags, "lock"))
+            status = train_run(run, shown, interrupt=Interrupt(inherited(flags, "signals")))
     except Exception as error:
         return report(error, "--debug" in flags)
     except KeyboardInterrupt:
         complain("\ninterrupted before the step ended; the last checkpoint is kept")
         return 130
     if status == "interrupted" and not latest_step(run.path):
-        reporter.note(f"interrupted before the first step; the same command with --resume begins {directory}")
+        shown.tell(
+            Note(f"interrupted before the first step; the same command with --resume begins {directory}")
+        )
         return EXIT_CODES[status]
     if status == "interrupted":
-        reporter.note(f"interrupted: saved; the same command with --resume continues {directory}")
-    elif status == "stopped early":
-        reporter.note("stopped early: the held-out loss no longer fell")
-    reporter.note(f"adapter: {directory}")
+        shown.tell(Note(f"interrupted: saved; the same command with --resume continues {directory}"))
+    if run.config.train == "full":
+        found = next(path for path in results(run.path) if path.exists())
+        shown.tell(Note(f"model: {found}"))
+    else:
+        shown.tell(Note(f"adapter: {directory}"))
     return EXIT_CODES[status]
-
-
-def _inherited(flags: list[str], name: str) -> int | None:
-    """A descriptor from the program that this process was before."""
-    return next((int(flag.partition("=")[2]) for flag in flags if flag.startswith(f"--{name}=")), None)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ stepped over, string by string, without making a Python object of any, and decod
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +29,9 @@ MAX_TENSORS, MAX_KEYS = 1 << 16, 1 << 14
 MAX_NAME = 1 << 10  # bytes
 MAX_TEXT = 1 << 24  # bytes of all text values together; the longest are chat templates
 MAX_STRINGS = 1 << 22  # in all arrays together; the largest vocabularies, with their merges, have a million
+
+CONVERTED = "featherback weights"
+"""general.type of the files of `models.converted`, which are no models by themselves."""
 
 STRING, ARRAY = 8, 9
 SCALARS: dict[int, str] = {  # value type: struct and NumPy code
@@ -58,7 +61,7 @@ class GGUFFile:
         try:
             cursor = _Cursor(self._file)
             self.version, tensor_count, metadata_count = _read_preamble(cursor)
-            metadata, self._arrays = _read_metadata(cursor, metadata_count)
+            metadata, self._arrays, self._values = _read_metadata(cursor, metadata_count)
             self.metadata: Mapping[str, Scalar] = MappingProxyType(metadata)
             self.tensors: dict[str, TensorInfo] = _read_directory(cursor, tensor_count, metadata)
         except BaseException:
@@ -88,6 +91,16 @@ class GGUFFile:
             return np.frombuffer(self._file.buffer, code, found.count, found.offset).copy()
         cursor = _Cursor(self._file, found.offset)
         return [cursor.string() for _ in range(found.count)]
+
+    def value(self, key: str) -> memoryview:
+        """A metadata value as it is stored, its type in front, to be written again: a view of the memory map."""
+        start, end = self._values[key]
+        return self._file.view(start, end - start).data
+
+    @property
+    def keys(self) -> Collection[str]:
+        """The keys of the metadata, in order."""
+        return self._values.keys()
 
     def data(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor: a one-dimensional read-only view of the memory map."""
@@ -199,12 +212,16 @@ def _read_preamble(cursor: _Cursor) -> tuple[int, int, int]:
     return version, tensors, keys
 
 
-def _read_metadata(cursor: _Cursor, count: int) -> tuple[dict[str, Scalar], dict[str, ArrayInfo]]:
-    """The scalars and strings, and apart from them the arrays."""
+def _read_metadata(
+    cursor: _Cursor, count: int
+) -> tuple[dict[str, Scalar], dict[str, ArrayInfo], dict[str, tuple[int, int]]]:
+    """The scalars and strings, apart from them the arrays, and where each value lies with its type: [start, end)."""
     scalars: dict[str, Scalar] = {}
     arrays: dict[str, ArrayInfo] = {}
+    values: dict[str, tuple[int, int]] = {}
     for _ in range(count):
-        key, kind = cursor.name(), cursor.take("I")
+        key, start = cursor.name(), cursor.position
+        kind = cursor.take("I")
         if key in scalars or key in arrays:
             raise corrupt(cursor.path, f"the metadata key {key!r} twice")
         if kind == ARRAY:
@@ -215,7 +232,8 @@ def _read_metadata(cursor: _Cursor, count: int) -> tuple[dict[str, Scalar], dict
             scalars[key] = cursor.take(SCALARS[kind])
         else:
             raise corrupt(cursor.path, f"the metadata key {key!r} of value type {kind}")
-    return scalars, arrays
+        values[key] = start, cursor.position
+    return scalars, arrays, values
 
 
 def _read_directory(cursor: _Cursor, count: int, metadata: Mapping[str, Scalar]) -> dict[str, TensorInfo]:
@@ -225,7 +243,7 @@ def _read_directory(cursor: _Cursor, count: int, metadata: Mapping[str, Scalar])
         raise corrupt(cursor.path, f"an alignment of {alignment!r}")
     relative: dict[str, TensorInfo] = {}
     for _ in range(count):
-        info = _read_tensor_info(cursor)
+        info = _read_tensor_info(cursor, metadata.get("general.type") == CONVERTED)
         if info.name in relative:
             raise corrupt(cursor.path, f"the tensor {info.name!r} twice")
         if info.offset % alignment:
@@ -245,15 +263,15 @@ def _read_directory(cursor: _Cursor, count: int, metadata: Mapping[str, Scalar])
     }
 
 
-def _read_tensor_info(cursor: _Cursor) -> TensorInfo:
-    """One entry of the tensor directory; its offset is still relative to the data section."""
+def _read_tensor_info(cursor: _Cursor, own: bool) -> TensorInfo:
+    """One entry of the tensor directory; its offset is still relative to the data section. `own`: see tensor_type."""
     name, dimensions = cursor.name(), cursor.take("I")
     if not 1 <= dimensions <= MAX_DIMENSIONS:
         raise corrupt(cursor.path, f"the tensor {name!r} with {dimensions} dimensions")
     shape = tuple(cursor.take("Q") for _ in range(dimensions))[::-1]  # ggml counts from the fastest
     if 0 in shape:
         raise corrupt(cursor.path, f"the empty tensor {name!r}")
-    kind = tensor_type(cursor.take("I"), f"{name!r} of {cursor.path}")
+    kind = tensor_type(cursor.take("I"), f"{name!r} of {cursor.path}", own)
     if shape[-1] % kind.block_size:
         raise corrupt(cursor.path, f"the {kind.name} tensor {name!r} with rows of {shape[-1]} weights")
     nbytes = kind.row_bytes(shape[-1])

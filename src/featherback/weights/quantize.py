@@ -61,7 +61,33 @@ def _q4_1(blocks: Floats) -> Bytes:
     low, high = blocks.min(axis=1, keepdims=True), blocks.max(axis=1, keepdims=True)
     scale = (high - low) / np.float32(15)
     codes = np.trunc((blocks - low) * _inverse(scale) + np.float32(0.5)).clip(0, 15).astype(np.uint8)
-    return np.hstack([_half(scale), _half(low), _nibbles(codes)])
+    return q4_1_blocks(scale, low, codes)
+
+
+def _q5_0(blocks: Floats) -> Bytes:
+    """d f16, the fifth bits, then 32 codes of 4 bits; w = d (code - 16)."""
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1, keepdims=True), axis=1)
+    scale = largest / np.float32(-16)
+    codes = np.trunc(blocks * _inverse(scale) + np.float32(16.5)).clip(0, 31).astype(np.uint8)
+    return np.hstack([_half(scale), _fifth_bits(codes), _nibbles(codes & 15)])
+
+
+def _q5_1(blocks: Floats) -> Bytes:
+    """d f16, m f16, the fifth bits, then 32 codes of 4 bits; w = d code + m."""
+    low, high = blocks.min(axis=1, keepdims=True), blocks.max(axis=1, keepdims=True)
+    scale = (high - low) / np.float32(31)
+    codes = np.trunc((blocks - low) * _inverse(scale) + np.float32(0.5)).clip(0, 31).astype(np.uint8)
+    return np.hstack([_half(scale), _half(low), _fifth_bits(codes), _nibbles(codes & 15)])
+
+
+def q4_1_blocks(scale: Floats, offset: Floats, codes: Bytes) -> Bytes:
+    """Q4_1 blocks (n, 20) from scales and offsets (n, 1), rounded to float16, and codes (n, 32) below 16."""
+    return np.hstack([_half(scale), _half(offset), _nibbles(codes)])
+
+
+def affine8_blocks(scale: Floats, offset: Floats, codes: Bytes) -> Bytes:
+    """AFFINE8 blocks (n, 40) from scales and offsets (n, 1) and codes (n, 32)."""
+    return np.hstack([_f32(scale).view(np.uint8), _f32(offset).view(np.uint8), codes])
 
 
 def _inverse(scale: Floats) -> Floats:
@@ -84,6 +110,16 @@ def _nibbles(codes: Bytes) -> Bytes:
     return codes[:, :16] | codes[:, 16:] * np.uint8(16)
 
 
+def _fifth_bits(codes: Bytes) -> Bytes:
+    """The highest bits of codes (n, 32) below 32, packed into (n, 4), the first code in the lowest bit."""
+    return np.packbits(codes >> 4, axis=1, bitorder="little")
+
+
+def quantizable(kind: TensorType) -> bool:
+    """Whether `quantize` knows this format."""
+    return kind in _QUANTIZERS
+
+
 _QUANTIZERS: dict[TensorType, Callable[[Floats], NDArray[np.generic]]] = {
     TensorType.F32: _f32,
     TensorType.F16: _f16,
@@ -91,4 +127,6 @@ _QUANTIZERS: dict[TensorType, Callable[[Floats], NDArray[np.generic]]] = {
     TensorType.Q8_0: _q8_0,
     TensorType.Q4_0: _q4_0,
     TensorType.Q4_1: _q4_1,
+    TensorType.Q5_0: _q5_0,
+    TensorType.Q5_1: _q5_1,
 }

@@ -12,36 +12,43 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, shown
 from featherback.files import read_json
 from featherback.weights.mapping import MappedFile, corrupt, truncated
 from featherback.weights.types import TensorInfo, TensorType
 
+CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_HEADER = 4 << 20  # bytes: 40,000 tensors; what JSON becomes in memory can be twenty times as much
 LARGEST = 1 << 128
 MAX_DIMENSIONS = 8
 TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
+WORDS = "U32"
 
 
 class SafetensorsFile:
     """A safetensors file, memory-mapped.
 
     Opening raises FeatherbackError if the file is not a safetensors file, is truncated or corrupt, or holds a
-    tensor that is not F32, F16 or BF16.
+    tensor that is not F32, F16 or BF16. With `packed`, U32 is known as well: `words` names such tensors, which are
+    listed as F32, of the same size.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, packed: bool = False) -> None:
         self.path = Path(path)
         self._file = MappedFile(self.path)
+        types = {**TYPES, WORDS: TensorType.F32} if packed else TYPES
         try:
             header, start = _read_header(self._file)
             notes = header.pop("__metadata__", None)
             self.metadata: Mapping[str, Any] = notes if isinstance(notes, dict) else {}
             self.tensors: dict[str, TensorInfo] = {
-                name: _read_tensor_info(self._file, name, entry, start) for name, entry in header.items()
+                name: _read_tensor_info(self._file, name, entry, start, types)
+                for name, entry in header.items()
             }
+            self.words = {name for name, entry in header.items() if entry["dtype"] == WORDS}
+            _check_overlap(self.path, self.tensors)
         except BaseException:
             self._file.close()
             raise
@@ -51,6 +58,10 @@ class SafetensorsFile:
         info = self.tensors[name]
         return self._file.view(info.offset, info.nbytes)
 
+    def file_of(self, name: str) -> Path:
+        """This file, whatever the tensor."""
+        return self.path
+
     def close(self) -> None:
         """Close the memory map; views taken from it stay valid."""
         self._file.close()
@@ -59,22 +70,30 @@ class SafetensorsFile:
 class SafetensorsFolder:
     """The weights of a Hugging Face folder: `model.safetensors`, or the parts its index names.
 
-    Opening raises FeatherbackError like SafetensorsFile, and if there are no weights or a part is missing.
+    Opening raises FeatherbackError like SafetensorsFile, and if there are no weights, a part is missing, or two parts
+    hold the same tensor. `packed` and
+    `words`: as there.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, packed: bool = False) -> None:
         self.path = Path(path)
         self._files: list[SafetensorsFile] = []
         self._home: dict[str, SafetensorsFile] = {}
         try:
             for name in _parts(self.path):
-                file = SafetensorsFile(self.path / name)
+                file = SafetensorsFile(self.path / name, packed)
                 self._files.append(file)
+                if twice := self._home.keys() & file.tensors.keys():
+                    raise FeatherbackError(
+                        f"{self._home[min(twice)].path} and {file.path} both hold the tensor {shown(min(twice))}; the "
+                        "folder is a mixture of two models."
+                    )
                 self._home |= dict.fromkeys(file.tensors, file)
         except BaseException:
             self.close()
             raise
         self.tensors: dict[str, TensorInfo] = {name: file.tensors[name] for name, file in self._home.items()}
+        self.words = {name for file in self._files for name in file.words}
 
     def data(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor: a one-dimensional read-only view of the memory map."""
@@ -124,7 +143,18 @@ def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def _read_tensor_info(file: MappedFile, name: str, entry: Any, start: int) -> TensorInfo:
+def _check_overlap(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
+    """FeatherbackError if tensors share bytes: a small file could then fill the memory of who reads it."""
+    end = 0
+    for info in sorted(tensors.values(), key=lambda info: (info.offset, info.nbytes)):
+        if info.offset < end:
+            raise corrupt(path, f"the tensor {info.name!r} overlapping another")
+        end = info.offset + info.nbytes
+
+
+def _read_tensor_info(
+    file: MappedFile, name: str, entry: Any, start: int, types: Mapping[str, TensorType]
+) -> TensorInfo:
     """One entry of the header, its byte range checked."""
     try:
         kind, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
@@ -137,15 +167,15 @@ def _read_tensor_info(file: MappedFile, name: str, entry: Any, start: int) -> Te
         or not all(type(number) is int and 0 <= number < LARGEST for number in numbers)
     ):
         raise corrupt(file.path, f"a malformed entry of the tensor {name!r}")
-    if kind not in TYPES:
+    if kind not in types:
         raise FeatherbackError(
             f"Tensor {name!r} of {file.path} has the type {kind!r}, which is not supported (supported: "
             f"{' '.join(TYPES)})."
         )
-    if end - begin != math.prod(shape) * TYPES[kind].block_bytes:
+    if end - begin != math.prod(shape) * types[kind].block_bytes:
         raise corrupt(
             file.path, f"the tensor {name!r}, whose {end - begin} bytes do not fit its shape {shape}"
         )
     if start + end > file.size:
         raise truncated(file.path, f": tensor {name!r} ends at byte {start + end} of {file.size}")
-    return TensorInfo(name, TYPES[kind], shape, start + begin, end - begin)
+    return TensorInfo(name, types[kind], shape, start + begin, end - begin)

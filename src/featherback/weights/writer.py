@@ -1,7 +1,7 @@
 """A lean writer of GGUF files: tensors are bytes, or streams of bytes that are never gathered in memory."""
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -15,7 +15,7 @@ from featherback.weights.quantize import quantize
 from featherback.weights.types import TensorType
 
 Buffer = bytes | bytearray | memoryview
-Value = str | bool | int | float | np.generic | Sequence[str] | NDArray[Any]
+Value = str | bool | int | float | np.generic | Sequence[str] | NDArray[Any] | memoryview
 
 VERSION = 3
 _TYPE_OF_DTYPE = {np.dtype(code): value_type for value_type, code in SCALARS.items()}
@@ -50,34 +50,48 @@ def tensor_of_array(name: str, weights: ArrayLike, kind: TensorType = TensorType
     return tensor_of_bytes(name, kind, array.shape, quantize(array, kind).data)
 
 
-def write_gguf(path: str | Path, metadata: Mapping[str, Value], tensors: Sequence[OutTensor]) -> None:
+def write_gguf(
+    path: str | Path,
+    metadata: Mapping[str, Value],
+    tensors: Sequence[OutTensor],
+    alignment: int = DEFAULT_ALIGNMENT,
+) -> None:
     """Write a GGUF file, whole or not at all: it takes its name once every byte is on disk.
 
     Metadata values: str, bool, list of str, NumPy arrays and scalars (stored in their own type), int (as
-    uint32, or int64 where that is too small) and float (as float32). ValueError if a stream of tensor bytes
-    has another length than announced; FeatherbackError if the file cannot be written.
+    uint32, or int64 where that is too small) and float (as float32), or the bytes of a value as `GGUFFile.value` has
+    them. Tensors lie at multiples of `alignment`, which general.alignment must say if it is not the default.
+    ValueError if a stream of tensor bytes has another length than announced; FeatherbackError if the file cannot be
+    written.
     """
     with atomic_file(Path(path)) as file:
-        file.write(_header(metadata, tensors))
+        for part in _header(metadata, tensors, alignment):
+            file.write(part)
         for tensor in tensors:
-            _pad(file)
+            _pad(file, alignment)
             _write_tensor(file, tensor)
-        _pad(file)
+        _pad(file, alignment)
 
 
-def _header(metadata: Mapping[str, Value], tensors: Sequence[OutTensor]) -> bytes:
-    parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
+def file_bytes(
+    metadata: Mapping[str, Value], tensors: Sequence[OutTensor], alignment: int = DEFAULT_ALIGNMENT
+) -> int:
+    """Bytes of the file that `write_gguf` would write."""
+    sizes = [sum(len(part) for part in _header(metadata, tensors, alignment)), *(t.nbytes for t in tensors)]
+    return sum(-(-size // alignment) * alignment for size in sizes)
+
+
+def _header(metadata: Mapping[str, Value], tensors: Sequence[OutTensor], alignment: int) -> Iterator[Buffer]:
+    yield MAGIC + struct.pack("<IQQ", VERSION, len(tensors), len(metadata))
     for key, value in metadata.items():
-        parts += [_string(key), _value(value)]
+        yield _string(key)
+        yield _value(value)
     offset = 0
     for tensor in tensors:
         shape = tensor.shape[::-1]  # ggml counts from the fastest
-        parts += [
-            _string(tensor.name),
-            struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, tensor.type, offset),
-        ]
-        offset += -(-tensor.nbytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
-    return b"".join(parts)
+        yield _string(tensor.name)
+        yield struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, tensor.type, offset)
+        offset += -(-tensor.nbytes // alignment) * alignment
 
 
 def _write_tensor(file: IO[bytes], tensor: OutTensor) -> None:
@@ -88,8 +102,8 @@ def _write_tensor(file: IO[bytes], tensor: OutTensor) -> None:
         raise ValueError(f"tensor {tensor.name} needs {tensor.nbytes} bytes, not {written}")
 
 
-def _pad(file: IO[bytes]) -> None:
-    file.write(b"\0" * (-file.tell() % DEFAULT_ALIGNMENT))
+def _pad(file: IO[bytes], alignment: int) -> None:
+    file.write(b"\0" * (-file.tell() % alignment))
 
 
 def _string(text: str) -> bytes:
@@ -97,15 +111,17 @@ def _string(text: str) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def _value(value: Value) -> bytes:
+def _value(value: Value) -> Buffer:
     """A metadata value with its type in front."""
+    if isinstance(value, memoryview):
+        return value
     if isinstance(value, str):
         return struct.pack("<I", STRING) + _string(value)
     if isinstance(value, np.ndarray):
         kind = _TYPE_OF_DTYPE[value.dtype]
         return struct.pack("<IIQ", ARRAY, kind, value.size) + np.ascontiguousarray(value).tobytes()
     if isinstance(value, Sequence):
-        return struct.pack("<IIQ", ARRAY, STRING, len(value)) + b"".join(map(_string, value))
+        return struct.pack("<IIQ", ARRAY, STRING, len(value)) + b"".join(_string(str(text)) for text in value)
     kind = _scalar_type(value)
     return struct.pack("<I" + SCALARS[kind], kind, value)
 

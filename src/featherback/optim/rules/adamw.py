@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from featherback import kernels
-from featherback.optim.rule import Float32, Rule
+from featherback.optim.rule import Elementwise, Float32, Turn
 from featherback.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamW(Rule):
+class AdamW(Elementwise):
     """m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;  t = step
     p -= lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p)
     """
 
-    LEARNING_RATE: ClassVar[float] = 2e-4
+    LEARNING_RATE: ClassVar[float] = 1.2e-3  # docs/decisions/defaults.md
+    FULL_LEARNING_RATE: ClassVar[float] = 2e-5
+    WIDTH_POWER: ClassVar[float] = -0.9
     STATES: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")  # m, v
 
     beta1: float = option(0.9, least=0, below=1, help="Decay of the gradient's running mean.")
@@ -25,28 +27,20 @@ class AdamW(Rule):
     eps: float = option(1e-8, above=0, help="Added to the root of the squared gradient's mean.")
     weight_decay: float = option(0.0, least=0, help="Decoupled weight decay.")
 
-    def update(
-        self,
-        parameter: Float32,
-        gradient: Float32,
-        states: Sequence[Float32],
-        step: int,
-        lr: float,
-        grad_scale: float,
-    ) -> None:
+    def change(self, values: Float32, gradient: Float32, states: Sequence[Float32], turn: Turn) -> None:
         m, v = states
         kernels.adamw(
-            parameter,
+            values,
             gradient,
             m,
             v,
-            lr,
+            turn.lr,
             self.beta1,
             self.beta2,
             self.eps,
             self.weight_decay,
-            step,
-            grad_scale,
+            turn.step,
+            turn.grad_scale,
         )
 
 

@@ -7,28 +7,27 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from featherback import kernels
-from featherback.optim.rule import Float32, Rule
+from featherback.optim.rule import Elementwise, Float32, Turn
 from featherback.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGD(Rule):
+class SGD(Elementwise):
     """p -= lr (g + weight_decay p)"""
 
     LEARNING_RATE: ClassVar[float] = 1e-1
+    FULL_LEARNING_RATE: ClassVar[float] = (
+        1e-3  # 1e-2, arXiv 2310.10195's for LOMO, diverges: nothing clips here
+    )
 
     weight_decay: float = option(0.0, least=0, help="Decoupled weight decay.")
 
-    def update(
-        self,
-        parameter: Float32,
-        gradient: Float32,
-        states: Sequence[Float32],
-        step: int,
-        lr: float,
-        grad_scale: float,
-    ) -> None:
-        kernels.sgd(parameter, gradient, lr, self.weight_decay, grad_scale)
+    @property
+    def moves_without_gradient(self) -> bool:
+        return self.weight_decay > 0
+
+    def change(self, values: Float32, gradient: Float32, states: Sequence[Float32], turn: Turn) -> None:
+        kernels.sgd(values, gradient, turn.lr, self.weight_decay, turn.grad_scale)
 
 
 RULE = SGD

@@ -1,0 +1,154 @@
+// Blocks of 256 weights whose levels are whole numbers of eight bits, in parts of 16 or 32. Each part has a whole
+// scale, and perhaps a whole minimum. A type says how they stand in its blocks:
+//
+//   weight = d * unit * scale(part) * level - dmin * minimum(part)
+//
+//   unit                a power of two
+//   parts               8, 16, or 1 where d is the only scale
+//   level(block, j)     of weight j
+//   scales(block, at)   of part at.index, or of as many parts as there are lanes
+//   minima(block, at)   where there is an `offset`, dmin
+//   levels(block, i)    those of weights [32 i, 32 i + 32), as Bytes or as Floats
+#pragma once
+#include "quant/numbers.h"
+#if defined(FB_ISA)
+#include "quant/vectors.h"
+#endif
+
+namespace fb::FB_SET::formats {
+
+// Which parts are asked for, one or several in the lanes of a vector, and their own of the numbers in an array.
+struct OnePart {
+    uint32_t index;
+    FB_INLINE uint32_t bytes(const uint8_t* from) const { return from[index]; }
+    FB_INLINE uint32_t halves(const uint8_t* from) const { return load_u16(from + 2 * index); }
+    FB_INLINE uint32_t words(const uint8_t* from) const { return load_u32(from + 4 * index); }
+    FB_INLINE uint32_t upper_words(const uint8_t* from) const { return load_u32(from + 8 * index + 4); }
+};
+#if defined(FB_ISA)
+struct LaneParts {
+    int first;
+    UVec index;
+    explicit FB_INLINE LaneParts(int start) : first(start) {
+        for (int i = 0; i < kLanes; i++) index[i] = uint32_t(start + i);
+    }
+    FB_INLINE UVec bytes(const uint8_t* from) const { return widen(from + first); }
+    FB_INLINE UVec halves(const uint8_t* from) const {
+        return __builtin_convertvector(load_raw<HVec>(from + 2 * first), UVec);
+    }
+    FB_INLINE UVec words(const uint8_t* from) const { return load_raw<UVec>(from + 4 * first); }
+    FB_INLINE UVec upper_words(const uint8_t* from) const {  // of pairs
+        using Pairs = uint64_t __attribute__((vector_size(8 * kLanes)));
+        Pairs pairs;
+        __builtin_memcpy(&pairs, from + 8 * first, sizeof pairs);
+        return __builtin_convertvector(pairs >> 32, UVec);
+    }
+};
+#endif
+
+// The numbers of four bits that are packed in eight bytes, low before high.
+template <class Index>
+FB_INLINE Index nibbles_at(const uint8_t* from, Index index) {
+    const Index none{}, words = index < 8 ? none + load_u32(from) : none + load_u32(from + 4);
+    return words >> index % 8 * 4 & 15;
+}
+
+template <class Type>
+struct LevelBlocks {
+    static constexpr int weights = 256;
+
+    static FB_INLINE void decode(const uint8_t* block, float* out) {
+        const float d = load_f16(block + Type::scale.at) * Type::unit;
+        for (int j = 0; j < weights; ++j) {
+            const OnePart part{uint32_t(j * Type::parts / weights)};
+            out[j] = d * float(int(Type::scales(block, part))) * float(Type::level(block, j));
+            if constexpr (Type::offset.at >= 0)
+                out[j] -= load_f16(block + Type::offset.at) * float(int(Type::minima(block, part)));
+        }
+    }
+
+#if defined(FB_ISA)
+    static FB_INLINE Floats run(const uint8_t* row, int64_t i) {
+        const uint8_t* block = row + i / 8 * Type::bytes;
+        const int sub = int(i % 8);
+        const auto steps = [&](int half) {
+            return step(block) * float(int(Type::scales(block, part_of(2 * sub + half))));
+        };
+        if constexpr (Type::offset.at >= 0) {
+            const float dmin = number(block, Type::offset);
+            const auto least = [&](int half) {
+                return dmin * float(int(Type::minima(block, part_of(2 * sub + half))));
+            };
+            return scaled(block, sub, steps(0), steps(1), least(0), least(1));
+        } else {
+            return scaled(block, sub, steps(0), steps(1), 0, 0);
+        }
+    }
+
+    // A block whose runs are all wanted: their scales are computed together.
+    class Block {
+    public:
+        explicit FB_INLINE Block(const uint8_t* block) : block_(block) {
+            for (int part = 0; part < Type::parts; part += kWidth) {
+                put(steps_ + part, step(block), Type::scales(block, parts_from(part)));
+                if constexpr (Type::offset.at >= 0)
+                    put(least_ + part, number(block, Type::offset), Type::minima(block, parts_from(part)));
+            }
+        }
+        FB_INLINE Floats run(int i) const {
+            const int first = 2 * i * Type::parts / 16, second = (2 * i + 1) * Type::parts / 16;
+            if constexpr (Type::offset.at >= 0)
+                return scaled(block_, i, steps_[first], steps_[second], least_[first], least_[second]);
+            else return scaled(block_, i, steps_[first], steps_[second], 0, 0);
+        }
+
+    private:
+        static constexpr bool kTogether = Type::parts >= kLanes && Type::parts > 1;
+        static constexpr int kWidth = kTogether ? kLanes : 1;
+        static FB_INLINE auto parts_from(int part) {
+            if constexpr (kTogether) return LaneParts(part);
+            else return OnePart{uint32_t(part)};
+        }
+        static FB_INLINE void put(float* to, float d, UVec numbers) { store(to, to_float(numbers) * d); }
+        static FB_INLINE void put(float* to, float d, uint32_t number) { *to = d * float(int(number)); }
+
+        const uint8_t* block_;
+        float steps_[Type::parts], least_[Type::offset.at >= 0 ? Type::parts : 1];
+    };
+
+private:
+    static FB_INLINE float number(const uint8_t* block, Field field) {
+        return field.at + 8 <= Type::bytes ? head_half(block + field.at) : half_to_float(block + field.at);
+    }
+    static FB_INLINE float step(const uint8_t* block) { return number(block, Type::scale) * Type::unit; }
+    static FB_INLINE OnePart part_of(int sixteenth) { return {uint32_t(sixteenth * Type::parts / 16)}; }
+
+    // Run i, its halves with their steps and minima.
+    static FB_INLINE Floats scaled(const uint8_t* block, int i, float step0, float step1, float least0, float least1) {
+        const Floats levels = to_floats(Type::levels(block, i));
+        return run_of([&](int v) {
+            const bool second = v * kLanes >= 16;
+            const Vec whole = levels.v[v] * (second ? step1 : step0);
+            if constexpr (Type::offset.at >= 0) return whole - (second ? least1 : least0);
+            else return whole;
+        });
+    }
+
+public:
+#endif
+
+#if defined(__AVX512BF16__)
+    static constexpr bool has_codes = false;  // they cost as much to convert as to multiply
+
+    static FB_INLINE Runs<2> bf16_runs(const uint8_t* row, int64_t i) {
+        Runs<2> out;
+        unrolled<2>([&](auto half) {
+            const Floats values = run(row, 2 * i + half);
+            out.v[half] = narrow((__m512)values.v[0], (__m512)values.v[1]);
+        });
+        return out;
+    }
+#endif
+};
+
+}  // namespace fb::FB_SET::formats

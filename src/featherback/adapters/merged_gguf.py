@@ -1,0 +1,95 @@
+"""A GGUF model with an adapter merged into it. Everything that the adapter does not touch is copied byte for byte."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from featherback.adapters.lora import LoRA, Place
+from featherback.adapters.merging import Merge, MergeCost, stored_type
+from featherback.files import check_room
+from featherback.models.streams import copied
+from featherback.weights.gguf import DEFAULT_ALIGNMENT, GGUFFile
+from featherback.weights.types import TensorInfo, TensorType
+from featherback.weights.writer import OutTensor, Value, file_bytes, write_gguf
+
+FILE_TYPES = {
+    TensorType.F32: 0, TensorType.F16: 1, TensorType.Q4_0: 2, TensorType.Q4_1: 3, TensorType.Q8_0: 7,
+    TensorType.Q5_0: 8, TensorType.Q5_1: 9, TensorType.BF16: 32,
+}  # fmt: skip
+"""general.file_type, by the type of most weights."""
+_FILE_TYPE, _ALIGNMENT = "general.file_type", "general.alignment"
+
+
+class MergedGGUF:
+    """What is about to be written. `changed`: base type -> type, where a base's type cannot be written."""
+
+    def __init__(self, adapter: LoRA, kind: TensorType | None = None) -> None:
+        self.adapter, model = adapter, adapter.model
+        self._merge = Merge(adapter)
+        self.changed: dict[TensorType, TensorType] = {}
+        self.types: Counter[TensorType] = Counter()
+        """Type -> matrices merged."""
+        merged = {
+            model.naming.tensors[target].format(layer): (layer, target)
+            for layer in range(len(model.blocks))
+            for target in adapter.layout.adapted(layer)
+        }
+        self._tensors = [
+            self._merged(info, merged[name], kind) if name in merged else self._copied(info)
+            for name, info in model.store.tensors.items()
+        ]
+
+    @property
+    def cost(self) -> MergeCost:
+        """What storing the merged weights cost, once they are written."""
+        return self._merge.cost
+
+    def write(self, path: Path) -> None:
+        """Write the file, whole or not at all; FeatherbackError if it cannot be, or the disk has no room for it."""
+        weights: Counter[TensorType] = Counter()
+        for tensor in self._tensors:
+            weights[tensor.type] += tensor.nbytes
+        kind = weights.most_common(1)[0][0] if self.types and self._differs() else None
+        write_with_metadata(self.adapter.model.path, path, self._tensors, kind)
+
+    def _differs(self) -> bool:
+        """Whether any tensor is of another type than in the base."""
+        tensors = self.adapter.model.store.tensors
+        return any(tensor.type != tensors[tensor.name].type for tensor in self._tensors)
+
+    def _merged(self, info: TensorInfo, place: Place, wanted: TensorType | None) -> OutTensor:
+        layer, target = place
+        kind = stored_type(self.adapter.model.layer(layer).matrices[target], wanted)
+        self.types[kind] += 1
+        asked = info.type if wanted is None else wanted
+        if kind != asked:
+            self.changed[asked] = kind
+        return OutTensor(info.name, kind, info.shape, partial(self._merge.chunks, place, kind))
+
+    def _copied(self, info: TensorInfo) -> OutTensor:
+        store = self.adapter.model.store
+        return OutTensor(info.name, info.type, info.shape, lambda: copied(store.data(info.name)))
+
+
+def write_with_metadata(
+    base: Path, path: Path, tensors: Sequence[OutTensor], kind: TensorType | None = None
+) -> None:
+    """Write `tensors` with the metadata of the GGUF model `base`, whole or not at all.
+
+    `kind`: the type of most weights, if it is not as it was. FeatherbackError if it cannot be written, or the disk has
+    no room for it.
+    """
+    file = GGUFFile(base)
+    try:
+        alignment = int(file.metadata.get(_ALIGNMENT, DEFAULT_ALIGNMENT))
+        metadata: dict[str, Value] = {key: file.value(key) for key in file.keys if key[:6] != "split."}
+        if kind in FILE_TYPES:
+            metadata[_FILE_TYPE] = FILE_TYPES[kind]
+        check_room(path, file_bytes(metadata, tensors, alignment))
+        write_gguf(path, metadata, tensors, alignment)
+        metadata.clear()  # views of the file's map
+    finally:
+        file.close()

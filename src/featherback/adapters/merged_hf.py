@@ -1,0 +1,131 @@
+"""A Hugging Face folder with an adapter merged into it: its files, its shards, its types."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from featherback.adapters.lora import LoRA
+from featherback.adapters.merging import Merge, MergeCost, stored_type
+from featherback.adapters.safetensors_writer import write_tensors
+from featherback.errors import FeatherbackError
+from featherback.files import atomic_file, check_room, copy_file, make_folder
+from featherback.models.converted import ConvertedWeights
+from featherback.models.streams import copied
+from featherback.weights.safetensors import INDEX, SINGLE, TYPES, SafetensorsFile
+from featherback.weights.types import TensorType
+from featherback.weights.writer import OutTensor
+
+_DTYPES = {TensorType.F32: "float32", TensorType.F16: "float16", TensorType.BF16: "bfloat16"}
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+
+
+class MergedHF:
+    """What is about to be written."""
+
+    def __init__(self, adapter: LoRA, kind: TensorType | None = None) -> None:
+        if kind is not None and kind not in TYPES.values():
+            raise FeatherbackError(
+                f"A Hugging Face folder holds {', '.join(TYPES)}, not {kind.name}; choose one of them as --type."
+            )
+        if isinstance(adapter.model.store, ConvertedWeights):
+            raise FeatherbackError(
+                f"The weights of {adapter.model.path} were converted when it was opened, and are not written back; "
+                f"merge into a folder of floats, named as --model, or export --to mlx and merge with mlx_lm.fuse."
+            )
+        self.adapter, self._kind = adapter, kind
+        self._merge = Merge(adapter)
+        self.changed: dict[TensorType, TensorType] = {}
+        self.types: Counter[TensorType] = Counter()
+
+    @property
+    def cost(self) -> MergeCost:
+        """What storing the merged weights cost, once they are written."""
+        return self._merge.cost
+
+    def write(self, folder: Path) -> None:
+        """Write the folder's files, each whole or not at all.
+
+        FeatherbackError if the disk has no room for them, or other weights lie in the folder.
+        """
+        model = self.adapter.model
+        parts = sorted({model.store.file_of(name) for name in model.store.tensors})
+        shards = {path.name: self._shard(path) for path in parts}
+        make_folder(folder)
+        _check_no_other_weights(folder, set(shards))
+        kinds = {tensor.type for shard in shards.values() for tensor in shard}
+        write_folder(model.path, folder, shards, set() if self._kind is None else kinds)
+
+    def _shard(self, path: Path) -> list[OutTensor]:
+        """The tensors of one file, in its order."""
+        adapter = self.adapter
+        merged = {
+            adapter.model.naming.tensors[target].format(layer): (layer, target)
+            for layer in range(adapter.parameters.layers)
+            for target in adapter.layout.adapted(layer)
+        }
+        file = SafetensorsFile(path)
+        infos = list(file.tensors.values())
+        file.close()
+        tensors = []
+        for info in infos:
+            if place := merged.get(info.name):
+                kind = stored_type(adapter.model.layer(place[0]).matrices[place[1]], self._kind)
+                self.types[kind] += 1
+                chunks = partial(self._merge.chunks, place, kind)
+                tensors.append(OutTensor(info.name, kind, info.shape, chunks))
+            else:
+                tensors.append(OutTensor(info.name, info.type, info.shape, partial(self._copied, info.name)))
+        return tensors
+
+    def _copied(self, name: str) -> Iterator[memoryview]:
+        return copied(self.adapter.model.store.data(name))
+
+
+def write_folder(
+    base: Path, folder: Path, shards: Mapping[str, Sequence[OutTensor]], kinds: set[TensorType]
+) -> None:
+    """Write weights by the names of their files, and what stands beside those of the folder `base`.
+
+    `kinds`: the types to be named in config.json, if they are not as they were. FeatherbackError if the disk has no
+    room.
+    """
+    beside = [path for path in sorted(base.iterdir()) if path.is_file() and path.suffix not in WEIGHTS]
+    if set(shards) == {SINGLE}:
+        beside = [path for path in beside if path.name != INDEX]  # of shards
+    make_folder(folder)
+    nbytes = sum(tensor.nbytes for shard in shards.values() for tensor in shard)
+    check_room(folder / next(iter(shards)), nbytes + sum(path.stat().st_size for path in beside))
+    for name, tensors in shards.items():
+        write_tensors(folder / name, tensors, {"format": "pt"})
+    for path in beside:
+        copy_file(path, folder / path.name)
+    if kinds:
+        _name_type(folder / "config.json", kinds)
+
+
+def _name_type(path: Path, kinds: set[TensorType]) -> None:
+    """Let a config.json name the type that holds every weight, since transformers loads them as the one it names."""
+    kind = next(iter(kinds)) if len(kinds) == 1 else TensorType.F32
+    values = json.loads(path.read_bytes())
+    for each in (values, values.get("text_config")):
+        for key in ("torch_dtype", "dtype"):
+            if isinstance(each, dict) and key in each:
+                each[key] = _DTYPES[kind]
+    with atomic_file(path) as file:
+        file.write((json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def _check_no_other_weights(folder: Path, names: set[str]) -> None:
+    """FeatherbackError if weights lie in the folder that will not be replaced: a reader might take those."""
+    others = sorted(
+        path.name for path in folder.iterdir() if path.suffix in WEIGHTS and path.name not in names
+    )
+    if others:
+        raise FeatherbackError(
+            f"{folder} holds other weights ({', '.join(others[:3])}), which could be taken for the merged model's; "
+            f"choose another --out."
+        )

@@ -1,0 +1,129 @@
+"""An adapter that is no run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from featherback.cli.kinds.base import DATA, OTHER_OUT, Kind, Outlook, chosen, in_folder
+from featherback.errors import FeatherbackError
+
+if TYPE_CHECKING:
+    from featherback.weights.gguf import GGUFFile
+
+_CONFIG = "adapter_config.json"
+_UNKNOWN_BASE = "MODEL is the model that it was trained on: it names none, or one that is not here"
+
+
+class Adapter(Kind):
+    title = "an adapter: a PEFT or MLX directory, or a GGUF LoRA"
+    rank = 2
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        from featherback.adapters.formats import place_of
+
+        if head.startswith(b"GGUF"):
+            return _is_gguf_adapter(path)
+        return in_folder(place_of(path), _CONFIG)
+
+    def describe(self, path: Path) -> dict[str, Any]:
+        from featherback.adapters.formats import place_of
+        from featherback.files import read_json
+
+        path = place_of(path)
+        if path.is_file():
+            return _gguf_facts(path)
+        configuration = read_json(path / _CONFIG)
+        if not isinstance(configuration, dict):
+            raise FeatherbackError(f"{path / _CONFIG} is not a JSON object.")
+        return {"kind": _kind(path), "adapter": str(path), **chosen(configuration)}
+
+    def outlook(self, path: Path, named: str) -> Outlook:
+        from featherback.adapters import formats
+        from featherback.export.base import quoted
+        from featherback.export.base_of import model_path
+
+        place = formats.place_of(path)
+        try:
+            formats.detect(place)
+        except FeatherbackError as error:
+            return Outlook([], False, str(error))
+        try:
+            base = model_path(place, None)
+        except FeatherbackError:
+            return Outlook(_next("MODEL", named, place), notes=[_UNKNOWN_BASE])
+        try:
+            least = _least(base, place)
+        except FeatherbackError as error:
+            return Outlook([quoted("featherback", "inspect", base)], False, str(error))
+        return Outlook(_next(str(base), named, place), True, None, least)
+
+
+def _leads_to(place: Path) -> str:
+    """The format to export it to: one that it is not in already, and that can hold it."""
+    from featherback.files import read_json
+
+    if place.is_file():
+        return "peft"
+    configuration = read_json(place / _CONFIG)
+    return "merged" if isinstance(configuration, dict) and configuration.get("use_dora") else "gguf"
+
+
+def _kind(path: Path) -> str:
+    from featherback.adapters.formats import FORMATS
+
+    found = [FORMATS[name].title for name in FORMATS.names if FORMATS[name].recognises(path)]
+    return f"adapter, {' and '.join(found) or 'without its weights'}"
+
+
+def _next(model: str, named: str, place: Path) -> list[str]:
+    from featherback.export.base import quoted
+
+    named_model = ("--model", model) if model == "MODEL" else ()
+    return [
+        quoted("featherback", "chat", model, "--adapter", named),
+        quoted("featherback", "train", model, "--from", named, "--data", DATA, "--out", OTHER_OUT),
+        quoted("featherback", "export", named, "--to", _leads_to(place), *named_model),
+    ]
+
+
+def _least(base: Path, adapter: Path) -> int:
+    """The least --memory to train on from the adapter."""
+    from featherback import models
+    from featherback.adapters import formats
+    from featherback.training.config import TrainConfig
+    from featherback.training.outlook import least_memory
+    from featherback.training.worker_process import worker_baseline
+
+    model = models.load(base)
+    config = TrainConfig(model=str(base), data=(DATA,), out=OTHER_OUT, start=str(adapter))
+    config = config.starting_from(formats.form(model, adapter), model).for_model(model)
+    return least_memory(config, model, worker_baseline())
+
+
+def _is_gguf_adapter(path: Path) -> bool:
+    """Whether a GGUF file says so; one that is damaged is told of as a model."""
+    try:
+        file = _opened(path)
+    except FeatherbackError:
+        return False
+    kind = file.metadata.get("general.type")
+    file.close()
+    return kind == "adapter"
+
+
+def _gguf_facts(path: Path) -> dict[str, Any]:
+    file = _opened(path)
+    tensors, metadata = file.tensors, dict(file.metadata)
+    file.close()
+    ranks = sorted({info.shape[0] for name, info in tensors.items() if name.endswith(".lora_a")})
+    return {"kind": _kind(path), "adapter": str(path), "ranks": ranks, "tensors": len(tensors), **metadata}
+
+
+def _opened(path: Path) -> GGUFFile:
+    from featherback.weights.gguf import GGUFFile
+
+    return GGUFFile(path)
+
+
+KIND = Adapter()

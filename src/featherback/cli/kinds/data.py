@@ -1,0 +1,51 @@
+"""What to train on: records or text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from featherback.cli.kinds.base import OUT, Kind, Outlook
+from featherback.data.source import Source
+
+
+class Data(Kind):
+    title = "data: JSON, CSV, Parquet or text, or a folder of texts"
+    rank = 4
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        from featherback.data.containers import seems_data
+
+        return seems_data(path, head)
+
+    def describe(self, path: Path) -> dict[str, Any]:
+        return self.told(Source.of(path))[0]
+
+    def outlook(self, path: Path, named: str) -> Outlook:
+        return self._next(Source.of(named), [])
+
+    def told(self, source: Source) -> tuple[dict[str, Any], Outlook]:
+        """What `describe` and `outlook` say, of data that are read in some way."""
+        from featherback.data.contents import contents
+        from featherback.terminal import Counting
+
+        with Counting(source.name) as shown:
+            found = contents(source, shown.read)
+        return {"kind": "data", **found.to_json()}, self._next(source, found.notes)
+
+    def _next(self, source: Source, notes: list[str]) -> Outlook:
+        from featherback.export.base import quoted
+
+        how = [word for key, column in source.columns.items() for word in ("--map", f"{key}={column}")]
+        how += ["--skip-bad"] if source.skip_bad else []
+        named = [word for path in source.paths for word in ("--data", path)]
+        return Outlook(
+            [
+                quoted("featherback", "inspect", *source.paths, "--model", "MODEL", *how),
+                quoted("featherback", "train", "MODEL", *named, "--out", OUT, *how),
+            ],
+            notes=[*notes, "MODEL is a file, a folder, or a name that `featherback models` shows"],
+        )
+
+
+KIND = Data()

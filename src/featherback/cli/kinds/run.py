@@ -1,0 +1,58 @@
+"""A run's directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from featherback.cli.kinds.base import DATA, OTHER_OUT, Kind, Outlook, chosen, in_folder
+
+
+class Run(Kind):
+    title = "the directory of a run"
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        return in_folder(path, "run.json")
+
+    def describe(self, path: Path) -> dict[str, Any]:
+        from featherback.training.run_directory import RunDirectory
+
+        record = RunDirectory.open(path).record
+        return {
+            "kind": "run",
+            "run": str(path),
+            **{name: record.get(name) for name in ("status", "created", "steps")},
+            **chosen(record.get("summary", {})),
+            "options": chosen(record.get("configuration", {})),
+            "versions": record.get("versions", {}),
+        }
+
+    def outlook(self, path: Path, named: str) -> Outlook:
+        from featherback.export.base import quoted
+        from featherback.training.run_directory import RunDirectory
+
+        record = RunDirectory.open(path).record
+        model = str(record.get("configuration", {}).get("model") or "MODEL")
+        notes = [] if Path(model).exists() else [f"its model is not where it was: {model}"]
+        if record.get("status") not in ("finished", "stopped early"):
+            return Outlook([quoted("featherback", "train", model, "--out", named, "--resume")], notes=notes)
+        if record["configuration"].get("train") == "full":
+            again = quoted("featherback", "train", named, "--data", DATA, "--out", OTHER_OUT)
+            return Outlook([quoted("featherback", "chat", named), again])
+        return Outlook(
+            [
+                quoted("featherback", "chat", model, "--adapter", named),
+                quoted(
+                    "featherback",
+                    "export",
+                    named,
+                    "--to",
+                    "merged" if record["configuration"].get("dora") else "gguf",
+                ),
+                quoted("featherback", "train", model, "--from", named, "--data", DATA, "--out", OTHER_OUT),
+            ],
+            notes=notes,
+        )
+
+
+KIND = Run()

@@ -1,0 +1,135 @@
+"""`featherback models`"""
+
+from __future__ import annotations
+
+import json as json_format
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from featherback.cli.options import JSONOption
+from featherback.errors import FeatherbackError
+from featherback.terminal import clean, say
+
+_WIDTH = 79
+_NAME = 32  # columns; a longer name has a line of its own
+_ROW = "{:<{name}}  {:<8}  {:>6}  {:<8}  {:>8}  {}"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A model on this machine, or one that `fetch` knows."""
+
+    name: str
+    """What to type for it."""
+    path: str | None
+    architecture: str | None
+    parameters: int | None
+    type: str | None
+    """The number format of most of its weights."""
+    bytes: int | None
+    trainable: bool
+    reason: str | None
+    """Why it cannot be trained, in a sentence."""
+
+
+def models(json: JSONOption = False) -> None:
+    """List the models on this machine, also those of Ollama, LM Studio and Hugging Face, and which can be trained."""
+    if json:
+        say(json_format.dumps([asdict(listed) for listed in survey()]))
+        return
+    say(_ROW.format("name", "family", "params", "type", "size", "trainable", name=_NAME))
+    for listed in survey():
+        for line in _lines(listed):
+            say(line)
+
+
+def survey() -> Iterator[Listed]:
+    """Every model of our own cache and of other programs' stores. Of each, headers alone are read."""
+    from featherback.hub import stores
+    from featherback.hub.catalogue import CATALOGUE
+    from featherback.hub.locate import locate
+
+    for name in (*CATALOGUE, *stores.names()):
+        try:
+            path = locate(name)
+        except FeatherbackError as error:
+            yield Listed(name, None, None, None, None, None, False, str(error))
+            continue
+        yield _opened(name, path)
+
+
+def _opened(name: str, path: Path) -> Listed:
+    from featherback.data.tokenizer_loader import check_tokenizer
+    from featherback.models import load
+    from featherback.models.facts import formats, parameters
+
+    try:
+        model = load(path)
+    except FeatherbackError as error:
+        return Listed(name, str(path), None, None, None, _size(path), False, str(error))
+    reason = None
+    try:
+        check_tokenizer(path)
+    except FeatherbackError as error:
+        reason = str(error)
+    size = sum(file.stat().st_size for file in model.files)
+    found = model.config.architecture, parameters(model), formats(model)[0]
+    model.close()
+    return Listed(name, str(path), *found, size, reason is None, reason)
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of what could not be opened as a model."""
+    try:
+        return path.stat().st_size if path.is_file() else None
+    except OSError:
+        return None
+
+
+def _lines(listed: Listed) -> Iterator[str]:
+    """A row of the table, and what else must be said of it."""
+    name = clean(shlex.quote(listed.name), one_line=True)
+    if len(name) > _NAME:
+        yield name
+        name = ""
+    facts = (
+        listed.architecture or "-",
+        _short(listed.parameters),
+        listed.type or "-",
+        _megabytes(listed.bytes),
+    )
+    yield _ROW.format(name, *facts, "yes" if listed.trainable else "no", name=_NAME).rstrip()
+    if listed.reason is not None:
+        words = clean(_few_words(listed.reason, listed.path), one_line=True)
+        yield from textwrap.wrap(
+            words,
+            _WIDTH,
+            initial_indent="    ",
+            subsequent_indent="    ",
+            max_lines=3,
+            break_on_hyphens=False,
+        )
+
+
+def _few_words(reason: str, path: str | None) -> str:
+    """An error without what the row says already, and without its second part."""
+    if path is None:  # the reason says what to do about it
+        return reason
+    reason = reason.replace(path, "it")
+    return re.split(r" \(|; |\. ", reason.rstrip("."))[0]
+
+
+def _short(number: int | None) -> str:
+    if number is None:
+        return "-"
+    return f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.0f}M"
+
+
+def _megabytes(nbytes: int | None) -> str:
+    if nbytes is None:
+        return "-"
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"

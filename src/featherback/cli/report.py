@@ -1,0 +1,29 @@
+"""`featherback report`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from featherback.terminal import say
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run, finished or not.")],
+    png: Annotated[bool, typer.Option("--png", help="Draw report.png as well; it needs matplotlib.")] = False,
+) -> None:
+    """Draw what happened in a run: report.html and loss.svg in its directory.
+
+    Example: featherback report notes-adapter
+    """
+    from featherback.training.report.page import write_report
+    from featherback.training.run_directory import RunDirectory
+
+    opened = RunDirectory.open(run)
+    say(str(write_report(opened)))
+    if png:
+        from featherback.training.report.png import write_png
+
+        say(str(write_png(opened)))

@@ -1,0 +1,70 @@
+"""A folder of texts, folders in it included: each file is a document, in the order of their names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from featherback.data.containers import CONTAINERS
+from featherback.data.containers.base import Document, Texts
+from featherback.data.containers.text import CONTAINER as TEXT
+from featherback.data.containers.text import read_text
+from featherback.data.inputs import Input
+from featherback.errors import FeatherbackError
+
+
+class Folder(Texts):
+    title = "folder of texts"
+
+    def read(self, data: Input) -> Iterator[Document]:
+        for path in texts_in(data.path)[0]:
+            file = Input(path, data.watch)
+            if file.size:
+                yield Document(file.name, read_text(file))
+
+    def size(self, data: Input) -> int:
+        return sum(Input(path).size for path in texts_in(data.path)[0])
+
+    def not_read(self, data: Input) -> str | None:
+        _, others = texts_in(data.path)
+        if not others:
+            return None
+        ends = f"{', '.join(TEXT.suffixes[:-1])} or {TEXT.suffixes[-1]}"
+        several = f"{len(others)} files in {data.name} are not read (the first: {others[0]})"
+        what = several if len(others) > 1 else f"{others[0]} is not read"
+        return f"{what}: of a folder, only those ending in {ends} are."
+
+
+CONTAINER = Folder()
+
+
+def texts_in(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The text files below `folder`, and the others; those aside whose names, or whose folders' names, begin with
+    a dot.
+
+    FeatherbackError if there is none, or if there is another file with data, which is to be named itself.
+    """
+    found, data, others = [], [], []
+    known = {suffix for name in CONTAINERS.names for suffix in CONTAINERS[name].suffixes}
+    for at, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(at, name)
+            if name.startswith("."):
+                continue
+            if path.suffix.lower() in TEXT.suffixes:
+                found.append(path)
+            elif path.suffix.lower() in known:
+                data.append(path)
+            else:
+                others.append(path)
+    ends = " or ".join(TEXT.suffixes[:2])
+    if data:
+        raise FeatherbackError(
+            f"The data {folder} is a folder with more than texts: name {data[0]} itself, and only files ending in "
+            f"{ends} by their folder."
+        )
+    if not found:
+        raise FeatherbackError(f"The data {folder} is a folder without a file that ends in {ends}.")
+    return found, others

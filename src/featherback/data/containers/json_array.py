@@ -1,0 +1,139 @@
+"""One JSON array of objects, read element by element: no more than one is in memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from featherback.data.containers.base import MOST_RECORD, Record, Records
+from featherback.data.containers.json_text import record_of
+from featherback.data.example import Bad
+from featherback.data.inputs import Input
+from featherback.errors import FeatherbackError
+
+_IN_STRING = re.compile(rb'(?:[^"\\]+|\\.)*', re.DOTALL)
+_PLAIN = re.compile(rb'[^"\[\]{},]*')
+_SPACE = " \t\r\n\ufeff"
+
+
+class Array(Records):
+    title = "JSON array"
+    suffixes = (".json", ".jsonl", ".ndjson")
+    nothing = "an empty array"
+
+    def fits(self, begin: bytes) -> bool:
+        return begin.startswith(b"[")
+
+    betrays = fits
+
+    def read(self, data: Input) -> Iterator[Record | Bad]:
+        scanner, place = _Scanner(), _Place(data.name)
+        several = False
+        for piece in data.pieces():
+            for element in scanner.elements(piece):
+                if several or scanner.is_open or element.strip():  # an empty array has no element
+                    yield place.record(element)
+                several = True
+            if len(scanner.rest) > MOST_RECORD:
+                raise FeatherbackError(
+                    f"{place}: longer than {MOST_RECORD >> 20} MB, or a quotation mark is missing; split the example."
+                )
+        if scanner.is_open:
+            yield Bad(str(place), "the array does not end: the file was cut short.")
+        elif scanner.rest.strip():
+            yield Bad(
+                str(place), "something stands behind the end of the array; write one object per line instead."
+            )
+
+
+CONTAINER = Array()
+
+
+class _Scanner:
+    """Cuts an array into its elements, piece by piece, without understanding them."""
+
+    def __init__(self) -> None:
+        self.rest = bytearray()
+        """What is not cut off yet."""
+        self._at = 0  # how far it was looked at
+        self._depth, self._quoted = 0, False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the array has not ended."""
+        return self._depth > 0
+
+    def elements(self, piece: bytes) -> Iterator[bytes]:
+        """What ends with a comma or the array's end by now, without those; the first without its bracket."""
+        self.rest += piece
+        begin = 0
+        while (at := self._next_mark()) is not None:
+            mark = self.rest[at]
+            if mark in b"[{":
+                self._depth += 1
+                if self._depth == 1:
+                    self.rest[at] = ord(" ")
+            elif mark in b"]}":
+                self._depth -= 1
+            if (mark == ord(",") and self._depth == 1) or (mark in b"]}" and self._depth == 0):
+                yield bytes(self.rest[begin:at])
+                begin = at + 1
+                if not self._depth:
+                    break
+        del self.rest[:begin]
+        self._at -= begin
+
+    def _next_mark(self) -> int | None:
+        """Where the next bracket, or comma, is that is not in a string; None if it is still to come."""
+        while self._at < len(self.rest):
+            if self._quoted:
+                self._at = _end(_IN_STRING, self.rest, self._at)
+                if self.rest[self._at : self._at + 1] != b'"':  # it, or what is escaped, is in the next piece
+                    return None
+            else:
+                self._at = _end(_PLAIN, self.rest, self._at)
+                if self.rest[self._at : self._at + 1] != b'"':
+                    break
+            self._quoted = not self._quoted
+            self._at += 1
+        if self._at == len(self.rest):
+            return None
+        self._at += 1
+        return self._at - 1
+
+
+class _Place:
+    """Line and column, in characters, of what is read next."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._line, self._column = name, 1, 1
+
+    def __str__(self) -> str:
+        return f"{self._name}, line {self._line}, column {self._column}"
+
+    def record(self, element: bytes) -> Record | Bad:
+        """An element, which begins here; its place is passed, and that of the comma behind it."""
+        try:
+            text = element.decode()
+        except UnicodeDecodeError as error:
+            self._pass(element[: error.start].decode())
+            where = str(self)
+            self._pass(element[error.start :].decode("utf-8", "replace") + ",")
+            return Bad(where, "not UTF-8 text.")
+        core = text.strip(_SPACE)
+        before = len(text) - len(text.lstrip(_SPACE))
+        self._pass(text[:before])
+        where, line, column = str(self), self._line, self._column
+        self._pass(text[before:] + ",")
+        return record_of(core, where, line, column)
+
+    def _pass(self, text: str) -> None:
+        breaks = text.count("\n")
+        self._line += breaks
+        self._column = len(text) - text.rindex("\n") if breaks else self._column + len(text)
+
+
+def _end(pattern: re.Pattern[bytes], data: bytearray, at: int) -> int:
+    match = pattern.match(data, at)
+    assert match is not None  # it may be empty
+    return match.end()

@@ -1,0 +1,55 @@
+"""Parquet files, read by `pyarrow`, which is imported here alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from featherback.data.containers.base import Record, Records
+from featherback.data.example import Bad
+from featherback.data.inputs import Input
+from featherback.errors import FeatherbackError
+
+_ROWS = 32  # turned into objects at once
+
+
+class Parquet(Records):
+    title = "Parquet"
+    suffixes = (".parquet",)
+    nothing = "no row"
+
+    def betrays(self, begin: bytes) -> bool:
+        return begin.startswith(b"PAR1")
+
+    def read(self, data: Input) -> Iterator[Record | Bad]:
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError:
+            raise FeatherbackError(
+                f"{data.name} is a Parquet file, which the package pyarrow reads: pip install 'featherback[parquet]'."
+            ) from None
+        number = told = 0
+        try:
+            with data.open() as content:
+                file = parquet.ParquetFile(content, buffer_size=1 << 16, pre_buffer=False)
+                for batch in file.iter_batches(batch_size=_ROWS):
+                    for values in batch.to_pylist():
+                        number += 1
+                        yield Record(f"{data.name}, row {number}", _without_nulls(values))
+                    now = data.size * number // file.metadata.num_rows
+                    data.watch(now - told)
+                    told = now
+        except (pyarrow.ArrowException, OSError) as error:
+            said = " ".join(str(error).split())
+            raise FeatherbackError(f"Cannot read the Parquet file {data.name}: {said[:200]}.") from error
+
+
+CONTAINER = Parquet()
+
+
+def _without_nulls(value: Any) -> Any:
+    """A table gives every object the keys of all others, as nulls."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value

@@ -1,0 +1,12 @@
+"""Tab-separated values."""
+
+from featherback.data.containers.separated import Separated
+
+
+class Tsv(Separated):
+    title = "TSV"
+    suffixes = (".tsv", ".tab")
+    separators = ("\t",)
+
+
+CONTAINER = Tsv()

@@ -1,0 +1,66 @@
+"""What data hold, before any model: counted record by record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from featherback.data.example import Bad
+from featherback.data.readers import data_files
+from featherback.data.report import PrepareReport
+from featherback.data.source import Source
+from featherback.errors import FeatherbackError
+
+
+@dataclass
+class Contents:
+    """Counts of a source's records and texts."""
+
+    data: str
+    formats: list[str] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+    """Examples by shape; "text" stands for a document as well."""
+    characters: int = 0
+    """Of plain texts."""
+    notes: list[str] = field(default_factory=list)
+    """What should be known of them."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts as JSON values."""
+        facts: dict[str, Any] = {"data": self.data, "format": ", ".join(self.formats)}
+        facts |= {"examples": sum(self.kinds.values()), "kinds": dict(self.kinds)}
+        return facts | ({"characters": self.characters} if self.characters else {})
+
+
+def contents(source: Source, progress: Callable[[int, int], object] = lambda *_: None) -> Contents:
+    """Read everything once. `progress` is told of the bytes of each piece that is read, and of how many there are.
+
+    FeatherbackError for the first record that cannot be used, unless the source says to skip such.
+    """
+    files = data_files(source, lambda size: progress(size, total))
+    total = sum(file.size for file in files)
+    found = Contents(source.name)
+    report = PrepareReport(list(source.paths), 0)
+    report.not_read += [said for file in files if (said := file.not_read)]
+    for file in files:
+        if file.container.title not in found.formats:
+            found.formats.append(file.container.title)
+        if file.holds_texts:
+            for document in file.documents():
+                found.kinds["text"] += 1
+                found.characters += sum(map(len, document.pieces))
+            continue
+        for example in file.examples():
+            if not isinstance(example, Bad):
+                found.kinds[example.shape] += 1
+                report.use(example)
+            elif source.skip_bad:
+                report.skip(f"{example.where}: {example.problem}")
+            else:
+                raise FeatherbackError(
+                    f"{example.where}: {example.problem} --skip-bad leaves such examples out."
+                )
+    found.notes = report.notes()
+    return found

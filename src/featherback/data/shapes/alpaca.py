@@ -1,0 +1,31 @@
+"""{"instruction": ..., "input": ..., "output": ...}, as Alpaca has it, perhaps with "system" and earlier exchanges in
+"history": the output is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from featherback.data.example import Example
+from featherback.data.shapes.base import Row, Shape, optional_text, structure, text
+from featherback.errors import FeatherbackError
+
+
+class Alpaca(Shape):
+    precedence = 40
+    keys = frozenset({"instruction", "input", "output", "system", "history"})
+    expects = '"instruction" with "output"'
+
+    def fits(self, keys: Set[str]) -> bool:
+        return "instruction" in keys
+
+    def read(self, row: Row, where: str) -> Example:
+        instruction, given = text(row, "instruction"), optional_text(row, "input")
+        prompt = instruction if given is None else f"{instruction}\n\n{given}"
+        if structure(row, "history"):
+            raise FeatherbackError('"history" is not read; write "messages" instead.')
+        return Example(
+            where, prompt=prompt, completion=text(row, "output"), system=optional_text(row, "system")
+        )
+
+
+SHAPE = Alpaca()

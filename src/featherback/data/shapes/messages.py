@@ -1,0 +1,28 @@
+"""{"messages": [{"role": ..., "content": ...}, ...]}, perhaps with "system", "tools": the assistant's are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from featherback.data.example import Example
+from featherback.data.shapes.base import Row, Shape, optional_text, structure
+from featherback.data.shapes.tools import tools_of
+from featherback.data.shapes.turns import conversation, turns
+
+
+class Messages(Shape):
+    precedence = 10
+    keys = frozenset({"messages", "system", "tools", "functions"})
+    expects = '"messages"'
+    _key = "messages"
+
+    def fits(self, keys: Set[str]) -> bool:
+        return self._key in keys
+
+    def read(self, row: Row, where: str) -> Example:
+        said, unused = turns(structure(row, self._key), self._key)
+        messages = conversation(said, optional_text(row, "system"))
+        return Example(where, messages=messages, tools=tools_of(row), unused=unused)
+
+
+SHAPE = Messages()

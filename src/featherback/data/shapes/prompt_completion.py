@@ -1,0 +1,40 @@
+"""{"prompt": ..., "completion": ...}, both text or both messages, perhaps with "system": the completion is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from featherback.data.example import Example
+from featherback.data.shapes.base import Row, Shape, optional_text, structure, text
+from featherback.data.shapes.tools import tools_of
+from featherback.data.shapes.turns import conversation, turns
+from featherback.errors import FeatherbackError
+
+
+class PromptCompletion(Shape):
+    precedence = 30
+    keys = frozenset({"prompt", "completion", "system", "tools"})
+    expects = '"prompt" with "completion"'
+
+    def fits(self, keys: Set[str]) -> bool:
+        return "prompt" in keys or "completion" in keys
+
+    def read(self, row: Row, where: str) -> Example:
+        given, answer = structure(row, "prompt"), structure(row, "completion")
+        if isinstance(given, list) and isinstance(answer, list):
+            asked, unused = turns(given, "prompt")
+            said, others = turns(answer, "completion")
+            untrained = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in asked]
+            messages = conversation([*untrained, *said], optional_text(row, "system"))
+            return Example(where, messages=messages, tools=tools_of(row), unused=(*unused, *others))
+        if row.get("tools"):
+            raise FeatherbackError('"tools" stand beside a prompt that is text; write "messages" instead.')
+        return Example(
+            where,
+            prompt=text(row, "prompt", may_be_empty=True),
+            completion=text(row, "completion"),
+            system=optional_text(row, "system"),
+        )
+
+
+SHAPE = PromptCompletion()

@@ -1,0 +1,15 @@
+"""{"conversations": [{"from": "human", "value": ...}, ...]}, as ShareGPT has it; `turns` knows its names of roles."""
+
+from __future__ import annotations
+
+from featherback.data.shapes.messages import Messages
+
+
+class ShareGPT(Messages):
+    precedence = 20
+    keys = frozenset({"conversations", "system", "tools", "functions"})
+    expects = '"conversations"'
+    _key = "conversations"
+
+
+SHAPE = ShareGPT()

@@ -1,0 +1,26 @@
+"""{"text": ...}: all of it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from featherback.data.example import Example
+from featherback.data.shapes.base import Row, Shape, optional_text, text
+from featherback.errors import FeatherbackError
+
+
+class Text(Shape):
+    precedence = 50
+    keys = frozenset({"text", "system"})
+    expects = 'or "text"'
+
+    def fits(self, keys: Set[str]) -> bool:
+        return "text" in keys
+
+    def read(self, row: Row, where: str) -> Example:
+        if optional_text(row, "system") is not None:
+            raise FeatherbackError('"system" has no place beside "text"; write it into the text.')
+        return Example(where, text=text(row, "text"))
+
+
+SHAPE = Text()

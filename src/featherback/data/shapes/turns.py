@@ -1,0 +1,105 @@
+"""Lists of messages, in the forms that data sets have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from featherback.data.chat import check_messages
+from featherback.data.containers.json_text import kind
+from featherback.data.shapes.tools import calls_of
+from featherback.errors import FeatherbackError, shown
+
+_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+}
+"""ShareGPT's names of who speaks, where they are others than those of messages."""
+_CALL = "function_call"  # who speaks, in ShareGPT's form, when a function is called
+_TAKEN = ("name", "tool_call_id", "reasoning_content")
+"""What a template may take of a message beside its role, content and calls."""
+_KNOWN = {"role", "content", "from", "value", "tool_calls", "function_call", "weight", *_TAKEN}
+
+
+def turns(value: Any, key: str) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """The messages in "role" and "content", and the keys of theirs that are not used.
+
+    FeatherbackError, without a place, if they are not such as `chat.check_messages` wants them.
+    """
+    if not isinstance(value, list) or not value:
+        raise FeatherbackError(f'"{key}" must be a non-empty list of {{"role": ..., "content": ...}}.')
+    messages = [_message(turn, number) for number, turn in enumerate(value, 1)]
+    check_messages(messages)
+    extra = {key for turn in value for key in turn if key not in _KNOWN and turn[key] is not None}
+    return messages, tuple(f"{key}[].{name}" for name in sorted(extra))
+
+
+def conversation(messages: list[dict[str, Any]], system: str | None) -> list[dict[str, Any]]:
+    """The messages, led by the "system" that stands beside them."""
+    if system is None:
+        return messages
+    if messages[0]["role"] == "system":
+        raise FeatherbackError('"system" stands beside messages that begin with another one.')
+    return [{"role": "system", "content": system}, *messages]
+
+
+def _message(turn: Any, number: int) -> dict[str, Any]:
+    if not isinstance(turn, Mapping):
+        raise FeatherbackError(f"Message {number} is not an object with role and content.")
+    message = {name: turn[name] for name in (*_TAKEN, "weight") if turn.get(name) is not None}
+    if "from" in turn and "role" not in turn:
+        role, content = turn["from"], turn.get("value")
+        if role == _CALL:
+            return {
+                **message,
+                "role": "assistant",
+                "content": "",
+                "tool_calls": _spelled_call(content, number),
+            }
+        role = _ROLES.get(role, role) if isinstance(role, str) else role
+    else:
+        for name in ("role", "content"):
+            if name not in turn and not (name == "content" and _calls(turn)):
+                raise FeatherbackError(f'Message {number} has no "{name}".')
+        role, content = turn["role"], turn.get("content")
+        role = "tool" if role == "function" else role
+    if calls := _calls(turn):
+        message["tool_calls"] = calls_of(calls, f"message {number}")
+    return {**message, "role": role, "content": _content(content, number, bool(calls))}
+
+
+def _calls(turn: Mapping[str, Any]) -> Any:
+    calls = turn.get("tool_calls")
+    return calls or ([turn["function_call"]] if turn.get("function_call") else None)
+
+
+def _spelled_call(content: Any, number: int) -> list[dict[str, Any]]:
+    try:
+        call = json.loads(content) if isinstance(content, str) else content
+    except (ValueError, RecursionError) as error:
+        raise FeatherbackError(f"The function call of message {number} is not valid JSON: {error}.") from None
+    return calls_of(call if isinstance(call, list) else [call], f"message {number}")
+
+
+def _content(content: Any, number: int, calls: bool) -> Any:
+    """A content as text; what is neither text nor a list of parts is left for `check_messages` to refuse."""
+    if content is None and calls:
+        return ""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for at, part in enumerate(content, 1):
+        form = part.get("type", "text") if isinstance(part, Mapping) else None
+        if isinstance(part, str):
+            texts.append(part)
+        elif form == "text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        else:
+            what = f"of type {shown(form)}" if form not in (None, "text") else kind(part)
+            raise FeatherbackError(f"Part {at} of message {number} is {what}; only text can be trained on.")
+    return "".join(texts)

@@ -1,0 +1,111 @@
+"""What every export is asked, and what it answers."""
+
+from __future__ import annotations
+
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from featherback.adapters.formats import FORMATS
+from featherback.adapters.formats.base import Format
+from featherback.adapters.lora import LoRA
+from featherback.errors import FeatherbackError
+from featherback.files import check_room
+from featherback.models.model import Model
+from featherback.weights.types import TensorType
+
+HEADER = 1 << 20
+"""Bytes, more than any adapter's header and configuration."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """An adapter, opened with its model, and where it is to go."""
+
+    adapter: LoRA
+    out: Path
+    kind: TensorType | None = None  # of what is stored; None: the target's own choice
+    base_model: str | None = None  # what the base is called; None: what its file says
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    path: Path
+    next: str
+    """The command line to type next."""
+    notes: list[str] = field(default_factory=list)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Measured numbers, for programs."""
+
+
+class Target(ABC):
+    """A program, or a kind of file, that an adapter can be taken to."""
+
+    help: ClassVar[str]
+    """What is written, in a few words."""
+    types: ClassVar[tuple[TensorType, ...]] = ()
+    """What --type may be; none: it may not be named."""
+    format: ClassVar[Format | None] = None
+    """Of the adapter that the folder holds, if that is what is written."""
+
+    @abstractmethod
+    def name(self, request: Request, stem: str) -> str:
+        """The name of what is written where the user names none; `stem`: that of the run or adapter."""
+
+    @abstractmethod
+    def write(self, request: Request) -> Exported:
+        """Write `request.out`, whole or not at all; FeatherbackError if that is not possible."""
+
+    def check(self, request: Request) -> None:
+        """FeatherbackError if this target cannot store the request's type, or another adapter lies in its folder."""
+        if request.kind is not None and request.kind not in self.types:
+            known = ", ".join(kind.name.lower() for kind in self.types)
+            refusal = f"choose from {known}" if known else "this target stores its own; leave it out"
+            raise FeatherbackError(f"--type is {request.kind.name.lower()}; {refusal}.")
+        if self.format is not None:
+            _check_no_other_adapter(request.out, self.format)
+
+
+def quoted(*words: object) -> str:
+    """Words as a shell reads them."""
+    return shlex.join(map(str, words))
+
+
+def check_adapter_room(request: Request, kind: TensorType = TensorType.F32) -> None:
+    """FeatherbackError if the disk of `request.out` has no room for the adapter, its factors stored as `kind`."""
+    values = request.adapter.layer_size * request.adapter.parameters.layers
+    check_room(request.out, kind.block_bytes * values + HEADER)
+
+
+def _check_no_other_adapter(out: Path, own: Format) -> None:
+    """FeatherbackError if `out` holds an adapter in a format other than `own`: names of their files are the same."""
+    for name in FORMATS.names:
+        if FORMATS[name] is not own and FORMATS[name].recognises(out):
+            raise FeatherbackError(
+                f"{out} holds an adapter in another format ({FORMATS[name].title}), which this one would spoil; "
+                f"choose another --out."
+            )
+
+
+def check_not_base(out: Path, model: Model) -> None:
+    """FeatherbackError if `out` is the base model, or one of its files."""
+    if out.exists() and any(path.exists() and out.samefile(path) for path in (model.path, *model.files)):
+        raise FeatherbackError(f"{out} is the base itself; choose another --out.")
+
+
+def check_out(out: Path, source: Path, model: Model, force: bool) -> None:
+    """FeatherbackError if `out` is where the adapter or its base lies, or is there already and `force` is not set.
+
+    In a folder that is there, files are replaced one by one and others left alone.
+    """
+    check_not_base(out, model)
+    if out.exists() and out.resolve() == source.resolve():
+        raise FeatherbackError(f"{out} is the adapter itself; choose another --out.")
+    there = any(out.iterdir()) if out.is_dir() else out.exists()
+    if there and not force:
+        raise FeatherbackError(f"{out} is there already; choose another --out, or replace it with --force.")

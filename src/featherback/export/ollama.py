@@ -1,0 +1,105 @@
+"""A folder for `ollama create`: a Modelfile, and the adapter or the merged model beside it.
+
+Ollama runs some architectures in llama.cpp, which applies adapters, and others in an engine of its own, which refuses
+them ("loras are not yet implemented"); these need a merged model.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from featherback.adapters.formats.gguf import FORMAT
+from featherback.data.tokenizer import Tokenizer
+from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.errors import FeatherbackError
+from featherback.export.base import Exported, Request, Target, check_adapter_room, check_not_base, quoted
+from featherback.export.chat_parts import ChatParts, chat_parts
+from featherback.export.merged import Merged, write_merged_gguf
+from featherback.export.report import merge_facts, merge_notes
+from featherback.files import atomic_folder, write_bytes
+
+OWN_ENGINE = ("gemma3", "gemma3n", "gemma4", "llama4", "mistral3", "olmo3", "qwen3", "qwen3moe")
+"""Architectures that Ollama's own engine runs: `OllamaEngineRequired` in its fs/ggml/ggml.go."""
+MODELFILE, ADAPTER, MODEL = "Modelfile", "adapter.gguf", "model.gguf"
+CONTEXT = 4096
+"""Most tokens of context that are asked for; a user may ask for more."""
+
+
+class Ollama(Target):
+    help = "a Modelfile with the adapter, or with the merged model where Ollama applies no adapters"
+    types = Merged.types
+
+    def name(self, request: Request, stem: str) -> str:
+        return f"{stem}-ollama"
+
+    def write(self, request: Request) -> Exported:
+        model, notes, facts = request.adapter.model, [], {}
+        if model.source != "gguf":
+            raise FeatherbackError(
+                f"{model.path} is a Hugging Face folder; Ollama's Modelfile needs a GGUF base: export --to merged, and "
+                f"make a GGUF of it with llama.cpp's convert_hf_to_gguf.py."
+            )
+        architecture = model.family.architecture
+        own = architecture in OWN_ENGINE
+        with atomic_folder(request.out) as folder:
+            if own or request.kind is not None or request.adapter.form.dora:
+                merged = write_merged_gguf(request.adapter, folder / MODEL, request.kind)
+                source = [f"FROM ./{MODEL}"]
+                why = "applies no adapters" if own else "would also take the adapter: leave --type out for it"
+                notes = [f"merged, as --type asks: Ollama's engine for {architecture} {why}"]
+                if own and request.kind is None:
+                    notes = [f"merged: Ollama's engine for {architecture} {why}"]
+                elif request.adapter.form.dora:
+                    notes = ["merged: Ollama applies no DoRA"]
+                notes += merge_notes(merged.cost, merged.types, merged.changed)
+                facts = merge_facts(merged.cost, merged.types)
+            else:
+                check_not_base(folder / ADAPTER, model)
+                check_adapter_room(request)
+                FORMAT.save(request.adapter, folder / ADAPTER, request.base_model)
+                source = [f"FROM {_path(model.path)}", f"ADAPTER ./{ADAPTER}"]
+                notes = [
+                    f"Ollama applies adapters to {architecture}; with --type it gets a merged model instead, which "
+                    f"does not need the base's file"
+                ]
+            tokenizer = load_tokenizer(model.path)
+            parts = chat_parts(tokenizer)
+            lines = [*source, *_template(parts), *_parameters(parts, tokenizer)]
+            lines.append(f"PARAMETER num_ctx {min(CONTEXT, model.config.max_position_embeddings)}")
+            write_bytes(folder / MODELFILE, ("\n".join(lines) + "\n").encode())
+        if parts is None:
+            notes.append(
+                "no TEMPLATE was written: the model has no chat template, or one that pieces of text do not make up; "
+                "Ollama takes the one that it knows for the model, or none"
+            )
+        elif parts.system is None:
+            notes.append("the model's chat template has no place for a system message: Ollama leaves it out")
+        name = re.sub(r"[^a-z0-9._-]", "-", request.out.name.removesuffix("-ollama").lower()).strip("-._")
+        command = quoted("ollama", "create", name or "model", "-f", request.out / MODELFILE)
+        return Exported(request.out, f"{command} && {quoted('ollama', 'run', name or 'model')}", notes, facts)
+
+
+def _path(path: Path) -> str:
+    """A path as a Modelfile takes it; FeatherbackError for one that it cannot name."""
+    text = str(path.absolute())
+    if not text.isprintable() or '"' in text or text.endswith(" "):
+        raise FeatherbackError(f"A Modelfile cannot name {text!r}; give the base a plain name.")
+    return text
+
+
+def _template(parts: ChatParts | None) -> list[str]:
+    return [] if parts is None else [f'TEMPLATE """{parts.go_template()}"""']
+
+
+def _parameters(parts: ChatParts | None, tokenizer: Tokenizer) -> list[str]:
+    """The texts at which an answer ends: tokens that end one, and those that begin a user's turn."""
+    stops = [tokenizer.name(token) for token in sorted(tokenizer.end_ids)]
+    if parts is not None:
+        around = parts.assistant[1] + parts.user[0]
+        stops += [tokenizer.name(token) for token, _, _ in tokenizer.control_tokens(around)]
+    found = [stop for stop in dict.fromkeys(stops) if stop and stop.isprintable() and '"' not in stop]
+    return [f'PARAMETER stop "{stop}"' for stop in found]
+
+
+TARGET = Ollama()

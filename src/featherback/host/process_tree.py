@@ -1,0 +1,76 @@
+"""A process and what it started, as the system tells of them (Linux: /proc)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def held_together(pid: int) -> int:
+    """Bytes that a process and its descendants have in memory, what they share counted once; 0 if nobody tells."""
+    return sum(sizes(process, "smaps_rollup").get("Pss", 0) for process in tree(pid))
+
+
+def held_alone(pid: int) -> int:
+    """The same as if no other program shared their files: what others run changes it little. 0 if nobody tells."""
+    anonymous, files = 0, dict[str, int]()
+    for process in tree(pid):
+        own_anonymous, own_files = _mapped(process)
+        anonymous += own_anonymous
+        for name, size in own_files.items():  # processes of one program touch the same of it
+            files[name] = max(files.get(name, 0), size)
+    return anonymous + sum(files.values())
+
+
+def _mapped(pid: int) -> tuple[int, dict[str, int]]:
+    """Bytes of a process's memory that are no file's, and those that are, by file."""
+    anonymous, files, name = 0, dict[str, int](), ""
+    try:
+        lines = Path(f"/proc/{pid}/smaps").read_text(errors="replace").splitlines()
+    except OSError:
+        return 0, {}
+    for line in lines:
+        words = line.split(None, 5)
+        if words[0] == "Rss:":
+            files[name] = files.get(name, 0) + int(words[1]) * 1024
+        elif words[0] == "Anonymous:":
+            files[name] -= int(words[1]) * 1024
+            anonymous += int(words[1]) * 1024
+        elif not words[0].endswith(":"):  # a mapping's first line
+            name = words[5] if len(words) > 5 else ""
+    return anonymous, files
+
+
+def tree(pid: int) -> Iterator[int]:
+    """A process and its descendants, but not those about to become another program: their memory is their parent's."""
+    yield pid
+    own = _command(pid)
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return
+    for child in map(int, children):
+        if _command(child) != own:
+            yield from tree(child)
+
+
+def _command(pid: int) -> bytes | None:
+    """Its arguments; None if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return None
+
+
+def sizes(pid: int, file: str = "status") -> dict[str, int]:
+    """Bytes of /proc/PID/FILE by name; nothing if the process is gone or the system has no /proc."""
+    try:
+        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    except OSError:
+        return {}
+    found = {}
+    for line in lines:
+        name, _, rest = line.partition(":")
+        if rest.endswith(" kB"):
+            found[name] = int(rest.split()[0]) * 1024
+    return found

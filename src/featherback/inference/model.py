@@ -1,0 +1,123 @@
+"""The model as Python programs have it: it can also be talked with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cached_property
+
+from featherback import models
+from featherback.adapters import formats
+from featherback.adapters.lora import LoRA
+from featherback.data.chat import ChatTemplate
+from featherback.data.tokenizer import Tokenizer
+from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.errors import FeatherbackError
+from featherback.inference.conversation import Conversation
+from featherback.inference.decoder import Decoder
+from featherback.inference.defaults import CONTEXT, GENERATED_TOKENS, TEMPERATURE, TOP_P
+from featherback.inference.generate import generate_text
+from featherback.inference.prompt import Prompt, encode_prompt
+from featherback.inference.sampler import Sampler
+from featherback.training.run import Run
+
+Adapter = LoRA | Run | str | os.PathLike[str]
+"""An adapter, a run that made one, or where one lies: a run's directory, or PEFT's, MLX's or GGUF's format."""
+
+
+class Model(models.Model):
+    """A model on disk, as `featherback.load` opens it. Holding one costs almost no memory."""
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Text to token ids and back, as the model's file has it."""
+        self.check_open()
+        return load_tokenizer(self.path)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        adapter: Adapter | None = None,
+        system: str | None = None,
+        raw: bool = False,
+        max_tokens: int = GENERATED_TOKENS,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int = 0,
+        compute: str = "bf16",
+    ) -> str:
+        """The answer to a prompt, or to messages ([{"role": "user", "content": ...}, ...]).
+
+        `raw`: the text is continued, without the chat template. `temperature` 0 takes the likeliest token each time;
+        `top_p` and `top_k` say among which is drawn otherwise (1 and 0: all). FeatherbackError says what is wrong.
+        """
+        sampler = Sampler(temperature, top_p, top_k, seed)
+        return "".join(
+            stream(self, self.tokenizer, prompt, sampler, max_tokens, adapter, system, raw, compute)
+        )
+
+    def chat(
+        self,
+        *,
+        adapter: Adapter | None = None,
+        system: str | None = None,
+        context: int = CONTEXT,
+        temperature: float = TEMPERATURE,
+        top_p: float = TOP_P,
+        top_k: int = 0,
+        seed: int = 0,
+        compute: str = "bf16",
+    ) -> Conversation:
+        """A conversation of at most `context` tokens: `chat = model.chat(); chat.ask("Hello")`.
+
+        FeatherbackError if the model has no chat template.
+        """
+        sampler = Sampler(temperature, top_p, top_k, seed)
+        return conversation(self, self.tokenizer, sampler, context, adapter, system, compute)
+
+
+def stream(
+    model: models.Model,
+    tokenizer: Tokenizer,
+    prompt: Prompt,
+    sampler: Sampler,
+    max_tokens: int,
+    adapter: Adapter | None = None,
+    system: str | None = None,
+    raw: bool = False,
+    compute: str = "bf16",
+) -> Iterator[str]:
+    """The answer to a prompt, piece by piece."""
+    if max_tokens < 1:
+        raise FeatherbackError(f"--max-tokens is {max_tokens}; it must be at least 1.")
+    ids = encode_prompt(tokenizer, prompt, system, raw)
+    decoder = Decoder(model, opened(model, adapter), len(ids) + max_tokens, compute)
+    yield from generate_text(decoder, tokenizer, ids, sampler, max_tokens)
+
+
+def conversation(
+    model: models.Model,
+    tokenizer: Tokenizer,
+    sampler: Sampler,
+    context: int,
+    adapter: Adapter | None = None,
+    system: str | None = None,
+    compute: str = "bf16",
+) -> Conversation:
+    """A new conversation with a model."""
+    if context < 1:
+        raise FeatherbackError(f"--context is {context}; it must be at least 1.")
+    template = ChatTemplate(tokenizer)
+    decoder = Decoder(model, opened(model, adapter), context, compute)
+    return Conversation(decoder, tokenizer, template, sampler, system)
+
+
+def opened(model: models.Model, adapter: Adapter | None) -> LoRA | None:
+    """The adapter itself."""
+    if isinstance(adapter, Run):
+        return adapter.adapter
+    return (
+        adapter if adapter is None or isinstance(adapter, LoRA) else formats.load(model, os.fspath(adapter))
+    )

@@ -1,0 +1,222 @@
+"""MLX folders: matrices whose weights stand in groups, each with a scale and a bias: w = scale * code + bias.
+
+NAME.weight (out, in * bits / 32) holds codes without sign in words of 32 bits, the first in the lowest bits;
+NAME.scales and NAME.biases (out, in / group size) are floats. config.json tells the bits and the group size under
+"quantization", and others for some modules. (https://ml-explore.github.io/mlx, mlx.core.quantize.)
+
+No type of GGML's is that. Four bits become Q4_1, whose scale and offset are float16, where these are the same numbers;
+elsewhere, like eight bits, AFFINE8, where they are float32. So every weight is scale * code + bias, rounded once, to
+float32. (Scales that are float32 themselves may make it two roundings: docs/decisions/mlx-weights.md.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.errors import FeatherbackError, shown
+from featherback.models.streams import copied, floats_of, give_back, row_blocks
+from featherback.weights.matrix import Matrix
+from featherback.weights.quantize import affine8_blocks, q4_1_blocks
+from featherback.weights.safetensors import CONFIG, SafetensorsFolder
+from featherback.weights.store import matrix
+from featherback.weights.types import TensorInfo, TensorType
+from featherback.weights.writer import OutTensor
+
+QUANTIZATION, COPY = "quantization", "quantization_config"
+"""Entries of config.json: the second, for transformers, repeats the first."""
+BITS, SIZES, MODE = (4, 8), (32, 64, 128), "affine"
+WEIGHT, SCALES, BIASES = ".weight", ".scales", ".biases"
+
+Floats = NDArray[np.float32]
+Codes = NDArray[np.uint8]
+
+
+class Grouping(NamedTuple):
+    """How a matrix is packed."""
+
+    bits: int
+    size: int  # weights in a group
+
+
+class Packed(NamedTuple):
+    """A packed matrix, by its parts."""
+
+    info: TensorInfo  # of what it stands for: (rows, cols)
+    words: TensorInfo
+    scales: Matrix  # (rows, groups)
+    biases: Matrix
+    grouping: Grouping
+
+
+class MLXFolder:
+    """The weights of an MLX folder. `tensors` are those that the packed ones stand for, in their shapes."""
+
+    label = "mlx"
+
+    def __init__(self, path: Path, quantization: object) -> None:
+        """Open the folder whose config.json says `quantization`; FeatherbackError if the tensors do not fit it."""
+        self.path = path
+        self.store = SafetensorsFolder(path, packed=True)
+        try:
+            self._said = _Said(path / CONFIG, quantization)
+            self._packed = {
+                name: self._matched(name)
+                for name in self.store.tensors
+                if name in self.store.words or _part(name, SCALES) in self.store.tensors
+            }
+        except BaseException:
+            self.store.close()
+            raise
+        parts = {_part(name, end) for name in self._packed for end in (SCALES, BIASES)}
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: self._packed[name].info if name in self._packed else info
+            for name, info in self.store.tensors.items()
+            if name not in parts
+        }
+
+    def output(self, name: str) -> OutTensor:
+        """A tensor as it is to be stored."""
+        info = self.tensors[name]
+        if (packed := self._packed.get(name)) is None:
+            return OutTensor(name, info.type, info.shape, lambda: copied(self.store.data(name)))
+        halves = packed.grouping.bits == 4 and all(self._fits_halves(packed))
+        kind = TensorType.Q4_1 if halves else TensorType.AFFINE8
+        return OutTensor(name, kind, info.shape, partial(self._blocks, packed, kind))
+
+    def close(self) -> None:
+        """Close the files."""
+        self.store.close()
+
+    def _matched(self, name: str) -> Packed:
+        """The parts of a packed matrix; FeatherbackError if one is missing or of another shape."""
+        tensors, words = self.store.tensors, self.store.words
+        where = f"{name} of {self.path}"
+        if not name.endswith(WEIGHT) or _part(name, SCALES) not in tensors:
+            raise FeatherbackError(
+                f"Tensor {where} is packed, but there is no {_part(name, SCALES)} for it; the folder is not whole."
+            )
+        if _part(name, BIASES) not in tensors:
+            raise FeatherbackError(
+                f"Tensor {where} has scales, but there is no {_part(name, BIASES)}; only MLX's affine groups are read."
+            )
+        grouping = self._said.of(name.removesuffix(WEIGHT))
+        info, scales, biases = (tensors[_part(name, end)] for end in (WEIGHT, SCALES, BIASES))
+        if name not in words or {scales.name, biases.name} & words:
+            raise FeatherbackError(f"Tensor {where} must be of U32, and its scales and biases floats.")
+        bits, size = grouping
+        if len(info.shape) != 2:
+            raise FeatherbackError(
+                f"Tensor {where} has shape {info.shape}; a packed matrix has two dimensions."
+            )
+        rows, cols = info.shape[0], info.shape[1] * 32 // bits
+        if cols % size:
+            raise FeatherbackError(
+                f"Tensor {where} has rows of {cols} weights of {bits} bits, which its groups of {size} do not divide."
+            )
+        for part in (scales, biases):
+            if part.shape != (rows, cols // size):
+                raise FeatherbackError(
+                    f"Tensor {part.name} of {self.path} has shape {part.shape}; {rows} rows of {cols} weights in "
+                    f"groups of {size} need {(rows, cols // size)}."
+                )
+        stands_for = TensorInfo(name, info.type, (rows, cols), info.offset, info.nbytes)
+        return Packed(
+            stands_for, info, matrix(self.store, scales.name), matrix(self.store, biases.name), grouping
+        )
+
+    def _fits_halves(self, packed: Packed) -> Iterator[bool]:
+        """Whether float16 has the same scales and biases, for a few rows at a time."""
+        for first, last in row_blocks(*packed.info.shape):
+            scales, biases = self._numbers(packed, first, last)
+            fits = _is_half(scales)
+            if not fits.all():
+                codes = self._codes(packed, first, last).reshape(*scales.shape, packed.grouping.size)
+                fits |= ~codes.any(axis=2)  # a scale that is not used, as of groups of zeros, can be any
+            yield bool(fits.all() and _is_half(biases).all())
+            self._give_back(packed)
+
+    def _blocks(self, packed: Packed, kind: TensorType) -> Iterator[memoryview]:
+        """The bytes of a matrix stored as `kind`."""
+        runs = packed.grouping.size // kind.block_size
+        for first, last in row_blocks(*packed.info.shape):
+            scales, biases = self._numbers(packed, first, last)
+            codes = self._codes(packed, first, last)
+            if kind is TensorType.Q4_1:  # what does not fit is not used; its sign is kept, for zeros
+                scales = np.where(_is_half(scales), scales, scales * np.float32(0))
+            store = q4_1_blocks if kind is TensorType.Q4_1 else affine8_blocks
+            d, m = (part.repeat(runs, axis=1).reshape(-1, 1) for part in (scales, biases))
+            yield store(d, m, codes.reshape(-1, kind.block_size)).reshape(-1).data
+            self._give_back(packed)
+
+    def _numbers(self, packed: Packed, first: int, last: int) -> tuple[Floats, Floats]:
+        """Scales and biases (rows, groups) of some rows; FeatherbackError if one is not finite."""
+        found = []
+        for part, end in ((packed.scales, SCALES), (packed.biases, BIASES)):
+            values = floats_of(part.rows_between(first, last))
+            if not np.isfinite(values).all():
+                raise FeatherbackError(
+                    f"Tensor {_part(packed.info.name, end)} of {self.path} holds a value that is not finite."
+                )
+            found.append(values)
+        return found[0], found[1]
+
+    def _codes(self, packed: Packed, first: int, last: int) -> Codes:
+        """The codes (rows, cols) of some rows."""
+        width = packed.words.shape[1] * 4
+        words = self.store.data(packed.words.name)[first * width : last * width]
+        if packed.grouping.bits == 8:
+            return words.reshape(last - first, -1)
+        codes = np.empty((*words.shape, 2), np.uint8)
+        np.bitwise_and(words, 15, out=codes[:, 0])
+        np.right_shift(words, 4, out=codes[:, 1])
+        return codes.reshape(last - first, -1)
+
+    def _give_back(self, packed: Packed) -> None:
+        """Unmap what was read."""
+        give_back(self.store.data(packed.words.name), packed.scales.data, packed.biases.data)
+
+
+class _Said:
+    """What config.json says of the groups of each module."""
+
+    def __init__(self, path: Path, quantization: object) -> None:
+        self._path = path
+        if not isinstance(quantization, dict):
+            raise FeatherbackError(f"The entry {QUANTIZATION} of {path} is not a JSON object.")
+        self._entries = quantization
+
+    def of(self, module: str) -> Grouping:
+        """The groups of a module; FeatherbackError if they are not what is read."""
+        own = self._entries.get(module)
+        if own is False:
+            raise FeatherbackError(f"{self._path} says that {module} is not quantised, but it has scales.")
+        said = {**self._entries, **(own if isinstance(own, dict) else {})}
+        of = f" of {module}" if isinstance(own, dict) else ""
+        for name, value, known in (
+            ("mode", said.get("mode", MODE), (MODE,)),
+            ("bits", said.get("bits"), BITS),
+            ("group_size", said.get("group_size"), SIZES),
+        ):
+            if type(value) is not type(known[0]) or value not in known:
+                raise FeatherbackError(
+                    f"The {name}{of} under {QUANTIZATION} in {self._path} is {shown(value)}; supported: "
+                    f"{', '.join(map(str, known))}."
+                )
+        return Grouping(said["bits"], said["group_size"])
+
+
+def _part(name: str, end: str) -> str:
+    """The tensor of a module that ends so: of "x.weight" "x.scales"."""
+    return name.removesuffix(WEIGHT) + end
+
+
+def _is_half(values: Floats) -> NDArray[np.bool_]:
+    """Which of these float16 can hold exactly."""
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16).astype(np.float32) == values

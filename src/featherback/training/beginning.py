@@ -1,0 +1,50 @@
+"""What a run begins with: made alike when it is trained and when it is replayed."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from featherback import optim
+from featherback.adapters import formats
+from featherback.adapters.formats.peft import FORMAT as PEFT
+from featherback.adapters.lora import LoRA, loraplus_rate
+from featherback.models.model import Model
+from featherback.training.config import TrainConfig
+from featherback.training.run_directory import RunDirectory
+
+
+def first_adapter(run: RunDirectory, model: Model, place: Path | None = None) -> LoRA:
+    """The adapter before the first step; its parameters in the file `place`, or in RAM."""
+    config = run.config
+    if config.start is None:
+        form = config.form
+        adapter = LoRA(
+            model,
+            form.rank,
+            form.alpha,
+            form.targets,
+            config.seed,
+            path=place,
+            rslora=form.rslora,
+            dora=form.dora,
+        )
+    else:
+        adapter = formats.load(model, run.start, place, PEFT)
+    adapter.dropout = config.lora_dropout
+    return adapter
+
+
+def first_optimizer(
+    config: TrainConfig, adapter: LoRA, place: Path | None = None
+) -> optim.LayerwiseOptimizer:
+    """The optimiser before the first step; its states in files of the folder `place`, or in RAM."""
+    return optim.create(
+        config.optimizer,
+        adapter.parameters,
+        adapter.layout.slots,
+        config.optimizer_options,
+        place,
+        partial(loraplus_rate, config.loraplus_ratio),
+        config.seed,
+    )

@@ -1,0 +1,105 @@
+"""Examples of the data that are held out of the training, where no held-out data were named.
+
+The loss on them says whether a run learns or only repeats: its best adapter is kept, and it ends when it gets worse.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from featherback.data.token_file import TokenFile, TokenFileWriter
+from featherback.training.config import TrainConfig
+from featherback.training.run_directory import RunDirectory
+
+FEWEST = 40
+"""Examples of data from which some are held out: a mean over one or two would be chance."""
+LEAST, MOST = 4, 64
+"""Examples that are held out, whatever the share: enough to mean something, few enough to be measured ten times."""
+SPARE = 4
+"""Times as many are looked at, since copies of others are not taken: they would be trained on."""
+
+
+def hold_out(run: RunDirectory) -> None:
+    """Take the share that the run's options name from its data, chosen by its seed, if it has no held-out data.
+
+    It may be called again, also after it was killed: examples are taken once.
+    """
+    data, config = run.record["data"], run.config
+    if "eval" in data or not config.eval_share:
+        return
+    path, taken = run.tokens / "train.tokens", run.tokens / "eval.tokens"
+    # If they are of another file, the rest of that is in place already.
+    if not taken.exists() or TokenFile(taken).metadata["taken_from"] == TokenFile(path).checksum:
+        split(path, taken, config)
+    if taken.exists():
+        rest, held = TokenFile(path), TokenFile(taken)
+        evaluated = {**counts(held), "sequences_before": len(rest) + len(held)}
+        run.update(data={**data, "train": {**data["train"], **counts(rest)}, "eval": evaluated})
+
+
+def counts(file: TokenFile) -> dict[str, int]:
+    """What the record of a run says of a token file."""
+    return {"sequences": len(file), "tokens": file.n_tokens, "supervised_tokens": file.n_targets}
+
+
+def most_before(trained: int, config: TrainConfig) -> int:
+    """Tokens of data of which so many are left when some are held out."""
+    return math.ceil(trained / (1 - config.eval_share)) + LEAST * config.sequence
+
+
+def was_split(run: RunDirectory) -> bool:
+    """Whether the held-out data of a run are some of its data."""
+    return "sequences_before" in run.record["data"].get("eval", {})
+
+
+def split(path: Path, taken: Path, config: TrainConfig) -> None:
+    """Move examples of the token file `path` to `taken`, which is written first; none, and no such file, if the data
+    or the steps are few."""
+    whole = TokenFile(path)
+    if not (chosen := _choose(whole, config)):
+        return
+    with TokenFileWriter(path) as rest, TokenFileWriter(taken) as held:  # the latter is closed first
+        held.metadata.update(taken_from=whole.checksum)
+        rest.metadata.update(whole.metadata)
+        for i in chosen:
+            held.add(*whole.seq(i))
+        for start, end in zip([0, *(i + 1 for i in chosen)], [*chosen, len(whole)], strict=True):
+            rest.add_from(whole, start, end)
+
+
+def _choose(file: TokenFile, config: TrainConfig) -> list[int]:
+    """Examples to hold out, in order: with something to predict, each there only once; none if the data are few."""
+    if len(file) < FEWEST:
+        return []
+    count = min(MOST, max(LEAST, round(config.eval_share * len(file))))
+    picked = random.Random(config.seed).sample(range(len(file)), min(len(file), SPARE * count))
+    copies = _copies(file, picked)
+    room = config.most_held_out(file.n_tokens)
+    chosen: list[int] = []
+    for i in picked:
+        tokens, supervised = file.seq(i)
+        if len(chosen) < count and i not in copies and supervised[1:].any() and tokens.size <= room:
+            chosen.append(i)
+            room -= tokens.size
+    return sorted(chosen) if len(chosen) >= LEAST else []
+
+
+def _copies(file: TokenFile, picked: Sequence[int]) -> set[int]:
+    """Those of the examples picked that are in the file more than once."""
+    by_length: dict[int, dict[bytes, list[int]]] = {}
+    for i in picked:
+        tokens, _ = file.seq(i)
+        by_length.setdefault(tokens.size, {}).setdefault(tokens.tobytes(), []).append(i)
+    copies: set[int] = set()
+    for start, lengths in file.all_lengths():
+        for at in np.flatnonzero(np.isin(lengths, list(by_length))):
+            i = start + int(at)
+            tokens, _ = file.seq(i)
+            alike = by_length[tokens.size].get(tokens.tobytes(), [])
+            copies.update(each for each in alike if each != i)
+    return copies

@@ -1,0 +1,141 @@
+"""The sequence length that data need, where none was named: known once they are tokens (docs/decisions/lengths.md)."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from featherback.data.report import PrepareReport, too_long
+from featherback.data.source import STDIN, Source, what_is_long
+from featherback.data.token_file import TokenFile, TokenFileWriter
+from featherback.errors import FeatherbackError
+from featherback.host.machine import Baseline
+from featherback.models.model import Model
+from featherback.terminal import Preparing
+from featherback.training.config import SEQUENCE
+from featherback.training.run_directory import RunDirectory
+
+_LONGER = "a model for longer texts takes them whole"
+MB = 10**6
+
+
+def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], plan_now: bool = True) -> bool:
+    """Give a run without a sequence length the one that its data need, and the plan for it. Whether that is done.
+
+    Without `plan_now` it is done only where the plan that the run has will do. FeatherbackError if examples are longer
+    than the model or the memory allows, and are not to be cut.
+    """
+    config = run.config
+    if config.seq_len is not None:
+        return True
+    longest = max(TokenFile(path).max_length for path in _files(run).values())
+    if longest <= config.sequence:
+        run.update(configuration=replace(config, seq_len=config.sequence).to_json())
+        return True
+    if not plan_now:
+        return False
+    # What only plans is not there at other times.
+    from featherback.training.choose import longest_fitting, plan_for
+
+    most, here = model.config.max_position_embeddings, baseline()
+    length, needed = longest_fitting(config, model, here, config.sequence, min(longest, most))
+    if length < longest:
+        beyond, change = made_for(model), _LONGER
+        if length < most:
+            within = "in the free memory" if config.memory is None else f"in --memory {config.memory // MB}MB"
+            beyond = f"the {length} tokens that fit {within}"
+            change = f"--memory {needed // MB}MB takes them whole"
+        reports: dict[str, Any] = dict(run.record["data"])
+        for name, path in _files(run).items():
+            given = "paths" not in reports[name]  # as tokens, from Python
+            report = None if given else PrepareReport.from_json(reports[name])
+            hold_to(path, report, length, config.cut, beyond, change)
+            if report is not None:
+                reports[name] = report.to_json()
+        run.update(data=reports)
+    config = replace(config, seq_len=length)
+    plan = asdict(plan_for(config, model, lambda: here))
+    run.update(configuration=config.to_json(), plan=plan)
+    return True
+
+
+@contextmanager
+def as_tokens(
+    model: Model, data: Source, seq_len: int | None, cut: bool
+) -> Iterator[tuple[TokenFile, PrepareReport]]:
+    """Inside: `data` as a run would have them, made in a process of its own. FeatherbackError as from a run."""
+    from featherback.data.inputs import keep_stdin
+    from featherback.data.launch import prepare_in_subprocess  # not in the training process
+
+    most = model.config.max_position_embeddings
+    if seq_len is not None and seq_len > most:
+        raise FeatherbackError(f"--seq-len {seq_len} is beyond {made_for(model)}.")
+    source = replace(data, long=what_is_long(seq_len, cut))
+    with tempfile.TemporaryDirectory(prefix="featherback-") as folder:
+        if STDIN in source.paths:
+            keep_stdin(Path(folder))
+        path = Path(folder) / "data.tokens"
+        with Preparing(source.name) as shown:
+            size = seq_len or min(SEQUENCE, most)
+            report = prepare_in_subprocess(model.path, source, path, size, shown.update)
+        hold_to(path, report, most, cut, made_for(model), _LONGER)
+        tokens = TokenFile(path)
+        tokens.check(model.config.vocab_size)
+        yield tokens, report
+
+
+def hold_to(
+    path: Path, report: PrepareReport | None, length: int, cut: bool, beyond: str, change: str
+) -> None:
+    """See that no sequence of a token file is longer than `length`: cut it, or refuse the data with a FeatherbackError.
+
+    `report` is that of the file's data, and is kept true; None: they were given as tokens, which are never cut.
+    `beyond` says what `length` is, `change` what would take the examples whole.
+    """
+    file = TokenFile(path)
+    if count := _count_longer(file, length):
+        if report is None or not cut:
+            data, of = ("the tokens given", len(file)) if report is None else (report.data, report.examples)
+            raise FeatherbackError(too_long(count, of, data, beyond, file.max_length, change))
+        _cut(file, length, report)
+
+
+def _count_longer(file: TokenFile, length: int) -> int:
+    """Sequences of more than `length` tokens."""
+    return sum(int(np.count_nonzero(lengths > length)) for _, lengths in file.all_lengths())
+
+
+def _cut(file: TokenFile, length: int, report: PrepareReport) -> None:
+    """Cut the sequences of a token file at `length` tokens, counted; those that train nothing then are left out."""
+    report.seq_len = length
+    with TokenFileWriter(file.path) as writer:
+        writer.metadata.update(file.metadata)
+        for i in range(len(file)):
+            tokens, supervised = file.seq(i)
+            if tokens.size > length:
+                report.cut(tokens.size - length)
+            if supervised[1:length].any():
+                writer.add(tokens[:length], supervised[:length])
+            else:
+                report.dropped += 1
+        if not writer.n_targets:
+            raise FeatherbackError(report.nothing_within)
+        report.sequences, report.tokens, report.supervised_tokens = (
+            writer.n_sequences, writer.n_tokens, writer.n_targets,
+        )  # fmt: skip
+        writer.metadata.update(seq_len=length, report=report.to_json())
+
+
+def made_for(model: Model) -> str:
+    """The longest sequence of a model, in words."""
+    return f"the {model.config.max_position_embeddings} tokens that {model.path.name} was made for"
+
+
+def _files(run: RunDirectory) -> dict[str, Path]:
+    return {name: run.tokens / f"{name}.tokens" for name in run.record["data"]}

@@ -1,0 +1,129 @@
+"""What people write for the options of training, as the options' values; FeatherbackError for what cannot be meant."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Collection
+from numbers import Real
+
+from featherback import families
+from featherback.architecture.names import parse_targets
+from featherback.data.source import columns_of
+from featherback.errors import FeatherbackError
+
+MOST_MEMORY = 1 << 60  # bytes
+MOST_BARE = 10**6  # megabytes: a larger number without a unit was meant as bytes
+_UNITS = {
+    "": 10**6, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
+    "K": 10**3, "M": 10**6, "G": 10**9, "KB": 10**3, "MB": 10**6, "GB": 10**9,
+}  # fmt: skip
+
+
+def memory(text: str) -> int:
+    """Bytes from "96MB", "1.5 GB", "64MiB" (decimal or binary units), or from "96", which means megabytes."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = match and _UNITS.get(match[2].upper())
+    if not match or unit is None:
+        raise FeatherbackError(f"--memory is {text!r}; write an amount such as 96MB or 1.5GB.")
+    if not match[2] and float(match[1]) >= MOST_BARE:
+        raise FeatherbackError(
+            f"--memory is {text}: a number alone means megabytes; write an amount such as 96MB, 1.5GB or {text}B."
+        )
+    amount = float(match[1]) * unit
+    if amount >= MOST_MEMORY:
+        raise FeatherbackError(
+            "--memory is more than any machine has; write an amount such as 96MB or 1.5GB."
+        )
+    return int(amount)
+
+
+def size(given: object) -> object:
+    """Bytes; a text is read by `memory`."""
+    return memory(given) if isinstance(given, str) else given
+
+
+def megabytes(given: object) -> object:
+    """Bytes, where a person gives a number."""
+    return memory(str(given)) if isinstance(given, Real) and not isinstance(given, bool) else given
+
+
+def written_size(amount: int) -> str:
+    """Bytes as `memory` reads them."""
+    return f"{amount}B" if amount % 10**6 else f"{amount // 10**6}MB"
+
+
+def paths(flag: str, given: object) -> tuple[str, ...]:
+    """Files of data; one may stand alone."""
+    if isinstance(given, (str, os.PathLike)):
+        return (os.fspath(given),)
+    if (
+        isinstance(given, (list, tuple))
+        and given
+        and all(isinstance(path, (str, os.PathLike)) for path in given)
+    ):
+        return tuple(map(os.fspath, given))
+    raise FeatherbackError(f"{flag} is {given!r}; it must be text, or a list of texts.")
+
+
+def start(given: object) -> object:
+    """A path; "none" is none."""
+    if given == "":
+        raise FeatherbackError("--from is ''; name a run or an adapter, or none.")
+    return None if given == "none" else given
+
+
+def columns(given: object) -> tuple[str, ...]:
+    """Pairs such as "prompt=question"."""
+    pairs = (given,) if isinstance(given, str) else given
+    if not isinstance(pairs, (list, tuple)) or not all(isinstance(pair, str) for pair in pairs):
+        raise FeatherbackError(f"--map is {given!r}; write pairs such as prompt=question.")
+    columns_of(pairs)
+    return tuple(pairs)
+
+
+def targets(given: object) -> tuple[str, ...]:
+    """Projections that some family has; "all" stays until the model is known."""
+    names = _names(given)
+    if names is None:
+        raise FeatherbackError(f"--targets is {given!r}; write all, or a list such as q,v.")
+    if "all" in (name.strip() for name in names):
+        return ("all",)
+    return parse_targets(names, families.PROJECTIONS)
+
+
+def patterns(flag: str, given: object) -> tuple[str, ...]:
+    """Names, in which * stands for anything."""
+    names = _names(given)
+    if not names or not all(name.strip() for name in names):
+        raise FeatherbackError(f"{flag} is {given!r}; write a list of names such as embed_tokens,layers.0.*.")
+    return tuple(name.strip() for name in names)
+
+
+def listed(flag: str, known: Collection[str], write: str, given: object) -> tuple[str, ...]:
+    """Some of the names `known`, in their order; "none" is none of them. `write`: what is advised for anything else."""
+    names = _names(given)
+    named = [name.strip() for name in names or () if name.strip() != "none"]
+    if names is None or set(named) - set(known):
+        raise FeatherbackError(f"{flag} is {given!r}; write {write}.")
+    return tuple(name for name in known if name in named)
+
+
+def warmup(given: object) -> object:
+    """A whole number of steps as int, a share of them as float."""
+    try:
+        amount = float(given) if isinstance(given, (str, int, float)) else math.nan
+    except (ValueError, OverflowError):
+        amount = math.nan
+    if isinstance(given, bool) or not (amount < 1 or amount.is_integer()):
+        raise FeatherbackError(f"--warmup is {given!r}; write a number of steps, or a share of them below 1.")
+    return int(amount) if amount.is_integer() else amount
+
+
+def _names(given: object) -> list[str] | None:
+    """Names in a list, or between commas; None if these are none."""
+    names = given.split(",") if isinstance(given, str) else given
+    if isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names):
+        return list(names)
+    return None

@@ -1,0 +1,86 @@
+"""A zeroth-order run once more, from its options and its log of directions: no data are read, no loss is computed.
+
+Each step's gradients are made again from the seed and the slopes, and go through the run's own optimiser. The same bits
+as the run's on the same instruction set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from featherback import methods, models, optim
+from featherback.adapters.formats.peft import FORMAT as PEFT
+from featherback.errors import FeatherbackError
+from featherback.host.paged import PagedArray
+from featherback.methods.base import Draw
+from featherback.methods.mezo import MeZO
+from featherback.models.model import Model
+from featherback.training import checkpoint
+from featherback.training.beginning import first_adapter, first_optimizer
+from featherback.training.direction_log import NAME, read_steps
+from featherback.training.run_directory import RunDirectory, check_new
+from featherback.weights import fingerprint
+
+
+def replay(
+    run: RunDirectory,
+    out: Path,
+    step: int | None = None,
+    model: Model | None = None,
+    told: Callable[[int, int], None] = lambda step, last: None,
+) -> int:
+    """Write the adapter of a run after `step` to the folder `out`, and return the step.
+
+    `step` None: that of the adapter in the run's directory. `model`: the run's, if it is open already. `told`: called
+    after each step with its number and the last one's. FeatherbackError if the run kept no log, or it is not whole.
+    """
+    config = run.config
+    if not issubclass(methods.METHODS[config.method], MeZO):
+        raise FeatherbackError(
+            f"{run.path} was trained by {config.method}, which follows no directions that could be replayed."
+        )
+    path = run.path / NAME
+    if not config.method_options["log_directions"] or not path.exists():
+        raise FeatherbackError(f"{run.path} has no {NAME}: only a run with --log-directions can be replayed.")
+    last = exported_step(run) if step is None else step
+    if last < 1:
+        raise FeatherbackError(f"{run.path} has saved no adapter yet; name a --step.")
+    check_new(out)
+    model = model or models.load(config.model, config.quantize)
+    if run.record.get("model") != fingerprint.of_store(model.store):
+        raise FeatherbackError(f"{config.model} is not what it was when {run.path} was trained on it.")
+    adapter = first_adapter(run, model)
+    parameters = adapter.parameters
+    optimizer = first_optimizer(config, adapter)
+    gradients = PagedArray(parameters.layers, parameters.size)
+    plan = replace(run.plan_of(model.blocks), checkpoints="ram", states="ram")
+    options = methods.OPTIONS.make(config.method, config.method_options)
+    estimator = methods.create(config.method, model, adapter, plan, options=options)
+    assert isinstance(estimator, MeZO)
+    try:
+        for logged in read_steps(path, run.origin, last):
+            gradients.clear()
+            estimator.replay(logged.slopes, Draw(config.seed, logged.step - 1), gradients)
+            scale = optim.clip_scale(optim.global_norm(gradients), config.clip_norm)
+            optimizer.step(gradients, logged.lr, scale)
+            told(logged.step, last)
+        out.mkdir(parents=True, exist_ok=True)
+        PEFT.save(adapter, out, run.record.get("base_model"))
+    except OSError as error:
+        raise FeatherbackError(f"Cannot write {out}: {error.strerror}.") from error
+    finally:
+        estimator.close()
+        optimizer.close()
+        adapter.close()
+    return last
+
+
+def exported_step(run: RunDirectory) -> int:
+    """The step of the adapter in a run's directory: the one of the lowest held-out loss, or else the last saved."""
+    measured = [evaluation for evaluation in run.record.get("evaluations", []) if evaluation["step"] > 0]
+    if measured:
+        return int(min(measured, key=lambda evaluation: evaluation["loss"])["step"])
+    finished = run.record.get("summary", {}).get("steps", 0)
+    return max(checkpoint.latest_step(run.path), int(finished))

@@ -1,0 +1,1 @@
+"""Training a model's own weights: where they lie, what reads their gradients, and the copy that changes."""

@@ -1,0 +1,303 @@
+"""Data of every kind through the commands, the report before training, and the sequence length that data need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Command
+from tests.data.test_formats import ROWS, WRITERS
+from tests.support.tiny_chat import write_messages
+
+from featherback.cli.preamble import print_preamble, print_sample
+from featherback.data.preview import Preview
+from featherback.data.token_file import TokenFile
+from featherback.training.config import TrainConfig
+from featherback.training.launch import prepare_run
+from featherback.training.rehearsal import rehearsed_baseline
+from featherback.training.run_directory import RunDirectory
+
+FEATHERBACK = [sys.executable, "-m", "featherback"]
+
+
+def _featherback(*arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*FEATHERBACK, *map(str, arguments)], capture_output=True, text=True, check=False, **how
+    )
+
+
+def _chats(path: Path, *sizes: int) -> Path:
+    """A chat with an answer of so many letters each; the template and the question take some thirty tokens."""
+    rows = (
+        {"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "a" * size}]}
+        for i, size in enumerate(sizes)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def formats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same chats in every kind of file that holds records, and a folder of texts."""
+    folder = tmp_path_factory.mktemp("formats")
+    for name, write in WRITERS.items():
+        write(folder / name, ROWS["messages"])
+    (folder / "notes").mkdir()
+    (folder / "notes" / "a.md").write_text("Once upon a time")
+    return {name: folder / name for name in (*WRITERS, "notes")}
+
+
+@pytest.mark.parametrize("name", [*WRITERS, "notes"])
+def test_a_format_is_inspected_and_evaluated(
+    command: Command, chat_model: Path, formats: dict[str, Path], name: str
+) -> None:
+    facts = json.loads(command("inspect", formats[name], "--json").out)
+    kinds = {"text": 1} if name == "notes" else {"messages": 2}
+    assert (facts["examples"], facts["kinds"]) == (sum(kinds.values()), kinds)
+    shown = json.loads(command("inspect", formats[name], "--model", chat_model, "--json").out)
+    assert shown["report"]["shapes"] == kinds
+    measured = json.loads(command("evaluate", chat_model, "--data", formats[name], "--json").out)
+    assert measured["tokens"] == shown["report"]["supervised_tokens"] > 10
+
+
+def test_a_run_trains_on_all_of_them_and_standard_input(
+    chat_model: Path, formats: dict[str, Path], tmp_path: Path
+) -> None:
+    named = [word for path in formats.values() for word in ("--data", path)]
+    out = tmp_path / "run"
+    arguments = ("train", chat_model, *named, "--data", "-", "--out", out, "--epochs", 1, "--rank", 2)
+    done = _featherback(*arguments, input=formats["data.jsonl"].read_text())
+    assert done.returncode == 0, done.stderr
+    run = RunDirectory.open(out)
+    assert run.record["data"]["train"]["shapes"] == {"messages": 2 * (len(WRITERS) + 1), "text": 1}
+    assert (
+        f"standard input: 13 examples (messages: 12, text: 1), {run.record['data']['train']['tokens']} tokens"
+        in done.stdout
+    )
+    assert run.config.data == (*map(str, formats.values()), "-")
+    assert run.record["data"]["train"]["duplicates"] == 11  # all twelve chats are the same
+    assert "11 of 13 examples are copies of others" in done.stdout
+    again = _featherback("train", chat_model, "--out", out, "--resume", "--epochs", 2)
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_folder_of_records_is_not_data_but_what_is_in_it(command: Command, tmp_path: Path) -> None:
+    data = _chats(tmp_path / "d.jsonl", 10)
+    said = command("inspect", tmp_path)
+    assert said.code == 2
+    assert f"name {data} itself, and only files ending in .txt or .md by their folder" in said.err
+
+
+def test_what_is_not_read_of_a_folder_is_said(command: Command, chat_model: Path, tmp_path: Path) -> None:
+    for name, text in (("a.md", "Buy milk."), ("b.PDF", "%PDF"), ("c.docx", "PK"), (".hidden", "x")):
+        (tmp_path / name).write_text(text)
+    first = f"2 files in {tmp_path} are not read (the first: {tmp_path / 'b.PDF'}): of a folder, only "
+    for more in ((), ("--model", chat_model)):
+        if more:
+            (tmp_path / "c.docx").unlink()
+            first = f"{tmp_path / 'b.PDF'} is not read: of a folder, only "
+        said = command("inspect", tmp_path, *more)
+        assert said.code == 0
+        assert first + "those ending in .txt, .md or .markdown are." in " ".join(said.out.split())
+
+
+def test_standard_input_can_be_inspected(chat_model: Path, formats: dict[str, Path]) -> None:
+    text = formats["data.json"].read_text(encoding="utf-8")
+    done = _featherback("inspect", "-", "--model", chat_model, "--json", input=text)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["report"]["examples"] == len(found["examples"]) == 2
+    assert found["examples"][0]["where"].startswith("standard input, line 2")
+    unanswered = '{"messages": [{"role": "user", "content": "a"}]}'
+    done = _featherback("evaluate", chat_model, "--data", "-", input=unanswered)
+    assert "error: standard input has no supervised token at all" in done.stderr
+    done = _featherback("evaluate", chat_model, "--data", "-", input="")
+    assert (done.returncode, done.stderr) == (2, "error: Standard input is empty.\n")
+
+
+# --- the length that data need ---
+
+
+def test_long_chats_are_trained_whole(chat_model: Path, tmp_path: Path) -> None:
+    """They used to be cut at 256 tokens."""
+    data, held_out = _chats(tmp_path / "d.jsonl", 10, 300, 20), _chats(tmp_path / "e.jsonl", 400)
+    out = tmp_path / "run"
+    arguments = (
+        "train",
+        chat_model,
+        "--data",
+        data,
+        "--eval-data",
+        held_out,
+        "--out",
+        out,
+        "--steps",
+        2,
+        "--rank",
+        2,
+    )
+    done = _featherback(*arguments, "--memory", "200MB")
+    assert done.returncode == 0, done.stderr
+    run = RunDirectory.open(out)
+    longest = run.record["data"]["eval"]["longest"]
+    assert longest > 400
+    assert run.config.seq_len == longest
+    assert run.plan.tokens == longest
+    assert TokenFile(run.tokens / "eval.tokens").max_length == longest
+    assert "up to    512 tokens" in done.stdout
+    assert run.record["summary"]["peak_rss_mb"] < 200
+    again = _featherback("train", chat_model, "--out", out, "--resume", "--steps", 3)
+    assert again.returncode == 0, again.stderr
+    assert RunDirectory.open(out).plan == run.plan
+
+
+def _one_step(model: Path, data: Path, out: Path) -> tuple[object, ...]:
+    """The words of a short training."""
+    return ("train", model, "--data", data, "--out", out, "--steps", 1, "--rank", 2)
+
+
+def test_short_chats_change_nothing(chat_model: Path, tmp_path: Path) -> None:
+    data, out = _chats(tmp_path / "d.jsonl", 10, 20), tmp_path / "run"
+    for name, named in (("a", ()), ("b", ("--seq-len", 256))):
+        assert _featherback(*_one_step(chat_model, data, out / name), *named).returncode == 0
+    ours, theirs = RunDirectory.open(out / "a"), RunDirectory.open(out / "b")
+    assert ours.config.seq_len == theirs.config.seq_len == 256
+    assert (out / "a" / "adapter_model.safetensors").read_bytes() == (
+        out / "b" / "adapter_model.safetensors"
+    ).read_bytes()
+
+
+def test_chats_beyond_the_model_are_refused_or_cut(
+    command: Command, chat_model: Path, tmp_path: Path
+) -> None:
+    data, out = _chats(tmp_path / "d.jsonl", 10, 700, 900), tmp_path / "run"
+    says = (
+        f"2 of 3 examples in {data} are longer than the 512 tokens that tiny.gguf was made for (the longest has 9",
+        "--cut cuts them at the end.",
+    )
+    for arguments in (
+        ("train", chat_model, "--data", data, "--out", out),
+        ("evaluate", chat_model, "--data", data),
+        ("inspect", data, "--model", chat_model),
+    ):
+        code, _, err = command(*arguments)
+        assert code == 2
+        assert len(err.splitlines()) == 1
+        for text in says:
+            assert text in err
+    assert not out.exists()
+    measured = json.loads(command("evaluate", chat_model, "--data", data, "--cut", "--json").out)
+    assert (measured["examples"], measured["truncated"], measured["dropped"]) == (3, 2, 0)
+    done = _featherback(
+        "train", chat_model, "--data", data, "--out", out, "--cut", "--epochs", 1, "--rank", 2
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 of 3 examples are longer than 512 tokens and were cut" in " ".join(done.stdout.split())
+    assert TokenFile(RunDirectory.open(out).tokens / "train.tokens").max_length == 512
+
+
+def test_what_a_budget_has_no_room_for_is_refused_with_one_that_has(chat_model: Path, tmp_path: Path) -> None:
+    data, out = _chats(tmp_path / "d.jsonl", 10, 440), tmp_path / "run"
+    arguments = (*_one_step(chat_model, data, out), "--batch-size", 64)
+    refused = _featherback(*arguments, "--seq-len", 256, "--cut", "--memory", "1MB")
+    budget = int(refused.stderr.partition("the least is --memory ")[2].partition("MB")[0])
+    done = _featherback(*arguments, "--memory", f"{budget + 1}MB")
+    assert done.returncode == 2
+    assert f"tokens that fit in --memory {budget + 1}MB (the longest has 4" in done.stderr
+    assert not out.exists()
+    needed = done.stderr.partition("): --memory ")[2].partition(" takes them whole")[0]
+    assert _featherback(*arguments, "--memory", needed).returncode == 0
+
+
+# --- the report ---
+
+
+def test_a_long_example_is_shown_where_it_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    """A long system message used to be all that one saw."""
+
+    def shown(before: int, after: int) -> list[str]:
+        asked, answer = "".join(f"asked {i}\n" for i in range(before)), "\n".join(map(str, range(after)))
+        print_sample(
+            Preview("d.jsonl, line 1", [(asked, False), (answer, True), ("\nnext\n", False)], 9, 9, 0)
+        )
+        return [line.removeprefix("  | ") for line in capsys.readouterr().out.splitlines()[1:]]
+
+    assert shown(30, 2) == [
+        *("asked 0", "asked 1", "asked 2", "... 26 lines more", "asked 29", "[0]", "[1]", "next"),
+    ]
+    assert shown(30, 30)[3:] == [
+        "... 26 lines more",
+        "asked 29",
+        *(f"[{i}]" for i in range(8)),
+        "... 23 lines more",
+    ]
+    assert shown(3, 30)[3:] == [*(f"[{i}]" for i in range(9)), "... 22 lines more"]
+    assert shown(3, 2) == ["asked 0", "asked 1", "asked 2", "[0]", "[1]", "next"]
+    assert len(shown(10, 1)) == 12  # no more than there is room for
+    assert shown(30, 1)[-3:] == ["asked 29", "[0]", "next"]
+    assert len(shown(3, 9)) == len(shown(3, 8)) + 1 == 13  # "1 lines more" takes as much room as the line
+
+
+def test_a_dry_run_shows_the_data_and_leaves_nothing(chat_model: Path, tmp_path: Path) -> None:
+    data, out = _chats(tmp_path / "d.jsonl", 10, 300, 10, 0), tmp_path / "run"
+    arguments = ("train", chat_model, "--data", data, "--out", out, "--dry-run")
+    done = _featherback(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert not out.exists()
+    for text in (
+        "d.jsonl: 4 examples (messages), ",
+        "up to     64 tokens",
+        "up to    512 tokens",
+        "have an empty answer",
+        "held-out  none: there are too few",
+        "[",
+        "predicted",
+    ):
+        assert text in done.stdout
+    assert "step 1" not in done.stdout
+    shown = json.loads(_featherback(*arguments, "--json").stdout)
+    assert shown["data"]["train"]["examples"] == 4
+    assert shown["plan"]["tokens"] == shown["data"]["train"]["longest"]
+    inspected = json.loads(_featherback("inspect", data, "--model", chat_model, "--json").stdout)["report"]
+    for name in ("seconds", "peak_rss_mb"):
+        inspected.pop(name)
+        shown["data"]["train"].pop(name)
+    assert inspected == shown["data"]["train"]
+    out.mkdir()
+    assert _featherback(*arguments).returncode == 0
+    assert list(out.iterdir()) == []
+
+
+def test_bad_lines_are_skipped_alike(command: Command, chat_model: Path, tmp_path: Path) -> None:
+    data = _chats(tmp_path / "d.jsonl", 10, 20)
+    data.write_text(data.read_text() + "{\n")
+    for arguments in (
+        ("evaluate", chat_model, "--data", data),
+        ("inspect", data),
+        ("inspect", data, "--model", chat_model),
+    ):
+        code, _, err = command(*arguments)
+        assert code == 2
+        assert f"{data}, line 3: not valid JSON" in err
+        said = command(*arguments, "--skip-bad").out
+        assert "1 record cannot be used and was left out:" in said
+        assert f"{data}, line 3: not valid JSON" in said
+
+
+def test_what_is_held_out_is_not_counted_as_trained(
+    chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = str(write_messages(tmp_path / "d.jsonl", 100))
+    config = TrainConfig(model=str(chat_model), data=(data,), out=str(tmp_path / "run"), epochs=1, rank=2)
+    run = prepare_run(config, baseline=rehearsed_baseline)
+    run.release()
+    print_preamble(run, sample=False)
+    rest, held = (TokenFile(run.tokens / f"{name}.tokens") for name in ("train", "eval"))
+    shown = capsys.readouterr().out
+    counts = f"{rest.n_tokens} tokens without those held out, {rest.n_targets} of them trained"
+    assert f"100 examples (messages), {counts}" in shown
+    assert f"held-out  5 of the 100 sequences, {held.n_tokens} tokens" in shown

@@ -1,0 +1,214 @@
+"""chat on a terminal, prompts from standard input, and what a shell completes."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.tiny_chat import N_VOCAB, byte_level_metadata
+from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
+
+pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
+FEATHERBACK = (sys.executable, "-m", "featherback")
+PATIENCE = 120  # seconds that only a hang reaches
+
+
+class Terminal:
+    """A command on a pseudo-terminal."""
+
+    def __init__(self, *words: object) -> None:
+        self._pid, self._screen = pty.fork()
+        if not self._pid:
+            os.environ.update(TERM="dumb", PYTHON_BASIC_REPL="1")
+            os.execv(FEATHERBACK[0], [*FEATHERBACK, *map(str, words)])
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._screen, text.encode())
+
+    def until(self, *wanted: str) -> str:
+        """What comes until one of these has come, counted from the last one."""
+        end = time.monotonic() + PATIENCE
+        while not any(text in self.seen for text in wanted):
+            assert select.select([self._screen], [], [], max(0, end - time.monotonic()))[0], self.seen
+            self.seen += os.read(self._screen, 4096).decode(errors="replace")
+        text, self.seen = self.seen, ""
+        return text
+
+    def status(self, pressed: str = "") -> int:
+        """Of the command, once it has ended. `pressed`: a key that is pressed each second until it has."""
+        began = time.monotonic()
+        presses = 0
+        while not (done := os.waitpid(self._pid, os.WNOHANG))[0]:
+            assert time.monotonic() < began + PATIENCE, self.seen
+            if pressed and time.monotonic() >= began + presses:
+                presses += 1
+                self.type(pressed)
+            if select.select([self._screen], [], [], 0.1)[0]:
+                try:
+                    self.seen += os.read(self._screen, 4096).decode(errors="replace")
+                except OSError:  # Linux: the other end is closed
+                    time.sleep(0.05)
+        return os.waitstatus_to_exitcode(done[1])
+
+    def close(self) -> None:
+        os.close(self._screen)
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that is never done: it has no end token, and room for a million."""
+    metadata = byte_level_metadata()
+    del metadata["tokenizer.ggml.eos_token_id"]
+    config = tiny(TINY_LLAMA, vocab_size=N_VOCAB, max_position_embeddings=1_000_000)
+    return write_tiny(tmp_path_factory.mktemp("model") / "talker.gguf", config, metadata=metadata)
+
+
+@pytest.fixture
+def terminal(talker: Path) -> Iterator[Terminal]:
+    endless = ("--context", 1_000_000, "--max-tokens", 1_000_000, "--temperature", 0)
+    found = Terminal("chat", talker, *endless)
+    yield found
+    found.close()
+
+
+def test_ctrl_c_ends_the_answer_and_then_the_chat(terminal: Terminal) -> None:
+    terminal.until("> ")
+    for _ in range(2):
+        terminal.type("hello\r")
+        terminal.until("hello\r\n")
+        terminal.until(*map(chr, range(33, 256)), "\ufffd")  # it has begun to answer
+        terminal.type("\x03")
+        terminal.until("\r\n> ")
+    terminal.type("/help\r")
+    told = terminal.until("\r\n> ")
+    assert "/reset" in told
+    assert "Ctrl-C" in told
+    terminal.type("/nonsense\r")
+    assert "There is no command /nonsense; /help lists" in terminal.until("\r\n> ")
+    # Python's input() may miss a Ctrl-C that comes after its prompt is written and before it waits for a key.
+    assert terminal.status(pressed="\x03") == 130
+    assert "Traceback" not in terminal.seen
+
+
+def test_a_chat_is_ended_by_what_people_type(terminal: Terminal) -> None:
+    terminal.until("> ")
+    terminal.type("/quit\r")
+    assert terminal.status() == 0
+
+
+def test_what_was_said_joins_the_conversation(talker: Path) -> None:
+    import featherback as fb
+    from featherback.training.interrupt import StoppedError
+
+    asked = 0
+
+    def stop() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 6:
+            raise StoppedError
+
+    talk = fb.load(talker).chat(temperature=0)
+    said = "".join(talk.answer("hello", check=stop))
+    assert said
+    assert talk.messages == [{"role": "user", "content": "hello"}, {"role": "assistant", "content": said}]
+    asked = 5  # before there is an answer
+    assert list(talk.answer("more", check=stop)) == []
+    assert len(talk.messages) == 2
+    talk.reset()
+    assert talk.messages == []
+
+
+def _generate(model: Path, *words: str, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    command = [*FEATHERBACK, "generate", str(model), "--max-tokens", "4", *words]
+    return subprocess.run(command, input=text, capture_output=True, check=False)
+
+
+def test_a_prompt_can_be_piped_in(chat_model: Path) -> None:
+    named = _generate(chat_model, "--prompt", "one\ntwo")
+    assert named.returncode == 0, named.stderr
+    assert _generate(chat_model, text=b"one\ntwo\n").stdout == named.stdout
+    assert _generate(chat_model, "--prompt", "-", text=b"one\ntwo").stdout == named.stdout
+    for words, text in ((("--raw",), b""), ((), b""), ((), b" \n\n"), (("--prompt", ""), b"")):
+        nothing = _generate(chat_model, *words, text=text)
+        assert (nothing.returncode, nothing.stderr) == (2, b"error: The prompt is empty.\n")
+    wrong = _generate(chat_model, text=b"\xff\xfe")
+    assert wrong.returncode == 2
+    assert b"half a surrogate pair" in wrong.stderr
+
+
+def test_without_a_prompt_on_a_terminal(chat_model: Path) -> None:
+    terminal = Terminal("generate", chat_model)
+    assert '--prompt is missing: write one, as in --prompt "Hello", or pipe it in.' in terminal.until(
+        "in.\r\n"
+    )
+    assert terminal.status() == 2
+    terminal.close()
+
+
+@pytest.mark.parametrize("flag", ["-V", "--version"])
+def test_the_version(flag: str) -> None:
+    from featherback.version import __version__
+
+    done = subprocess.run([*FEATHERBACK, flag], capture_output=True, text=True, check=True)
+    assert done.stdout == f"featherback {__version__}\n"
+
+
+_ASK = """
+eval "$(_FEATHERBACK_COMPLETE=source_bash featherback)"
+ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _featherback_completion featherback; echo "${COMPREPLY[@]}"; }
+ask featherback tr
+ask featherback train --opt
+ask featherback train --optimizer adamw
+ask featherback train --lea
+ask featherback train --log-to t
+ask featherback train --targets q,do
+ask featherback train --pause-on ""
+"""
+
+
+@pytest.fixture
+def on_the_path(tmp_path: Path) -> dict[str, str]:
+    """An environment in which `featherback` is a command."""
+    script = tmp_path / "featherback"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m featherback "$@"\n')
+    script.chmod(0o755)
+    return {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
+def test_what_bash_completes(on_the_path: dict[str, str]) -> None:
+    done = subprocess.run(["bash", "-c", _ASK], env=on_the_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "train",
+        "--optimizer",
+        "adamw adamw8bit",
+        "--learning-rate",
+        "tensorboard trackio",
+        "q,down",
+        "battery heat none",
+    ]
+    assert not done.stderr
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_what_other_shells_complete(on_the_path: dict[str, str], shell: str) -> None:
+    def ask(**said: str) -> str:
+        env = on_the_path | said
+        return subprocess.run(["featherback"], env=env, capture_output=True, text=True, check=True).stdout
+
+    assert "_TYPER_COMPLETE_ARGS" in ask(_FEATHERBACK_COMPLETE=f"source_{shell}")
+    told = ask(
+        _FEATHERBACK_COMPLETE=f"complete_{shell}",
+        _TYPER_COMPLETE_ARGS="featherback train --optimizer adamw",
+        _TYPER_COMPLETE_FISH_ACTION="get-args",
+    )
+    assert "adamw8bit" in told

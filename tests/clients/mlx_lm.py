@@ -1,0 +1,208 @@
+"""The real mlx-lm reads what we export, and we read what it writes: `make test-mlx`. Not part of the suite.
+
+Everything is float32 on both sides, on MLX's CPU device: nothing is rounded but sums, in another order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx import nn
+from mlx.utils import tree_flatten
+from mlx_lm.tuner.utils import linear_to_lora_layers
+from mlx_lm.utils import load_adapters, load_model, quantize_model, save_config, save_model
+
+import featherback as fb
+from featherback import families, models
+from featherback.adapters import formats
+from featherback.adapters.lora import LoRA, Pair
+from featherback.architecture.config import ModelConfig
+from featherback.export import TARGETS
+from featherback.export.base import Request
+from featherback.inference.decoder import Decoder
+from featherback.models.streams import floats_of
+from tests.models.test_hf_folder import folder_and_gguf
+from tests.support.tiny_models import (
+    TINY_GEMMA2,
+    TINY_GEMMA3,
+    TINY_GRANITE,
+    TINY_LLAMA,
+    TINY_OLMO2,
+    TINY_PHI3,
+    TINY_QWEN2,
+    TINY_QWEN3,
+    TINY_SMOLLM3,
+    llama3,
+    tiny,
+)
+
+CASES: dict[str, ModelConfig] = {
+    "llama": TINY_LLAMA,
+    "llama3-rope": tiny(TINY_LLAMA, rope_scaling=llama3(TINY_LLAMA)),
+    "qwen2": TINY_QWEN2,
+    "qwen3": TINY_QWEN3,
+    "gemma2": tiny(TINY_GEMMA2, windows=(512, 0, 512)),  # mlx-lm follows no window of it
+    # Nor caps of this one; it scales embeddings by the root of the width in bf16.
+    "gemma3": tiny(TINY_GEMMA3, attention_softcap=0.0, final_softcap=0.0, hidden_size=64),
+    "granite": TINY_GRANITE,
+    "olmo2": TINY_OLMO2,
+    "phi3": tiny(TINY_PHI3, head_dim=24),  # its heads must make up the width
+    "smollm3": TINY_SMOLLM3,
+}
+TOKENS = [1, 5, 9, 2, 77, 31, 8, 100, 4, 4, 60, 3, 17]
+UNUSUAL = {(0, "o_proj"): Pair(2, 6.0), (1, "down_proj"): Pair(7, 12.0), (0, "down_proj"): None}
+BOUND = 2e-4  # of the largest logit
+WIDE = {"hidden_size": 128, "intermediate_size": 384, "head_dim": 32}  # rows of whole groups
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEATHERBACK_CACHE", str(tmp_path / "cache"))
+
+
+def _folder(tmp_path: Path, config: ModelConfig) -> Path:
+    """A Hugging Face folder whose configuration has the names that released models have, and mlx-lm reads."""
+    folder, _ = folder_and_gguf(tmp_path, config)
+    file = folder / "config.json"
+    entries = json.loads(file.read_text())
+    rope = entries.pop("rope_parameters")
+    if "full_attention" in rope:  # Gemma 3
+        entries["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        entries["sliding_window_pattern"] = entries.pop("_sliding_window_pattern")
+        rope = rope["full_attention"]
+    entries["rope_theta"] = rope.pop("rope_theta")
+    if rope["rope_type"] != "default":
+        entries["rope_scaling"] = rope
+    file.write_text(json.dumps(entries))
+    return folder
+
+
+def _their_model(folder: Path, adapter: Path | None = None) -> nn.Module:
+    model, _ = load_model(folder)
+    if adapter is not None:
+        load_adapters(model, str(adapter))
+    return model
+
+
+def _their_logits(model: nn.Module, tokens: Sequence[int] = TOKENS) -> np.ndarray:
+    return np.array(model(mx.array([tokens]))[0])
+
+
+def _our_logits(model: fb.Model, adapter: LoRA | None) -> np.ndarray:
+    return Decoder(model, adapter, compute="fp32").forward(TOKENS, every=True)
+
+
+def _filled(model: fb.Model, unusual: bool) -> LoRA:
+    adapter = LoRA(model, 4, 12, rslora=unusual, exceptions=UNUSUAL if unusual else {})
+    rng = np.random.default_rng(3)
+    adapter.load_state(
+        {name: rng.normal(0, 0.05, shape).astype(np.float32) for name, shape in adapter.shapes().items()}
+    )
+    return adapter
+
+
+def _check(theirs: np.ndarray, ours: np.ndarray) -> None:
+    np.testing.assert_allclose(theirs, ours, rtol=0, atol=BOUND * np.abs(ours).max())
+
+
+def _quantised(folder: Path, out: Path, bits: int, size: int) -> Path:
+    """A folder that mlx-lm has quantised."""
+    model, config = load_model(folder)
+    model, config = quantize_model(model, config, size, bits)
+    save_model(out, model)
+    save_config(config, out / "config.json")
+    return out
+
+
+def test_every_family_has_a_case() -> None:
+    assert {config.architecture for config in CASES.values()} == families.FAMILIES.keys()
+
+
+@pytest.mark.parametrize("unusual", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_our_adapters(tmp_path: Path, name: str, unusual: bool) -> None:
+    """The base and the adapter; with one rank and alpha, and with several."""
+    folder = _folder(tmp_path, CASES[name])
+    model = models.load(folder)
+    adapter = _filled(model, unusual)
+    TARGETS["mlx"].write(Request(adapter, tmp_path / "adapter"))
+    base, ours = _our_logits(model, None), _our_logits(model, adapter)
+    _check(_their_logits(_their_model(folder)), base)
+    _check(_their_logits(_their_model(folder, tmp_path / "adapter")), ours)
+    assert np.abs(ours - base).max() > 8 * BOUND * np.abs(base).max(), "the adapter changed nothing"
+
+
+def test_planted_faults_are_caught(tmp_path: Path) -> None:
+    """A scale that is 1 % off, and factors of two projections that have changed places."""
+    folder = _folder(tmp_path, TINY_LLAMA)
+    model = models.load(folder)
+    adapter = _filled(model, False)
+    TARGETS["mlx"].write(Request(adapter, tmp_path / "adapter"))
+    ours = _our_logits(model, adapter)
+    file, weights = (tmp_path / "adapter" / name for name in ("adapter_config.json", "adapters.safetensors"))
+    good, factors = file.read_text(), dict(mx.load(str(weights)))
+    entries = json.loads(good)
+    entries["lora_parameters"]["scale"] *= 1.01
+    file.write_text(json.dumps(entries))
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        _check(_their_logits(_their_model(folder, tmp_path / "adapter")), ours)
+    file.write_text(good)
+    _check(_their_logits(_their_model(folder, tmp_path / "adapter")), ours)
+    k, v = (f"model.layers.0.self_attn.{name}_proj.lora_b" for name in "kv")
+    factors[k], factors[v] = factors[v], factors[k]
+    mx.save_safetensors(str(weights), factors)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        _check(_their_logits(_their_model(folder, tmp_path / "adapter")), ours)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "phi3"])
+@pytest.mark.parametrize(("bits", "size"), [(4, 64), (4, 32), (8, 64), (8, 128)])
+def test_their_quantised_bases(tmp_path: Path, name: str, bits: int, size: int) -> None:
+    """A folder that mlx-lm quantised: its weights, and an adapter of ours on it in both."""
+    folder = _folder(tmp_path, tiny(CASES[name], **WIDE))
+    packed = _quantised(folder, tmp_path / "packed", bits, size)
+    theirs, model = _their_model(packed), models.load(packed)
+    parts = dict(tree_flatten(theirs.parameters()))
+    for part, matrix in model.layer(1).matrices.items():
+        module = model.naming.tensors[part].format(1).removesuffix(".weight")
+        codes, scales, biases = (parts[f"{module}.{end}"] for end in ("weight", "scales", "biases"))
+        values = np.array(mx.dequantize(codes, scales, biases, size, bits))
+        np.testing.assert_allclose(
+            floats_of(matrix), values, rtol=0, atol=float(np.abs(values).max()) * 2**-23
+        )
+    _check(_their_logits(theirs), _our_logits(model, None))
+    adapter = _filled(model, False)
+    TARGETS["mlx"].write(Request(adapter, tmp_path / "adapter"))
+    _check(_their_logits(_their_model(packed, tmp_path / "adapter")), _our_logits(model, adapter))
+
+
+def test_their_adapters(tmp_path: Path) -> None:
+    """What mlx-lm's trainer saves, of the last layer alone."""
+    folder = _folder(tmp_path, TINY_LLAMA)
+    theirs = _their_model(folder)
+    parameters = {"rank": 3, "scale": 20.0, "dropout": 0.0}
+    theirs.freeze()
+    linear_to_lora_layers(theirs, 1, parameters)
+    mx.random.seed(1)
+    filled = {
+        name: mx.random.normal(value.shape) * 0.05
+        for name, value in tree_flatten(theirs.trainable_parameters())
+        if "lora_" in name
+    }
+    theirs.load_weights(list(filled.items()), strict=False)
+    saved = tmp_path / "adapter"
+    saved.mkdir()
+    mx.save_safetensors(str(saved / "adapters.safetensors"), filled)
+    entries = {"fine_tune_type": "lora", "num_layers": 1, "lora_parameters": parameters}
+    (saved / "adapter_config.json").write_text(json.dumps(entries))
+    model = models.load(folder)
+    adapter = formats.load(model, saved)
+    assert len(filled) == len(adapter.state())
+    base, ours = _our_logits(model, None), _our_logits(model, adapter)
+    _check(_their_logits(theirs), ours)
+    assert np.abs(ours - base).max() > 8 * BOUND * np.abs(base).max(), "the adapter changed nothing"

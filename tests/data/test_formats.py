@@ -1,0 +1,409 @@
+"""Every shape in every kind of file, and what is said of those that cannot be used."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from featherback.data.containers import json_array
+from featherback.data.example import Bad
+from featherback.data.inputs import Input
+from featherback.data.readers import data_files
+from featherback.data.source import Source, columns_of
+from featherback.errors import FeatherbackError
+from tests.data.test_readers import items, read, write
+
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": 'Say "a, b"; then\nc\td.'},
+    {"role": "assistant", "content": "é 日本 [1] {2}"},
+]
+SHAREGPT = [
+    {"from": role, "value": turn["content"]}
+    for role, turn in zip(("system", "human", "gpt"), TALK, strict=True)
+]
+PAIR = (TALK[1]["content"], TALK[2]["content"])
+
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "messages": [{"messages": TALK}, {"messages": TALK[1:], "system": "Be brief."}],
+    "sharegpt": [{"conversations": SHAREGPT}, {"conversations": SHAREGPT[1:], "system": "Be brief."}],
+    "alpaca": [
+        {"instruction": PAIR[0], "output": PAIR[1], "system": "Be brief."},
+        {"instruction": "Say", "input": "this", "output": "this"},
+    ],
+    "prompt_completion": [
+        {"prompt": PAIR[0], "completion": PAIR[1], "system": "Be brief."},
+        {"prompt": "", "completion": "b"},
+    ],
+    "text": [{"text": PAIR[0]}, {"text": PAIR[1]}],
+}
+
+
+def as_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def as_array(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text(json.dumps(rows, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def as_table(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Structures are spelled as JSON; what a row lacks is an empty field."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names, delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()})
+
+
+def as_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+    names = dict.fromkeys(name for row in rows for name in row)
+    parquet.write_table(
+        pyarrow.Table.from_pylist([{name: row.get(name) for name in names} for row in rows]), path
+    )
+
+
+WRITERS = {
+    "data.jsonl": as_jsonl,
+    "data.json": as_array,
+    "data.csv": as_table,
+    "data.tsv": as_table,
+    "data.parquet": as_parquet,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("shape", ROWS)
+def test_a_shape_is_the_same_in_every_kind_of_file(tmp_path: Path, shape: str, name: str) -> None:
+    as_jsonl(tmp_path / "reference.jsonl", ROWS[shape])
+    WRITERS[name](tmp_path / name, ROWS[shape])
+    expected, found = read(tmp_path / "reference.jsonl"), read(tmp_path / name)
+    assert [example.shape for example in found] == [shape] * 2
+    for theirs, ours in zip(expected, found, strict=True):
+        assert {**vars(ours), "where": ""} == {**vars(theirs), "where": ""}
+
+
+def test_what_the_shapes_say(tmp_path: Path) -> None:
+    as_jsonl(tmp_path / "d.jsonl", [row for rows in ROWS.values() for row in rows])
+    found = read(tmp_path / "d.jsonl")
+    for example in found[:4]:  # messages and ShareGPT, the system message within and beside
+        assert example.messages == TALK
+    assert [(e.prompt, e.completion, e.system) for e in found[4:8]] == [
+        (*PAIR, "Be brief."),
+        ("Say\n\nthis", "this", None),
+        (*PAIR, "Be brief."),
+        ("", "b", None),
+    ]
+    assert [example.text for example in found[8:]] == list(PAIR)
+
+
+CALL = {"name": "add", "arguments": {"a": 1, "b": None}}
+CALLED = [{"type": "function", "function": CALL}]
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": CALL}]},
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "assistant", "content": "", "tool_calls": [{**CALL, "arguments": '{"a": 1, "b": null}'}]},
+        {"role": "assistant", "content": None, "function_call": CALL},
+        {"from": "function_call", "value": json.dumps(CALL)},
+    ],
+)
+def test_tool_calls_are_objects_as_templates_take_them(tmp_path: Path, turn: dict[str, Any]) -> None:
+    tool = {"name": "add", "parameters": {"default": None}}
+    for tools in ({"tools": [{"type": "function", "function": tool}]}, {"tools": json.dumps([tool])}):
+        as_jsonl(
+            tmp_path / "d.jsonl", [{"conversations": [{"from": "human", "value": "1+1?"}, turn], **tools}]
+        )
+        [example] = read(tmp_path / "d.jsonl")
+        assert example.messages == [
+            {"role": "user", "content": "1+1?"},
+            {"role": "assistant", "content": "", "tool_calls": CALLED},
+        ]
+        assert example.tools == [{"type": "function", "function": tool}]
+
+
+def test_lists_of_messages_as_prompt_and_completion(tmp_path: Path) -> None:
+    row = {"prompt": [*TALK, {"role": "user", "content": "?"}], "completion": [TALK[2]]}
+    as_jsonl(tmp_path / "d.jsonl", [row])
+    [example] = read(tmp_path / "d.jsonl")
+    assert example.messages == [
+        *TALK[:2],
+        {**TALK[2], "weight": 0},
+        {"role": "user", "content": "?"},
+        TALK[2],
+    ]
+
+
+def test_parts_of_a_content_are_joined_and_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    parts: list[dict[str, str]] = [{"type": "text", "text": "Say "}, {"type": "text", "text": "a."}]
+    path = write(tmp_path, {"messages": [{"role": "user", "content": parts}, TALK[2]]})
+    [example] = read(path)
+    assert example.messages is not None
+    assert example.messages[0]["content"] == "Say a."
+    parts.append({"type": "image_url", "image_url": "x"})
+    path = write(tmp_path, {"messages": [{"role": "user", "content": parts}, TALK[2]]})
+    with pytest.raises(
+        FeatherbackError, match=r"Part 3 of message 1 is of type 'image_url'; only text can be"
+    ):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"chosen": "a", "rejected": "b", "prompt": "c"}, "a preference pair"),
+        ({"role": "user", "content": "a"}, "a message outside a conversation"),
+        ({"from": "human", "value": "a"}, "a message outside a conversation"),
+        ({"conversations": "a"}, '"conversations" must be a non-empty list'),
+        ({"messages": "[1"}, '"messages" is not valid JSON'),
+        ({"instruction": "a", "output": ""}, '"output" is empty'),
+        ({"instruction": "a"}, '"output" is missing'),
+        ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, '"history" is not read'),
+        (
+            {"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]},
+            "only the assistant calls tools",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"a": 1}]}]}, 'has no "name" of a function'),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "arguments": "{"}]}]},
+            "are not valid JSON",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "arguments": 1}]}]},
+            "must be an object",
+        ),
+        ({"prompt": "a", "completion": "b", "tools": [CALL]}, '"tools" stand beside a prompt that is text'),
+    ],
+)
+def test_what_is_refused_of_a_row(tmp_path: Path, row: dict[str, Any], says: str) -> None:
+    [bad] = items(write(tmp_path, row))
+    assert isinstance(bad, Bad)
+    assert bad.where == f"{tmp_path / 'data.jsonl'}, line 1"
+    assert says in bad.problem
+
+
+def test_columns_by_other_names(tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text("question;answer;prompt\nWhy?;Because;x\n")
+    columns = columns_of(["prompt=question", "completion=answer"])
+    [example] = read(path, columns=columns)
+    assert (example.prompt, example.completion, example.unused) == ("Why?", "Because", ())
+    with pytest.raises(
+        FeatherbackError, match=r"line 2: there is no column 'q', which --map names for 'prompt'"
+    ):
+        read(path, columns={"prompt": "q"})
+    with pytest.raises(FeatherbackError, match=r"--map names 'promt', which is no key of data; choose from"):
+        read(path, columns={"promt": "question"})
+    for wrong in ("prompt", "prompt=", "=a"):
+        with pytest.raises(FeatherbackError, match="write what a key is called"):
+            columns_of([wrong])
+
+
+def test_what_is_not_used_is_told(tmp_path: Path) -> None:
+    [example] = read(write(tmp_path, {"messages": [{**TALK[1], "mood": 1}, TALK[2]], "id": 3, "score": None}))
+    assert example.unused == ("id", "messages[].mood")
+
+
+# --- places ---
+
+
+def places(path: Path) -> list[str]:
+    """What is wrong, with each record that can be used as its text."""
+    return [
+        f"{item.where.removeprefix(f'{path}, ')}: {item.problem}" if isinstance(item, Bad) else item.text
+        for item in items(path)
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_an_array_is_cut_into_elements_wherever_pieces_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    rows = [{"text": text} for text in ('a"]},{[\\', "é\\\\", '\\"', "日本 [{")]
+    pieces = Input.pieces
+    monkeypatch.setattr(Input, "pieces", lambda self: pieces(self, size))
+    for indent in (None, 2):
+        path = tmp_path / "d.json"
+        path.write_text(
+            "\ufeff\n" + json.dumps(rows, indent=indent, ensure_ascii=False) + "\n ", encoding="utf-8"
+        )
+        assert [example.text for example in read(path)] == [row["text"] for row in rows]
+
+
+def test_where_elements_of_an_array_are(tmp_path: Path) -> None:
+    path = tmp_path / "d.json"
+    path.write_bytes(
+        b'[{"text": "\xc3\xa9"}, {"text": 1},\n  {"text":\n "b",}, 5, {"text": "c"]\n, '
+        b'{"text": "\xff"}, {"text": "d"},]'
+    )
+    assert places(path) == [
+        "é",
+        'line 1, column 17: "text" must be a string, not a number.',
+        "line 2, column 3: not valid JSON: Illegal trailing comma before end of object (line 3, column 5)."
+        if sys.version_info >= (3, 13)
+        else "line 2, column 3: not valid JSON: Expecting property name enclosed in double quotes (line 3, column 6).",
+        "line 3, column 9: expected a JSON object, found a number.",
+        "line 3, column 12: not valid JSON: Expecting ',' delimiter (line 3, column 24).",
+        "line 4, column 13: not UTF-8 text.",
+        "d",
+        "line 4, column 32: not valid JSON: Expecting value (line 4, column 32).",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('[{"text": "a"}, {"text": "b', "line 1, column 16: the array does not end: the file was cut short."),
+        ('[{"text": "a"}]\n{"text": "b"}', "line 1, column 16: something stands behind the end of the array"),
+    ],
+)
+def test_arrays_that_do_not_end_well(tmp_path: Path, content: str, says: str) -> None:
+    (tmp_path / "d.json").write_text(content)
+    first, bad = places(tmp_path / "d.json")
+    assert first == "a"
+    assert says in bad
+
+
+def test_an_array_of_nothing(tmp_path: Path) -> None:
+    for content in ("[]", " [\n ]\n"):
+        (tmp_path / "d.json").write_text(content)
+        with pytest.raises(FeatherbackError, match="holds no example, an empty array"):
+            read(tmp_path / "d.json")
+
+
+def test_an_element_without_end_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_array, "MOST_RECORD", 1 << 17)
+    (tmp_path / "d.json").write_text('[{"text": "a"}, {"text": "' + "b" * (1 << 19))
+    with pytest.raises(
+        FeatherbackError, match=r"d.json, line 1, column 16: longer than 0 MB, or a quotation mark"
+    ):
+        read(tmp_path / "d.json")
+
+
+def test_where_rows_of_a_table_are(tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    path.write_bytes(b'\xef\xbb\xbftext,id\r\n"a\nb",1\r\n\r\nc\r\n"d"e,2\r\n\xff,3\r\nf,4\r\n"g,5\r\n')
+    assert places(path) == [
+        "a\nb",
+        "line 5: 1 fields; there are 2 columns.",
+        'line 6: a quoted field goes on behind its quotation mark; write a quotation mark in a field as "".',
+        "line 7: not UTF-8 text.",
+        "f",
+        "line 9: a quoted field does not end.",
+    ]
+
+
+def test_a_table_whose_quotation_mark_is_missing_is_not_held(tmp_path: Path) -> None:
+    limit = csv.field_size_limit()
+    (tmp_path / "d.csv").write_text('text\n"a\n' + ("b" * 1023 + "\n") * (17 << 10) + "c\n")
+    [bad, *_] = items(tmp_path / "d.csv")
+    assert isinstance(bad, Bad)
+    assert "line 2" in bad.where
+    assert "a quotation mark is missing" in bad.problem
+    assert csv.field_size_limit() == limit
+    (tmp_path / "long.csv").write_text("text\n" + "a" * 200_000)
+    [example] = read(tmp_path / "long.csv")
+    assert len(example.text or "") == 200_000
+
+
+@pytest.mark.parametrize("names", ["a,a", "a,,b", ""])
+def test_a_table_needs_the_names_of_its_columns(tmp_path: Path, names: str) -> None:
+    (tmp_path / "d.csv").write_text(f"{names}\n1,2\n")
+    with pytest.raises(FeatherbackError, match="line 1: expected the names of the columns"):
+        read(tmp_path / "d.csv")
+
+
+def test_rows_of_parquet(tmp_path: Path) -> None:
+    as_parquet(tmp_path / "d.parquet", [{"text": "a"}, {"text": None}] * 50)
+    first, bad, *_ = items(tmp_path / "d.parquet")
+    assert not isinstance(first, Bad)
+    assert isinstance(bad, Bad)
+    assert bad.where == f"{tmp_path / 'd.parquet'}, row 2"
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(FeatherbackError, match=r"Cannot read the Parquet file .*bad\.parquet: "):
+        read(tmp_path / "bad.parquet")
+
+
+def test_parquet_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_parquet(tmp_path / "d.parquet", [{"text": "a"}])
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(FeatherbackError, match=r"pip install 'featherback\[parquet\]'"):
+        read(tmp_path / "d.parquet")
+
+
+def test_tables_are_read_without_pandas_or_pyarrow(tmp_path: Path) -> None:
+    as_jsonl(tmp_path / "d.jsonl", ROWS["text"])
+    code = (
+        "import sys\nfrom featherback.data.readers import data_files\nfrom featherback.data.source import Source\n"
+        "list(data_files(Source.of(sys.argv[1]))[0].examples())\n"
+        "print(sorted({'pandas', 'pyarrow'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "d.jsonl"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+# --- folders and standard input ---
+
+
+def test_a_folder_of_texts(tmp_path: Path) -> None:
+    for name, content in {
+        "b.md": "# b",
+        "a.txt": "a\r\n",
+        "empty.txt": "",
+        "deep/c.TXT": "c",
+        ".git/d.md": "d",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content.encode())
+    (tmp_path / "photo.jpg").write_bytes(b"\xff")
+    read_bytes = []
+    [file] = data_files(Source.of(tmp_path), read_bytes.append)
+    found = [(document.where, "".join(document.pieces)) for document in file.documents()]
+    assert found == [(str(tmp_path / name), text) for name, text in
+                     (("a.txt", "a\n"), ("b.md", "# b"), ("deep/c.TXT", "c"))]  # fmt: skip
+    assert sum(read_bytes) == file.size == 7
+    (tmp_path / "chats.jsonl").write_text("{}")
+    with pytest.raises(FeatherbackError, match=r"more than texts: name .*chats\.jsonl itself"):
+        list(file.documents())
+    (tmp_path / "deep" / "none").mkdir()
+    with pytest.raises(FeatherbackError, match=r"without a file that ends in \.txt or \.md"):
+        list(data_files(Source.of(tmp_path / "deep" / "none"))[0].documents())
+
+
+READ_TWICE = (
+    "import sys\nfrom featherback.data.readers import data_files\nfrom featherback.data.source import Source\n"
+    "for _ in range(2):\n"
+    "    for file in data_files(Source.of('-')):\n"
+    "        if file.holds_texts:\n"
+    "            print(file.size, *(piece for document in file.documents() for piece in document.pieces))\n"
+    "        else:\n"
+    "            print(file.size, *(example.text for example in file.examples()))\n"
+)
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.json", "data.parquet", "data.txt"])
+@pytest.mark.parametrize("pipe", [False, True])
+def test_standard_input_is_read_as_often_as_needed(tmp_path: Path, name: str, pipe: bool) -> None:
+    if name == "data.txt":
+        (tmp_path / name).write_text("a b")
+    else:
+        WRITERS[name](tmp_path / name, [{"text": "a"}, {"text": "b"}])
+    size = (tmp_path / name).stat().st_size
+    with open(tmp_path / name, "rb") as file:
+        source = {"input": file.read()} if pipe else {"stdin": file}
+        done = subprocess.run([sys.executable, "-c", READ_TWICE], capture_output=True, check=True, **source)  # type: ignore[call-overload]
+    assert done.stdout.decode().splitlines() == [f"{size} a b"] * 2

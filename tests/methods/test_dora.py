@@ -1,0 +1,277 @@
+"""DoRA: every exact method against autograd of PEFT's own, tensor by tensor; the norm against NumPy's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from featherback import models
+from featherback.adapters.lora import LoRA, squared_rows
+from featherback.backend.cpu import CPUOperations
+from featherback.errors import FeatherbackError
+from featherback.layers.attention import Attention
+from featherback.layers.linear import Projection
+from featherback.methods import base
+from tests.methods.conftest import Twins
+from tests.methods.support import Result, adapter_of, assert_close, assert_equal, errors, ours
+from tests.methods.test_exact_gradients import BOUND, draw
+from tests.support.oracle import ALL_TARGETS, MAGNITUDE, State, random_adapter, reference
+from tests.support.tiny_models import TINY_LLAMA, write_tiny
+
+# One of each composition of layers, and of each rotation that is undone before dm is summed.
+MODELS = (
+    "llama",
+    "qwen2-biases",
+    "smollm3",
+    "qwen3-yarn",
+    "gemma2",
+    "gemma3",
+    "granite",
+    "olmo2",
+    "phi3",
+    "phi4-mini",
+    "wide-heads",
+)
+TILES = {"mlp_tile": 256, "vocab_tile": 48}
+
+
+def adapter(twins: Twins, targets: Any = None, rank: int = 4) -> State:
+    return random_adapter(twins.reference, rank, targets, seed=1, dora=True)
+
+
+def check(
+    twins: Twins, method: str, lengths: tuple[int, ...], targets: Any = None, rank: int = 4, **plan: Any
+) -> None:
+    sequences, state = draw(lengths, twins.model.config.vocab_size), adapter(twins, targets, rank)
+    truth = reference(twins.reference, state, sequences)
+    found = ours(twins.model, state, sequences, method=method, **{**TILES, **plan})
+    assert_close(found, Result(truth.loss, truth.grads), BOUND)
+
+
+@pytest.mark.parametrize(("method", "plan"), [("mesp", {}), ("mesp", {"chunk": 5}), ("mebp", {})], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_autograds(
+    all_twins: dict[str, Twins], name: str, method: str, plan: dict[str, Any]
+) -> None:
+    check(all_twins[name], method, (5, 1, 33), **plan)
+
+
+@pytest.mark.parametrize("target", ALL_TARGETS)
+def test_one_target(all_twins: dict[str, Twins], target: str) -> None:
+    check(all_twins["qwen2-biases"], "mesp", (21,), (target,))
+
+
+@pytest.mark.parametrize("rank", [1, 17])
+def test_ranks(all_twins: dict[str, Twins], rank: int) -> None:
+    check(all_twins["qwen2-biases"], "mesp", (21, 4), rank=rank)
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3", "wide-heads"])
+def test_mebp_is_mesp(all_twins: dict[str, Twins], name: str, compute: str) -> None:
+    twins = all_twins[name]
+    sequences, state = draw((40, 3, 21), twins.model.config.vocab_size), adapter(twins)
+    assert_equal(
+        *(ours(twins.model, state, sequences, compute=compute, method=m, **TILES) for m in ("mesp", "mebp"))
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "phi4-mini", "gemma3"])
+def test_what_is_kept_changes_no_bit_in_fp32(all_twins: dict[str, Twins], name: str) -> None:
+    twins = all_twins[name]
+    sequences, state = draw((21, 6), twins.model.config.vocab_size), adapter(twins)
+    expected = ours(twins.model, state, sequences)
+    layers, every = twins.model.config.num_hidden_layers, twins.model.blocks[0].intermediates
+    for keep in (
+        dict.fromkeys(every, layers),
+        {"attn_out": 1, "mlp_out": layers},
+        {"m": 1, "gate": 1, "up": 1},
+    ):
+        assert_equal(ours(twins.model, state, sequences, keep=keep), expected)
+    assert_equal(ours(twins.model, state, sequences, keep_h=False), expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-biases", "phi3"])
+def test_outputs_that_are_kept_are_left_alone_without_dora(all_twins: dict[str, Twins], name: str) -> None:
+    twins = all_twins[name]
+    sequences = draw((21, 6), twins.model.config.vocab_size)
+    state = random_adapter(twins.reference, 4)
+    kept = ours(twins.model, state, sequences, keep={"attn_out": 1, "mlp_out": 1})
+    assert_equal(kept, ours(twins.model, state, sequences))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-biases", "gemma3", "wide-heads"])
+def test_bf16(all_twins: dict[str, Twins], name: str) -> None:
+    """The magnitudes' error is of the size of the factors'."""
+    twins = all_twins[name]
+    sequences, state = draw((70, 31), twins.model.config.vocab_size), adapter(twins)
+    exact, rounded = (ours(twins.model, state, sequences, compute=compute) for compute in ("fp32", "bf16"))
+    off = errors(rounded.grads, exact.grads)
+    m, factors = ([e for n, e in off.items() if (MAGNITUDE in n) == chosen] for chosen in (True, False))
+    assert max(m) < 2 * max(factors) < 0.2
+
+
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, np.ndarray]]:
+    """Where each layer's c will be: target -> (out,)."""
+    found: list[dict[str, np.ndarray]] = []
+    measure = base.measure_columns
+
+    def spied(ctx: Any, w: Any, pairs: Any, squares: Any, columns: Any) -> None:
+        measure(ctx, w, pairs, squares, columns)
+        if isinstance(next(iter(columns.values())), np.ndarray):  # not in a dry run
+            found.append({name: c.copy() for name, c in columns.items()})
+
+    monkeypatch.setattr(base, "measure_columns", spied)
+    return found
+
+
+def test_it_begins_as_no_change(all_twins: dict[str, Twins], monkeypatch: pytest.MonkeyPatch) -> None:
+    """B is zero and m the rows' norms: c is 1 to the last bit, and the loss the base's."""
+    twins, sequences = all_twins["llama"], draw((21, 6), 101)
+    fresh, plain = LoRA(twins.model, 4, dora=True), LoRA(twins.model, 4)
+    found = measured(monkeypatch)
+    loss = ours(twins.model, fresh.state(), sequences).loss
+    assert loss == pytest.approx(ours(twins.model, plain.state(), sequences).loss, rel=1e-6)
+    assert len(found) == 2
+    assert all((c == 1).all() for columns in found for c in columns.values())
+    for name, m in fresh.state().items():
+        if MAGNITUDE in name:
+            weight = twins.reference.get_submodule(name.removesuffix(f".{MAGNITUDE}")).weight
+            np.testing.assert_allclose(m, weight.detach().norm(dim=1).numpy(), rtol=1e-6)
+
+
+def test_the_norm_is_numpys(all_twins: dict[str, Twins], monkeypatch: pytest.MonkeyPatch) -> None:
+    """c, from the squares of W's rows and products of the rank, against rows of W + s B A."""
+    twins = all_twins["qwen2-biases"]
+    made = adapter_of(twins.model, adapter(twins))
+    found = measured(monkeypatch)
+    ours(twins.model, made.state(), draw((9,), 101), mlp_tile=256)
+    assert len(found) == twins.model.config.num_hidden_layers
+    for layer, columns in enumerate(found):
+        flat = np.empty(made.layer_size, np.float32)
+        made.parameters.read(layer, flat)
+        for name, pair in made.layout.view(layer, flat).items():
+            squares = squared_rows(twins.model.layer(layer).matrices[name], pair, made.scales(layer)[name])
+            np.testing.assert_allclose(columns[name], pair.m / np.sqrt(squares), rtol=2e-6)
+
+
+def test_a_magnitude_of_zero_gets_no_gradient_and_spoils_none(all_twins: dict[str, Twins]) -> None:
+    twins = all_twins["qwen2-biases"]
+    sequences, state = draw((21, 4), 101), adapter(twins)
+    silent = [name for name in state if MAGNITUDE in name]
+    for name in silent:
+        state[name][3] = 0
+    truth = reference(twins.reference, state, sequences).grads
+    found = ours(twins.model, state, sequences)
+    for name in silent:
+        assert found.grads[name][3] == 0
+        truth[name][3] = 0
+    assert_close(found, Result(found.loss, truth), BOUND)
+
+
+def test_a_row_of_zeros_is_refused(tmp_path: Path) -> None:
+    model = models.load(write_tiny(tmp_path / "m.gguf", TINY_LLAMA))
+    matrix = model.layer(1).matrices["k_proj"]
+    data = np.fromfile(matrix.home, np.uint8)
+    data[matrix.offset : matrix.offset + matrix.row_bytes] = 0
+    data.tofile(tmp_path / "zero.gguf")
+    with pytest.raises(FeatherbackError, match="k_proj of layer 1 has a row of zeros"):
+        LoRA(models.load(tmp_path / "zero.gguf"), 2, dora=True)
+    LoRA(models.load(tmp_path / "zero.gguf"), 2, targets="q", dora=True)
+
+
+def _unweighed(name: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """The gradient passes one projection as if its columns were not scaled."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        weigh = Projection.weigh
+        patch.setattr(Projection, "weigh", lambda p, *rest: None if p.name == name else weigh(p, *rest))
+
+    return plant
+
+
+def _bias_scaled(patch: pytest.MonkeyPatch) -> None:
+    """y = c (u + bias)."""
+
+    def finish(projection: Projection, ctx: Any, out: Any) -> None:
+        if projection.magnitude is not None:
+            ctx.ops.scale_columns(out, None, out, bias=projection.bias)
+            ctx.ops.scale_columns(out, projection.magnitude.c, out)
+
+    patch.setattr(Projection, "finish", finish)
+
+
+def _bias_in_dm(patch: pytest.MonkeyPatch) -> None:
+    """dm from y with its bias."""
+    dots = CPUOperations.column_dots
+    patch.setattr(
+        CPUOperations, "column_dots", staticmethod(lambda *a, less=None, over=None: dots(*a, over=over))
+    )
+
+
+def _norm_of_the_base(patch: pytest.MonkeyPatch) -> None:
+    """n = ||W||."""
+    over_norm = CPUOperations.over_norm
+    patch.setattr(
+        CPUOperations,
+        "over_norm",
+        staticmethod(lambda m, squares, dots, f, out: over_norm(m, squares, dots, 0, out)),
+    )
+
+
+def _cross_term_doubled(patch: pytest.MonkeyPatch) -> None:
+    """n^2 without the half of s^2 ||B A||^2 that its cross term must not have twice."""
+    lora_in = CPUOperations.lora_in
+
+    def whole(x: Any, a: Any, h: Any, scale: float, **options: Any) -> None:
+        lora_in(x, a, h, 2 * scale if len(x) == len(a) == h.shape[1] else scale, **options)
+
+    patch.setattr(CPUOperations, "lora_in", staticmethod(whole))
+
+
+def _turned(patch: pytest.MonkeyPatch) -> None:
+    """dm of q and k from what the rotation made of them."""
+    patch.setattr(Attention, "_unturn", lambda *arguments: None)
+
+
+def _sharpened(patch: pytest.MonkeyPatch) -> None:
+    """The rotation is undone, what it multiplied by not."""
+    unturn = Attention._unturn
+
+    def rotated(attention: Attention, ctx: Any, letter: str, turned: Any) -> None:
+        before = ctx.ops.scale_columns
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(CPUOperations, "scale_columns", staticmethod(lambda *a, **o: None))
+            unturn(attention, ctx, letter, turned)
+        assert ctx.ops.scale_columns is before
+
+    patch.setattr(Attention, "_unturn", rotated)
+
+
+FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "no fault": ("qwen2-biases", lambda patch: None),
+    **{f"{name} not weighed": ("qwen2-biases", _unweighed(name)) for name in ALL_TARGETS},
+    "bias scaled": ("qwen2-biases", _bias_scaled),
+    "bias in dm": ("qwen2-biases", _bias_in_dm),
+    "norm of the base": ("llama", _norm_of_the_base),
+    "cross term doubled": ("llama", _cross_term_doubled),
+    "q and k turned": ("llama", _turned),
+    "longrope's factor in dm": ("phi4-mini", _sharpened),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found(
+    all_twins: dict[str, Twins], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, plant = FAULTS[name]
+    plant(monkeypatch)
+    if name == "no fault":
+        check(all_twins[case], "mesp", (21, 4))
+    else:
+        with pytest.raises(AssertionError):
+            check(all_twins[case], "mesp", (21, 4))

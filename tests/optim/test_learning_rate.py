@@ -1,0 +1,47 @@
+"""The default learning rate follows the model's width, and a run records it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from featherback import models, optim
+from featherback.errors import FeatherbackError
+from featherback.training.config import TrainConfig
+from tests.support.tiny_models import TINY_LLAMA, write_tiny
+
+
+def test_wider_models_learn_at_smaller_rates() -> None:
+    for name in ("adamw", "adamw8bit"):
+        rates = [optim.default_learning_rate(name, width) for width in (576, 896, 2048, 3584)]
+        assert rates == [2e-3, 1.4e-3, 6.4e-4, 3.9e-4]
+    assert {optim.default_learning_rate("sgd", width) for width in (576, 3584)} == {0.1}
+
+
+@pytest.mark.parametrize("name", ["adafactor", "adalomo", "apollo", "apollo_mini", "mlorc"])
+def test_what_is_for_whole_models_is_refused_for_adapters(name: str) -> None:
+    with pytest.raises(
+        FeatherbackError, match=f"--optimizer {name} is for .* lomo or sgd, or name --train full"
+    ):
+        TrainConfig(model="m", out="o", optimizer=name)
+
+
+@pytest.mark.parametrize(("name", "rate"), [("adalomo", 5e-4), ("adamw", 2e-5), ("lomo", 1e-3)])
+def test_whole_models_have_rates_of_their_own(tmp_path: Path, name: str, rate: float) -> None:
+    model = models.load(write_tiny(tmp_path / "m.gguf"))
+    config = TrainConfig(model="m", out="o", optimizer=name, train="full")
+    assert config.for_model(model).peak_learning_rate == rate
+
+
+@pytest.mark.parametrize("named", [None, 3e-4])
+def test_a_run_knows_its_rate(tmp_path: Path, named: float | None) -> None:
+    model = models.load(write_tiny(tmp_path / "m.gguf"))
+    config = TrainConfig(model="m", out="o", learning_rate=named)
+    expected = named or optim.default_learning_rate("adamw", TINY_LLAMA.hidden_size)
+    assert config.for_model(model).peak_learning_rate == expected
+
+
+def test_a_record_without_one_is_refused() -> None:
+    with pytest.raises(FeatherbackError, match="of an earlier version of Featherback, or damaged"):
+        assert TrainConfig(model="m", out="o").peak_learning_rate

@@ -1,0 +1,198 @@
+"""Where no held-out data are named, some of the data are held out: once, by the run's seed, and none is lost."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.tiny_models import TINY_LLAMA
+
+import featherback as fb
+from featherback.data.token_file import TokenFile
+from featherback.training import trainer
+from featherback.training.config import MEASUREMENTS, TrainConfig
+from featherback.training.held_out import FEWEST, LEAST, MOST, hold_out, most_before, was_split
+from featherback.training.launch import prepare_run, resume_run
+from featherback.training.run_directory import RunDirectory
+
+Sequence = tuple[tuple[int, ...], tuple[bool, ...]]
+
+
+def _examples(count: int) -> list[tuple[list[int], list[int]]]:
+    """Examples of which none is there twice."""
+    tokens = np.random.default_rng(3).integers(0, TINY_LLAMA.vocab_size, (count, 16)).tolist()
+    return [(each, [-100] * 4 + each[4:]) for each in tokens]
+
+
+def _prepared(model: Path, out: Path, examples: int | list[Any], **options: Any) -> RunDirectory:
+    data = _examples(examples) if isinstance(examples, int) else examples
+    length = {} if "steps" in options else {"epochs": 3}
+    config = TrainConfig(model=str(model), out=str(out), seq_len=16, rank=2, **length, **options)
+    run = prepare_run(config, data)
+    run.release()
+    return run
+
+
+def _all(path: Path) -> list[Sequence]:
+    file = TokenFile(path)
+    pairs = (file.seq(i) for i in range(len(file)))
+    return [(tuple(tokens.tolist()), tuple(supervised.tolist())) for tokens, supervised in pairs]
+
+
+def _parts(run: RunDirectory) -> tuple[list[Sequence], list[Sequence]]:
+    held = run.tokens / "eval.tokens"
+    return _all(run.tokens / "train.tokens"), _all(held) if held.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "expected"),
+    [
+        (FEWEST - 1, 0.05, 0),
+        (FEWEST, 0.05, LEAST),
+        (200, 0.05, 10),
+        (200, 0.2, 40),
+        (2000, 0.05, MOST),
+        (200, 0, 0),
+    ],
+)
+def test_a_share_is_held_out_and_nothing_lost(
+    tiny_path: Path, tmp_path: Path, count: int, share: float, expected: int
+) -> None:
+    run = _prepared(tiny_path, tmp_path / "run", count, eval_share=share)
+    whole = _prepared(tiny_path, tmp_path / "whole", count, eval_share=0)
+    rest, held = _parts(run)
+    everything, none = _parts(whole)
+    assert (len(held), len(rest), none) == (expected, count - expected, [])
+    ahead = iter(everything)
+    assert all(any(each == one for one in ahead) for each in rest)  # in the same order
+    assert sorted(rest + held) == sorted(everything)
+
+
+def test_the_record_counts_what_is_trained_and_what_is_held_out(tiny_path: Path, tmp_path: Path) -> None:
+    run = _prepared(tiny_path, tmp_path / "run", 100)
+    data = run.record["data"]
+    for name in ("train", "eval"):
+        file = TokenFile(run.tokens / f"{name}.tokens")
+        counts = {"sequences": len(file), "tokens": file.n_tokens, "supervised_tokens": file.n_targets}
+        assert data[name].items() >= counts.items()
+    assert (data["train"]["sequences"], data["eval"]["sequences_before"]) == (95, 100)
+    assert was_split(run)
+    assert not was_split(_prepared(tiny_path, tmp_path / "few", FEWEST - 1))
+
+
+def test_the_seed_chooses(tiny_path: Path, tmp_path: Path) -> None:
+    first, again, other = (
+        _parts(_prepared(tiny_path, tmp_path / name, 100, seed=seed))[1]
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["before", "after"])
+def test_a_run_killed_while_they_are_taken_has_the_same(tiny_path: Path, tmp_path: Path, moved: bool) -> None:
+    """The examples that are held out are written first, then the rest, and the record last."""
+    run = _prepared(tiny_path, tmp_path / "run", 100)
+    parts, record = _parts(run), run.record["data"]
+    whole = _prepared(tiny_path, tmp_path / "whole", 100, eval_share=0)
+    if not moved:
+        (whole.tokens / "train.tokens").replace(run.tokens / "train.tokens")
+    run.update(data=whole.record["data"])
+    hold_out(run)
+    assert _parts(run) == parts
+    assert run.record["data"] == record
+
+
+def test_the_data_are_known_again(tiny_path: Path, tmp_path: Path) -> None:
+    named = {"model": str(tiny_path), "out": str(_prepared(tiny_path, tmp_path / "run", 100).path)}
+    resume_run(named, _examples(100)).release()
+    with pytest.raises(fb.FeatherbackError, match="other data"):
+        resume_run(named, _examples(101))
+
+
+def test_a_run_measures_them_ten_times_and_keeps_the_best(tiny_path: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"seq_len": 64, "rank": 2, "progress": False}
+    run = fb.train(tiny_path, _examples(60), tmp_path / "run", steps=40, **options)
+    measured = [each["step"] for each in RunDirectory.open(run.path).record["evaluations"]]
+    assert measured == [*range(0, 41, 40 // MEASUREMENTS)][: len(measured)]
+    assert run.summary["best_eval_loss"] == min(
+        each["loss"] for each in RunDirectory.open(run.path).record["evaluations"][1:]
+    )
+
+
+def test_measuring_takes_a_fifth_of_the_time_at_most() -> None:
+    config = TrainConfig(model="m", out="o", seq_len=100, batch_size=2, accumulate=5)
+    assert config.measured_every(1000, held_out=1000) == 100
+    assert config.measured_every(1000, held_out=600_000) == 1000
+    assert TrainConfig(model="m", out="o", eval_every=7).measured_every(1000, 600_000) == 7
+
+
+@pytest.fixture
+def rising(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The held-out loss falls once, and then only rises."""
+    losses = iter([2.0, 1.0, *(1.0 + 0.1 * number for number in range(1, 100))])
+    monkeypatch.setattr(trainer, "evaluate", lambda *_: SimpleNamespace(loss=next(losses)))
+
+
+@pytest.mark.usefixtures("rising")
+@pytest.mark.parametrize(("named", "end"), [({}, 8), ({"eval_every": 2}, 20), ({"patience": 5}, 12)])
+def test_a_run_that_only_repeats_ends(
+    tiny_path: Path, tmp_path: Path, named: dict[str, int], end: int
+) -> None:
+    options: dict[str, Any] = {"seq_len": 64, "rank": 2, "progress": False, "steps": 20}
+    run = fb.train(tiny_path, _examples(60), tmp_path / "run", **options, **named)
+    assert (run.summary["steps"], run.summary["best_step"]) == (end, 2)
+    assert run.status == ("finished" if end == 20 else "stopped early")
+
+
+def test_copies_are_not_held_out(tiny_path: Path, tmp_path: Path) -> None:
+    """They would be trained on as well."""
+    once, often = _examples(60)[:20], _examples(60)[20:]
+    rest, held = _parts(_prepared(tiny_path, tmp_path / "run", [*once, *often * 3], eval_share=0.2))
+    assert held
+    assert not set(held) & set(rest)
+    assert not _parts(_prepared(tiny_path, tmp_path / "none", often * 3))[1]
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(3, 0), (60, 5)])
+def test_a_short_run_is_not_spent_on_measuring(
+    tiny_path: Path, tmp_path: Path, steps: int, expected: int
+) -> None:
+    """Two measurements must take no more than a fifth of the time: 3 steps of 16 tokens leave room for 14 tokens."""
+    run = _prepared(tiny_path, tmp_path / "run", 100, steps=steps)
+    assert len(_parts(run)[1]) == expected
+
+
+def test_what_is_held_out_is_read_beside_what_the_steps_need() -> None:
+    config = TrainConfig(model="m", out="o", steps=10, seq_len=100)
+    assert most_before(1000, config) >= 1000 / 0.95 + LEAST * 100 - 1
+
+
+@pytest.mark.usefixtures("rising")
+def test_a_run_that_stopped_early_goes_on_when_it_is_told_to(tiny_path: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"seq_len": 64, "rank": 2, "progress": False, "steps": 20}
+    run = fb.train(tiny_path, _examples(60), tmp_path / "run", **options)
+    assert run.summary["steps"] == 8
+    named = {"model": str(tiny_path), "out": str(run.path)}
+    with pytest.raises(fb.FeatherbackError, match=r"stopped early, after step 8: .* name --steps, --epochs"):
+        resume_run(named)
+    onward = resume_run({**named, "steps": 30})
+    trainer.train_run(onward)
+    assert onward.record["summary"]["steps"] == 15  # three more measurements, every third step
+
+
+def test_a_plan_for_more_memory_than_there_is_is_made_anew(tiny_path: Path, tmp_path: Path) -> None:
+    run = _prepared(tiny_path, tmp_path / "run", 12, steps=2)
+    run.update(plan={**run.record["plan"], "predicted_rss_mb": 9e8})
+    said: list[str] = []
+    again = resume_run({"model": str(tiny_path), "out": str(run.path)}, note=said.append)
+    again.release()
+    assert again.plan.predicted_rss_mb is not None
+    assert again.plan.predicted_rss_mb < 1e5
+    assert re.search(
+        r"the run's plan needs 900000000 MB, and \d+ MB are free; the plan is made anew", said[0]
+    )
