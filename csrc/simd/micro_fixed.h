@@ -114,11 +114,9 @@ FB_INLINE IVec add_pairs(IVec acc, IVec a, IVec b) {
 }
 
 // A row of the tile: sums[j] += pair * row[j].
-template <int N>
-FB_INLINE void add_row(IVec (&sums)[N], IVec pair, const IVec (&row)[N]) {
+FB_INLINE void add_row(IVec (&sums)[2], IVec pair, const IVec (&row)[2]) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     // In these instructions the tile fills the sixteen registers, and nothing moves to memory and back.
-    static_assert(N == 2);
     IVec first = sums[0], second = sums[1], product;
     __asm__(
         "vpmaddwd %4, %2, %3\n\t"
@@ -130,7 +128,7 @@ FB_INLINE void add_row(IVec (&sums)[N], IVec pair, const IVec (&row)[N]) {
     sums[0] = first;
     sums[1] = second;
 #else
-    for (int j = 0; j < N; j++) sums[j] = add_pairs(sums[j], pair, row[j]);
+    for (int j = 0; j < 2; j++) sums[j] = add_pairs(sums[j], pair, row[j]);
 #endif
 }
 
@@ -138,7 +136,10 @@ struct FixedTile {
     using Operand = int16_t;
     using Element = uint32_t;
     struct Use {};
-    static constexpr int rows = kTileRows, row_step = 1, cols = kTileCols;
+    // Two vectors wide: where there are 32 registers, the sums of a chunk and of a group fit, and a strip leaves room in
+    // the first-level cache.
+    static constexpr int N = 2;
+    static constexpr int rows = kTileRows, row_step = 1, cols = N * kLanes;
     static constexpr int header = 1, steps = 2, depth_step = 2, depth = kFixedGroup;  // a strip's row of scales
 
     // A row of x in fixed point: its scale and its chunks' shares of it, in the place of two numbers each, then the
@@ -197,9 +198,12 @@ struct FixedTile {
 
     // A panel of weights in float32, as a tile of floats reads it, in fixed point.
     static void quantise(const float* source, int64_t depth, uint32_t* panel) {
-        for (int64_t strip = 0; strip < kPanelCols; strip += cols, source += depth * cols) {
+        for (int64_t strip = 0; strip < kPanelCols; strip += cols) {
+            const float* strip_source = source + strip / kTileCols * depth * kTileCols + strip % kTileCols;
             for (int64_t j = 0; j < cols; j += kLanes) {
-                const auto weights = [&](int64_t p) { return p < depth ? load(source + p * cols + j) : Vec{}; };
+                const auto weights = [&](int64_t p) {
+                    return p < depth ? load(strip_source + p * kTileCols + j) : Vec{};
+                };
                 Vec most = {}, part = {};  // the largest of a chunk, and of one of its parts
                 for (int64_t p = 0; p < depth; p += kFixedChunk) {
                     Vec parts[8] = {};
@@ -244,7 +248,7 @@ struct FixedTile {
                     unrolled<height>([&](auto i) {
                         int32_t pair;
                         __builtin_memcpy(&pair, pairs + i * a.stride, 4);
-                        add_row<N>(sums[i], pair - IVec{}, row);
+                        add_row(sums[i], pair - IVec{}, row);
                     });
                 }
                 unrolled<height>([&](auto i) {
@@ -270,7 +274,6 @@ struct FixedTile {
         }
 
     private:
-        static constexpr int N = kRegisterVectors;
         Vec value_[height][N] = {};
     };
 };

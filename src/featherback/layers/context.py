@@ -40,7 +40,7 @@ class Context:
     mlp_tile: int = 512  # columns of F at a time
     vocab_tile: int = 1024  # columns of V at a time
     keep_h: bool = False  # keep LoRA's T x r products from recomputation to their gradients
-    autodiff: bool = False  # hold attention's probabilities, as plain autodiff does
+    autodiff: bool = False  # as plain autodiff does, hold attention's probabilities and whatever frames would free
     decoding: bool = False  # no backward pass will follow, nor need the sums be those of one
     release: Callable[[Matrix], None] = keep_mapped  # a weight, or rows of it, has been used
     dropout: Dropout | None = None  # of what LoRA reads, in training
@@ -63,7 +63,8 @@ class Context:
 
     def tiles(self, stop: int, step: int, start: int = 0) -> Iterable[tuple[int, int]]:
         """For a loop over [start, stop): its [first, last) ranges of at most `step` that the device has to run."""
-        return self.backend.each(pieces(stop, step, start))
+        ranges = pieces(stop, step, start)
+        return ranges if self.autodiff else self.backend.each(ranges)  # what each of them holds adds up
 
     def frame(self) -> AbstractContextManager[None]:
         """Arrays taken inside are given back at the end."""

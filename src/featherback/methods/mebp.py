@@ -35,7 +35,7 @@ class MeBP(MeSP):
 
     def _backward_block(self, ctx: Context, layer: Layer, dy: Array, x: Array) -> None:
         block, w, kv = layer.block, _dense(ctx, layer.w), layer.kv
-        ctx = replace(_held(ctx), autodiff=True, release=keep_mapped)
+        ctx = replace(_held(ctx), release=keep_mapped)
         state = block.attention.forward(ctx, x, w, kv, again=True)
         m = block.middle(ctx, x, state, w)
         # Autodiff replays the whole block, its output included, though it is not used, and holds what that computes.
@@ -73,7 +73,7 @@ class Held:
 
 def _held(ctx: Context) -> Context:
     """A context whose frames free nothing."""
-    return replace(ctx, scratch=Held(ctx.scratch))
+    return replace(ctx, scratch=Held(ctx.scratch), autodiff=True)
 
 
 def _dense(ctx: Context, w: BlockWeights) -> BlockWeights:
