@@ -43,7 +43,7 @@ BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
         ({"learning_rate": float("inf")}, "--lr is inf"),
         ({"optimizer": "adam"}, f"--optimizer is 'adam'; choose from {', '.join(optim.RULES.names)}."),
         ({"schedule": "step"}, "--schedule is 'step'"),
-        ({"compute": "fp16"}, "--compute is 'fp16'; choose from bf16, int16, fp32"),
+        ({"compute": "fp16"}, "--compute is 'fp16'; choose from auto, bf16, int16, fp32"),
         ({"method": "autograd"}, "--method is 'autograd'"),
         ({"warmup": -1}, "--warmup is -1"),
         ({"rslora": 1}, "--rslora is 1; it must be true or false"),

@@ -53,6 +53,7 @@ def train_synthetic(
     steps: int = 3,
     folder: Path | None = None,
     memory: int | None = None,
+    compute: str = "bf16",
     environment: dict[str, str] | None = None,
     **options: Any,
 ) -> Measured:
@@ -68,6 +69,7 @@ def train_synthetic(
             seq_len=tokens,
             steps=steps,
             memory=memory,
+            compute=compute,
             schedule="constant",
             **options,
         )

@@ -57,7 +57,7 @@ def chat(
 
     Lines that are piped in are answered one after the other, empty ones passed over, to the end of the input.
     """
-    from featherback.cli.options import open_model, set_threads
+    from featherback.cli.options import compute_of, open_model, set_threads
     from featherback.data.tokenizer_loader import load_tokenizer
     from featherback.host.maps import MapWatch
     from featherback.inference.model import conversation
@@ -66,6 +66,7 @@ def chat(
     sampler = Sampler(temperature, top_p, top_k, seed)
     opened, lora = open_model(model, adapter, quantize)
     set_threads(threads)
+    compute = compute_of(compute, adapter)
     failed = False
     with MapWatch(opened.files) as maps:
         talk = conversation(opened, load_tokenizer(opened.path), sampler, context, lora, system, compute)

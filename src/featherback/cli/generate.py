@@ -57,7 +57,7 @@ def generate(
 
     A prompt can be piped in: featherback generate model.gguf < question.txt
     """
-    from featherback.cli.options import open_model, set_threads
+    from featherback.cli.options import compute_of, open_model, set_threads
     from featherback.data.tokenizer_loader import load_tokenizer
     from featherback.host.maps import MapWatch
     from featherback.inference.model import stream
@@ -67,6 +67,7 @@ def generate(
     sampler = Sampler(temperature, top_p, top_k, seed)
     opened, lora = open_model(model, adapter, quantize)
     set_threads(threads)
+    compute = compute_of(compute, adapter)
     with MapWatch(opened.files) as maps:
         tokenizer = load_tokenizer(opened.path)
         for piece in stream(opened, tokenizer, text, sampler, max_tokens, lora, system, raw, compute):

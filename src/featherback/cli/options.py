@@ -68,6 +68,18 @@ def set_threads(threads: int | None) -> None:
     kernels.set_threads(threads or kernels.default_threads())
 
 
+def compute_of(compute: str, adapter: Path | None) -> str:
+    """What --compute means where nothing is measured: auto is what the adapter's run computed in, bf16 without one."""
+    from featherback.training.config import AUTO, COMPUTE
+    from featherback.training.run_directory import RUN_FILE, RunDirectory, plan_from_json
+
+    if compute != AUTO:
+        return compute
+    of_run = adapter is not None and (adapter / RUN_FILE).is_file()
+    plan = plan_from_json(RunDirectory.open(adapter).record.get("plan")) if adapter and of_run else None
+    return plan.compute if plan else COMPUTE[0]
+
+
 def open_model(name: str, adapter: Path | None = None, quantize: str = "none") -> tuple[Model, LoRA | None]:
     """The model a user named, quantised as asked, and the adapter, if any."""
     from featherback import models

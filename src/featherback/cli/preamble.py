@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from featherback.terminal import clean, say, say_styled, several
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from featherback.data.preview import Preview
     from featherback.data.report import PrepareReport
@@ -64,7 +64,7 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
     length = several(config.steps, "step") if config.steps else f"{config.epochs:g} epochs"
     row(
         "training",
-        f"{length}, {config.method}, {config.compute}, "
+        f"{length}, {config.method}, {describe_compute(run.plan.compute, run.plan.rates)}, "
         f"{config.optimizer} at {config.peak_learning_rate:g} ({config.schedule})",
     )
     held = "adapter and optimizer" if config.whole is None else "optimizer"
@@ -153,6 +153,13 @@ def print_report(report: PrepareReport) -> None:
         row("", f"up to {bound:>6} tokens {bar:<{_BAR}} {count}")
     for note in report.notes():
         row("", note)
+
+
+def describe_compute(compute: str, rates: Mapping[str, float]) -> str:
+    """What products compute in, and why if it was chosen by their rates."""
+    if not rates:
+        return compute
+    return f"{compute} (products here, GFLOP/s: {', '.join(f'{name} {rate:.0f}' for name, rate in rates.items())})"
 
 
 def describe_plan(plan: Plan, held: str = "adapter and optimizer") -> str:

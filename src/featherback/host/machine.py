@@ -17,6 +17,8 @@ from featherback.architecture.config import ModelConfig
 from featherback.backend.cpu import CPU
 from featherback.weights.types import TensorType
 
+MOST_TIMED = 512
+"""Tokens that operations are timed with, where a batch has more."""
 CODE_TO_COME = 1_000_000
 """Bytes of code that a run brings in beyond a rehearsed step: other tensor types' kernels, files, JSON."""
 
@@ -34,27 +36,43 @@ class Machine:
     @classmethod
     def measure(cls, config: ModelConfig, tokens: int, compute: str) -> Machine:
         """About a fifth of a second of real kernels, on made-up 4-bit weights of the model's width."""
-        t = min(tokens, 512)
-        product, unpack = _product_rates(config, t, compute)
+        t = min(tokens, MOST_TIMED)
+        product, unpack = _rates_apart(config, t, compute)
         return cls(product, _attention_rate(config, t), _copy_rate(), unpack, memory_limit())
 
 
-def _product_rates(config: ModelConfig, tokens: int, compute: str) -> tuple[float, float]:
+class _Product:
+    """A product with made-up 4-bit weights of a model's width."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.outputs = min(config.intermediate_size, 2048) // 256 * 256 or 256
+        self.inputs = -(-config.hidden_size // 32) * 32
+        stored = np.zeros(self.outputs * TensorType.Q4_0.row_bytes(self.inputs), np.uint8)
+        self._weight = kernels.Matrix(stored, int(TensorType.Q4_0), self.outputs, self.inputs)
+
+    def of(self, rows: int, compute: str) -> Callable[[], object]:
+        """What multiplies that many rows."""
+        x = np.zeros((rows, self.inputs), kernels.OPERANDS[compute])
+        out, linear = np.empty((rows, self.outputs), np.float32), CPU(compute).ops.linear
+        return lambda: linear(x, self._weight, out)
+
+
+def product_rates(config: ModelConfig, tokens: int) -> dict[str, float]:
+    """compute -> operations per second of a product with stored weights."""
+    product, rows = _Product(config), min(tokens, MOST_TIMED)
+    seconds = _seconds(*(product.of(rows, compute) for compute in kernels.OPERANDS))
+    operations = 2 * rows * product.inputs * product.outputs
+    return {compute: operations / each for compute, each in zip(kernels.OPERANDS, seconds)}
+
+
+def _rates_apart(config: ModelConfig, tokens: int, compute: str) -> tuple[float, float]:
     """(operations per second once weights are unpacked, weights unpacked per second).
 
     A product takes operations / rate + weights / unpack rate: two lengths tell both.
     """
-    outputs = min(config.intermediate_size, 2048) // 256 * 256 or 256
-    inputs = -(-config.hidden_size // 32) * 32
-    stored = np.zeros(outputs * TensorType.Q4_0.row_bytes(inputs), np.uint8)
-    weight, linear = kernels.Matrix(stored, int(TensorType.Q4_0), outputs, inputs), CPU(compute).ops.linear
-
-    def product(rows: int) -> Callable[[], object]:
-        x, out = np.zeros((rows, inputs), kernels.OPERANDS[compute]), np.empty((rows, outputs), np.float32)
-        return lambda: linear(x, weight, out)
-
-    few = max(8, tokens // 8)
-    long, short = _seconds(product(tokens), product(few))
+    product, few = _Product(config), max(8, tokens // 8)
+    inputs, outputs = product.inputs, product.outputs
+    long, short = _seconds(product.of(tokens, compute), product.of(few, compute))
     operations = 2 * inputs * outputs
     if tokens <= 2 * few or long <= 1.1 * short:
         return tokens * operations / long, math.inf

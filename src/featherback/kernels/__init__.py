@@ -67,8 +67,8 @@ from featherback.weights.matrix import Matrix as StoredMatrix
 OPERANDS: dict[str, np.dtype[Any]] = {
     "bf16": np.dtype(np.uint16), "int16": np.dtype(np.float32), "fp32": np.dtype(np.float32)
 }  # fmt: skip
-"""compute -> the type in which matrix products read activations; bf16 is held as uint16. Those in fixed point
-round what they read themselves."""
+"""compute -> the type in which matrix products read activations, from the least exact to the most; bf16 is held as
+uint16. Those in fixed point round what they read themselves."""
 
 MAX_THREADS = 1024
 """More would only exhaust the system's own limits."""

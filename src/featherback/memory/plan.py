@@ -24,6 +24,8 @@ class Plan:
 
     tokens: int  #: most tokens a batch holds
     compute: str = "bf16"  #: "bf16", "int16" or "fp32": operands of the matrix products
+    rates: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """10^9 operations per second of each compute's products, if `compute` was chosen by them."""
     chunk: int | None = None  #: tokens that pass a block together; None: all of a batch
     mlp_tile: int = 2 * MLP_STEP  #: columns of F at a time
     vocab_tile: int = 1024  #: columns of the vocabulary at a time

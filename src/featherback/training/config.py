@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from featherback.whole.settings import Whole
 
 COMPUTE = tuple(kernels.OPERANDS)
+AUTO = "auto"
+"""The --compute that is chosen by measuring (training.choose)."""
 DEFAULT_EPOCHS = 3
 SEQUENCE = 256
 """Tokens of a sequence, unless examples need more."""
@@ -277,10 +279,11 @@ class TrainConfig:
         help="Clip the gradient to this norm. 0: never. A whole model's takes a second backward pass.",
     )
     compute: str = option(
-        "bf16",
-        choices=COMPUTE,
+        AUTO,
+        choices=(AUTO, *COMPUTE),
         panel=RUN,
-        help="What the matrix products multiply: bf16, fixed point of 16 bits, or float32, the most exact.",
+        help="What the matrix products multiply: bf16, fixed point of 16 bits, or float32, the most exact. "
+        "auto: a run measures, and takes the most exact of those that are about as fast as the fastest.",
     )
     threads: int | None = option(
         None,

@@ -28,6 +28,7 @@ from featherback.host.machine import Baseline, memory_limit
 from featherback.host.maps import MapWatch
 from featherback.host.priority import step_back
 from featherback.host.sensors import Sensors
+from featherback.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.options import checked
 from featherback.terminal import Preparing, complain
@@ -168,8 +169,11 @@ def resume_run(
                 )
             # As long as these are the same the plan stays, and with it every bit.
             changed = any(getattr(config, name) != getattr(earlier, name) for name in PLANNED)
-            if (reason := _no_plan(run)) or changed:
-                run.record["plan"] = _plan(config, opened, baseline)
+            plan = plan_from_json(run.record.get("plan"))
+            if (reason := _no_plan(run, plan)) or changed:
+                # What it computes in stays, as far as it is known.
+                compute = config.compute if plan is None else plan.compute
+                run.record["plan"] = _plan(replace(config, compute=compute), opened, baseline)
             else:
                 run.plan_of(opened.blocks)
             if reason:
@@ -184,9 +188,8 @@ def resume_run(
     return run
 
 
-def _no_plan(run: RunDirectory) -> str:
-    """Why the plan on a run's record will not do, if it will not."""
-    plan = plan_from_json(run.record.get("plan"))
+def _no_plan(run: RunDirectory, plan: Plan | None) -> str:
+    """Why the plan on a run's record will not do, if it will not. `plan`: what could be read of it."""
     if plan is None:
         return f"{run.path / RUN_FILE} holds no plan of this version of Featherback"
     needed, free = (plan.predicted_rss_mb or 0) * 10**6, memory_limit()

@@ -24,6 +24,7 @@ class Run(Kind):
             **{name: record.get(name) for name in ("status", "created", "steps")},
             **chosen(record.get("summary", {})),
             "options": chosen(record.get("configuration", {})),
+            "plan": chosen(record.get("plan", {})),
             "versions": record.get("versions", {}),
         }
 
