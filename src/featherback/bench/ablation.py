@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ def run_step(
     steps: int = 3,
     threads: int | None = None,
     interval: float = watch.INTERVAL,
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """`bench.step` in a fresh process: what it says, and its peaks as seen from outside."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="bench-") as place:
@@ -79,6 +81,6 @@ def run_step(
             "tokens": [row.tolist() for row in random_sequences(model, tokens, steps)],
         }
         command = [sys.executable, "-m", "featherback.bench.step", json.dumps(request)]
-        outcome = watch.run(command, worker_environment(), interval)
+        outcome = watch.run(command, worker_environment() | dict(environment or {}), interval)
     found: dict[str, Any] = json.loads(outcome.output)
     return found | {"outside_footprint_mb": outcome.footprint_mb, "outside_rss_mb": outcome.rss_mb}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def peft_step(
     rank: int = 8,
     threads: int = 0,
     interval: float = watch.INTERVAL,
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """A few PEFT steps in a fresh process: their seconds, its peaks."""
     request = {
@@ -57,7 +59,7 @@ def peft_step(
         "threads": threads or kernels.default_threads(),
     }
     command = [sys.executable, "-m", "featherback.bench.peft_step", json.dumps(request)]
-    outcome = watch.run(command, interval=interval)
+    outcome = watch.run(command, {**os.environ, **(environment or {})}, interval)
     found: dict[str, Any] = json.loads(outcome.output.splitlines()[-1])
     return found | {"footprint_mb": outcome.footprint_mb, "rss_mb": outcome.rss_mb}
 

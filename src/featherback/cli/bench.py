@@ -43,6 +43,14 @@ def bench(
     lr_factors: Annotated[
         str, typer.Option(help="methods: factors of the default learning rates, e.g. 0.3,1,3.")
     ] = "1",
+    isa: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SET",
+            help="speed: on this instruction set, every compute of ours beside PEFT's: avx2 or avx512.",
+            show_default="the best of this CPU",
+        ),
+    ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
@@ -102,6 +110,12 @@ def bench(
 
         chosen = methods.rows(_words(rows), _factors(lr_factors))[: 1 if quick else None]
         found = methods.run(str(locate(model)), data or [], chosen, place, steps, seconds, tell)
+    elif isa is not None:
+        if what != "speed":
+            raise FeatherbackError(f"--isa is for `bench speed`; {what} has no use for it.")
+        from featherback.bench import limited
+
+        found = limited.run(names, isa, place, steps, quick, keep, tell)
     else:
         found = _run(what, names, model, place, steps, quick, keep, tell, out)
     results = {"machine": machine(), **found}

@@ -1,0 +1,139 @@
+"""`featherback bench speed --isa avx2`: steps on an older instruction set than this machine's, ours and PEFT's.
+
+Both sides are told to use no newer one, and take turns: other work on the machine slows both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from featherback import kernels, models
+from featherback.bench import watch
+from featherback.bench.ablation import run_step
+from featherback.bench.markdown import table
+from featherback.bench.peers import peft_step, require_torch
+from featherback.bench.synthetic import write_synthetic
+from featherback.errors import FeatherbackError
+from featherback.host.machine import Machine
+from featherback.memory import planner
+from featherback.memory.job import Job
+from featherback.memory.plan import Plan
+from featherback.methods import METHODS
+from featherback.training.worker_process import worker_baseline
+
+TOKENS = 256
+ISAS: dict[str, Mapping[str, str]] = {
+    "avx2": {"FEATHERBACK_KERNELS": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "avx512": {
+        "FEATHERBACK_KERNELS": "avx512",
+        "ATEN_CPU_CAPABILITY": "avx512",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
+    },
+}
+"""Instruction set -> what tells it to our kernels, to PyTorch's and to oneDNN's."""
+OURS = "ours, fp32"
+
+
+def run(
+    names: list[str], isa: str, cache: Path, steps: int, quick: bool, keep: bool, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Every compute, and PEFT in both of its with and without checkpointing; `quick`: one round of the first model.
+
+    FeatherbackError if this machine, or the comparison, does not have the instruction set.
+    """
+    require_torch()
+    if isa not in ISAS or isa not in kernels.available():
+        able = [name for name in ISAS if name in kernels.available()]
+        raise FeatherbackError(f"--isa is {isa!r}; this machine compares on {', '.join(able) or 'none'}.")
+    cache.mkdir(parents=True, exist_ok=True)
+    rounds, parts = {}, []
+    for name in names[:1] if quick else names:
+        path = cache / f"{name}-q4_0.gguf"
+        existed = path.exists()
+        if not existed:
+            write_synthetic(path, name)
+        sides = _sides(name, path, isa, cache, steps)
+        rounds[name] = rows = [_round(sides, say) for _ in range(1 if quick else 3)]
+        if not keep and not existed:
+            path.unlink()
+        lines = [
+            [
+                label,
+                f"{median(row[label] for row in rows):.2f}",
+                f"{median(row[OURS] / row[label] for row in rows):.2f}",
+            ]
+            for label in sides
+        ]
+        parts.append(
+            table([f"{name}, {TOKENS} tokens, {isa}", "s per step", "rate relative to our fp32"], lines)
+        )
+    return {"isa": isa, "rounds": rounds, "markdown": "\n\n".join(parts)}
+
+
+def _sides(
+    name: str, path: Path, isa: str, cache: Path, steps: int
+) -> dict[str, Callable[[], dict[str, Any]]]:
+    """label -> what measures a few steps of it."""
+    environment = ISAS[isa]
+
+    def ours(compute: str) -> Callable[[], dict[str, Any]]:
+        plan = _plan(path, isa, compute)
+        return lambda: run_step(
+            path, plan, cache, tokens=TOKENS, steps=steps, interval=watch.RARELY, environment=environment
+        )
+
+    def peft(dtype: str, checkpointing: bool) -> Callable[[], dict[str, Any]]:
+        return lambda: peft_step(
+            name,
+            dtype,
+            checkpointing,
+            tokens=TOKENS,
+            steps=steps,
+            interval=watch.RARELY,
+            environment=environment,
+        )
+
+    return {f"ours, {compute}": ours(compute) for compute in reversed(kernels.OPERANDS)} | {
+        f"PEFT, {dtype}{', checkpointing' * checkpointing}": peft(dtype, checkpointing)
+        for dtype in ("fp32", "bf16")
+        for checkpointing in (True, False)
+    }
+
+
+def _round(sides: Mapping[str, Callable[[], dict[str, Any]]], say: Callable[[str], None]) -> dict[str, float]:
+    """label -> seconds of the fastest step after the first: the least disturbed."""
+    found = {}
+    for label, measure in sides.items():
+        seconds = measure()["seconds"]
+        found[label] = min(seconds[1:] or seconds)
+        say(f"{label}: {found[label]:.2f} s")
+    return found
+
+
+def _plan(path: Path, isa: str, compute: str) -> Plan:
+    model = models.load(path)
+    job = Job.of(
+        model,
+        method=METHODS["mesp"],
+        tokens=TOKENS,
+        sequence=TOKENS,
+        compute=compute,
+        threads=kernels.default_threads(),
+    )
+    with _using(isa):
+        machine = Machine.measure(model.config, TOKENS, compute)
+    return planner.choose(job, None, worker_baseline(), machine)
+
+
+@contextmanager
+def _using(isa: str) -> Iterator[None]:
+    before = kernels.current()
+    kernels.use(isa)
+    try:
+        yield
+    finally:
+        kernels.use(before)
