@@ -13,7 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from tests.cli.conftest import Command
 
 from featherback.version import __version__
@@ -213,7 +215,7 @@ def test_a_run_killed_while_its_data_are_tokenised_can_be_started_again(
 
 def test_the_memory_budget_is_kept(chat_model: Path, messages: Path, tmp_path: Path) -> None:
     small, large = (tmp_path / name for name in ("small", "large"))
-    arguments = ("train", chat_model, "--data", messages, *OPTIONS)
+    arguments = ("train", chat_model, "--data", messages, "--compute", "fp32", *OPTIONS)
     least = 9
     for _ in range(1 + (sys.platform == "linux")):  # what training needs, then what the preparation does
         refusal = _featherback(*arguments, "--out", small, "--memory", f"{least}MB", check=False).stderr
@@ -223,8 +225,11 @@ def test_the_memory_budget_is_kept(chat_model: Path, messages: Path, tmp_path: P
         assert "predicted" in text
         summary = _record(out)["summary"]
         assert summary["peak_rss_mb"] <= budget
-    whole, parts = ((out / "adapter_model.safetensors").read_bytes() for out in (small, large))
-    assert whole == parts, "the plan must not change what is learnt"
+    parts, whole = (load_file(out / "adapter_model.safetensors") for out in (small, large))
+    for name, values in whole.items():  # tiles of other sizes are summed in another order
+        assert np.linalg.norm(parts[name] - values) < 1e-3 * np.linalg.norm(values), (
+            f"the plan changes {name}"
+        )
 
 
 def test_a_budget_beyond_the_machine_is_said(chat_model: Path, messages: Path, tmp_path: Path) -> None:
