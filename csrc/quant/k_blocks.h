@@ -70,19 +70,21 @@ struct KBlocks {
         unrolled<2>([&](auto half) {
             const ScaleAndMin s = scale_of(block + 4, 2 * pair + half);
             const __m512 step = d * _mm512_set1_ps(float(s.scale)), least = dmin * _mm512_set1_ps(float(s.min));
-            const auto table = [&](int first) { return step * level_table<Levels>(first) - least; };
+            const auto table = [&](__m512 levels) { return step * levels - least; };
             if constexpr (five) {
                 const __m256i fifths = _mm256_loadu_si256((const __m256i*)(block + high));
                 const __mmask32 fifth = _mm256_test_epi8_mask(fifths, _mm256_set1_epi8(char(1 << (2 * pair + half))));
-                out.v[half] = look_up(words[half], fifth, table(0), table(16));
+                out.v[half] =
+                    look_up(words[half], fifth, table(level_table<Levels>()), table(level_table<Levels, 16>()));
             } else {
-                out.v[half] = look_up(words[half], table(0));
+                out.v[half] = look_up(words[half], table(level_table<Levels>()));
             }
         });
         return out;
     }
 
     static constexpr bool has_codes = true;
+    static constexpr int parts = 8;  // with minima of their own
 
     // Block `index` of a row.
     template <class Rows>

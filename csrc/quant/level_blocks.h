@@ -9,6 +9,7 @@
 //   scales(block, at)   of part at.index, or of as many parts as there are lanes
 //   minima(block, at)   where there is an `offset`, dmin
 //   levels(block, i)    those of weights [32 i, 32 i + 32), as Bytes or as Floats
+//   codes(block, i)     the same in bf16, if that takes few instructions; then it `has_codes`
 #pragma once
 #include "quant/numbers.h"
 #if defined(FB_ISA)
@@ -138,7 +139,27 @@ public:
 #endif
 
 #if defined(__AVX512BF16__)
-    static constexpr bool has_codes = false;  // they cost as much to convert as to multiply
+    static constexpr bool has_codes = false;  // where a type has no `codes`
+
+    // Block `index` of a row.
+    template <class Rows>
+    static FB_INLINE void dot_block(const Rows& rows, const uint8_t* block, int64_t index,
+                                    typename Rows::Parts& parts) {
+        LaneParts at(0);
+        at.index %= uint32_t(Type::parts);
+        const auto as_float = [](auto numbers) { return to_float(numbers + UVec{}); };
+        const __m512 steps = (__m512)(as_float(Type::scales(block, at)) * step(block));
+        if constexpr (Type::offset.at >= 0)
+            rows.add_sums((__m512)(as_float(Type::minima(block, at)) * number(block, Type::offset)), index, parts);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) {
+            const __m512i codes[1] = {Type::codes(block, i)};
+            constexpr int kHalves = Type::parts / 8;  // of a run that have scales of their own
+            __m512 scales = steps;
+            if constexpr (kHalves > 0) scales = spread_lanes<kHalves>(steps, kHalves * i);
+            rows.add(codes, index * 8 + i, scales, i % Rows::kChains, parts);
+        }
+    }
 
     static FB_INLINE Runs<2> bf16_runs(const uint8_t* row, int64_t i) {
         Runs<2> out;

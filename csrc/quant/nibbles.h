@@ -53,13 +53,15 @@ struct NibbleBlocks {
     static FB_INLINE Runs<1> bf16_runs(const uint8_t* row, int64_t i) {
         const uint8_t* block = row + i * bytes;
         const __m512 d = _mm512_set1_ps(head<number>(block));
-        const auto table = [&](int first) {
-            if constexpr (shifted) return d * level_table<Levels>(first) + splat_half(block + offset.at);
-            else return d * level_table<Levels>(first);
+        const auto table = [&](__m512 levels) {
+            if constexpr (shifted) return d * levels + splat_half(block + offset.at);
+            else return d * levels;
         };
         const __m512i words = nibble_words(block + nibbles);
-        if constexpr (five) return {look_up(words, load_u32(block + nibbles - 4), table(0), table(16))};
-        else return {look_up(words, table(0))};
+        if constexpr (five)
+            return {look_up(words, load_u32(block + nibbles - 4), table(level_table<Levels>()),
+                            table(level_table<Levels, 16>()))};
+        else return {look_up(words, table(level_table<Levels>()))};
     }
 
     static constexpr bool has_codes = true;

@@ -83,11 +83,21 @@ FB_INLINE Vec widen_halves(const uint8_t* halves) {
 FB_INLINE Vec to_float(IVec codes) { return __builtin_convertvector(codes, Vec); }
 FB_INLINE Vec to_float(UVec codes) { return to_float((IVec)codes); }
 
-template <class Levels>
-FB_INLINE Vec levels_from(int first) {  // of codes first, first + 1, ...
-    Vec v;
-    for (int i = 0; i < kLanes; i++) v[i] = float(Levels::at(first + i));
-    return v;
+// The levels of codes first, first + 1, ..., made by the compiler: it does not always see by itself that they are
+// known.
+template <class Number, class Levels, int first, int count>
+struct LevelTable {
+    alignas(64) Number values[count] = {};
+    constexpr LevelTable() {
+        for (int i = 0; i < count; i++) values[i] = Number(Levels::at(first + i));
+    }
+};
+template <class Number, class Levels, int first, int count>
+inline constexpr LevelTable<Number, Levels, first, count> kLevels;
+
+template <class Levels, int first>
+FB_INLINE Vec levels_from() {
+    return load(kLevels<float, Levels, first, kLanes>.values);
 }
 
 // step * level + offset of the codes in the low four bits of each lane; the bits above are arbitrary.
@@ -95,7 +105,7 @@ template <class Levels>
 FB_INLINE Vec level(UVec code, float step, float offset) {
 #if defined(__AVX512F__)
     // Sixteen lanes hold every value the block has, and the code picks one.
-    return (Vec)_mm512_permutexvar_ps((__m512i)code, (__m512)(levels_from<Levels>(0) * step + offset));
+    return (Vec)_mm512_permutexvar_ps((__m512i)code, (__m512)(levels_from<Levels, 0>() * step + offset));
 #else
     static_assert(Levels::even);
     return to_float(code & 15u) * step + (Levels::at(0) * step + offset);
@@ -106,7 +116,7 @@ FB_INLINE Vec level(UVec code, float step, float offset) {
 template <class Levels>
 FB_INLINE Vec level(UVec code, uint32_t fifth, float step, float offset) {
 #if defined(__AVX512F__)
-    const Vec low = level<Levels>(code, step, offset), table = levels_from<Levels>(16) * step + offset;
+    const Vec low = level<Levels>(code, step, offset), table = levels_from<Levels, 16>() * step + offset;
     return (Vec)_mm512_mask_permutexvar_ps((__m512)low, __mmask16(fifth), (__m512i)code, (__m512)table);
 #else
     static_assert(Levels::even);
@@ -135,8 +145,7 @@ FB_INLINE Bytes bits_under(uint8_t mask, Bytes bytes, int right) {
 // The levels, of eight bits each, of the low nibbles of sixteen bytes, then those of the high ones.
 template <class Levels>
 FB_INLINE Bytes nibble_bytes(const uint8_t* nibbles) {
-    alignas(16) uint8_t levels[16];
-    for (int i = 0; i < 16; i++) levels[i] = uint8_t(Levels::at(i));
+    const uint8_t* levels = kLevels<uint8_t, Levels, 0, 16>.values;
 #if defined(__AVX2__)
     const __m128i table = _mm_load_si128(reinterpret_cast<const __m128i*>(levels)), four = _mm_set1_epi8(15);
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(nibbles));
@@ -162,6 +171,9 @@ FB_INLINE Floats to_floats(Bytes levels) {
     const __m128i low = _mm256_castsi256_si128((__m256i)levels), high = _mm256_extracti128_si256((__m256i)levels, 1);
     const auto eight = [](__m128i all) { return to_float((IVec)_mm256_cvtepi8_epi32(all)); };
     return {{eight(low), eight(_mm_srli_si128(low, 8)), eight(high), eight(_mm_srli_si128(high, 8))}};
+#elif defined(__AVX512F__)
+    const auto sixteen = [](__m128i all) { return to_float((IVec)_mm512_cvtepi8_epi32(all)); };
+    return {{sixteen(_mm256_castsi256_si128((__m256i)levels)), sixteen(_mm256_extracti128_si256((__m256i)levels, 1))}};
 #else
     int8_t bytes[kRun];
     __builtin_memcpy(bytes, &levels, kRun);
@@ -195,9 +207,9 @@ struct Runs {
 
 using IHalves = short __attribute__((vector_size(64)));
 
-template <class Levels>
-FB_INLINE __m512 level_table(int first = 0) {  // the levels of codes first, first + 1, ... first + 15
-    return (__m512)levels_from<Levels>(first);
+template <class Levels, int first = 0>
+FB_INLINE __m512 level_table() {  // the levels of codes first, first + 1, ... first + 15
+    return (__m512)levels_from<Levels, first>();
 }
 
 FB_INLINE __m512 splat_half(const uint8_t* bytes) { return _mm512_set1_ps(head_half(bytes)); }
@@ -226,7 +238,16 @@ FB_INLINE Run look_up(__m512i index, __mmask32 fifth, __m512 low, __m512 high) {
 template <class Levels, bool five>
 FB_INLINE __m512i bf16_levels(__m512i words, __mmask32 fifth) {
     if constexpr (!five) return (__m512i)look_up(words, level_table<Levels>());
-    else return (__m512i)look_up(words, fifth, level_table<Levels>(), level_table<Levels>(16));
+    else return (__m512i)look_up(words, fifth, level_table<Levels>(), level_table<Levels, 16>());
+}
+
+// Levels of -16 to 15: their low five bits are looked up.
+struct SmallLevels {
+    static FB_INLINE constexpr int at(int code) { return code < 16 ? code : code - 32; }
+};
+FB_INLINE __m512i small_as_bf16(Bytes levels) {
+    const __m512i table = (__m512i)narrow(level_table<SmallLevels>(), level_table<SmallLevels, 16>());
+    return _mm512_permutexvar_epi16(_mm512_cvtepi8_epi16((__m256i)levels), table);
 }
 
 FB_INLINE __m512 bytes_to_float(__m128i bytes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)); }

@@ -75,17 +75,24 @@ private:
 
     static int64_t padded(int64_t cols) { return round_up(cols, kGroup * kRun); }
 
-    // The sums of x_t that belong to group or large block i. Lane j of a group is block j's; a large block has its
-    // scales in lanes 0 to 7, where there is nothing to sum, and its minima, to be subtracted, in lanes 8 to 15.
+    // The sums of x_t that belong to group or large block i. Lane j of a group is block j's; a large block of eight
+    // parts has its scales in lanes 0 to 7, where there is nothing to sum, and its minima, to be subtracted, in the
+    // others. One of sixteen parts has their minima in all.
     FB_INLINE float* sums_of(int t, int64_t i) const { return sums_ + t * width_ / kLanes + i * kLanes; }
 
     void sum_blocks(int t) {
         std::fill_n(sums_of(t, 0), width_ / kLanes, 0.0f);
         for (int64_t run = 0; run < width_ / kRun; run++) {
             const uint16_t* x = x_ + t * width_ + run * kRun;
-            const float total = sum(load(x) + load(x + kLanes));
-            if constexpr (kLarge) sums_of(t, run / 8)[8 + run % 8] = -total;
-            else sums_of(t, run / kGroup)[run % kGroup] = total;
+            const Vec first = load(x), second = load(x + kLanes);
+            if constexpr (!kLarge) {
+                sums_of(t, run / kGroup)[run % kGroup] = sum(first + second);
+            } else if constexpr (Format<type>::parts == 16) {
+                sums_of(t, run / 8)[run % 8 * 2] = -sum(first);
+                sums_of(t, run / 8)[run % 8 * 2 + 1] = -sum(second);
+            } else {
+                sums_of(t, run / 8)[8 + run % 8] = -sum(first + second);
+            }
         }
     }
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from featherback import methods, models
+from featherback import kernels, methods, models
 from featherback.adapters.formats import form
 from featherback.adapters.lora import LoRA
 from featherback.data.batch import IGNORE, Batch
@@ -22,7 +22,7 @@ from featherback.inference.model import Model
 from featherback.memory.plan import Plan
 from featherback.training.callback import Callback, Guarded, Together
 from featherback.training.choose import plan_for
-from featherback.training.config import COMPUTE, TrainConfig
+from featherback.training.config import TrainConfig
 from featherback.training.events import Note
 from featherback.training.given import Examples
 from featherback.training.launch import prepare_run, resume_run
@@ -102,8 +102,7 @@ def gradients(
         raise FeatherbackError(
             f"A label is {wrong}; it must be a token id, 0 to {last}, or {IGNORE} (not trained)."
         )
-    if compute not in COMPUTE:
-        raise FeatherbackError(f"Unknown compute {compute!r}; choose from {', '.join(COMPUTE)}.")
+    kernels.check_compute(compute)
     if not batch.n_targets:
         raise FeatherbackError(
             "No token is trained: every label is -100, or the sequences have one token each."

@@ -212,7 +212,7 @@ def test_conversations_and_records_as_data(tmp_path: Path) -> None:
     talks = _conversations()
     file = tmp_path / "d.jsonl"
     file.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
-    options: TrainOptions = {"steps": 2, "lr": 1e-3, "rank": 2}
+    options: TrainOptions = {"steps": 2, "lr": 1e-3, "rank": 2, "compute": "fp32"}
     from_file = fb.train(model, file, tmp_path / "file", progress=False, **options)
     as_lists = fb.train(
         model, talks, tmp_path / "lists", eval_data=(talk for talk in talks[:2]), progress=False, **options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ from tests.training.conftest import Start, sequences
 
 from featherback import models
 from featherback.cli.options import compute_of
+from featherback.cli.preamble import describe_compute
 from featherback.errors import FeatherbackError
+from featherback.memory.plan import Plan
 from featherback.training import choose
 from featherback.training.config import AUTO, TrainConfig
 from featherback.training.launch import resume_run
-from featherback.training.outlook import least_memory
-from featherback.training.run_directory import RunDirectory
+from featherback.training.outlook import least_memory, outlook
 from featherback.training.worker_process import worker_baseline
 
 MB = 10**6
@@ -49,16 +51,17 @@ def test_a_run_remembers_what_it_computes_in(start: Start, monkeypatch: pytest.M
     run = start(compute=AUTO, steps=2)
     assert run.config.compute == AUTO
     assert (run.record["plan"]["compute"], run.record["plan"]["rates"]["int16"]) == ("int16", 100)
-    assert compute_of(AUTO, run.path) == "int16"
+    for place in (run.path, run.path / "adapter_model.safetensors", str(run.path)):
+        assert compute_of(AUTO, "model.gguf", place) == "int16"
     assert compute_of("fp32", run.path) == "fp32"
-    assert compute_of(AUTO, None) == "bf16"
+    assert compute_of(AUTO, "model.gguf", None) == "bf16"
 
     favour(monkeypatch, "fp32")  # on another day: the plan is made anew, for another budget
     values = {**run.config.to_json(), "steps": 4, "memory": 10**9}
     later = resume_run(values, sequences())
     later.release()
     assert later.config.memory == 10**9
-    assert later.record["plan"]["compute"] == "int16"
+    assert (later.record["plan"]["compute"], later.record["plan"]["rates"]["int16"]) == ("int16", 100)
     assert start("other", compute=AUTO, steps=1).record["plan"]["compute"] == "fp32"
 
 
@@ -81,18 +84,28 @@ def test_it_gives_way_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.
     assert least["bf16"] + 4 * MB < least["fp32"]
     favour(monkeypatch, "fp32")
 
-    def chosen(memory: int) -> str:
-        return choose.plan_for(
-            TrainConfig.of(**{**config.to_json(), "memory": memory}), model, lambda: baseline
-        ).compute
+    def chosen(memory: int) -> Plan:
+        return choose.plan_for(replace(config, memory=memory), model, lambda: baseline)
 
-    assert chosen(least["fp32"]) == "fp32"
-    assert chosen(least["bf16"]) == "bf16"
+    plenty, short = chosen(4 * least["fp32"]), chosen(least["bf16"])
+    assert (plenty.compute, short.compute) == ("fp32", "bf16")
+    assert plenty.least_mb == short.least_mb == least["bf16"] // MB
+    assert plenty.fastest_mb == short.fastest_mb
+    rows = outlook(replace(config, memory=least["bf16"]), model, baseline, {})  # plan says what train does
+    (mebp,) = (row.plan for row in rows if row.method == "mebp")
+    assert mebp is not None
+    assert mebp.compute == "bf16"
+    assert "bf16 for want of memory (products here, " in describe_compute(short.compute, short.rates)
     with pytest.raises(FeatherbackError, match=f"the least is --memory {least['bf16'] // MB}MB"):
         chosen(least["bf16"] // 2)
 
 
-def test_a_run_without_a_record_of_its_plan_is_of_no_help(start: Start) -> None:
-    run = start(steps=1)
+def test_an_earlier_run_says_what_it_computed_in(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    run = start(steps=1, compute="fp32")
     run.update(plan={})
-    assert compute_of(AUTO, RunDirectory.open(run.path).path) == "bf16"
+    assert compute_of(AUTO, run.path) == "fp32"
+    (run.path / "run.json").write_text("{")
+    assert compute_of(AUTO, run.path) == "bf16"
+    said = capsys.readouterr().err
+    assert "run.json is not valid JSON" in said
+    assert "Unless --compute is named, bf16 is taken." in said

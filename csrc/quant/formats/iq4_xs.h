@@ -27,6 +27,12 @@ struct IQ4_XS : LevelBlocks<IQ4_XS> {
         return nibble_bytes<IQ4_NLLevels>(block + 8 + i * 16);
     }
 #endif
+#if defined(__AVX512BF16__)
+    static constexpr bool has_codes = true;
+    static FB_INLINE __m512i codes(const uint8_t* block, int i) {
+        return bf16_levels<IQ4_NLLevels, false>(nibble_words(block + 8 + i * 16), 0);
+    }
+#endif
 };
 
 }  // namespace fb::FB_SET::formats

@@ -28,6 +28,10 @@ struct Q2_K : LevelBlocks<Q2_K> {
         return bits_under(3, bytes_at(block + 16 + i / 4 * 32), i % 4 * 2);
     }
 #endif
+#if defined(__AVX512BF16__)
+    static constexpr bool has_codes = true;
+    static FB_INLINE __m512i codes(const uint8_t* block, int i) { return small_as_bf16(levels(block, i)); }
+#endif
 };
 
 }  // namespace fb::FB_SET::formats

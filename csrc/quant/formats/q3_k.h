@@ -31,6 +31,10 @@ struct Q3_K : LevelBlocks<Q3_K> {
         return (low | bits_under(4, bytes_at(block), i - 2)) - 4;
     }
 #endif
+#if defined(__AVX512BF16__)
+    static constexpr bool has_codes = true;
+    static FB_INLINE __m512i codes(const uint8_t* block, int i) { return small_as_bf16(levels(block, i)); }
+#endif
 };
 
 }  // namespace fb::FB_SET::formats

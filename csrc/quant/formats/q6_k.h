@@ -81,8 +81,8 @@ struct Q6_K {
                                     typename Rows::Parts& parts) {
         const __m512 scales =
             bytes_to_float(_mm_loadu_si128((const __m128i*)(block + 192))) * _mm512_set1_ps(half_to_float(block + 208));
-        const __m512i low_levels = (__m512i)narrow(level_table<Levels>(0), level_table<Levels>(16));
-        const __m512i high_levels = (__m512i)narrow(level_table<Levels>(32), level_table<Levels>(48));
+        const __m512i low_levels = (__m512i)narrow(level_table<Levels>(), level_table<Levels, 16>());
+        const __m512i high_levels = (__m512i)narrow(level_table<Levels, 32>(), level_table<Levels, 48>());
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
             const auto words = [](const uint8_t* from) {

@@ -34,6 +34,10 @@ struct TQ1_0 : LevelBlocks<TQ1_0> {
         const Sixteen powers = {1, 1, 1, 1, 3, 3, 3, 3, 9, 9, 9, 9, 27, 27, 27, 27};
         return first_digit(joined(low, (Sixteen)Words{last, last, last, last} * powers));
     }
+#if defined(__AVX512BF16__)
+    static constexpr bool has_codes = true;
+    static FB_INLINE __m512i codes(const uint8_t* block, int i) { return small_as_bf16(levels(block, i)); }
+#endif
 
 private:
     using Sixteen = uint8_t __attribute__((vector_size(16)));

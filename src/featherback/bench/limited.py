@@ -27,28 +27,32 @@ from featherback.training.worker_process import worker_baseline
 
 TOKENS = 256
 ISAS: dict[str, Mapping[str, str]] = {
-    "avx2": {"FEATHERBACK_KERNELS": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
-    "avx512": {
-        "FEATHERBACK_KERNELS": "avx512",
-        "ATEN_CPU_CAPABILITY": "avx512",
-        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
-    },
+    name: {
+        "FEATHERBACK_KERNELS": name,
+        "ATEN_CPU_CAPABILITY": name,
+        "ONEDNN_MAX_CPU_ISA": onednn,
+        "MKL_ENABLE_INSTRUCTIONS": name.upper(),
+    }
+    for name, onednn in (("avx2", "AVX2"), ("avx512", "AVX512_CORE"))
 }
-"""Instruction set -> what tells it to our kernels, to PyTorch's and to oneDNN's."""
+"""Instruction set -> what tells it to our kernels, PyTorch's, oneDNN's and MKL's. MKL, which has PyTorch's products of
+float32, heeds it on Intel's processors; on AMD's it chooses by itself."""
 OURS = "ours, fp32"
 
 
 def run(
     names: list[str], isa: str, cache: Path, steps: int, quick: bool, keep: bool, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Every compute, and PEFT in both of its with and without checkpointing; `quick`: one round of the first model.
+    """Each of our computes beside PEFT in fp32 and bf16, with and without checkpointing.
+
+    `quick`: one round, of the first model.
 
     FeatherbackError if this machine, or the comparison, does not have the instruction set.
     """
-    require_torch()
     if isa not in ISAS or isa not in kernels.available():
         able = [name for name in ISAS if name in kernels.available()]
         raise FeatherbackError(f"--isa is {isa!r}; this machine compares on {', '.join(able) or 'none'}.")
+    require_torch()
     cache.mkdir(parents=True, exist_ok=True)
     rounds, parts = {}, []
     for name in names[:1] if quick else names:
@@ -56,10 +60,12 @@ def run(
         existed = path.exists()
         if not existed:
             write_synthetic(path, name)
-        sides = _sides(name, path, isa, cache, steps)
-        rounds[name] = rows = [_round(sides, say) for _ in range(1 if quick else 3)]
-        if not keep and not existed:
-            path.unlink()
+        try:
+            sides = _sides(name, path, isa, cache, steps)
+            rounds[name] = rows = [_round(sides, say) for _ in range(1 if quick else 3)]
+        finally:
+            if not keep and not existed:
+                path.unlink()
         lines = [
             [
                 label,

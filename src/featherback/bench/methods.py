@@ -146,6 +146,7 @@ def train_row(
         save_every=MOST * steps,
         seq_len=SEQUENCE,
         cut=True,
+        compute="bf16",  # the same for all rows
         **held_out,
         **row.options,
     ).for_model(model)

@@ -66,7 +66,7 @@ def chat(
     sampler = Sampler(temperature, top_p, top_k, seed)
     opened, lora = open_model(model, adapter, quantize)
     set_threads(threads)
-    compute = compute_of(compute, adapter)
+    compute = compute_of(compute, model, adapter)
     failed = False
     with MapWatch(opened.files) as maps:
         talk = conversation(opened, load_tokenizer(opened.path), sampler, context, lora, system, compute)

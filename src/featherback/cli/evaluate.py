@@ -48,7 +48,7 @@ def evaluate(
     source = Source(tuple(data), columns_of(columns or ()), skip_bad)
     opened, lora = open_model(model, adapter, quantize)
     set_threads(threads)
-    compute = compute_of(compute, adapter)
+    compute = compute_of(compute, model, adapter)
     start = time.perf_counter()
     result, report = evaluate_file(opened, source, lora, seq_len, compute, cut)
     seconds = time.perf_counter() - start
@@ -57,6 +57,7 @@ def evaluate(
             "loss": result.loss,
             "perplexity": result.perplexity,
             "tokens": result.tokens,
+            "compute": compute,
             "seconds": seconds,
             "examples": report.examples,
             "truncated": report.truncated,
@@ -68,7 +69,7 @@ def evaluate(
     else:
         say(
             f"loss {result.loss:.4f} nats per token, perplexity {result.perplexity:.3f}, "
-            f"over {result.tokens} tokens"
+            f"over {result.tokens} tokens, computed in {compute}"
         )
         for note in report.notes():
             say(f"note: {note}")

@@ -67,7 +67,7 @@ def generate(
     sampler = Sampler(temperature, top_p, top_k, seed)
     opened, lora = open_model(model, adapter, quantize)
     set_threads(threads)
-    compute = compute_of(compute, adapter)
+    compute = compute_of(compute, model, adapter)
     with MapWatch(opened.files) as maps:
         tokenizer = load_tokenizer(opened.path)
         for piece in stream(opened, tokenizer, text, sampler, max_tokens, lora, system, raw, compute):

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from featherback.errors import FeatherbackError
+from featherback.terminal import complain
+
 if TYPE_CHECKING:
     from featherback.adapters.lora import LoRA
     from featherback.models.model import Model
@@ -42,7 +45,13 @@ class FromConfig:
 
 MapOption = Annotated[tuple[str, ...] | None, FromConfig()]
 SkipOption = Annotated[bool, FromConfig()]
-ComputeOption = Annotated[str, FromConfig()]
+ComputeOption = Annotated[
+    str,
+    FromConfig(
+        help="What the matrix products multiply: bf16, fixed point of 16 bits, or float32, the most exact. "
+        "auto: what the run that is named computed in; bf16 without one."
+    ),
+]
 QuantizeOption = Annotated[str, FromConfig()]
 ThreadsOption = Annotated[int | None, FromConfig()]
 SequenceOption = Annotated[int | None, FromConfig()]
@@ -68,16 +77,28 @@ def set_threads(threads: int | None) -> None:
     kernels.set_threads(threads or kernels.default_threads())
 
 
-def compute_of(compute: str, adapter: Path | None) -> str:
-    """What --compute means where nothing is measured: auto is what the adapter's run computed in, bf16 without one."""
+def compute_of(compute: str, *places: str | Path | None) -> str:
+    """What --compute means where nothing is measured: auto is what the run among these models and adapters computed in,
+    bf16 if none is one."""
     from featherback.training.config import AUTO, COMPUTE
-    from featherback.training.run_directory import RUN_FILE, RunDirectory, plan_from_json
+    from featherback.training.run_directory import RUN_FILE, RunDirectory
 
     if compute != AUTO:
         return compute
-    of_run = adapter is not None and (adapter / RUN_FILE).is_file()
-    plan = plan_from_json(RunDirectory.open(adapter).record.get("plan")) if adapter and of_run else None
-    return plan.compute if plan else COMPUTE[0]
+    for place in places:
+        folder = None if place is None else Path(place) if Path(place).is_dir() else Path(place).parent
+        if folder is None or not (folder / RUN_FILE).is_file():
+            continue
+        try:
+            record = RunDirectory.open(folder).record
+        except FeatherbackError as error:
+            complain(f"note: {error} Unless --compute is named, {COMPUTE[0]} is taken.")
+            continue
+        for part in ("configuration", "plan"):
+            values = record.get(part)
+            if isinstance(values, dict) and values.get("compute") in COMPUTE:
+                return str(values["compute"])
+    return COMPUTE[0]
 
 
 def open_model(name: str, adapter: Path | None = None, quantize: str = "none") -> tuple[Model, LoRA | None]:

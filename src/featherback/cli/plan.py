@@ -40,7 +40,6 @@ def plan(
     """
     from featherback.cli.options import open_model, set_threads
     from featherback.methods import OPTIONS
-    from featherback.training.choose import preferred
     from featherback.training.config import TrainConfig
     from featherback.training.outlook import combinations, largest_models, outlook
     from featherback.training.worker_process import worker_baseline
@@ -49,7 +48,6 @@ def plan(
     set_threads(options["threads"])
     opened, _ = open_model(model, quantize=options["quantize"])
     config = TrainConfig(model=str(opened.path), out="", **options).for_model(opened)
-    config, _ = preferred(config, opened)
     baseline = worker_baseline()
     if everything:
         _print_all(combinations(config, opened, baseline, own), config, json)

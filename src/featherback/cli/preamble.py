@@ -157,9 +157,13 @@ def print_report(report: PrepareReport) -> None:
 
 def describe_compute(compute: str, rates: Mapping[str, float]) -> str:
     """What products compute in, and why if it was chosen by their rates."""
+    from featherback.training.choose import best
+
     if not rates:
         return compute
-    return f"{compute} (products here, GFLOP/s: {', '.join(f'{name} {rate:.0f}' for name, rate in rates.items())})"
+    short = "" if compute == best(rates) else " for want of memory"
+    measured = ", ".join(f"{name} {rate:.0f}" for name, rate in rates.items())
+    return f"{compute}{short} (products here, GFLOP/s: {measured})"
 
 
 def describe_plan(plan: Plan, held: str = "adapter and optimizer") -> str:

@@ -42,13 +42,13 @@ class Machine:
 
 
 class _Product:
-    """A product with made-up 4-bit weights of a model's width."""
+    """A product with made-up weights of a model's width, with `outputs` rows at most."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        self.outputs = min(config.intermediate_size, 2048) // 256 * 256 or 256
+    def __init__(self, config: ModelConfig, outputs: int, kind: TensorType = TensorType.Q4_0) -> None:
+        self.outputs = min(config.intermediate_size, outputs) // 256 * 256 or 256
         self.inputs = -(-config.hidden_size // 32) * 32
-        stored = np.zeros(self.outputs * TensorType.Q4_0.row_bytes(self.inputs), np.uint8)
-        self._weight = kernels.Matrix(stored, int(TensorType.Q4_0), self.outputs, self.inputs)
+        stored = np.zeros(self.outputs * kind.row_bytes(self.inputs), np.uint8)
+        self._weight = kernels.Matrix(stored, int(kind), self.outputs, self.inputs)
 
     def of(self, rows: int, compute: str) -> Callable[[], object]:
         """What multiplies that many rows."""
@@ -57,9 +57,9 @@ class _Product:
         return lambda: linear(x, self._weight, out)
 
 
-def product_rates(config: ModelConfig, tokens: int) -> dict[str, float]:
-    """compute -> operations per second of a product with stored weights."""
-    product, rows = _Product(config), min(tokens, MOST_TIMED)
+def product_rates(config: ModelConfig, tokens: int, kind: TensorType) -> dict[str, float]:
+    """compute -> operations per second of a product with stored weights: about a tenth of a second in all."""
+    product, rows = _Product(config, 512, kind), min(tokens, 128)
     seconds = _seconds(*(product.of(rows, compute) for compute in kernels.OPERANDS))
     operations = 2 * rows * product.inputs * product.outputs
     return {compute: operations / each for compute, each in zip(kernels.OPERANDS, seconds)}
@@ -70,7 +70,7 @@ def _rates_apart(config: ModelConfig, tokens: int, compute: str) -> tuple[float,
 
     A product takes operations / rate + weights / unpack rate: two lengths tell both.
     """
-    product, few = _Product(config), max(8, tokens // 8)
+    product, few = _Product(config, 2048), max(8, tokens // 8)
     inputs, outputs = product.inputs, product.outputs
     long, short = _seconds(product.of(tokens, compute), product.of(few, compute))
     operations = 2 * inputs * outputs

@@ -46,6 +46,7 @@ class Decoder:
         capacity: int | None = None,
         compute: str = "bf16",
     ) -> None:
+        kernels.check_compute(compute)
         c = model.config
         self.model, self.compute = model, compute
         self.capacity = min(capacity or c.max_position_embeddings, c.max_position_embeddings)

@@ -70,6 +70,13 @@ OPERANDS: dict[str, np.dtype[Any]] = {
 """compute -> the type in which matrix products read activations, from the least exact to the most; bf16 is held as
 uint16. Those in fixed point round what they read themselves."""
 
+
+def check_compute(compute: str) -> None:
+    """FeatherbackError if nothing computes so."""
+    if compute not in OPERANDS:
+        raise FeatherbackError(f"Unknown compute {compute!r}; choose from {', '.join(OPERANDS)}.")
+
+
 MAX_THREADS = 1024
 """More would only exhaust the system's own limits."""
 

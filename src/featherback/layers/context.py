@@ -40,9 +40,8 @@ class Context:
     mlp_tile: int = 512  # columns of F at a time
     vocab_tile: int = 1024  # columns of V at a time
     keep_h: bool = False  # keep LoRA's T x r products from recomputation to their gradients
-    autodiff: bool = (
-        False  # as plain autodiff does, hold attention's probabilities and whatever frames would free
-    )
+    # As plain autodiff does, hold attention's probabilities and whatever frames would free.
+    autodiff: bool = False
     decoding: bool = False  # no backward pass will follow, nor need the sums be those of one
     release: Callable[[Matrix], None] = keep_mapped  # a weight, or rows of it, has been used
     dropout: Dropout | None = None  # of what LoRA reads, in training

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.training.config import AUTO, COMPUTE, TrainConfig
+from featherback.weights.types import TensorType
 
 AS_FAST = 0.95
 """--compute auto prefers the more exact of two if it has this share of the other's rate."""
@@ -50,7 +51,7 @@ def longest_fitting(
     """The longest sequence, of `least` to `most` tokens, that a run has the memory for, and the budget that `most`
     needs, in bytes. `least` is known to fit."""
     kernels.set_threads(config.threads or kernels.default_threads())
-    machine = _machine(config, model, tokens=config.batch_size * most)
+    machine = Machine.measure(model.config, config.batch_size * most, job_options(config)["compute"])
 
     def job(length: int) -> Job:
         return job_of(replace(config, seq_len=length), model)
@@ -66,37 +67,72 @@ def longest_fitting(
     return low, needed
 
 
-def preferred(config: TrainConfig, model: Model) -> tuple[TrainConfig, dict[str, float]]:
-    """These options with a compute that is not `AUTO`, and if it was, the rates (GFLOP/s) that decided."""
-    if config.compute != AUTO:
-        return config, {}
-    measured = product_rates(model.config, config.batch_size * config.sequence)
-    rates = {compute: round(rate / 1e9, 1) for compute, rate in measured.items()}
-    return replace(config, compute=best(rates)), rates
-
-
 def best(rates: Mapping[str, float]) -> str:
     """The most exact compute of those about as fast as the fastest."""
     enough = AS_FAST * max(rates.values())
     return next(compute for compute in reversed(COMPUTE) if rates[compute] >= enough)
 
 
-def _machine(config: TrainConfig, model: Model, tokens: int) -> Machine:
-    return Machine.measure(model.config, tokens, job_options(config)["compute"])
+@dataclass(frozen=True)
+class Computes:
+    """What a run may compute in, the best first and the one that needs least memory last, with the machine's rates.
+
+    `rates` (GFLOP/s of products): what the choice was made by, if it was left open.
+    """
+
+    machines: Mapping[str, Machine]
+    rates: Mapping[str, float]
+
+    @classmethod
+    def of(cls, config: TrainConfig, model: Model) -> Computes:
+        """What `config` names; if it is `AUTO`, what a short measurement finds."""
+        tokens = config.batch_size * config.sequence
+        rates, names = {}, [config.compute]
+        if config.compute == AUTO:
+            rates = measured_rates(config, model)
+            names = [best(rates), COMPUTE[0]]
+        return cls(
+            {name: Machine.measure(model.config, tokens, name) for name in dict.fromkeys(names)}, rates
+        )
+
+    @property
+    def least(self) -> Machine:
+        """The rates of the one that needs least memory."""
+        return list(self.machines.values())[-1]
+
+    def plan(self, job: Job, budget: int | None, baseline: Baseline) -> Plan:
+        """As `planner.choose`, with the first compute that fits, of a job as `job_of` makes it."""
+        (first, fast), *others = self.machines.items()
+        if not others:
+            return replace(planner.choose(job, budget, baseline, fast), rates=self.rates)
+        better = replace(job, compute=first)
+        small = planner.choose(job, None, baseline, self.least)  # what the least memory would give
+        if planner.fits(better, budget, baseline, fast):
+            plan = planner.choose(better, budget, baseline, fast)
+            plan = replace(plan, least_mb=small.least_mb, least_step_seconds=small.least_step_seconds)
+        else:
+            plan = planner.choose(job, budget, baseline, self.least)
+            if planner.fits(better, None, baseline, fast):  # with more memory it would be this one
+                large = planner.choose(better, None, baseline, fast)
+                plan = replace(
+                    plan, fastest_mb=large.fastest_mb, fastest_step_seconds=large.fastest_step_seconds
+                )
+        return replace(plan, rates=self.rates)
+
+
+def measured_rates(config: TrainConfig, model: Model) -> dict[str, float]:
+    """compute -> GFLOP/s of a product with such weights as most of those that are trained or adapted."""
+    kind = TensorType.Q4_0 if config.whole is None else config.whole.kind  # quantised types rank them alike
+    found = product_rates(model.config, config.batch_size * config.sequence, kind)
+    return {compute: round(rate / 1e9, 1) for compute, rate in found.items()}
 
 
 def plan_for(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]) -> Plan:
     """The plan of a run in a process that initially holds what `baseline` finds.
 
-    It is asked after the kernels were timed, which leaves some of their code and buffers in this process. With
-    --compute auto the best one gives way to the one that needs least memory if it does not fit.
+    It is asked after the kernels were timed, which leaves some of their code and buffers in this process.
     FeatherbackError if the budget is too small.
     """
     kernels.set_threads(config.threads or kernels.default_threads())
-    tokens = config.batch_size * config.sequence
-    chosen, rates = preferred(config, model)
-    machine = _machine(chosen, model, tokens)
-    held, job = baseline(), job_of(chosen, model)
-    if rates and not planner.fits(job, config.memory, held, machine):
-        machine, job = _machine(config, model, tokens), job_of(config, model)
-    return replace(planner.choose(job, config.memory, held, machine), rates=rates)
+    computes = Computes.of(config, model)
+    return computes.plan(job_of(config, model), config.memory, baseline())

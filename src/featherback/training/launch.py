@@ -174,6 +174,7 @@ def resume_run(
                 # What it computes in stays, as far as it is known.
                 compute = config.compute if plan is None else plan.compute
                 run.record["plan"] = _plan(replace(config, compute=compute), opened, baseline)
+                run.record["plan"]["rates"] = {} if plan is None else plan.rates
             else:
                 run.plan_of(opened.blocks)
             if reason:

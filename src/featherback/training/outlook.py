@@ -20,7 +20,7 @@ from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.memory.planner import MB
 from featherback.models.model import Model
-from featherback.training.choose import job_of, job_options
+from featherback.training.choose import Computes, job_of, job_options
 from featherback.training.config import TRAINED, USUAL, TrainConfig
 from featherback.weights.types import TensorType
 
@@ -44,13 +44,12 @@ def outlook(
     config: TrainConfig, model: Model, baseline: Baseline, own: Mapping[str, Any]
 ) -> list[MethodOutlook]:
     """Every method under the options and the budget of `config`, and those of the options `own` that it has."""
-    machine = Machine.measure(model.config, config.batch_size * config.sequence, config.compute)
-    found = []
+    computes, found = Computes.of(config, model), []
     for name, chosen in _of_methods(config, own):
         job = job_of(chosen, model)
-        least = planner.smallest(job, baseline, machine)
+        least = planner.smallest(job, baseline, computes.least)
         try:
-            plan = planner.choose(job, config.memory, baseline, machine)
+            plan = computes.plan(job, config.memory, baseline)
         except FeatherbackError:
             plan = None
         found.append(MethodOutlook(name, least.rss / MB, planner.least_budget(least.rss) // MB, plan))
@@ -74,8 +73,8 @@ def combinations(
     config: TrainConfig, model: Model, baseline: Baseline, own: Mapping[str, Any]
 ) -> Iterator[Combination]:
     """Every method with every optimiser that goes with it, for adapters and for whole models, one by one."""
-    machine = Machine.measure(model.config, config.batch_size * config.sequence, config.compute)
-    limit = min(each for each in (config.memory, machine.memory, math.inf) if each is not None)
+    computes = Computes.of(config, model)
+    limit = min(each for each in (config.memory, computes.least.memory, math.inf) if each is not None)
     for train in TRAINED:
         for name in methods.METHODS.names:
             shared: dict[object, dict[Any, Any]] = {}  # dry runs do not depend on an adapter's optimiser
@@ -87,17 +86,17 @@ def combinations(
                 jobs = [job_of(chosen, model), *(_shaped(shape, chosen) for shape in QWEN2_5.values())]
                 if train == "lora":
                     jobs = [replace(job, accounts=shared.setdefault(i, {})) for i, job in enumerate(jobs)]
-                yield _combination(chosen, jobs, limit, baseline, machine)
+                yield _combination(chosen, jobs, limit, baseline, computes)
 
 
 def _combination(
-    config: TrainConfig, jobs: Sequence[Job], limit: float, baseline: Baseline, machine: Machine
+    config: TrainConfig, jobs: Sequence[Job], limit: float, baseline: Baseline, computes: Computes
 ) -> Combination:
     """`jobs`: the model's, then those of the family."""
     job, *family = jobs
-    least = planner.smallest(job, baseline, machine).rss
+    least = planner.smallest(job, baseline, computes.least).rss
     try:
-        plan = planner.choose(job, config.memory, baseline, machine)
+        plan = computes.plan(job, config.memory, baseline)
     except FeatherbackError:
         plan = None
     budget, largest = planner.least_budget(least) // MB, None

@@ -27,14 +27,13 @@ class AModel(Kind):
 
     def describe(self, path: Path) -> dict[str, Any]:
         from featherback import kernels
-        from featherback.cli.preamble import describe_compute
         from featherback.models.facts import formats, matrices, parameters
-        from featherback.training.choose import preferred
+        from featherback.training.choose import best, measured_rates
         from featherback.training.config import TrainConfig
 
         model = self._opened(path)
         config = model.config
-        auto, rates = preferred(TrainConfig(model=str(path), out=OUT), model)
+        rates = measured_rates(TrainConfig(model=str(path), out=OUT), model)
         return {
             "kind": _kind(model),
             "model": str(model.path),
@@ -53,7 +52,7 @@ class AModel(Kind):
             "tied_head": config.tie_word_embeddings,
             **_speech(model),
             "kernels": kernels.describe(),
-            "compute": describe_compute(auto.compute, rates),
+            "compute": {"auto": best(rates), **rates},
         }
 
     def outlook(self, path: Path, named: str) -> Outlook:

@@ -15,16 +15,19 @@ class Run(Kind):
         return in_folder(path, "run.json")
 
     def describe(self, path: Path) -> dict[str, Any]:
-        from featherback.training.run_directory import RunDirectory
+        from dataclasses import asdict
+
+        from featherback.training.run_directory import RunDirectory, plan_from_json
 
         record = RunDirectory.open(path).record
+        plan = plan_from_json(record.get("plan"))
         return {
             "kind": "run",
             "run": str(path),
             **{name: record.get(name) for name in ("status", "created", "steps")},
             **chosen(record.get("summary", {})),
             "options": chosen(record.get("configuration", {})),
-            "plan": chosen(record.get("plan", {})),
+            "plan": chosen(asdict(plan)) if plan else {},
             "versions": record.get("versions", {}),
         }
 
