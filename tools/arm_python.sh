@@ -19,6 +19,7 @@ of_arm apt-get download $needed
 for package in *.deb; do
     dpkg -x "$package" "$here/root"
 done
+[ -e "$here/root/lib" ] || ln -s usr/lib "$here/root/lib" # from Debian 13 on it is one folder
 # Python finds its environment by the name it was started with, and starts others by it: the script's.
 cat > "$here/root/usr/bin/emulated" <<END
 #!/bin/sh
