@@ -24,7 +24,8 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         model, data = write_tiny_chat(Path(folder, "model.gguf")), write_messages(Path(folder, "notes.jsonl"))
         run = Path(folder, "run")
-        options = f"--steps {STEPS} --lr 0.01 --compute fp32 --memory 64MB --seed 1".split()
+        # The memory of an emulator counts, too.
+        options = f"--steps {STEPS} --lr 0.01 --compute fp32 --memory 256MB --seed 1".split()
         subprocess.run(
             [command, "train", model, "--data", data, "--out", run, *options], stdout=sys.stderr, check=True
         )

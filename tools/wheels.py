@@ -41,13 +41,13 @@ SETS = {
 
 
 class Python:
-    """An interpreter; CalledProcessError or OSError if it cannot run."""
+    """An interpreter, by its name or path; CalledProcessError or OSError if it cannot run."""
 
     def __init__(self, program: str) -> None:
-        ask = "import platform; print(*platform.python_version_tuple()[:2], platform.machine())"
+        ask = "import platform, sys; print(*sys.version_info[:2], platform.machine(), sys.executable)"
         told = subprocess.run([program, "-c", ask], check=True, capture_output=True, text=True).stdout
-        major, minor, self.machine = told.split()
-        self.program, self.version = program, (int(major), int(minor))
+        major, minor, self.machine, self.program = told.rstrip("\n").split(" ", 3)
+        self.version = (int(major), int(minor))
 
     def __str__(self) -> str:
         return f"Python {dotted(self.version)} on {self.machine}"
@@ -103,7 +103,8 @@ def write_compiler(machine: str) -> list[str]:
 def build_wheel(python: Python, machine: str, settings: Sequence[str]) -> None:
     """Build the wheel of this interpreter's version for a machine into DIST; CalledProcessError if a check finds fault.
 
-    The headers are those of the interpreter's own machine: on 64-bit Linux they are the same in both.
+    The headers are those of the interpreter's own machine: on 64-bit Linux they are the same in both. Debian's own
+    Python has a folder of them for each machine, and builds for its own only.
     """
     name = f"{machine}-{dotted(python.version)}"
     raw, tools = WORK / f"raw-{name}", (sys.executable, "-m")
@@ -118,8 +119,12 @@ def build_wheel(python: Python, machine: str, settings: Sequence[str]) -> None:
     (wheel,) = raw.glob("*.whl")
     if "-abi3-" in wheel.name:
         run([*tools, "abi3audit", "--strict", wheel])
-    policy = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{machine}"
-    run([*tools, "auditwheel", "repair", "--only-plat", "--plat", policy, "-w", DIST, wheel])
+    run([*tools, "auditwheel", "repair", "--only-plat", "--plat", "auto", "-w", raw / "tagged", wheel])
+    (tagged,) = (raw / "tagged").glob("*.whl")
+    if f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{machine}" not in tagged.name:
+        raise SystemExit(f"{tagged.name}: it needs more than glibc {dotted(GLIBC)}")
+    DIST.mkdir(exist_ok=True)
+    tagged.replace(DIST / tagged.name)
 
 
 def test(wheels: Sequence[Path]) -> list[str]:
