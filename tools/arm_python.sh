@@ -1,6 +1,6 @@
 #!/bin/sh
 # An aarch64 Python for an x86-64 machine, under an emulator: Debian's packages of it, unpacked into a folder. It needs
-# Debian and qemu-aarch64 (apt-get install qemu-user), and no rights. FOLDER/root/usr/bin/emulated runs as any Python does.
+# Debian and qemu-aarch64 (apt-get install qemu-user), and no rights. FOLDER/root/usr/bin/emulated runs as any Python.
 #
 #     sh tools/arm_python.sh FOLDER       (`make test-wheel` does it)
 set -eu
@@ -20,9 +20,11 @@ for package in *.deb; do
     dpkg -x "$package" "$here/root"
 done
 [ -e "$here/root/lib" ] || ln -s usr/lib "$here/root/lib" # from Debian 13 on it is one folder
-# Python finds its environment by the name it was started with, and starts others by it: the script's.
+python=$(readlink "$here/root/usr/bin/python3")
+# Python finds its environment by the name it was started with, and starts others by it: the script's. Signed pointers,
+# which newer Debians have, are slow to emulate but for pauth-impdef.
 cat > "$here/root/usr/bin/emulated" <<END
 #!/bin/sh
-exec $emulator -cpu max -L $here/root -0 "\$0" $here/root/usr/bin/$(readlink "$here/root/usr/bin/python3") "\$@"
+exec $emulator -cpu max,pauth-impdef=on -L $here/root -0 "\$0" $here/root/usr/bin/$python "\$@"
 END
 chmod +x "$here/root/usr/bin/emulated"
