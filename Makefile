@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') CMakeLists.txt pyproject.toml
 
-.PHONY: demo test docs fuzz test-kill test-llamacpp test-mlx test-authors test-asan test-tsan test-kernels test-arm lint format bench bench-llama stub build clean
+.PHONY: demo test docs fuzz test-kill test-llamacpp test-mlx test-authors test-asan test-tsan test-kernels test-arm wheel test-wheel lint format bench bench-llama stub build clean
 
 demo: build
 	$(BIN)/featherback demo
@@ -64,10 +64,30 @@ test-arm: $(VENV)/.created
 	$(BIN)/cmake --build build/arm
 	qemu-aarch64 -cpu max build/arm/kernel_test
 
+# Wheels for Linux, x86-64 and aarch64, into dist/, and their trial where nothing can compile: WHEELS=dist/*x86_64.whl
+# tries some, PYTHONS="PROGRAM ..." names interpreters. x86-64 runs aarch64's under an emulator, if it is there
+# (Debian: apt-get install qemu-user).
+WHEELS ?= $(wildcard dist/*.whl)
+ARM_PYTHON := $(if $(filter x86_64,$(shell uname -m)),$(if $(shell command -v qemu-aarch64),\
+	build/arm-python/root/usr/bin/emulated))
+
+wheel: $(VENV)/.wheel
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python tools/wheels.py build
+
+test-wheel: $(VENV)/.wheel $(ARM_PYTHON)
+	PYTHONS="$(PYTHONS) $(abspath $(ARM_PYTHON))" $(BIN)/python tools/wheels.py test $(WHEELS)
+
+build/arm-python/root/usr/bin/emulated: tools/arm_python.sh
+	sh tools/arm_python.sh build/arm-python
+
 # The site of docs/, into build/site: dead links, missing anchors and every other warning end it. It fetches nothing.
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/site.cache docs build/site
 	@echo "open build/site/index.html"
+
+$(VENV)/.wheel: $(VENV)/.built
+	$(BIN)/pip install -q -e ".[wheel]" --no-build-isolation
+	touch $@
 
 $(VENV)/.docs: $(VENV)/.built
 	$(BIN)/pip install -q -e ".[docs]" --no-build-isolation

@@ -2,8 +2,10 @@
 
 #include <atomic>
 
-#if defined(FB_WITH_AMX)
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(FB_WITH_AMX)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -19,23 +21,54 @@ namespace {
 std::atomic<const Ops*> chosen{nullptr};
 
 #if defined(__x86_64__)
-bool cpu_has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-bool cpu_has_avx512() {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+struct Cpu {
+    bool avx2, avx512, avx512_bf16, amx_bf16;
+};
+
+bool bit(unsigned word, int at) { return word >> at & 1; }
+
+// Asked of the CPU itself: what compilers offer for it (__builtin_cpu_supports) is a part of their run-time libraries,
+// and answers "no" to everything where a library has no such part. A CPU's instructions count if the system also keeps
+// their registers for each thread, as XCR0 tells.
+Cpu read_cpu() {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    __get_cpuid(1, &eax, &ebx, &ecx, &edx);
+    const bool avx = bit(ecx, 28), fma = bit(ecx, 12), f16c = bit(ecx, 29), xgetbv = bit(ecx, 27);
+    if (!avx || !xgetbv || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return {};
+    const bool avx2 = bit(ebx, 5) && fma && f16c;
+    const bool avx512 = bit(ebx, 16) && bit(ebx, 17) && bit(ebx, 30) && bit(ebx, 31);  // F, DQ, BW, VL
+    const bool vnni = bit(ecx, 11), amx_bf16 = bit(edx, 22) && bit(edx, 24);           // BF16, TILE
+    __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx);  // all zeros where the CPU has no such leaf
+    const bool bf16 = bit(eax, 5);
+
+    unsigned kept, high;
+    __asm__("xgetbv" : "=a"(kept), "=d"(high) : "c"(0));
+    const auto keeps = [kept](unsigned state) { return (kept & state) == state; };
+    constexpr unsigned kYmm = 0x6, kTiles = 0x60000;
+#if defined(__APPLE__)
+    constexpr unsigned kZmm = kYmm;  // of AVX-512's registers XCR0 tells nothing before a thread's first use of them
+#else
+    constexpr unsigned kZmm = kYmm | 0xe0;
+#endif
+    Cpu found;
+    found.avx2 = avx2 && keeps(kYmm);
+    found.avx512 = avx512 && found.avx2 && keeps(kZmm);
+    found.avx512_bf16 = found.avx512 && bf16 && vnni;
+    found.amx_bf16 = found.avx512_bf16 && amx_bf16 && keeps(kTiles);
+    return found;
 }
-bool cpu_has_avx512_bf16() {
-    return cpu_has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+
+const Cpu& cpu() {
+    static const Cpu found = read_cpu();
+    return found;
 }
+
 #if defined(FB_WITH_AMX)
 // The tiles' 8 KB are part of a thread's state, which Linux saves only in processes that asked for it.
-bool cpu_has_amx_bf16() {
+bool may_use_tiles() {
     static const bool granted = [] {
-        unsigned a, b, c, d;
-        if (!cpu_has_avx512_bf16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-        const bool bf16 = d >> 22 & 1, tile = d >> 24 & 1;
         constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-        return bf16 && tile && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+        return cpu().amx_bf16 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
     }();
     return granted;
 }
@@ -59,13 +92,13 @@ bool cpu_has_bf16() {
 std::vector<const Ops*> available_ops() {
     std::vector<const Ops*> tables{reference_ops(), portable_ops()};
 #if defined(__x86_64__)
-    if (cpu_has_avx2()) tables.push_back(avx2_ops());
-    if (cpu_has_avx512()) tables.push_back(avx512_ops());
+    if (cpu().avx2) tables.push_back(avx2_ops());
+    if (cpu().avx512) tables.push_back(avx512_ops());
 #if defined(FB_WITH_AMX)
     // Before the last, which is chosen: the tiles have been proven in emulation, but never run on the real ones.
-    if (cpu_has_amx_bf16()) tables.push_back(amx_bf16_ops());
+    if (may_use_tiles()) tables.push_back(amx_bf16_ops());
 #endif
-    if (cpu_has_avx512_bf16()) tables.push_back(avx512bf16_ops());
+    if (cpu().avx512_bf16) tables.push_back(avx512bf16_ops());
 #elif defined(__aarch64__)
     if (cpu_has_bf16()) tables.push_back(neon_bf16_ops());
 #endif

@@ -101,7 +101,8 @@ private:
             for (int i = 0; i < count; i++) heads[i] = load_u32(block + i * bytes);
             return _mm512_loadu_si512(heads);
         }
-        // Blocks of four bits are so short that 64 bytes hold four heads.
+        // Blocks of four bits are so short that 64 bytes hold four heads. Unrolled, the lanes' numbers are constants,
+        // which Clang does not find by itself.
         const auto four = [&](int first) {
             const int size = std::clamp((count - first) * bytes, 0, 64);
             return _mm512_maskz_loadu_epi8(size ? ~uint64_t(0) >> (64 - size) : 0, block + first * bytes);
@@ -109,10 +110,12 @@ private:
         const auto eight = [&](int first) {
             if constexpr (bytes % 2) {  // 17: head i lies in the word of four bytes 4 i, as its byte i
                 IVec from;
+#pragma GCC unroll 32
                 for (int i = 0; i < kLanes; i++) from[i] = i % 8 * 4;
                 return _mm512_permutex2var_epi32(four(first), (__m512i)from, four(first + 4));
             } else {
                 IHalves from;
+#pragma GCC unroll 32
                 for (int i = 0; i < 2 * kGroup; i++) from[i] = short(i / 2 % 4 * (bytes / 2) + i % 2 + i / 8 * 32);
                 return _mm512_permutex2var_epi16(four(first), (__m512i)from, four(first + 4));
             }
@@ -121,6 +124,7 @@ private:
         if constexpr (bytes % 2 == 0) return heads;
         static_assert(bytes == 17 || bytes % 2 == 0);
         IVec turn;
+#pragma GCC unroll 32
         for (int i = 0; i < kLanes; i++) turn[i] = i % 4 * 8;
         return _mm512_srlv_epi32(heads, (__m512i)turn);
     }

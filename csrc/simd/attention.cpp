@@ -170,7 +170,7 @@ void mask_transposed(const Span& span, int64_t q, int64_t queries, int64_t k, in
         for (int32_t j = 0; j < keys; j++) {
             float* cell = tile_t + j * kOwn + i;
             const IVec key = j - IVec{};
-            store(cell, (key >= from) & (key < to) ? load(cell) : splat(fill));
+            store(cell, ((key >= from) & (key < to)) ? load(cell) : splat(fill));
         }
     }
 }
