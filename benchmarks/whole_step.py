@@ -54,7 +54,7 @@ def lora(model: Path, tokens: np.ndarray[Any, Any], work: Path) -> Callable[[], 
 
 def lomo(model: Path, tokens: np.ndarray[Any, Any], work: Path) -> Callable[[], object]:
     """A step of the trainer on all weights of a copy."""
-    from featherback import models
+    from featherback import kernels, models
     from featherback.data.batch import Batch
     from featherback.memory.plan import Plan
     from featherback.training.config import TrainConfig
@@ -63,11 +63,12 @@ def lomo(model: Path, tokens: np.ndarray[Any, Any], work: Path) -> Callable[[], 
     from featherback.training.whole import TrainedWeights, working_copy
 
     config = TrainConfig.of(
-        model=str(model), out=str(work / "run"), train="full", optimizer="lomo", seq_len=len(tokens), steps=1
-    )
+        model=str(model), out=str(work / "run"), train="full", optimizer="lomo", seq_len=len(tokens), steps=1,
+        threads=kernels.threads(),
+    )  # fmt: skip
     run = prepare_run(config, data=[tokens])
     run.begin_work()
-    copy = working_copy(run, models.load(model))
+    copy = working_copy(run, models.load(model), lambda: None)
     plan = Plan.default(
         copy.config, tokens=len(tokens), compute="bf16"
     )  # the adapter's: blocks computed again
