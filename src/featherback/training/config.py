@@ -283,7 +283,7 @@ class TrainConfig:
         choices=(AUTO, *COMPUTE),
         panel=RUN,
         help="What the matrix products multiply: bf16, fixed point of 16 bits, or float32, the most exact. "
-        "auto: a run measures, and takes the most exact of those that are about as fast as the fastest.",
+        "auto: the most exact of the fastest.",
     )
     threads: int | None = option(
         None,

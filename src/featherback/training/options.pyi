@@ -118,8 +118,8 @@ class TrainOptions(TypedDict, total=False):
     quantize: Literal['none', 'q4_0', 'q8_0']
     """Quantise the weights of a Hugging Face folder, once, into a file in the cache. Default: none."""
     compute: Literal['auto', 'bf16', 'int16', 'fp32']
-    """What the matrix products multiply: bf16, fixed point of 16 bits, or float32, the most exact. auto: a run
-    measures, and takes the most exact of those that are about as fast as the fastest. Default: auto."""
+    """What the matrix products multiply: bf16, fixed point of 16 bits, or float32, the most exact. auto: the
+    most exact of the fastest. Default: auto."""
     threads: int | None
     """Threads to compute with. Default: one per core."""
     seed: int
