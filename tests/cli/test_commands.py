@@ -79,13 +79,15 @@ def test_train_learns_and_records_it(trained: tuple[Path, subprocess.CompletedPr
 def test_evaluate_agrees_with_the_run(
     command: Command, trained: tuple[Path, subprocess.CompletedProcess[str]], chat_model: Path, messages: Path
 ) -> None:
-    summary = _record(trained[0])["summary"]
+    record = _record(trained[0])
+    summary, compute = record["summary"], record["plan"]["compute"]
     options = ("--data", messages, "--seq-len", 96, "--json")
-    base = json.loads(command("evaluate", chat_model, *options).out)
+    base = json.loads(command("evaluate", chat_model, "--compute", compute, *options).out)
     adapted = json.loads(command("evaluate", chat_model, "--adapter", trained[0], *options).out)
     assert base["loss"] == pytest.approx(summary["first_eval_loss"], rel=1e-6)
     assert adapted["loss"] == pytest.approx(summary["final_eval_loss"], rel=1e-6)
     assert base["tokens"] == adapted["tokens"] > 0
+    assert adapted["compute"] == compute  # the run's, without being named
     assert "perplexity" in command("evaluate", chat_model, *options[:-1]).out
 
 
