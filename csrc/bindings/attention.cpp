@@ -39,6 +39,21 @@ const int32_t* check_prefix(const std::optional<Ints>& prefix, const Ints& cu_k,
     return before;
 }
 
+AttentionShape shape_of(const Ints& cu_q, const Ints& cu_k, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                        float scale, int64_t window, float softcap, const std::optional<Ints>& prefix) {
+    check_softcap(softcap);
+    return {heads,
+            kv_heads,
+            head_dim,
+            scale,
+            cu_q.data(),
+            cu_k.data(),
+            int64_t(cu_q.shape(0)) - 1,
+            window,
+            softcap,
+            check_prefix(prefix, cu_k, window)};
+}
+
 AttentionShape attention_shape(const View& q, const View& k, const View& v, int64_t heads, int64_t kv_heads,
                                const Ints& cu_q, const std::optional<Ints>& cu_k_, std::optional<float> scale,
                                int64_t window, float softcap, const std::optional<Ints>& prefix) {
@@ -51,18 +66,8 @@ AttentionShape attention_shape(const View& q, const View& k, const View& v, int6
     if (k.dtype != q.dtype || v.dtype != q.dtype) refuse("q, k and v must have one type");
     check_sequences(cu_q, q.rows, cu_k, k.rows);
     if (window < 0) refuse("window must not be negative");
-    check_softcap(softcap);
     const float factor = scale ? *scale : 1.0f / std::sqrt(float(d));
-    return {heads,
-            kv_heads,
-            d,
-            factor,
-            cu_q.data(),
-            cu_k.data(),
-            int64_t(cu_q.shape(0)) - 1,
-            window,
-            softcap,
-            check_prefix(prefix, cu_k, window)};
+    return shape_of(cu_q, cu_k, heads, kv_heads, d, factor, window, softcap, prefix);
 }
 
 void check_probabilities(const View& p, const View& q, const View& k, int64_t heads) {
@@ -114,17 +119,7 @@ AttentionShape shape_alone(const Ints& cu_q, const Ints& cu_k, int64_t heads, in
     check_sequences(cu_q, cu_q.data()[cu_q.shape(0) - 1], cu_k, cu_k.data()[cu_k.shape(0) - 1]);
     if (heads <= 0 || kv_heads <= 0 || heads % kv_heads || head_dim <= 0 || window < 0)
         refuse("heads must be a multiple of kv_heads, and no number negative");
-    check_softcap(softcap);
-    return {heads,
-            kv_heads,
-            head_dim,
-            1,
-            cu_q.data(),
-            cu_k.data(),
-            int64_t(cu_q.shape(0)) - 1,
-            window,
-            softcap,
-            check_prefix(prefix, cu_k, window)};
+    return shape_of(cu_q, cu_k, heads, kv_heads, head_dim, 1, window, softcap, prefix);
 }
 
 PyCost attention_cost(Ints cu_q, Ints cu_k, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window,

@@ -9,7 +9,8 @@
 //   scales(block, at)   of part at.index, or of as many parts as there are lanes
 //   minima(block, at)   where there is an `offset`, dmin
 //   levels(block, i)    those of weights [32 i, 32 i + 32), as Bytes or as Floats
-//   codes(block, i)     the same in bf16, if that takes few instructions; then it `has_codes`
+//   has_codes           where the levels take few instructions to bf16
+//   codes(block, i)     the levels in bf16, if they are not all between -16 and 15
 #pragma once
 #include "quant/numbers.h"
 #if defined(FB_ISA)
@@ -57,6 +58,7 @@ FB_INLINE Index nibbles_at(const uint8_t* from, Index index) {
 template <class Type>
 struct LevelBlocks {
     static constexpr int weights = 256;
+    static constexpr bool has_codes = false;
 
     static FB_INLINE void decode(const uint8_t* block, float* out) {
         const float d = load_f16(block + Type::scale.at) * Type::unit;
@@ -139,7 +141,7 @@ public:
 #endif
 
 #if defined(__AVX512BF16__)
-    static constexpr bool has_codes = false;  // where a type has no `codes`
+    static FB_INLINE __m512i codes(const uint8_t* block, int i) { return small_as_bf16(Type::levels(block, i)); }
 
     // Block `index` of a row.
     template <class Rows>

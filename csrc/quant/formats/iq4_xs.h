@@ -11,6 +11,7 @@ struct IQ4_XS : LevelBlocks<IQ4_XS> {
     static constexpr Field scale = {Number::f16, 0}, offset = kNoField;
     static constexpr double centre = 0, spread = 1246;
     static constexpr float unit = 1;
+    static constexpr bool has_codes = true;
 
     static FB_INLINE int level(const uint8_t* block, int j) {
         return IQ4_NLLevels::at(block[8 + j / 32 * 16 + j % 16] >> (j % 32 / 16 * 4) & 15);
@@ -28,7 +29,6 @@ struct IQ4_XS : LevelBlocks<IQ4_XS> {
     }
 #endif
 #if defined(__AVX512BF16__)
-    static constexpr bool has_codes = true;
     static FB_INLINE __m512i codes(const uint8_t* block, int i) {
         return bf16_levels<IQ4_NLLevels, false>(nibble_words(block + 8 + i * 16), 0);
     }

@@ -10,6 +10,7 @@ struct Q2_K : LevelBlocks<Q2_K> {
     static constexpr Field scale = {Number::f16, 80}, offset = {Number::f16, 82};
     static constexpr double centre = 1.5, spread = 13.88;
     static constexpr float unit = 1;
+    static constexpr bool has_codes = true;
 
     static FB_INLINE int level(const uint8_t* block, int j) {
         return block[16 + j / 128 * 32 + j % 32] >> (j % 128 / 32 * 2) & 3;
@@ -27,10 +28,6 @@ struct Q2_K : LevelBlocks<Q2_K> {
     static FB_INLINE Bytes levels(const uint8_t* block, int i) {
         return bits_under(3, bytes_at(block + 16 + i / 4 * 32), i % 4 * 2);
     }
-#endif
-#if defined(__AVX512BF16__)
-    static constexpr bool has_codes = true;
-    static FB_INLINE __m512i codes(const uint8_t* block, int i) { return small_as_bf16(levels(block, i)); }
 #endif
 };
 

@@ -12,6 +12,7 @@ struct Q3_K : LevelBlocks<Q3_K> {
     static constexpr Field scale = {Number::f16, 108}, offset = kNoField;
     static constexpr double centre = 0, spread = 43.3;
     static constexpr float unit = 1;
+    static constexpr bool has_codes = true;
 
     static FB_INLINE int level(const uint8_t* block, int j) {
         const int low = block[32 + j / 128 * 32 + j % 32] >> (j % 128 / 32 * 2) & 3;
@@ -30,10 +31,6 @@ struct Q3_K : LevelBlocks<Q3_K> {
         const Bytes low = bits_under(3, bytes_at(block + 32 + i / 4 * 32), i % 4 * 2);
         return (low | bits_under(4, bytes_at(block), i - 2)) - 4;
     }
-#endif
-#if defined(__AVX512BF16__)
-    static constexpr bool has_codes = true;
-    static FB_INLINE __m512i codes(const uint8_t* block, int i) { return small_as_bf16(levels(block, i)); }
 #endif
 };
 

@@ -11,6 +11,7 @@ struct TQ1_0 : LevelBlocks<TQ1_0> {
     static constexpr Field scale = {Number::f16, 52}, offset = kNoField;
     static constexpr double centre = 0, spread = 0.8165;
     static constexpr float unit = 1;
+    static constexpr bool has_codes = true;
 
     static FB_INLINE int level(const uint8_t* block, int j) {
         const int start = j < 160 ? 0 : j < 240 ? 160 : 240, width = j < 160 ? 32 : j < 240 ? 16 : 4;
@@ -34,10 +35,6 @@ struct TQ1_0 : LevelBlocks<TQ1_0> {
         const Sixteen powers = {1, 1, 1, 1, 3, 3, 3, 3, 9, 9, 9, 9, 27, 27, 27, 27};
         return first_digit(joined(low, (Sixteen)Words{last, last, last, last} * powers));
     }
-#if defined(__AVX512BF16__)
-    static constexpr bool has_codes = true;
-    static FB_INLINE __m512i codes(const uint8_t* block, int i) { return small_as_bf16(levels(block, i)); }
-#endif
 
 private:
     using Sixteen = uint8_t __attribute__((vector_size(16)));

@@ -10,6 +10,7 @@ struct TQ2_0 : LevelBlocks<TQ2_0> {
     static constexpr Field scale = {Number::f16, 64}, offset = kNoField;
     static constexpr double centre = 0, spread = 1.225;
     static constexpr float unit = 1;
+    static constexpr bool has_codes = true;
 
     static FB_INLINE int level(const uint8_t* block, int j) {
         return (block[j / 128 * 32 + j % 32] >> (j % 128 / 32 * 2) & 3) - 1;
@@ -23,10 +24,6 @@ struct TQ2_0 : LevelBlocks<TQ2_0> {
     static FB_INLINE Bytes levels(const uint8_t* block, int i) {
         return bits_under(3, bytes_at(block + i / 4 * 32), i % 4 * 2) - 1;
     }
-#endif
-#if defined(__AVX512BF16__)
-    static constexpr bool has_codes = true;
-    static FB_INLINE __m512i codes(const uint8_t* block, int i) { return small_as_bf16(levels(block, i)); }
 #endif
 };
 
