@@ -9,8 +9,8 @@ import pytest
 from tests.support.tiny_models import TINY_LLAMA, write_tiny
 
 from featherback import kernels
-from featherback.bench import limited, peers
-from featherback.bench.ablation import run_step
+from featherback.bench import limited, peers, synthetic
+from featherback.bench.steps import run_step
 from featherback.errors import FeatherbackError
 from featherback.memory.plan import Plan
 
@@ -30,7 +30,7 @@ def test_both_sides_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(limited, "require_torch", lambda: None)
     monkeypatch.setattr(limited, "peft_step", peft)
     monkeypatch.setattr(limited, "run_step", ours)
-    monkeypatch.setattr(limited, "write_synthetic", lambda path, _: write_tiny(path, TINY_LLAMA))
+    monkeypatch.setattr(synthetic, "write_synthetic", lambda path, _: write_tiny(path, TINY_LLAMA))
     before = kernels.current()
     found = limited.run(["qwen2.5-0.5b"], "avx2", tmp_path, 2, True, False, lambda _: None)
     assert kernels.current() == before

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from featherback.bench import speed
+from featherback.bench import speed, synthetic
 from featherback.bench.speed import OURS, Setting
 from featherback.memory.plan import Plan
 
@@ -25,7 +25,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         path.touch()
         names.append(name)
 
-    monkeypatch.setattr(speed, "write_synthetic", write)
+    monkeypatch.setattr(synthetic, "write_synthetic", write)
     monkeypatch.setattr(speed, "require_torch", lambda: None)
     monkeypatch.setattr(speed, "_products", lambda *_: [])
     return names
@@ -65,7 +65,8 @@ def test_every_run_takes_the_steps_asked_for_and_the_rows_say_which_plan_it_was(
 
     monkeypatch.setattr(speed, "run_step", step)
     monkeypatch.setattr(speed, "peft_step", step)
-    monkeypatch.setattr(speed, "_plan", plan)
+    monkeypatch.setattr(speed, "job_of", lambda *_: None)
+    monkeypatch.setattr(speed, "plan_of", plan)
     monkeypatch.setattr(speed, "_onednn_sum", lambda *_: 1.0)
     found = speed.run(NAMES, tmp_path, 5, True, False, lambda _: None)
     assert set(steps) == {5}

@@ -66,6 +66,18 @@ def weights(place: Path, folder: bool) -> Path:
     return place / ("model/model.safetensors" if folder else "model.gguf")
 
 
+def assert_moved_alike(start: Path, found: Path, theirs: torch.nn.Module, tolerance: float) -> None:
+    """Every weight moved from the model `start`; to where `theirs` is in the model `found`, but for `tolerance` of the
+    way."""
+    before, after = reference_model(start).state_dict(), reference_model(found).state_dict()
+    for name, expected in theirs.state_dict().items():
+        moved = float((expected - before[name]).norm())
+        assert float((after[name] - expected).norm()) <= tolerance * moved + 1e-6 * float(expected.norm()), (
+            name
+        )
+        assert moved > 0
+
+
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 @pytest.mark.parametrize(
     "config",
@@ -92,11 +104,7 @@ def test_steps_are_torchs(start: Start, tmp_path: Path, config: ModelConfig, cli
         if clip:
             torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip)
         optimizer.step()
-    before, found = reference_model(model).state_dict(), reference_model(run.path / "model.gguf").state_dict()
-    for name, expected in theirs.state_dict().items():
-        moved = float((expected - before[name]).norm())
-        assert float((found[name] - expected).norm()) <= 1e-3 * moved + 1e-6 * float(expected.norm()), name
-        assert moved > 0
+    assert_moved_alike(model, run.path / "model.gguf", theirs, 1e-3)
 
 
 @pytest.mark.parametrize("config", [TINY_LLAMA, TINY_PHI3], ids=lambda config: config.architecture)
@@ -129,11 +137,7 @@ def test_steps_that_skip_blocks_are_torchs(start: Start, tmp_path: Path, config:
         optimizer.step()
         for hook in hooks:
             hook.remove()
-    before, found = reference_model(model).state_dict(), reference_model(run.path / "model.gguf").state_dict()
-    for name, expected in theirs.state_dict().items():
-        moved = float((expected - before[name]).norm())
-        assert float((found[name] - expected).norm()) <= 3e-3 * moved + 1e-6 * float(expected.norm()), name
-        assert moved > 0
+    assert_moved_alike(model, run.path / "model.gguf", theirs, 3e-3)
 
 
 def test_a_resumed_run_that_skips_blocks_ends_as_if_it_had_not_stopped(start: Start) -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from featherback import kernels, models
-from featherback.bench.ablation import run_step
 from featherback.bench.layer_plot import Panel, layers_svg
 from featherback.bench.markdown import table
 from featherback.bench.speed import Say, Setting
-from featherback.bench.synthetic import write_synthetic
+from featherback.bench.steps import fastest, job_of, run_step
+from featherback.bench.synthetic import made
 from featherback.host.machine import Machine
 from featherback.memory import planner
-from featherback.memory.job import Job
 from featherback.memory.plan import Plan
-from featherback.methods import METHODS
 from featherback.training.worker_process import worker_baseline
 
 MB = 10**6
@@ -40,17 +38,14 @@ def run(names: list[str], cache: Path, steps: int, quick: bool, keep: bool, say:
     cache.mkdir(parents=True, exist_ok=True)
     chosen = [Setting(name, tokens) for tokens in LENGTHS for name in names]
     chosen = chosen[:1] if quick else chosen
-    paths = {setting.model: cache / f"{setting.model}-q4_0.gguf" for setting in chosen}
-    made = [name for name, path in paths.items() if not path.exists()]
-    for name in made:
-        write_synthetic(paths[name], name)
     points, rounds = (3, 1) if quick else (POINTS, 2)
-    found = {
-        setting: _curve(setting, paths[setting.model], cache, steps, points, rounds, say)
-        for setting in chosen
-    }
-    for name in [] if keep else made:
-        paths[name].unlink()
+    with ExitStack() as stack:
+        named = dict.fromkeys(setting.model for setting in chosen)
+        paths = {name: stack.enter_context(made(name, cache, keep)) for name in named}
+        found = {
+            setting: _curve(setting, paths[setting.model], cache, steps, points, rounds, say)
+            for setting in chosen
+        }
     return {
         "curves": [
             {**asdict(setting), "points": [asdict(point) for point in curve]}
@@ -65,10 +60,8 @@ def _curve(
     setting: Setting, path: Path, cache: Path, steps: int, points: int, rounds: int, say: Say
 ) -> list[Point]:
     """Rounds over all budgets in turn, so that a slow minute of the machine meets all of them."""
-    model, tokens = models.load(path), setting.tokens
-    threads = kernels.default_threads()
-    job = Job.of(model, method=METHODS["mesp"], tokens=tokens, sequence=tokens, threads=threads)
-    machine, baseline = Machine.measure(model.config, tokens, "bf16"), worker_baseline()
+    job, tokens = job_of(path, setting.tokens), setting.tokens
+    machine, baseline = Machine.measure(job.config, tokens, job.compute), worker_baseline()
     least = planner.least_budget(planner.smallest(job, baseline, machine).rss)
     most = planner.choose(job, 100 * least, baseline, machine).predicted_rss_mb or 0
     ratio = (most * MB / least) ** (1 / (points - 1))
@@ -78,7 +71,7 @@ def _curve(
     for number in range(rounds):
         for budget, plan, runs in zip(budgets, plans, results):
             runs.append(run_step(path, plan, cache, tokens=tokens, steps=steps))
-            seconds = min(runs[-1]["seconds"][1:])
+            seconds = fastest(runs[-1]["seconds"])
             say(
                 f"{setting.model}, {tokens} tokens, {budget} MB, round {number + 1}: {seconds:.3f} s per step"
             )
@@ -86,7 +79,7 @@ def _curve(
         Point(
             budget,
             plan,
-            min(min(run["seconds"][1:]) for run in runs),
+            min(fastest(run["seconds"]) for run in runs),
             max(run["footprint_mb"] for run in runs),
             max(run["rss_mb"] for run in runs),
         )

@@ -11,19 +11,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from featherback import kernels, models
+from featherback import kernels
 from featherback.bench import watch
-from featherback.bench.ablation import run_step
 from featherback.bench.markdown import table
 from featherback.bench.peers import peft_step, require_torch
-from featherback.bench.synthetic import write_synthetic
+from featherback.bench.steps import fastest, job_of, plan_of, run_step
+from featherback.bench.synthetic import made
 from featherback.errors import FeatherbackError
-from featherback.host.machine import Machine
-from featherback.memory import planner
-from featherback.memory.job import Job
-from featherback.memory.plan import Plan
-from featherback.methods import METHODS
-from featherback.training.worker_process import worker_baseline
 
 TOKENS = 256
 ISAS: dict[str, Mapping[str, str]] = {
@@ -53,19 +47,11 @@ def run(
         able = [name for name in ISAS if name in kernels.available()]
         raise FeatherbackError(f"--isa is {isa!r}; this machine compares on {', '.join(able) or 'none'}.")
     require_torch()
-    cache.mkdir(parents=True, exist_ok=True)
     rounds, parts = {}, []
     for name in names[:1] if quick else names:
-        path = cache / f"{name}-q4_0.gguf"
-        existed = path.exists()
-        if not existed:
-            write_synthetic(path, name)
-        try:
+        with made(name, cache, keep) as path:
             sides = _sides(name, path, isa, cache, steps)
             rounds[name] = rows = [_round(sides, say) for _ in range(1 if quick else 3)]
-        finally:
-            if not keep and not existed:
-                path.unlink()
         lines = [
             [
                 label,
@@ -87,7 +73,8 @@ def _sides(
     environment = ISAS[isa]
 
     def ours(compute: str) -> Callable[[], dict[str, Any]]:
-        plan = _plan(path, isa, compute)
+        with _using(isa):
+            plan = plan_of(job_of(path, TOKENS, compute=compute))
         return lambda: run_step(
             path, plan, cache, tokens=TOKENS, steps=steps, interval=watch.RARELY, environment=environment
         )
@@ -111,28 +98,12 @@ def _sides(
 
 
 def _round(sides: Mapping[str, Callable[[], dict[str, Any]]], say: Callable[[str], None]) -> dict[str, float]:
-    """label -> seconds of the fastest step after the first: the least disturbed."""
+    """label -> seconds of a step."""
     found = {}
     for label, measure in sides.items():
-        seconds = measure()["seconds"]
-        found[label] = min(seconds[1:] or seconds)
+        found[label] = fastest(measure()["seconds"])
         say(f"{label}: {found[label]:.2f} s")
     return found
-
-
-def _plan(path: Path, isa: str, compute: str) -> Plan:
-    model = models.load(path)
-    job = Job.of(
-        model,
-        method=METHODS["mesp"],
-        tokens=TOKENS,
-        sequence=TOKENS,
-        compute=compute,
-        threads=kernels.default_threads(),
-    )
-    with _using(isa):
-        machine = Machine.measure(model.config, TOKENS, compute)
-    return planner.choose(job, None, worker_baseline(), machine)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 from featherback.bench import published
 from featherback.bench.ablation import measure_kept_h
 from featherback.bench.markdown import number, table
-from featherback.bench.synthetic import write_synthetic
+from featherback.bench.synthetic import made
 from featherback.bench.training_run import Measured, train_synthetic
 
 Say = Callable[[str], None]
@@ -86,21 +86,15 @@ def run(
     rows: list[Row] = []
     kept: dict[bool, Measured] = {}
     for model in models:
-        path = cache / f"{model}-q4_0.gguf"
-        existed = path.exists()
-        if not existed:
-            say(f"writing {path}")
-            write_synthetic(path, model)
-        for setting in settings(models, quick):
-            if setting.model != model:
-                continue
-            rows.append(Row(setting, setting.run(path, steps, cache)))
-            say(_progress(rows[-1]))
-            save(_results(rows, kept))
-        if model == "qwen2.5-3b" or quick:
-            kept = {keep_h: measure_kept_h(path, keep_h, cache) for keep_h in (True, False)}
-        if not keep and not existed:
-            path.unlink()
+        with made(model, cache, keep, say) as path:
+            for setting in settings(models, quick):
+                if setting.model != model:
+                    continue
+                rows.append(Row(setting, setting.run(path, steps, cache)))
+                say(_progress(rows[-1]))
+                save(_results(rows, kept))
+            if model == "qwen2.5-3b" or quick:
+                kept = {keep_h: measure_kept_h(path, keep_h, cache) for keep_h in (True, False)}
     return _results(rows, kept)
 
 

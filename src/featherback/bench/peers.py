@@ -13,7 +13,7 @@ from typing import Any
 from featherback import kernels
 from featherback.bench import watch
 from featherback.bench.markdown import number, table
-from featherback.bench.synthetic import CONFIGS, write_synthetic
+from featherback.bench.synthetic import CONFIGS, made
 from featherback.bench.training_run import train_synthetic
 from featherback.errors import FeatherbackError
 
@@ -89,13 +89,8 @@ def run(
                 [model, label, number(found["footprint_mb"]), number(found["rss_mb"]), number(seconds, 2)]
             )
             say(" ".join(lines[-1]))
-        path = cache / f"{model}-q4_0.gguf"
-        existed = path.exists()
-        if not existed:
-            write_synthetic(path, model)
-        ours = train_synthetic(path, steps=steps, folder=cache)
-        if not keep and not existed:
-            path.unlink()
+        with made(model, cache, keep) as path:
+            ours = train_synthetic(path, steps=steps, folder=cache)
         rows.append({"model": model, "what": "featherback mesp", **ours.to_json()})
         lines.append(
             [

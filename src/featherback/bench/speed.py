@@ -5,24 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from featherback import families, kernels, models
+from featherback import families, kernels
 from featherback.architecture.config import ModelConfig
 from featherback.bench import watch
-from featherback.bench.ablation import run_step
 from featherback.bench.markdown import table
 from featherback.bench.peers import peft_step, require_torch
-from featherback.bench.synthetic import CONFIGS, write_synthetic
-from featherback.host.machine import Machine
-from featherback.memory import planner
-from featherback.memory.job import Job
+from featherback.bench.steps import fastest, job_of, plan_of, run_step
+from featherback.bench.synthetic import CONFIGS, made
 from featherback.memory.plan import Plan
-from featherback.methods import METHODS
-from featherback.training.worker_process import worker_baseline
 
 Say = Callable[[str], None]
 TYPES = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_0", "Q6_K")
@@ -48,14 +44,13 @@ def run(names: list[str], cache: Path, steps: int, quick: bool, keep: bool, say:
     require_torch()
     cache.mkdir(parents=True, exist_ok=True)
     chosen, rounds = (settings(names)[:1], 1) if quick else (settings(names), 3)
-    paths = {setting.model: cache / f"{setting.model}-q4_0.gguf" for setting in chosen}
-    made = [name for name, path in paths.items() if not path.exists()]
-    for name in made:
-        write_synthetic(paths[name], name)
-    found = {setting: _rounds(setting, paths[setting.model], cache, steps, rounds, say) for setting in chosen}
-    products = [] if quick else _products(CONFIGS[names[0]], say)
-    for name in [] if keep else made:
-        paths[name].unlink()
+    with ExitStack() as stack:
+        names = list(dict.fromkeys(setting.model for setting in chosen))
+        paths = {name: stack.enter_context(made(name, cache, keep)) for name in names}
+        found = {
+            setting: _rounds(setting, paths[setting.model], cache, steps, rounds, say) for setting in chosen
+        }
+        products = [] if quick else _products(CONFIGS[names[0]], say)
     parts = [_step_table(setting, rows) for setting, rows in found.items()]
     if products:
         parts.append(
@@ -74,11 +69,11 @@ def _rounds(
 ) -> list[dict[str, float]]:
     """One dictionary per round: seconds of everything, measured one after the other."""
     cores = kernels.default_threads()
-    plans = {name: _plan(path, setting.tokens, name) for name in ("mesp", "mebp")}
-    fastest = _plan(path, setting.tokens, "mesp", budget=PLENTY)
+    plans = {name: plan_of(job_of(path, setting.tokens, name)) for name in ("mesp", "mebp")}
+    roomy = plan_of(job_of(path, setting.tokens), budget=PLENTY)
 
     def ours(plan: Plan, method: str = "mesp", threads: int | None = None) -> float:
-        return _best(
+        return fastest(
             run_step(
                 path,
                 plan,
@@ -88,11 +83,11 @@ def _rounds(
                 threads=threads,
                 tokens=setting.tokens,
                 interval=watch.RARELY,
-            )
+            )["seconds"]
         )
 
     def peft(checkpointing: bool) -> float:
-        return _best(
+        return fastest(
             peft_step(
                 setting.model,
                 "bf16",
@@ -100,7 +95,7 @@ def _rounds(
                 tokens=setting.tokens,
                 steps=steps,
                 interval=watch.RARELY,
-            )
+            )["seconds"]
         )
 
     rows = []
@@ -108,7 +103,7 @@ def _rounds(
         row = {
             OURS: ours(plans["mesp"]),
             "products alone, by oneDNN": _onednn_sum(CONFIGS[setting.model], setting.tokens, cores),
-            _of_plenty(fastest): ours(fastest),
+            _of_plenty(roomy): ours(roomy),
             "mebp": ours(plans["mebp"], method="mebp"),
             "one thread": ours(plans["mesp"], threads=1),
             "PEFT bf16, checkpointing": peft(True),
@@ -123,25 +118,6 @@ def _rounds(
 def _of_plenty(plan: Plan) -> str:
     """The row of the plan chosen within PLENTY; a machine with less memory may have to recompute the blocks."""
     return f"blocks {'kept' if plan.keep else 'recomputed'} (--memory {PLENTY // 10**9}GB)"
-
-
-def _plan(path: Path, tokens: int, method: str, budget: int | None = None) -> Plan:
-    model = models.load(path)
-    job = Job.of(
-        model,
-        method=METHODS[method],
-        tokens=tokens,
-        sequence=tokens,
-        threads=kernels.default_threads(),
-    )
-    machine = Machine.measure(model.config, tokens, "bf16")
-    return planner.choose(job, budget, worker_baseline(), machine)
-
-
-def _best(result: dict[str, Any]) -> float:
-    """The fastest step after the first: the least disturbed."""
-    seconds: list[float] = result["seconds"]
-    return min(seconds[1:] or seconds)
 
 
 def _onednn_sum(config: ModelConfig, tokens: int, threads: int) -> float:

@@ -1,7 +1,10 @@
 """Models with the shapes of real ones and random weights, to measure memory and speed without a download."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -71,6 +74,26 @@ def write_synthetic(
     write_gguf(path, gguf_metadata(config, name), list(_tensors(config, tensor_type, embedding_type, seed)))
     _evict(Path(path))
     return Path(path)
+
+
+@contextmanager
+def made(name: str, cache: Path, keep: bool, say: Callable[[str], None] | None = None) -> Iterator[Path]:
+    """The file of the shapes of `name` in Q4_0: in the folder `cache`, made if it is not there.
+
+    One that was made goes at the end, unless it is to be kept. `say` is told before it is written.
+    """
+    path = cache / f"{name}-q4_0.gguf"
+    existed = path.exists()
+    if not existed:
+        if say is not None:
+            say(f"writing {path}")
+        cache.mkdir(parents=True, exist_ok=True)
+        write_synthetic(path, name)
+    try:
+        yield path
+    finally:
+        if not keep and not existed:
+            path.unlink()
 
 
 def _evict(path: Path) -> None:

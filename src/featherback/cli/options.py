@@ -86,8 +86,10 @@ def compute_of(compute: str, *places: str | Path | None) -> str:
     if compute != AUTO:
         return compute
     for place in places:
-        folder = None if place is None else Path(place) if Path(place).is_dir() else Path(place).parent
-        if folder is None or not (folder / RUN_FILE).is_file():
+        if place is None:
+            continue
+        folder = Path(place) if Path(place).is_dir() else Path(place).parent
+        if not (folder / RUN_FILE).is_file():
             continue
         try:
             record = RunDirectory.open(folder).record

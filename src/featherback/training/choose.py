@@ -106,9 +106,9 @@ class Computes:
         if not others:
             return replace(planner.choose(job, budget, baseline, fast), rates=self.rates)
         better = replace(job, compute=first)
-        small = planner.choose(job, None, baseline, self.least)  # what the least memory would give
         if planner.fits(better, budget, baseline, fast):
             plan = planner.choose(better, budget, baseline, fast)
+            small = planner.choose(job, None, baseline, self.least)  # what the least memory would give
             plan = replace(plan, least_mb=small.least_mb, least_step_seconds=small.least_step_seconds)
         else:
             plan = planner.choose(job, budget, baseline, self.least)
