@@ -50,9 +50,10 @@ def _escape(match: re.Match[str]) -> str:
     return f"\\u{ord(match[0]):04x}"
 
 
-def several(number: int, noun: str) -> str:
-    """ "1 step", "2 steps"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def several(number: float, noun: str) -> str:
+    """ "1 step", "2 steps", "0.5 epochs"."""
+    shown = f"{number:g}" if isinstance(number, float) else str(number)
+    return f"{shown} {noun}" if number == 1 else f"{shown} {noun}s"
 
 
 def say(text: str = "", end: str = "\n", file: IO[str] | None = None, flush: bool = False) -> None:

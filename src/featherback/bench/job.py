@@ -80,10 +80,7 @@ def run(model: str, cache: Path, steps: int, quick: bool, say: Say) -> dict[str,
         unpacked = path if path.is_dir() else folder / "unpacked"
         if unpacked != path:
             say("unpacking the model for transformers")
-            watch.run(
-                [sys.executable, "-m", "featherback.bench.peft_job", "unpack", str(path), str(unpacked)],
-                interval=watch.RARELY,
-            )
+            unpack(path, unpacked)
         # PyTorch emulates bf16 where the CPU does not multiply it: a step then takes many times as long.
         dtype = "bf16" if any("bf16" in name for name in kernels.available()) else "fp32"
         jobs: list[Job] = []
@@ -92,6 +89,12 @@ def run(model: str, cache: Path, steps: int, quick: bool, say: Say) -> dict[str,
                 say(" ".join(_line(job, None)))
                 jobs.append(job)
     return {"jobs": [asdict(job) for job in jobs], "markdown": markdown(jobs)}
+
+
+def unpack(gguf: Path, folder: Path) -> None:
+    """Write the model of a GGUF file as a Hugging Face folder."""
+    command = [sys.executable, "-m", "featherback.bench.peft_job", "unpack", str(gguf), str(folder)]
+    watch.run(command, interval=watch.RARELY)
 
 
 def demo_chats() -> Chats:
@@ -174,23 +177,10 @@ def train_ours(
         command = [sys.executable, "-m", "featherback", "train", str(model), "--json", *words]
         outcome = watch.run(command, interval=watch.RARELY, tree=True)
         record = RunDirectory.open(out)
-        config, summary = record.config, record.record["summary"]
-        tokens = TokenFile(record.tokens / "train.tokens")
-        epochs = (rows(tokens, config.sequence, config.batch_size, config.seed, epoch) for epoch in count())
-        groups = [row.tolist() for row in islice(chain.from_iterable(epochs), steps)]
-        supervised = [sum(int(tokens.seq(i)[1][1:].sum()) for i in group) for group in groups]
-        request = {
-            "groups": groups,
-            "rates": [line["lr"] for line in record.metrics()],
-            "rank": config.form.rank,
-            "alpha": config.form.alpha,
-            "weight_decay": config.optimizer_options["weight_decay"],
-            "max_grad_norm": config.clip_norm,
-            "threads": kernels.default_threads(),
-            "least_mb": record.plan.least_mb,
-        }
+        request, supervised = same_steps(record, steps)
+        summary, plan = record.record["summary"], record.plan
         data = record.record["data"]
-    what = "Featherback" + (f", --memory {flags['memory']}" if flags else "")
+    what = f"Featherback {plan.compute}" + (f", --memory {flags['memory']}" if flags else "")
     prepare_seconds = sum(data[name]["seconds"] for name in ("train", "eval"))
     job = Job(
         chats.name,
@@ -204,6 +194,26 @@ def train_ours(
         sum(supervised),
     )
     return job, request, supervised
+
+
+def same_steps(run: RunDirectory, steps: int) -> tuple[dict[str, Any], list[int]]:
+    """What PEFT needs to know to do the steps that a run did; the supervised tokens of each."""
+    config = run.config
+    tokens = TokenFile(run.tokens / "train.tokens")
+    epochs = (rows(tokens, config.sequence, config.batch_size, config.seed, epoch) for epoch in count())
+    groups = [row.tolist() for row in islice(chain.from_iterable(epochs), steps)]
+    supervised = [sum(int(tokens.seq(i)[1][1:].sum()) for i in group) for group in groups]
+    request = {
+        "groups": groups,
+        "rates": [line["lr"] for line in run.metrics()],
+        "rank": config.form.rank,
+        "alpha": config.form.alpha,
+        "weight_decay": config.optimizer_options["weight_decay"],
+        "max_grad_norm": config.clip_norm,
+        "threads": kernels.default_threads(),
+        "least_mb": run.plan.least_mb,
+    }
+    return request, supervised
 
 
 def train_peft(chats: Chats, request: dict[str, Any], folder: Path, supervised: list[int]) -> Job:

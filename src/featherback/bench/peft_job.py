@@ -16,7 +16,8 @@ EVALUATED = 8  # held-out examples at once
 
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
-    """Keys: model (a Hugging Face folder), data and held_out (JSONL of messages), out, groups (the examples of each
+    """Keys: model (a Hugging Face folder), data and held_out (JSONL of messages, or of tokens
+    with labels), out, groups (the examples of each
     step), rates (a learning rate each), rank, alpha, weight_decay, max_grad_norm, dtype ("bf16" | "fp32"),
     checkpointing, threads; evaluated (held-out examples, if not all).
     """
@@ -92,10 +93,14 @@ _Example = tuple[list[int], list[int]]  # tokens and labels
 
 
 def _examples(tokenizer: Any, path: Path) -> list[_Example]:
-    """Chats whose last message is to be learnt, up to the token that ends it."""
+    """Chats whose last message is to be learnt, up to the token that ends it; what is tokens already, as it is."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
-        messages = json.loads(line)["messages"]
+        example = json.loads(line)
+        if "tokens" in example:
+            found.append((example["tokens"], example["labels"]))
+            continue
+        messages = example["messages"]
         whole = tokenizer.apply_chat_template(messages, return_dict=False)
         asked = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False)
         end = len(whole) - whole[::-1].index(tokenizer.eos_token_id)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -61,10 +63,11 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
     kernels.set_threads(config.threads or kernels.default_threads())  # as the process that will train does
     row("kernels", kernels.describe())
     row(*describe_trained(config, model))
-    length = several(config.steps, "step") if config.steps else f"{config.epochs:g} epochs"
+    length, unit = (config.steps, "step") if config.steps else (config.epochs, "epoch")
+    assert length is not None  # a run has one of them
     row(
         "training",
-        f"{length}, {config.method}, {describe_compute(run.plan.compute, run.plan.rates)}, "
+        f"{several(length, unit)}, {config.method}, {describe_compute(run.plan.compute, run.plan.rates)}, "
         f"{config.optimizer} at {config.peak_learning_rate:g} ({config.schedule})",
     )
     held = "adapter and optimizer" if config.whole is None else "optimizer"
@@ -98,8 +101,14 @@ def describe_trained(config: TrainConfig, model: Model) -> tuple[str, str]:
 
 
 def row(name: str, text: str) -> None:
-    """A labelled line."""
-    say(f"{name:<9} {text}")
+    """A labelled line; on a terminal as many as it is wide, one under the other."""
+    label = f"{name:<9} "
+    if sys.stdout.isatty():
+        width = max(40, shutil.get_terminal_size().columns)
+        text = f"\n{'':<{len(label)}}".join(
+            textwrap.wrap(text, width - len(label), break_long_words=False, break_on_hyphens=False)
+        )
+    say(label + text)
 
 
 def describe_model(model: Model) -> str:
@@ -197,7 +206,10 @@ def describe_choice(plan: Plan, named: bool) -> Iterator[str]:
 
 def describe_work(plan: Plan) -> list[str]:
     """What is recomputed, and the tokens per chunk where there are chunks."""
-    kept = ", ".join(f"{name} in {layers} layers" for name, layers in plan.keep.items())
+    names: dict[int, list[str]] = {}
+    for name, layers in plan.keep.items():
+        names.setdefault(layers, []).append(name)
+    kept = "; ".join(f"{', '.join(same)} in {several(layers, 'layer')}" for layers, same in names.items())
     chunks = [f"{plan.chunk_tokens} tokens at a time"] if plan.chunked else []
     return [*chunks, f"blocks recomputed but for {kept}" if kept else "blocks recomputed"]
 
