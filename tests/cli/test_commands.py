@@ -75,7 +75,7 @@ def test_train_ends_with_answers_before_and_after(
 ) -> None:
     run, done = trained
     end = done.stdout.partition("peak memory")[2].splitlines()
-    assert [line.split()[0] for line in end if line][-7:-1] == 2 * ["expected", "before", "after"]
+    assert [line.split()[0] for line in end if line][1:7] == 2 * ["expected", "before", "after"]
     again = shutil.copytree(run, tmp_path / "run")
     assert (again / "report.html").read_text().count("<td>before</td>") == 2
     _featherback("report", again, "--samples", 3)
@@ -162,7 +162,7 @@ def test_json_prints_every_event_and_the_steps_are_the_metrics(
 ) -> None:
     arguments = ("train", chat_model, "--data", messages, "--out", tmp_path / "run", *OPTIONS, "--json")
     rows = [json.loads(line) for line in _featherback(*arguments).stdout.splitlines()]
-    assert [row["event"] for row in rows] == ["begin", *["step"] * STEPS, "saved", "end"]
+    assert [row["event"] for row in rows] == ["begin", *["step"] * STEPS, "saved", "sample", "sample", "end"]
     assert rows[-1]["summary"]["steps"] == STEPS
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row for row in rows if row.pop("event") == "step"] == metrics

@@ -110,7 +110,7 @@ class TextReporter(Callback):
         predicted = summary.get("predicted_rss_mb")
         self.say(
             f"{several(summary['steps'], 'step')} in {duration(summary['seconds'])}, "
-            f"{summary['step_seconds']:.2f} s each, {summary['tokens_per_second']:.0f} tokens/s"
+            f"{summary['step_seconds']:.2f} s each (median), {summary['tokens_per_second']:.0f} tokens/s"
         )
         self.say(
             f"peak memory: footprint {summary['peak_footprint_mb']:.1f} MB, "

@@ -12,6 +12,7 @@ from typing import Any
 from featherback import kernels, models, optim
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
+from featherback.host.interrupt import Interrupt, StoppedError
 from featherback.host.machine import is_ram_disk, memory_limit
 from featherback.host.maps import MapWatch
 from featherback.host.meter import MB, Meter
@@ -22,7 +23,6 @@ from featherback.training import checkpoint, guard
 from featherback.training.callback import Callback, Guarded, Together, tell_failure
 from featherback.training.evaluation import evaluate
 from featherback.training.events import Begin, End, Evaluation, Note, Paused, Resumed, Saved, Step
-from featherback.training.interrupt import Interrupt, StoppedError
 from featherback.training.loggers import loggers
 from featherback.training.run_directory import RunDirectory
 from featherback.training.stream import BatchStream
