@@ -298,8 +298,8 @@ def test_where_rows_of_a_table_are(tmp_path: Path) -> None:
     assert places(path) == [
         "a\nb",
         "line 5: 1 field in a table of 2 columns.",
-        'line 6: a quoted field goes on behind its quotation mark: one in a field is written "", or the field before it '
-        "does not end.",
+        'line 6: a quoted field goes on behind its quotation mark: one in a field is written "", or the field before '
+        "it does not end.",
         "line 7: not UTF-8 text: save the file as UTF-8 (spreadsheets call it CSV UTF-8).",
         "f",
         "line 9: a quoted field does not end.",
