@@ -16,7 +16,7 @@ from featherback.version import __version__
 if TYPE_CHECKING:
     from featherback.adapters.lora import LoRA
     from featherback.api import gradients, load, plan, train
-    from featherback.inference.model import Model
+    from featherback.model import Model
     from featherback.training.callback import Callback
     from featherback.training.run import Run
 
@@ -37,7 +37,7 @@ __all__ = [
 _HOMES = {
     "Callback": "featherback.training.callback",
     "LoRA": "featherback.adapters.lora",
-    "Model": "featherback.inference.model",
+    "Model": "featherback.model",
     "Run": "featherback.training.run",
     "gradients": "featherback.api",
     "load": "featherback.api",

@@ -18,8 +18,8 @@ from featherback.adapters.lora import LoRA
 from featherback.data.batch import IGNORE, Batch
 from featherback.errors import FeatherbackError
 from featherback.host.paged import PagedArray
-from featherback.inference.model import Model
 from featherback.memory.plan import Plan
+from featherback.model import Model
 from featherback.training.callback import Callback, Guarded, Together
 from featherback.training.choose import plan_for
 from featherback.training.config import TrainConfig

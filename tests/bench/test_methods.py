@@ -13,8 +13,8 @@ from featherback.bench.clocked_run import Clock
 from featherback.bench.methods import Learned, markdown, rows, train_row
 from featherback.bench.methods_plot import learning_svg
 from featherback.errors import FeatherbackError
+from featherback.host.interrupt import Interrupt
 from featherback.training.events import Evaluation, Step
-from featherback.training.interrupt import Interrupt
 from featherback.training.run_directory import RunDirectory
 
 STEPS = 6

@@ -196,7 +196,7 @@ def test_what_evaluate_leaves_out_is_told(command: Command, tmp_path: Path, chat
     for text in (
         "2 of 4 examples are longer than 96",
         "1 of 4 examples have no",
-        "1 messages have the role 'human'",
+        "1 message of the role 'human', which",
     ):
         assert text in said
     found = json.loads(command(*arguments, "--json").out)

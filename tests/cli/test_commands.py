@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,6 +68,19 @@ def test_train_shows_what_it_is_about_to_do(
     assert "step 12/12  loss" in after
     assert "peak memory: footprint" in after
     assert "\x1b" not in trained[1].stdout
+
+
+def test_train_ends_with_answers_before_and_after(
+    trained: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    run, done = trained
+    end = done.stdout.partition("peak memory")[2].splitlines()
+    assert [line.split()[0] for line in end if line][1:7] == 2 * ["expected", "before", "after"]
+    again = shutil.copytree(run, tmp_path / "run")
+    assert (again / "report.html").read_text().count("<td>before</td>") == 2
+    _featherback("report", again, "--samples", 3)
+    assert (again / "report.html").read_text().count("<td>before</td>") == 3
+    assert _record(again)["samples"][:2] == _record(run)["samples"]
 
 
 def test_train_learns_and_records_it(trained: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
@@ -148,7 +162,7 @@ def test_json_prints_every_event_and_the_steps_are_the_metrics(
 ) -> None:
     arguments = ("train", chat_model, "--data", messages, "--out", tmp_path / "run", *OPTIONS, "--json")
     rows = [json.loads(line) for line in _featherback(*arguments).stdout.splitlines()]
-    assert [row["event"] for row in rows] == ["begin", *["step"] * STEPS, "saved", "end"]
+    assert [row["event"] for row in rows] == ["begin", *["step"] * STEPS, "saved", "sample", "sample", "end"]
     assert rows[-1]["summary"]["steps"] == STEPS
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row for row in rows if row.pop("event") == "step"] == metrics

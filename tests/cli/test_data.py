@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -216,6 +217,23 @@ def test_what_a_budget_has_no_room_for_is_refused_with_one_that_has(chat_model: 
 # --- the report ---
 
 
+def test_a_chat_of_which_nothing_is_left_does_not_decide_the_length(chat_model: Path, tmp_path: Path) -> None:
+    """All of the long chat's question fits, and nothing of its answer."""
+    data, out = _chats(tmp_path / "d.jsonl", 10, 12), tmp_path / "run"
+    long = [{"role": "user", "content": 900 * "q"}, {"role": "assistant", "content": "a"}]
+    data.write_text(data.read_text() + json.dumps({"messages": long}) + "\n")
+    done = _featherback("train", chat_model, "--data", data, "--out", out, "--cut", "--steps", 1, "--rank", 2)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "1 of 3 examples have no supervised token left and were left out." in said
+    assert "None" not in said
+    assert RunDirectory.open(out).config.seq_len == 256
+    shown = _featherback("inspect", data, "--model", chat_model, "--cut").stdout
+    assert "512 tokens, 0 trained" in shown
+    assert max(map(len, shown.splitlines())) < 600
+    assert "characters more)" in shown
+
+
 def test_a_long_example_is_shown_where_it_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
     """A long system message used to be all that one saw."""
 
@@ -256,6 +274,7 @@ def test_a_dry_run_shows_the_data_and_leaves_nothing(chat_model: Path, tmp_path:
         "held-out  none: there are too few",
         "[",
         "predicted",
+        "nothing is trained: this was a dry run",
     ):
         assert text in done.stdout
     assert "step 1" not in done.stdout
@@ -270,6 +289,61 @@ def test_a_dry_run_shows_the_data_and_leaves_nothing(chat_model: Path, tmp_path:
     out.mkdir()
     assert _featherback(*arguments).returncode == 0
     assert list(out.iterdir()) == []
+
+
+def test_a_data_file_that_is_not_there_is_no_model(command: Command, tmp_path: Path) -> None:
+    said = command("inspect", tmp_path / "typo.csv")
+    assert (said.code, said.err) == (2, f"error: The data file {tmp_path / 'typo.csv'} does not exist.\n")
+
+
+def test_who_is_not_trained_is_said(command: Command, chat_model: Path, tmp_path: Path) -> None:
+    """Answers have several names; what is said by others is not learnt."""
+    data = tmp_path / "d.jsonl"
+    roles = ("user", "bot", "critic", "model", "critic", "assistant")
+    turns = [{"role": role, "content": f"{role} {i}"} for i, role in enumerate(roles)]
+    data.write_text(json.dumps({"messages": turns}) + "\n")
+    said = command("inspect", data, "--model", chat_model)
+    assert said.code == 0, said.err
+    for answer in ("[bot 1<|im_end|>]", "[model 3<|im_end|>]", "[assistant 5<|im_end|>]"):
+        assert answer in said.out
+    assert "[critic" not in said.out
+    note = "2 messages of the role 'critic' will not be trained: the answers are those of 'assistant'."
+    assert note in " ".join(said.out.split())
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_is_known(command: Command, tmp_path: Path, encoding: str) -> None:
+    data = tmp_path / "d.csv"
+    data.write_bytes("\ufeffprompt,completion\na,b\n".encode(encoding))
+    said = command("inspect", data)
+    assert (said.code, said.err) == (2, f"error: {data} is UTF-16 text: save it as UTF-8.\n")
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ("Prompt,Completion", "--map prompt=Prompt --map completion=Completion."),
+        ("question, Answer ", "--map prompt=question --map 'completion= Answer '."),
+        ("Customer question,Agent answer", "--map prompt=question, and again for others."),
+    ],
+)
+def test_columns_of_other_names(command: Command, tmp_path: Path, columns: str, says: str) -> None:
+    data = tmp_path / "d.csv"
+    data.write_text(f"{columns}\na,b\n")
+    said = command("inspect", data)
+    assert said.code == 2
+    assert said.err.endswith(f"--map says what is what: {says}\n")
+    assert "--skip-bad" not in said.err  # every row has these
+    if "again" not in says:
+        maps = [word for word in shlex.split(says.removesuffix(".")) if word != "--map"]
+        assert command("inspect", data, *(part for word in maps for part in ("--map", word))).code == 0
+
+
+def test_a_map_that_is_the_wrong_way_round(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("My question,completion\na,b\n")
+    said = command("inspect", tmp_path / "d.csv", "--map", "My question=prompt")
+    assert said.code == 2
+    assert said.err.endswith("--map 'prompt=My question'.\n")
 
 
 def test_bad_lines_are_skipped_alike(command: Command, chat_model: Path, tmp_path: Path) -> None:

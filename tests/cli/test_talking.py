@@ -106,7 +106,7 @@ def test_a_chat_is_ended_by_what_people_type(terminal: Terminal) -> None:
 
 def test_what_was_said_joins_the_conversation(talker: Path) -> None:
     import featherback as fb
-    from featherback.training.interrupt import StoppedError
+    from featherback.host.interrupt import StoppedError
 
     asked = 0
 

@@ -166,7 +166,7 @@ def test_the_last_state_stays(last: Event, state: str) -> None:
     view.tell(Note("adapter: run"))
     assert re.fullmatch(rf"  step 60/60  ━+  100 %  {state}", screen.lines[0])
     assert screen.lines[-2] == "adapter: run"
-    assert ("60 steps in 0:06, 2.00 s each, 50 tokens/s" in screen.lines) == isinstance(last, End)
+    assert ("60 steps in 0:06, 2.00 s each (median), 50 tokens/s" in screen.lines) == isinstance(last, End)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from tests.support.tiny_chat import write_messages, write_tiny_chat
 from tests.training import runs
 from tests.training.conftest import Start
 
+from featherback.host.interrupt import Interrupt
 from featherback.host.process_tree import tree
 from featherback.training.callback import Callback
 from featherback.training.evaluation import Evaluation, evaluate
 from featherback.training.events import Step
-from featherback.training.interrupt import Interrupt
 from featherback.training.run_directory import RunDirectory
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -106,7 +106,7 @@ BECOMES = """
 import ctypes, os, sys, threading, time
 from functools import partial
 from featherback.training import launch
-from featherback.training.interrupt import ended_by_signals
+from featherback.host.interrupt import ended_by_signals
 from featherback.training.run_directory import RunDirectory
 run, numbers, when = RunDirectory.take(sys.argv[1]), [int(number) for number in sys.argv[2].split(",")], sys.argv[3]
 exec_now = os.execve

@@ -32,6 +32,7 @@ from featherback.backend.cpu import CPUOperations
 from featherback.cli.app import run as command
 from featherback.cli.kinds.run import KIND
 from featherback.errors import FeatherbackError
+from featherback.host.interrupt import Interrupt
 from featherback.inference.decoder import Decoder
 from featherback.noise import numbers, quantiles
 from featherback.optim import Schedule
@@ -39,7 +40,6 @@ from featherback.optim.rules.adamw import AdamW
 from featherback.terminal import Converting
 from featherback.training import trainer
 from featherback.training.config import TrainConfig
-from featherback.training.interrupt import Interrupt
 from featherback.training.run_file import read
 from featherback.training.trainer import train_run
 from featherback.weights.types import TensorType

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from featherback.host.interrupt import Interrupt
 from featherback.training.callback import Callback
 from featherback.training.events import Evaluation, Saved, Step
-from featherback.training.interrupt import Interrupt
 from featherback.training.run_directory import RunDirectory
 from featherback.training.trainer import train_run
 

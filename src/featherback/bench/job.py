@@ -171,6 +171,7 @@ def train_ours(
             "batch_size": chats.batch_size,
             "steps": steps,
             "eval_every": steps,
+            "samples": 0,
             **flags,
         }
         words = [f"--{name.replace('_', '-')}={value}" for name, value in named.items()]

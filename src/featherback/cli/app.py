@@ -14,8 +14,8 @@ import typer
 from featherback.cli.options import FromConfig
 from featherback.errors import FeatherbackError
 from featherback.failure import report
+from featherback.host.interrupt import ended_by_signals
 from featherback.terminal import say
-from featherback.training.interrupt import ended_by_signals
 from featherback.version import __version__
 
 COMPLETE = "_FEATHERBACK_COMPLETE"

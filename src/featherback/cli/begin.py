@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from featherback.failure import report
+from featherback.host.interrupt import ended_by_signals
 from featherback.terminal import open_streams
-from featherback.training.interrupt import ended_by_signals
 from featherback.training.worker_process import become, inherited, worker_baseline
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ def _show(run: RunDirectory, json: bool, existed: bool) -> None:
             say(json_format.dumps({name: run.record[name] for name in known}))
         else:
             print_preamble(run)
+            say("nothing is trained: this was a dry run")
     finally:
         undo(run, existed)
 

@@ -60,8 +60,8 @@ def chat(
     from featherback.cli.options import compute_of, open_model, set_threads
     from featherback.data.tokenizer_loader import load_tokenizer
     from featherback.host.maps import MapWatch
-    from featherback.inference.model import conversation
     from featherback.inference.sampler import Sampler
+    from featherback.model import conversation
 
     sampler = Sampler(temperature, top_p, top_k, seed)
     opened, lora = open_model(model, adapter, quantize)
@@ -87,7 +87,7 @@ def chat(
 
 def _answer(talk: Conversation, text: str, max_tokens: int, maps: MapWatch) -> bool:
     """Say the answer, which Ctrl-C ends; False if there is none: the conversation goes on with the next line."""
-    from featherback.training.interrupt import Interrupt
+    from featherback.host.interrupt import Interrupt
 
     try:
         with Interrupt(signals=(signal.SIGINT,)) as interrupt:

@@ -53,6 +53,7 @@ def demo(
         steps=STEPS,
         memory=MEMORY,
         warmup=WARMUP,
+        samples=0,  # the answers below
     )
     run = prepare_run(config)
     from featherback.cli.preamble import print_preamble

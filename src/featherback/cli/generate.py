@@ -60,8 +60,8 @@ def generate(
     from featherback.cli.options import compute_of, open_model, set_threads
     from featherback.data.tokenizer_loader import load_tokenizer
     from featherback.host.maps import MapWatch
-    from featherback.inference.model import stream
     from featherback.inference.sampler import Sampler
+    from featherback.model import stream
 
     text = _prompt(prompt)
     sampler = Sampler(temperature, top_p, top_k, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,9 +58,8 @@ def inspect(
     from featherback.cli.kinds.model import KIND as MODEL
     from featherback.cli.kinds.model import AModel
     from featherback.data.source import STDIN
-    from featherback.hub.locate import locate
 
-    path = Path(what[0]) if len(what) > 1 or STDIN in what else locate(what[0])
+    path = Path(what[0]) if len(what) > 1 or STDIN in what else _place(what[0])
     kind = DATA if len(what) > 1 or STDIN in what else kind_of(path)
     if kind is MODEL:
         kind = AModel(quantize)
@@ -104,7 +103,10 @@ def _show_examples(model: str, data: Source, seq_len: int | None, cut: bool, cou
 
     opened = load(locate(model))
     with as_tokens(opened, data, seq_len, cut) as (_, report):
-        samples = preview(opened.path, data, seq_len or SEQUENCE, count)
+        kept = replace(data, long="cut") if report.truncated else data
+        samples = preview(
+            opened.path, kept, report.seq_len if report.truncated else seq_len or SEQUENCE, count
+        )
     if json:
         facts = {"data": data.name, "model": model, "report": report.to_json()}
         say(json_format.dumps({**facts, "examples": [asdict(sample) for sample in samples]}))
@@ -120,10 +122,20 @@ def _show_examples(model: str, data: Source, seq_len: int | None, cut: bool, cou
 def describe(what: str) -> dict[str, Any]:
     """The facts about a path, or about a model by its name."""
     from featherback.cli.kinds import kind_of
+
+    path = _place(what)
+    return kind_of(path).describe(path)
+
+
+def _place(what: str) -> Path:
+    """Where a thing lies; FeatherbackError if there is no such thing."""
+    from featherback.data.containers import is_name_of_data
+    from featherback.errors import FeatherbackError
     from featherback.hub.locate import locate
 
-    path = locate(what)
-    return kind_of(path).describe(path)
+    if is_name_of_data(what) and not Path(what).exists():
+        raise FeatherbackError(f"The data file {what} does not exist.")
+    return locate(what)
 
 
 def _lines(facts: dict[str, Any], outlook: Outlook) -> Iterator[str]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from featherback.training.config import TrainConfig
     from featherback.training.run_directory import RunDirectory
 
-_SAMPLE_LINES, _SAMPLE_BEGIN, _BAR = 12, 3, 20
+_SAMPLE_LINES, _SAMPLE_BEGIN, _SAMPLE_WIDTH, _BAR = 12, 3, 500, 20
 _WORTH = 0.98
 """Times as long that a step must at most take to be worth a word."""
 _LARGE = 10**9
@@ -146,9 +146,10 @@ def describe_data(report: PrepareReport, less: str = "") -> str:
 
     paths = ", ".join(_short(called(path)) for path in report.paths)
     mixed = len(report.shapes) > 1
+    parts = f" in {report.sequences} sequences" if report.sequences > report.examples else ""
     shapes = ", ".join(f"{shape}: {count}" if mixed else shape for shape, count in report.shapes.items())
     return (
-        f"{paths}: {several(report.examples, 'example')} ({shapes}), {report.tokens} tokens{less}, "
+        f"{paths}: {several(report.examples, 'example')} ({shapes}){parts}, {report.tokens} tokens{less}, "
         f"{report.supervised_tokens} of them trained, longest {report.longest}"
     )
 
@@ -176,16 +177,17 @@ def describe_compute(compute: str, rates: Mapping[str, float]) -> str:
 
 
 def describe_plan(plan: Plan, held: str = "adapter and optimizer") -> str:
-    """One line: the predicted peaks and where things are kept, `held` among them."""
+    """One line: the predicted peaks, what is recomputed, and what does not lie in RAM, `held` among it."""
     predicted = (
         f"footprint {plan.predicted_footprint_mb:.0f} MB, rss {plan.predicted_rss_mb:.0f} MB predicted"
     )
-    policies = [
-        *describe_work(plan),
-        f"block inputs in {'RAM' if plan.checkpoints == 'ram' else 'a file'}",
-        f"{held} in {'RAM' if plan.states == 'ram' else 'files'}",
-        f"weights {plan.weights}",
-    ]
+    policies = describe_work(plan)
+    if plan.checkpoints != "ram":
+        policies.append("block inputs in a file")
+    if plan.states != "ram":
+        policies.append(f"{held} in files")
+    if plan.weights != "resident":
+        policies.append(f"weights {plan.weights.replace('_', ' ')}")
     return f"{predicted}; {', '.join(policies)}"
 
 
@@ -209,9 +211,9 @@ def describe_work(plan: Plan) -> list[str]:
     names: dict[int, list[str]] = {}
     for name, layers in plan.keep.items():
         names.setdefault(layers, []).append(name)
-    kept = "; ".join(f"{', '.join(same)} in {several(layers, 'layer')}" for layers, same in names.items())
+    kept = "; ".join(f"{', '.join(same)} of {several(layers, 'block')}" for layers, same in names.items())
     chunks = [f"{plan.chunk_tokens} tokens at a time"] if plan.chunked else []
-    return [*chunks, f"blocks recomputed but for {kept}" if kept else "blocks recomputed"]
+    return [*chunks, f"kept for the backward pass: {kept}" if kept else "blocks recomputed"]
 
 
 def _short(path: str) -> str:
@@ -251,4 +253,10 @@ def print_sample(sample: Preview) -> None:
 
 def _mark(text: str, before: str, after: str) -> str:
     """Each line between its own marks, so that lines can be left out."""
-    return "\n".join(f"{before}{line}{after}" if line else line for line in text.split("\n"))
+    return "\n".join(f"{before}{_cut(line)}{after}" if line else line for line in text.split("\n"))
+
+
+def _cut(line: str) -> str:
+    """A line, or its beginning and how much more there is."""
+    more = len(line) - _SAMPLE_WIDTH
+    return line if more <= 0 else f"{line[:_SAMPLE_WIDTH]}... ({several(more, 'character')} more)"

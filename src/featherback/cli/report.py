@@ -13,6 +13,14 @@ from featherback.terminal import say
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run, finished or not.")],
     png: Annotated[bool, typer.Option("--png", help="Draw report.png as well; it needs matplotlib.")] = False,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Have so many examples answered before and after the run.",
+            show_default="those that it recorded",
+        ),
+    ] = None,
 ) -> None:
     """Draw what happened in a run: report.html and loss.svg in its directory.
 
@@ -22,6 +30,11 @@ def report(
     from featherback.training.run_directory import RunDirectory
 
     opened = RunDirectory.open(run)
+    if samples is not None:
+        from featherback.training.samples import sample
+
+        opened.lock()
+        sample(opened, samples)
     say(str(write_report(opened)))
     if png:
         from featherback.training.report.png import write_png

@@ -59,8 +59,7 @@ def contents(source: Source, progress: Callable[[int, int], object] = lambda *_:
             elif source.skip_bad:
                 report.skip(f"{example.where}: {example.problem}")
             else:
-                raise FeatherbackError(
-                    f"{example.where}: {example.problem} --skip-bad leaves such examples out."
-                )
+                advice = " --skip-bad leaves such examples out." if found.kinds else ""  # else all may be bad
+                raise FeatherbackError(f"{example.where}: {example.problem}{advice}")
     found.notes = report.notes()
     return found

@@ -182,7 +182,9 @@ class _Preparation:
     def _skip(self, bad: Bad) -> None:
         """Count a record that cannot be used, or end with what is wrong with it."""
         if not self.source.skip_bad:
-            raise FeatherbackError(f"{bad.where}: {bad.problem} --skip-bad leaves such examples out.")
+            # Where the first is bad, so may all be.
+            advice = " --skip-bad leaves such examples out." if self.report.examples else ""
+            raise FeatherbackError(f"{bad.where}: {bad.problem}{advice}")
         self.report.skip(f"{bad.where}: {bad.problem}")
 
     def _add(self, example: Example, encoded: Encoded) -> None:

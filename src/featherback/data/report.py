@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from featherback.data.source import called
 from featherback.errors import shown
+from featherback.terminal import several
 
 if TYPE_CHECKING:
     from featherback.data.example import Example
@@ -15,6 +16,8 @@ MOST_SKIPPED, MOST_KEYS = 20, 20  # that are listed
 
 SYNONYMS = {"human": "user", "developer": "system"}
 """Roles that data sets use, and what most chat templates call them."""
+ROLES = {"system", "user", "assistant", "tool", *SYNONYMS}
+"""Roles whose meaning is known."""
 
 
 @dataclass
@@ -53,6 +56,8 @@ class PrepareReport:
     """Keys of the data that nothing is made of; some of them, if there are very many."""
     spelled_control: int = 0
     """Examples whose text spells a control token; it was encoded as text."""
+    other_roles: dict[str, int] = field(default_factory=dict)
+    """Messages by a role that is none of ROLES, and so not trained; of some roles, if there are very many."""
     renamed_roles: dict[str, int] = field(default_factory=dict)
     """Messages by a role that the chat template does not know, read as its other name."""
     longest: int = 0
@@ -87,6 +92,10 @@ class PrepareReport:
         self.empty_answers += any(not m["content"].strip() and not m.get("tool_calls") for m in said) or (
             example.completion is not None and not example.completion.strip()
         )
+        for message in example.messages or ():
+            role = message["role"]
+            if role not in ROLES and (role in self.other_roles or len(self.other_roles) < MOST_KEYS):
+                self.other_roles[role] = self.other_roles.get(role, 0) + 1
         for key in example.unused:
             if key not in self.unused_keys and len(self.unused_keys) < MOST_KEYS:
                 self.unused_keys.append(key)
@@ -122,12 +131,12 @@ class PrepareReport:
             notes.append(
                 f"{self.truncated} of {self.examples} examples are longer than {self.seq_len} tokens and "
                 f"were cut; {self.truncated_tokens} tokens are left out (the longest example has "
-                f"{self.longest_chat}; first: {self.first_truncated})."
+                f"{self.longest_chat}{_first('; ', self.first_truncated)})."
             )
         if self.dropped:
             notes.append(
                 f"{self.dropped} of {self.examples} examples have no supervised token left and were left "
-                f"out (first: {self.first_dropped})."
+                f"out{_first(' (', self.first_dropped, ')')}."
             )
         if self.duplicates:
             about = "" if self.duplicates_exact else "About "
@@ -154,10 +163,15 @@ class PrepareReport:
                 f"{self.spelled_control} of {self.examples} examples spell a control token of the model in "
                 "their text; it is trained as ordinary text, not as that token."
             )
+        for role, count in self.other_roles.items():
+            notes.append(
+                f"{several(count, 'message')} of the role {shown(role)} will not be trained: the answers are those of "
+                "'assistant'."
+            )
         for role, count in self.renamed_roles.items():
             notes.append(
-                f"{count} messages have the role {role!r}, which the model's chat template does not know; they "
-                f"are read as {SYNONYMS[role]!r}."
+                f"{several(count, 'message')} of the role {role!r}, which the model's chat template does not know, "
+                f"will be read as {SYNONYMS[role]!r}."
             )
         return notes
 
@@ -167,6 +181,11 @@ class PrepareReport:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> PrepareReport:
         return cls(**content)
+
+
+def _first(before: str, where: str | None, after: str = "") -> str:
+    """Where the first is, if that is known: of tokens that are cut later it is not."""
+    return "" if where is None else f"{before}first: {where}{after}"
 
 
 def too_long(count: int, of: int, data: str, beyond: str, longest: int, change: str) -> str:

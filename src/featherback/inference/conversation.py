@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from featherback.data.chat import ChatTemplate
 from featherback.data.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
+from featherback.host.interrupt import StoppedError
 from featherback.inference.decoder import Decoder
 from featherback.inference.defaults import ANSWER_TOKENS
 from featherback.inference.generate import generate_text
 from featherback.inference.sampler import Sampler
-from featherback.training.interrupt import StoppedError
 
 
 class Conversation:

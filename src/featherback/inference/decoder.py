@@ -22,6 +22,7 @@ from featherback.layers.dora import weighed
 from featherback.layers.linear import BlockWeights
 from featherback.layers.span import Span
 from featherback.methods.base import block_weights
+from featherback.models.facts import matrices
 from featherback.models.model import Model
 
 CHUNK = 256  # tokens of a prompt that pass the layers together: bounds the activations, not the prompt
@@ -60,7 +61,8 @@ class Decoder:
             KeyValues(*(np.empty((self.capacity, block.attention.kv_size), np.float32) for _ in range(2)))
             for block in model.blocks
         ]
-        self._scratch = self._backend.arena(self._most_scratch())  # pages come when written
+        self._scratch_bytes = self._most_scratch()
+        self._scratch = self._backend.arena(self._scratch_bytes)  # pages come when written
 
     def forward(
         self, tokens: Sequence[int], every: bool = False, check: Callable[[], None] | None = None
@@ -93,6 +95,13 @@ class Decoder:
                 parts.append(self._pass(tokens[at : at + CHUNK], every, length))
             maps.check()
         return np.concatenate(parts)[-asked:] if every else parts[-1][-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it comes to hold at most: mapped weights once they are read, a full cache, scratch."""
+        weights = sum(matrix.nbytes for matrix in matrices(self.model))
+        cache = sum(array.nbytes for kv in self._cache for array in (kv.k, kv.v))
+        return weights + cache + self._scratch_bytes
 
     def rewind(self, count: int) -> None:
         """Keep only the first `count` tokens of the cache."""

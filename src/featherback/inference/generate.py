@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from featherback.errors import FeatherbackError
 from featherback.inference.decoder import Decoder
 from featherback.inference.sampler import Sampler
-from featherback.training.guard import check_weights
+from featherback.models.finite import check_weights
 
 if TYPE_CHECKING:
     from featherback.data.tokenizer import Tokenizer

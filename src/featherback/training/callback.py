@@ -15,6 +15,7 @@ from featherback.training.events import (
     Note,
     Paused,
     Resumed,
+    Sample,
     Saved,
     Step,
 )
@@ -40,6 +41,9 @@ class Callback:
 
     def resumed(self, event: Resumed) -> None:
         """When it waits no longer."""
+
+    def sample(self, event: Sample) -> None:
+        """For each of --samples, when a run has finished."""
 
     def note(self, event: Note) -> None:
         """Something a person should know."""

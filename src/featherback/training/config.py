@@ -374,6 +374,13 @@ class TrainConfig:
         free_on_resume=True,
         help=f"Record the run with other programs as well: {','.join(LOGGERS.names)}.",
     )
+    samples: int = option(
+        2,
+        least=0,
+        panel=RUN,
+        free_on_resume=True,
+        help="Examples, held out if any are, that the model answers before and after for the report; 0: none.",
+    )
     save_every: int = option(50, least=1, panel=RUN, free_on_resume=True, help="Steps between checkpoints.")
 
     def __post_init__(self) -> None:

@@ -15,9 +15,9 @@ from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
 from featherback.host.maps import MapWatch
 from featherback.memory.plan import Plan
+from featherback.models.finite import check_weights
 from featherback.models.model import Model
 from featherback.training.config import SEQUENCE
-from featherback.training.guard import check_weights
 from featherback.training.lengths import as_tokens
 from featherback.training.stream import every_batch
 

@@ -77,6 +77,16 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True)
+class Sample(Event):
+    """What the model makes of an example as it was, and as it is after the run."""
+
+    prompt: str  #: with its control tokens
+    expected: str  #: what follows in the data
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
 class Note(Event):
     """Something a person should know."""
 

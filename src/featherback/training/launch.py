@@ -24,6 +24,7 @@ from featherback.data.source import STDIN, Source
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
 from featherback.files import check_room
+from featherback.host.interrupt import ended_by_signals
 from featherback.host.machine import Baseline, memory_limit
 from featherback.host.maps import MapWatch
 from featherback.host.priority import step_back
@@ -37,7 +38,6 @@ from featherback.training.changes import continued
 from featherback.training.config import DEFAULT_EPOCHS, PLANNED, TrainConfig
 from featherback.training.given import Examples, as_records, records_beside, same_tokens, write_tokens
 from featherback.training.held_out import counts, hold_out, most_before, split, was_split
-from featherback.training.interrupt import ended_by_signals
 from featherback.training.lengths import hold_to, settle
 from featherback.training.loggers import check_installed
 from featherback.training.run_directory import RUN_FILE, RunDirectory, check_new, plan_from_json

@@ -59,6 +59,8 @@ def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], pl
             if report is not None:
                 reports[name] = report.to_json()
         run.update(data=reports)
+        # What was cut may have had nothing left to train: the longest of the others decides.
+        length = max(config.sequence, *(TokenFile(path).max_length for path in _files(run).values()))
     config = replace(config, seq_len=length)
     plan = asdict(plan_for(config, model, lambda: here))
     run.update(configuration=config.to_json(), plan=plan)

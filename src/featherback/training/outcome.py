@@ -1,9 +1,14 @@
-"""What a run came to, in words: the same in a terminal, in a notebook and of a `Run`."""
+"""What a run came to, in words: the same wherever it is said."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+
+def talk(model: str, result: str, train: str) -> list[str]:
+    """The words of the command that talks with what a run of `train` made in the directory `result`."""
+    return ["featherback", "chat", *([result] if train == "full" else [model, "--adapter", result])]
 
 
 def held_out(summary: Mapping[str, Any]) -> str | None:

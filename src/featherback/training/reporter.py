@@ -9,7 +9,7 @@ from typing import IO
 
 from featherback.terminal import complain, say, several
 from featherback.training.callback import Callback
-from featherback.training.events import Begin, End, Evaluation, Event, Note, Paused, Resumed, Step
+from featherback.training.events import Begin, End, Evaluation, Event, Note, Paused, Resumed, Sample, Step
 from featherback.training.outcome import held_out
 from featherback.training.run_directory import RunDirectory
 from featherback.training.sparkline import sparkline
@@ -21,6 +21,7 @@ SECONDS = 60.0
 """Of training, after which a step is printed even if there are more lines for it."""
 _RECENT = 20  # steps that the speed is of
 _SPARKS = 50  # characters
+_ANSWER = 200  # characters of an answer
 
 
 class JSONReporter(Callback):
@@ -51,6 +52,7 @@ class TextReporter(Callback):
             maxlen=_RECENT
         )  # (seconds, tokens) of the latest steps
         self._paused = False
+        self._samples: list[Sample] = []
 
     def begin(self, event: Begin) -> None:
         self.steps = event.steps
@@ -87,6 +89,9 @@ class TextReporter(Callback):
     def note(self, event: Note) -> None:
         self.say(event.text)
 
+    def sample(self, event: Sample) -> None:
+        self._samples.append(event)
+
     def end(self, event: End) -> None:
         summary = event.summary
         losses = [loss for _, loss in self.losses.points]
@@ -105,12 +110,20 @@ class TextReporter(Callback):
         predicted = summary.get("predicted_rss_mb")
         self.say(
             f"{several(summary['steps'], 'step')} in {duration(summary['seconds'])}, "
-            f"{summary['step_seconds']:.2f} s each, {summary['tokens_per_second']:.0f} tokens/s"
+            f"{summary['step_seconds']:.2f} s each (median), {summary['tokens_per_second']:.0f} tokens/s"
         )
         self.say(
             f"peak memory: footprint {summary['peak_footprint_mb']:.1f} MB, "
             f"rss {summary['peak_rss_mb']:.1f} MB" + (f" (predicted {predicted:.1f} MB)" if predicted else "")
         )
+        for sample in self._samples:
+            self.say("")
+            for name, text in (
+                ("expected", sample.expected),
+                ("before", sample.before),
+                ("after", sample.after),
+            ):
+                self.say(f"{name:<9} {shorten(text)}")
 
     @property
     def speed(self) -> float:
@@ -133,6 +146,12 @@ class TextReporter(Callback):
     def say(self, line: str) -> None:
         """Print a line."""
         say(line, file=self.out, flush=True)
+
+
+def shorten(text: str) -> str:
+    """A text as one line, cut where that is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= _ANSWER else line[: _ANSWER - 1] + "\u2026"
 
 
 def counter(step: int, steps: int) -> str:

@@ -1,6 +1,6 @@
 """The directory of one training run.
 
-run.json                                     configuration, versions, status, evaluations, summary
+run.json                                     configuration, versions, status, evaluations, summary, samples
 run.yaml                                     the configuration once more, as `train --config` reads it
 metrics.jsonl                                a line per step
 directions.log                               the slopes of a zeroth-order run, with --log-directions
@@ -57,6 +57,7 @@ _RECORD = {
     "data": dict,
     "evaluations": list,
     "summary": dict,
+    "samples": list,
     "model": str,
     "sources": dict,
 }

@@ -12,7 +12,8 @@ from typing import Any
 from featherback import kernels, models, optim
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
-from featherback.host.machine import is_ram_disk
+from featherback.host.interrupt import Interrupt, StoppedError
+from featherback.host.machine import is_ram_disk, memory_limit
 from featherback.host.maps import MapWatch
 from featherback.host.meter import MB, Meter
 from featherback.host.priority import step_back
@@ -22,7 +23,6 @@ from featherback.training import checkpoint, guard
 from featherback.training.callback import Callback, Guarded, Together, tell_failure
 from featherback.training.evaluation import evaluate
 from featherback.training.events import Begin, End, Evaluation, Note, Paused, Resumed, Saved, Step
-from featherback.training.interrupt import Interrupt, StoppedError
 from featherback.training.loggers import loggers
 from featherback.training.run_directory import RunDirectory
 from featherback.training.stream import BatchStream
@@ -116,7 +116,7 @@ def train_run(
         reason = str(error) or type(error).__name__
         raise
     else:
-        _report(run, callback)
+        _show(run, status, callback)
     finally:
         meter.stop()
         run.remove_work()
@@ -130,16 +130,30 @@ def train_run(
     return status
 
 
-def _report(run: RunDirectory, callback: Callback) -> None:
-    """Write the pictures of the run, whose memory is free by now; the run is none the worse if that fails."""
+def _show(run: RunDirectory, status: str, callback: Callback) -> None:
+    """Answers of a run that has come to its end, and its pictures; the run, whose memory is free by now, is none the
+    worse if that fails."""
+    from featherback.memory.planner import SPARE
     from featherback.training.report.page import write_report
+    from featherback.training.samples import sample
 
+    later = f"featherback report {run.path}"
+    if status != "interrupted":
+        count = run.config.samples
+        most = run.config.memory or int(SPARE * memory_limit())
+        try:
+            for each in sample(run, count, most):
+                callback.tell(each)
+        except FeatherbackError as error:
+            callback.tell(
+                Note(f"note: no answers before and after: {error} {later} --samples {count} asks later.")
+            )
+        except KeyboardInterrupt:
+            callback.tell(Note(f"note: no answers before and after; {later} --samples {count} asks later."))
     try:
         write_report(run)
     except FeatherbackError as error:
-        callback.tell(
-            Note(f"note: there is no report: {error} featherback report {run.path} makes it later.")
-        )
+        callback.tell(Note(f"note: there is no report: {error} {later} makes it later."))
 
 
 class Trainer:

@@ -5,6 +5,7 @@ It holds Python, NumPy and the kernels, and nothing that only the command line o
 
 from __future__ import annotations
 
+import shlex
 import sys
 
 from featherback.failure import report
@@ -16,11 +17,13 @@ EXIT_CODES = {"finished": 0, "stopped early": 0, "interrupted": 130}
 def main(arguments: list[str]) -> int:
     """Train the run directory that is the first of the `arguments`; the exit status."""
     directory, *flags = arguments
+    from featherback.host.interrupt import Interrupt
     from featherback.models.loader import results
     from featherback.training.checkpoint import latest_step
     from featherback.training.events import Note
-    from featherback.training.interrupt import Interrupt
+    from featherback.training.outcome import talk
     from featherback.training.profile import profiled
+    from featherback.training.report.page import REPORT
     from featherback.training.reporter import JSONReporter
     from featherback.training.run_directory import RunDirectory
     from featherback.training.show import reporter
@@ -49,6 +52,12 @@ def main(arguments: list[str]) -> int:
         shown.tell(Note(f"model: {found}"))
     else:
         shown.tell(Note(f"adapter: {directory}"))
+    if status == "interrupted":
+        return EXIT_CODES[status]
+    if (run.path / REPORT).exists():
+        shown.tell(Note(f"report: {run.path / REPORT}"))
+    config = run.config
+    shown.tell(Note(f"next: {shlex.join(talk(config.model, directory, config.train))}"))
     return EXIT_CODES[status]
 
 

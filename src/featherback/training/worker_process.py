@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from featherback.training.interrupt import held_signals
+from featherback.host.interrupt import held_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

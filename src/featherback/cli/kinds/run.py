@@ -33,6 +33,7 @@ class Run(Kind):
 
     def outlook(self, path: Path, named: str) -> Outlook:
         from featherback.export.base import quoted
+        from featherback.training.outcome import talk
         from featherback.training.run_directory import RunDirectory
 
         record = RunDirectory.open(path).record
@@ -42,10 +43,10 @@ class Run(Kind):
             return Outlook([quoted("featherback", "train", model, "--out", named, "--resume")], notes=notes)
         if record["configuration"].get("train") == "full":
             again = quoted("featherback", "train", named, "--data", DATA, "--out", OTHER_OUT)
-            return Outlook([quoted("featherback", "chat", named), again])
+            return Outlook([quoted(*talk(model, named, "full")), again])
         return Outlook(
             [
-                quoted("featherback", "chat", model, "--adapter", named),
+                quoted(*talk(model, named, "lora")),
                 quoted(
                     "featherback",
                     "export",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 
 from featherback.data.containers.base import Container
@@ -20,13 +21,23 @@ def container_of(data: Input) -> Container:
     FeatherbackError if it is missing, empty, not readable, or of no kind that is known.
     """
     head = b"" if data.is_folder else data.head()
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise FeatherbackError(f"{data.name} is UTF-16 text: save it as UTF-8.")
     if found := _seeming(data, head):
         return found
     if data.is_stdin:
         return CONTAINERS["text"]
     known = [CONTAINERS[name] for name in CONTAINERS.names]
     kinds = ", ".join(f"{kind.suffixes[0]} ({kind.title})" for kind in known if kind.suffixes)
-    raise FeatherbackError(f"The format of the data file {data.path} is not known: name it {kinds}.")
+    raise FeatherbackError(
+        f"The format of the data file {data.path} is not known: save or unpack it as {kinds}."
+    )
+
+
+def is_name_of_data(name: str) -> bool:
+    """Whether a file called so would hold data, JSON aside."""
+    ends = {suffix for each in CONTAINERS.names for suffix in CONTAINERS[each].suffixes} - {".json"}
+    return Path(name).suffix.lower() in ends
 
 
 def seems_data(path: Path, head: bytes) -> bool:
@@ -34,8 +45,7 @@ def seems_data(path: Path, head: bytes) -> bool:
     many kinds have it."""
     data = Input(path)
     if data.is_folder:
-        ends = {suffix for name in CONTAINERS.names for suffix in CONTAINERS[name].suffixes} - {".json"}
-        return any(file.suffix.lower() in ends for file in path.rglob("*"))
+        return any(is_name_of_data(file.name) for file in path.rglob("*"))
     return _seeming(data, head) is not None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from featherback.data.containers.base import MOST_RECORD, Record, Records
+from featherback.data.containers.base import MOST_RECORD, NOT_UTF8, Record, Records
 from featherback.data.containers.json_text import record_of
 from featherback.data.example import Bad
 from featherback.data.inputs import Input
@@ -119,7 +119,7 @@ class _Place:
             self._pass(element[: error.start].decode())
             where = str(self)
             self._pass(element[error.start :].decode("utf-8", "replace") + ",")
-            return Bad(where, "not UTF-8 text.")
+            return Bad(where, NOT_UTF8)
         core = text.strip(_SPACE)
         before = len(text) - len(text.lstrip(_SPACE))
         self._pass(text[:before])

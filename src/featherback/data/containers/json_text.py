@@ -18,7 +18,11 @@ def record_of(text: str, where: str, line: int | None = None, column: int = 1) -
         values = json.loads(text)
     except json.JSONDecodeError as error:
         if line is None:
-            return Bad(where, f"not valid JSON: {error.msg} at column {error.colno}.")
+            return Bad(
+                where,
+                f"not valid JSON: {error.msg.removesuffix(' at')} at column {error.colno}; each line is an object, or "
+                "the file an array of them.",
+            )
         at = error.colno + (column - 1 if error.lineno == 1 else 0)
         place = f"line {line + error.lineno - 1}, column {at}"
         return Bad(where, f"not valid JSON: {error.msg} ({place}).")

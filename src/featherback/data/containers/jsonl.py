@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from featherback.data.containers.base import MOST_RECORD, Record, Records
+from featherback.data.containers.base import MOST_RECORD, NOT_UTF8, Record, Records
 from featherback.data.containers.json_text import record_of
 from featherback.data.example import Bad
 from featherback.data.inputs import Input
@@ -34,7 +34,7 @@ class Lines(Records):
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
             except UnicodeDecodeError:
-                yield Bad(where, "not UTF-8 text.")
+                yield Bad(where, NOT_UTF8)
                 continue
             if text:
                 yield record_of(text, where)

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import ClassVar
 
-from featherback.data.containers.base import MOST_RECORD, Record, Records
+from featherback.data.containers.base import MOST_RECORD, NOT_UTF8, Record, Records
 from featherback.data.example import Bad
 from featherback.data.inputs import Input
 from featherback.errors import FeatherbackError, shown
+from featherback.terminal import several
 
 _TOO_LONG = f"longer than {MOST_RECORD >> 20} MB, or a quotation mark is missing; split the example."
 
@@ -39,7 +40,9 @@ class Separated(Records):
             if isinstance(fields, str):
                 yield Bad(where, fields)
             elif len(fields) != len(names):
-                yield Bad(where, f"{len(fields)} fields; there are {len(names)} columns.")
+                yield Bad(
+                    where, f"{several(len(fields), 'field')} in a table of {several(len(names), 'column')}."
+                )
             else:
                 yield Record(where, dict(zip(names, fields, strict=True)))
 
@@ -66,7 +69,7 @@ class _Lines(Iterator[str]):
         try:
             return line.decode()
         except UnicodeDecodeError:
-            raise _LineError("not UTF-8 text.") from None
+            raise _LineError(NOT_UTF8) from None
 
 
 def _rows(first: str, lines: _Lines, separator: str) -> Iterator[tuple[int, list[str] | str]]:
@@ -96,5 +99,8 @@ def _problem(said: str, separator: str) -> str:
     if "limit" in said:
         return _TOO_LONG
     if "expected after" in said:
-        return 'a quoted field goes on behind its quotation mark; write a quotation mark in a field as "".'
+        return (
+            'a quoted field goes on behind its quotation mark: one in a field is written "", or the field before it '
+            "does not end."
+        )
     return f"not readable as fields between {separator!r}: {said}."

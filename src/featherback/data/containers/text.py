@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator
 
-from featherback.data.containers.base import Document, Texts
+from featherback.data.containers.base import NOT_UTF8, Document, Texts
 from featherback.data.inputs import Input
 from featherback.errors import FeatherbackError
 
@@ -37,4 +37,4 @@ def read_text(data: Input) -> Iterator[str]:
         if held:
             yield held
     except UnicodeDecodeError:
-        raise FeatherbackError(f"{data.name}, line {number}: not UTF-8 text.") from None
+        raise FeatherbackError(f"{data.name}, line {number}: {NOT_UTF8}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -13,6 +14,12 @@ from featherback.errors import FeatherbackError, shown
 from featherback.registry import Registry
 
 SHAPES: Registry[Shape] = Registry(__name__, "SHAPE", "shape of data", shared=("base", "tools", "turns"))
+
+_USUAL = {
+    **dict.fromkeys(("question", "query", "request"), "prompt"),
+    **dict.fromkeys(("answer", "response", "reply"), "completion"),
+}
+"""What many data sets call the keys that we read."""
 
 Columns = Mapping[str, str]
 """Key that a shape reads -> the column of the data that holds it."""
@@ -32,12 +39,16 @@ def example_of(record: Record, columns: Columns) -> Example | Bad:
 
 def check_columns(columns: Columns) -> None:
     """FeatherbackError for a key that no shape reads."""
-    known = sorted({key for shape in _in_order() for key in shape.keys})
-    for key in columns:
-        if key not in known:
-            raise FeatherbackError(
-                f"--map names {shown(key)}, which is no key of data; choose from {', '.join(known)}."
-            )
+    known = sorted({key for shape in _in_order() if shape.expects for key in shape.keys})
+    for key, column in columns.items():
+        if key in known:
+            continue
+        if column in known:
+            turned = shlex.quote(f"{column}={key}")
+            raise FeatherbackError(f"--map wants what the data call it on the right: --map {turned}.")
+        raise FeatherbackError(
+            f"--map names {shown(key)}, which is no key of data; choose from {', '.join(known)}."
+        )
 
 
 @cache
@@ -58,7 +69,14 @@ def _called(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
 def _unknown(row: Mapping[str, Any]) -> str:
     shapes = ", ".join(shape.expects for shape in _in_order() if shape.expects)
     keys = ", ".join(shown(key) for key in list(row)[:6]) or "none"
-    return (
-        f"expected {shapes}; found the keys {keys}. --map says what is what: --map prompt=question, and again for "
-        "others."
-    )
+    maps = _maps(row) or "--map prompt=question, and again for others"
+    return f"expected {shapes}; found the keys {keys}. --map says what is what: {maps}."
+
+
+def _maps(row: Mapping[str, Any]) -> str | None:
+    """The options that give a record a shape, if its keys are such as many use, or differ in capitals."""
+    meant = {_USUAL.get(key.strip().lower(), key.strip().lower()): key for key in row}
+    if not any(shape.expects and shape.fits(meant.keys()) for shape in _in_order()):
+        return None
+    pairs = (shlex.quote(f"{key}={column}") for key, column in meant.items() if key != column)
+    return " ".join(f"--map {pair}" for pair in pairs)

@@ -12,14 +12,11 @@ from featherback.data.shapes.tools import calls_of
 from featherback.errors import FeatherbackError, shown
 
 _ROLES = {
-    "human": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bot": "assistant",
-    "observation": "tool",
-    "function_response": "tool",
+    **dict.fromkeys(("ai", "bot", "chatgpt", "gpt", "model"), "assistant"),
+    **dict.fromkeys(("function", "function_response", "observation"), "tool"),
 }
-"""ShareGPT's names of who speaks, where they are others than those of messages."""
+"""Names of who speaks, where no chat template means something else by them."""
+_SHAREGPT = {"human": "user", **_ROLES}
 _CALL = "function_call"  # who speaks, in ShareGPT's form, when a function is called
 _TAKEN = ("name", "tool_call_id", "reasoning_content")
 """What a template may take of a message beside its role, content and calls."""
@@ -61,13 +58,13 @@ def _message(turn: Any, number: int) -> dict[str, Any]:
                 "content": "",
                 "tool_calls": _spelled_call(content, number),
             }
-        role = _ROLES.get(role, role) if isinstance(role, str) else role
+        role = _SHAREGPT.get(role, role) if isinstance(role, str) else role
     else:
         for name in ("role", "content"):
             if name not in turn and not (name == "content" and _calls(turn)):
                 raise FeatherbackError(f'Message {number} has no "{name}".')
         role, content = turn["role"], turn.get("content")
-        role = "tool" if role == "function" else role
+        role = _ROLES.get(role, role) if isinstance(role, str) else role
     if calls := _calls(turn):
         message["tool_calls"] = calls_of(calls, f"message {number}")
     return {**message, "role": role, "content": _content(content, number, bool(calls))}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from featherback.files import atomic_file, write_bytes
 from featherback.options import described
 from featherback.training.config import CHOICES, PANELS, TrainConfig, flag
+from featherback.training.events import Sample
 from featherback.training.report.chart import COLOURS, STYLE, Line, chart, counted, loss_chart, loss_svg
 from featherback.training.report.curves import Curves
 from featherback.training.report.text import escaped
@@ -55,6 +57,7 @@ table{border-collapse:collapse;width:100%;font-size:14px}
 td,th{padding:4px 12px 4px 0;vertical-align:top;text-align:left;border-top:1px solid var(--grid);overflow-wrap:anywhere}
 tr:first-child>*{border-top:0}td:first-child,th{color:var(--quiet);font-weight:400}
 td:first-child{width:150px;min-width:130px;overflow-wrap:normal}
+.said td{white-space:pre-wrap}hr{border:0;height:20px}
 @media print{body{background:none}.card{break-inside:avoid}}
 """
 _HEAD = (
@@ -98,7 +101,8 @@ def page(run: RunDirectory, curves: Curves) -> Iterator[str]:
         chart("Learning rate", [Line("mean", "", curves.rates.points)], from_zero=True),
     ):
         yield f'<div class="card">{drawn}</div>\n'
-    yield f'</section><section class="card"><h2>Data</h2>{_data(record, config)}</section>\n'
+    yield f"</section>{_samples(record)}"
+    yield f'<section class="card"><h2>Data</h2>{_data(record, config)}</section>\n'
     yield f'<section class="card"><h2>Options</h2><div class="grid-2">{"".join(_options(config))}</div></section>\n'
     yield '<section class="card"><h2>Made with</h2><div class="grid-2">'
     yield from (f"<div><h3>{part.capitalize()}</h3>{_made_with(record, part)}</div>" for part in _MADE_WITH)
@@ -150,6 +154,19 @@ def _memory_chart(config: TrainConfig, curves: Curves) -> str:
     ]
     limits = [] if config.memory is None else [(f"budget {config.memory / _MB:.0f} MB", config.memory / _MB)]
     return chart("Memory, MB", lines, limits=limits, from_zero=True)
+
+
+def _samples(record: Mapping[str, Any]) -> str:
+    """What was answered before and after."""
+    names = [field.name for field in fields(Sample)]
+    parts = [
+        _table((name, each[name]) for name in names)
+        for each in record.get("samples", [])
+        if isinstance(each, Mapping) and all(isinstance(each.get(name), str) for name in names)
+    ]
+    if not parts:
+        return ""
+    return f'<section class="card said"><h2>Answers before and after</h2>{"<hr>".join(parts)}</section>'
 
 
 def _data(record: Mapping[str, Any], config: TrainConfig) -> str:

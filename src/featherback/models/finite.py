@@ -1,0 +1,53 @@
+"""Whether a model's weights are numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from featherback import kernels
+from featherback.errors import FeatherbackError
+from featherback.models.model import Model
+from featherback.weights.matrix import Matrix
+
+_ROWS = 64
+"""Rows of a matrix looked at together."""
+
+
+def check_weights(model: Model) -> None:
+    """FeatherbackError, naming the tensor, if a model's own weights are not finite."""
+    if where := broken_tensor(model):
+        raise FeatherbackError(f"{model.path} is broken: {where} holds NaN or infinity.")
+
+
+def broken_tensor(model: Model) -> str | None:
+    """The first weight that is not finite, or None. Reads the whole model, in small pieces."""
+    tables = {"the embedding": model.embed_tokens, "the head": model.head.weight}
+    for name, matrix in tables.items():
+        if not _finite(matrix):
+            return name
+    if not np.isfinite(model.head.norm).all():
+        return "the last norm"
+    for index in range(model.config.num_hidden_layers):
+        weights = model.layer(index)
+        for name, vector in weights.vectors.items():
+            if not np.isfinite(vector).all():
+                return f"{name} of layer {index}"
+        for name, matrix in weights.matrices.items():
+            if not _finite(matrix):
+                return f"{name} of layer {index}"
+    return None
+
+
+def _finite(matrix: Matrix) -> bool:
+    """Whether a stored matrix holds finite numbers only; its pages are dropped as they are read."""
+    out = np.empty((min(_ROWS, matrix.rows), matrix.cols), np.float32)
+    for first in range(0, matrix.rows, _ROWS):
+        ids = np.arange(first, min(first + _ROWS, matrix.rows), dtype=np.int32)
+        rows = out[: ids.size]
+        kernels.gather_rows(kernels.matrix(matrix), ids, rows)
+        kernels.drop_pages(matrix.rows_between(first, first + ids.size).data)
+        if not math.isfinite(kernels.sum_squares(rows.reshape(-1))):
+            return False
+    return True

@@ -1,0 +1,159 @@
+"""Answers before and after: of the run's own examples, of the model as it was and as it is, within the run's memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.tiny_chat import write_messages, write_tiny_chat
+from tests.training.conftest import sequences
+
+import featherback as fb
+from featherback.errors import FeatherbackError
+from featherback.training.callback import Callback
+from featherback.training.events import Note, Sample
+from featherback.training.reporter import TextReporter
+from featherback.training.run_directory import RunDirectory
+from featherback.training.samples import ANSWER, BEGINNING, sample
+
+OPTIONS: dict[str, Any] = {"steps": 4, "seq_len": 64, "lr": 0.05, "compute": "fp32", "progress": False}
+
+
+class Heard(Callback):
+    """What a run told of its samples, and its notes."""
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+        self.notes: list[Note] = []
+
+    def sample(self, event: Sample) -> None:
+        self.samples.append(event)
+
+    def note(self, event: Note) -> None:
+        self.notes.append(event)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> fb.Model:
+    return fb.load(write_tiny_chat(tmp_path_factory.mktemp("model") / "m.gguf"))
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    return write_messages(tmp_path / "chats.jsonl")
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    return write_messages(tmp_path / "other.jsonl", 3)
+
+
+def _said(model: fb.Model, sample: Sample, adapter: Any = None) -> str:
+    """What the model answers to a sample's question."""
+    question = sample.prompt.split("user\n")[1].split("<|im_end|>")[0]
+    return model.generate(question, max_tokens=ANSWER, adapter=adapter, compute="fp32")
+
+
+def test_the_held_out_examples_are_answered_by_both(
+    model: fb.Model, chats: Path, other: Path, tmp_path: Path
+) -> None:
+    heard = Heard()
+    run = fb.train(model, chats, out=tmp_path / "run", eval_data=other, callbacks=[heard], **OPTIONS)
+    assert [(each.prompt, each.expected) for each in heard.samples] == [
+        (
+            f"<|im_start|>user\nWhat is {i} plus {i}?<|im_end|>\n<|im_start|>assistant\n",
+            f"It is {2 * i}{dots}",
+        )
+        for i, dots in enumerate(["", "."])
+    ]
+    for each in heard.samples:
+        assert each.before == _said(model, each)
+        assert each.after == _said(model, each, run)
+        assert each.before != each.after
+    assert RunDirectory.open(run.path).record["samples"] == [each.values() for each in heard.samples]
+    report = (run.path / "report.html").read_text()
+    assert report.count("<td>expected</td>") == 2
+    assert "&lt;|im_start|&gt;user\nWhat is 1 plus 1?" in report
+
+
+def test_a_run_that_goes_on_from_an_adapter_compares_with_that(
+    model: fb.Model, chats: Path, tmp_path: Path
+) -> None:
+    first = fb.train(model, chats, out=tmp_path / "first", **OPTIONS)
+    heard = Heard()
+    fb.train(model, chats, out=tmp_path / "second", start=first.path, callbacks=[heard], samples=1, **OPTIONS)
+    (each,) = heard.samples
+    assert each.before == _said(model, each, first)
+
+
+def test_a_text_is_continued(model: fb.Model, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog, and then it sleeps until noon. " * 3)
+    heard = Heard()
+    fb.train(model, text, out=tmp_path / "run", callbacks=[heard], samples=1, **OPTIONS)
+    (each,) = heard.samples
+    assert len(each.prompt) == BEGINNING
+    assert len(each.expected) == 64 - BEGINNING
+    assert each.prompt + each.expected in text.read_text()
+
+
+def test_a_whole_model_answers_as_it_was_and_as_it_is(model: fb.Model, chats: Path, tmp_path: Path) -> None:
+    heard = Heard()
+    run = fb.train(
+        model,
+        chats,
+        out=tmp_path / "run",
+        callbacks=[heard],
+        samples=1,
+        train="full",
+        dequantize=True,
+        **OPTIONS | {"lr": 0.01},
+    )
+    (each,) = heard.samples
+    assert (each.before, each.after) == (_said(model, each), _said(run.trained_model, each))
+    assert each.before != each.after
+
+
+def test_answers_do_not_exceed_the_budget(model: fb.Model, chats: Path, tmp_path: Path) -> None:
+    """A model that a run streams through little memory would lie in memory as a whole to answer."""
+    run = fb.train(model, chats, out=tmp_path / "run", samples=0, **OPTIONS)
+    with pytest.raises(FeatherbackError, match=r"^they take \d+ MB, the run has 1\.$"):
+        sample(run.directory, 1, 10**6)
+    assert "samples" not in run.directory.record
+    assert len(sample(run.directory, 1, 10**9)) == 1
+
+
+def test_a_run_without_answers_says_how_to_get_them(
+    model: fb.Model, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("featherback.training.trainer.memory_limit", lambda: 4 * 10**6)
+    heard = Heard()
+    run = fb.train(model, chats, out=tmp_path / "run", callbacks=[heard], **OPTIONS)
+    assert run.status == "finished"
+    (note,) = (each.text for each in heard.notes)
+    assert "they take " in note
+    assert f"featherback report {run.path} --samples 2 asks later." in note
+    assert "Answers before" not in (run.path / "report.html").read_text()
+
+
+def test_a_model_without_a_vocabulary_is_not_asked(tiny_path: Path, tmp_path: Path) -> None:
+    heard = Heard()
+    options = OPTIONS | {"seq_len": 16}
+    run = fb.train(fb.load(tiny_path), sequences(), out=tmp_path / "run", callbacks=[heard], **options)
+    assert (heard.samples, heard.notes) == ([], [])
+    assert run.directory.record.get("samples", []) == []
+
+
+def test_how_they_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.training.test_reporter import SUMMARY
+
+    from featherback.training.events import End
+
+    reporter = TextReporter()
+    reporter.sample(Sample("Q", "It is 2.", "No\n\tidea " + 300 * "x", "It is\x1b[2J 2"))
+    reporter.end(End("finished", SUMMARY))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3] == "expected  It is 2."
+    assert lines[-2] == "before    No idea " + 191 * "x" + "\u2026"
+    assert lines[-1] == "after     It is\\u001b[2J 2"
