@@ -7,7 +7,7 @@ function of Python's library from its description; `text`, as it is. Paragraphs 
 is left at its defaults but the rate, and --eval-data, so that all runs are judged on the same examples.
 
 The grid has twelve rates from 1e-4 to 1e-2 at equal ratios. Each kind of data goes through it from the rate next to the
-default, upwards and downwards, until two rates in a row are a tenth worse than the best: --all leaves none out.
+default, upwards and downwards, until two rates in a row are a fiftieth worse than the best: --all leaves none out.
 Prints a line a run, and a table of the held-out losses of the adapters that the runs keep; --log keeps them, and a
 second call with the same file goes on from there.
 """
@@ -33,7 +33,7 @@ from featherback.bench.markdown import table
 from featherback.training.run_directory import RunDirectory
 
 GRID = tuple(float(f"{1e-4 * 100 ** (i / 11):.2g}") for i in range(12))
-WORSE = 1.1  # of the best loss: two rates in a row that are, end a direction
+WORSE = 1.02  # of the best loss: two rates in a row that are, end a direction
 
 Pair = tuple[str, str]
 
