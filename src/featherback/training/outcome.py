@@ -16,9 +16,9 @@ def talk(record: Mapping[str, Any], result: str) -> list[str]:
     if config.get("train") != "full":
         base = str(config.get("model") or "MODEL")
         model = [base, *([] if quantize == NONE else ["--quantize", quantize]), "--adapter", result]
-    # What was trained on chats has a template for them.
     shapes = record.get("data", {}).get("train", {}).get("shapes", {})
-    how = ["chat", *model] if shapes.keys() - {"text"} else ["generate", *model, "--prompt", "TEXT"]
+    texts_alone = shapes.keys() == {"text"}  # which a model without a chat template learns as well
+    how = ["generate", *model, "--prompt", "TEXT"] if texts_alone else ["chat", *model]
     return ["featherback", *how]
 
 
