@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import math
 import random
 import re
 import subprocess
@@ -98,10 +99,18 @@ def _run(model: Path, train: Path, held: Path, place: Path, rate: float | None) 
     with tempfile.TemporaryDirectory(dir=place) as folder:
         out = Path(folder) / "run"
         command = [sys.executable, "-m", "featherback", "train", str(model), f"--data={train}"]
-        command += [f"--eval-data={held}", f"--out={out}", *([] if rate is None else [f"--lr={rate:g}"])]
+        command += [
+            f"--eval-data={held}",
+            f"--out={out}",
+            "--samples=0",
+            *([] if rate is None else [f"--lr={rate:g}"]),
+        ]
         start = time.monotonic()
-        subprocess.run(command, check=True, capture_output=True)
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
         run = RunDirectory.open(out)
+        if run.record["status"] == "failed":
+            print(done.stderr, end="", file=sys.stderr)
+            return {"lr": rate, "best_eval_loss": math.inf}
         summary = run.record["summary"]
         return {
             "lr": run.config.learning_rate,

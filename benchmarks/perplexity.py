@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/perplexity.py model.gguf wikitext-2/valid.txt wikitext-2/test.txt
 
-`featherback train` with its defaults, but for --steps and --memory; then transformers + PEFT with the same pieces of
-text in each step, learning rates, rank, clipping and weight decay. The two begin with other random matrices, and
+`featherback train` with its defaults, but for --steps and --eval-every; then transformers + PEFT with the same pieces
+of text in each step, learning rates, rank, clipping and weight decay. The two begin with other random matrices, and
 compute in other types.
 """
 
@@ -38,7 +38,7 @@ def main() -> None:
         held_out.write_text(options.held_out.read_text()[: options.pieces * 4 * 256])  # four bytes a token
         out = folder / "run"
         words = [f"--data={options.train}", f"--eval-data={held_out}", f"--out={out}"]
-        words += [f"--steps={options.steps}", f"--eval-every={options.steps}"]
+        words += [f"--steps={options.steps}", f"--eval-every={options.steps}", "--samples=0"]
         command = [sys.executable, "-m", "featherback", "train", str(options.model), *words]
         subprocess.run(command, check=True)
         run = RunDirectory.open(out)
@@ -47,7 +47,7 @@ def main() -> None:
             request[name] = str(write_tokens(run.tokens / f"{tokens}.tokens", folder / f"{tokens}.jsonl"))
         unpacked = folder / "unpacked"
         job.unpack(options.model, unpacked)
-        request |= {"model": str(unpacked), "dtype": options.dtype, "checkpointing": True}
+        request |= {"model": str(unpacked), "dtype": options.dtype, "checkpointing": False}
         theirs = job.train_peft(job.Chats("text", out, out, 256, 1), request, folder, supervised)
         summary = run.record["summary"]
         rows = [
@@ -65,6 +65,7 @@ def write_tokens(source: Path, path: Path) -> Path:
         for index in range(len(tokens)):
             ids, learnt = tokens.seq(index)
             labels = [int(t) if taken else -100 for t, taken in zip(ids, learnt)]
+            labels[0] = -100  # nothing predicts it
             file.write(json.dumps({"tokens": ids.tolist(), "labels": labels}) + "\n")
     return path
 

@@ -76,6 +76,8 @@ def test_train_ends_with_answers_before_and_after(
     run, done = trained
     end = done.stdout.partition("peak memory")[2].splitlines()
     assert [line.split()[0] for line in end if line][1:7] == 2 * ["expected", "before", "after"]
+    next_words = f"next: featherback chat {_record(run)['configuration']['model']} --adapter {run}"
+    assert end[-2:] == [f"report: {run / 'report.html'}", next_words]
     again = shutil.copytree(run, tmp_path / "run")
     assert (again / "report.html").read_text().count("<td>before</td>") == 2
     _featherback("report", again, "--samples", 3)

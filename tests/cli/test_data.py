@@ -274,7 +274,7 @@ def test_a_dry_run_shows_the_data_and_leaves_nothing(chat_model: Path, tmp_path:
         "held-out  none: there are too few",
         "[",
         "predicted",
-        "nothing is trained: this was a dry run",
+        "nothing was trained: this was a dry run",
     ):
         assert text in done.stdout
     assert "step 1" not in done.stdout
@@ -307,7 +307,7 @@ def test_who_is_not_trained_is_said(command: Command, chat_model: Path, tmp_path
     for answer in ("[bot 1<|im_end|>]", "[model 3<|im_end|>]", "[assistant 5<|im_end|>]"):
         assert answer in said.out
     assert "[critic" not in said.out
-    note = "2 messages of the role 'critic' will not be trained: the answers are those of 'assistant'."
+    note = "2 messages of the role 'critic' are no answers: those are the messages of 'assistant'."
     assert note in " ".join(said.out.split())
 
 
@@ -322,14 +322,17 @@ def test_utf_16_is_known(command: Command, tmp_path: Path, encoding: str) -> Non
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        ("Prompt,Completion", "--map prompt=Prompt --map completion=Completion."),
+        ("ID,Prompt,Completion", "--map prompt=Prompt --map completion=Completion."),
         ("question, Answer ", "--map prompt=question --map 'completion= Answer '."),
+        ("prompt,response", "--map completion=response."),
+        ("Instruction,Response", "--map instruction=Instruction --map output=Response."),
+        ("instruction,context,response", "--map output=response."),
         ("Customer question,Agent answer", "--map prompt=question, and again for others."),
     ],
 )
 def test_columns_of_other_names(command: Command, tmp_path: Path, columns: str, says: str) -> None:
     data = tmp_path / "d.csv"
-    data.write_text(f"{columns}\na,b\n")
+    data.write_text(f"{columns}\n{','.join('abc'[: columns.count(',') + 1])}\n")
     said = command("inspect", data)
     assert said.code == 2
     assert said.err.endswith(f"--map says what is what: {says}\n")
@@ -344,6 +347,12 @@ def test_a_map_that_is_the_wrong_way_round(command: Command, tmp_path: Path) -> 
     said = command("inspect", tmp_path / "d.csv", "--map", "My question=prompt")
     assert said.code == 2
     assert said.err.endswith("--map 'prompt=My question'.\n")
+
+
+def test_a_mistyped_key_is_not_taken_for_a_map_the_wrong_way_round(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("text,completion\na,b\n")
+    said = command("inspect", tmp_path / "d.csv", "--map", "promt=text")
+    assert "--map names 'promt', which is no key of data; choose from completion, " in said.err
 
 
 def test_bad_lines_are_skipped_alike(command: Command, chat_model: Path, tmp_path: Path) -> None:

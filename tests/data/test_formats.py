@@ -256,7 +256,7 @@ def test_where_elements_of_an_array_are(tmp_path: Path) -> None:
         else "line 2, column 3: not valid JSON: Expecting property name enclosed in double quotes (line 3, column 6).",
         "line 3, column 9: expected a JSON object, found a number.",
         "line 3, column 12: not valid JSON: Expecting ',' delimiter (line 3, column 24).",
-        "line 4, column 13: not UTF-8 text: save the file as UTF-8 (spreadsheets call it CSV UTF-8).",
+        "line 4, column 13: not UTF-8 text: save the file as UTF-8.",
         "d",
         "line 4, column 32: not valid JSON: Expecting value (line 4, column 32).",
     ]
@@ -298,9 +298,9 @@ def test_where_rows_of_a_table_are(tmp_path: Path) -> None:
     assert places(path) == [
         "a\nb",
         "line 5: 1 field in a table of 2 columns.",
-        'line 6: a quoted field goes on behind its quotation mark: one in a field is written "", or the field before '
-        "it does not end.",
-        "line 7: not UTF-8 text: save the file as UTF-8 (spreadsheets call it CSV UTF-8).",
+        "line 6: a quoted field goes on behind its closing quotation mark: write a quotation mark in a field as "
+        '"", and see that the field before it is closed.',
+        "line 7: not UTF-8 text: save the file as UTF-8.",
         "f",
         "line 9: a quoted field does not end.",
     ]

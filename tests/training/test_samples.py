@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,15 @@ from tests.support.tiny_chat import write_messages, write_tiny_chat
 from tests.training.conftest import sequences
 
 import featherback as fb
+from featherback import kernels
 from featherback.errors import FeatherbackError
+from featherback.training import samples
 from featherback.training.callback import Callback
 from featherback.training.events import Note, Sample
+from featherback.training.outcome import talk
 from featherback.training.reporter import TextReporter
 from featherback.training.run_directory import RunDirectory
-from featherback.training.samples import ANSWER, BEGINNING, sample
+from featherback.training.samples import ALLOWANCE, ANSWER, BEGINNING, sample
 
 OPTIONS: dict[str, Any] = {"steps": 4, "seq_len": 64, "lr": 0.05, "compute": "fp32", "progress": False}
 
@@ -118,23 +123,91 @@ def test_a_whole_model_answers_as_it_was_and_as_it_is(model: fb.Model, chats: Pa
 def test_answers_do_not_exceed_the_budget(model: fb.Model, chats: Path, tmp_path: Path) -> None:
     """A model that a run streams through little memory would lie in memory as a whole to answer."""
     run = fb.train(model, chats, out=tmp_path / "run", samples=0, **OPTIONS)
-    with pytest.raises(FeatherbackError, match=r"^they take \d+ MB, the run has 1\.$"):
-        sample(run.directory, 1, 10**6)
+    with pytest.raises(FeatherbackError, match=r"^they need \d+ MB, and the run has 1\.$"):
+        sample(run.directory, 1, most=10**6)
     assert "samples" not in run.directory.record
-    assert len(sample(run.directory, 1, 10**9)) == 1
+    peaks = []
+    least = kernels.memory_now()[1] + ALLOWANCE + 4 * 10**6
+    assert len(sample(run.directory, 1, most=least, check=lambda: peaks.append(kernels.memory_now()[1]))) == 1
+    assert peaks
+    assert max(peaks) <= least
 
 
-def test_a_run_without_answers_says_how_to_get_them(
+def test_a_run_whose_answers_do_not_fit_says_how_to_get_them(
     model: fb.Model, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("featherback.training.trainer.memory_limit", lambda: 4 * 10**6)
+    """And keeps none of an earlier end of it."""
+    out = tmp_path / "a run"
+    fb.train(model, chats, out=out, **OPTIONS)
+    monkeypatch.setattr(samples, "ALLOWANCE", 10**12)
+    heard = Heard()
+    run = fb.train(model, chats, out=out, resume=True, callbacks=[heard], **OPTIONS | {"steps": 6})
+    assert run.status == "finished"
+    (note,) = (each.text for each in heard.notes)
+    assert "left out: they need 1" in note
+    assert f"featherback report '{out}' --samples 2 makes them" in note
+    assert run.directory.record["samples"] == []
+    assert "Answers before" not in (run.path / "report.html").read_text()
+
+
+def test_a_signal_while_answering_ends_the_answers_and_not_the_run(
+    model: fb.Model, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def signalled(*arguments: Any) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return answer(*arguments)
+
+    answer = samples._answer
+    monkeypatch.setattr(samples, "_answer", signalled)
     heard = Heard()
     run = fb.train(model, chats, out=tmp_path / "run", callbacks=[heard], **OPTIONS)
     assert run.status == "finished"
+    assert (run.path / "report.html").exists()
+    assert heard.samples == []
     (note,) = (each.text for each in heard.notes)
-    assert "they take " in note
-    assert f"featherback report {run.path} --samples 2 asks later." in note
-    assert "Answers before" not in (run.path / "report.html").read_text()
+    assert "the answers before and after were left out; featherback report" in note
+
+
+def test_a_run_of_which_nothing_can_be_asked_ends_well(model: fb.Model, tmp_path: Path) -> None:
+    """What is trained comes first, and nothing before it."""
+    heard = Heard()
+    examples = [(list(range(8)), [0, 1] + 6 * [-100])] * 2
+    run = fb.train(model, examples, out=tmp_path / "run", callbacks=[heard], **OPTIONS)
+    assert run.status == "finished"
+    assert heard.samples == []
+
+
+def test_a_model_that_is_gone_is_said(chats: Path, tmp_path: Path) -> None:
+    gone = write_tiny_chat(tmp_path / "gone.gguf")
+    run = fb.train(fb.load(gone), chats, out=tmp_path / "run", samples=0, **OPTIONS)
+    gone.unlink()
+    with pytest.raises(FeatherbackError, match=r"gone\.gguf"):
+        sample(run.directory, 1)
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (
+            {"configuration": {"model": "m"}, "data": {"train": {"shapes": {"messages": 3}}}},
+            "chat m --adapter r",
+        ),
+        (
+            {"configuration": {"model": "m"}, "data": {"train": {"shapes": {"text": 3}}}},
+            "generate m --adapter r ",
+        ),
+        (
+            {
+                "configuration": {"model": "m", "quantize": "q4_0"},
+                "data": {"train": {"shapes": {"prompt": 1}}},
+            },
+            "chat m --quantize q4_0 --adapter r",
+        ),
+        ({"configuration": {"train": "full"}, "data": {"train": {"shapes": {"messages": 3}}}}, "chat r"),
+    ],
+)
+def test_what_is_typed_next(record: dict[str, Any], words: str) -> None:
+    assert " ".join(talk(record, "r")).startswith(f"featherback {words}")
 
 
 def test_a_model_without_a_vocabulary_is_not_asked(tiny_path: Path, tmp_path: Path) -> None:

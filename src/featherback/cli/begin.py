@@ -141,7 +141,7 @@ def _show(run: RunDirectory, json: bool, existed: bool) -> None:
             say(json_format.dumps({name: run.record[name] for name in known}))
         else:
             print_preamble(run)
-            say("nothing is trained: this was a dry run")
+            say("nothing was trained: this was a dry run")
     finally:
         undo(run, existed)
 

@@ -29,11 +29,12 @@ def report(
     from featherback.training.report.page import write_report
     from featherback.training.run_directory import RunDirectory
 
-    opened = RunDirectory.open(run)
+    opened = RunDirectory.open(run) if samples is None else RunDirectory.take(run)
     if samples is not None:
+        from featherback import kernels
         from featherback.training.samples import sample
 
-        opened.lock()
+        kernels.set_threads(opened.config.threads or kernels.default_threads())
         sample(opened, samples)
     say(str(write_report(opened)))
     if png:

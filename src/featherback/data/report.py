@@ -164,9 +164,9 @@ class PrepareReport:
                 "their text; it is trained as ordinary text, not as that token."
             )
         for role, count in self.other_roles.items():
+            what = "is no answer" if count == 1 else "are no answers"
             notes.append(
-                f"{several(count, 'message')} of the role {shown(role)} will not be trained: the answers are those of "
-                "'assistant'."
+                f"{several(count, 'message')} of the role {shown(role)} {what}: those are the messages of 'assistant'."
             )
         for role, count in self.renamed_roles.items():
             notes.append(

@@ -379,7 +379,7 @@ class TrainConfig:
         least=0,
         panel=RUN,
         free_on_resume=True,
-        help="Examples, held out if any are, that the model answers before and after for the report; 0: none.",
+        help="How many examples (held-out ones, if any) the model answers before and after, for the report; 0: none.",
     )
     save_every: int = option(50, least=1, panel=RUN, free_on_resume=True, help="Steps between checkpoints.")
 

@@ -136,7 +136,7 @@ class TrainOptions(TypedDict, total=False):
     log_to: str | Sequence[str] | None
     """Record the run with other programs as well: tensorboard,trackio,wandb."""
     samples: int
-    """Examples, held out if any are, that the model answers before and after for the report; 0: none. Default:
-    2."""
+    """How many examples (held-out ones, if any) the model answers before and after, for the report; 0: none.
+    Default: 2."""
     save_every: int
     """Steps between checkpoints. Default: 50."""

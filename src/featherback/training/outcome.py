@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from featherback.models.converted import NONE
 
-def talk(model: str, result: str, train: str) -> list[str]:
-    """The words of the command that talks with what a run of `train` made in the directory `result`."""
-    return ["featherback", "chat", *([result] if train == "full" else [model, "--adapter", result])]
+
+def talk(record: Mapping[str, Any], result: str) -> list[str]:
+    """The words of the command that talks with what a run made in the directory `result`; `record`: its run.json."""
+    config = record.get("configuration", {})
+    quantize = config.get("quantize", NONE)
+    model = [result]
+    if config.get("train") != "full":
+        base = str(config.get("model") or "MODEL")
+        model = [base, *([] if quantize == NONE else ["--quantize", quantize]), "--adapter", result]
+    shapes = record.get("data", {}).get("train", {}).get("shapes", {})
+    texts_alone = shapes.keys() == {"text"}  # which a model without a chat template learns as well
+    how = ["generate", *model, "--prompt", "TEXT"] if texts_alone else ["chat", *model]
+    return ["featherback", *how]
 
 
 def held_out(summary: Mapping[str, Any]) -> str | None:

@@ -2,77 +2,131 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 
 from featherback import kernels, models
 from featherback.adapters import formats
-from featherback.adapters.lora import LoRA
 from featherback.data.token_file import TokenFile
 from featherback.data.tokenizer import Tokenizer
 from featherback.data.tokenizer_loader import check_tokenizer, load_tokenizer
 from featherback.errors import FeatherbackError
+from featherback.host.interrupt import StoppedError
+from featherback.host.machine import memory_limit
+from featherback.host.meter import Meter
+from featherback.host.reading import drop_maps
 from featherback.inference.decoder import Decoder
 from featherback.inference.generate import generate_text
 from featherback.inference.sampler import Sampler
+from featherback.memory.planner import SPARE
+from featherback.models.facts import matrices
 from featherback.models.model import Model
 from featherback.terminal import Progress
-from featherback.training.events import Sample
+from featherback.training.callback import Callback
+from featherback.training.events import Note, Sample
 from featherback.training.run_directory import RunDirectory
 
 ANSWER = 48
 """Most tokens of an answer."""
 BEGINNING = 32
 """Most tokens that are given of a text, of which all are trained."""
-_MB = 10**6
+ALLOWANCE = 10_000_000
+"""Bytes for the code of decoding, its threads' buffers and what the allocator keeps; 7 MB were seen."""
+MB = 10**6
 
 
 @dataclass(frozen=True)
 class _Asked:
     prompt: list[int]
     expected: list[int]
+    is_cut: bool
+    """Whether more would be expected."""
 
 
-def sample(run: RunDirectory, count: int, most: int | None = None) -> list[Sample]:
-    """`count` examples with what the run's model says to them as it was and as it is, greedily; recorded in run.json.
+def tell_samples(
+    run: RunDirectory, model: Model, callback: Callback, meter: Meter, check: Callable[[], None]
+) -> None:
+    """The last part of a run that has finished: --samples, told and recorded, within what it has for its memory.
 
-    They are the first that are held out, or else of those trained on. None for a model without a tokenizer, whose
-    answers nobody could read. FeatherbackError if this process would hold more than `most` bytes.
+    `model`: the one that is trained, or has the adapter beside it. `check` is called between tokens, and raises
+    StoppedError if they are not waited for: the run goes without them, as where they do not fit.
     """
     config = run.config
-    if not (count and _can_be_read(config.model)):
-        return []
+    if run.record.get("samples"):  # of another end of this run
+        run.update(samples=[])
+    if not config.samples or not _can_be_read(model):
+        return
+    most = config.memory or int(SPARE * memory_limit())
+    later = shlex.join(["featherback", "report", str(run.path), "--samples", str(config.samples)])
+    try:
+        for each in sample(run, config.samples, None if config.train == "full" else model, most, check):
+            callback.tell(each)
+    except StoppedError:
+        callback.tell(Note(f"note: the answers before and after were left out; {later} makes them."))
+    except FeatherbackError as error:
+        callback.tell(
+            Note(
+                f"note: the answers before and after were left out: {error} {later} makes them, without a budget."
+            )
+        )
+    peaks = {"peak_footprint_mb": meter.peak_footprint_mb, "peak_rss_mb": meter.peak_rss_mb}
+    summary = run.record["summary"]
+    run.update(summary={**summary, **{name: max(peak, summary[name]) for name, peak in peaks.items()}})
+
+
+def sample(
+    run: RunDirectory,
+    count: int,
+    model: Model | None = None,
+    most: int | None = None,
+    check: Callable[[], None] | None = None,
+) -> list[Sample]:
+    """`count` examples with what the run's model says to them as it was and as it is, greedily; recorded in run.json.
+
+    They are the first that are held out, or else of those trained on. `model`: as it was, if it is open.
+    FeatherbackError if it has no tokenizer, is gone, or if this process would come to hold more than `most` bytes.
+    """
+    config = run.config
     data = "eval" if "eval" in run.record["data"] else "train"
     asked = list(islice(_asked(TokenFile(run.tokens / f"{data}.tokens")), count))
-    model = models.load(config.model, config.quantize)
+    if not asked:
+        return []
+    model = model or models.load(config.model, config.quantize)
     tokenizer = load_tokenizer(model.path)
-    compute = run.plan_of(model.blocks).compute
+    compute, capacity = run.plan_of(model.blocks).compute, max(len(each.prompt) for each in asked) + ANSWER
+    first = None if config.start is None else formats.load(model, run.start)
+    decoders = [Decoder(model, first, capacity, compute)]
+    if config.train == "full":
+        decoders.append(Decoder(models.load(run.path), None, capacity, compute))
+    else:
+        decoders.append(Decoder(model, formats.load(model, run.path), capacity, compute))
+    for decoder in decoders:
+        drop_maps(matrices(decoder.model))  # what was read of them before: each is counted whole
+    needed = kernels.memory_now()[1] + max(decoder.nbytes for decoder in decoders) + ALLOWANCE
+    if most is not None and needed > most:
+        raise FeatherbackError(f"they need {needed / MB:.0f} MB, and the run has {most / MB:.0f}.")
+    answers = []
     with Progress("answers before and after") as progress:
-        start = formats.load(model, run.start) if config.start is not None else None
-        before = _answers(model, start, compute, tokenizer, asked, most, progress)
-        if config.train == "full":
-            model, start = models.load(run.path), None
-        else:
-            start = formats.load(model, run.path)
-        after = _answers(model, start, compute, tokenizer, asked, most, progress)
-    texts = [
-        [tokenizer.decode(each.prompt, special=True) for each in asked],
-        [tokenizer.decode(each.expected) for each in asked],
-        before,
-        after,
-    ]
-    found = [Sample(*each) for each in zip(*texts, strict=True)]
+        while decoders:
+            decoder = decoders.pop(0)
+            answers.append([_answer(decoder, tokenizer, each.prompt, progress, check) for each in asked])
+            drop_maps(matrices(decoder.model))
+            del decoder  # with its cache, before the next fills
+    prompts = (tokenizer.decode(each.prompt, special=True) for each in asked)
+    expected = (tokenizer.decode(each.expected) + "\u2026" * each.is_cut for each in asked)
+    found = [Sample(*each) for each in zip(prompts, expected, *answers, strict=True)]
     run.update(samples=[each.values() for each in found])
     return found
 
 
-def _can_be_read(model: str | Path) -> bool:
+def _can_be_read(model: Model) -> bool:
+    """Whether it has a tokenizer: nobody could read the answers of one that has none."""
     try:
-        check_tokenizer(model)
+        check_tokenizer(model.path)
     except FeatherbackError:
         return False
     return True
@@ -88,28 +142,20 @@ def _asked(tokens: TokenFile) -> Iterator[_Asked]:
         untrained = np.flatnonzero(~trained[first:])
         end = first + int(untrained[0]) if untrained.size else len(ids)
         if 0 < first < end:
-            yield _Asked(ids[:first].tolist(), ids[first : min(end, first + ANSWER)].tolist())
+            most = first + ANSWER
+            yield _Asked(ids[:first].tolist(), ids[first : min(end, most)].tolist(), end > most)
 
 
-def _answers(
-    model: Model,
-    adapter: LoRA | None,
-    compute: str,
+def _answer(
+    decoder: Decoder,
     tokenizer: Tokenizer,
-    asked: list[_Asked],
-    most: int | None,
+    prompt: list[int],
     progress: Progress,
-) -> list[str]:
-    decoder = Decoder(model, adapter, max(len(each.prompt) for each in asked) + ANSWER, compute)
-    needed = kernels.memory_now()[1] + decoder.nbytes
-    if most is not None and needed > most:
-        raise FeatherbackError(f"they take {needed / _MB:.0f} MB, the run has {most / _MB:.0f}.")
-    answers = []
-    for each in asked:
-        text = ""
-        for piece in generate_text(decoder, tokenizer, each.prompt, Sampler(), ANSWER):
-            text += piece
-            if progress.is_due():
-                progress.show(text[-40:])
-        answers.append(text)
-    return answers
+    check: Callable[[], None] | None,
+) -> str:
+    text = ""
+    for piece in generate_text(decoder, tokenizer, prompt, Sampler(), ANSWER, check):
+        text += piece
+        if progress.is_due():
+            progress.show(text[-40:])
+    return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,7 @@ from featherback import kernels, models, optim
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
 from featherback.host.interrupt import Interrupt, StoppedError
-from featherback.host.machine import is_ram_disk, memory_limit
+from featherback.host.machine import is_ram_disk
 from featherback.host.maps import MapWatch
 from featherback.host.meter import MB, Meter
 from featherback.host.priority import step_back
@@ -109,6 +110,11 @@ def train_run(
             with MapWatch([*model.files, *run.tokens.glob("*")], model.close) as maps:
                 trainer = Trainer(run, callback, model, meter, interrupt, maps, sensors)
                 status = trainer.train()
+            if status != "interrupted":
+                from featherback.training.samples import tell_samples
+
+                trainer = None  # and with it the memory that the answers take
+                tell_samples(run, model, callback, meter, interrupt.check)
     except KeyboardInterrupt:  # a second signal
         status = "interrupted"
         raise
@@ -116,7 +122,7 @@ def train_run(
         reason = str(error) or type(error).__name__
         raise
     else:
-        _show(run, status, callback)
+        _report(run, callback)
     finally:
         meter.stop()
         run.remove_work()
@@ -125,35 +131,19 @@ def train_run(
             with suppress(FeatherbackError):  # a full disk, which is being reported
                 run.update(status=status, failure={"step": step, "reason": reason} if reason else None)
         run.release()
-    assert trainer is not None
     callback.tell(End(status, run.record["summary"]))
     return status
 
 
-def _show(run: RunDirectory, status: str, callback: Callback) -> None:
-    """Answers of a run that has come to its end, and its pictures; the run, whose memory is free by now, is none the
-    worse if that fails."""
-    from featherback.memory.planner import SPARE
+def _report(run: RunDirectory, callback: Callback) -> None:
+    """Write the pictures of the run, whose memory is free by now; the run is none the worse if that fails."""
     from featherback.training.report.page import write_report
-    from featherback.training.samples import sample
 
-    later = f"featherback report {run.path}"
-    if status != "interrupted":
-        count = run.config.samples
-        most = run.config.memory or int(SPARE * memory_limit())
-        try:
-            for each in sample(run, count, most):
-                callback.tell(each)
-        except FeatherbackError as error:
-            callback.tell(
-                Note(f"note: no answers before and after: {error} {later} --samples {count} asks later.")
-            )
-        except KeyboardInterrupt:
-            callback.tell(Note(f"note: no answers before and after; {later} --samples {count} asks later."))
     try:
         write_report(run)
     except FeatherbackError as error:
-        callback.tell(Note(f"note: there is no report: {error} {later} makes it later."))
+        again = shlex.join(["featherback", "report", str(run.path)])
+        callback.tell(Note(f"note: there is no report: {error} {again} makes it later."))
 
 
 class Trainer:

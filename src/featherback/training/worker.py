@@ -56,8 +56,7 @@ def main(arguments: list[str]) -> int:
         return EXIT_CODES[status]
     if (run.path / REPORT).exists():
         shown.tell(Note(f"report: {run.path / REPORT}"))
-    config = run.config
-    shown.tell(Note(f"next: {shlex.join(talk(config.model, directory, config.train))}"))
+    shown.tell(Note(f"next: {shlex.join(talk(run.record, directory))}"))
     return EXIT_CODES[status]
 
 

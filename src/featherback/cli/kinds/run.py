@@ -43,10 +43,10 @@ class Run(Kind):
             return Outlook([quoted("featherback", "train", model, "--out", named, "--resume")], notes=notes)
         if record["configuration"].get("train") == "full":
             again = quoted("featherback", "train", named, "--data", DATA, "--out", OTHER_OUT)
-            return Outlook([quoted(*talk(model, named, "full")), again])
+            return Outlook([quoted(*talk(record, named)), again])
         return Outlook(
             [
-                quoted(*talk(model, named, "lora")),
+                quoted(*talk(record, named)),
                 quoted(
                     "featherback",
                     "export",

@@ -13,7 +13,7 @@ from featherback.data.inputs import Input
 MOST_RECORD = 16 << 20
 """Bytes that a record may have, as it is read at once."""
 
-NOT_UTF8 = "not UTF-8 text: save the file as UTF-8 (spreadsheets call it CSV UTF-8)."
+NOT_UTF8 = "not UTF-8 text: save the file as UTF-8."
 
 
 @dataclass(frozen=True)

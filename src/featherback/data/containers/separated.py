@@ -100,7 +100,7 @@ def _problem(said: str, separator: str) -> str:
         return _TOO_LONG
     if "expected after" in said:
         return (
-            'a quoted field goes on behind its quotation mark: one in a field is written "", or the field before it '
-            "does not end."
+            'a quoted field goes on behind its closing quotation mark: write a quotation mark in a field as "", and '
+            "see that the field before it is closed."
         )
     return f"not readable as fields between {separator!r}: {said}."

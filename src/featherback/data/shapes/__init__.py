@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
 from featherback.data.containers.base import Record
 from featherback.data.example import Bad, Example
-from featherback.data.shapes.base import Shape
+from featherback.data.shapes.base import MissingError, Shape
 from featherback.errors import FeatherbackError, shown
 from featherback.registry import Registry
 
 SHAPES: Registry[Shape] = Registry(__name__, "SHAPE", "shape of data", shared=("base", "tools", "turns"))
 
+_PAIRS = (("prompt", "completion"), ("instruction", "output"))
 _USUAL = {
-    **dict.fromkeys(("question", "query", "request"), "prompt"),
-    **dict.fromkeys(("answer", "response", "reply"), "completion"),
+    "prompt": ("question", "query", "request"),
+    "completion": ("answer", "response", "reply"),
+    "instruction": (),
+    "output": ("response", "answer"),
 }
-"""What many data sets call the keys that we read."""
+"""Key that we read -> what many data sets call it."""
 
 Columns = Mapping[str, str]
 """Key that a shape reads -> the column of the data that holds it."""
@@ -33,6 +37,9 @@ def example_of(record: Record, columns: Columns) -> Example | Bad:
         if shape is None:
             raise FeatherbackError(_unknown(values))
         return shape.example(values, record.where)
+    except MissingError as error:
+        maps = None if columns else _maps(record.values)
+        return Bad(record.where, f"{error} --map says what is what: {maps}." if maps else str(error))
     except FeatherbackError as error:
         return Bad(record.where, str(error))
 
@@ -43,7 +50,7 @@ def check_columns(columns: Columns) -> None:
     for key, column in columns.items():
         if key in known:
             continue
-        if column in known:
+        if column in known and not get_close_matches(key, known, 1):
             turned = shlex.quote(f"{column}={key}")
             raise FeatherbackError(f"--map wants what the data call it on the right: --map {turned}.")
         raise FeatherbackError(
@@ -74,9 +81,16 @@ def _unknown(row: Mapping[str, Any]) -> str:
 
 
 def _maps(row: Mapping[str, Any]) -> str | None:
-    """The options that give a record a shape, if its keys are such as many use, or differ in capitals."""
-    meant = {_USUAL.get(key.strip().lower(), key.strip().lower()): key for key in row}
-    if not any(shape.expects and shape.fits(meant.keys()) for shape in _in_order()):
-        return None
-    pairs = (shlex.quote(f"{key}={column}") for key, column in meant.items() if key != column)
-    return " ".join(f"--map {pair}" for pair in pairs)
+    """The options that make an example of a record whose keys are called as many data sets call them."""
+    for pair in _PAIRS:
+        columns = {key: _meant(key, row) for key in pair}
+        if all(columns.values()):
+            words = (shlex.quote(f"{key}={column}") for key, column in columns.items() if key != column)
+            return " ".join(f"--map {word}" for word in words)
+    return None
+
+
+def _meant(key: str, row: Mapping[str, Any]) -> str | None:
+    """The column of a record that may be this key."""
+    names = {column.strip().lower(): column for column in row}
+    return next((names[name] for name in (key, *_USUAL[key]) if name in names), None)
