@@ -110,7 +110,7 @@ def _run(model: Path, train: Path, held: Path, place: Path, rate: float | None) 
         run = RunDirectory.open(out)
         if run.record["status"] == "failed":
             print(done.stderr, end="", file=sys.stderr)
-            return {"lr": rate, "best_eval_loss": math.inf}
+            return {"lr": run.config.learning_rate, "best_eval_loss": math.inf}
         summary = run.record["summary"]
         return {
             "lr": run.config.learning_rate,

@@ -17,8 +17,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from featherback.bench import job
 from featherback.bench.markdown import table
+from featherback.data.batch import IGNORE
 from featherback.data.token_file import TokenFile
 from featherback.training.run_directory import RunDirectory
 
@@ -64,9 +67,9 @@ def write_tokens(source: Path, path: Path) -> Path:
     with path.open("w") as file:
         for index in range(len(tokens)):
             ids, learnt = tokens.seq(index)
-            labels = [int(t) if taken else -100 for t, taken in zip(ids, learnt)]
-            labels[0] = -100  # nothing predicts it
-            file.write(json.dumps({"tokens": ids.tolist(), "labels": labels}) + "\n")
+            labels = np.where(learnt, ids, IGNORE)
+            labels[0] = IGNORE  # nothing predicts it
+            file.write(json.dumps({"tokens": ids.tolist(), "labels": labels.tolist()}) + "\n")
     return path
 
 

@@ -35,7 +35,6 @@ class Point:
 
 def run(names: list[str], cache: Path, steps: int, quick: bool, keep: bool, say: Say) -> dict[str, Any]:
     """The curves of the models called `names`; with `quick`, the first's alone, at three budgets."""
-    cache.mkdir(parents=True, exist_ok=True)
     chosen = [Setting(name, tokens) for tokens in LENGTHS for name in names]
     chosen = chosen[:1] if quick else chosen
     points, rounds = (3, 1) if quick else (POINTS, 2)

@@ -16,10 +16,9 @@ EVALUATED = 8  # held-out examples at once
 
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
-    """Keys: model (a Hugging Face folder), data and held_out (JSONL of messages, or of
-    tokens with labels), out, groups (the examples of each
-    step), rates (a learning rate each), rank, alpha, weight_decay, max_grad_norm, dtype ("bf16" | "fp32"),
-    checkpointing, threads; evaluated (held-out examples, if not all).
+    """Keys: model (a Hugging Face folder), data and held_out (JSONL of messages, or of tokens with labels), out, groups
+    (the examples of each step), rates (a learning rate each), rank, alpha, weight_decay, max_grad_norm, dtype
+    ("bf16" | "fp32"), checkpointing, threads; evaluated (held-out examples, if not all).
     """
     import torch
     from peft import LoraConfig, get_peft_model

@@ -42,7 +42,6 @@ def settings(names: list[str]) -> list[Setting]:
 def run(names: list[str], cache: Path, steps: int, quick: bool, keep: bool, say: Say) -> dict[str, Any]:
     """All comparisons on the shapes of the models called `names`; with `quick`, one round of the first's alone."""
     require_torch()
-    cache.mkdir(parents=True, exist_ok=True)
     chosen, rounds = (settings(names)[:1], 1) if quick else (settings(names), 3)
     with ExitStack() as stack:
         names = list(dict.fromkeys(setting.model for setting in chosen))

@@ -31,10 +31,10 @@ def report(
 
     opened = RunDirectory.open(run) if samples is None else RunDirectory.take(run)
     if samples is not None:
-        from featherback import kernels
+        from featherback.cli.options import set_threads
         from featherback.training.samples import sample
 
-        kernels.set_threads(opened.config.threads or kernels.default_threads())
+        set_threads(opened.config.threads)
         sample(opened, samples)
     say(str(write_report(opened)))
     if png:

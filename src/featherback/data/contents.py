@@ -11,7 +11,6 @@ from featherback.data.example import Bad
 from featherback.data.readers import data_files
 from featherback.data.report import PrepareReport
 from featherback.data.source import Source
-from featherback.errors import FeatherbackError
 
 
 @dataclass
@@ -59,7 +58,6 @@ def contents(source: Source, progress: Callable[[int, int], object] = lambda *_:
             elif source.skip_bad:
                 report.skip(f"{example.where}: {example.problem}")
             else:
-                advice = " --skip-bad leaves such examples out." if found.kinds else ""  # else all may be bad
-                raise FeatherbackError(f"{example.where}: {example.problem}{advice}")
+                raise example.refused(first=not found.kinds)
     found.notes = report.notes()
     return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from featherback.errors import FeatherbackError
+
 
 @dataclass(frozen=True)
 class Example:
@@ -34,3 +36,8 @@ class Bad:
     where: str
     problem: str
     """A sentence without its place."""
+
+    def refused(self, first: bool) -> FeatherbackError:
+        """What data end with where it is not left out; `first`: nothing before it was good, so all may be like it."""
+        advice = "" if first else " --skip-bad leaves such examples out."
+        return FeatherbackError(f"{self.where}: {self.problem}{advice}")

@@ -182,9 +182,7 @@ class _Preparation:
     def _skip(self, bad: Bad) -> None:
         """Count a record that cannot be used, or end with what is wrong with it."""
         if not self.source.skip_bad:
-            # Where the first is bad, so may all be.
-            advice = " --skip-bad leaves such examples out." if self.report.examples else ""
-            raise FeatherbackError(f"{bad.where}: {bad.problem}{advice}")
+            raise bad.refused(first=not self.report.examples)
         self.report.skip(f"{bad.where}: {bad.problem}")
 
     def _add(self, example: Example, encoded: Encoded) -> None:

@@ -34,7 +34,7 @@ def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], pl
     config = run.config
     if config.seq_len is not None:
         return True
-    longest = max(TokenFile(path).max_length for path in _files(run).values())
+    longest = _longest(run)
     if longest <= config.sequence:
         run.update(configuration=replace(config, seq_len=config.sequence).to_json())
         return True
@@ -60,11 +60,16 @@ def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], pl
                 reports[name] = report.to_json()
         run.update(data=reports)
         # What was cut may have had nothing left to train: the longest of the others decides.
-        length = max(config.sequence, *(TokenFile(path).max_length for path in _files(run).values()))
+        length = max(config.sequence, _longest(run))
     config = replace(config, seq_len=length)
     plan = asdict(plan_for(config, model, lambda: here))
     run.update(configuration=config.to_json(), plan=plan)
     return True
+
+
+def _longest(run: RunDirectory) -> int:
+    """Tokens of the longest sequence of a run's data."""
+    return max(TokenFile(path).max_length for path in _files(run).values())
 
 
 @contextmanager

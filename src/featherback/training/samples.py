@@ -17,7 +17,7 @@ from featherback.data.tokenizer_loader import check_tokenizer, load_tokenizer
 from featherback.errors import FeatherbackError
 from featherback.host.interrupt import StoppedError
 from featherback.host.machine import memory_limit
-from featherback.host.meter import Meter
+from featherback.host.meter import MB, Meter
 from featherback.host.reading import drop_maps
 from featherback.inference.decoder import Decoder
 from featherback.inference.generate import generate_text
@@ -36,7 +36,6 @@ BEGINNING = 32
 """Most tokens that are given of a text, of which all are trained."""
 ALLOWANCE = 10_000_000
 """Bytes for the code of decoding, its threads' buffers and what the allocator keeps; 7 MB were seen."""
-MB = 10**6
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def sample(
         return []
     model = model or models.load(config.model, config.quantize)
     tokenizer = load_tokenizer(model.path)
-    compute, capacity = run.plan_of(model.blocks).compute, max(len(each.prompt) for each in asked) + ANSWER
+    compute, capacity = run.plan.compute, max(len(each.prompt) for each in asked) + ANSWER
     first = None if config.start is None else formats.load(model, run.start)
     decoders = [Decoder(model, first, capacity, compute)]
     if config.train == "full":
