@@ -11,6 +11,7 @@ import io
 import os
 import re
 import select
+import shlex
 import shutil
 import sys
 import time
@@ -54,6 +55,11 @@ def several(number: float, noun: str) -> str:
     """ "1 step", "2 steps", "0.5 epochs"."""
     shown = f"{number:g}" if isinstance(number, float) else str(number)
     return f"{shown} {noun}" if number == 1 else f"{shown} {noun}s"
+
+
+def quoted(*words: object) -> str:
+    """Words of a command as a shell reads them."""
+    return shlex.join(map(str, words))
 
 
 def say(text: str = "", end: str = "\n", file: IO[str] | None = None, flush: bool = False) -> None:

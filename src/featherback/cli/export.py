@@ -10,7 +10,7 @@ import typer
 
 from featherback.cli.options import JSONOption
 from featherback.export import TARGETS
-from featherback.terminal import say
+from featherback.terminal import quoted, say
 
 if TYPE_CHECKING:
     from featherback.export.base import Target
@@ -96,7 +96,7 @@ def _model(
     """Write a model that a run trained in another number format: there is no adapter to be taken anywhere."""
     from featherback import models
     from featherback.errors import FeatherbackError
-    from featherback.export.base import check_out, quoted
+    from featherback.export.base import check_out
     from featherback.whole.copy import copy_as
 
     if target is not TARGETS["merged"] or kind is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as json_format
 import re
-import shlex
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from featherback.cli.options import JSONOption
 from featherback.errors import FeatherbackError
-from featherback.terminal import clean, say
+from featherback.terminal import clean, quoted, say
 
 _WIDTH = 79
 _NAME = 32  # columns; a longer name has a line of its own
@@ -92,7 +91,7 @@ def _size(path: Path) -> int | None:
 
 def _lines(listed: Listed) -> Iterator[str]:
     """A row of the table, and what else must be said of it."""
-    name = clean(shlex.quote(listed.name), one_line=True)
+    name = clean(quoted(listed.name), one_line=True)
     if len(name) > _NAME:
         yield name
         name = ""

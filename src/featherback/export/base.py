@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -69,11 +68,6 @@ class Target(ABC):
             raise FeatherbackError(f"--type is {request.kind.name.lower()}; {refusal}.")
         if self.format is not None:
             _check_no_other_adapter(request.out, self.format)
-
-
-def quoted(*words: object) -> str:
-    """Words as a shell reads them."""
-    return shlex.join(map(str, words))
 
 
 def check_adapter_room(request: Request, kind: TensorType = TensorType.F32) -> None:

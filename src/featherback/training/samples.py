@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -25,7 +24,7 @@ from featherback.inference.sampler import Sampler
 from featherback.memory.planner import SPARE
 from featherback.models.facts import matrices
 from featherback.models.model import Model
-from featherback.terminal import Progress
+from featherback.terminal import Progress, quoted
 from featherback.training.callback import Callback
 from featherback.training.events import Note, Sample
 from featherback.training.run_directory import RunDirectory
@@ -60,7 +59,7 @@ def tell_samples(
     if not config.samples or not _can_be_read(model):
         return
     most = config.memory or int(SPARE * memory_limit())
-    later = shlex.join(["featherback", "report", str(run.path), "--samples", str(config.samples)])
+    later = quoted("featherback", "report", run.path, "--samples", config.samples)
     try:
         for each in sample(run, config.samples, None if config.train == "full" else model, most, check):
             callback.tell(each)

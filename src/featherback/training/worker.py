@@ -5,11 +5,10 @@ It holds Python, NumPy and the kernels, and nothing that only the command line o
 
 from __future__ import annotations
 
-import shlex
 import sys
 
 from featherback.failure import report
-from featherback.terminal import complain, open_streams
+from featherback.terminal import complain, open_streams, quoted
 
 EXIT_CODES = {"finished": 0, "stopped early": 0, "interrupted": 130}
 
@@ -56,7 +55,7 @@ def main(arguments: list[str]) -> int:
         return EXIT_CODES[status]
     if (run.path / REPORT).exists():
         shown.tell(Note(f"report: {run.path / REPORT}"))
-    shown.tell(Note(f"next: {shlex.join(talk(run.record, directory))}"))
+    shown.tell(Note(f"next: {quoted(*talk(run.record, directory))}"))
     return EXIT_CODES[status]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from featherback.cli.kinds.base import DATA, OTHER_OUT, Kind, Outlook, chosen, in_folder
 from featherback.errors import FeatherbackError
+from featherback.terminal import quoted
 
 if TYPE_CHECKING:
     from featherback.weights.gguf import GGUFFile
@@ -40,7 +41,6 @@ class Adapter(Kind):
 
     def outlook(self, path: Path, named: str) -> Outlook:
         from featherback.adapters import formats
-        from featherback.export.base import quoted
         from featherback.export.base_of import model_path
 
         place = formats.place_of(path)
@@ -77,7 +77,6 @@ def _kind(path: Path) -> str:
 
 
 def _next(model: str, named: str, place: Path) -> list[str]:
-    from featherback.export.base import quoted
 
     named_model = ("--model", model) if model == "MODEL" else ()
     return [

@@ -7,6 +7,7 @@ from typing import Any
 
 from featherback.cli.kinds.base import OUT, Kind, Outlook
 from featherback.data.source import Source
+from featherback.terminal import quoted
 
 
 class Data(Kind):
@@ -34,8 +35,6 @@ class Data(Kind):
         return {"kind": "data", **found.to_json()}, self._next(source, found.notes)
 
     def _next(self, source: Source, notes: list[str]) -> Outlook:
-        from featherback.export.base import quoted
-
         how = [word for key, column in source.columns.items() for word in ("--map", f"{key}={column}")]
         how += ["--skip-bad"] if source.skip_bad else []
         named = [word for path in source.paths for word in ("--data", path)]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from featherback.cli.kinds.base import DATA, OUT, Kind, Outlook, in_folder
 from featherback.errors import FeatherbackError
+from featherback.terminal import quoted
 
 if TYPE_CHECKING:
     from featherback.models.model import Model
@@ -57,7 +58,6 @@ class AModel(Kind):
 
     def outlook(self, path: Path, named: str) -> Outlook:
         from featherback.data.tokenizer_loader import check_tokenizer
-        from featherback.export.base import quoted
         from featherback.training.config import TrainConfig
         from featherback.training.outlook import least_memory
         from featherback.training.worker_process import worker_baseline

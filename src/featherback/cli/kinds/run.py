@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from featherback.cli.kinds.base import DATA, OTHER_OUT, Kind, Outlook, chosen, in_folder
+from featherback.terminal import quoted
 
 
 class Run(Kind):
@@ -32,7 +33,6 @@ class Run(Kind):
         }
 
     def outlook(self, path: Path, named: str) -> Outlook:
-        from featherback.export.base import quoted
         from featherback.training.outcome import talk
         from featherback.training.run_directory import RunDirectory
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from featherback.cli.kinds.base import Kind, Outlook, in_folder
+from featherback.terminal import quoted
 
 _FILE = "tokenizer.json"
 
@@ -35,8 +36,6 @@ class ATokenizer(Kind):
         }
 
     def outlook(self, path: Path, named: str) -> Outlook:
-        from featherback.export.base import quoted
-
         folder = path if path.is_dir() else path.parent
         if in_folder(folder, "config.json"):
             return Outlook([quoted("featherback", "inspect", folder)])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from featherback.cli.kinds.base import Kind, Outlook, in_folder
+from featherback.terminal import quoted
 
 
 class Tokens(Kind):
@@ -29,8 +30,6 @@ class Tokens(Kind):
         }
 
     def outlook(self, path: Path, named: str) -> Outlook:
-        from featherback.export.base import quoted
-
         run = path.absolute().parents[1]
         return Outlook([quoted("featherback", "inspect", run)] if in_folder(run, "run.json") else [])
 

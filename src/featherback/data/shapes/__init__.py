@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -13,6 +12,7 @@ from featherback.data.example import Bad, Example
 from featherback.data.shapes.base import MissingError, Shape
 from featherback.errors import FeatherbackError, shown
 from featherback.registry import Registry
+from featherback.terminal import quoted
 
 SHAPES: Registry[Shape] = Registry(__name__, "SHAPE", "shape of data", shared=("base", "tools", "turns"))
 
@@ -51,7 +51,7 @@ def check_columns(columns: Columns) -> None:
         if key in known:
             continue
         if column in known and not get_close_matches(key, known, 1):
-            turned = shlex.quote(f"{column}={key}")
+            turned = quoted(f"{column}={key}")
             raise FeatherbackError(f"--map wants what the data call it on the right: --map {turned}.")
         raise FeatherbackError(
             f"--map names {shown(key)}, which is no key of data; choose from {', '.join(known)}."
@@ -85,7 +85,7 @@ def _maps(row: Mapping[str, Any]) -> str | None:
     for pair in _PAIRS:
         columns = {key: _meant(key, row) for key in pair}
         if all(columns.values()):
-            words = (shlex.quote(f"{key}={column}") for key, column in columns.items() if key != column)
+            words = (quoted(f"{key}={column}") for key, column in columns.items() if key != column)
             return " ".join(f"--map {word}" for word in words)
     return None
 
