@@ -1,4 +1,4 @@
-"""Ten AdamW steps from the same adapter over the same batches: PEFT's losses, PEFT's adapter."""
+"""Ten AdamW steps from the same adapter over the same batches: PEFT's losses, its last adapter or the mean of all."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ CLIP = 1.0
 State = dict[str, np.ndarray]
 
 
+@pytest.mark.parametrize("keep", ["last", "better"])
 @pytest.mark.parametrize("base", [TINY_LLAMA, TINY_QWEN2], ids=["llama", "qwen2"])
-def test_ten_steps_are_pefts(tmp_path: Path, base: Any) -> None:
+def test_ten_steps_are_pefts(tmp_path: Path, base: Any, keep: str) -> None:
     path = write_tiny(tmp_path / "m.gguf", base)
     config = TrainConfig(
         model=str(path),
@@ -45,6 +46,7 @@ def test_ten_steps_are_pefts(tmp_path: Path, base: Any) -> None:
         learning_rate=LR,
         schedule="cosine",
         warmup=2,
+        keep=keep,
         max_grad_norm=CLIP,
         compute="fp32",
         seed=SEED,
@@ -52,7 +54,9 @@ def test_ten_steps_are_pefts(tmp_path: Path, base: Any) -> None:
     )
     run = prepare_run(config, data=sequences(10))
     initial = LoRA(models.load(path), RANK, ALPHA, seed=SEED).state()
-    losses, state = _with_peft(path, initial, TokenFile(run.tokens / "train.tokens"), run.config)
+    losses, states = _with_peft(path, initial, TokenFile(run.tokens / "train.tokens"), run.config)
+    weights = [0] * (STEPS - 1) + [1] if keep == "last" else list(range(1, STEPS + 1))
+    state = {name: np.average([each[name] for each in states], 0, weights) for name in initial}
     train_run(run)
     ours = [line["loss"] for line in run.metrics()]
     np.testing.assert_allclose(ours, losses, rtol=1e-4)
@@ -61,12 +65,14 @@ def test_ten_steps_are_pefts(tmp_path: Path, base: Any) -> None:
         error = np.linalg.norm(trained[PEFT_PREFIX + name] - expected)
         assert error <= 1e-3 * np.linalg.norm(expected), name
         assert np.linalg.norm(expected - initial[name]) > 0, f"{name} was not trained"
+    last = np.linalg.norm([np.linalg.norm(states[-1][name] - state[name]) for name in state])
+    assert (last == 0) == (keep == "last")  # or the check could not tell them apart
 
 
 def _with_peft(
     path: Path, initial: State, tokens: TokenFile, config: TrainConfig
-) -> tuple[list[float], State]:
-    """The same training by torch: autograd, AdamW, clip_grad_norm_, a hand-written learning rate."""
+) -> tuple[list[float], list[State]]:
+    """Each step's loss and adapter of the same training by torch: autograd, AdamW, clip_grad_norm_, a rate by hand."""
     model = get_peft_model(
         reference_model(path),
         LoraConfig(r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=list(config.targets)),
@@ -83,7 +89,8 @@ def _with_peft(
         parameters.values(), lr=LR, weight_decay=config.optimizer_options["weight_decay"]
     )
     stream = BatchStream(tokens, SEQ_LEN, BATCH, SEED)
-    losses = []
+    losses: list[float] = []
+    states: list[State] = []
     for step in range(STEPS):
         group = stream.take(ACCUMULATE)
         assert group is not None
@@ -105,4 +112,5 @@ def _with_peft(
         optimizer.param_groups[0]["lr"] = LR * warm
         optimizer.step()
         losses.append(loss.item() / targets)
-    return losses, {name: parameter.detach().numpy() for name, parameter in parameters.items()}
+        states.append({name: parameter.detach().numpy().copy() for name, parameter in parameters.items()})
+    return losses, states

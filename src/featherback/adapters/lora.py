@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -258,6 +259,15 @@ class LoRA:
             raise FeatherbackError("The adapter does not fit this model: " + "; ".join(problems) + ".")
         for layer in range(self.parameters.layers):
             self.load_layer_state(layer, state)
+
+    @contextmanager
+    def holding(self, values: PagedArray) -> Iterator[None]:
+        """Within, the parameters are `values` (layers, size), which stay their owner's."""
+        own, self.parameters = self.parameters, values
+        try:
+            yield
+        finally:
+            self.parameters = own
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor, with Hugging Face's names and layouts, in order."""

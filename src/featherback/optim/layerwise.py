@@ -12,6 +12,7 @@ import numpy as np
 
 from featherback import kernels
 from featherback.host.paged import PagedArray
+from featherback.optim.average import MEAN
 from featherback.optim.rule import Float32, Rule, Turn, as_matrix, tiles
 from featherback.parameters.roles import MATRIX
 from featherback.parameters.slots import Slot, SlotTable
@@ -74,6 +75,11 @@ class LayerwiseOptimizer:
             for name, row in held.items():
                 self.states[name].write(layer, row)
         return finite
+
+    @property
+    def kept(self) -> PagedArray:
+        """The values to keep: their mean, where the rule has it, or the parameters."""
+        return self.states.get(MEAN, self.parameters)
 
     def close(self) -> None:
         """Release the states."""

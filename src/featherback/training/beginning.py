@@ -10,6 +10,7 @@ from featherback.adapters import formats
 from featherback.adapters.formats.peft import FORMAT as PEFT
 from featherback.adapters.lora import LoRA, loraplus_rate
 from featherback.models.model import Model
+from featherback.optim.average import MEAN, begin
 from featherback.training.config import TrainConfig
 from featherback.training.run_directory import RunDirectory
 
@@ -39,12 +40,9 @@ def first_optimizer(
     config: TrainConfig, adapter: LoRA, place: Path | None = None
 ) -> optim.LayerwiseOptimizer:
     """The optimiser before the first step; its states in files of the folder `place`, or in RAM."""
-    return optim.create(
-        config.optimizer,
-        adapter.parameters,
-        adapter.layout.slots,
-        config.optimizer_options,
-        place,
-        partial(loraplus_rate, config.loraplus_ratio),
-        config.seed,
-    )
+    rate = partial(loraplus_rate, config.loraplus_ratio)
+    slots = adapter.layout.slots
+    optimizer = optim.LayerwiseOptimizer(config.rule, adapter.parameters, slots, place, rate, config.seed)
+    if MEAN in optimizer.states:
+        begin(optimizer.states[MEAN], adapter.parameters)
+    return optimizer

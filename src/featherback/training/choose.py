@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from featherback import kernels, methods, optim
+from featherback import kernels, methods
 from featherback.host.machine import Baseline, Machine, is_ram_disk, product_rates
 from featherback.memory import planner
 from featherback.memory.job import Job
@@ -39,7 +39,7 @@ def job_options(config: TrainConfig) -> dict[str, Any]:
         "tokens": config.batch_size * config.sequence,
         "sequence": config.sequence,
         "compute": COMPUTE[0] if config.compute == AUTO else config.compute,  # left open: that needs least
-        "rule": optim.OPTIONS.make(config.optimizer, config.optimizer_options),
+        "rule": config.rule,
         "threads": config.threads or kernels.default_threads(),
         "files": not (config.out and is_ram_disk(Path(config.out))),
     }

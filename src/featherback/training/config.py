@@ -17,6 +17,7 @@ from featherback.errors import FeatherbackError
 from featherback.host.priority import LOWEST
 from featherback.host.sensors import KINDS
 from featherback.models.converted import NONE, QUANTIZE
+from featherback.optim.average import Averaged
 from featherback.options import check, described, flags, option
 from featherback.training import parse
 from featherback.training.loggers import LOGGERS
@@ -271,6 +272,14 @@ class TrainConfig:
         panel=OPTIMISATION,
         help="Steps over which the learning rate rises; below 1, that share of all steps.",
     )
+    keep: str = option(
+        "better",
+        choices=("better", "last"),
+        panel=OPTIMISATION,
+        only_for="lora",
+        help="Which adapter is kept. better: the mean of those after each step, weighted by the step's number, or in "
+        "the end the last, where that is better on held-out data. last: never the mean.",
+    )
     max_grad_norm: float | None = option(
         None,
         least=0,
@@ -448,7 +457,7 @@ class TrainConfig:
         trained = (self.epochs or DEFAULT_EPOCHS) * tokens
         if self.steps is not None:
             trained = self.steps * self.step_tokens
-        return int(MEASURING * 3 * int(trained) / 2)
+        return int(MEASURING * 3 * int(trained) / (3 if self.averages else 2))
 
     @property
     def stops_after(self) -> int | None:
@@ -513,8 +522,18 @@ class TrainConfig:
         from featherback.whole.settings import Whole
 
         kind = {"bf16": TensorType.BF16, "fp32": TensorType.F32}[self.master or MASTER]
+        return Whole(self.rule, kind, self.freeze or ())
+
+    @property
+    def averages(self) -> bool:
+        """Whether the mean of the steps' adapters may be kept."""
+        return self.train == "lora" and self.keep == "better"
+
+    @property
+    def rule(self) -> optim.Rule:
+        """The update rule, with the mean that is kept of an adapter."""
         rule = optim.OPTIONS.make(self.optimizer, self.optimizer_options)
-        return Whole(rule, kind, self.freeze or ())
+        return Averaged(rule=rule) if self.averages else rule
 
     def _check_sizes(self, model: ModelConfig) -> None:
         if self.seq_len is not None and self.seq_len > model.max_position_embeddings:

@@ -67,7 +67,8 @@ def replay(
             optimizer.step(gradients, logged.lr, scale)
             told(logged.step, last)
         out.mkdir(parents=True, exist_ok=True)
-        PEFT.save(adapter, out, run.record.get("base_model"))
+        with adapter.holding(optimizer.kept if _is_mean(run, last) else parameters):
+            PEFT.save(adapter, out, run.record.get("base_model"))
     except OSError as error:
         raise FeatherbackError(f"Cannot write {out}: {error.strerror}.") from error
     finally:
@@ -75,6 +76,12 @@ def replay(
         optimizer.close()
         adapter.close()
     return last
+
+
+def _is_mean(run: RunDirectory, step: int) -> bool:
+    """Whether the run kept, or would have kept, the mean after `step`, if it has one."""
+    measured = run.record.get("evaluations", [])
+    return all(evaluation.get("mean", False) for evaluation in measured if evaluation["step"] == step)
 
 
 def exported_step(run: RunDirectory) -> int:

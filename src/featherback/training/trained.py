@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -45,6 +46,13 @@ class Trained(Protocol):
         """
 
     @property
+    def averages(self) -> bool:
+        """Whether there is a mean of what it was after each step."""
+
+    def showing(self, mean: bool) -> AbstractContextManager[None]:
+        """Within, `method` sees it, to be measured, as it is now, or the mean, if there is one."""
+
+    @property
     def disk_bytes(self) -> int:
         """What it will write, and has not yet."""
 
@@ -57,8 +65,8 @@ class Trained(Protocol):
     def save(self, step: int, progress: Mapping[str, Any], export: bool) -> Path:
         """Write a checkpoint: the file. `export`: as well, and before it is there."""
 
-    def export(self) -> None:
-        """Write what is trained, as it is now, where the user finds it."""
+    def export(self, mean: bool = True) -> None:
+        """Write what is trained, as it is now, or the mean, if there is one, where the user finds it."""
 
     def remove(self) -> None:
         """Delete what `export` wrote."""
@@ -109,6 +117,13 @@ class TrainedAdapter:
         return Outcome(loss, norm)
 
     @property
+    def averages(self) -> bool:
+        return self._config.averages
+
+    def showing(self, mean: bool) -> AbstractContextManager[None]:
+        return self.adapter.holding(self.optimizer.kept if mean else self.adapter.parameters)
+
+    @property
     def disk_bytes(self) -> int:
         arrays = self._arrays()
         parameters = checkpoint.nbytes({PARAMETERS: self.adapter.parameters})
@@ -141,9 +156,10 @@ class TrainedAdapter:
         state = {**progress, "updates": self.optimizer.updates}
         return checkpoint.save(self._run.path, step, self._run.identity, self._arrays(), state)
 
-    def export(self) -> None:
-        # The base's name is on record: asking the model file again would bring its vocabulary into memory.
-        PEFT.save(self.adapter, self._run.path, self._run.record.get("base_model"))
+    def export(self, mean: bool = True) -> None:
+        with self.showing(mean):
+            # The base's name is on record: asking the model file again would bring its vocabulary into memory.
+            PEFT.save(self.adapter, self._run.path, self._run.record.get("base_model"))
 
     def remove(self) -> None:
         PEFT.remove(self._run.path)

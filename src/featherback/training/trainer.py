@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -20,6 +19,7 @@ from featherback.host.meter import MB, Meter
 from featherback.host.priority import step_back
 from featherback.host.sensors import Sensors
 from featherback.models.model import Model
+from featherback.terminal import quoted
 from featherback.training import checkpoint, guard
 from featherback.training.callback import Callback, Guarded, Together, tell_failure
 from featherback.training.evaluation import evaluate
@@ -142,7 +142,7 @@ def _report(run: RunDirectory, callback: Callback) -> None:
     try:
         write_report(run)
     except FeatherbackError as error:
-        again = shlex.join(["featherback", "report", str(run.path)])
+        again = quoted("featherback", "report", run.path)
         callback.tell(Note(f"note: there is no report: {error} {again} makes it later."))
 
 
@@ -322,21 +322,31 @@ class Trainer:
 
         StoppedError if a signal came meanwhile: nothing is recorded then.
         """
-        assert self.held_out is not None
-        progress, config = self.progress, self.config
-        loss = evaluate(
-            self.trained.method, self.held_out, config.sequence, config.batch_size, self._between
-        ).loss
-        guard.check_loss(loss, "the held-out loss", progress.step, progress.step, self.model)
-        progress.evaluations.append({"step": progress.step, "loss": loss})
+        progress = self.progress
+        mean = self.trained.averages and progress.step > 0
+        loss = self._measured(mean)
+        # In the end the learning rate has fallen, and little noise is left in the last.
+        if mean and progress.step >= self.steps and (last := self._measured(mean=False)) < loss:
+            loss, mean = last, False
+        progress.evaluations.append({"step": progress.step, "loss": loss, **({"mean": True} if mean else {})})
         if progress.step:
             if loss < progress.best_loss:
                 progress.best_step, progress.best_loss, progress.stale = progress.step, loss, 0
-                self.trained.export()
+                self.trained.export(mean)
             else:
                 progress.stale += 1
         self.run_directory.update(evaluations=progress.evaluations)
         self.callback.tell(Evaluation(progress.step, loss, best=progress.best_step == progress.step))
+
+    def _measured(self, mean: bool) -> float:
+        assert self.held_out is not None
+        config, step = self.config, self.progress.step
+        with self.trained.showing(mean):
+            found = evaluate(
+                self.trained.method, self.held_out, config.sequence, config.batch_size, self._between
+            )
+        guard.check_loss(found.loss, "the held-out loss", step, step, self.model)
+        return found.loss
 
     def _between(self) -> None:
         self.maps.check()

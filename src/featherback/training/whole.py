@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -60,6 +61,7 @@ class TrainedWeights:
     """All weights of `model`, which is the run's working copy, but those that the run freezes."""
 
     name: ClassVar[str] = "model"
+    averages: ClassVar[bool] = False  # a mean would be as large as the model
 
     def __init__(self, run: RunDirectory, model: Model, plan: Plan) -> None:
         config, whole = run.config, run.config.whole
@@ -111,6 +113,9 @@ class TrainedWeights:
         )
         draw = Draw(self._config.seed, step - 1)
         return self.method.gradients(batch, 1 / n_targets, sink, draw) / n_targets
+
+    def showing(self, mean: bool) -> AbstractContextManager[None]:
+        return nullcontext()
 
     @property
     def disk_bytes(self) -> int:
@@ -169,7 +174,7 @@ class TrainedWeights:
                 shutil.rmtree(folder, ignore_errors=True)
         return path
 
-    def export(self) -> None:
+    def export(self, mean: bool = True) -> None:
         _each(clone_file, self.model.path, self._run.path / self.model.path.name)
 
     def remove(self) -> None:

@@ -1,0 +1,60 @@
+"""The mean of a run's adapters, in which the noise of single steps is averaged out.
+
+Polynomial-decay averaging (Shamir and Zhang, ICML 2013, arXiv 1212.1824, with eta = 1): after step t of a tensor p
+
+    mean = mean + 2 / (t + 1) (p - mean),
+
+so that each step weighs as much as its number. It has nothing to choose, and does not depend on the run's length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from featherback.host.paged import PagedArray
+from featherback.optim.rule import Rule, Tensor, Turn, pieces, tiles
+from featherback.parameters.roles import MATRIX
+
+MEAN = "mean"
+"""The state that holds it, laid out as the parameters are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaged(Rule):
+    """`rule`, with the mean of its values as a further state."""
+
+    rule: Rule
+
+    @property
+    def TEMPORARIES(self) -> int:  # type: ignore[override]  # noqa: N802  # of the class elsewhere, here of its rule
+        return self.rule.TEMPORARIES
+
+    def __post_init__(self) -> None:
+        """`rule` has been checked."""
+
+    def workspace(self, shape: tuple[int, ...], role: str = MATRIX) -> int:
+        return self.rule.workspace(shape, role)
+
+    def state_sizes(self, shape: tuple[int, ...], role: str = MATRIX) -> dict[str, int]:
+        return {**self.rule.state_sizes(shape, role), MEAN: int(np.prod(shape))}
+
+    def update(self, tensor: Tensor, turn: Turn) -> None:
+        self.rule.update(tensor, turn)
+        weight = np.float32(2 / (turn.step + 1))
+        cols = tensor.shape[1]
+        for rows in tiles(tensor.shape):
+            count = (rows.stop - rows.start) * cols
+            with tensor.read(rows) as values, tensor.state(MEAN, rows.start * cols, count) as mean:
+                flat = values.reshape(-1)
+                for part in pieces(flat.shape):
+                    mean[part] += weight * (flat[part] - mean[part])
+
+
+def begin(mean: PagedArray, parameters: PagedArray) -> None:
+    """Set the mean to the parameters, which a layer keeps until its first step."""
+    row = np.empty(parameters.size, np.float32)
+    for layer in range(parameters.layers):
+        parameters.read(layer, row)
+        mean.write(layer, row)
