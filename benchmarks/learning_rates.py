@@ -20,12 +20,14 @@ import json
 import math
 import random
 import re
+import statistics
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,9 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="paragraphs, one a line")
     parser.add_argument("--kinds", default="tone,extract,code,text")
     parser.add_argument("--share", type=float, default=1.0, help="of the examples that are trained on")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="runs for each rate, of which the mean loss is taken"
+    )
     parser.add_argument("--all", action="store_true", help="leave out no rate")
     parser.add_argument("--log", type=Path, help="file of the runs, a line each")
     options = parser.parse_args()
@@ -52,7 +57,9 @@ def main() -> None:
         found = {}
         for kind in options.kinds.split(","):
             train, held = KINDS[kind](options.text, Path(place), options.share)
-            measure = _measure(options.model, kind, options.share, train, held, Path(place), options.log)
+            what = {"model": options.model.name, "data": kind, "share": options.share}
+            run = partial(_run, options.model, train, held, Path(place))
+            measure = partial(_measure, run, what, options.seeds, options.log)
             found[kind] = walk(measure, options.all)
     print(markdown(found))
 
@@ -75,36 +82,38 @@ def walk(measure: Callable[[float | None], tuple[float, float]], every: bool) ->
 
 
 def _measure(
-    model: Path, kind: str, share: float, train: Path, held: Path, place: Path, log: Path | None
-) -> Callable[[float | None], tuple[float, float]]:
-    """rate -> the rate that the run took, and the held-out loss of the adapter that it kept."""
-    known = [json.loads(line) for line in log.read_text().splitlines()] if log and log.exists() else []
-
-    def measure(rate: float | None) -> tuple[float, float]:
-        what = {"model": model.name, "data": kind, "share": share, "named": rate}
-        for line in known:
-            if all(line[key] == value for key, value in what.items()):
-                return line["lr"], line["best_eval_loss"]
-        line = what | _run(model, train, held, place, rate)
-        print(line, flush=True)
-        if log:
-            with log.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-        return line["lr"], line["best_eval_loss"]
-
-    return measure
+    run: Callable[[float | None, int], dict[str, Any]],
+    what: dict[str, Any],
+    seeds: int,
+    log: Path | None,
+    rate: float | None,
+) -> tuple[float, float]:
+    """The rate that the runs took, and the held-out loss of the adapters that they kept, the mean over seeds."""
+    lines = [_logged(run, what | {"named": rate, "seed": seed}, log) for seed in range(seeds)]
+    return lines[0]["lr"], statistics.fmean(line["best_eval_loss"] for line in lines)
 
 
-def _run(model: Path, train: Path, held: Path, place: Path, rate: float | None) -> dict[str, Any]:
+def _logged(
+    run: Callable[[float | None, int], dict[str, Any]], what: dict[str, Any], log: Path | None
+) -> dict[str, Any]:
+    """What `run` finds, or found when it was logged."""
+    for known in log.read_text().splitlines() if log and log.exists() else []:
+        if what.items() <= (line := json.loads(known)).items():
+            return dict(line)
+    line = what | run(what["named"], what["seed"])
+    print(line, flush=True)
+    if log:
+        with log.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    return line
+
+
+def _run(model: Path, train: Path, held: Path, place: Path, rate: float | None, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=place) as folder:
         out = Path(folder) / "run"
         command = [sys.executable, "-m", "featherback", "train", str(model), f"--data={train}"]
-        command += [
-            f"--eval-data={held}",
-            f"--out={out}",
-            "--samples=0",
-            *([] if rate is None else [f"--lr={rate:g}"]),
-        ]
+        command += [f"--eval-data={held}", f"--out={out}", f"--seed={seed}", "--samples=0"]
+        command += [] if rate is None else [f"--lr={rate:g}"]
         start = time.monotonic()
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         run = RunDirectory.open(out)

@@ -41,7 +41,7 @@ def main() -> None:
         held_out.write_text(options.held_out.read_text()[: options.pieces * 4 * 256])  # four bytes a token
         out = folder / "run"
         words = [f"--data={options.train}", f"--eval-data={held_out}", f"--out={out}"]
-        words += [f"--steps={options.steps}", f"--eval-every={options.steps}", "--samples=0"]
+        words += [f"--steps={options.steps}", f"--eval-every={options.steps}", "--samples=0", "--keep=last"]
         command = [sys.executable, "-m", "featherback", "train", str(options.model), *words]
         subprocess.run(command, check=True)
         run = RunDirectory.open(out)

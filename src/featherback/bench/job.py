@@ -172,6 +172,7 @@ def train_ours(
             "steps": steps,
             "eval_every": steps,
             "samples": 0,
+            "keep": "last",  # PEFT has no other
             **flags,
         }
         words = [f"--{name.replace('_', '-')}={value}" for name, value in named.items()]

@@ -34,10 +34,14 @@ def container_of(data: Input) -> Container:
     )
 
 
+def suffixes() -> set[str]:
+    """Ends of the names of files that hold data, with their dots, in lower case."""
+    return {suffix for name in CONTAINERS.names for suffix in CONTAINERS[name].suffixes}
+
+
 def is_name_of_data(name: str) -> bool:
     """Whether a file called so would hold data, JSON aside."""
-    ends = {suffix for each in CONTAINERS.names for suffix in CONTAINERS[each].suffixes} - {".json"}
-    return Path(name).suffix.lower() in ends
+    return Path(name).suffix.lower() in suffixes() - {".json"}
 
 
 def seems_data(path: Path, head: bytes) -> bool:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from featherback.data.containers import CONTAINERS
+from featherback.data.containers import suffixes
 from featherback.data.containers.base import Document, Texts
 from featherback.data.containers.text import CONTAINER as TEXT
 from featherback.data.containers.text import read_text
@@ -46,7 +46,7 @@ def texts_in(folder: Path) -> tuple[list[Path], list[Path]]:
     FeatherbackError if there is none, or if there is another file with data, which is to be named itself.
     """
     found, data, others = [], [], []
-    known = {suffix for name in CONTAINERS.names for suffix in CONTAINERS[name].suffixes}
+    known = suffixes()
     for at, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
