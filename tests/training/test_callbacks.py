@@ -45,7 +45,9 @@ def test_events_are_what_the_run_directory_holds(tiny_path: Path, tmp_path: Path
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert [event.values() for event in heard.of(Step)] == lines
     record = RunDirectory.open(run.path).record
-    told = [{"step": event.step, "loss": event.eval_loss} for event in heard.of(Evaluation)]
+    told = [
+        {"step": event.step, "loss": event.eval_loss, "mean": event.mean} for event in heard.of(Evaluation)
+    ]
     assert told == record["evaluations"]
     assert [event.step for event in heard.of(Evaluation) if event.best][-1] == record["summary"]["best_step"]
     assert [event.step for event in heard.of(Saved)] == [2, 4, 6]

@@ -277,8 +277,7 @@ class TrainConfig:
         choices=("better", "last"),
         panel=OPTIMISATION,
         only_for="lora",
-        help="Which adapter is kept. better: the mean of those after each step, weighted by the step's number, or in "
-        "the end the last, where that is better on held-out data. last: never the mean.",
+        help="What is kept: the mean of the steps' adapters, or the last if that is better in the end; or always the last.",
     )
     max_grad_norm: float | None = option(
         None,

@@ -54,6 +54,7 @@ class Evaluation(Event):
     step: int
     eval_loss: float  #: nats per token
     best: bool  #: the lowest after training began: the run directory has this adapter
+    mean: bool = False  #: measured of the mean of the steps' adapters, and not of this step's
 
 
 @dataclass(frozen=True)

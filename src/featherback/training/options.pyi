@@ -112,8 +112,8 @@ class TrainOptions(TypedDict, total=False):
     warmup: float
     """Steps over which the learning rate rises; below 1, that share of all steps. Default: 0."""
     keep: Literal['better', 'last']
-    """Which adapter is kept. better: the mean of those after each step, weighted by the step's number, or in
-    the end the last, where that is better on held-out data. last: never the mean. Default: better."""
+    """What is kept: the mean of the steps' adapters, or the last if that is better in the end; or always the
+    last. Default: better."""
     max_grad_norm: float | None
     """Clip the gradient to this norm. 0: never. A whole model's takes a second backward pass. Default: 1; 0
     with --train full."""

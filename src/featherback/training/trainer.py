@@ -328,7 +328,7 @@ class Trainer:
         # In the end the learning rate has fallen, and little noise is left in the last.
         if mean and progress.step >= self.steps and (last := self._measured(mean=False)) < loss:
             loss, mean = last, False
-        progress.evaluations.append({"step": progress.step, "loss": loss, **({"mean": True} if mean else {})})
+        progress.evaluations.append({"step": progress.step, "loss": loss, "mean": mean})
         if progress.step:
             if loss < progress.best_loss:
                 progress.best_step, progress.best_loss, progress.stale = progress.step, loss, 0
@@ -336,7 +336,8 @@ class Trainer:
             else:
                 progress.stale += 1
         self.run_directory.update(evaluations=progress.evaluations)
-        self.callback.tell(Evaluation(progress.step, loss, best=progress.best_step == progress.step))
+        best = progress.best_step == progress.step
+        self.callback.tell(Evaluation(progress.step, loss, best, mean))
 
     def _measured(self, mean: bool) -> float:
         assert self.held_out is not None
