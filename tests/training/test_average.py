@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +15,14 @@ from featherback.adapters import formats
 from featherback.data.token_file import TokenFile
 from featherback.memory.plan import Plan
 from featherback.methods import create
+from featherback.optim.average import Averaged
+from featherback.training.choose import job_of
+from featherback.training.config import TrainConfig
 from featherback.training.evaluation import evaluate
 from featherback.training.run_directory import RunDirectory
 
 
-@pytest.mark.parametrize("options", [{}, {"dora": True}, {"method": "lcsb"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"dora": True}, {"method": "lcsb"}, {"learning_rate": 0.3}], ids=str)
 def test_what_is_kept_is_what_was_measured(start: Start, options: dict[str, Any]) -> None:
     options = {"steps": 6, "eval_seed": 9, "eval_every": 3, **options}
     run, last = start("better", **options), start("last", keep="last", **options)
@@ -48,3 +54,33 @@ def test_in_the_end_the_better_is_kept(start: Start, rate: float, mean: bool) ->
     end, last = (_measured(start(keep, keep=keep, **options))[-1] for keep in ("better", "last"))
     assert end.get("mean", False) == mean
     assert (end["loss"] < last["loss"]) == mean
+
+
+def test_a_layer_that_has_not_moved_is_what_it_was(start: Start) -> None:
+    options: dict[str, Any] = {"steps": 2, "eval_seed": 9, "eval_every": 1, "method": "lcsb", "dora": True}
+    ours, last = (_measured(start(keep, keep=keep, **options))[1] for keep in ("better", "last"))
+    assert ours["loss"] == last["loss"]  # the mean over one step
+
+
+def test_plans_count_the_mean(tiny_path: Path) -> None:
+    model = models.load(tiny_path)
+    config = TrainConfig(model=str(tiny_path), out="run").for_model(model)
+    better, last = (job_of(replace(config, keep=keep), model) for keep in ("better", "last"))
+    assert better.state_bytes - last.state_bytes == 4 * better.layers * better.layer_floats
+    assert better.disk_bytes > last.disk_bytes
+    assert better.moved_states > last.moved_states
+    full = TrainConfig(model=str(tiny_path), out="run", train="full")
+    assert not full.averages
+    assert not isinstance(full.rule, Averaged)
+
+
+def test_a_run_of_a_version_without_it_goes_on_as_it_began(start: Start) -> None:
+    options: dict[str, Any] = {"schedule": "constant", "eval_seed": 9, "eval_every": 2}
+    whole = start("whole", keep="last", steps=4, **options)
+    run = start("run", keep="last", steps=2, **options)
+    record = json.loads((run.path / "run.json").read_text())
+    del record["configuration"]["keep"]
+    run.update(configuration=record["configuration"])
+    assert RunDirectory.open(run.path).config.keep == "last"
+    start("run", keep=None, steps=4, resume=True, **options)
+    assert _measured(run)[1:] == _measured(whole)[1:]

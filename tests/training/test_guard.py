@@ -74,6 +74,24 @@ def test_parameters_that_explode_are_thrown_away_with_what_was_saved_of_them(
     assert [line["step"] for line in resumed.metrics()] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("keep", ["better", "last"])
+def test_a_mean_that_was_measured_outlives_the_step_that_is_thrown_away(
+    start: Start, tmp_path: Path, keep: str
+) -> None:
+    original = guard.check_loss
+
+    def planted(loss: float, what: str, step: int, doubtful: int, model: Any) -> None:
+        original(1e6 if (what, step) == ("the loss", 4) else loss, what, step, doubtful, model)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("featherback.training.guard.check_loss", planted)
+        with pytest.raises(FeatherbackError) as raised:
+            start("run", steps=6, save_every=1, eval_seed=9, eval_every=1, learning_rate=1e-3, keep=keep)
+    best = {"better": 3, "last": 2}[keep]
+    assert f"adapter of step {best}" in str(raised.value)
+    assert (tmp_path / "run" / "adapter_model.safetensors").exists()
+
+
 def test_a_held_out_loss_that_is_not_finite_is_told(start: Start, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("featherback.methods.base.Method.loss", lambda *_: float("nan"))

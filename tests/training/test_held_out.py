@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,6 +129,8 @@ def test_measuring_takes_a_fifth_of_the_time_at_most() -> None:
     config = TrainConfig(model="m", out="o", seq_len=100, batch_size=2, accumulate=5)
     assert config.measured_every(1000, held_out=1000) == 100
     assert config.measured_every(1000, held_out=600_000) == 1000
+    assert config.most_held_out(1000) == 600  # measured once before and, the mean and the last, twice after
+    assert replace(config, keep="last").most_held_out(1000) == 900
     assert TrainConfig(model="m", out="o", eval_every=7).measured_every(1000, 600_000) == 7
 
 

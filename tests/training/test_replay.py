@@ -73,6 +73,13 @@ def test_the_same_bits(start: Start, tmp_path: Path, options: dict[str, Any]) ->
     check(start(**{**LOGGED, **options}), tmp_path)
 
 
+def test_of_a_run_whose_last_adapter_is_the_better(start: Start, tmp_path: Path) -> None:
+    run = start(**LOGGED, eval_seed=9, eval_every=6, learning_rate=0.03, seed=1)
+    last = RunDirectory.open(run.path).record["evaluations"][-1]
+    assert (last["step"], last["mean"]) == (6, False)
+    check(run, tmp_path)
+
+
 def test_of_a_run_that_starts_from_another(start: Start, tmp_path: Path) -> None:
     first = start("first", steps=2)
     check(start("second", start=str(first.path), rank=None, **LOGGED), tmp_path)

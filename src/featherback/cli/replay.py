@@ -22,6 +22,7 @@ def replay(
 ) -> None:
     """Make the adapter of a MeZO run again from its options and its log of directions, without its data.
 
+    It is the mean of the steps' adapters, as in the run, unless that kept its last (--keep).
     RUN needs run.json and directions.log, and start/ if the run began with --from. The model is opened where it lay.
 
     Example: featherback replay notes-adapter --out notes-again

@@ -4,11 +4,13 @@ Polynomial-decay averaging (Shamir and Zhang, ICML 2013, arXiv 1212.1824, with e
 
     mean = mean + 2 / (t + 1) (p - mean),
 
-so that each step weighs as much as its number. It has nothing to choose, and does not depend on the run's length.
+so that each step weighs as much as its number, among those that moved the tensor. It has nothing to choose, and does
+not depend on the run's length.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,14 +33,11 @@ class Averaged(Rule):
     def TEMPORARIES(self) -> int:  # type: ignore[override]  # noqa: N802  # of the class elsewhere, here of its rule
         return self.rule.TEMPORARIES
 
-    def __post_init__(self) -> None:
-        """`rule` has been checked."""
-
     def workspace(self, shape: tuple[int, ...], role: str = MATRIX) -> int:
         return self.rule.workspace(shape, role)
 
     def state_sizes(self, shape: tuple[int, ...], role: str = MATRIX) -> dict[str, int]:
-        return {**self.rule.state_sizes(shape, role), MEAN: int(np.prod(shape))}
+        return {**self.rule.state_sizes(shape, role), MEAN: math.prod(shape)}
 
     def update(self, tensor: Tensor, turn: Turn) -> None:
         self.rule.update(tensor, turn)

@@ -277,7 +277,8 @@ class TrainConfig:
         choices=("better", "last"),
         panel=OPTIMISATION,
         only_for="lora",
-        help="What is kept: the mean of the steps' adapters, or the last if that is better in the end; or always the last.",
+        help="What is kept: the mean of the steps' adapters, or the last if that is better in the end; or always "
+        "the last.",
     )
     max_grad_norm: float | None = option(
         None,
@@ -567,6 +568,8 @@ class TrainConfig:
         known = {entry.name for entry in fields(cls)}.union(*(own.by_option() for own in CHOICES))
         if unknown := sorted(set(values) - known):
             raise FeatherbackError(f"The run is of another version of Featherback ({', '.join(unknown)}).")
+        if "keep" not in values and values.get("train", "lora") == "lora":
+            values = {**values, "keep": "last"}  # of a version that knew no other
         return cls.of(**values)
 
 

@@ -31,7 +31,7 @@ def replay(
     model: Model | None = None,
     told: Callable[[int, int], None] = lambda step, last: None,
 ) -> int:
-    """Write the adapter of a run after `step` to the folder `out`, and return the step.
+    """Write the adapter that a run kept, or would have kept, after `step` to the folder `out`, and return the step.
 
     `step` None: that of the adapter in the run's directory. `model`: the run's, if it is open already. `told`: called
     after each step with its number and the last one's. FeatherbackError if the run kept no log, or it is not whole.

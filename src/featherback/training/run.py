@@ -44,7 +44,8 @@ class Run:
 
     @cached_property
     def adapter(self) -> LoRA:
-        """The adapter: the last one, or the one of the lowest held-out loss where there are held-out data.
+        """The adapter that was kept: the one of the lowest held-out loss, or without held-out data the mean over all
+        steps; with `keep="last"` never a mean.
 
         FeatherbackError if the run trained the model itself: that is `trained_model`.
         """

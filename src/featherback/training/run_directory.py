@@ -161,7 +161,10 @@ class RunDirectory:
 
     @property
     def _origin(self) -> list[Any]:
-        return [sorted(self.config.fixed().items()), self.record.get("model")]
+        fixed = self.config.fixed()
+        if not self.config.averages:
+            del fixed["keep"]  # as in runs of versions that did not have it
+        return [sorted(fixed.items()), self.record.get("model")]
 
     @property
     def plan(self) -> Plan:
@@ -390,6 +393,8 @@ def _wrong_entry(record: dict[str, Any]) -> str | None:
         if not isinstance(evaluation, dict) or not all(
             is_number(evaluation.get(k)) for k in ("step", "loss")
         ):
+            return "evaluations"
+        if not isinstance(evaluation.get("mean", False), bool):
             return "evaluations"
     peaks = [record.get("summary", {}).get(name, 0) for name in ("peak_footprint_mb", "peak_rss_mb")]
     return None if all(map(is_number, peaks)) else "summary"

@@ -65,7 +65,7 @@ class Trained(Protocol):
     def save(self, step: int, progress: Mapping[str, Any], export: bool) -> Path:
         """Write a checkpoint: the file. `export`: as well, and before it is there."""
 
-    def export(self, mean: bool = True) -> None:
+    def export(self, mean: bool) -> None:
         """Write what is trained, as it is now, or the mean, if there is one, where the user finds it."""
 
     def remove(self) -> None:
@@ -150,13 +150,13 @@ class TrainedAdapter:
 
     def save(self, step: int, progress: Mapping[str, Any], export: bool) -> Path:
         if export:
-            self.export()
+            self.export(mean=True)
         if self.log is not None:
             self.log.sync()
         state = {**progress, "updates": self.optimizer.updates}
         return checkpoint.save(self._run.path, step, self._run.identity, self._arrays(), state)
 
-    def export(self, mean: bool = True) -> None:
+    def export(self, mean: bool) -> None:
         with self.showing(mean):
             # The base's name is on record: asking the model file again would bring its vocabulary into memory.
             PEFT.save(self.adapter, self._run.path, self._run.record.get("base_model"))

@@ -325,7 +325,8 @@ class Trainer:
         progress = self.progress
         mean = self.trained.averages and progress.step > 0
         loss = self._measured(mean)
-        # In the end the learning rate has fallen, and little noise is left in the last.
+        guard.check_loss(loss, "the held-out loss", progress.step, progress.step, self.model)
+        # In the end the learning rate has fallen, and little noise is left in the last: it may be the better.
         if mean and progress.step >= self.steps and (last := self._measured(mean=False)) < loss:
             loss, mean = last, False
         progress.evaluations.append({"step": progress.step, "loss": loss, "mean": mean})
@@ -341,13 +342,11 @@ class Trainer:
 
     def _measured(self, mean: bool) -> float:
         assert self.held_out is not None
-        config, step = self.config, self.progress.step
+        config = self.config
         with self.trained.showing(mean):
-            found = evaluate(
+            return evaluate(
                 self.trained.method, self.held_out, config.sequence, config.batch_size, self._between
-            )
-        guard.check_loss(found.loss, "the held-out loss", step, step, self.model)
-        return found.loss
+            ).loss
 
     def _between(self) -> None:
         self.maps.check()
@@ -366,7 +365,7 @@ class Trainer:
         run, name = self.run_directory, self.trained.name
         checkpoint.discard(run.path, step)
         best = self.progress.best_step
-        if best is not None and best < step:
+        if best is not None and (best < step or self._is_of_mean(best)):
             return f"The {name} of step {best}, of the lowest held-out loss, is kept."
         try:
             state, _ = self.trained.restore()
@@ -375,8 +374,12 @@ class Trainer:
         if state is None:
             self.trained.remove()
             return f"No {name} had been saved before."
-        self.trained.export()
+        self.trained.export(mean=True)
         return f"The checkpoint and the {name} of step {state['step']} are kept."
+
+    def _is_of_mean(self, step: int) -> bool:
+        """Whether the held-out loss after `step` is the mean's, which was found good whatever became of the step."""
+        return any(each["step"] == step and each["mean"] for each in self.progress.evaluations)
 
     def _finish(self, status: str) -> None:
         totals = Totals(self.run_directory.metrics())

@@ -174,7 +174,7 @@ class TrainedWeights:
                 shutil.rmtree(folder, ignore_errors=True)
         return path
 
-    def export(self, mean: bool = True) -> None:
+    def export(self, mean: bool) -> None:
         _each(clone_file, self.model.path, self._run.path / self.model.path.name)
 
     def remove(self) -> None:
