@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from featherback.optim.rule import Elementwise, Float32, Turn, pieces
+from featherback.optim.rules.adamw import AdamW
 from featherback.options import option
 
 
@@ -17,9 +18,9 @@ class Lion(Elementwise):
     """u = sign(beta1 m + (1 - beta1) g);  p = p (1 - lr weight_decay) - lr u;  m = beta2 m + (1 - beta2) g"""
 
     # Three to ten times smaller than AdamW's, the paper says, as every value moves by a whole step.
-    LEARNING_RATE: ClassVar[float] = 2.4e-4
+    LEARNING_RATE: ClassVar[float] = AdamW.LEARNING_RATE / 5
     FULL_LEARNING_RATE: ClassVar[float] = 4e-6
-    WIDTH_POWER: ClassVar[float] = -0.9
+    WIDTH_POWER: ClassVar[float] = AdamW.WIDTH_POWER
     STATES: ClassVar[tuple[str, ...]] = ("first_moment",)  # m
 
     beta1: float = option(0.9, least=0, below=1, help="Share of the momentum in a step.")
