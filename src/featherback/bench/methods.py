@@ -147,7 +147,7 @@ def train_row(
         seq_len=SEQUENCE,
         cut=True,
         compute="bf16",  # the same for all rows
-        keep="last",  # as whole models do
+        **({} if row.options.get("train") == "full" else {"keep": "last"}),  # as whole models do
         **held_out,
         **row.options,
     ).for_model(model)
