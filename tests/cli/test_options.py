@@ -44,7 +44,7 @@ def test_train_has_every_field_and_every_own_option(help_of: Any) -> None:
             for kind in kinds.values():
                 assert described(kind)[name].help in shown[flags(kind, name)[0]]
     assert "|".join(methods.METHODS.names) in shown["--method"]
-    for text in ("adamw, adamw8bit: 0.002 at a width of 576 to 0.00019 at 4096", "sgd: 0.1"):
+    for text in ("adamw, adamw8bit: 0.002 at a width of 576 to 0.00011 at 4096", "sgd: 0.1"):
         assert text in " ".join(shown["--lr"].replace("│", " ").split())
     assert "0.9 for adamw" in shown["--beta1"]
     assert "0.01 (0.001 with --train full) for mezo" in shown["--epsilon"]

@@ -76,8 +76,8 @@ class TrainOptions(TypedDict, total=False):
     epochs: float | None
     """Passes over the data, instead of --steps; 0.5 is half of them. Default: 3."""
     lr: float | None
-    """Peak learning rate. Default: adamw, adamw8bit: 0.002 at a width of 576 to 0.00019 at 4096; lion: 0.0004
-    at a width of 576 to 3.8e-05 at 4096; lomo, sgd: 0.1. Whole models: adafactor, lomo, sgd: 0.001; adalomo:
+    """Peak learning rate. Default: adamw, adamw8bit: 0.002 at a width of 576 to 0.00011 at 4096; lion: 0.0004
+    at a width of 576 to 2.1e-05 at 4096; lomo, sgd: 0.1. Whole models: adafactor, lomo, sgd: 0.001; adalomo:
     0.0005; adamw, adamw8bit: 2e-05; apollo, apollo_mini: 4e-05; lion: 4e-06; mlorc: 0.0001; mezo: 1e-06 with
     any."""
     learning_rate: float | None

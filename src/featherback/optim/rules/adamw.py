@@ -17,9 +17,9 @@ class AdamW(Elementwise):
     p -= lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p)
     """
 
-    LEARNING_RATE: ClassVar[float] = 1e-3  # docs/decisions/defaults.md
+    LEARNING_RATE: ClassVar[float] = 8.5e-4  # docs/decisions/defaults.md
     FULL_LEARNING_RATE: ClassVar[float] = 2e-5
-    WIDTH_POWER: ClassVar[float] = -1.2
+    WIDTH_POWER: ClassVar[float] = -1.5
     STATES: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")  # m, v
 
     beta1: float = option(0.9, least=0, below=1, help="Decay of the gradient's running mean.")
