@@ -11,18 +11,12 @@ from featherback import optim
 from featherback.host.paged import PagedArray
 from featherback.optim.average import MEAN, Averaged, begin
 from featherback.parameters.slots import SlotTable
+from tests.optim.paged import as_rows
 
 STEPS = 9
 SLOTS = SlotTable(
     [{"a": (3, 5), "b": (600, 700)}, {"a": (3, 5)}]
 )  # b is more than a tile; the second row is not filled
-
-
-def _rows(paged: PagedArray) -> np.ndarray:
-    out = np.empty((paged.layers, paged.size), np.float32)
-    for layer in range(paged.layers):
-        paged.read(layer, out[layer])
-    return out
 
 
 def _parameters() -> PagedArray:
@@ -44,8 +38,8 @@ def test_each_step_weighs_as_much_as_its_number(tmp_path: Path, name: str, in_fi
     plain = optim.LayerwiseOptimizer(rule, alone, SLOTS)
     ours = optim.LayerwiseOptimizer(Averaged(rule=rule), averaged, SLOTS, tmp_path if in_files else None)
     begin(ours.states[MEAN], averaged)
-    first = _rows(averaged)
-    np.testing.assert_array_equal(_rows(ours.kept), first)
+    first = as_rows(averaged)
+    np.testing.assert_array_equal(as_rows(ours.kept), first)
     after = []
     for step in range(STEPS):
         gradients = PagedArray(SLOTS.layers, SLOTS.size)
@@ -53,11 +47,11 @@ def test_each_step_weighs_as_much_as_its_number(tmp_path: Path, name: str, in_fi
         gradients.write(0, rng.standard_normal(SLOTS.size).astype(np.float32))  # none for the second layer
         for optimizer in (plain, ours):
             assert optimizer.step(gradients, 0.1)
-        after.append(_rows(averaged).astype(np.float64))
-    np.testing.assert_array_equal(_rows(averaged), _rows(alone))  # the rule does what it does
+        after.append(as_rows(averaged).astype(np.float64))
+    np.testing.assert_array_equal(as_rows(averaged), as_rows(alone))  # the rule does what it does
     expected = np.average(after, 0, range(1, STEPS + 1))
-    np.testing.assert_allclose(_rows(ours.kept)[0], expected[0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(_rows(ours.kept)[1], first[1])
+    np.testing.assert_allclose(as_rows(ours.kept)[0], expected[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(as_rows(ours.kept)[1], first[1])
     assert np.abs(expected[0] - after[-1][0]).max() > 0.01
     assert plain.kept is alone
     plain.close()

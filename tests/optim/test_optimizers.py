@@ -22,6 +22,7 @@ from tests.optim.adalomo import adalomo
 from tests.optim.adamw8bit import AdamW8bit
 from tests.optim.apollo import apollo_full, apollo_mini
 from tests.optim.mlorc import mlorc
+from tests.optim.paged import as_rows
 from tests.optim.per_tensor import PerTensor, adafactor, lion, lomo
 from tests.support.tiny_models import write_tiny
 
@@ -53,13 +54,6 @@ def adapter(tmp_path: Path) -> LoRA:
     return LoRA(models.load(write_tiny(tmp_path / "m.gguf")), rank=3, targets="q,down", seed=5)
 
 
-def _rows(paged: PagedArray) -> np.ndarray:
-    out = np.empty((paged.layers, paged.size), np.float32)
-    for layer in range(paged.layers):
-        paged.read(layer, out[layer])
-    return out
-
-
 def _random_gradients(adapter: LoRA, seed: int) -> PagedArray:
     parameters = adapter.parameters
     gradients = PagedArray(parameters.layers, parameters.size)
@@ -72,7 +66,7 @@ def _random_gradients(adapter: LoRA, seed: int) -> PagedArray:
 @pytest.mark.parametrize("in_files", [False, True])
 @pytest.mark.parametrize("name", optim.RULES.names)
 def test_steps_are_torchs(adapter: LoRA, tmp_path: Path, name: str, in_files: bool) -> None:
-    start = torch.nn.Parameter(torch.from_numpy(_rows(adapter.parameters)))
+    start = torch.nn.Parameter(torch.from_numpy(as_rows(adapter.parameters)))
     scale = 0.25
     settings = {option: SETTINGS[option] for option in SETTINGS.keys() & described(optim.RULES[name]).keys()}
     optimizer = optim.create(
@@ -83,10 +77,10 @@ def test_steps_are_torchs(adapter: LoRA, tmp_path: Path, name: str, in_files: bo
         lr = 0.01 * (step + 1)
         gradients = _random_gradients(adapter, seed=step)
         optimizer.step(gradients, lr, grad_scale=scale)
-        start.grad = torch.from_numpy(_rows(gradients)) * scale
+        start.grad = torch.from_numpy(as_rows(gradients)) * scale
         theirs.param_groups[0]["lr"] = lr
         theirs.step()
-    np.testing.assert_allclose(_rows(adapter.parameters), start.detach().numpy(), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(as_rows(adapter.parameters), start.detach().numpy(), rtol=2e-5, atol=2e-6)
     assert set(optimizer.updates) == {STEPS}
     assert {path.stem for path in tmp_path.glob("*.f32")} == (set(optimizer.states) if in_files else set())
     optimizer.close()
@@ -117,16 +111,16 @@ def test_loraplus_is_torchs_parameter_groups(adapter: LoRA, name: str) -> None:
 
 
 def test_options_reach_the_update(adapter: LoRA) -> None:
-    start = torch.nn.Parameter(torch.from_numpy(_rows(adapter.parameters)))
+    start = torch.nn.Parameter(torch.from_numpy(as_rows(adapter.parameters)))
     settings = {"beta1": 0.5, "beta2": 0.7, "eps": 1e-3}
     optimizer = optim.create("adamw", adapter.parameters, adapter.layout.slots, settings)
     theirs = torch.optim.AdamW([start], lr=0.01, betas=(0.5, 0.7), eps=1e-3, weight_decay=0.0)
     for step in range(STEPS):
         gradients = _random_gradients(adapter, seed=step)
         optimizer.step(gradients, 0.01)
-        start.grad = torch.from_numpy(_rows(gradients))
+        start.grad = torch.from_numpy(as_rows(gradients))
         theirs.step()
-    np.testing.assert_allclose(_rows(adapter.parameters), start.detach().numpy(), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(as_rows(adapter.parameters), start.detach().numpy(), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", optim.RULES.names)
@@ -146,7 +140,7 @@ def test_every_optimiser_declares_itself(name: str) -> None:
 def test_clipping_is_torchs(adapter: LoRA) -> None:
     gradients = _random_gradients(adapter, seed=0)
     parameter = torch.nn.Parameter(torch.zeros(adapter.parameters.layers, adapter.parameters.size))
-    parameter.grad = torch.from_numpy(_rows(gradients))
+    parameter.grad = torch.from_numpy(as_rows(gradients))
     norm = optim.global_norm(gradients)
     theirs = torch.nn.utils.clip_grad_norm_([parameter], max_norm=0.5)
     assert norm == pytest.approx(theirs.item(), rel=1e-6)

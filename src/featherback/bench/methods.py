@@ -77,7 +77,8 @@ class Learned:
 def rows(names: Sequence[str] = (), factors: Sequence[float] = (1.0,)) -> list[Row]:
     """Every method for adapters and every optimiser for whole models, or those of these names, at rates of these
     factors of their defaults."""
-    lora = [Row(name, {"method": name, **_suited(name)}) for name in METHODS.names]
+    of_all = {"keep": "last"}  # as whole models do
+    lora = [Row(name, {"method": name, **of_all, **_suited(name)}) for name in METHODS.names]
     lora.sort(
         key=lambda row: row.name != TrainConfig(model="", out="").method
     )  # the default is the measure of time
@@ -147,7 +148,6 @@ def train_row(
         seq_len=SEQUENCE,
         cut=True,
         compute="bf16",  # the same for all rows
-        **({} if row.options.get("train") == "full" else {"keep": "last"}),  # as whole models do
         **held_out,
         **row.options,
     ).for_model(model)

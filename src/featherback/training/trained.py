@@ -45,10 +45,6 @@ class Trained(Protocol):
         DivergenceError if what is trained is in doubt after it.
         """
 
-    @property
-    def averages(self) -> bool:
-        """Whether there is a mean of what it was after each step."""
-
     def showing(self, mean: bool) -> AbstractContextManager[None]:
         """Within, `method` sees it, to be measured, as it is now, or the mean, if there is one."""
 
@@ -115,10 +111,6 @@ class TrainedAdapter:
             self.log.append(step, lr, slopes)
             slopes.clear()
         return Outcome(loss, norm)
-
-    @property
-    def averages(self) -> bool:
-        return self._config.averages
 
     def showing(self, mean: bool) -> AbstractContextManager[None]:
         return self.adapter.holding(self.optimizer.kept if mean else self.adapter.parameters)

@@ -323,7 +323,7 @@ class Trainer:
         StoppedError if a signal came meanwhile: nothing is recorded then.
         """
         progress = self.progress
-        mean = self.trained.averages and progress.step > 0
+        mean = self.config.averages and progress.step > 0
         loss = self._measured(mean)
         guard.check_loss(loss, "the held-out loss", progress.step, progress.step, self.model)
         # In the end the learning rate has fallen, and little noise is left in the last: it may be the better.
@@ -379,7 +379,7 @@ class Trainer:
 
     def _is_of_mean(self, step: int) -> bool:
         """Whether the held-out loss after `step` is the mean's, which was found good whatever became of the step."""
-        return any(each["step"] == step and each["mean"] for each in self.progress.evaluations)
+        return any(each["step"] == step and each.get("mean") for each in self.progress.evaluations)
 
     def _finish(self, status: str) -> None:
         totals = Totals(self.run_directory.metrics())

@@ -61,7 +61,6 @@ class TrainedWeights:
     """All weights of `model`, which is the run's working copy, but those that the run freezes."""
 
     name: ClassVar[str] = "model"
-    averages: ClassVar[bool] = False  # a mean would be as large as the model
 
     def __init__(self, run: RunDirectory, model: Model, plan: Plan) -> None:
         config, whole = run.config, run.config.whole
@@ -115,7 +114,7 @@ class TrainedWeights:
         return self.method.gradients(batch, 1 / n_targets, sink, draw) / n_targets
 
     def showing(self, mean: bool) -> AbstractContextManager[None]:
-        return nullcontext()
+        return nullcontext()  # there is no mean: it would be as large as the model
 
     @property
     def disk_bytes(self) -> int:

@@ -77,7 +77,6 @@ def _kind(path: Path) -> str:
 
 
 def _next(model: str, named: str, place: Path) -> list[str]:
-
     named_model = ("--model", model) if model == "MODEL" else ()
     return [
         quoted("featherback", "chat", model, "--adapter", named),
