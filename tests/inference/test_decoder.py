@@ -32,9 +32,10 @@ from featherback.architecture.config import ModelConfig
 from featherback.architecture.rope.linear import Linear
 from featherback.architecture.rope.longrope import LongRope
 from featherback.errors import FeatherbackError
-from featherback.inference import decoder as decoder_module
 from featherback.inference.decoder import Decoder
 from featherback.inference.generate import generate_tokens
+from featherback.inference.layout import Layout, layouts
+from featherback.inference.passes import FEW
 from featherback.inference.sampler import Sampler
 from featherback.weights.types import TensorType
 
@@ -97,19 +98,55 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, config: ModelCo
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("compute", ["fp32", "int16", "bf16"])
-def test_the_cache_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compute: str, config: ModelConfig
-) -> None:
+def test_the_cache_changes_nothing(tmp_path: Path, compute: str, config: ModelConfig) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf", config))
     tokens = _tokens(model.config, 21)
     whole = Decoder(model, compute=compute).forward(tokens, every=True)
     single = Decoder(model, compute=compute)
     one_by_one = np.stack([single.forward([token]) for token in tokens])
-    monkeypatch.setattr(decoder_module, "CHUNK", 8)
-    chunked = Decoder(model, compute=compute).forward(tokens, every=True)
+    chunked = Decoder(model, compute=compute, layout=Layout(chunk=8)).forward(tokens, every=True)
     tolerance = {"fp32": 1e-5, "int16": 1e-3, "bf16": 2e-2}[compute] * np.abs(whole).max()
     np.testing.assert_allclose(one_by_one, whole, atol=tolerance)
     np.testing.assert_allclose(chunked, whole, atol=tolerance)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("kind", ["no adapter", "lora", "dora"])
+def test_layouts_change_nothing_but_memory(tmp_path: Path, config: ModelConfig, kind: str) -> None:
+    model = models.load(write_tiny(tmp_path / "m.gguf", config))
+    adapter = None if kind == "no adapter" else LoRA(model, rank=2, alpha=4, dora=kind == "dora")
+    if adapter is not None:
+        random = np.random.default_rng(0)
+        state = {name: random.normal(0, 0.05, value.shape) + value for name, value in adapter.state().items()}
+        adapter.load_state({name: value.astype(np.float32) for name, value in state.items()})
+    tokens, expected = _tokens(model.config, 29), None
+    for layout in [*layouts(), *layouts("streamed")]:
+        decoder = Decoder(model, adapter, 40, "fp32", layout, tmp_path)
+        found = np.concatenate([decoder.forward(part, every=True) for part in (tokens[:20], tokens[20:])])
+        if expected is None:
+            expected = found
+        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+        decoder.close()
+
+
+@pytest.mark.parametrize("layout", [*layouts(), Layout("streamed", "file", 16)], ids=str)
+@pytest.mark.parametrize("config", [TINY_LLAMA, TINY_GEMMA3, TINY_PHI3], ids=["llama", "gemma3", "phi3"])
+def test_a_decoder_takes_what_it_was_counted_to(tmp_path: Path, config: ModelConfig, layout: Layout) -> None:
+    """To the byte: a full cache is reached with the longest chunk, and with the most tokens that take all of F."""
+    model = models.load(write_tiny(tmp_path / "m.gguf", config))
+    adapter, capacity = LoRA(model, rank=3, dora=True), min(layout.chunk + 8, config.max_position_embeddings)
+    decoder = Decoder(model, adapter, capacity, "bf16", layout, tmp_path)
+    first = capacity - min(capacity, layout.chunk)
+    if first:
+        decoder.forward(_tokens(config, first))
+    decoder.forward(_tokens(config, capacity - first), every=True)
+    decoder.rewind(capacity - min(capacity, FEW))
+    decoder.forward(_tokens(config, min(capacity, FEW)), every=True)
+    scratch, held = decoder.arenas
+    assert scratch.high_water == decoder.needs.scratch
+    assert held.high_water == decoder.needs.held
+    assert decoder.needs.total > scratch.high_water + held.high_water
+    decoder.close()
 
 
 def test_a_text_that_outgrows_the_original_context(tmp_path: Path) -> None:

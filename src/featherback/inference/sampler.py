@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,6 @@ class Sampler:
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
-    _random: np.random.Generator = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
@@ -33,7 +33,11 @@ class Sampler:
             raise FeatherbackError(f"--top-k is {self.top_k}; it must be at least 0 (0 = off).")
         if self.seed < 0:
             raise FeatherbackError(f"--seed is {self.seed}; it must be at least 0.")
-        self._random = np.random.default_rng(self.seed)
+
+    @cached_property
+    def _random(self) -> np.random.Generator:
+        """Only what draws loads NumPy's generators, which take 8 MB."""
+        return np.random.default_rng(self.seed)
 
     def __call__(self, logits: NDArray[np.float32]) -> int:
         """The next token, from logits (vocab,)."""

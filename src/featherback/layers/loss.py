@@ -195,12 +195,14 @@ class Head:
                 sink.vector(ctx, NORM, dg)
         return total
 
-    def logits(self, ctx: Context, x: Array, out: Array) -> None:
+    def logits(self, ctx: Context, x: Array, source: HeadSource, out: Array) -> None:
         """out (T, V) from the final residual stream x (T, D)."""
         with ctx.frame():
             hidden = ctx.operands("hidden", *x.shape)
             ctx.ops.rms_norm(x, self.norm, self.eps, hidden)
-            ctx.ops.linear(hidden, ctx.backend.matrix(self.weight), out)
+            for first, last in ctx.tiles(self.weight.rows, ctx.vocab_tile):
+                with source.rows(self.weight, first, last) as part:
+                    ctx.ops.linear(hidden, ctx.backend.matrix(part), out[:, first:last])
             if self.softcap:
                 ctx.ops.softcap(out, self.softcap)
 

@@ -27,6 +27,7 @@ from featherback.layers.loss import Head
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.memory.resources import Resources
+from featherback.memory.stored import StoredSizes
 from featherback.models.model import LayerWeights
 from featherback.optim.rule import Turn
 from featherback.whole.gradients import Gradient, Trains, WeightGradients
@@ -173,8 +174,8 @@ def run_step(
     backend = Counting(plan.compute)
     model = _Shapes(job, layers, head)
     adapter = _BlankAdapter(job) if job.targets else None
-    scratch, intermediates, store = ledger or Ledger(), Ledger(), _NoStore()
-    weights: Any = _BlankWeights(job, layers, backend)
+    scratch, intermediates, store = ledger or Ledger(), Ledger(), NoStore()
+    weights: Any = BlankWeights(job, layers, backend)
     resources = Resources(backend, scratch, intermediates, weights, store, store)
     plan = replace(plan, keep=Counter(name for layer in layers for name in plan.kept(layer)))
     batch = _full_batch(job, plan)
@@ -269,31 +270,31 @@ class _BlankAdapter:
         """There is nothing to read."""
 
 
-class _BlankWeights:
-    """Weights that are shapes alone."""
+class BlankWeights:
+    """Weights that are shapes alone: those of some layers of a model, and its tables."""
 
-    def __init__(self, job: Job, layers: Sequence[int], backend: Counting) -> None:
-        self._job, self._layers, self.release = job, layers, backend.ops.release
+    def __init__(self, sizes: StoredSizes, layers: Sequence[int], backend: Counting) -> None:
+        self._sizes, self._layers, self.release = sizes, layers, backend.ops.release
 
     @contextmanager
     def layer(self, index: int, then: int | None = None) -> Iterator[LayerWeights]:
         layer = self._layers[index]
-        shapes = self._job.blocks[layer].vectors
+        shapes = self._sizes.blocks[layer].vectors
         vectors = {name: Blank(shape, FLOAT) for name, shape in shapes.items()}
-        yield LayerWeights(self._job.stored[layer], vectors)  # type: ignore[arg-type]
+        yield LayerWeights(self._sizes.stored[layer], vectors)  # type: ignore[arg-type]
 
     @contextmanager
-    def rows(self, stored: BlankMatrix, first: int, last: int) -> Iterator[BlankMatrix]:
-        yield stored.slice(rows=(first, last))
+    def rows(self, stored: Any, first: int, last: int) -> Iterator[BlankMatrix]:
+        yield Counting.matrix(stored).slice(rows=(first, last))
 
-    def gather(self, stored: BlankMatrix, ids: NDArray[np.int32], out: Blank) -> None:
+    def gather(self, stored: Any, ids: NDArray[np.int32], out: Blank) -> None:
         """There is nothing to gather."""
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-class _NoStore:
+class NoStore:
     """Rows that are not kept."""
 
     def save(self, slot: int, x: Blank, first: int, scratch: Blank) -> None:

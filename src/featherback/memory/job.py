@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,9 +10,8 @@ from featherback import families
 from featherback.adapters.lora import LoRALayout
 from featherback.architecture.config import ModelConfig
 from featherback.backend.counting import BlankMatrix
-from featherback.host.pager import mapped
-from featherback.layers.block import Block
 from featherback.memory import disk
+from featherback.memory.stored import StoredSizes, total
 from featherback.models.model import Model
 from featherback.optim.layerwise import held_rows, state_sizes
 from featherback.optim.rule import Rule
@@ -26,16 +24,9 @@ from featherback.whole.settings import Whole
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(StoredSizes):
     """A model's sizes and the options of a run."""
 
-    config: ModelConfig
-    blocks: Sequence[Block]
-    stored: Sequence[dict[str, BlankMatrix]]  # the matrices of each layer
-    head: BlankMatrix
-    layer_mapped: int  # most bytes of the file that a layer in use may have mapped
-    weight_bytes: int  # of all weights, as stored
-    vector_copies: int = 0  # bytes of norms and biases that the file does not hold as they are used
     method: type[Any]  # a methods.Method
     options: Any = None  # the method's; None: the defaults
     rank: int = 8
@@ -56,33 +47,26 @@ class Job:
     @classmethod
     def of(cls, model: Model, **options: Any) -> Job:
         """The job of training `model`; `options` are this class's other fields."""
-        weights = [model.layer(i) for i in range(model.config.num_hidden_layers)]
-        layers = [layer.matrices for layer in weights]
-        head = model.head.weight
-        tables = [model.embed_tokens, *([] if head is model.embed_tokens else [head])]
+        job = super().of(model, **options)
+        assert isinstance(job, cls)
+        return job if job.whole is None else job._in_copy(model, job.whole)
+
+    def _in_copy(self, model: Model, whole: Whole) -> Job:
+        """The same where the weights are trained, in a copy of the model that stores them as `whole` says."""
         stored = [
-            {name: BlankMatrix(m.shape, m.row_bytes, name, int(m.type)) for name, m in layer.items()}
-            for layer in layers
+            {name: whole.stored(matrix, Place(name, layer)) for name, matrix in matrices.items()}
+            for layer, matrices in enumerate(self.stored)
         ]
-        layer_mapped = max(mapped(layer.values()) for layer in layers)
-        outside = [BlankMatrix(m.shape, m.row_bytes) for m in tables]
-        if whole := options.get("whole"):
-            stored = [
-                {name: whole.stored(matrix, Place(name, layer)) for name, matrix in matrices.items()}
-                for layer, matrices in enumerate(stored)
-            ]
-            outside = [whole.stored(matrix, Place(part)) for matrix, part in zip(outside, (EMBEDDING, HEAD))]
-            layer_mapped = most_mapped(max(_total(m.nbytes for m in layer.values()) for layer in stored))
-        return cls(
-            config=model.config,
-            blocks=model.blocks,
+        parts = [(EMBEDDING, model.embed_tokens), (HEAD, model.head.weight)]
+        tables = parts[: 1 if model.head.weight is model.embed_tokens else 2]
+        outside = [whole.stored(BlankMatrix(m.shape, m.row_bytes), Place(part)) for part, m in tables]
+        return replace(
+            self,
             stored=stored,
             head=outside[-1],
-            layer_mapped=layer_mapped,
-            weight_bytes=_total(m.nbytes for layer in stored for m in layer.values())
-            + _total(m.nbytes for m in outside),
-            vector_copies=_total(layer.copied_bytes for layer in weights),
-            **options,
+            layer_mapped=most_mapped(max(total(m.nbytes for m in layer.values()) for layer in stored)),
+            weight_bytes=total(m.nbytes for layer in stored for m in layer.values())
+            + total(m.nbytes for m in outside),
         )
 
     @classmethod
@@ -96,7 +80,7 @@ class Job:
             }
             for block in blocks
         ]
-        sizes = [_total(matrix.nbytes for matrix in layer.values()) for layer in layers]
+        sizes = [total(matrix.nbytes for matrix in layer.values()) for layer in layers]
         head = BlankMatrix((config.vocab_size, config.hidden_size), stored.row_bytes(config.hidden_size))
         return cls(
             config=config,
@@ -107,11 +91,6 @@ class Job:
             weight_bytes=sum(sizes) + (1 if config.tie_word_embeddings else 2) * head.nbytes,
             **options,
         )
-
-    @property
-    def layers(self) -> int:
-        """Number of layers."""
-        return len(self.blocks)
 
     @cached_property
     def returned(self) -> int:
@@ -129,16 +108,6 @@ class Job:
             types = tuple((name, matrix.type) for name, matrix in stored.items())
             found.append(first.setdefault((id(block), types, trained), number))
         return found
-
-    @cached_property
-    def layer_bytes(self) -> int:
-        """The matrices of the largest layer, as stored."""
-        return max(_total(matrix.nbytes for matrix in layer.values()) for layer in self.stored)
-
-    @cached_property
-    def vector_bytes(self) -> int:
-        """Norms and biases of all layers."""
-        return 4 * sum(size for block in self.blocks for (size,) in block.vectors.values())
 
     @cached_property
     def layer_floats(self) -> int:
@@ -187,7 +156,3 @@ class Job:
         if self.whole is None:
             return 4 * self.layers * (4 * self.layer_floats + 2 * self.trained_floats)
         return 2 * self.state_bytes
-
-
-def _total(sizes: Iterable[int]) -> int:
-    return sum(sizes)

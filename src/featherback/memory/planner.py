@@ -13,13 +13,11 @@ from featherback.backend.counting import Work
 from featherback.backend.cpu import CPU
 from featherback.errors import FeatherbackError
 from featherback.host.machine import Baseline, Machine
-from featherback.host.reading import BLOCK
 from featherback.host.scattered import ROWS
 from featherback.layers.block import bundles
 from featherback.memory.dry_run import FLOAT, account
 from featherback.memory.job import Job
 from featherback.memory.plan import MLP_STEP, Plan, Weights
-from featherback.weights.mapping import FOLIO, most_mapped
 
 MB = 10**6
 
@@ -103,13 +101,10 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
     if plan.states == "ram":
         held += job.state_bytes
     buffers = sum(aligned((size,), FLOAT) for size in job.buffer_floats)
-    if plan.weights == "streamed":
-        held += 2 * _stream_buffer(job, plan) + job.vector_bytes
-    else:
-        held += job.vector_copies
+    held += job.held_beside(plan.weights, plan.vocab_tile)
     if plan.weights != "resident":
         held += min(plan.tokens, ROWS) * job.head.row_bytes
-    weights = _resident(job, plan, needed.mapped)
+    weights = job.resident(plan.weights, plan.vocab_tile, needed.mapped)
     # The optimiser works when no layer's weights are needed: only one of the two is there, if weights are dropped.
     dropped = plan.weights in ("paged", "by_matrix")
     rss = baseline.rss + SLACK + held + (max(buffers, weights) if dropped else buffers + weights)
@@ -306,22 +301,6 @@ def least_budget(least: int) -> int:
     The baseline is measured anew when the user comes back with it, and may then be VARIATION more.
     """
     return -(-(least + VARIATION) // MB) * MB
-
-
-def _resident(job: Job, plan: Plan, by_matrix: int) -> int:
-    """Bytes of the weights' file resident at the peak."""
-    if plan.weights == "resident":
-        return job.weight_bytes + FOLIO  # with norms, and what lies around the ends
-    if plan.weights == "streamed":
-        return 0
-    layer = by_matrix if plan.weights == "by_matrix" else job.layer_mapped
-    return max(layer, most_mapped(plan.vocab_tile * job.head.row_bytes))
-
-
-def _stream_buffer(job: Job, plan: Plan) -> int:
-    """Bytes of one of the two buffers that streamed weights pass through, with the norms that lie between them."""
-    largest = max(job.layer_bytes, plan.vocab_tile * job.head.row_bytes)
-    return largest + 16 * BLOCK + 8 * job.config.hidden_size
 
 
 def _compute_seconds(work: Work, machine: Machine) -> float:

@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.backend.protocol import Array, Backend
+from featherback.backend.protocol import Array
 from featherback.data.batch import Batch
 from featherback.data.prefixes import share_prefixes
 from featherback.errors import FeatherbackError
 from featherback.host.paged import PagedArray
 from featherback.layers.block import Block
 from featherback.layers.context import Context, Moves
-from featherback.layers.dora import measure_columns, weighed
-from featherback.layers.dropout import Dropout, Mask
-from featherback.layers.linear import BlockWeights, Factors, LayerSink, LoRAFactors, Pairs, Projection
+from featherback.layers.dropout import Dropout
+from featherback.layers.linear import BlockWeights, LayerSink
 from featherback.layers.loss import Head
-from featherback.layers.moved import Spot, table_rows, vector
+from featherback.layers.moved import Spot, table_rows
 from featherback.layers.rope import Rotary
 from featherback.layers.span import Span, spans
 from featherback.memory.plan import Plan
 from featherback.memory.resources import Resources
+from featherback.methods.assembly import Adapter, Parameters, layer_weights
 from featherback.methods.sinks import GradientSink, WeightSink
-from featherback.models.model import LayerWeights
 from featherback.options import check
 from featherback.parameters.roles import EMBEDDING
-from featherback.parameters.slots import SlotTable
 from featherback.weights.matrix import Matrix
 
 
@@ -45,9 +43,6 @@ class Draw(NamedTuple):
 
 
 FIRST = Draw()
-NO_PAIRS: Pairs = {}
-NO_SCALES: Mapping[str, float] = {}
-NO_MASKS: Mapping[str, Mask] = {}
 
 
 class ModelLike(Protocol):
@@ -63,54 +58,6 @@ class ModelLike(Protocol):
     def embed_tokens(self) -> Matrix: ...
     @property
     def embedding_scale(self) -> float: ...
-
-
-class Parameters(Protocol):
-    """Trained values, a flat vector per layer."""
-
-    def read(self, layer: int, out: Array) -> None:
-        """Copy a layer's values into `out` (size,)."""
-
-
-class Layout(Protocol):
-    """Where LoRA's factors lie in a layer's flat vector, and what DoRA has for each output in another one."""
-
-    @property
-    def slots(self) -> SlotTable:
-        """The tensors of each layer."""
-
-    @property
-    def size(self) -> int:
-        """Values of a layer."""
-
-    def view(self, layer: int, flat: Any) -> dict[str, Factors]:
-        """target -> its factors."""
-
-    @property
-    def columns_size(self) -> int:
-        """Outputs of a layer's targets; 0 without DoRA."""
-
-    def columns(self, layer: int, flat: Any) -> dict[str, Any]:
-        """target -> a number per output, from all of them (columns_size,)."""
-
-
-class Adapter(Protocol):
-    """The part of an adapter that methods work on: `adapters.LoRA`, or its shapes alone."""
-
-    @property
-    def layout(self) -> Layout: ...
-    @property
-    def parameters(self) -> Parameters: ...
-    @property
-    def dropout(self) -> float:
-        """Share of LoRA's inputs that is dropped in training."""
-
-    @property
-    def squares(self) -> Parameters:
-        """||W_i||^2 of every output of a layer's targets. Only with DoRA."""
-
-    def scales(self, layer: int) -> Mapping[str, float]:
-        """target -> what LoRA's product is multiplied by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,60 +207,9 @@ class Method(ABC):
 
         `columns`: where DoRA's c stays for the backward pass, which finds it there.
         """
-        with ctx.frame(), self.resources.weights.layer(index, then) as stored:
-            if self.adapter is None:
-                if ctx.moves is not None:
-                    vectors = {
-                        name: vector(ctx, value, Spot(name, index)) for name, value in stored.vectors.items()
-                    }
-                    stored = replace(stored, vectors=vectors)
-                yield block_weights(ctx.backend, stored, sink=sink, layer=index)
-                return
-            layout = self.adapter.layout
-            flat = ctx.floats("LoRA parameters of a layer", layout.size)
-            (parameters or self.adapter.parameters).read(index, flat)
-            collected = NO_PAIRS if gradients is None else layout.view(index, gradients)
-            pairs, scales = layout.view(index, flat), self.adapter.scales(index)
-            dropout = ctx.dropout
-            masks = {name: dropout.mask(index, name) for name in pairs if dropout}
-            w = block_weights(ctx.backend, stored, pairs, scales, collected, masks)
-            if layout.columns_size:
-                found = ctx.floats("DoRA's c of a layer", layout.columns_size) if columns is None else columns
-                c = layout.columns(index, found)
-                if gradients is None:
-                    with ctx.frame():
-                        squares = ctx.floats("squared norms of rows", layout.columns_size)
-                        self.adapter.squares.read(index, squares)
-                        measure_columns(ctx, w, pairs, layout.columns(index, squares), c)
-                w = weighed(w, pairs, c, collected)
+        source = self.resources.weights
+        with layer_weights(ctx, source, index, then, self.adapter, parameters, gradients, columns, sink) as w:
             yield w
-
-
-def block_weights(
-    backend: Backend,
-    stored: LayerWeights,
-    pairs: Pairs = NO_PAIRS,
-    scales: Mapping[str, float] = NO_SCALES,
-    gradients: Pairs = NO_PAIRS,
-    masks: Mapping[str, Mask] = NO_MASKS,
-    sink: LayerSink | None = None,
-    layer: int | None = None,
-) -> BlockWeights:
-    """A layer's stored weights as its block uses them; what belongs to an adapter only for what it adapts.
-
-    `sink`: what trains the weights themselves, where `layer` says which they are.
-    """
-    projections = {}
-    for name, matrix in stored.matrices.items():
-        lora = None
-        if name in pairs:
-            mask, pair, collected = masks.get(name), pairs[name], gradients.get(name)
-            scale = scales[name] if mask is None else scales[name] * mask.gain
-            da, dbt = (None, None) if collected is None else (collected.a, collected.bt)
-            lora = LoRAFactors(pair.a, pair.bt, scale, da, dbt, mask)
-        bias = stored.vectors.get(f"{name.removesuffix('_proj')}_bias")
-        projections[name] = Projection(name, backend.matrix(matrix), bias, lora, sink=sink, layer=layer)
-    return BlockWeights(projections, stored.vectors, sink)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from typing import cast
 
 from featherback.backend.protocol import Array
 from featherback.data.batch import Batch
-from featherback.methods.base import FIRST, Draw, Method, Options, Parameters
+from featherback.methods.assembly import Parameters
+from featherback.methods.base import FIRST, Draw, Method, Options
 from featherback.methods.sinks import GradientSink, WeightSink
 from featherback.noise import Key
 from featherback.options import option

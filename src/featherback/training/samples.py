@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from featherback import kernels, models
+from featherback import models
 from featherback.adapters import formats
+from featherback.adapters.lora import LoRALayout
 from featherback.data.token_file import TokenFile
 from featherback.data.tokenizer import Tokenizer
-from featherback.data.tokenizer_loader import check_tokenizer, load_tokenizer
+from featherback.data.tokenizer_loader import check_tokenizer, load_tokenizer, tokenizer_bytes
 from featherback.errors import FeatherbackError
 from featherback.host.interrupt import StoppedError
 from featherback.host.machine import memory_limit
-from featherback.host.meter import MB, Meter
+from featherback.host.meter import Meter
 from featherback.host.reading import drop_maps
 from featherback.inference.decoder import Decoder
 from featherback.inference.generate import generate_text
+from featherback.inference.needs import fitting
 from featherback.inference.sampler import Sampler
+from featherback.memory.budget import Budget
 from featherback.memory.planner import SPARE
 from featherback.models.facts import matrices
 from featherback.models.model import Model
@@ -28,13 +34,12 @@ from featherback.terminal import Progress, quoted
 from featherback.training.callback import Callback
 from featherback.training.events import Note, Sample
 from featherback.training.run_directory import RunDirectory
+from featherback.weights.mapping import most_mapped
 
 ANSWER = 48
 """Most tokens of an answer."""
 BEGINNING = 32
 """Most tokens that are given of a text, of which all are trained."""
-ALLOWANCE = 10_000_000
-"""Bytes for the code of decoding, its threads' buffers and what the allocator keeps; 7 MB were seen."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,10 @@ def tell_samples(
         run.update(samples=[])
     if not config.samples or not _can_be_read(model):
         return
-    most = config.memory or int(SPARE * memory_limit())
+    budget = Budget(config.memory or int(SPARE * memory_limit()))
     later = quoted("featherback", "report", run.path, "--samples", config.samples)
     try:
-        for each in sample(run, config.samples, None if config.train == "full" else model, most, check):
+        for each in sample(run, config.samples, None if config.train == "full" else model, budget, check):
             callback.tell(each)
     except StoppedError:
         callback.tell(Note(f"note: the answers before and after were left out; {later} makes them."))
@@ -80,13 +85,14 @@ def sample(
     run: RunDirectory,
     count: int,
     model: Model | None = None,
-    most: int | None = None,
+    budget: Budget = Budget(),  # noqa: B008 - it cannot change
     check: Callable[[], None] | None = None,
 ) -> list[Sample]:
     """`count` examples with what the run's model says to them as it was and as it is, greedily; recorded in run.json.
 
-    They are the first that are held out, or else of those trained on. `model`: as it was, if it is open.
-    FeatherbackError if it has no tokenizer, is gone, or if this process would come to hold more than `most` bytes.
+    They are the first that are held out, or else of those trained on. `model`: as it was, if it is open. One decoder
+    is open at a time, the fastest that the budget has room for.
+    FeatherbackError if the model has no tokenizer or is gone, BudgetError if nothing fits.
     """
     config = run.config
     data = "eval" if "eval" in run.record["data"] else "train"
@@ -94,31 +100,47 @@ def sample(
     if not asked:
         return []
     model = model or models.load(config.model, config.quantize)
+    drop_maps(matrices(model))  # what was read of it before
+    budget.ask(tokenizer_bytes(model.path), "The tokenizer of the answers")
     tokenizer = load_tokenizer(model.path)
-    compute, capacity = run.plan.compute, max(len(each.prompt) for each in asked) + ANSWER
-    first = None if config.start is None else formats.load(model, run.start)
-    decoders = [Decoder(model, first, capacity, compute)]
-    if config.train == "full":
-        decoders.append(Decoder(models.load(run.path), None, capacity, compute))
-    else:
-        decoders.append(Decoder(model, formats.load(model, run.path), capacity, compute))
-    for decoder in decoders:
-        drop_maps(matrices(decoder.model))  # what was read of them before: each is counted whole
-    needed = kernels.memory_now()[1] + max(decoder.nbytes for decoder in decoders) + ALLOWANCE
-    if most is not None and needed > most:
-        raise FeatherbackError(f"they need {needed / MB:.0f} MB, and the run has {most / MB:.0f}.")
+    trained = models.load(run.path) if config.train == "full" else model
+    first = None if config.start is None else run.start
+    last = None if config.train == "full" else run.path
     answers = []
-    with Progress("answers before and after") as progress:
-        while decoders:
-            decoder = decoders.pop(0)
-            answers.append([_answer(decoder, tokenizer, each.prompt, progress, check) for each in asked])
-            drop_maps(matrices(decoder.model))
-            del decoder  # with its cache, before the next fills
+    with Progress("answers before and after") as progress, TemporaryDirectory(dir=run.path) as folder:
+        for opened, place in ((model, first), (trained, last)):
+            with _decoder(run, opened, place, asked, budget, Path(folder)) as decoder:
+                answers.append([_answer(decoder, tokenizer, each.prompt, progress, check) for each in asked])
+            drop_maps(matrices(opened))
     prompts = (tokenizer.decode(each.prompt, special=True) for each in asked)
     expected = (tokenizer.decode(each.expected) + "\u2026" * each.is_cut for each in asked)
     found = [Sample(*each) for each in zip(prompts, expected, *answers, strict=True)]
     run.update(samples=[each.values() for each in found])
     return found
+
+
+@contextmanager
+def _decoder(
+    run: RunDirectory, model: Model, adapter: Path | None, asked: list[_Asked], budget: Budget, folder: Path
+) -> Iterator[Decoder]:
+    """A decoder that fits in the budget, with the adapter at that path, whose values wait in `folder`."""
+    plan, capacity = run.plan, max(len(each.prompt) for each in asked) + ANSWER
+    lora = None
+    if adapter is not None:
+        form = formats.form(model, adapter)
+        size = LoRALayout(model.blocks, form.rank, form.targets, form.exceptions, form.dora).size
+        budget.ask(formats.LOADED * 4 * size + most_mapped(4 * size), "The adapter of the answers")
+        lora = formats.load(model, adapter, file=folder / "answers.f32")
+    try:
+        layout = fitting(model, lora, capacity, plan.compute, budget, plan.weights)
+        decoder = Decoder(model, lora, capacity, plan.compute, layout, folder)
+        try:
+            yield decoder
+        finally:
+            decoder.close()
+    finally:
+        if lora is not None:
+            lora.close()
 
 
 def _can_be_read(model: Model) -> bool:

@@ -67,7 +67,8 @@ class GGUFFile:
         except BaseException:
             self._file.close()
             raise
-        self._header_bytes = cursor.position
+        self.header_bytes = cursor.position
+        """Of metadata, which hold the vocabulary, and the tensor directory."""
         self.drop_header()  # training has no use for the vocabulary
 
     @property
@@ -113,7 +114,7 @@ class GGUFFile:
 
     def drop_header(self) -> None:
         """Give back the memory of the header's pages, until they are read again."""
-        self._file.drop_pages(self._header_bytes)
+        self._file.drop_pages(self.header_bytes)
 
     def close(self) -> None:
         """Close the memory map; views taken from it stay valid."""

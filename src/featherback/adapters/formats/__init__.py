@@ -16,6 +16,10 @@ from featherback.registry import Registry
 FORMATS: Registry[Format] = Registry(__name__, "FORMAT", "adapter format", shared=("base",))
 
 
+LOADED = 3
+"""Times a layer of an adapter that is held while it is read: as stored, as float32, and laid out."""
+
+
 def detect(path: Path) -> Format:
     """The format of the adapter at `path`; FeatherbackError if there is none, or more than one."""
     found = [FORMATS[name] for name in FORMATS.names if FORMATS[name].recognises(path)]
@@ -52,7 +56,8 @@ def load(
 ) -> LoRA:
     """Read the adapter of `model` at `path`, in the format `format` or in that which it has.
 
-    `file`: for its parameters (None: in RAM). FeatherbackError naming everything that does not fit.
+    `file`: for its parameters (None: in RAM). Beside them LOADED times a layer is held, and nothing stays of it.
+    FeatherbackError naming everything that does not fit.
     """
     path = place_of(Path(path))
     with (format or detect(path)).open(path, model) as stored:
@@ -80,4 +85,5 @@ def load(
                         )
             if state:
                 adapter.load_layer_state(layer, state)
+            stored.give_back()
     return adapter

@@ -19,6 +19,8 @@ from featherback.adapters.lora import Form, LoRA, Pair, Place
 from featherback.architecture.names import hf_module
 from featherback.errors import FeatherbackError, shown, some
 from featherback.models.model import Model
+from featherback.models.streams import give_back
+from featherback.weights.store import TensorStore
 from featherback.weights.types import TensorInfo
 
 Float32 = NDArray[np.float32]
@@ -38,6 +40,12 @@ class StoredAdapter(ABC):
     """An adapter in a file whose names and shapes fit the model. No values were read yet."""
 
     form: Form
+    _file: TensorStore
+
+    def give_back(self) -> None:
+        """Give back the memory of what was read of the file; arrays that are views of it are read anew if touched."""
+        for name in list(self._file.tensors)[:1]:
+            give_back(self._file.data(name))
 
     @abstractmethod
     def factor(self, factor: Factor) -> Float32:

@@ -1,0 +1,117 @@
+"""What a decoder takes, known before it takes it: its passes run on a device that only counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from featherback import kernels
+from featherback.adapters.lora import LoRA
+from featherback.backend.counting import Blank, Counting, Ledger
+from featherback.inference.layout import Layout, layouts
+from featherback.inference.passes import FEW, FileCache, Passes, RAMCache
+from featherback.layers.attention import KeyValues
+from featherback.layers.span import Span
+from featherback.memory.budget import Budget
+from featherback.memory.dry_run import BlankWeights, NoStore
+from featherback.memory.plan import Weights
+from featherback.memory.planner import STACK
+from featherback.memory.stored import StoredSizes
+from featherback.models.model import Model
+
+FLOAT = np.dtype(np.float32)
+CODE = 1_500_000
+"""Bytes for the code of decoding and what the allocator keeps beside what is counted."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that a decoder comes to hold at most."""
+
+    scratch: int
+    """Of the scratch arena."""
+    held: int
+    """Of what stays of a resident model's layers beside the file: the adapter's factors."""
+    beside: int
+    """Of streamed weights, converted norms, DoRA's columns, the threads' own buffers and the logits."""
+    cache: int
+    """Of keys and values, once the cache is full, if they are in memory."""
+    weights: int
+    """Of the model's file, mapped."""
+
+    @property
+    def total(self) -> int:
+        """Of all."""
+        return self.scratch + self.held + self.beside + self.cache + self.weights
+
+
+def needs(
+    model: Model, adapter: LoRA | None, capacity: int, compute: str, layout: Layout, logits: int = 1
+) -> Needs:
+    """What a decoder of `capacity` tokens takes, `logits` rows of them at a time."""
+    sizes = StoredSizes.of(model)
+    backend, scratch, held = Counting(compute), Ledger(), Ledger()
+    blank = None if adapter is None else _BlankAdapter(adapter)
+    widths = [block.attention.kv_size for block in model.blocks]
+    cache = (
+        RAMCache([KeyValues(*(Blank((capacity, width), FLOAT) for _ in "kv")) for width in widths])
+        if layout.cache == "ram"
+        else FileCache(dict.fromkeys(widths, NoStore()))
+    )
+    weights: Any = BlankWeights(sizes, range(len(model.blocks)), backend)
+    columns = [] if adapter is None or not adapter.form.dora else [_columns(adapter)] * len(model.blocks)
+    passes = Passes(model, blank, compute, layout, backend, scratch, held, weights, cache, columns)
+    for count in {min(capacity, FEW), min(capacity, layout.chunk)}:
+        span = Span.following(capacity - count, count, capacity)
+        out: Any = Blank((count, model.config.vocab_size), FLOAT)
+        passes.run(np.zeros(count, np.int32), span, True, out)
+    tile = layout.vocab_tile or model.head.weight.rows
+    threads = kernels.threads() * (backend.ops.work.thread_scratch + STACK)
+    beside = sizes.held_beside(layout.weights, tile) + threads
+    beside += sum(each.nbytes for each in columns) + logits * model.config.vocab_size * FLOAT.itemsize
+    return Needs(
+        scratch=scratch.high_water,
+        held=held.high_water,
+        beside=beside,
+        cache=2 * FLOAT.itemsize * capacity * sum(widths) if layout.cache == "ram" else 0,
+        weights=sizes.resident(layout.weights, tile, backend.ops.most_mapped),
+    )
+
+
+def fitting(
+    model: Model,
+    adapter: LoRA | None,
+    capacity: int,
+    compute: str,
+    budget: Budget,
+    weights: Weights | None = None,
+) -> Layout:
+    """The fastest layout of a decoder that fits in the budget; BudgetError if even the smallest does not.
+
+    `weights`: those that a run reads in this way. Streamed, they do not fit in the machine's page cache.
+    """
+    capacity = min(capacity, model.config.max_position_embeddings)
+    room = budget.room
+    for layout in layouts("streamed" if weights == "streamed" else None):
+        needed = needs(model, adapter, capacity, compute, layout).total + CODE
+        if room is None or needed <= room:
+            return layout
+    budget.ask(needed, "The smallest decoder")
+    return layout
+
+
+def _columns(adapter: LoRA) -> Blank:
+    return Blank((adapter.layout.columns_size,), FLOAT)
+
+
+class _BlankAdapter:
+    """The layout of an adapter, whose values are not read."""
+
+    def __init__(self, adapter: LoRA) -> None:
+        self.layout, self.scales, self.dropout = adapter.layout, adapter.scales, 0.0
+        self.parameters = self.squares = self
+
+    def read(self, layer: int, out: Blank) -> None:
+        """There is nothing to read."""
