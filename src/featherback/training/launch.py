@@ -59,7 +59,7 @@ def plan_run(config: TrainConfig, baseline: Callable[[], Baseline]) -> dict[str,
     """
     _heed(config)
     opened = models.load(config.model, config.quantize)
-    return _plan(_fitting(config, opened, None), opened, baseline)
+    return asdict(_plan(_fitting(config, opened, None), opened, baseline))
 
 
 def prepare_run(
@@ -84,7 +84,7 @@ def prepare_run(
         opened = model or models.load(config.model, config.quantize)
         config = _fitting(config, opened, data)
         existed = Path(config.out).exists()
-        chosen = plan or _plan(config, opened, baseline)
+        chosen = plan or asdict(_plan(config, opened, baseline))
         base = base_model_name(opened)
         known = {"plan": chosen, "base_model": base, "model": fingerprint.of_store(opened.store)}
         run = RunDirectory.create(config.out, {**_record(config), **known})
@@ -168,15 +168,21 @@ def resume_run(
                     f"name at least as many."
                 )
             # As long as these are the same the plan stays, and with it every bit.
-            changed = any(getattr(config, name) != getattr(earlier, name) for name in PLANNED)
             plan = plan_from_json(run.record.get("plan"))
+            same = config if plan is None else replace(config, memory=plan.budget(config.memory))
+            changed = any(getattr(same, name) != getattr(earlier, name) for name in PLANNED)
             if (reason := _no_plan(run, plan)) or changed:
                 # What it computes in stays, as far as it is known.
                 compute = config.compute if plan is None else plan.compute
-                run.record["plan"] = _plan(replace(config, compute=compute), opened, baseline)
-                run.record["plan"]["rates"] = {} if plan is None else plan.rates
+                plan, rates = (
+                    _plan(replace(config, compute=compute), opened, baseline),
+                    plan.rates if plan else {},
+                )
+                run.record["plan"] = asdict(replace(plan, rates=rates))
+                config = replace(config, memory=plan.budget(config.memory))
             else:
                 run.plan_of(opened.blocks)
+                config = same
             if reason:
                 note(f"note: {reason}; the plan is made anew")
             _be_patient(run, named, done)
@@ -267,10 +273,10 @@ def _heed(config: TrainConfig) -> None:
         step_back(config.nice)
 
 
-def _plan(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]) -> dict[str, Any]:
+def _plan(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]) -> Plan:
     from featherback.training.choose import plan_for  # what only plans is not there where data are prepared
 
-    return asdict(plan_for(config, model, baseline))
+    return plan_for(config, model, baseline)
 
 
 def _source(paths: tuple[str, ...]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def tell_samples(
         run.update(samples=[])
     if not config.samples or not _can_be_read(model):
         return
-    most = config.memory or int(SPARE * memory_limit())
+    most = config.budget or int(SPARE * memory_limit())
     later = quoted("featherback", "report", run.path, "--samples", config.samples)
     try:
         for each in sample(run, config.samples, None if config.train == "full" else model, most, check):
