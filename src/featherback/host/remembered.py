@@ -1,15 +1,14 @@
 """What was measured on this machine, kept in the user's cache, so that the same command finds the same again.
 
-A file holds what it is about beside what was found: contents about anything else, or that cannot be read, are ignored
-and measured anew. Where the cache cannot be written, nothing is remembered.
+A file holds what it is about beside what was found. Contents that are about anything else, or that cannot be read, are
+ignored, and it is measured anew. Where the cache cannot be written, every run measures for itself. The folder is its
+owner's alone.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 
 from featherback import kernels
 from featherback.errors import FeatherbackError
-from featherback.files import json_checksum, read_json
+from featherback.files import json_checksum, read_json, write_json
 from featherback.hub.cache import cache_place
 from featherback.version import __version__
 
@@ -59,7 +58,7 @@ def recall(subject: Mapping[str, Any]) -> Any:
 def update(subject: Mapping[str, Any], change: Callable[[Any], Any]) -> Any:
     """Remember what `change` makes of what was remembered (None: nothing), and return it.
 
-    Between the two no other process changes it: of two that measure at the same time, both use what one found.
+    Other processes wait meanwhile: two that measured at the same time both use what the first of them found.
     """
     path = _path(subject)
     with suppress(OSError):  # then the file cannot be written either
@@ -68,25 +67,13 @@ def update(subject: Mapping[str, Any], change: Callable[[Any], Any]) -> Any:
         known = recall(subject)
         found = change(known)
         if found != known:
-            with suppress(OSError):
-                _write(path, {"about": subject, "found": found})
+            with suppress(FeatherbackError):
+                write_json(path, {"about": subject, "found": found})
     return found
 
 
 def _path(subject: Mapping[str, Any]) -> Path:
     return cache_place() / FOLDER / f"{json_checksum(subject)}.json"
-
-
-def _write(path: Path, content: Any) -> None:
-    """Replace a file that only its owner can read, from the first byte; OSError if that is not possible."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(content, file, allow_nan=False)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 @contextmanager

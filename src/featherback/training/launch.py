@@ -52,6 +52,33 @@ Prepare = Callable[[str, Source, Path, int, Callable[[dict[str, Any]], None], in
 """`data.prepare.prepare`, here or elsewhere."""
 
 
+def check_run(config: TrainConfig) -> None:
+    """Raise FeatherbackError if the options of a new run, or the paths among them, are wrong.
+
+    Nothing is measured, converted or made for it.
+    """
+    _heed(config)
+    _check_paths(config)
+    opened = models.load(config.model, config.quantize, foresee=True)
+    try:
+        _fitting(config, opened, None)
+    finally:
+        opened.close()
+
+
+def check_resumed(named: Mapping[str, Any]) -> None:
+    """The same for the options of a run that is resumed, `named` as for `resume_run`."""
+    run = RunDirectory.open(named["out"])
+    config = run.config
+    if config.seq_len is None:  # it is settled first
+        return
+    opened = models.load(named["model"], config.quantize, foresee=True)
+    try:
+        _heed(continued(config, named, opened))
+    finally:
+        opened.close()
+
+
 def plan_run(config: TrainConfig, baseline: Callable[[], Baseline]) -> dict[str, Any]:
     """The plan that `prepare_run` would choose, as JSON: for a process that plans and gives way to one that prepares.
 
@@ -81,6 +108,7 @@ def prepare_run(
     """
     with ended_by_signals():
         _heed(config)
+        _check_paths(config, data, eval_data)
         opened = model or models.load(config.model, config.quantize)
         config = _fitting(config, opened, data)
         existed = Path(config.out).exists()
@@ -234,6 +262,22 @@ def become_worker(run: RunDirectory, *flags: str) -> NoReturn:
     """
     lock = run.pass_lock()
     become(_WORKER, str(run.path), *flags, *([] if lock is None else [f"--lock={lock}"]))
+
+
+def _check_paths(
+    config: TrainConfig, data: Examples | None = None, eval_data: Examples | None = None
+) -> None:
+    """Raise FeatherbackError if data cannot be read, or the output directory is not free.
+
+    `data`, `eval_data`: examples that were given in place of files.
+    """
+    from featherback.data.readers import data_files  # not in the training process
+
+    for paths, examples in ((config.data, data), (config.eval_data, eval_data)):
+        files = [path for path in paths or () if path != STDIN] if examples is None else []
+        for file in data_files(config.source(tuple(files))):
+            _ = file.not_read  # of a folder, what is in it
+    check_new(Path(config.out))
 
 
 def _fitting(config: TrainConfig, model: Model, data: Examples | None) -> TrainConfig:
