@@ -47,5 +47,5 @@ def test_a_plan_depends_on_nothing_that_is_measured(budget: int | None) -> None:
 def test_each_instruction_set_has_rates_in_each_compute() -> None:
     assert NOMINAL.keys() >= set(kernels._NOTES) | set(kernels.available())
     for rates in NOMINAL.values():
-        assert rates.products.keys() == kernels.OPERANDS.keys()
-        assert min(*rates.products.values(), rates.attention, rates.unpacked) > 0
+        assert rates.products.keys() == rates.unpacked.keys() == kernels.OPERANDS.keys()
+        assert min(*rates.products.values(), *rates.unpacked.values(), rates.attention) > 0
