@@ -9,14 +9,14 @@ import stat
 from pathlib import Path
 
 import pytest
-from tests.support.tiny_models import write_tiny
-from tests.training.test_compute import favour
 
 from featherback import models
 from featherback.host import remembered
 from featherback.host.machine import VARIATION, Baseline
 from featherback.training import choose
 from featherback.training.config import TrainConfig
+from tests.support.tiny_models import write_tiny
+from tests.training.test_compute import favour
 
 MB = 10**6
 

@@ -7,13 +7,13 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from tests.memory.test_planner import BASELINE, MB, job
 
 from featherback import kernels
 from featherback.host.machine import VARIATION, Baseline, Machine
 from featherback.host.rates import NOMINAL
 from featherback.memory import planner
 from featherback.memory.plan import Plan
+from tests.memory.test_planner import BASELINE, MB, job
 
 SHOWN = ("predicted_step_seconds", "least_step_seconds", "fastest_step_seconds", "predicted_footprint_mb")
 """What is only shown of a plan, and may be measured."""
