@@ -12,10 +12,9 @@ from featherback import families
 from featherback.architecture.names import parse_targets
 from featherback.data.source import columns_of
 from featherback.errors import FeatherbackError
-from featherback.memory.plan import BUDGETS, LEAST, MOST
+from featherback.memory.plan import BUDGETS
 
 MOST_MEMORY = 1 << 60  # bytes
-ACCEPTED = f"write an amount such as 96MB or 1.5GB, or {LEAST} or {MOST}."
 MOST_BARE = 10**6  # megabytes: a larger number without a unit was meant as bytes
 _UNITS = {
     "": 10**6, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
@@ -28,14 +27,18 @@ def memory(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = match and _UNITS.get(match[2].upper())
     if not match or unit is None:
-        raise FeatherbackError(f"--memory is {text!r}; {ACCEPTED}")
+        raise FeatherbackError(
+            f"--memory is {text!r}; write an amount such as 96MB or 1.5GB, or least or max."
+        )
     if not match[2] and float(match[1]) >= MOST_BARE:
         raise FeatherbackError(
             f"--memory is {text}: a number alone means megabytes; write an amount such as 96MB, 1.5GB or {text}B."
         )
     amount = float(match[1]) * unit
     if amount >= MOST_MEMORY:
-        raise FeatherbackError(f"--memory is more than any machine has; {ACCEPTED}")
+        raise FeatherbackError(
+            "--memory is more than any machine has; write an amount such as 96MB or 1.5GB, or least or max."
+        )
     return int(amount)
 
 
