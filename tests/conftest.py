@@ -1,6 +1,7 @@
 """Fixtures shared by all tests."""
 
 import os
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,18 @@ import pytest
 # PyTorch's threads spin while they wait: on a small machine they would starve the kernels under test.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+_NUMBERS = count()
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+@pytest.fixture(autouse=True)
+def remembered_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this process remembers what it measures: not in the user's cache, and each test anew."""
+    place = tmp_path_factory.getbasetemp() / "remembered" / f"{next(_NUMBERS)}"
+    monkeypatch.setattr("featherback.host.remembered.cache_place", lambda: place)
+    return place / "measured"
 
 
 @pytest.fixture(scope="session")

@@ -156,7 +156,7 @@ def train(
         "data": None if _is_paths(data) else data,
         "eval_data": None if _is_paths(eval_data) else eval_data,
         "model": opened,
-        "baseline": rehearsed_baseline,
+        "baseline": lambda: rehearsed_baseline().settled(process="here"),
     }
     if resume:
         run = resume_run(named, **examples, note=lambda text: shown.tell(Note(text)))

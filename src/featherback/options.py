@@ -118,8 +118,10 @@ def _problem(about: Option, accepted: tuple[Any, ...], value: Any) -> str | None
         return None if known else f"{value!r}; choose from {', '.join(about.choices)}"
     if bool in accepted:
         return None if isinstance(value, bool) else f"{value!r}; it must be true or false"
-    if str in accepted:
-        return None if isinstance(value, str) else f"{value!r}; it must be text"
+    if str in accepted and isinstance(value, str):
+        return None
+    if str in accepted and int not in accepted:
+        return f"{value!r}; it must be text"
     if int in accepted and (isinstance(value, bool) or not isinstance(value, int)):
         return f"{value!r}; it must be a whole number"
     if float in accepted:

@@ -9,7 +9,8 @@ import pytest
 
 from featherback.bench.synthetic import CONFIGS
 from featherback.errors import FeatherbackError
-from featherback.host.machine import Baseline, Machine
+from featherback.host.machine import Baseline
+from featherback.host.rates import nominal
 from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
@@ -20,7 +21,7 @@ from featherback.weights.types import TensorType
 from tests.support.tiny_models import TINY_GEMMA3
 
 MB = 10**6
-MACHINE = Machine(product_rate=6e11, attention_rate=2e11, copy_rate=2e9)
+MACHINE = nominal("bf16", threads=2)
 BASELINE = Baseline(15 * MB, 29 * MB)
 
 

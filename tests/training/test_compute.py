@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,7 +47,9 @@ def favour(monkeypatch: pytest.MonkeyPatch, fastest: str) -> None:
     monkeypatch.setattr(choose, "product_rates", rates)
 
 
-def test_a_run_remembers_what_it_computes_in(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_remembers_what_it_computes_in(
+    start: Start, monkeypatch: pytest.MonkeyPatch, remembered_folder: Path
+) -> None:
     favour(monkeypatch, "int16")
     run = start(compute=AUTO, steps=2)
     assert run.config.compute == AUTO
@@ -62,7 +65,10 @@ def test_a_run_remembers_what_it_computes_in(start: Start, monkeypatch: pytest.M
     later.release()
     assert later.config.memory == 10**9
     assert (later.record["plan"]["compute"], later.record["plan"]["rates"]["int16"]) == ("int16", 100)
-    assert start("other", compute=AUTO, steps=1).record["plan"]["compute"] == "fp32"
+    again = start("other", compute=AUTO, steps=1)  # what was measured is remembered
+    assert (again.record["plan"]["compute"], again.record["plan"]["rates"]["int16"]) == ("int16", 100)
+    shutil.rmtree(remembered_folder)
+    assert start("third", compute=AUTO, steps=1).record["plan"]["compute"] == "fp32"
 
 
 def test_it_gives_way_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def _measured(run: RunDirectory, outcome: watch.Outcome) -> Measured:
         optimizer=config.optimizer,
         tokens=config.sequence,
         rank=config.form.rank,
-        budget_mb=None if config.memory is None else config.memory / 1e6,
+        budget_mb=None if config.budget is None else config.budget / 1e6,
         footprint_mb=summary["peak_footprint_mb"],
         rss_mb=summary["peak_rss_mb"],
         outside_footprint_mb=outcome.footprint_mb,

@@ -159,11 +159,13 @@ def _planned(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepared(options: dict[str, Any], plan: dict[str, Any]) -> RunDirectory:
+    from featherback.memory.plan import Plan
     from featherback.training.config import TrainConfig
     from featherback.training.launch import prepare_run
 
     config = TrainConfig.from_json(options)
-    return prepare_run(config, prepare=partial(_prepare, config.memory), plan=plan)
+    budget = Plan(**plan).budget(config.memory)
+    return prepare_run(config, prepare=partial(_prepare, budget), plan=plan)
 
 
 def _resumed(named: dict[str, Any]) -> RunDirectory:

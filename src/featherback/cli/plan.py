@@ -61,7 +61,7 @@ def plan(
         return
     whole = config.whole
     trained = f"rank {config.form.rank}" if whole is None else f"all weights in {whole.kind.name}"
-    asked = f"within {config.memory / 1e6:g} MB" if config.memory else "with nearly the least memory"
+    asked = _asked(config)
     say(
         f"{opened.path.name}, {config.sequence * config.batch_size} tokens per batch, {trained}, "
         f"{config.optimizer}, {config.compute}: {asked}\n"
@@ -83,6 +83,13 @@ def plan(
         )
 
 
+def _asked(config: TrainConfig) -> str:
+    """The budget in words."""
+    if isinstance(config.memory, str):
+        return f"with --memory {config.memory} of each method"
+    return f"within {config.memory / 1e6:g} MB" if config.memory else "without a budget"
+
+
 def _print_all(found: Iterable[Combination], config: TrainConfig, json: bool) -> None:
     """A line for each, as soon as it is known."""
     if json:
@@ -90,7 +97,7 @@ def _print_all(found: Iterable[Combination], config: TrainConfig, json: bool) ->
 
         say(dumps({"combinations": [asdict(row) for row in found]}))
         return
-    largest = "largest Qwen2.5" if config.memory else "largest Qwen2.5 here"
+    largest = "largest Qwen2.5" if config.budget else "largest Qwen2.5 here"
     say(
         f"{'train':<6}{'method':<13}{'optimizer':<13}{'least --memory':>15}{'disk':>10}{'s/step':>8}  {largest}"
     )

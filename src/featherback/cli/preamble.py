@@ -34,7 +34,7 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
     from featherback import kernels, models
     from featherback.data.preview import preview
     from featherback.data.report import PrepareReport
-    from featherback.host.machine import memory_limit
+    from featherback.host.machine import memory_total
     from featherback.training.held_out import was_split
 
     config = run.config
@@ -74,7 +74,7 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
     row("memory", describe_plan(run.plan, held))
     for note in describe_choice(run.plan, named=config.memory is not None):
         row("", note)
-    if config.memory is not None and config.memory > (limit := memory_limit()):
+    if config.budget is not None and config.budget > (limit := memory_total()):
         row(
             "",
             f"the budget is more than the {limit / 1e6:.0f} MB that a process can have here; "
@@ -199,7 +199,12 @@ def describe_choice(plan: Plan, named: bool) -> Iterator[str]:
     if not (chosen and least and fastest):
         return
     if not named:
-        yield f"no --memory is named: up to {SPARE:.0%} of what is free is taken for speed"
+        yield f"no --memory is named: up to {SPARE:.0%} of the machine's memory is taken for speed"
+    if plan.free_mb is not None:
+        yield (
+            f"only {plan.free_mb} MB are free now, and the plan is made for these: with more, another run may differ "
+            f"from this one in the last bits"
+        )
     if least > chosen:
         yield f"--memory {plan.least_mb}MB, the least, makes steps {least / chosen:.2f} times as long"
     if fastest < _WORTH * chosen:

@@ -9,6 +9,7 @@ import typer
 
 from featherback.cli.options import FromConfig, JSONOption, ModelOrNone
 from featherback.errors import FeatherbackError
+from featherback.terminal import complain
 
 if TYPE_CHECKING:
     from featherback.training.config import TrainConfig
@@ -50,6 +51,7 @@ def train(
     from featherback.cli.begin import go_on
     from featherback.hub.locate import locate
     from featherback.training.changes import replaced
+    from featherback.training.launch import check_resumed, check_run
     from featherback.training.run_file import RunFile, read
 
     if resume and dry_run:
@@ -66,8 +68,10 @@ def train(
             raise FeatherbackError(f"{missing}, or a --config file that does. See featherback train --help.")
     place = str(locate(str(name)))
     if resume:
+        check_resumed({"model": place, **values})
         go_on({"model": place, **values}, resume, None, json=json, profile=profile, dry_run=dry_run)
     whole = file.config({"model": place, **named})
+    check_run(whole)
     go_on(whole.to_json(), resume, _plan(file, whole), json=json, profile=profile, dry_run=dry_run)
 
 
@@ -78,7 +82,13 @@ def _plan(file: RunFile, config: TrainConfig) -> dict[str, Any] | None:
 
     values = file.plan_for(config)
     plan = plan_from_json(values)
-    if plan is None or plan.predicted_rss_mb is None or plan.predicted_rss_mb * 1e6 > memory_limit():
+    if plan is None or plan.predicted_rss_mb is None:
+        return None
+    needed, free = plan.predicted_rss_mb, memory_limit() / 1e6
+    if needed > free:
+        complain(
+            f"note: the plan of the file needs {needed:.0f} MB, and {free:.0f} MB are free: another is made"
+        )
         return None
     return values
 

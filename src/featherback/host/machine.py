@@ -1,4 +1,5 @@
-"""What this machine computes and copies per second, measured with the kernels, and what a bare process holds."""
+"""What this machine computes and copies per second, measured with the kernels, its memory, and what a bare process
+holds."""
 
 from __future__ import annotations
 
@@ -7,20 +8,29 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from featherback import kernels
 from featherback.architecture.config import ModelConfig
 from featherback.backend.cpu import CPU
+from featherback.host import remembered
 from featherback.weights.types import TensorType
 
 MOST_TIMED = 512
 """Tokens that operations are timed with, where a batch has more."""
+PRODUCT_ROWS, PRODUCT_OUTPUTS = 128, 512
+"""Of the products whose rates are compared, at most."""
 CODE_TO_COME = 1_000_000
 """Bytes of code that a run brings in beyond a rehearsed step: other tensor types' kernels, files, JSON."""
+VARIATION = 500_000
+"""Bytes: twice what the baselines of a hundred fresh processes were seen to differ by."""
+_PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_MOST_SIZES = 32
+"""Baselines of one kind that are remembered."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +41,14 @@ class Machine:
     attention_rate: float  # the same of attention
     copy_rate: float  # bytes per second through the page cache
     unpack_rate: float = math.inf  # stored weights unpacked per second
-    memory: int | None = None  # bytes that a process can have; None: not asked
+    memory: int | None = None  # bytes that processes can have here in all; None: not asked
 
     @classmethod
     def measure(cls, config: ModelConfig, tokens: int, compute: str) -> Machine:
         """About a fifth of a second of real kernels, on made-up 4-bit weights of the model's width."""
         t = min(tokens, MOST_TIMED)
         product, unpack = _rates_apart(config, t, compute)
-        return cls(product, _attention_rate(config, t), _copy_rate(), unpack, memory_limit())
+        return cls(product, _attention_rate(config, t), _copy_rate(), unpack, memory_total())
 
 
 class _Product:
@@ -59,7 +69,7 @@ class _Product:
 
 def product_rates(config: ModelConfig, tokens: int, kind: TensorType) -> dict[str, float]:
     """compute -> operations per second of a product with stored weights: about a tenth of a second in all."""
-    product, rows = _Product(config, 512, kind), min(tokens, 128)
+    product, rows = _Product(config, PRODUCT_OUTPUTS, kind), min(tokens, PRODUCT_ROWS)
     seconds = _seconds(*(product.of(rows, compute) for compute in kernels.OPERANDS))
     operations = 2 * rows * product.inputs * product.outputs
     return {compute: operations / each for compute, each in zip(kernels.OPERANDS, seconds)}
@@ -95,16 +105,31 @@ def _copy_rate() -> float:
     return source.nbytes / _seconds(lambda: np.copyto(target, source))[0] / 4
 
 
-def memory_limit(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process can have: its own and what is free, or less if its cgroup (v1 or v2) allows less.
+def memory_total(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
+    """Bytes of the machine, or less if the process's cgroup (v1 or v2) allows less: the same at any moment."""
+    return min(_physical(), *(limit for limit, _ in _cgroup_limits(proc, groups)))
+
+
+def memory_limit(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
+    """Bytes that this process can have now: its own and what is free, or less if its cgroup (v1 or v2) allows less.
 
     What other processes of the cgroup hold is not free; file pages are, since the system takes them back.
     """
     own_footprint, own_rss = kernels.memory_now()
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    limits = [_physical()]
     for line in _lines(proc / "meminfo"):
         if line.startswith("MemAvailable:"):
             limits.append(int(line.split()[1]) * 1024 + own_rss)
+    limits += [limit - max(0, used - own_footprint) for limit, used in _cgroup_limits(proc, groups)]
+    return min(limits)
+
+
+def _physical() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cgroup_limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
+    """(bytes allowed, bytes that only its processes can free) of this process's cgroup and of those around it."""
     for line in _lines(proc / "self" / "cgroup"):  # hierarchy:controllers:/path
         if line.count(":") < 2:
             continue
@@ -121,11 +146,11 @@ def memory_limit(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup
             used = sum(
                 int(line.split()[1]) for line in _lines(folder / "memory.stat") if line.startswith(held)
             )
-            others = max(0, used - own_footprint)
-            limits += [int(text) - others for text in _lines(folder / name) if text.isdecimal()]  # or "max"
+            for text in _lines(folder / name):
+                if text.isdecimal():  # or "max"
+                    yield int(text), used
             if folder == root:
                 break
-    return min(limits)
 
 
 def is_ram_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
@@ -150,6 +175,24 @@ class Baseline:
         """Of this process, now."""
         footprint, rss = kernels.memory_now()
         return cls(footprint, rss + CODE_TO_COME)
+
+    def settled(self, **what: Any) -> Baseline:
+        """This baseline, with the size that was settled on when one like it was first measured here for `what`.
+
+        Two processes that do the same differ by up to VARIATION. The size is that much more than the first of them
+        held, so that none like it holds more, and all have the same plan. One that is larger, or much smaller, has a
+        size of its own.
+        """
+        sizes = remembered.update(remembered.about(baseline=what), self._with_own)
+        return replace(self, rss=next(size for size in sizes if self._is_like(size)))
+
+    def _with_own(self, known: Any) -> list[int]:
+        """The sizes that are `known`, with one for this baseline if there is none."""
+        sizes = [size for size in known if type(size) is int] if isinstance(known, list) else []
+        return sizes if any(map(self._is_like, sizes)) else [*sizes, self.rss + VARIATION][-_MOST_SIZES:]
+
+    def _is_like(self, size: int) -> bool:
+        return size - 2 * VARIATION <= self.rss <= size
 
 
 def _lines(path: Path) -> Iterator[str]:

@@ -10,6 +10,9 @@ from featherback.architecture.config import ModelConfig
 
 Place = Literal["ram", "file"]
 
+LEAST, MOST = BUDGETS = ("least", "max")
+"""Budgets that are named by a word: the least that will do, and all that gives speed."""
+
 Weights = Literal["resident", "paged", "by_matrix", "streamed"]
 """resident: stay mapped. paged: a layer is unmapped after use, the next one read ahead. by_matrix: the same, matrix by
 matrix. streamed: read past the page cache through two buffers."""
@@ -43,6 +46,15 @@ class Plan:
     least_step_seconds: float | None = None  #: time of a step within it
     fastest_mb: int | None = None  #: the budget that gives all the speed that memory can, in 10^6 bytes
     fastest_step_seconds: float | None = None  #: time of a step within it
+    free_mb: int | None = None
+    """The free memory that the plan was made for, in 10^6 bytes, where that was less than it would take otherwise."""
+
+    def budget(self, asked: int | str | None) -> int | None:
+        """A budget in bytes; that of a word is the plan's."""
+        if not isinstance(asked, str):
+            return asked
+        found = {LEAST: self.least_mb, MOST: self.fastest_mb}[asked]
+        return None if found is None else found * 10**6
 
     @property
     def chunk_tokens(self) -> int:

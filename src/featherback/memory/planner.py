@@ -1,4 +1,8 @@
-"""Predicts the peak and the time of every plan and chooses the fastest that fits the budget, before the first step."""
+"""Predicts the peak and the time of every plan and chooses the fastest that fits the budget, before the first step.
+
+Which is the fastest is asked of fixed rates (`host/rates.py`): a plan decides the last bits of what is computed, and so
+must depend on nothing that is measured. Only the seconds that are shown are predicted with the machine's own rates.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,8 @@ from featherback.backend.arena import aligned
 from featherback.backend.counting import Work
 from featherback.backend.cpu import CPU
 from featherback.errors import FeatherbackError
-from featherback.host.machine import Baseline, Machine
+from featherback.host.machine import VARIATION, Baseline, Machine
+from featherback.host.rates import nominal
 from featherback.host.scattered import ROWS
 from featherback.layers.block import bundles
 from featherback.memory.dry_run import FLOAT, account
@@ -29,11 +34,10 @@ CALL_SECONDS = 25e-6  # per kernel call: Python around it, threads woken and gat
 DROP_SECONDS = 8e-11  # per byte unmapped and mapped again
 STREAM_SECONDS = 2e-10  # per byte read past the page cache, mostly behind the products
 THRASH_SECONDS = 1e-8  # per byte that the page cache dropped, read again page by page
-SPARE = 0.25  # of the memory that a process can have: taken for speed without a budget
+SPARE = 0.25  # of the machine's memory: taken for speed without a budget
 FRUGAL = 1.25  # times the least memory: taken without a budget where that is more
 SLACK = 1 * MB  # small arrays, the interpreter's growth
 STACK = 64 * 1024  # bytes of a thread's stack that kernels touch
-VARIATION = MB // 2  # twice what the baselines of a hundred fresh processes were seen to differ by
 
 
 @dataclass(frozen=True)
@@ -118,10 +122,11 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
     """The fastest plan whose resident peak fits in `budget` bytes, with what the least and the most memory would give.
 
     Without a budget it is SPARE of the machine's memory, or FRUGAL times the least that would do if that is more. No
-    plan takes more than the machine has. FeatherbackError, naming the least that would do and what to change, if none
-    fits.
+    plan takes more than the machine has. Nothing depends on the machine's rates but the seconds. FeatherbackError,
+    naming the least that would do and what to change, if none fits.
     """
-    predictions = [predict(job, plan, baseline, machine) for plan in candidates(job)]
+    standard = nominal(job.compute, job.threads, machine.memory)
+    predictions = [predict(job, plan, baseline, standard) for plan in candidates(job)]
     smallest_rss = min(prediction.rss for prediction in predictions)
     least, most = least_budget(smallest_rss), machine.memory or math.inf
     wanted = max(SPARE * (machine.memory or 0), FRUGAL * smallest_rss) if budget is None else budget
@@ -140,11 +145,12 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
             f"Training does not fit in {limit / MB:.0f}MB: with these options the least is --memory {named}; {change}"
         )
 
-    worth = gains(job, next(candidates(job)), machine)
+    worth = gains(job, next(candidates(job)), standard)
 
     def fastest_in(limit: float) -> Prediction:
         fitting = [prediction for prediction in predictions if prediction.rss <= limit]
-        return _keeping(job, fitting, limit, worth, baseline, machine)
+        found = _keeping(job, fitting, limit, worth, baseline, standard)
+        return predict(job, found.plan, baseline, machine)
 
     chosen, frugal, fastest = (fastest_in(each) for each in (limit, min(least, limit), most))
     return replace(

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from featherback import kernels, methods
-from featherback.host.machine import Baseline, Machine, is_ram_disk, product_rates
+from featherback.host import remembered
+from featherback.host.machine import (
+    PRODUCT_OUTPUTS,
+    PRODUCT_ROWS,
+    Baseline,
+    Machine,
+    is_ram_disk,
+    memory_limit,
+    product_rates,
+)
+from featherback.host.rates import nominal
 from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
@@ -18,6 +29,8 @@ from featherback.weights.types import TensorType
 
 AS_FAST = 0.95
 """--compute auto prefers the more exact of two if it has this share of the other's rate."""
+MOST_OF_FREE = 0.5
+"""Of the memory that is free, what a run takes at most where no budget is named."""
 
 
 def job_of(config: TrainConfig, model: Model) -> Job:
@@ -50,16 +63,17 @@ def longest_fitting(
 ) -> tuple[int, int]:
     """The longest sequence, of `least` to `most` tokens, that a run has the memory for, and the budget that `most`
     needs, in bytes. `least` is known to fit."""
-    kernels.set_threads(config.threads or kernels.default_threads())
-    machine = Machine.measure(model.config, config.batch_size * most, job_options(config)["compute"])
 
     def job(length: int) -> Job:
         return job_of(replace(config, seq_len=length), model)
 
+    asked = job(least)
+    machine = nominal(asked.compute, asked.threads, memory_limit())
+
     low, high = least, most + 1
     while high - low > 1:
         length = (low + high) // 2 if high <= most else most  # most often all of it fits
-        if planner.fits(job(length), config.memory, baseline, machine):
+        if planner.fits(job(length), config.budget, baseline, machine):
             low = length
         else:
             high = length
@@ -100,8 +114,34 @@ class Computes:
         """The rates of the one that needs least memory."""
         return list(self.machines.values())[-1]
 
-    def plan(self, job: Job, budget: int | None, baseline: Baseline) -> Plan:
-        """As `planner.choose`, with the first compute that fits, of a job as `job_of` makes it."""
+    def plan(self, job: Job, budget: int | str | None, baseline: Baseline) -> Plan:
+        """As `planner.choose`, with the first compute that fits, of a job as `job_of` makes it.
+
+        `budget`: bytes, or a word of `Plan.budget`. The plan is for all the memory of the machine, so that it is the
+        same at any moment; unless that much is not free now, which the plan then says.
+        """
+        if isinstance(budget, str):
+            budget = self._plan(job, None, baseline).budget(budget)
+        plan, free = self._plan(job, budget, baseline), memory_limit()
+        if self._has_room(job, plan, budget, baseline, free):
+            return plan
+        now = Computes({name: replace(each, memory=free) for name, each in self.machines.items()}, self.rates)
+        return replace(now._plan(job, budget, baseline), free_mb=free // planner.MB)
+
+    def _has_room(self, job: Job, plan: Plan, budget: int | None, baseline: Baseline, free: int) -> bool:
+        """Whether so much is free as a plan takes, and to spare where no budget is named; and in the page cache, where
+        the machine has that."""
+        usual = self.machines[plan.compute]
+        job = replace(job, compute=plan.compute)
+        here, now = (
+            planner.predict(job, plan, baseline, replace(usual, memory=memory))
+            for memory in (usual.memory, free)
+        )
+        share = MOST_OF_FREE if budget is None else 1
+        return now.rss <= share * free and (here.crowded or not now.crowded)
+
+    def _plan(self, job: Job, budget: int | None, baseline: Baseline) -> Plan:
+        """As `plan`, within the memory that `machines` have."""
         (first, fast), *others = self.machines.items()
         if not others:
             return replace(planner.choose(job, budget, baseline, fast), rates=self.rates)
@@ -121,10 +161,27 @@ class Computes:
 
 
 def measured_rates(config: TrainConfig, model: Model) -> dict[str, float]:
-    """compute -> GFLOP/s of a product with such weights as most of those that are trained or adapted."""
+    """compute -> GFLOP/s of a product with such weights as most of those that are trained or adapted.
+
+    They are remembered: --compute auto then takes the same in every run.
+    """
     kind = TensorType.Q4_0 if config.whole is None else config.whole.kind  # quantised types rank them alike
-    found = product_rates(model.config, config.batch_size * config.sequence, kind)
-    return {compute: round(rate / 1e9, 1) for compute, rate in found.items()}
+    rows = min(config.batch_size * config.sequence, PRODUCT_ROWS)
+    shape = [rows, model.config.hidden_size, min(model.config.intermediate_size, PRODUCT_OUTPUTS)]
+    subject = remembered.about(products=shape, type=kind.name, threads=kernels.threads())
+    if (known := _rates_from(remembered.recall(subject))) is not None:
+        return known
+    found = product_rates(model.config, rows, kind)
+    measured = {compute: round(rate / 1e9, 1) for compute, rate in found.items()}
+    return dict(remembered.update(subject, lambda known: _rates_from(known) or measured))
+
+
+def _rates_from(values: Any) -> dict[str, float] | None:
+    """Rates that were remembered; None if these are none."""
+    if not isinstance(values, dict) or values.keys() != set(COMPUTE):
+        return None
+    sound = all(isinstance(rate, float) and math.isfinite(rate) and rate > 0 for rate in values.values())
+    return {compute: values[compute] for compute in COMPUTE} if sound else None
 
 
 def plan_for(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]) -> Plan:

@@ -16,6 +16,7 @@ from featherback.data.source import Source, columns_of, what_is_long
 from featherback.errors import FeatherbackError
 from featherback.host.priority import LOWEST
 from featherback.host.sensors import KINDS
+from featherback.memory.plan import BUDGETS
 from featherback.models.converted import NONE, QUANTIZE
 from featherback.optim.average import Averaged
 from featherback.options import check, described, flags, option
@@ -145,16 +146,19 @@ class TrainConfig:
         help="How gradients are computed or estimated.",
     )
     method_options: Mapping[str, Any] = field(default_factory=dict)  # in the end all those of its method
-    memory: int | None = option(  # peak of the resident memory, bytes
+    # Peak of the resident memory, in bytes; a word of `Plan.budget` until there is a plan, then what that came to.
+    memory: int | str | None = option(
         None,
         parse=parse.size,
         given=parse.megabytes,
         written=parse.written_size,
+        words=lambda: BUDGETS,
         least=1,
         metavar="SIZE",
         panel=RUN,
         free_on_resume=True,
-        help="Memory budget, never exceeded: 96MB, 1.5GB; a number alone means MB.",
+        help="Memory budget, never exceeded: 96MB, 1.5GB; a number alone means MB. least: the least that will do; max: "
+        "all that gives speed.",
     )
     quantize: str = option(
         NONE,
@@ -415,6 +419,11 @@ class TrainConfig:
         """How data are read."""
         long = what_is_long(self.seq_len, self.cut)
         return Source(paths, columns_of(self.columns or ()), self.skip_bad, long)
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes that the run may take; None: none is named, or a word whose amount is not known before the plan."""
+        return None if isinstance(self.memory, str) else self.memory
 
     @property
     def sequence(self) -> int:

@@ -52,6 +52,33 @@ Prepare = Callable[[str, Source, Path, int, Callable[[dict[str, Any]], None], in
 """`data.prepare.prepare`, here or elsewhere."""
 
 
+def check_run(config: TrainConfig) -> None:
+    """Raise FeatherbackError if the options of a new run, or the paths among them, are wrong.
+
+    Nothing is measured, converted or made for it.
+    """
+    _heed(config)
+    _check_paths(config)
+    opened = models.load(config.model, config.quantize, foresee=True)
+    try:
+        _fitting(config, opened, None)
+    finally:
+        opened.close()
+
+
+def check_resumed(named: Mapping[str, Any]) -> None:
+    """The same for the options of a run that is resumed, `named` as for `resume_run`."""
+    run = RunDirectory.open(named["out"])
+    config = run.config
+    if config.seq_len is None:  # it is settled first
+        return
+    opened = models.load(named["model"], config.quantize, foresee=True)
+    try:
+        _heed(continued(config, named, opened))
+    finally:
+        opened.close()
+
+
 def plan_run(config: TrainConfig, baseline: Callable[[], Baseline]) -> dict[str, Any]:
     """The plan that `prepare_run` would choose, as JSON: for a process that plans and gives way to one that prepares.
 
@@ -59,7 +86,7 @@ def plan_run(config: TrainConfig, baseline: Callable[[], Baseline]) -> dict[str,
     """
     _heed(config)
     opened = models.load(config.model, config.quantize)
-    return _plan(_fitting(config, opened, None), opened, baseline)
+    return asdict(_plan(_fitting(config, opened, None), opened, baseline))
 
 
 def prepare_run(
@@ -81,10 +108,11 @@ def prepare_run(
     """
     with ended_by_signals():
         _heed(config)
+        _check_paths(config, data, eval_data)
         opened = model or models.load(config.model, config.quantize)
         config = _fitting(config, opened, data)
         existed = Path(config.out).exists()
-        chosen = plan or _plan(config, opened, baseline)
+        chosen = plan or asdict(_plan(config, opened, baseline))
         base = base_model_name(opened)
         known = {"plan": chosen, "base_model": base, "model": fingerprint.of_store(opened.store)}
         run = RunDirectory.create(config.out, {**_record(config), **known})
@@ -168,15 +196,21 @@ def resume_run(
                     f"name at least as many."
                 )
             # As long as these are the same the plan stays, and with it every bit.
-            changed = any(getattr(config, name) != getattr(earlier, name) for name in PLANNED)
             plan = plan_from_json(run.record.get("plan"))
+            same = config if plan is None else replace(config, memory=plan.budget(config.memory))
+            changed = any(getattr(same, name) != getattr(earlier, name) for name in PLANNED)
             if (reason := _no_plan(run, plan)) or changed:
                 # What it computes in stays, as far as it is known.
                 compute = config.compute if plan is None else plan.compute
-                run.record["plan"] = _plan(replace(config, compute=compute), opened, baseline)
-                run.record["plan"]["rates"] = {} if plan is None else plan.rates
+                plan, rates = (
+                    _plan(replace(config, compute=compute), opened, baseline),
+                    plan.rates if plan else {},
+                )
+                run.record["plan"] = asdict(replace(plan, rates=rates))
+                config = replace(config, memory=plan.budget(config.memory))
             else:
                 run.plan_of(opened.blocks)
+                config = same
             if reason:
                 note(f"note: {reason}; the plan is made anew")
             _be_patient(run, named, done)
@@ -230,6 +264,22 @@ def become_worker(run: RunDirectory, *flags: str) -> NoReturn:
     become(_WORKER, str(run.path), *flags, *([] if lock is None else [f"--lock={lock}"]))
 
 
+def _check_paths(
+    config: TrainConfig, data: Examples | None = None, eval_data: Examples | None = None
+) -> None:
+    """Raise FeatherbackError if data cannot be read, or the output directory is not free.
+
+    `data`, `eval_data`: examples that were given in place of files.
+    """
+    from featherback.data.readers import data_files  # not in the training process
+
+    for paths, examples in ((config.data, data), (config.eval_data, eval_data)):
+        files = [path for path in paths or () if path != STDIN] if examples is None else []
+        for file in data_files(config.source(tuple(files))):
+            _ = file.not_read  # of a folder, what is in it
+    check_new(Path(config.out))
+
+
 def _fitting(config: TrainConfig, model: Model, data: Examples | None) -> TrainConfig:
     """The options of a new run, whole and such as suit the model; FeatherbackError if they do not."""
     if config.data is None and data is None:
@@ -267,10 +317,10 @@ def _heed(config: TrainConfig) -> None:
         step_back(config.nice)
 
 
-def _plan(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]) -> dict[str, Any]:
+def _plan(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]) -> Plan:
     from featherback.training.choose import plan_for  # what only plans is not there where data are prepared
 
-    return asdict(plan_for(config, model, baseline))
+    return plan_for(config, model, baseline)
 
 
 def _source(paths: tuple[str, ...]) -> dict[str, Any]:

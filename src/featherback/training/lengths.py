@@ -19,24 +19,26 @@ from featherback.host.machine import Baseline
 from featherback.models.model import Model
 from featherback.terminal import Preparing
 from featherback.training.config import SEQUENCE
-from featherback.training.run_directory import RunDirectory
+from featherback.training.run_directory import RunDirectory, plan_from_json
 
 _LONGER = "a model for longer texts takes them whole"
 MB = 10**6
 
 
 def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], plan_now: bool = True) -> bool:
-    """Give a run without a sequence length the one that its data need, and the plan for it. Whether that is done.
+    """Give a run without a sequence length the one that its data need, and the plan for it; and a budget that was named
+    by a word the amount. Whether that is done.
 
     Without `plan_now` it is done only where the plan that the run has will do. FeatherbackError if examples are longer
     than the model or the memory allows, and are not to be cut.
     """
     config = run.config
-    if config.seq_len is not None:
-        return True
-    longest = _longest(run)
-    if longest <= config.sequence:
-        run.update(configuration=replace(config, seq_len=config.sequence).to_json())
+    if config.seq_len is not None or (longest := _longest(run)) <= config.sequence:
+        plan = plan_from_json(run.record.get("plan"))
+        memory = config.memory if plan is None else plan.budget(config.memory)
+        settled = replace(config, seq_len=config.sequence, memory=memory)
+        if settled != config:
+            run.update(configuration=settled.to_json())
         return True
     if not plan_now:
         return False
@@ -48,7 +50,7 @@ def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], pl
     if length < longest:
         beyond, change = made_for(model), _LONGER
         if length < most:
-            within = "in the free memory" if config.memory is None else f"in --memory {config.memory // MB}MB"
+            within = "in the free memory" if config.budget is None else f"in --memory {config.budget // MB}MB"
             beyond = f"the {length} tokens that fit {within}"
             change = f"--memory {needed // MB}MB takes them whole"
         reports: dict[str, Any] = dict(run.record["data"])
@@ -62,8 +64,9 @@ def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], pl
         # What was cut may have had nothing left to train: the longest of the others decides.
         length = max(config.sequence, _longest(run))
     config = replace(config, seq_len=length)
-    plan = asdict(plan_for(config, model, lambda: here))
-    run.update(configuration=config.to_json(), plan=plan)
+    plan = plan_for(config, model, lambda: here)
+    config = replace(config, memory=plan.budget(config.memory))
+    run.update(configuration=config.to_json(), plan=asdict(plan))
     return True
 
 

@@ -74,7 +74,7 @@ def combinations(
 ) -> Iterator[Combination]:
     """Every method with every optimiser that goes with it, for adapters and for whole models, one by one."""
     computes = Computes.of(config, model)
-    limit = min(each for each in (config.memory, computes.least.memory, math.inf) if each is not None)
+    limit = min(each for each in (config.budget, computes.least.memory, math.inf) if each is not None)
     for train in TRAINED:
         for name in methods.METHODS.names:
             shared: dict[object, dict[Any, Any]] = {}  # dry runs do not depend on an adapter's optimiser
@@ -136,7 +136,7 @@ def largest_models(
 
     All projections of these shapes are adapted.
     """
-    memories = (config.memory,) if config.memory else MEMORIES
+    memories = (config.budget,) if config.budget else MEMORIES
     least = {name: _least(chosen, baseline) for name, chosen in _of_methods(config, own)}
     for memory in memories:
         yield (

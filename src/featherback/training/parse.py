@@ -12,6 +12,7 @@ from featherback import families
 from featherback.architecture.names import parse_targets
 from featherback.data.source import columns_of
 from featherback.errors import FeatherbackError
+from featherback.memory.plan import BUDGETS
 
 MOST_MEMORY = 1 << 60  # bytes
 MOST_BARE = 10**6  # megabytes: a larger number without a unit was meant as bytes
@@ -26,7 +27,9 @@ def memory(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = match and _UNITS.get(match[2].upper())
     if not match or unit is None:
-        raise FeatherbackError(f"--memory is {text!r}; write an amount such as 96MB or 1.5GB.")
+        raise FeatherbackError(
+            f"--memory is {text!r}; write an amount such as 96MB or 1.5GB, or least or max."
+        )
     if not match[2] and float(match[1]) >= MOST_BARE:
         raise FeatherbackError(
             f"--memory is {text}: a number alone means megabytes; write an amount such as 96MB, 1.5GB or {text}B."
@@ -34,14 +37,17 @@ def memory(text: str) -> int:
     amount = float(match[1]) * unit
     if amount >= MOST_MEMORY:
         raise FeatherbackError(
-            "--memory is more than any machine has; write an amount such as 96MB or 1.5GB."
+            "--memory is more than any machine has; write an amount such as 96MB or 1.5GB, or least or max."
         )
     return int(amount)
 
 
 def size(given: object) -> object:
-    """Bytes; a text is read by `memory`."""
-    return memory(given) if isinstance(given, str) else given
+    """Bytes, or one of the words of `Plan.budget`; any other text is read by `memory`."""
+    if isinstance(given, str):
+        word = given.strip().lower()
+        return word if word in BUDGETS else memory(given)
+    return given
 
 
 def megabytes(given: object) -> object:
@@ -49,8 +55,10 @@ def megabytes(given: object) -> object:
     return memory(str(given)) if isinstance(given, Real) and not isinstance(given, bool) else given
 
 
-def written_size(amount: int) -> str:
-    """Bytes as `memory` reads them."""
+def written_size(amount: int | str) -> str:
+    """Bytes, or a word, as `size` reads them."""
+    if isinstance(amount, str):
+        return amount
     return f"{amount}B" if amount % 10**6 else f"{amount // 10**6}MB"
 
 

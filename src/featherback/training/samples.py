@@ -63,7 +63,7 @@ def tell_samples(
         run.update(samples=[])
     if not config.samples or not _can_be_read(model):
         return
-    budget = Budget(config.memory or int(SPARE * memory_limit()))
+    budget = Budget(config.budget or int(SPARE * memory_limit()))
     later = quoted("featherback", "report", run.path, "--samples", config.samples)
     try:
         for each in sample(run, config.samples, None if config.train == "full" else model, budget, check):

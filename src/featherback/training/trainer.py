@@ -208,7 +208,7 @@ class Trainer:
             run=str(run.path),
             steps=self.steps,
             step=self.progress.step,
-            memory_mb=None if config.memory is None else config.memory / MB,
+            memory_mb=None if config.budget is None else config.budget / MB,
             predicted_rss_mb=self.plan.predicted_rss_mb,
             configuration=run.record["configuration"],
         )

@@ -41,9 +41,11 @@ def worker_environment() -> dict[str, str]:
 
 
 def worker_baseline(log_to: Iterable[str] = ()) -> Baseline:
-    """What a fresh training process that logs to these programs holds, measured by starting one."""
+    """What a fresh training process that logs to these programs holds, measured by starting one; settled, so that it is
+    the same for the same command."""
+    logged = sorted(log_to)
     probe = subprocess.run(
-        [sys.executable, "-c", _PROBE, *log_to],
+        [sys.executable, "-c", _PROBE, *logged],
         env=worker_environment(),
         capture_output=True,
         text=True,
@@ -51,7 +53,7 @@ def worker_baseline(log_to: Iterable[str] = ()) -> Baseline:
     )
     from featherback.host.machine import Baseline  # with NumPy, which may not be here while the other is
 
-    return Baseline(*json.loads(probe.stdout))
+    return Baseline(*json.loads(probe.stdout)).settled(process="worker", log_to=logged)
 
 
 def become(module: str, *arguments: str) -> NoReturn:

@@ -135,7 +135,7 @@ def _tiles(record: Mapping[str, Any], config: TrainConfig, curves: Curves) -> It
             yield "Held-out loss", f"{best:.4f}", f"at step {counted(int(step))}, kept; {against}"
     if curves.rss.points:
         peak = max([y for _, y in curves.rss.extremes] + [summary.get("peak_rss_mb", 0)])
-        of = "no budget named" if config.memory is None else f"budget {config.memory / _MB:.0f} MB"
+        of = "no budget named" if config.budget is None else f"budget {config.budget / _MB:.0f} MB"
         yield "Peak memory, resident", f"{peak:.1f} MB", of
     if curves.speed.points:
         speeds = curves.speed.points
@@ -152,7 +152,7 @@ def _memory_chart(config: TrainConfig, curves: Curves) -> str:
         Line("mean", "resident", curves.rss.points),
         Line("second", "footprint", curves.footprint.points),
     ]
-    limits = [] if config.memory is None else [(f"budget {config.memory / _MB:.0f} MB", config.memory / _MB)]
+    limits = [] if config.budget is None else [(f"budget {config.budget / _MB:.0f} MB", config.budget / _MB)]
     return chart("Memory, MB", lines, limits=limits, from_zero=True)
 
 

@@ -1,0 +1,110 @@
+"""A mistake in the options or the paths is found by the first process: nothing is measured or started for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from tests.cli.conftest import Command
+
+import featherback as fb
+from featherback import api
+from featherback.cli import begin
+from featherback.errors import FeatherbackError
+from featherback.host.machine import Machine
+from featherback.training import choose
+
+
+def _forbid_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let whatever measures, or takes this process's place, fail."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("work was begun")
+
+    for place, name in (
+        (begin, "become"),
+        (begin, "worker_baseline"),
+        (api, "rehearsed_baseline"),
+        (Machine, "measure"),
+        (choose, "product_rates"),
+    ):
+        monkeypatch.setattr(place, name, fail)
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Path:
+    """A folder with what is wrong in one way or another."""
+    for name, content in {
+        "empty.jsonl": "", "data.xyz": "\x00\x01", "others/a.bin": "x", "taken/notes": "x", "run/run.json": "{}",
+        "file": "x",
+    }.items():  # fmt: skip
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--data", "typo.jsonl", "typo.jsonl does not exist"),
+        ("--data", "empty.jsonl", "is empty"),
+        ("--data", "data.xyz", "format of the data file"),
+        ("--data", "others", "a folder without a file"),
+        ("--eval-data", "typo.jsonl", "typo.jsonl does not exist"),
+        ("--out", "taken", "is not empty"),
+        ("--out", "run", "holds another run"),
+        ("--out", "file", "is a file"),
+        ("--out", "file/run", "not a writable directory"),
+        ("--from", "no-adapter", "no-adapter"),
+        ("--map", "nonsense=question", "nonsense"),
+        ("--rank", "100000", "--rank is 100000"),
+        ("--seq-len", "10000000", "--seq-len 10000000"),
+        ("--targets", "qkv", "qkv"),
+        ("--momentum", "0.5", "momentum"),
+        ("--memory", "some", "an amount such as 96MB or 1.5GB, or least or max"),
+    ],
+)
+def test_a_mistake_costs_no_work(
+    command: Command,
+    chat_model: Path,
+    messages: Path,
+    places: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    value: str,
+    says: str,
+) -> None:
+    _forbid_work(monkeypatch)
+    monkeypatch.chdir(places)
+    given = {"--data": str(messages), "--out": "new", option: value}
+    said = command("train", chat_model, *(word for pair in given.items() for word in pair))
+    assert (said.code, says in said.err) == (2, True), said.err
+    assert not Path("new").exists()
+
+
+def test_a_mistake_in_resuming_costs_no_work(
+    command: Command, chat_model: Path, messages: Path, places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = places / "trained"
+    fb.train(chat_model, messages, run, steps=1, seq_len=64, rank=2, samples=0, progress=False)
+    _forbid_work(monkeypatch)
+    for out, more, says in (
+        (places / "nothing", ["--threads", 1], "holds no training run"),
+        (run, ["--rank", 4], "--rank was 2, not 4"),
+        (run, ["--seq-len", 10**7], "--seq-len 10000000"),
+    ):
+        said = command("train", chat_model, "--out", out, "--resume", *more)
+        assert (said.code, says in said.err) == (2, True), said.err
+
+
+def test_a_mistake_in_python_costs_no_work(
+    chat_model: Path, messages: Path, places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _forbid_work(monkeypatch)
+    with pytest.raises(FeatherbackError, match="does not exist"):
+        fb.train(chat_model, places / "typo.jsonl", places / "new")
+    with pytest.raises(FeatherbackError, match="does not exist"):
+        fb.train(chat_model, messages, places / "new", eval_data=places / "typo.jsonl")
+    with pytest.raises(FeatherbackError, match="is not empty"):
+        fb.train(chat_model, messages, places / "taken")
