@@ -31,13 +31,18 @@ class Lines(Records):
             if len(line) == MOST_RECORD and not whole:
                 yield Bad(where, f"longer than {MOST_RECORD >> 20} MB; split the example.")
                 continue
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-            except UnicodeDecodeError:
-                yield Bad(where, NOT_UTF8)
-                continue
-            if text:
-                yield record_of(text, where)
+            if record := _record(line, where, number == 1):
+                del line  # while its record is at work
+                yield record
 
 
 CONTAINER = Lines()
+
+
+def _record(line: bytes, where: str, first: bool) -> Record | Bad | None:
+    """What a line holds; None if it is blank. The `first` of a file may begin with a byte order mark."""
+    try:
+        text = line.decode("utf-8-sig" if first else "utf-8").strip()
+    except UnicodeDecodeError:
+        return Bad(where, NOT_UTF8)
+    return record_of(text, where) if text else None
