@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ Messages = Sequence[Message]
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _ROLE = re.compile(r"[\w-]+")
+_BLOCK = 1 << 14  # tokens whose mask is made at once
+_NO_SPACE = {code: None for code in range(0x3001) if chr(code).isspace()}  # all that Unicode has
 
 # What to do about a message that the template leaves out.
 _ANOTHER_ROLE = "Use a role that the template knows, or leave the message out."
@@ -158,8 +161,11 @@ class ChatTemplate:
         )
         # A token is supervised if the first span that ends behind its start begins before its end.
         spans = np.array([*rendering.supervised, (len(rendering.text) + 1,) * 2], np.uint32)
-        starts, ends = offsets[:, 0], np.maximum(offsets[:, 1], offsets[:, 0] + 1)
-        mask = spans[np.searchsorted(spans[:, 1], starts, side="right"), 0] < ends
+        mask = np.empty(ids.size, np.bool_)
+        for at in range(0, ids.size, _BLOCK):  # what is made on the way takes several times as much as the result
+            block = slice(at, at + _BLOCK)
+            starts, ends = offsets[block, 0], np.maximum(offsets[block, 1], offsets[block, 0] + 1)
+            mask[block] = spans[np.searchsorted(spans[:, 1], starts, side="right"), 0] < ends
         if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1].tolist() != [tokenizer.bos_id]:
             return np.insert(ids, 0, tokenizer.bos_id), np.insert(mask, 0, False)
         return ids, mask
@@ -288,7 +294,8 @@ class ChatTemplate:
             if len(several) != 1 and not (calls and several):
                 return None
             start, end = several[0][0], several[-1][1]
-            before = max((b for a, b in places if b <= start and (a, b) != several[0]), default=0)
+            at = bisect_left(places, several[0])
+            before = min(places[at - 1][1], start) if at else 0
             found = ((header, text.rfind(header, before, start)) for header in self.headers)
             begin = next((at + len(header) for header, at in found if at >= 0), None)
             if begin is None and i:  # as after what a tool answers, where nothing asks for an answer
@@ -296,7 +303,8 @@ class ChatTemplate:
                 if before <= len(asked) <= start and text.startswith(asked):
                     begin = len(asked)
             if calls:  # what a template writes around a call is trained: without a header it is not known
-                behind = min((a for a, _ in places if a > end), default=len(text))
+                at = bisect_left(places, (end + 1, 0))
+                behind = places[at][0] if at < len(places) else len(text)
                 stop = text.find(self.end_of_turn, end, behind)
                 if begin is None or stop < 0:
                     return None
@@ -446,7 +454,7 @@ def check_messages(messages: Any) -> None:
 
 def _squeezed(text: str) -> str:
     """Without white space, which templates add and trim."""
-    return "".join(text.split())
+    return text.translate(_NO_SPACE)
 
 
 def _answers(messages: Messages) -> list[tuple[int, Message]]:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.data.chat import ChatTemplate
+from featherback.data.containers.base import Document
 from featherback.data.example import Bad, Example
 from featherback.data.tokenizer import Ids, Tokenizer
 from featherback.errors import FeatherbackError
@@ -60,10 +61,12 @@ class Encoder:
         """An example by itself. A text ends with the end token; all of it is supervised."""
         return self._begin(example)()
 
-    def encode_all(self, examples: Iterable[Example | Bad]) -> Iterator[tuple[Example, Encoded] | Bad]:
-        """Examples in order, those that cannot be encoded as what is wrong with them. What is wrong with reading
-        them is raised in its turn: FeatherbackError."""
-        waiting: deque[tuple[Example | Bad, Callable[[], Encoded], int]] = deque()
+    def encode_all(
+        self, examples: Iterable[Example | Bad]
+    ) -> Iterator[tuple[Example, Encoded] | Example | Bad]:
+        """Examples in order, those that cannot be encoded as what is wrong with them, and long texts as they are, for
+        `stream`. What is wrong with reading them is raised in its turn: FeatherbackError."""
+        waiting: deque[tuple[Example | Bad, Callable[[], Encoded] | None, int]] = deque()
         source = iter(examples)
         ahead, failure, ended = 0, None, False
         while waiting or not ended:
@@ -77,11 +80,13 @@ class Encoder:
                 else:
                     size = sum(map(len, _texts(example)))
                     ahead += size
-                    waiting.append((example, self._begun(example), size))
+                    as_it_is = isinstance(example, Bad) or _is_streamed(example)
+                    waiting.append((example, None if as_it_is else self._begun(example), size))
+                    del example
             if waiting:
                 example, finish, size = waiting.popleft()
                 ahead -= size
-                yield example if isinstance(example, Bad) else _encoded(example, finish)
+                yield example if isinstance(example, Bad) or finish is None else _encoded(example, finish)
         if failure is not None:
             raise failure
 
@@ -107,9 +112,7 @@ class Encoder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begun(self, example: Example | Bad) -> Callable[[], Encoded]:
-        if isinstance(example, Bad):
-            return _raising(FeatherbackError(example.problem))
+    def _begun(self, example: Example) -> Callable[[], Encoded]:
         try:
             return self._begin(example)
         except FeatherbackError as error:
@@ -118,8 +121,7 @@ class Encoder:
     def _begin(self, example: Example) -> Callable[[], Encoded]:
         """Set off what others can do for an example; what is returned waits for them and does the rest."""
         if example.text is not None:
-            pieces = (match[0] for match in _PIECE.finditer(example.text))
-            parts = list(self._blocks_begun(pieces))
+            parts = list(self._blocks_begun(_pieces(example.text)))
             return lambda: self._joined(part() for part in parts)
         turns: Any = example.messages
         if turns is None:
@@ -166,6 +168,25 @@ class Encoder:
     @property
     def _end(self) -> Ids:
         return np.array([] if self._tokenizer.eos_id is None else [self._tokenizer.eos_id], np.uint32)
+
+
+def document_of(example: Example) -> Document:
+    """A text as a document, for `Encoder.stream`."""
+    return Document(example.where, _pieces(example.text or ""))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    return (match[0] for match in _PIECE.finditer(text))
+
+
+def _is_streamed(example: Example) -> bool:
+    """Whether it is a long text, of whole characters: what is not is refused before any of it is encoded."""
+    if example.text is None or len(example.text) <= _BLOCK_AT_MOST:
+        return False
+    try:
+        return all(piece.encode() for piece in _pieces(example.text))
+    except UnicodeEncodeError:
+        return False
 
 
 def _texts(example: Example | Bad) -> Iterator[str]:

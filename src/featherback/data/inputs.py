@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+from featherback.data.record_size import RawSize, RecordRoom, Unbounded
 from featherback.data.source import STDIN, called
 from featherback.errors import FeatherbackError
 from featherback.files import open_regular
@@ -24,10 +25,15 @@ class Input:
     """A file, folder or standard input; nothing is opened before it is read. Its methods raise FeatherbackError."""
 
     def __init__(
-        self, path: str | os.PathLike[str], watch: Watch | None = None, title: str | None = None
+        self,
+        path: str | os.PathLike[str],
+        watch: Watch | None = None,
+        title: str | None = None,
+        room: RecordRoom | None = None,
     ) -> None:
         self.path, self._title = Path(path), title
         self.watch = watch or (lambda _: None)
+        self.room = room or Unbounded()
         self.is_stdin = os.fspath(path) == STDIN
 
     @property
@@ -85,6 +91,22 @@ class Input:
     def lines(self, most: int) -> Iterator[bytes]:
         """The lines, with their ends; those longer than `most` bytes in pieces."""
         return self._read(lambda file: file.readline(most))
+
+    def whole_lines(self, most: int) -> Iterator[bytes | RawSize]:
+        """The lines, with their ends; of those longer than `most` bytes only what they would take."""
+        long: RawSize | None = None
+        for piece in self.lines(most + 1):
+            ends = piece.endswith(b"\n")
+            if long is None and (ends or len(piece) <= most):
+                yield piece
+                continue
+            long = long or RawSize()
+            long.add(piece)
+            if ends:
+                yield long
+                long = None
+        if long is not None:
+            yield long
 
     def _read(self, read: Callable[[IO[bytes]], bytes]) -> Iterator[bytes]:
         try:

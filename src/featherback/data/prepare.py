@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,10 +24,11 @@ import numpy as np
 
 from featherback.data.containers.base import Document
 from featherback.data.duplicates import Duplicates, marked
-from featherback.data.encoder import Encoded, Encoder
+from featherback.data.encoder import Encoded, Encoder, document_of
 from featherback.data.example import Bad, Example
 from featherback.data.inputs import keep_stdin
 from featherback.data.readers import DataFile, data_files
+from featherback.data.record_size import RecordRoom
 from featherback.data.report import PrepareReport, too_long
 from featherback.data.source import STDIN, Source
 from featherback.data.token_file import TokenFileWriter
@@ -40,7 +42,7 @@ Progress = Callable[[dict[str, Any]], None]
 REHEARSED = 16  # examples, or blocks of a text
 
 
-class Watch(Protocol):
+class Watch(RecordRoom, Protocol):
     """Who sees to it that a preparation takes no more than it may."""
 
     def look(self, now: bool = False) -> None:
@@ -48,6 +50,9 @@ class Watch(Protocol):
 
     def check(self) -> None:
         """FeatherbackError if what was seen was too much."""
+
+    def conclude(self) -> None:
+        """FeatherbackError if a record was refused, with what all of them need: everything was looked at."""
 
 
 def prepare(
@@ -101,15 +106,22 @@ def prepare(
 def _rehearse(tokenizer: Tokenizer, source: Source, watch: Watch) -> None:
     """Have `watch` see the tokenizer, the template's process and the encoder at work; what they make is dropped."""
     with Encoder(tokenizer) as encoder:
-        for file in data_files(source):
+        with suppress(FeatherbackError):  # what the template says of it matters to nobody
+            encoder.encode(Example("", prompt="a", completion="b"))
+        watch.look(now=True)
+        for file in data_files(source, room=watch):
             for _ in islice(_encoded(encoder, file), REHEARSED):
                 watch.look(now=True)
+    watch.conclude()
     watch.check()
 
 
 def _encoded(encoder: Encoder, file: DataFile) -> Iterator[object]:
     if not file.holds_texts:
-        yield from encoder.encode_all(file.examples())
+        for item in encoder.encode_all(file.examples()):
+            yield item
+            if isinstance(item, Example):
+                yield from encoder.stream(document_of(item).pieces)
         return
     for document in file.documents():
         yield from encoder.stream(document.pieces)
@@ -143,7 +155,7 @@ class _Preparation:
         self._told = time.monotonic()
         self._read = _Bytes()
         self.duplicates = Duplicates()
-        self._files = data_files(source, self._read.add)
+        self._files = data_files(source, self._read.add, watch)
         self._size = sum(file.size for file in self._files)
         report.not_read += [said for file in self._files if (said := file.not_read)]
 
@@ -159,6 +171,8 @@ class _Preparation:
                 if self._ends_behind(document.where):
                     return
                 self._add_stream(document)
+        if self.watch:
+            self.watch.conclude()
 
     def _ends_behind(self, where: str) -> bool:
         """Whether what was read before `where` is enough."""
@@ -174,9 +188,12 @@ class _Preparation:
                 return
             if isinstance(item, Bad):
                 self._skip(item)
+            elif isinstance(item, Example):
+                self.report.use(item)
+                self._add_stream(document_of(item))
             else:
                 self._add(*item)
-            where = item.where if isinstance(item, Bad) else item[0].where
+            where = item[0].where if isinstance(item, tuple) else item.where
             self._tell()
 
     def _skip(self, bad: Bad) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice
 
-from featherback.data.encoder import Encoder
-from featherback.data.example import Bad
+from featherback.data.containers.base import Document
+from featherback.data.encoder import Encoder, document_of
+from featherback.data.example import Bad, Example
 from featherback.data.readers import data_files
 from featherback.data.source import Source
 from featherback.data.tokenizer import Tokenizer
@@ -47,21 +48,27 @@ def _previews(tokenizer: Tokenizer, encoder: Encoder, source: Source, seq_len: i
     for file in data_files(source):
         if file.holds_texts:
             for document in file.documents():
-                ids: list[int] = []
-                for part, _ in encoder.stream(document.pieces):
-                    ids += part.tolist()
-                    if len(ids) >= seq_len:
-                        break
-                yield _preview(tokenizer, document.where, ids[:seq_len], [True] * seq_len, seq_len)
+                yield _text(tokenizer, encoder, document, seq_len)
         else:
             for item in encoder.encode_all(file.examples()):
-                if not isinstance(item, Bad):
+                if isinstance(item, Example):
+                    yield _text(tokenizer, encoder, document_of(item), seq_len)
+                elif not isinstance(item, Bad):
                     example, encoded = item
                     ids, whole = encoded.ids.tolist(), source.long == "keep" and example.text is None
                     most = len(ids) if whole else seq_len
                     yield _preview(tokenizer, example.where, ids, encoded.mask.tolist(), most)
                 elif not source.skip_bad:
                     raise FeatherbackError(f"{item.where}: {item.problem}")
+
+
+def _text(tokenizer: Tokenizer, encoder: Encoder, document: Document, seq_len: int) -> Preview:
+    ids: list[int] = []
+    for part, _ in encoder.stream(document.pieces):
+        ids += part[:seq_len].tolist()
+        if len(ids) >= seq_len:
+            break
+    return _preview(tokenizer, document.where, ids[:seq_len], [True] * seq_len, seq_len)
 
 
 def _preview(tokenizer: Tokenizer, where: str, ids: list[int], mask: list[bool], seq_len: int) -> Preview:

@@ -9,6 +9,7 @@ from featherback.data.containers import container_of
 from featherback.data.containers.base import Container, Document, Records, Texts
 from featherback.data.example import Bad, Example
 from featherback.data.inputs import Input, Watch
+from featherback.data.record_size import RecordRoom, admits_example
 from featherback.data.shapes import Columns, check_columns, example_of
 from featherback.data.source import Source
 from featherback.errors import FeatherbackError
@@ -38,13 +39,17 @@ class DataFile:
         return self.container.not_read(self.data)
 
     def examples(self) -> Iterator[Example | Bad]:
-        """Its records. FeatherbackError if there is none, or if no further ones can be read."""
+        """Its records, up to one that there is no room for. FeatherbackError if there is none, or if no further ones can
+        be read."""
         assert isinstance(self.container, Records)
-        found = False
+        found, room = False, self.data.room
         for record in self.container.read(self.data):
             found = True
-            yield record if isinstance(record, Bad) else example_of(record, self.columns)
-        if not found:
+            item = record if isinstance(record, Bad) else example_of(record, self.columns)
+            del record
+            if (isinstance(item, Bad) or admits_example(room, item)) and not room.refused:
+                yield item
+        if not found and not room.refused:
             raise FeatherbackError(
                 f"The data file {self.data.name} holds no example, {self.container.nothing}."
             )
@@ -55,11 +60,13 @@ class DataFile:
         return self.container.read(self.data)
 
 
-def data_files(source: Source, watch: Watch | None = None) -> list[DataFile]:
-    """The files of a source; `watch` is told of what is read.
+def data_files(
+    source: Source, watch: Watch | None = None, room: RecordRoom | None = None
+) -> list[DataFile]:
+    """The files of a source; `watch` is told of what is read, `room` asked about long records.
 
     FeatherbackError if one is missing, empty, not readable or of no known format, or an unknown key is mapped.
     """
     check_columns(source.columns)
-    inputs = [Input(path, watch, source.title) for path in source.paths]
+    inputs = [Input(path, watch, source.title, room) for path in source.paths]
     return [DataFile(data, container_of(data), source.columns) for data in inputs]

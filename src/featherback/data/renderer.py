@@ -146,12 +146,15 @@ class Renderer:
             return
         *lines, rest = piece.split(b"\n")
         for line in lines:
-            request, reply = self._asked.popleft(), json.loads(self._unread + line)
+            self._unread += line
+            number, source = (request := self._asked.popleft()).number, request.source
+            del request  # its line may be long, as this one
+            reply = json.loads(self._unread)
             self._unread.clear()
-            if request.number != LOADING:
-                self._replies[request.number] = reply
+            if number != LOADING:
+                self._replies[number] = reply
             elif "error" in reply:
-                self._fail(_failure(request.source, *reply["error"]))
+                self._fail(_failure(source, *reply["error"]))
                 self._drop()
                 return
         self._unread += rest
@@ -217,7 +220,7 @@ class Renderer:
 
 
 def _line(request: Mapping[str, Any]) -> bytes:
-    return json.dumps(request).encode("ascii") + b"\n"
+    return b"%b\n" % json.dumps(request).encode("ascii")
 
 
 def _stop(process: subprocess.Popen[bytes], complaints: IO[str]) -> None:

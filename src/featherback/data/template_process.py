@@ -44,29 +44,45 @@ _DETAIL = 300  # characters of an error's text
 def main() -> None:
     """Answer requests until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asked decides what Ctrl-C means
-    template, names = None, dict[str, str]()
-    used = _address_space()
-    for line in sys.stdin.buffer:
-        with _bounded(len(line), used):
+    service, used = _Service(), _address_space()
+    while line := sys.stdin.buffer.readline():
+        size = len(line)
+        with _bounded(size, used):
             request = json.loads(line)
-            if "template" in request:
-                names = request["names"]
-                template = _guarded(_environment().from_string, request["template"])
-                reply: dict[str, Any] = (
-                    {"loaded": True} if isinstance(template, Template) else {"error": template}
-                )
-            else:
-                assert isinstance(template, Template)
-                limit = OUTPUT + OUTPUT_EACH * len(line)
-                reply = {
-                    "answers": [
-                        _guarded(_rendered, template, names, messages, prompt, request["tools"], limit)
-                        for messages, prompt in request["conversations"]
-                    ]
-                }
-            text = json.dumps(reply)
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+            del line  # a conversation may have megabytes: of each form no more is held than the next one needs
+            reply = service.reply(request, size)
+            del request
+            answer = json.dumps(reply)
+            del reply
+            written = answer.encode("ascii")
+            del answer
+        sys.stdout.buffer.write(written)
+        sys.stdout.buffer.write(b"\n")
+        sys.stdout.buffer.flush()
+        del written
+
+
+class _Service:
+    """The template that was loaded last."""
+
+    def __init__(self) -> None:
+        self._template: Any = None
+        self._names: dict[str, str] = {}
+
+    def reply(self, request: dict[str, Any], size: int) -> dict[str, Any]:
+        """What a request of `size` bytes is answered with."""
+        if "template" in request:
+            self._names = request["names"]
+            self._template = _guarded(_environment().from_string, request["template"])
+            return {"loaded": True} if isinstance(self._template, Template) else {"error": self._template}
+        assert isinstance(self._template, Template)
+        tools, limit = request["tools"], OUTPUT + OUTPUT_EACH * size
+        return {
+            "answers": [
+                _guarded(_rendered, self._template, self._names, messages, prompt, tools, limit)
+                for messages, prompt in request["conversations"]
+            ]
+        }
 
 
 @contextmanager

@@ -5,26 +5,54 @@ from __future__ import annotations
 import os
 import time
 
+from featherback.data.record_size import MOST_RECORD, SHORT
 from featherback.errors import FeatherbackError
 from featherback.host.process_tree import held_alone
 
 MB = 10**6
 _SECONDS = 0.2  # between two looks, each of which takes milliseconds
+_SPARE = 6 * MB  # what grows besides long records: tables of the tokenizer that are touched, marks of copies
+_LEAST_READING = 5  # bytes that a record takes at least for each of its own, read and parsed
 
 
 class Room:
-    """Looks at what this process and its children hold together, in bytes. Where the system does not tell, nothing is
-    checked."""
+    """Looks at what this process and its children hold together, in bytes, and admits long records by what they will
+    take. Where the system does not tell what is held, nothing is checked."""
 
     def __init__(self, data: str, budget: int) -> None:
         self._data, self._budget = data, budget
         self._most, self._looked = 0, 0.0
+        self._before = 0  # held before the first long record; afterwards some of what it took may be held for the next
+        self._admitted = False
+        self._needed, self._longest = 0, ("", 0)
 
     def look(self, now: bool = False) -> None:
         """Remember what is held if it is the most so far; unless it has to be `now`, only once in a while."""
         if now or time.monotonic() - self._looked > _SECONDS:
             self._most = max(self._most, held_alone(os.getpid()))
             self._looked = time.monotonic()
+            if not self._admitted:
+                self._before = self._most
+
+    @property
+    def most(self) -> int:
+        """Bytes of a record that are read before it is asked for."""
+        room = (self._budget - self._before - _SPARE) // _LEAST_READING
+        return min(MOST_RECORD, max(SHORT, room)) if self._before else MOST_RECORD
+
+    @property
+    def refused(self) -> bool:
+        return self._needed > 0
+
+    def admits(self, where: str, size: int, takes: int, takes_at_most: int) -> bool:
+        """Whether a record of `size` bytes has room, which now `takes` so many and `takes_at_most` later."""
+        self.look(now=not self._admitted)
+        if not self._before or self._before + takes + _SPARE <= self._budget:
+            self._admitted = True
+            return True
+        if (needed := self._before + takes_at_most + _SPARE) > self._needed:
+            self._needed, self._longest = needed, (where, size)
+        return False
 
     def check(self) -> None:
         """FeatherbackError, with the budget that would do, if more was held than is allowed."""
@@ -33,4 +61,13 @@ class Room:
             raise FeatherbackError(
                 f"Preparing {self._data} does not fit in {self._budget // MB}MB: with this model's vocabulary the "
                 f"least is --memory {least}MB."
+            )
+
+    def conclude(self) -> None:
+        """FeatherbackError if a record was refused, with a budget that has room for each."""
+        if self.refused:
+            where, size = self._longest
+            raise FeatherbackError(
+                f"Preparing {self._data} does not fit in {self._budget // MB}MB: the example in {where} has "
+                f"{size / MB:.1f} MB; --memory {self._needed // MB + 2}MB has room for it, or split it."
             )

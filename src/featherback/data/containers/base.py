@@ -10,9 +10,6 @@ from typing import Any, ClassVar
 from featherback.data.example import Bad
 from featherback.data.inputs import Input
 
-MOST_RECORD = 16 << 20
-"""Bytes that a record may have, as it is read at once."""
-
 NOT_UTF8 = "not UTF-8 text: save the file as UTF-8."
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from featherback.data.containers.base import MOST_RECORD, NOT_UTF8, Record, Records
+from featherback.data.containers.base import NOT_UTF8, Record, Records
 from featherback.data.containers.json_text import record_of
 from featherback.data.example import Bad
 from featherback.data.inputs import Input
+from featherback.data.record_size import MOST_RECORD, RawSize, admits_raw
 from featherback.errors import FeatherbackError
 
 _IN_STRING = re.compile(rb'(?:[^"\\]+|\\.)*', re.DOTALL)
 _PLAIN = re.compile(rb'[^"\[\]{},]*')
 _SPACE = " \t\r\n\ufeff"
+_PIECE = 1 << 16
 
 
 class Array(Records):
@@ -31,9 +33,15 @@ class Array(Records):
         several = False
         for piece in data.pieces():
             for element in scanner.elements(piece):
-                if several or scanner.is_open or element.strip():  # an empty array has no element
+                if not admits_raw(data.room, str(place), element):
+                    place.skip(element)
+                elif several or scanner.is_open or element.strip():  # an empty array has no element
                     yield place.record(element)
                 several = True
+            if MOST_RECORD >= len(scanner.rest) > data.room.most:  # how long it is will not be known
+                found = RawSize.of_unknown(min(MOST_RECORD, data.size))
+                if not data.room.admits(str(place), found.size, found.reading, found.at_most):
+                    return
             if len(scanner.rest) > MOST_RECORD:
                 raise FeatherbackError(
                     f"{place}: longer than {MOST_RECORD >> 20} MB, or a quotation mark is missing; split the example."
@@ -126,6 +134,12 @@ class _Place:
         where, line, column = str(self), self._line, self._column
         self._pass(text[before:] + ",")
         return record_of(core, where, line, column)
+
+    def skip(self, element: bytes) -> None:
+        """Pass an element, which begins here, and the comma behind it."""
+        for at in range(0, len(element), _PIECE):
+            self._pass(element[at : at + _PIECE].decode("utf-8", "ignore"))
+        self._pass(",")
 
     def _pass(self, text: str) -> None:
         breaks = text.count("\n")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from featherback.data.containers.base import MOST_RECORD, NOT_UTF8, Record, Records
+from featherback.data.containers.base import NOT_UTF8, Record, Records
 from featherback.data.containers.json_text import record_of
 from featherback.data.example import Bad
 from featherback.data.inputs import Input
+from featherback.data.record_size import MOST_RECORD, RawSize, admits_raw
 
 
 class Lines(Records):
@@ -22,22 +23,26 @@ class Lines(Records):
         return begin.startswith(b"{")
 
     def read(self, data: Input) -> Iterator[Record | Bad]:
-        number, whole = 0, True
-        for line in data.lines(MOST_RECORD):
-            number, begins, whole = number + whole, whole, line.endswith(b"\n")
+        for number, line in enumerate(data.whole_lines(data.room.most), 1):
             where = data.line(number)
-            if not begins:  # of a line that was told of
+            if isinstance(line, RawSize):
+                if line.size > MOST_RECORD:
+                    yield Bad(where, f"longer than {MOST_RECORD >> 20} MB; split the example.")
+                else:
+                    data.room.admits(where, line.size, line.reading, line.at_most)
                 continue
-            if len(line) == MOST_RECORD and not whole:
-                yield Bad(where, f"longer than {MOST_RECORD >> 20} MB; split the example.")
-                continue
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-            except UnicodeDecodeError:
-                yield Bad(where, NOT_UTF8)
-                continue
-            if text:
-                yield record_of(text, where)
+            if admits_raw(data.room, where, line) and (record := _record(line, where, number == 1)):
+                del line  # while its record is at work
+                yield record
 
 
 CONTAINER = Lines()
+
+
+def _record(line: bytes, where: str, first: bool) -> Record | Bad | None:
+    """What a line holds; None if it is blank. The `first` of a file may begin with a byte order mark."""
+    try:
+        text = line.decode("utf-8-sig" if first else "utf-8").strip()
+    except UnicodeDecodeError:
+        return Bad(where, NOT_UTF8)
+    return record_of(text, where) if text else None

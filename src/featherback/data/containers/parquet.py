@@ -8,6 +8,7 @@ from typing import Any
 from featherback.data.containers.base import Record, Records
 from featherback.data.example import Bad
 from featherback.data.inputs import Input
+from featherback.data.record_size import SHORT, RawSize
 from featherback.errors import FeatherbackError
 
 _ROWS = 32  # turned into objects at once
@@ -34,9 +35,20 @@ class Parquet(Records):
             with data.open() as content:
                 file = parquet.ParquetFile(content, buffer_size=1 << 16, pre_buffer=False)
                 for batch in file.iter_batches(batch_size=_ROWS):
-                    for values in batch.to_pylist():
-                        number += 1
-                        yield Record(f"{data.name}, row {number}", _without_nulls(values))
+                    # Of long rows one at a time is turned into objects.
+                    rows = batch.num_rows if batch.nbytes <= SHORT else 1
+                    for at in range(0, batch.num_rows, rows):
+                        few = batch.slice(at, rows)
+                        size = RawSize.of_unknown(few.nbytes if rows == 1 else 0)
+                        where = f"{data.name}, row {number + 1}"
+                        if size.size > SHORT and not data.room.admits(
+                            where, size.size, size.reading, size.at_most
+                        ):
+                            number += 1
+                            continue
+                        for values in few.to_pylist():
+                            number += 1
+                            yield Record(f"{data.name}, row {number}", _without_nulls(values))
                     now = data.size * number // file.metadata.num_rows
                     data.watch(now - told)
                     told = now

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import ClassVar
 
-from featherback.data.containers.base import MOST_RECORD, NOT_UTF8, Record, Records
+from featherback.data.containers.base import NOT_UTF8, Record, Records
 from featherback.data.example import Bad
 from featherback.data.inputs import Input
+from featherback.data.record_size import MOST_RECORD, SHORT, RawSize
 from featherback.errors import FeatherbackError, shown
 from featherback.terminal import several
 
@@ -37,6 +38,8 @@ class Separated(Records):
             )
         for line, fields in rows:
             where = f"{data.name}, line {line}"
+            if lines.refused(where, fields):
+                continue
             if isinstance(fields, str):
                 yield Bad(where, fields)
             elif len(fields) != len(names):
@@ -55,21 +58,36 @@ class _Lines(Iterator[str]):
     """The lines of a file as text. Its `__next__` may raise _LineError, and goes on afterwards."""
 
     def __init__(self, data: Input) -> None:
-        self._lines = data.lines(MOST_RECORD)
+        self._data, self._lines = data, data.whole_lines(data.room.most)
         self.number = 0
         """Of those that were read."""
+        self._row, self._long = 0, RawSize()
+
+    def begin_row(self) -> None:
+        """What is read next is another row."""
+        self._row, self._long = 0, RawSize()
 
     def __next__(self) -> str:
-        line = piece = next(self._lines)
+        line = next(self._lines)
         self.number += 1
-        while len(piece) == MOST_RECORD and not piece.endswith(b"\n"):
-            piece = next(self._lines, b"")
-        if piece is not line:
+        if isinstance(line, RawSize):
+            self._long = line
+            raise _LineError(_TOO_LONG)
+        self._row += len(line)
+        if self._row > self._data.room.most:  # how long it is will not be known
+            self._long = RawSize.of_unknown(min(MOST_RECORD, self._data.size))
             raise _LineError(_TOO_LONG)
         try:
             return line.decode()
         except UnicodeDecodeError:
             raise _LineError(NOT_UTF8) from None
+
+    def refused(self, where: str, fields: list[str] | str) -> bool:
+        """Whether there is no room for the row that was read."""
+        room, long = self._data.room, self._long
+        if isinstance(fields, list) and self._row > SHORT:
+            long = RawSize(*(field.encode() for field in fields))
+        return 0 < long.size <= MOST_RECORD and not room.admits(where, long.size, long.reading, long.at_most)
 
 
 def _rows(first: str, lines: _Lines, separator: str) -> Iterator[tuple[int, list[str] | str]]:
@@ -77,6 +95,7 @@ def _rows(first: str, lines: _Lines, separator: str) -> Iterator[tuple[int, list
     reader = csv.reader(chain([first], lines), delimiter=separator, strict=True)
     begin = 1
     while True:
+        lines.begin_row()
         usual = csv.field_size_limit(MOST_RECORD)  # the limit is the process's
         try:
             row: list[str] | str = next(reader)
