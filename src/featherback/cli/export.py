@@ -68,7 +68,7 @@ def export(
     if (trained := next((path for path in results(source) if path.exists()), None)) is not None:
         _model(trained, target, _type(kind), out, force, json)
         return
-    place = formats.place_of(source)
+    place = formats.place_of(_found(source))
     form = formats.detect(place)
     opened = models.load(model_path(place, model))
     adapter = formats.load(opened, place, format=form)
@@ -88,6 +88,18 @@ def export(
     say(f"wrote {done.path}")
     for note in done.notes:
         say(f"note: {note}")
+
+
+def _found(source: Path) -> Path:
+    """The path itself, or that of the model that goes by this name, which is refused by its path."""
+    from contextlib import suppress
+
+    from featherback.errors import FeatherbackError
+    from featherback.hub.locate import locate
+
+    with suppress(FeatherbackError):
+        return locate(source)
+    return source
 
 
 def _model(
