@@ -68,7 +68,7 @@ def _updates(adapter: LoRA) -> dict[str, np.ndarray]:
 def test_merged_then_subtracted_is_the_update_within_the_error_told(tmp_path: Path, kind: str) -> None:
     path = write_tiny(tmp_path / "m.gguf", TINY_LLAMA, TensorType[kind])
     adapter = _filled(models.load(path))
-    merged = MergedGGUF(adapter)
+    merged = MergedGGUF(adapter, TensorType[kind])
     merged.write(tmp_path / "merged.gguf")
     before, after, updates = _weights(path), _weights(tmp_path / "merged.gguf"), _updates(adapter)
     assert before.keys() == after.keys()
@@ -77,7 +77,7 @@ def test_merged_then_subtracted_is_the_update_within_the_error_told(tmp_path: Pa
     whole = sum(np.square(before[n] + d).sum() for n, d in updates.items())
     size = sum(np.square(d).sum() for d in updates.values())
     kept = sum(((after[n] - before[n]) * d).sum() for n, d in updates.items())
-    cost = merged.cost
+    cost = merged.merge.cost
     assert cost.relative_error == pytest.approx(np.sqrt(error / whole), rel=1e-3, abs=1e-7)
     assert cost.relative_update == pytest.approx(np.sqrt(size / whole), rel=1e-4)
     assert cost.surviving == pytest.approx(kept / size, rel=1e-3)
@@ -121,7 +121,7 @@ def test_a_merged_dora_has_rows_of_its_lengths(tmp_path: Path, config: ModelConf
             np.testing.assert_allclose(after[name], wanted, atol=1e-5)
             size += np.square(wanted - before[name]).sum()
             whole += np.square(wanted).sum()
-    assert merged.cost.relative_update == pytest.approx(np.sqrt(size / whole), rel=1e-4)
+    assert merged.merge.cost.relative_update == pytest.approx(np.sqrt(size / whole), rel=1e-4)
     theirs, ours = (
         Decoder(model, a, compute="fp32").forward(TOKENS, every=True)
         for model, a in ((models.load(tmp_path / "merged.gguf"), None), (adapter.model, adapter))
@@ -138,7 +138,7 @@ def test_small_updates_do_not_survive_coarse_types(tmp_path: Path) -> None:
     for kind in (TensorType.Q4_0, TensorType.F32):
         merged = MergedGGUF(_filled(model, 2e-3), kind)
         merged.write(tmp_path / "merged.gguf")
-        surviving[kind] = merged.cost.surviving
+        surviving[kind] = merged.merge.cost.surviving
     assert 0 <= surviving[TensorType.Q4_0] < 0.2
     assert surviving[TensorType.F32] == pytest.approx(1, abs=1e-3)
 
@@ -184,7 +184,7 @@ def test_types_that_cannot_be_written_become_finer_ones(tmp_path: Path) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf", TINY_WIDE, types))
     merged = MergedGGUF(_filled(model))
     merged.write(tmp_path / "merged.gguf")
-    assert merged.changed == {TensorType.Q4_K: TensorType.Q8_0, TensorType.Q6_K: TensorType.Q8_0}
+    assert merged.merge.unwritable == {TensorType.Q4_K: TensorType.Q8_0, TensorType.Q6_K: TensorType.Q8_0}
     assert merged.types == {TensorType.Q8_0: 14}
     narrow = replace(TINY_LLAMA, intermediate_size=168)  # no row of 168 fills blocks of 32
     matrix = (
@@ -257,7 +257,7 @@ def test_a_hugging_face_folder_stays_one(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "merged").glob("*.safetensors")) == shards
     assert (tmp_path / "merged" / "notes.txt").read_text() == "kept"
     assert merged.types == {TensorType.BF16: 14}
-    assert merged.cost.relative_error < 4e-3
+    assert merged.merge.cost.relative_error < 4e-3
     peft.FORMAT.save(adapter, tmp_path / "adapter")
     with torch.no_grad():
         ids = torch.tensor([TOKENS])

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from featherback.adapters.base_model import recorded_names
+from featherback import models
+from featherback.adapters.base_model import MOST_RECORD, RUN_FILE, recorded_names
 from featherback.errors import FeatherbackError, shown
+from featherback.files import read_json
 from featherback.hub.locate import locate
+from featherback.models.model import Model
+from featherback.weights import fingerprint
 
 
 def model_path(adapter: Path, named: str | None) -> Path:
@@ -26,6 +30,31 @@ def model_path(adapter: Path, named: str | None) -> Path:
         else "it does not say on which it was trained"
     )
     raise FeatherbackError(f"Name the model of {adapter} with --model: {told}.")
+
+
+def base_of_run(run: Path, named: str | None) -> Model | None:
+    """What the model of `run` was trained from, opened, if it is here and is what it was then.
+
+    `named`: what the user says it is: FeatherbackError if that is another model.
+    """
+    record = read_json(run / RUN_FILE, MOST_RECORD) if (run / RUN_FILE).is_file() else {}
+    known = record.get("model") if isinstance(record, dict) else None
+    found = (
+        [locate(named)]
+        if named is not None
+        else [Path(name) for name in recorded_names(run) if _is_here(name)]
+    )
+    for path in found:
+        try:
+            base = models.load(path)
+            if fingerprint.of_store(base.store) == known:
+                return base
+        except FeatherbackError:
+            if named is not None:
+                raise
+    if named is not None:
+        raise FeatherbackError(f"--model is {named}, which is not the model that {run} was trained from.")
+    return None
 
 
 def _is_here(name: str) -> bool:
