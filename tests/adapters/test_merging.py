@@ -27,6 +27,7 @@ from featherback.adapters.merging import Merge, stored_type
 from featherback.architecture.config import ModelConfig
 from featherback.errors import FeatherbackError
 from featherback.export.base import check_out
+from featherback.export.report import merge_notes
 from featherback.inference.decoder import Decoder
 from featherback.models.model import Model
 from featherback.weights.gguf import GGUFFile
@@ -288,3 +289,71 @@ def test_the_configuration_names_a_type_that_holds_the_weights(
     config = json.loads((tmp_path / "merged" / "config.json").read_bytes())
     assert {config[key] for key in ("dtype", "torch_dtype") if key in config} == {named}
     assert config.keys() == json.loads((tmp_path / "base" / "config.json").read_bytes()).keys()
+
+
+def _coarse(path: Path, kind: TensorType) -> Model:
+    """A tiny model whose weights are exactly on the grid of `kind`."""
+    write_tiny(path.with_name("f32.gguf"), TINY_LLAMA, TensorType.F32)
+    MergedGGUF(LoRA(models.load(path.with_name("f32.gguf"))), kind).write(path)
+    return models.load(path)
+
+
+@pytest.mark.parametrize(
+    ("base", "size", "chosen"),
+    [
+        (TensorType.Q4_0, 0.005, {TensorType.Q8_0, TensorType.F16}),  # a small part of a step of 4 bits
+        (TensorType.Q8_0, 0.006, {TensorType.F16}),
+        (TensorType.BF16, 0.0005, {TensorType.F16, TensorType.F32}),
+        (TensorType.F32, 0.005, {TensorType.F32}),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_merge_keeps_the_update_unless_a_type_is_named(
+    tmp_path: Path, base: TensorType, size: float, chosen: set[TensorType]
+) -> None:
+    adapter = _filled(_coarse(tmp_path / "m.gguf", base), size)
+    merged = MergedGGUF(adapter)
+    merged.write(tmp_path / "merged.gguf")
+    assert set(merged.types) <= chosen
+    assert 0.99 <= merged.merge.cost.surviving <= 1.01
+    before, after, updates = (
+        _weights(tmp_path / "m.gguf"),
+        _weights(tmp_path / "merged.gguf"),
+        _updates(adapter),
+    )
+    kept = sum(((after[n] - before[n]) * d).sum() for n, d in updates.items())
+    assert 0.99 <= kept / sum(np.square(d).sum() for d in updates.values()) <= 1.01
+    named = MergedGGUF(adapter, base)
+    named.write(tmp_path / "named.gguf")
+    assert set(named.types) == {base}
+    if base is not TensorType.F32:
+        assert named.merge.cost.surviving < 0.99
+        assert abs(merged.merge.own_cost.surviving - named.merge.cost.surviving) < 0.1
+        notes = merge_notes(merged)
+        assert any(f" in place of {base.name} in " in note and "the weights take " in note for note in notes)
+        assert any("leave --type out for types that keep 99% of it" in note for note in merge_notes(named))
+
+
+def test_each_matrix_has_the_coarsest_type_that_will_do(tmp_path: Path) -> None:
+    """Where the update is large, the base's own."""
+    model = _coarse(tmp_path / "m.gguf", TensorType.Q8_0)
+    adapter = _filled(model, 0.003, targets="q,v")
+    state = adapter.state()
+    adapter.load_state({n: v * (300 if ".layers.0.self_attn.v" in n else 1) for n, v in state.items()})
+    merged = MergedGGUF(adapter)
+    merged.write(tmp_path / "merged.gguf")
+    assert merged.types == {TensorType.F16: 3, TensorType.Q8_0: 1}
+    assert 0.99 <= merged.merge.cost.surviving <= 1.01
+
+
+def test_a_folder_keeps_the_update_too(tmp_path: Path) -> None:
+    """transformers is then told of the finer type."""
+    reference_model(write_tiny(tmp_path / "m.gguf")).to(torch.bfloat16).save_pretrained(
+        str(tmp_path / "base")
+    )
+    merged = MergedHF(_filled(models.load(tmp_path / "base"), 0.0005))
+    merged.write(tmp_path / "merged")
+    assert TensorType.BF16 not in merged.types
+    assert 0.99 <= merged.merge.cost.surviving <= 1.01
+    config = json.loads((tmp_path / "merged" / "config.json").read_bytes())
+    assert {config[key] for key in ("dtype", "torch_dtype") if key in config} == {"float32"}

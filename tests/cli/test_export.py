@@ -45,7 +45,7 @@ def here(adapter: Path, tmp_path: Path) -> Path:
     [
         ("peft", "poet-peft", "python -ic "),
         ("gguf", "poet.gguf", "llama-cli -m "),
-        ("mlx", "poet-mlx", "mlx_lm.generate --model "),
+        ("mlx", "poet-mlx", "featherback generate "),
         ("merged", "poet-merged.gguf", "featherback generate "),
     ],
 )
@@ -63,7 +63,7 @@ def test_the_first_line_is_what_to_type_next(
     assert not [entry for entry in here.parent.iterdir() if entry.name.startswith(".")]
     if to == "merged":
         assert models.load(out).config.vocab_size == models.load(chat_model).config.vocab_size
-        assert "note: of the update" in done.out
+        assert "note: of the adapter's update 100.00% survives" in done.out
     else:
         model = models.load(chat_model)
         state, again = (formats.load(model, path).state() for path in (here, out))

@@ -13,8 +13,11 @@ from featherback.models.converted import ConvertedWeights
 from featherback.models.model import Model
 from featherback.terminal import quoted
 
-GGUF_ARCHITECTURES = ("gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen3")
-"""Those of our families whose GGUF files transformers opens: `GGUF_SUPPORTED_ARCHITECTURES` there."""
+HEAD_DIMS: dict[str, int | None] = {"llama": None, "qwen2": None, "qwen3": 128}
+"""Architectures whose GGUF files transformers opens as what they are, and the head size that it takes for granted.
+
+It opens others too, but leaves out keys of theirs (Gemma's scale and caps), and scalings of rotary frequencies.
+"""
 
 
 class PEFT(Target):
@@ -70,10 +73,11 @@ def _opens_folder(model: Model) -> bool:
 
 
 def _opens_gguf(model: Model) -> bool:
-    """Whether transformers opens the base as a GGUF file: a single one, of an architecture that it knows."""
-    return (
-        model.source == "gguf" and len(model.files) == 1 and model.family.architecture in GGUF_ARCHITECTURES
-    )
+    """Whether transformers opens the base as a GGUF file, and computes what it says."""
+    config, architecture = model.config, model.family.architecture
+    if model.source != "gguf" or len(model.files) > 1 or architecture not in HEAD_DIMS:
+        return False
+    return config.rope_scaling is None and HEAD_DIMS[architecture] in (None, config.head_dim)
 
 
 TARGET = PEFT()
