@@ -27,6 +27,7 @@ from featherback.adapters.merging import Merge, stored_type
 from featherback.architecture.config import ModelConfig
 from featherback.errors import FeatherbackError
 from featherback.export.base import check_out
+from featherback.export.report import merge_notes
 from featherback.inference.decoder import Decoder
 from featherback.models.model import Model
 from featherback.weights.gguf import GGUFFile
@@ -68,7 +69,7 @@ def _updates(adapter: LoRA) -> dict[str, np.ndarray]:
 def test_merged_then_subtracted_is_the_update_within_the_error_told(tmp_path: Path, kind: str) -> None:
     path = write_tiny(tmp_path / "m.gguf", TINY_LLAMA, TensorType[kind])
     adapter = _filled(models.load(path))
-    merged = MergedGGUF(adapter)
+    merged = MergedGGUF(adapter, TensorType[kind])
     merged.write(tmp_path / "merged.gguf")
     before, after, updates = _weights(path), _weights(tmp_path / "merged.gguf"), _updates(adapter)
     assert before.keys() == after.keys()
@@ -77,7 +78,7 @@ def test_merged_then_subtracted_is_the_update_within_the_error_told(tmp_path: Pa
     whole = sum(np.square(before[n] + d).sum() for n, d in updates.items())
     size = sum(np.square(d).sum() for d in updates.values())
     kept = sum(((after[n] - before[n]) * d).sum() for n, d in updates.items())
-    cost = merged.cost
+    cost = merged.merge.cost
     assert cost.relative_error == pytest.approx(np.sqrt(error / whole), rel=1e-3, abs=1e-7)
     assert cost.relative_update == pytest.approx(np.sqrt(size / whole), rel=1e-4)
     assert cost.surviving == pytest.approx(kept / size, rel=1e-3)
@@ -121,7 +122,7 @@ def test_a_merged_dora_has_rows_of_its_lengths(tmp_path: Path, config: ModelConf
             np.testing.assert_allclose(after[name], wanted, atol=1e-5)
             size += np.square(wanted - before[name]).sum()
             whole += np.square(wanted).sum()
-    assert merged.cost.relative_update == pytest.approx(np.sqrt(size / whole), rel=1e-4)
+    assert merged.merge.cost.relative_update == pytest.approx(np.sqrt(size / whole), rel=1e-4)
     theirs, ours = (
         Decoder(model, a, compute="fp32").forward(TOKENS, every=True)
         for model, a in ((models.load(tmp_path / "merged.gguf"), None), (adapter.model, adapter))
@@ -138,7 +139,7 @@ def test_small_updates_do_not_survive_coarse_types(tmp_path: Path) -> None:
     for kind in (TensorType.Q4_0, TensorType.F32):
         merged = MergedGGUF(_filled(model, 2e-3), kind)
         merged.write(tmp_path / "merged.gguf")
-        surviving[kind] = merged.cost.surviving
+        surviving[kind] = merged.merge.cost.surviving
     assert 0 <= surviving[TensorType.Q4_0] < 0.2
     assert surviving[TensorType.F32] == pytest.approx(1, abs=1e-3)
 
@@ -184,7 +185,7 @@ def test_types_that_cannot_be_written_become_finer_ones(tmp_path: Path) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf", TINY_WIDE, types))
     merged = MergedGGUF(_filled(model))
     merged.write(tmp_path / "merged.gguf")
-    assert merged.changed == {TensorType.Q4_K: TensorType.Q8_0, TensorType.Q6_K: TensorType.Q8_0}
+    assert merged.merge.unwritable == {TensorType.Q4_K: TensorType.Q8_0, TensorType.Q6_K: TensorType.Q8_0}
     assert merged.types == {TensorType.Q8_0: 14}
     narrow = replace(TINY_LLAMA, intermediate_size=168)  # no row of 168 fills blocks of 32
     matrix = (
@@ -257,7 +258,7 @@ def test_a_hugging_face_folder_stays_one(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "merged").glob("*.safetensors")) == shards
     assert (tmp_path / "merged" / "notes.txt").read_text() == "kept"
     assert merged.types == {TensorType.BF16: 14}
-    assert merged.cost.relative_error < 4e-3
+    assert merged.merge.cost.relative_error < 4e-3
     peft.FORMAT.save(adapter, tmp_path / "adapter")
     with torch.no_grad():
         ids = torch.tensor([TOKENS])
@@ -288,3 +289,71 @@ def test_the_configuration_names_a_type_that_holds_the_weights(
     config = json.loads((tmp_path / "merged" / "config.json").read_bytes())
     assert {config[key] for key in ("dtype", "torch_dtype") if key in config} == {named}
     assert config.keys() == json.loads((tmp_path / "base" / "config.json").read_bytes()).keys()
+
+
+def _coarse(path: Path, kind: TensorType) -> Model:
+    """A tiny model whose weights are exactly on the grid of `kind`."""
+    write_tiny(path.with_name("f32.gguf"), TINY_LLAMA, TensorType.F32)
+    MergedGGUF(LoRA(models.load(path.with_name("f32.gguf"))), kind).write(path)
+    return models.load(path)
+
+
+@pytest.mark.parametrize(
+    ("base", "size", "chosen"),
+    [
+        (TensorType.Q4_0, 0.005, {TensorType.Q8_0, TensorType.F16}),  # a small part of a step of 4 bits
+        (TensorType.Q8_0, 0.006, {TensorType.F16}),
+        (TensorType.BF16, 0.0005, {TensorType.F16, TensorType.F32}),
+        (TensorType.F32, 0.005, {TensorType.F32}),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_merge_keeps_the_update_unless_a_type_is_named(
+    tmp_path: Path, base: TensorType, size: float, chosen: set[TensorType]
+) -> None:
+    adapter = _filled(_coarse(tmp_path / "m.gguf", base), size)
+    merged = MergedGGUF(adapter)
+    merged.write(tmp_path / "merged.gguf")
+    assert set(merged.types) <= chosen
+    assert 0.99 <= merged.merge.cost.surviving <= 1.01
+    before, after, updates = (
+        _weights(tmp_path / "m.gguf"),
+        _weights(tmp_path / "merged.gguf"),
+        _updates(adapter),
+    )
+    kept = sum(((after[n] - before[n]) * d).sum() for n, d in updates.items())
+    assert 0.99 <= kept / sum(np.square(d).sum() for d in updates.values()) <= 1.01
+    named = MergedGGUF(adapter, base)
+    named.write(tmp_path / "named.gguf")
+    assert set(named.types) == {base}
+    if base is not TensorType.F32:
+        assert named.merge.cost.surviving < 0.99
+        assert abs(merged.merge.own_cost.surviving - named.merge.cost.surviving) < 0.1
+        notes = merge_notes(merged)
+        assert any(f" in place of {base.name} in " in note and "the weights take " in note for note in notes)
+        assert any("leave --type out for types that keep 99% of it" in note for note in merge_notes(named))
+
+
+def test_each_matrix_has_the_coarsest_type_that_will_do(tmp_path: Path) -> None:
+    """Where the update is large, the base's own."""
+    model = _coarse(tmp_path / "m.gguf", TensorType.Q8_0)
+    adapter = _filled(model, 0.003, targets="q,v")
+    state = adapter.state()
+    adapter.load_state({n: v * (300 if ".layers.0.self_attn.v" in n else 1) for n, v in state.items()})
+    merged = MergedGGUF(adapter)
+    merged.write(tmp_path / "merged.gguf")
+    assert merged.types == {TensorType.F16: 3, TensorType.Q8_0: 1}
+    assert 0.99 <= merged.merge.cost.surviving <= 1.01
+
+
+def test_a_folder_keeps_the_update_too(tmp_path: Path) -> None:
+    """transformers is then told of the finer type."""
+    reference_model(write_tiny(tmp_path / "m.gguf")).to(torch.bfloat16).save_pretrained(
+        str(tmp_path / "base")
+    )
+    merged = MergedHF(_filled(models.load(tmp_path / "base"), 0.0005))
+    merged.write(tmp_path / "merged")
+    assert TensorType.BF16 not in merged.types
+    assert 0.99 <= merged.merge.cost.surviving <= 1.01
+    config = json.loads((tmp_path / "merged" / "config.json").read_bytes())
+    assert {config[key] for key in ("dtype", "torch_dtype") if key in config} == {"float32"}

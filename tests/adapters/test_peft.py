@@ -19,6 +19,7 @@ from featherback import models
 from featherback.adapters import formats
 from featherback.adapters.base_model import base_model_name
 from featherback.adapters.formats import peft
+from featherback.adapters.formats.base import describe
 from featherback.adapters.lora import LoRA
 from featherback.architecture.permute import hf_to_gguf_rows
 from featherback.errors import FeatherbackError
@@ -227,8 +228,9 @@ def test_an_adapter_of_another_family_is_refused_in_a_sentence(tmp_path: Path) -
         with pytest.raises(FeatherbackError) as raised:
             formats.load(mine, folder)
         assert str(raised.value) == (
-            f"The adapter in {folder} does not fit {mine.path}: it adapts {names[theirs.path.stem]}, and the model "
-            f"has {names[mine.path.stem]}; load it with the model that it was trained on."
+            f"The adapter in {folder} was trained on {str(theirs.path)!r} and does not fit {mine.path}, a "
+            f"{describe(mine)}: it adapts {names[theirs.path.stem]}, and the model has {names[mine.path.stem]}. Name "
+            f"the model that it was trained on."
         )
     peft.FORMAT.save(LoRA(apart, rank=4, targets="q,v"), tmp_path / "few")
     with pytest.raises(

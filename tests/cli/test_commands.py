@@ -259,7 +259,7 @@ def test_a_budget_beyond_the_machine_is_said(chat_model: Path, messages: Path, t
 
 def test_the_threads_named_are_those_that_train(chat_model: Path, messages: Path, tmp_path: Path) -> None:
     arguments = ("train", chat_model, "--data", messages, "--out", tmp_path / "run", *OPTIONS[:-1])
-    first = _featherback(*arguments, 1, "--threads", 2).stdout
+    first = _featherback(*arguments, 1, "--threads", 2, "--keep-checkpoints").stdout
     resumed = [_featherback(*arguments, 2, "--threads", 1, "--resume").stdout for _ in range(2)]
     assert re.search(r"^kernels .*, 2 threads$", first, re.MULTILINE)
     for text in resumed:  # the second time the plan stays, and nothing is measured before it is shown

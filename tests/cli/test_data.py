@@ -70,7 +70,8 @@ def test_a_run_trains_on_all_of_them_and_standard_input(
 ) -> None:
     named = [word for path in formats.values() for word in ("--data", path)]
     out = tmp_path / "run"
-    arguments = ("train", chat_model, *named, "--data", "-", "--out", out, "--epochs", 1, "--rank", 2)
+    arguments = ("train", chat_model, *named, "--data", "-", "--out", out, "--epochs", 1, "--rank", 2,
+                 "--keep-checkpoints")  # fmt: skip
     done = _featherback(*arguments, input=formats["data.jsonl"].read_text())
     assert done.returncode == 0, done.stderr
     run = RunDirectory.open(out)
@@ -141,7 +142,7 @@ def test_long_chats_are_trained_whole(chat_model: Path, tmp_path: Path) -> None:
         "--rank",
         2,
     )
-    done = _featherback(*arguments, "--memory", "200MB")
+    done = _featherback(*arguments, "--memory", "200MB", "--keep-checkpoints")
     assert done.returncode == 0, done.stderr
     run = RunDirectory.open(out)
     longest = run.record["data"]["eval"]["longest"]

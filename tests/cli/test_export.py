@@ -45,7 +45,7 @@ def here(adapter: Path, tmp_path: Path) -> Path:
     [
         ("peft", "poet-peft", "python -ic "),
         ("gguf", "poet.gguf", "llama-cli -m "),
-        ("mlx", "poet-mlx", "mlx_lm.generate --model "),
+        ("mlx", "poet-mlx", "featherback generate "),
         ("merged", "poet-merged.gguf", "featherback generate "),
     ],
 )
@@ -63,7 +63,7 @@ def test_the_first_line_is_what_to_type_next(
     assert not [entry for entry in here.parent.iterdir() if entry.name.startswith(".")]
     if to == "merged":
         assert models.load(out).config.vocab_size == models.load(chat_model).config.vocab_size
-        assert "note: of the update" in done.out
+        assert "note: of the adapter's update 100.00% survives" in done.out
     else:
         model = models.load(chat_model)
         state, again = (formats.load(model, path).state() for path in (here, out))
@@ -115,6 +115,30 @@ def test_what_cannot_be_exported(command: Command, here: Path, chat_model: Path,
     assert models.load(chat_model)
 
 
+@pytest.mark.parametrize("how", ["file", "folder", "name"])
+def test_a_model_in_place_of_an_adapter_is_told_from_one(
+    command: Command, chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    named: Path = chat_model
+    if how == "folder":
+        named = tmp_path / "hub model"
+        named.mkdir()
+        (named / "config.json").write_text("{}")
+    elif how == "name":
+        monkeypatch.setattr(
+            "featherback.hub.stores.find", lambda name: chat_model if name == "lm:tiny" else None
+        )
+    typed = "lm:tiny" if how == "name" else named
+    for arguments in (
+        ("export", typed, "--to", "gguf"),
+        *([] if how == "name" else [("generate", chat_model, "--prompt", "Hi", "--adapter", typed)]),
+    ):
+        done = command(*arguments)
+        assert done.code == 2
+        train = f"featherback train {shlex.quote(str(named))} --data DATA --out RUN"
+        assert f"{named} is a model, not an adapter: train one with `{train}`, and name RUN here." in done.err
+
+
 def test_the_model_is_asked_for_where_it_is_not_told(command: Command, here: Path, chat_model: Path) -> None:
     config = json.loads((here / "adapter_config.json").read_text())
     (here / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "some/one"}))
@@ -125,7 +149,7 @@ def test_the_model_is_asked_for_where_it_is_not_told(command: Command, here: Pat
     assert ", which is not here." in command("export", here, "--to", "gguf").err
     assert command("export", here, "--to", "gguf", "--model", chat_model).code == 0
     lone = command("export", here.parent / "poet.gguf", "--to", "mlx")
-    assert "it does not say on which it was trained" in lone.err
+    assert "it names 'tiny.gguf', which is not here" in lone.err
 
 
 @pytest.mark.parametrize(("there", "to"), [("peft", "mlx"), ("mlx", "peft")])
@@ -207,7 +231,7 @@ def test_training_starts_from_an_adapter(
 ) -> None:
     """At a rate of zero, nearly: what comes out is what went in, ranks and all; resumed, it goes on."""
     arguments = ("train", chat_model, "--data", messages, "--out", tmp_path / "run")
-    done = command_line(*arguments, "--from", unusual, "--steps", 1, "--lr", 1e-30)
+    done = command_line(*arguments, "--from", unusual, "--steps", 1, "--lr", 1e-30, "--keep-checkpoints")
     assert done.returncode == 0, done.stderr
     assert "rank 5, alpha 10, on q,v, continued from" in done.stdout
     model = models.load(chat_model)

@@ -452,7 +452,10 @@ class Run(Several):
         self._train(place, resume=True)
 
     def _train(self, out: Path, resume: bool) -> None:
-        examples, options = [[1, 2, 0, 1]] * 4, {"steps": 2, "rank": 2, "threads": 1, "progress": False}
+        examples, options = (
+            [[1, 2, 0, 1]] * 4,
+            {"steps": 2, "rank": 2, "threads": 1, "progress": False, "keep_checkpoints": True},
+        )
         fb.train(self.model, examples, out, eval_data=[[1, 2]], resume=resume, **options)
 
 

@@ -157,7 +157,9 @@ def test_a_run_names_the_folder_and_is_resumed_as_it_was(tmp_path: Path, cache: 
     """The adapter's base is the folder. Resuming takes the same weights, and needs them no longer in the cache."""
     folder, _ = folder_and_gguf(tmp_path, TINY_LLAMA)
     sizes = {"seq_len": 16, "rank": 2, "progress": False, "schedule": "constant", "warmup": 0}
-    half = fb.train(folder, [TOKENS] * 4, tmp_path / "half", steps=2, quantize="q4_0", **sizes)  # type: ignore[arg-type]
+    half = fb.train(
+        folder, [TOKENS] * 4, tmp_path / "half", steps=2, quantize="q4_0", keep_checkpoints=True, **sizes
+    )  # type: ignore[arg-type]
     configuration = json.loads((half.path / "adapter_config.json").read_text())
     assert configuration["base_model_name_or_path"] == str(folder)
     plain = fb.train(folder, [TOKENS] * 4, tmp_path / "plain", steps=2, **sizes)  # type: ignore[arg-type]

@@ -43,6 +43,13 @@ def write_tiny_chat(path: Path, metadata: Mapping[str, Value] | None = None, see
     return write_tiny(path, config, seed=seed, metadata={**byte_level_metadata(), **(metadata or {})})
 
 
+def write_tiny_base(path: Path) -> Path:
+    """Write a model of the same tokens without a chat template, a base model, as GGUF and return `path`."""
+    metadata = byte_level_metadata()
+    del metadata["tokenizer.chat_template"]
+    return write_tiny(path, tiny(TINY_LLAMA, vocab_size=N_VOCAB), metadata=metadata)
+
+
 def write_messages(path: Path, count: int = 12) -> Path:
     """Short questions and answers as JSONL; returns `path`."""
     rows = []

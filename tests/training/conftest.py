@@ -58,6 +58,7 @@ def start(tiny_path: Path, tmp_path: Path) -> Start:
             "rank": 4,
             "learning_rate": 1e-2,
             "compute": "fp32",
+            "keep_checkpoints": True,  # many tests go on with it
             "eval_data": None if eval_seed is None else "tokens",
             **options,
         }

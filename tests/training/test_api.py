@@ -218,8 +218,9 @@ def test_conversations_and_records_as_data(tmp_path: Path) -> None:
         model, talks, tmp_path / "lists", eval_data=(talk for talk in talks[:2]), progress=False, **options
     )
     as_records = fb.train(
-        model, iter([{"messages": talk} for talk in talks]), tmp_path / "records", progress=False, **options
-    )
+        model, iter([{"messages": talk} for talk in talks]), tmp_path / "records", progress=False,
+        keep_checkpoints=True, **options
+    )  # fmt: skip
     adapters = [(run.path / "adapter_model.safetensors").read_bytes() for run in (from_file, as_records)]
     assert adapters[0] == adapters[1]
     assert [line["loss"] for line in as_lists.metrics] == [line["loss"] for line in from_file.metrics]

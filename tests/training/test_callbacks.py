@@ -40,7 +40,7 @@ def _train(model: Path, out: Path, *callbacks: Any, **options: Any) -> Any:
 
 def test_events_are_what_the_run_directory_holds(tiny_path: Path, tmp_path: Path) -> None:
     heard, too = Everything(), Everything()
-    run = _train(tiny_path, tmp_path / "run", heard, too, eval_every=3, memory="4GB")
+    run = _train(tiny_path, tmp_path / "run", heard, too, eval_every=3, memory="4GB", keep_checkpoints=True)
     assert heard.events == too.events
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert [event.values() for event in heard.of(Step)] == lines

@@ -119,7 +119,8 @@ def test_nothing_but_the_directory_and_the_model_is_needed(start: Start, tiny_pa
     whole = start("whole", steps=4, eval_seed=9, eval_every=2)
     run = start("parts", steps=4, eval_seed=9, eval_every=2)
     (run.path / "checkpoint-000004.fbc").unlink()
-    (run.path / "adapter_model.safetensors").unlink()  # it begins anew, from the directory alone
+    (run.path / "adapter_model.safetensors").unlink()
+    run.update(status="interrupted")  # before its first checkpoint: it begins anew, from the directory alone
     again = resume_run({"model": str(tiny_path), "out": str(run.path)})
     train_run(again)
     assert again.config == run.config
@@ -189,7 +190,8 @@ def test_the_file_of_the_data_may_move_or_go_but_not_be_another(tmp_path: Path) 
 def test_the_steps_say_how_much_is_read_and_more_steps_are_told(tmp_path: Path) -> None:
     model, data = write_tiny_chat(tmp_path / "m.gguf"), write_messages(tmp_path / "d.jsonl", 200)
     options: dict[str, Any] = {"seq_len": 64, "rank": 2, "steps": 2, "accumulate": 3, "eval_share": 0}
-    run = prepare_run(TrainConfig(model=str(model), data=(str(data),), out=str(tmp_path / "run"), **options))
+    options |= {"out": str(tmp_path / "run"), "keep_checkpoints": True}
+    run = prepare_run(TrainConfig(model=str(model), data=(str(data),), **options))
     report = run.record["data"]["train"]
     assert 2 * 3 * 64 <= report["tokens"] < 2 * 3 * 64 + 64
     assert report["read_to"] == f"{data}, line {report['examples']}"

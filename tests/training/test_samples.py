@@ -138,7 +138,7 @@ def test_a_run_whose_answers_do_not_fit_says_how_to_get_them(
 ) -> None:
     """And keeps none of an earlier end of it."""
     out = tmp_path / "a run"
-    fb.train(model, chats, out=out, **OPTIONS)
+    fb.train(model, chats, out=out, keep_checkpoints=True, **OPTIONS)
     monkeypatch.setattr(samples, "ALLOWANCE", 10**12)
     heard = Heard()
     run = fb.train(model, chats, out=out, resume=True, callbacks=[heard], **OPTIONS | {"steps": 6})

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from featherback.adapters.lora import LoRA, Place
-from featherback.adapters.merging import Merge, MergeCost, stored_type
+from featherback.adapters.merging import Merge
 from featherback.files import check_room
 from featherback.models.streams import copied
 from featherback.weights.gguf import DEFAULT_ALIGNMENT, GGUFFile
@@ -24,12 +24,11 @@ _FILE_TYPE, _ALIGNMENT = "general.file_type", "general.alignment"
 
 
 class MergedGGUF:
-    """What is about to be written. `changed`: base type -> type, where a base's type cannot be written."""
+    """What is about to be written, its merged matrices as `kind`. None: as types that keep enough of the update."""
 
     def __init__(self, adapter: LoRA, kind: TensorType | None = None) -> None:
         self.adapter, model = adapter, adapter.model
-        self._merge = Merge(adapter)
-        self.changed: dict[TensorType, TensorType] = {}
+        self.merge = Merge(adapter)
         self.types: Counter[TensorType] = Counter()
         """Type -> matrices merged."""
         merged = {
@@ -43,9 +42,9 @@ class MergedGGUF:
         ]
 
     @property
-    def cost(self) -> MergeCost:
-        """What storing the merged weights cost, once they are written."""
-        return self._merge.cost
+    def nbytes(self) -> int:
+        """Of all tensors, as they are written."""
+        return sum(tensor.nbytes for tensor in self._tensors)
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all; FeatherbackError if it cannot be, or the disk has no room for it."""
@@ -61,13 +60,9 @@ class MergedGGUF:
         return any(tensor.type != tensors[tensor.name].type for tensor in self._tensors)
 
     def _merged(self, info: TensorInfo, place: Place, wanted: TensorType | None) -> OutTensor:
-        layer, target = place
-        kind = stored_type(self.adapter.model.layer(layer).matrices[target], wanted)
+        kind = self.merge.type_of(place, wanted)
         self.types[kind] += 1
-        asked = info.type if wanted is None else wanted
-        if kind != asked:
-            self.changed[asked] = kind
-        return OutTensor(info.name, kind, info.shape, partial(self._merge.chunks, place, kind))
+        return OutTensor(info.name, kind, info.shape, partial(self.merge.chunks, place, kind))
 
     def _copied(self, info: TensorInfo) -> OutTensor:
         store = self.adapter.model.store

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from featherback.adapters.lora import LoRA
-from featherback.adapters.merging import Merge, MergeCost, stored_type
+from featherback.adapters.merging import Merge
 from featherback.adapters.safetensors_writer import write_tensors
 from featherback.errors import FeatherbackError
 from featherback.files import atomic_file, check_room, copy_file, make_folder
@@ -37,14 +37,10 @@ class MergedHF:
                 f"merge into a folder of floats, named as --model, or export --to mlx and merge with mlx_lm.fuse."
             )
         self.adapter, self._kind = adapter, kind
-        self._merge = Merge(adapter)
-        self.changed: dict[TensorType, TensorType] = {}
+        self.merge = Merge(adapter, tuple(TYPES.values()))
         self.types: Counter[TensorType] = Counter()
-
-    @property
-    def cost(self) -> MergeCost:
-        """What storing the merged weights cost, once they are written."""
-        return self._merge.cost
+        self.nbytes = 0
+        """Of all tensors, as they are written."""
 
     def write(self, folder: Path) -> None:
         """Write the folder's files, each whole or not at all.
@@ -53,11 +49,13 @@ class MergedHF:
         """
         model = self.adapter.model
         parts = sorted({model.store.file_of(name) for name in model.store.tensors})
-        shards = {path.name: self._shard(path) for path in parts}
         make_folder(folder)
-        _check_no_other_weights(folder, set(shards))
+        _check_no_other_weights(folder, {path.name for path in parts})
+        shards = {path.name: self._shard(path) for path in parts}
         kinds = {tensor.type for shard in shards.values() for tensor in shard}
-        write_folder(model.path, folder, shards, set() if self._kind is None else kinds)
+        self.nbytes = sum(tensor.nbytes for shard in shards.values() for tensor in shard)
+        named = self._kind is not None or self.merge.finer
+        write_folder(model.path, folder, shards, kinds if named else set())
 
     def _shard(self, path: Path) -> list[OutTensor]:
         """The tensors of one file, in its order."""
@@ -73,9 +71,9 @@ class MergedHF:
         tensors = []
         for info in infos:
             if place := merged.get(info.name):
-                kind = stored_type(adapter.model.layer(place[0]).matrices[place[1]], self._kind)
+                kind = self.merge.type_of(place, self._kind)
                 self.types[kind] += 1
-                chunks = partial(self._merge.chunks, place, kind)
+                chunks = partial(self.merge.chunks, place, kind)
                 tensors.append(OutTensor(info.name, kind, info.shape, chunks))
             else:
                 tensors.append(OutTensor(info.name, info.type, info.shape, partial(self._copied, info.name)))

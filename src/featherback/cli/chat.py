@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +24,7 @@ from featherback.cli.options import (
 )
 from featherback.errors import FeatherbackError
 from featherback.inference.defaults import ANSWER_TOKENS, CONTEXT, TEMPERATURE, TOP_P
-from featherback.terminal import OutputError, complain, say
+from featherback.terminal import OutputError, complain, quoted, say
 
 if TYPE_CHECKING:
     from featherback.host.maps import MapWatch
@@ -58,6 +59,7 @@ def chat(
     Lines that are piped in are answered one after the other, empty ones passed over, to the end of the input.
     """
     from featherback.cli.options import compute_of, open_model, set_threads
+    from featherback.data.chat import NoTemplateError
     from featherback.data.tokenizer_loader import load_tokenizer
     from featherback.host.maps import MapWatch
     from featherback.inference.sampler import Sampler
@@ -69,7 +71,10 @@ def chat(
     compute = compute_of(compute, model, adapter)
     failed = False
     with MapWatch(opened.files) as maps:
-        talk = conversation(opened, load_tokenizer(opened.path), sampler, context, lora, system, compute)
+        try:
+            talk = conversation(opened, load_tokenizer(opened.path), sampler, context, lora, system, compute)
+        except NoTemplateError as error:
+            raise FeatherbackError(_continues(model, adapter, quantize)) from error
         ending = "An empty line" if sys.stdin.isatty() else "The end of the input"
         say(f"{ending} ends the conversation; /help lists what else there is.", file=sys.stderr)
         while (text := _ask()) and (command := text.lower()) not in _QUIT:
@@ -83,6 +88,21 @@ def chat(
                 failed |= not _answer(talk, text, max_tokens, maps)
     if failed:
         raise typer.Exit(2)
+
+
+def _continues(model: str, adapter: Path | None, quantize: str) -> str:
+    """What can be done with a base model in place of a chat."""
+    from featherback.models.converted import NONE
+
+    named = [
+        *([] if quantize == NONE else ["--quantize", quantize]),
+        *(["--adapter", adapter] if adapter else []),
+    ]
+    instead = quoted("featherback", "generate", model, *named, "--raw", "--prompt", "Once upon a time")
+    return (
+        f"{model} has no chat template: it is a base model, which continues text and cannot chat. Let it continue one "
+        f"with: {instead}"
+    )
 
 
 def _answer(talk: Conversation, text: str, max_tokens: int, maps: MapWatch) -> bool:

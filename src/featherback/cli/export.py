@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +11,10 @@ import typer
 
 from featherback.cli.options import JSONOption
 from featherback.export import TARGETS
-from featherback.terminal import quoted, say
+from featherback.terminal import say
 
 if TYPE_CHECKING:
-    from featherback.export.base import Target
+    from featherback.export.base import Target, WholeRequest
     from featherback.weights.types import TensorType
 
 
@@ -38,8 +39,9 @@ def export(
         typer.Option(
             "--type",
             metavar="TYPE",
-            help="Number format of what is written: of the factors (gguf), of the merged weights (merged, ollama).",
-            show_default="f32, and the base's",
+            help="Number format of what is written: of the factors (gguf), of the merged weights (merged, "
+            "ollama), of a model that a run trained.",
+            show_default="f32; the coarsest that keeps 99 % of the update; as it was trained",
         ),
     ] = None,
     base_model: Annotated[
@@ -65,22 +67,25 @@ def export(
     from featherback.models.loader import results
 
     target = TARGETS[to]
+    request: Request | WholeRequest
     if (trained := next((path for path in results(source) if path.exists()), None)) is not None:
-        _model(trained, target, _type(kind), out, force, json)
-        return
-    place = formats.place_of(source)
-    form = formats.detect(place)
-    opened = models.load(model_path(place, model))
-    adapter = formats.load(opened, place, format=form)
-    request = Request(adapter, out or Path(), _type(kind), base_model)
-    if out is None:
+        place = trained
+        request = _whole(source, trained, target, _type(kind), model)
+        opened = request.model
+    else:
+        place = formats.place_of(_found(source))
+        form = formats.detect(place)
+        opened = models.load(model_path(place, model))
+        request = Request(formats.load(opened, place, format=form), Path(), _type(kind), base_model)
         named = place if place.name not in ("", "..") else place.absolute()
         stem = named.name if named.is_dir() else named.stem
-        request = Request(adapter, named.parent / target.name(request, stem), request.kind, base_model)
+        request = replace(request, out=named.parent / target.name(request, stem))
+    if out is not None:
+        request = replace(request, out=out)
     target.check(request)
     check_out(request.out, place, opened, force)
     remove_abandoned(request.out)  # it may hold the room that is needed
-    done = target.write(request)
+    done = target.write(request) if isinstance(request, Request) else target.write_whole(request)
     if json:
         say(json_format.dumps({"next": done.next, "path": str(done.path), "notes": done.notes, **done.facts}))
         return
@@ -90,31 +95,30 @@ def export(
         say(f"note: {note}")
 
 
-def _model(
-    trained: Path, target: Target, kind: TensorType | None, out: Path | None, force: bool, json: bool
-) -> None:
-    """Write a model that a run trained in another number format: there is no adapter to be taken anywhere."""
-    from featherback import models
-    from featherback.errors import FeatherbackError
-    from featherback.export.base import check_out
-    from featherback.whole.copy import copy_as
+def _found(source: Path) -> Path:
+    """The path itself, or that of the model that goes by this name, which is refused by its path."""
+    from contextlib import suppress
 
-    if target is not TARGETS["merged"] or kind is None:
-        raise FeatherbackError(
-            f"{trained} is a whole model, which others open as it is; --to merged --type q8_0 writes it in another "
-            f"number format."
-        )
-    stem = f"{trained.parent.absolute().name}-{kind.name.lower()}"
-    out = out or trained.parent.absolute().parent / f"{stem}{trained.suffix}"
+    from featherback.errors import FeatherbackError
+    from featherback.hub.locate import locate
+
+    with suppress(FeatherbackError):
+        return locate(source)
+    return source
+
+
+def _whole(
+    source: Path, trained: Path, target: Target, kind: TensorType | None, named: str | None
+) -> WholeRequest:
+    """What is asked of a model that the run `source` trained."""
+    from featherback import models
+    from featherback.export.base import WholeRequest
+    from featherback.export.base_of import base_of_run
+
     opened = models.load(trained)
-    check_out(out, trained, opened, force)
-    copy_as(opened, out, kind)
-    following = quoted("featherback", "generate", out, "--prompt", "Hello")
-    if json:
-        say(json_format.dumps({"next": following, "path": str(out), "notes": []}))
-        return
-    say(following)
-    say(f"wrote {out}")
+    request = WholeRequest(opened, Path(), kind, base_of_run(source, named))
+    place = source.absolute()
+    return replace(request, out=place.parent / target.whole_name(request, place.name))
 
 
 def _type(name: str | None) -> TensorType | None:

@@ -68,12 +68,19 @@ class Asked:
     number: int
 
 
+class NoTemplateError(FeatherbackError):
+    """A base model, which continues text, where one is needed that answers."""
+
+    def __init__(self) -> None:
+        super().__init__("The model has no chat template, so it cannot be used with conversations.")
+
+
 class ChatTemplate:
     """The chat template of a tokenizer. `renderer`: a process to share with other templates."""
 
     def __init__(self, tokenizer: Tokenizer, renderer: Renderer | None = None) -> None:
         if tokenizer.chat_template is None:
-            raise FeatherbackError("The model has no chat template, so it cannot be used with conversations.")
+            raise NoTemplateError
         self._tokenizer = tokenizer
         self._template = tokenizer.chat_template
         self._renderer = renderer or Renderer()

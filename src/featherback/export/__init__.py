@@ -10,5 +10,5 @@ if TYPE_CHECKING:
     from featherback.export.base import Target
 
 TARGETS: Registry[Target] = Registry(
-    __name__, "TARGET", "export target", shared=("base", "base_of", "chat_parts", "report")
+    __name__, "TARGET", "export target", shared=("base", "base_of", "chat_parts", "report", "whole", "words")
 )

@@ -14,8 +14,11 @@ from featherback.adapters.lora import LoRA
 from featherback.errors import FeatherbackError
 from featherback.files import check_room
 from featherback.models.model import Model
+from featherback.weights.quantize import quantizable
 from featherback.weights.types import TensorType
 
+QUANTIZABLE = tuple(kind for kind in TensorType if quantizable(kind))
+"""What weights can be stored as."""
 HEADER = 1 << 20
 """Bytes, more than any adapter's header and configuration."""
 
@@ -28,6 +31,16 @@ class Request:
     out: Path
     kind: TensorType | None = None  # of what is stored; None: the target's own choice
     base_model: str | None = None  # what the base is called; None: what its file says
+
+
+@dataclass(frozen=True)
+class WholeRequest:
+    """A model that a run trained, opened, and where it is to go."""
+
+    model: Model
+    out: Path
+    kind: TensorType | None = None  # of its matrices; None: as they were trained
+    base: Model | None = None  # what it was trained from, if that is still there
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,8 @@ class Target(ABC):
     """What is written, in a few words."""
     types: ClassVar[tuple[TensorType, ...]] = ()
     """What --type may be; none: it may not be named."""
+    whole_types: ClassVar[tuple[TensorType, ...]] = ()
+    """What it may be where a run trained the model itself."""
     format: ClassVar[Format | None] = None
     """Of the adapter that the folder holds, if that is what is written."""
 
@@ -60,14 +75,30 @@ class Target(ABC):
     def write(self, request: Request) -> Exported:
         """Write `request.out`, whole or not at all; FeatherbackError if that is not possible."""
 
-    def check(self, request: Request) -> None:
+    def whole_name(self, request: WholeRequest, stem: str) -> str:
+        """The same for a model that a run trained; FeatherbackError if this target takes adapters only."""
+        raise _adapters_only(request.model)
+
+    def write_whole(self, request: WholeRequest) -> Exported:
+        """Write `request.out`, whole or not at all; FeatherbackError if that is not possible."""
+        raise _adapters_only(request.model)
+
+    def check(self, request: Request | WholeRequest) -> None:
         """FeatherbackError if this target cannot store the request's type, or another adapter lies in its folder."""
-        if request.kind is not None and request.kind not in self.types:
-            known = ", ".join(kind.name.lower() for kind in self.types)
+        types = self.whole_types if isinstance(request, WholeRequest) else self.types
+        if request.kind is not None and request.kind not in types:
+            known = ", ".join(kind.name.lower() for kind in types)
             refusal = f"choose from {known}" if known else "this target stores its own; leave it out"
             raise FeatherbackError(f"--type is {request.kind.name.lower()}; {refusal}.")
         if self.format is not None:
             _check_no_other_adapter(request.out, self.format)
+
+
+def _adapters_only(model: Model) -> FeatherbackError:
+    return FeatherbackError(
+        f"{model.path} is a whole model, trained without an adapter: programs that read models open it as it is; "
+        f"--to merged, gguf or ollama write it for others."
+    )
 
 
 def check_adapter_room(request: Request, kind: TensorType = TensorType.F32) -> None:

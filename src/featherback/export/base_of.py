@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from featherback import models
+from featherback.adapters.base_model import MOST_RECORD, RUN_FILE, recorded_names
 from featherback.errors import FeatherbackError, shown
 from featherback.files import read_json
 from featherback.hub.locate import locate
-
-RUN_FILE, CONFIG_FILE = "run.json", "adapter_config.json"
-MOST_RECORD = 64 << 20
+from featherback.models.model import Model
+from featherback.weights import fingerprint
 
 
 def model_path(adapter: Path, named: str | None) -> Path:
@@ -19,8 +20,7 @@ def model_path(adapter: Path, named: str | None) -> Path:
     """
     if named is not None:
         return locate(named)
-    folder = adapter if adapter.is_dir() else adapter.parent
-    found = [*_recorded(folder), *_configured(folder)] if adapter.suffix != ".gguf" else []
+    found = recorded_names(adapter)
     for name in found:
         if _is_here(name):
             return Path(name)
@@ -32,29 +32,33 @@ def model_path(adapter: Path, named: str | None) -> Path:
     raise FeatherbackError(f"Name the model of {adapter} with --model: {told}.")
 
 
+def base_of_run(run: Path, named: str | None) -> Model | None:
+    """What the model of `run` was trained from, opened, if it is here and is what it was then.
+
+    `named`: what the user says it is: FeatherbackError if that is another model.
+    """
+    record = read_json(run / RUN_FILE, MOST_RECORD) if (run / RUN_FILE).is_file() else {}
+    known = record.get("model") if isinstance(record, dict) else None
+    found = (
+        [locate(named)]
+        if named is not None
+        else [Path(name) for name in recorded_names(run) if _is_here(name)]
+    )
+    for path in found:
+        try:
+            base = models.load(path)
+            if fingerprint.of_store(base.store) == known:
+                return base
+        except FeatherbackError:
+            if named is not None:
+                raise
+    if named is not None:
+        raise FeatherbackError(f"--model is {named}, which is not the model that {run} was trained from.")
+    return None
+
+
 def _is_here(name: str) -> bool:
     try:
         return Path(name).exists()
     except OSError:  # a name that no file can have
         return False
-
-
-def _recorded(folder: Path) -> list[str]:
-    """What a run says."""
-    if not (folder / RUN_FILE).is_file():
-        return []
-    record = read_json(folder / RUN_FILE, MOST_RECORD)
-    configuration = record.get("configuration") if isinstance(record, dict) else None
-    return _texts(configuration, "model")
-
-
-def _configured(folder: Path) -> list[str]:
-    """What PEFT's configuration says, or MLX's."""
-    if not (folder / CONFIG_FILE).is_file():
-        return []
-    return _texts(read_json(folder / CONFIG_FILE), "base_model_name_or_path", "model")
-
-
-def _texts(entries: object, *names: str) -> list[str]:
-    values = [entries.get(name) for name in names] if isinstance(entries, dict) else []
-    return [value for value in values if isinstance(value, str) and value.isprintable() and value]

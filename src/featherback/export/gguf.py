@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from featherback.adapters.formats.gguf import FORMAT, TYPES
-from featherback.export.base import Exported, Request, Target, check_adapter_room
+from featherback.export.base import QUANTIZABLE, Exported, Request, Target, WholeRequest, check_adapter_room
+from featherback.export.whole import check_gguf, suffix, write_model
+from featherback.export.words import first_part, try_adapter
 from featherback.terminal import quoted
 from featherback.weights.types import TensorType
 
@@ -11,6 +13,7 @@ from featherback.weights.types import TensorType
 class GGUF(Target):
     help = "a GGUF LoRA file, for llama.cpp"
     types = TYPES
+    whole_types = QUANTIZABLE
 
     def name(self, request: Request, stem: str) -> str:
         return f"{stem}.gguf"
@@ -20,9 +23,25 @@ class GGUF(Target):
         check_adapter_room(request, kind)
         FORMAT.save(adapter, request.out, request.base_model, kind)
         model = adapter.model
-        base = model.path if model.source == "gguf" else "MODEL.gguf"
         notes = [f"factors as {kind.name}; they apply to any GGUF of the same model, however quantised"]
-        return Exported(request.out, quoted("llama-cli", "-m", base, "--lora", request.out), notes)
+        if model.source == "gguf":
+            return Exported(
+                request.out, quoted("llama-cli", "-m", first_part(model), "--lora", request.out), notes
+            )
+        notes.append(
+            f"llama.cpp applies it to a GGUF of {model.path}, which its convert_hf_to_gguf.py makes: llama-cli -m "
+            f"MODEL.gguf --lora {quoted(request.out)}"
+        )
+        return Exported(request.out, try_adapter(model, request.out), notes)
+
+    def whole_name(self, request: WholeRequest, stem: str) -> str:
+        check_gguf(request.model)
+        return f"{stem}{suffix(request)}.gguf"
+
+    def write_whole(self, request: WholeRequest) -> Exported:
+        check_gguf(request.model)
+        notes, facts = write_model(request, request.out)
+        return Exported(request.out, quoted("llama-cli", "-m", request.out), notes, facts)
 
 
 TARGET = GGUF()

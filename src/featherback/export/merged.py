@@ -8,17 +8,17 @@ from featherback.adapters.lora import LoRA
 from featherback.adapters.merged_gguf import MergedGGUF
 from featherback.adapters.merged_hf import MergedHF
 from featherback.errors import FeatherbackError
-from featherback.export.base import Exported, Request, Target, check_not_base
+from featherback.export.base import QUANTIZABLE, Exported, Request, Target, WholeRequest, check_not_base
 from featherback.export.report import merge_facts, merge_notes
+from featherback.export.whole import suffix, write_model
+from featherback.export.words import try_out
 from featherback.files import atomic_folder
-from featherback.terminal import quoted
-from featherback.weights.quantize import quantizable
 from featherback.weights.types import TensorType
 
 
 class Merged(Target):
     help = "the model with the adapter in its weights: GGUF, or a Hugging Face folder if the base is one"
-    types = tuple(kind for kind in TensorType if quantizable(kind))
+    types = whole_types = QUANTIZABLE
 
     def name(self, request: Request, stem: str) -> str:
         return f"{stem}-merged" + (".gguf" if request.adapter.model.source == "gguf" else "")
@@ -30,9 +30,18 @@ class Merged(Target):
             merged = write_merged_gguf(request.adapter, out, request.kind)
         else:
             merged = self._folder(request)
-        words = ("featherback", "generate", out, "--prompt", "Hello")
-        notes = merge_notes(merged.cost, merged.types, merged.changed)
-        return Exported(out, quoted(*words), notes, merge_facts(merged.cost, merged.types))
+        return Exported(out, try_out(out), merge_notes(merged), merge_facts(merged))
+
+    def whole_name(self, request: WholeRequest, stem: str) -> str:
+        return f"{stem}{suffix(request) or '-merged'}" + (".gguf" if request.model.source == "gguf" else "")
+
+    def write_whole(self, request: WholeRequest) -> Exported:
+        if request.model.source == "gguf":
+            notes, facts = write_model(request, request.out)
+        else:
+            with atomic_folder(request.out) as folder:
+                notes, facts = write_model(request, folder)
+        return Exported(request.out, try_out(request.out), notes, facts)
 
     def _folder(self, request: Request) -> MergedHF:
         if request.out.suffix == ".gguf":

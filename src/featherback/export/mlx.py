@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from featherback.adapters.base_model import base_model_name
 from featherback.adapters.formats.mlx import FORMAT
 from featherback.export.base import Exported, Request, Target, check_adapter_room
+from featherback.export.words import try_adapter
 from featherback.files import atomic_folder
 from featherback.terminal import quoted
 
@@ -17,17 +20,22 @@ class MLX(Target):
         return f"{stem}-mlx"
 
     def write(self, request: Request) -> Exported:
-        base = request.base_model or base_model_name(request.adapter.model)
+        model, out = request.adapter.model, request.out
+        base = request.base_model or base_model_name(model)
         check_adapter_room(request)
-        with atomic_folder(request.out) as folder:
+        with atomic_folder(out) as folder:
             FORMAT.save(request.adapter, folder, base)
-        notes = []
-        if base.startswith("/"):
-            notes.append(
-                "mlx-lm opens Hugging Face folders and names on the Hub: give it the base's as --model"
+        if base == str(model.path.absolute()) and model.source == "gguf":
+            note = (
+                f"mlx-lm opens Hugging Face folders and names on the Hub, not {model.path.name}: give it the model "
+                f"that the file was made of, {_command('OWNER/NAME', out)}"
             )
-        words = ("mlx_lm.generate", "--model", base, "--adapter-path", request.out, "--prompt", "Hello")
-        return Exported(request.out, quoted(*words), notes)
+            return Exported(out, try_adapter(model, out), [note])
+        return Exported(out, _command(base, out))
+
+
+def _command(base: str, out: Path) -> str:
+    return quoted("mlx_lm.generate", "--model", base, "--adapter-path", out, "--prompt", "Hello")
 
 
 TARGET = MLX()

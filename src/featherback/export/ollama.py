@@ -8,16 +8,28 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from featherback.adapters.formats.gguf import FORMAT
 from featherback.data.tokenizer import Tokenizer
 from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.errors import FeatherbackError
-from featherback.export.base import Exported, Request, Target, check_adapter_room, check_not_base
+from featherback.export.base import (
+    QUANTIZABLE,
+    Exported,
+    Request,
+    Target,
+    WholeRequest,
+    check_adapter_room,
+    check_not_base,
+)
 from featherback.export.chat_parts import ChatParts, chat_parts
-from featherback.export.merged import Merged, write_merged_gguf
+from featherback.export.merged import write_merged_gguf
 from featherback.export.report import merge_facts, merge_notes
+from featherback.export.whole import suffix, write_model
+from featherback.export.words import first_part
 from featherback.files import atomic_folder, write_bytes
+from featherback.models.model import Model
 from featherback.terminal import quoted
 
 OWN_ENGINE = ("gemma3", "gemma3n", "gemma4", "llama4", "mistral3", "olmo3", "qwen3", "qwen3moe")
@@ -29,7 +41,7 @@ CONTEXT = 4096
 
 class Ollama(Target):
     help = "a Modelfile with the adapter, or with the merged model where Ollama applies no adapters"
-    types = Merged.types
+    types = whole_types = QUANTIZABLE
 
     def name(self, request: Request, stem: str) -> str:
         return f"{stem}-ollama"
@@ -37,10 +49,7 @@ class Ollama(Target):
     def write(self, request: Request) -> Exported:
         model, notes, facts = request.adapter.model, [], {}
         if model.source != "gguf":
-            raise FeatherbackError(
-                f"{model.path} is a Hugging Face folder; Ollama's Modelfile needs a GGUF base: export --to merged, and "
-                f"make a GGUF of it with llama.cpp's convert_hf_to_gguf.py."
-            )
+            raise _no_gguf(model, "export --to merged, and make a GGUF of it")
         architecture = model.family.architecture
         own = architecture in OWN_ENGINE
         with atomic_folder(request.out) as folder:
@@ -53,32 +62,70 @@ class Ollama(Target):
                     notes = [f"merged: Ollama's engine for {architecture} {why}"]
                 elif request.adapter.form.dora:
                     notes = ["merged: Ollama applies no DoRA"]
-                notes += merge_notes(merged.cost, merged.types, merged.changed)
-                facts = merge_facts(merged.cost, merged.types)
+                notes += merge_notes(merged)
+                facts = merge_facts(merged)
             else:
                 check_not_base(folder / ADAPTER, model)
                 check_adapter_room(request)
                 FORMAT.save(request.adapter, folder / ADAPTER, request.base_model)
-                source = [f"FROM {_path(model.path)}", f"ADAPTER ./{ADAPTER}"]
+                source = [f"FROM {_path(first_part(model))}", f"ADAPTER ./{ADAPTER}"]
                 notes = [
                     f"Ollama applies adapters to {architecture}; with --type it gets a merged model instead, which "
                     f"does not need the base's file"
                 ]
-            tokenizer = load_tokenizer(model.path)
-            parts = chat_parts(tokenizer)
-            lines = [*source, *_template(parts), *_parameters(parts, tokenizer)]
-            lines.append(f"PARAMETER num_ctx {min(CONTEXT, model.config.max_position_embeddings)}")
-            write_bytes(folder / MODELFILE, ("\n".join(lines) + "\n").encode())
-        if parts is None:
-            notes.append(
-                "no TEMPLATE was written: the model has no chat template, or one that pieces of text do not make up; "
-                "Ollama takes the one that it knows for the model, or none"
-            )
-        elif parts.system is None:
-            notes.append("the model's chat template has no place for a system message: Ollama leaves it out")
-        name = re.sub(r"[^a-z0-9._-]", "-", request.out.name.removesuffix("-ollama").lower()).strip("-._")
-        command = quoted("ollama", "create", name or "model", "-f", request.out / MODELFILE)
-        return Exported(request.out, f"{command} && {quoted('ollama', 'run', name or 'model')}", notes, facts)
+            notes += _write_modelfile(folder, source, model)
+        return Exported(request.out, _commands(request.out), notes, facts)
+
+    def whole_name(self, request: WholeRequest, stem: str) -> str:
+        return f"{stem}{suffix(request)}-ollama"
+
+    def write_whole(self, request: WholeRequest) -> Exported:
+        model, out = request.model, request.out
+        facts: dict[str, Any] = {}
+        if model.source != "gguf":
+            raise _no_gguf(model, f"make a GGUF of {model.path}")
+        with atomic_folder(out) as folder:
+            if request.kind is None:
+                source = [f"FROM {_path(model.path)}"]
+                notes = [
+                    "the Modelfile names the trained model where it lies; with --type the folder holds it"
+                ]
+            else:
+                source = [f"FROM ./{MODEL}"]
+                notes, facts = write_model(request, folder / MODEL)
+            notes += _write_modelfile(folder, source, model)
+        return Exported(out, _commands(out), notes, facts)
+
+
+def _no_gguf(model: Model, remedy: str) -> FeatherbackError:
+    return FeatherbackError(
+        f"{model.path} is a Hugging Face folder; Ollama's Modelfile needs a GGUF base: {remedy} with llama.cpp's "
+        f"convert_hf_to_gguf.py."
+    )
+
+
+def _write_modelfile(folder: Path, source: list[str], model: Model) -> list[str]:
+    """Write the Modelfile that begins with `source`, and what should be said of it."""
+    tokenizer = load_tokenizer(model.path)
+    parts = chat_parts(tokenizer)
+    lines = [*source, *_template(parts), *_parameters(parts, tokenizer)]
+    lines.append(f"PARAMETER num_ctx {min(CONTEXT, model.config.max_position_embeddings)}")
+    write_bytes(folder / MODELFILE, ("\n".join(lines) + "\n").encode())
+    if parts is None:
+        return [
+            "no TEMPLATE was written: the model has no chat template, or one that pieces of text do not make up; "
+            "Ollama takes the one that it knows for the model, or none"
+        ]
+    if parts.system is None:
+        return ["the model's chat template has no place for a system message: Ollama leaves it out"]
+    return []
+
+
+def _commands(out: Path) -> str:
+    """What is typed next."""
+    name = re.sub(r"[^a-z0-9._-]", "-", out.name.removesuffix("-ollama").lower()).strip("-._") or "model"
+    create = quoted("ollama", "create", name, "-f", out / MODELFILE)
+    return f"{create} && {quoted('ollama', 'run', name)}"
 
 
 def _path(path: Path) -> str:

@@ -31,6 +31,8 @@ from featherback.files import checksum as file_checksum
 from featherback.host.paged import PagedArray
 
 _NAME = re.compile(r"checkpoint-(\d+)(\.fbc)?")
+WEIGHTS = "weights-"
+"""What begins the name of a folder with a whole model's weights and states; the step of its checkpoint follows."""
 _MAGIC = b"FBCHECK2"
 _FOOTER = struct.Struct("<QI4s")
 _END = b"END\n"
@@ -87,8 +89,8 @@ def held(run: Path) -> int:
 
 
 def discard(run: Path, first: int) -> None:
-    """Delete the checkpoints of step `first` and later ones."""
-    for step, path in _all(run).items():
+    """Delete the checkpoints of step `first` and later ones, the newest last."""
+    for step, path in sorted(_all(run).items()):
         if step >= first and path.is_file():
             path.unlink(missing_ok=True)
 

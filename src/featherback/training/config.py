@@ -395,6 +395,12 @@ class TrainConfig:
         help="How many examples (held-out ones, if any) the model answers before and after, for the report; 0: none.",
     )
     save_every: int = option(50, least=1, panel=RUN, free_on_resume=True, help="Steps between checkpoints.")
+    keep_checkpoints: bool = option(
+        False,
+        panel=RUN,
+        free_on_resume=True,
+        help="Keep the last checkpoints when all steps are done, so that the run can be resumed to more.",
+    )
 
     def __post_init__(self) -> None:
         check(self)

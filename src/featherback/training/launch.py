@@ -36,6 +36,7 @@ from featherback.terminal import Preparing, complain
 from featherback.training import checkpoint
 from featherback.training.changes import continued
 from featherback.training.config import DEFAULT_EPOCHS, PLANNED, TrainConfig
+from featherback.training.ended import check_over, is_closed
 from featherback.training.given import Examples, as_records, records_beside, same_tokens, write_tokens
 from featherback.training.held_out import counts, hold_out, most_before, split, was_split
 from featherback.training.lengths import hold_to, settle
@@ -189,6 +190,9 @@ def resume_run(
             _check_data(
                 run, "eval", "--eval-data", named.get("eval_data"), eval_data, config, earlier, opened, note
             )
+            if is_closed(run):
+                check_over(run, config, earlier)
+                return run
             done = checkpoint.latest_step(run.path)
             if config.steps is not None and config.steps < done:
                 raise FeatherbackError(

@@ -143,3 +143,6 @@ class TrainOptions(TypedDict, total=False):
     Default: 2."""
     save_every: int
     """Steps between checkpoints. Default: 50."""
+    keep_checkpoints: bool
+    """Keep the last checkpoints when all steps are done, so that the run can be resumed to more. Default:
+    False."""

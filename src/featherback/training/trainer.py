@@ -22,6 +22,7 @@ from featherback.models.model import Model
 from featherback.terminal import quoted
 from featherback.training import checkpoint, guard
 from featherback.training.callback import Callback, Guarded, Together, tell_failure
+from featherback.training.ended import clear, is_closed
 from featherback.training.evaluation import evaluate
 from featherback.training.events import Begin, End, Evaluation, Note, Paused, Resumed, Saved, Step
 from featherback.training.loggers import loggers
@@ -78,6 +79,11 @@ def train_run(
     """
     callback = callback or Callback()
     run.lock()
+    if is_closed(run):  # resumed, and there is nothing left to do
+        run.release()
+        status = run.record["status"]
+        callback.tell(End(status, run.record["summary"]))
+        return status
     status, reason, trainer = "failed", None, None
     meter = Meter()
     try:
@@ -123,6 +129,8 @@ def train_run(
         raise
     else:
         _report(run, callback)
+        if status != "interrupted" and (stays := clear(run, status)):
+            callback.tell(Note(stays))
     finally:
         meter.stop()
         run.remove_work()

@@ -35,7 +35,6 @@ from featherback.whole.gradients import Trains, WeightGradients
 from featherback.whole.optimizer import NormOnly, WholeOptimizer
 
 STATES = "states.f32"
-_KEPT = "weights-"
 
 
 def working_copy(run: RunDirectory, base: Model, check: Callable[[], None]) -> Model:
@@ -46,7 +45,7 @@ def working_copy(run: RunDirectory, base: Model, check: Callable[[], None]) -> M
     whole = run.config.whole
     assert whole is not None
     kept = run.path / _kept_name(checkpoint.latest_step(run.path))
-    for folder in run.path.glob(f"{_KEPT}*"):
+    for folder in run.path.glob(f"{checkpoint.WEIGHTS}*"):
         if folder != kept:  # it was being made, or deleted, when the run was killed
             shutil.rmtree(folder, ignore_errors=True)
     path = run.work / results(run.path)[base.source != "gguf"].name
@@ -168,7 +167,7 @@ class TrainedWeights:
             {**progress, "files": files, "updates": [*self._updates.values()]},
             keep=1,
         )
-        for folder in run.path.glob(f"{_KEPT}*"):
+        for folder in run.path.glob(f"{checkpoint.WEIGHTS}*"):
             if folder != kept:
                 shutil.rmtree(folder, ignore_errors=True)
         return path
@@ -194,7 +193,7 @@ class TrainedWeights:
 
 
 def _kept_name(step: int) -> str:
-    return f"{_KEPT}{step:06d}"
+    return f"{checkpoint.WEIGHTS}{step:06d}"
 
 
 def _each(make: Callable[[Path, Path], None], source: Path, path: Path) -> None:

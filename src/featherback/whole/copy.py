@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -10,17 +12,18 @@ import numpy as np
 
 from featherback.adapters.merged_gguf import write_with_metadata
 from featherback.adapters.merged_hf import write_folder
-from featherback.adapters.merging import stored_type
+from featherback.adapters.merging import MergeCost, stored_type
 from featherback.errors import FeatherbackError
 from featherback.host.maps import MapWatch
 from featherback.models.converted import ConvertedWeights
 from featherback.models.model import Model
-from featherback.models.streams import copied, counted, quantized
+from featherback.models.streams import copied, counted, floats_of, give_back, quantized, row_blocks
 from featherback.terminal import Converting
+from featherback.weights.matrix import Matrix
 from featherback.weights.safetensors import SINGLE
 from featherback.weights.store import floats, matrix
 from featherback.weights.types import TensorInfo, TensorType
-from featherback.weights.writer import OutTensor
+from featherback.weights.writer import Buffer, OutTensor
 from featherback.whole.settings import Whole
 
 PLAIN = (TensorType.F32, TensorType.F16, TensorType.BF16)
@@ -60,9 +63,68 @@ def copy_writable(
     A GGUF file becomes one, a Hugging Face folder a folder of one shard. FeatherbackError if that fails. `check` is
     called again and again: what it raises ends the copy, of which nothing stays.
     """
-    outputs = _outputs(model, trained, kind)
+    _write(model, path, _outputs(model, trained, kind), kind, check)
+
+
+@dataclass
+class StoredAs:
+    """What a model was copied as. `cost`: of storing it so, beside the model that it was trained from."""
+
+    types: Counter[TensorType]
+    """Type -> matrices."""
+    cost: MergeCost
+
+
+def copy_as(model: Model, path: Path, kind: TensorType | None, base: Model | None = None) -> StoredAs:
+    """Write `model` to `path` with its matrices as `kind`, where that can hold their rows; else as the next finer type.
+
+    None: byte for byte. `base`: what the model was trained from, whose tensors have the same names; with None the cost
+    knows no update. FeatherbackError if that fails.
+    """
+    if model.source != "gguf" and kind is not None and kind not in PLAIN:
+        known = ", ".join(each.name.lower() for each in PLAIN)
+        raise FeatherbackError(
+            f"A Hugging Face folder holds {known}, not {kind.name.lower()}; choose one as --type."
+        )
+    matrices = [name for name, info in model.store.tensors.items() if len(info.shape) == 2]
+    done = StoredAs(Counter(), MergeCost())
+    outputs = []
+    for output in _outputs(model, () if kind is None else matrices, kind or TensorType.F32):
+        if len(output.shape) == 2:
+            done.types[output.type] += 1
+            if output.type is not model.store.tensors[output.name].type:
+                output = replace(output, chunks=partial(_measured, model, base, output, done.cost))
+        outputs.append(output)
+    _write(model, path, outputs, kind)
+    return done
+
+
+def _measured(model: Model, base: Model | None, output: OutTensor, cost: MergeCost) -> Iterator[Buffer]:
+    """The bytes of a matrix in another type; what storing it so costs is added to `cost`."""
+    wanted = matrix(model.store, output.name)
+    known = base is not None and output.name in base.store.tensors
+    before = matrix(base.store, output.name) if base is not None and known else wanted
+    for (first, last), data in zip(row_blocks(*wanted.shape), output.chunks(), strict=True):
+        rows = floats_of(wanted.rows_between(first, last))
+        base_rows = floats_of(before.rows_between(first, last))
+        stored = np.frombuffer(data, np.uint8)
+        cost.add(
+            base_rows, rows - base_rows, floats_of(Matrix(stored, output.type, last - first, wanted.cols))
+        )
+        yield data
+        give_back(before.data)
+
+
+def _write(
+    model: Model,
+    path: Path,
+    outputs: Sequence[OutTensor],
+    kind: TensorType | None,
+    check: Callable[[], None] = lambda: None,
+) -> None:
     size = sum(tensor.nbytes for tensor in outputs)
-    doing = f"copying {model.path} as {kind.name}, {size / 1e6:.0f} MB, into {path.parent}"
+    how = "" if kind is None else f" as {kind.name}"
+    doing = f"copying {model.path}{how}, {size / 1e6:.0f} MB, into {path.parent}"
     with MapWatch(model.files, model.close) as maps, Converting(doing, size) as shown:
 
         def wrote(size: int) -> None:
@@ -74,21 +136,7 @@ def copy_writable(
         if model.source == "gguf":
             write_with_metadata(model.path, path, told, kind)
         else:
-            write_folder(model.path, path, {SINGLE: told}, {kind})
-
-
-def copy_as(model: Model, path: Path, kind: TensorType) -> None:
-    """Write `model` to `path` with its matrices as `kind`, where that can hold their rows; else as the next finer type.
-
-    FeatherbackError if that fails.
-    """
-    if model.source != "gguf" and kind not in PLAIN:
-        known = ", ".join(each.name.lower() for each in PLAIN)
-        raise FeatherbackError(
-            f"A Hugging Face folder holds {known}, not {kind.name.lower()}; choose one as --type."
-        )
-    matrices = {name for name, info in model.store.tensors.items() if len(info.shape) == 2}
-    copy_writable(model, path, matrices, kind)
+            write_folder(model.path, path, {SINGLE: told}, set() if kind is None else {kind})
 
 
 def _outputs(model: Model, trained: Collection[str], kind: TensorType) -> list[OutTensor]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from featherback.adapters.formats.base import Factor, Format
+from featherback.adapters.base_model import is_base, recorded_names
+from featherback.adapters.formats.base import Factor, Format, MisfitError, StoredAdapter
 from featherback.adapters.lora import Form, LoRA
 from featherback.errors import FeatherbackError
 from featherback.models.loader import results
 from featherback.models.model import Model
 from featherback.registry import Registry
+from featherback.terminal import quoted
+from featherback.weights.gguf import GGUFFile
+from featherback.weights.safetensors import CONFIG
 
 FORMATS: Registry[Format] = Registry(__name__, "FORMAT", "adapter format", shared=("base",))
 
@@ -21,7 +27,12 @@ LOADED = 3
 
 
 def detect(path: Path) -> Format:
-    """The format of the adapter at `path`; FeatherbackError if there is none, or more than one."""
+    """The format of the adapter at `path`; FeatherbackError if there is none, or more than one, or a model."""
+    if is_model(path):
+        raise FeatherbackError(
+            f"{path} is a model, not an adapter: train one with `featherback train {quoted(path)} --data DATA --out "
+            f"RUN`, and name RUN here."
+        )
     found = [FORMATS[name] for name in FORMATS.names if FORMATS[name].recognises(path)]
     if len(found) == 1:
         return found[0]
@@ -39,6 +50,22 @@ def detect(path: Path) -> Format:
     raise FeatherbackError(f"{path} is not an adapter that Featherback reads: {titles}.")
 
 
+def is_model(path: Path) -> bool:
+    """Whether a whole model is at `path`: a GGUF file that says so, or a folder with a model's configuration alone."""
+    if path.is_dir():
+        adapters = (FORMATS[name].recognises(path) for name in FORMATS.names)
+        return (path / CONFIG).is_file() and not any(adapters)
+    if not FORMATS["gguf"].recognises(path):
+        return False
+    try:
+        file = GGUFFile(path)
+    except FeatherbackError:  # told when it is opened
+        return False
+    metadata = dict(file.metadata)
+    file.close()
+    return metadata.get("general.type", "model") == "model" and "adapter.type" not in metadata
+
+
 def place_of(path: Path) -> Path:
     """Where the adapter lies that `path` names: the directory of a .safetensors file, else `path` itself."""
     return path.parent if path.suffix == ".safetensors" and path.is_file() else path
@@ -47,7 +74,7 @@ def place_of(path: Path) -> Path:
 def form(model: Model, path: str | Path) -> Form:
     """What the adapter of `model` at `path` is, its values unread; FeatherbackError naming all that does not fit."""
     path = place_of(Path(path))
-    with detect(path).open(path, model) as stored:
+    with _opened(detect(path), path, model) as stored:
         return stored.form
 
 
@@ -60,7 +87,7 @@ def load(
     FeatherbackError naming everything that does not fit.
     """
     path = place_of(Path(path))
-    with (format or detect(path)).open(path, model) as stored:
+    with _opened(format or detect(path), path, model) as stored:
         shape = stored.form
         adapter = LoRA(
             model,
@@ -87,3 +114,14 @@ def load(
                 adapter.load_layer_state(layer, state)
             stored.give_back()
     return adapter
+
+
+@contextmanager
+def _opened(format: Format, path: Path, model: Model) -> Iterator[StoredAdapter]:
+    """The adapter at `path`. One that does not fit names the model that it was trained on, if it says which."""
+    try:
+        with format.open(path, model) as stored:
+            yield stored
+    except MisfitError as error:
+        base = next((name for name in recorded_names(path) if not is_base(model, name)), None)
+        raise error if base is None else error.trained_on(base) from None

@@ -134,13 +134,31 @@ def ranks_of(
     wanted_names = (by_factor[Factor(place, part)] for place in found for part in parts)
     problems = [f"{name} is missing" for name in wanted_names if name not in tensors] + problems
     if problems:
-        raise misfit(where, model, problems)
+        raise MisfitError(where, model, problems)
     return found
 
 
-def misfit(where: str, model: Model, problems: list[str]) -> FeatherbackError:
-    """The error of an adapter that does not fit."""
-    return FeatherbackError(f"{where} does not fit {model.path}: {some(problems, '; ')}.")
+class MisfitError(FeatherbackError):
+    """An adapter that does not fit a model, in whatever tensors."""
+
+    def __init__(self, where: str, model: Model, problems: list[str], advice: str = "") -> None:
+        super().__init__(f"{where} does not fit {model.path}: {some(problems, '; ')}{advice}.")
+        self._where, self._model, self._problems = where, model, problems
+
+    def trained_on(self, base: str) -> FeatherbackError:
+        """The same of an adapter that says that it was trained on `base`, which is another model."""
+        model, more = self._model, len(self._problems) - 1
+        others = f", and {more} more" if more else ""
+        return FeatherbackError(
+            f"{self._where} was trained on {shown(base)} and does not fit {model.path}, a {describe(model)}: "
+            f"{self._problems[0]}{others}. Name the model that it was trained on."
+        )
+
+
+def describe(model: Model) -> str:
+    """What a model is, in a few words: "qwen2 of 24 layers, width 896"."""
+    config = model.config
+    return f"{model.family.architecture} of {config.num_hidden_layers} layers, width {config.hidden_size}"
 
 
 def check_modules(where: str, model: Model, names: Mapping[str, TensorInfo], mark: str) -> None:
@@ -151,10 +169,8 @@ def check_modules(where: str, model: Model, names: Mapping[str, TensorInfo], mar
     if not found:
         raise FeatherbackError(f"{where} adapts none of {', '.join(known)}.")
     if not found.keys() <= known.keys():
-        raise FeatherbackError(
-            f"{where} does not fit {model.path}: it adapts {some(list(found))}, and the model has "
-            f"{', '.join(known)}; load it with the model that it was trained on."
-        )
+        adapted = f"it adapts {some(list(found))}, and the model has {', '.join(known)}"
+        raise MisfitError(where, model, [adapted], "; load it with the model that it was trained on")
 
 
 def form_of(

@@ -21,6 +21,7 @@ from featherback.adapters.formats.base import (
     Float32,
     Format,
     Layout,
+    MisfitError,
     StoredAdapter,
     check_alpha,
     check_plain,
@@ -79,7 +80,7 @@ class GGUF(Format):
     ) -> None:
         """Write the adapter as one file, whole or not at all, its factors as `kind`, one of `TYPES`.
 
-        `base_model`: the base's name on the Hub (default: `hub_name`), which is written down where there is one.
+        `base_model`: the base's name on the Hub (default: `hub_name`). Where there is none, its file's name is written.
         FeatherbackError if it cannot be written, holds NaN or infinity, or `kind` cannot hold its values.
         """
         check_plain(adapter, self.title)
@@ -91,12 +92,11 @@ class GGUF(Format):
             "adapter.type": "lora",
             ALPHA: alpha,
         }
-        if base := base_model or hub_name(model):
-            metadata |= {
-                "general.base_model.count": 1,
-                "general.base_model.0.name": base.rpartition("/")[2],
-                "general.base_model.0.repo_url": f"https://huggingface.co/{base}",
-            }
+        base = base_model or hub_name(model)
+        name = model.path.name if base is None else base.rpartition("/")[2]
+        metadata |= {"general.base_model.count": 1, "general.base_model.0.name": name}
+        if base is not None:
+            metadata["general.base_model.0.repo_url"] = f"https://huggingface.co/{base}"
         values = _Values(adapter, alpha, kind)
         tensors = []
         for name, factor in layout.names.items():
@@ -183,10 +183,16 @@ def _alpha(file: GGUFFile, model: Model) -> float:
         ("general.architecture", model.family.architecture),
     ):
         if (value := file.metadata.get(key)) != wanted:
+            if key == "general.architecture":
+                raise MisfitError(
+                    f"The adapter {file.path}",
+                    model,
+                    [f"it is of architecture {shown(value)}, the model of {wanted!r}"],
+                )
             what = {
                 "general.type": f"{file.path} is a GGUF of type {shown(value)}, not an adapter",
                 "adapter.type": f"{file.path} is an adapter of type {shown(value)}, not a LoRA",
-            }.get(key, f"The adapter {file.path} is of architecture {shown(value)}, the model of {wanted!r}")
+            }[key]
             raise FeatherbackError(f"{what}.")
     if INVOCATION in file.arrays:
         raise FeatherbackError(f"{file.path} is an activated LoRA ({INVOCATION}), not a plain one.")

@@ -1,0 +1,71 @@
+"""What stays of a run that has ended: its result and records, and what going on takes only as long as it can go on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from featherback.errors import FeatherbackError
+from featherback.terminal import quoted
+from featherback.training import checkpoint
+from featherback.training.config import TrainConfig
+from featherback.training.run_directory import RUN_FILE, RunDirectory, is_number
+
+FINISHED, STOPPED_EARLY = "finished", "stopped early"
+_NUMBERS = ("steps", "seconds", "step_seconds", "tokens_per_second", "peak_footprint_mb", "peak_rss_mb")
+_LOSSES = ("first_loss", "final_loss", "first_eval_loss", "final_eval_loss", "best_eval_loss")
+"""Entries of a summary that are read again; a loss may be None."""
+
+
+def is_closed(run: RunDirectory) -> bool:
+    """Whether a run has ended and its checkpoints are gone: it has its result, and cannot go on.
+
+    FeatherbackError if its summary is damaged.
+    """
+    if run.record.get("status") not in (FINISHED, STOPPED_EARLY) or checkpoint.latest(run.path):
+        return False
+    summary = run.record.get("summary", {})
+    losses = [summary[name] for name in _LOSSES if summary.get(name) is not None]
+    if not all(map(is_number, [*(summary.get(name) for name in _NUMBERS), *losses])):
+        raise FeatherbackError(f"{run.path / RUN_FILE} is damaged: its entry 'summary' cannot be read.")
+    return True
+
+
+def clear(run: RunDirectory, status: str) -> str | None:
+    """Delete the checkpoints and optimiser states of a run that has done all its steps, unless --keep-checkpoints.
+
+    A run that stopped early has steps left, and keeps them: a sentence that says so. None if there is nothing to say.
+    """
+    if status == FINISHED and not run.config.keep_checkpoints:
+        checkpoint.discard(run.path, 0)
+        for folder in _weights(run.path):
+            shutil.rmtree(folder, ignore_errors=True)
+        return None
+    if run.config.keep_checkpoints:
+        return None
+    files = [path for folder in _weights(run.path) for path in folder.rglob("*") if path.is_file()]
+    size = checkpoint.held(run.path) + sum(path.stat().st_size for path in files)
+    names = "checkpoint-*" + f" and {checkpoint.WEIGHTS}*" * bool(files)
+    return (
+        f"note: {size / 1e6:.1f} MB of checkpoints stay in {run.path}, so that the run can go on; if it is not to, "
+        f"delete {names} there."
+    )
+
+
+def check_over(run: RunDirectory, config: TrainConfig, earlier: TrainConfig) -> None:
+    """FeatherbackError if a closed run is to go on: with other steps, epochs or patience than it ended with."""
+    if all(getattr(config, name) == getattr(earlier, name) for name in ("steps", "epochs", "patience")):
+        return
+    trained = [run.path, "--train", "full"] if config.train == "full" else [config.model, "--from", run.path]
+    again = quoted("featherback", "train", *trained, "--data", "DATA", "--out", f"{run.path}-2")
+    raise FeatherbackError(
+        f"{run.path} ended after step {run.record['summary']['steps']}, and its optimiser states were removed, so it "
+        f"cannot go on. Train its result further in a new run: {again}. A run with --keep-checkpoints can go on after "
+        f"its end."
+    )
+
+
+def _weights(run: Path) -> Iterator[Path]:
+    """The folders of a whole model's weights and states that belong to checkpoints."""
+    return run.glob(f"{checkpoint.WEIGHTS}*")
