@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,28 @@ def test_wider_models_learn_at_smaller_rates() -> None:
         rates = [optim.default_learning_rate(name, width) for width in (576, 896, 2048, 3584)]
         assert rates == [2e-3, 1e-3, 3e-4, 1.3e-4]
     assert {optim.default_learning_rate("sgd", width) for width in (576, 3584)} == {0.1}
+
+
+@pytest.mark.parametrize(
+    ("options", "divisor"),
+    [
+        ({"rank": 16}, 1),
+        ({"rank": 16, "rslora": True}, 4),
+        ({"rank": 64, "rslora": True}, 8),
+        ({"loraplus_ratio": 16.0}, 4),
+        ({"rank": 16, "rslora": True, "loraplus_ratio": 16.0}, 16),
+    ],
+)
+def test_the_rate_accounts_for_rslora_and_loraplus(
+    tmp_path: Path, options: dict[str, Any], divisor: float
+) -> None:
+    """rsLoRA's scale is sqrt(rank) times LoRA's; A and B of LoRA+ have LoRA's rate as their geometric mean."""
+    model = models.load(write_tiny(tmp_path / "m.gguf"))
+    plain, other = (
+        TrainConfig(model="m", out="o", **named).for_model(model).peak_learning_rate
+        for named in ({}, options)
+    )
+    assert other == pytest.approx(plain / divisor, rel=0.05)  # each has two digits
 
 
 @pytest.mark.parametrize("name", ["adafactor", "adalomo", "apollo", "apollo_mini", "mlorc"])

@@ -98,6 +98,8 @@ class Rule(ABC):
     """Whether it makes sense for the small matrices of adapters."""
     WIDTH_POWER: ClassVar[float] = 0.0
     """An adapter's rate is multiplied by the model's width / 1,024 to this power."""
+    FULL_WIDTH_POWER: ClassVar[float] = 0.0
+    """The same for whole models."""
     READINGS: ClassVar[int] = 1
     """How often `update` reads a matrix' gradient, which is computed anew each time."""
     TEMPORARIES: ClassVar[int]

@@ -32,7 +32,8 @@ class TrainOptions(TypedDict, total=False):
     alpha: float | None
     """The adapter is scaled by alpha / rank. Default: 16.0."""
     rslora: bool | None
-    """Scale the adapter by alpha / sqrt(rank) instead (rsLoRA, for large ranks)."""
+    """Scale the adapter by alpha / sqrt(rank) instead (rsLoRA, for large ranks); the default --lr is divided by
+    sqrt(rank)."""
     dora: bool | None
     """Train the lengths of the weights' rows apart from their directions (DoRA); a step takes longer."""
     lora_dropout: float
@@ -83,7 +84,8 @@ class TrainOptions(TypedDict, total=False):
     learning_rate: float | None
     """The same as `lr`."""
     loraplus_ratio: float
-    """B's learning rate is this times A's (LoRA+, whose authors take 16). Default: 1.0."""
+    """B's learning rate is this times A's, which is --lr (LoRA+, whose authors take 16); the default --lr is
+    divided by the root of this. Default: 1.0."""
     optimizer: Literal['adafactor', 'adalomo', 'adamw', 'adamw8bit', 'apollo', 'apollo_mini', 'lion', 'lomo', 'mlorc', 'sgd']
     """Update rule. Default: adamw."""
     weight_decay: float
