@@ -68,12 +68,14 @@ def _learning_rates() -> str:
     """The default of --lr, in words."""
     names: dict[str, list[str]] = {}
     whole: dict[str, list[str]] = {}
-    for name in optim.for_adapters():
-        small, large = (f"{optim.default_learning_rate(name, width):g}" for width in (_SMALL, _LARGE))
-        rate = small if small == large else f"{small} at a width of {_SMALL} to {large} at {_LARGE}"
-        names.setdefault(rate, []).append(name)
-    for name in optim.RULES.names:
-        whole.setdefault(f"{optim.RULES[name].FULL_LEARNING_RATE:g}", []).append(name)
+    for found, rules, usual in (
+        (names, optim.for_adapters(), optim.default_learning_rate),
+        (whole, optim.RULES.names, optim.full_learning_rate),
+    ):
+        for name in rules:
+            small, large = (f"{usual(name, width):g}" for width in (_SMALL, _LARGE))
+            rate = small if small == large else f"{small} at a width of {_SMALL} to {large} at {_LARGE}"
+            found.setdefault(rate, []).append(name)
     adapters, models = (
         "; ".join(f"{', '.join(named)}: {rate}" for rate, named in rates.items()) for rates in (names, whole)
     )

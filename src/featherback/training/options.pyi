@@ -79,7 +79,8 @@ class TrainOptions(TypedDict, total=False):
     lr: float | None
     """Peak learning rate. Default: adamw, adamw8bit: 0.002 at a width of 576 to 0.00011 at 4096; lion: 0.0004
     at a width of 576 to 2.1e-05 at 4096; lomo, sgd: 0.1. Whole models: adafactor, lomo, sgd: 0.001; adalomo:
-    0.0005; adamw, adamw8bit: 2e-05; apollo, apollo_mini: 4e-05; lion: 4e-06; mlorc: 0.0001; mezo: 1e-06 with
+    0.0005; adamw, adamw8bit, mlorc: 0.0001 at a width of 576 to 1.4e-05 at 4096; apollo, apollo_mini: 0.0002 at
+    a width of 576 to 2.8e-05 at 4096; lion: 2e-05 at a width of 576 to 2.8e-06 at 4096; mezo: 1e-06 with
     any."""
     learning_rate: float | None
     """The same as `lr`."""
