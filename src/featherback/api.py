@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -27,6 +28,7 @@ from featherback.training.events import Note
 from featherback.training.given import Examples
 from featherback.training.launch import prepare_run, resume_run
 from featherback.training.names import default_of, fields_of, grouped, known, python_names, python_type, told
+from featherback.training.outcome import verdict
 from featherback.training.rehearsal import rehearsed_baseline
 from featherback.training.run import Run
 from featherback.training.run_directory import RunDirectory
@@ -165,7 +167,12 @@ def train(
     status = train_run(run, shown, opened)
     if status == "interrupted":
         raise KeyboardInterrupt
-    return Run(run, opened)
+    found = Run(run, opened)
+    if found.worse:
+        options = ", ".join(f"{name}={value:g}" for name, value in found.summary["recommended"].items())
+        advice = f"Train again with {options}, and another `out`."
+        warnings.warn(verdict(run.record, advice), stacklevel=2)
+    return found
 
 
 @_with_names

@@ -152,6 +152,20 @@ def test_a_run_that_only_repeats_ends(
     assert run.status == ("finished" if end == 20 else "stopped early")
 
 
+@pytest.mark.parametrize(("third", "end"), [(3.8, 6), (1.1, 20)])
+def test_a_run_that_loses_what_the_model_knew_ends(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, third: float, end: int
+) -> None:
+    """Every loss is a new best of those after training began, so patience alone would end neither run."""
+    losses = iter([1.0, 4.0, 3.9, third, *(0.9 - 0.01 * number for number in range(20))])
+    monkeypatch.setattr(trainer, "evaluate", lambda *_: SimpleNamespace(loss=next(losses)))
+    config = TrainConfig(model=str(tiny_path), out=str(tmp_path / "run"), steps=20, seq_len=64, rank=2)
+    run = prepare_run(config, _examples(60))
+    status = trainer.train_run(run)
+    assert (run.record["summary"]["steps"], run.record["summary"]["worse"]) == (end, end < 20)
+    assert status == ("finished" if end == 20 else "stopped early")
+
+
 def test_copies_are_not_held_out(tiny_path: Path, tmp_path: Path) -> None:
     """They would be trained on as well."""
     once, often = _examples(60)[:20], _examples(60)[20:]

@@ -81,7 +81,7 @@ def test_json_lines_are_the_events() -> None:
     assert rows[-1]["summary"] == SUMMARY
 
 
-_WORSE = "worse than before training: lower --lr"
+_WORSE = "worse than before training"
 
 
 @pytest.mark.parametrize(

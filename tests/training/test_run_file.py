@@ -136,6 +136,20 @@ def test_what_is_named_replaces_what_does_not_go_with_it() -> None:
     assert replaced(values, {"start": "other"}).keys() == {"epochs", "optimizer", "beta1", "seed", "start"}
 
 
+def test_a_rate_goes_with_the_scale_that_it_was_for() -> None:
+    values = {"rank": 8, "learning_rate": 2e-3}
+    assert replaced(values, {"rank": 16}) == {**values, "rank": 16}
+    for named in ({"rslora": True}, {"loraplus_ratio": 16.0}):
+        assert replaced(values, named) == {"rank": 8, **named}
+        assert replaced({**values, **named}, named) == {**values, **named}
+        assert replaced(values, {**named, "learning_rate": 1e-3}) == {
+            **values,
+            **named,
+            "learning_rate": 1e-3,
+        }
+    assert "learning_rate" not in replaced({**values, "rslora": True}, {"rank": 16})
+
+
 def test_what_is_trained_replaces_what_means_nothing_for_it_and_its_defaults() -> None:
     values = {
         "method": "mezo", "epsilon": 0.01, "directions": 2, "log_directions": True, "rank": 8, "start": "a",

@@ -242,6 +242,14 @@ def test_rslora_is_the_alpha_that_scales_alike(start: Start) -> None:
         start("refused", steps=1, start=str(plain.path), rslora=True)
 
 
+def test_rslora_with_loraplus_learns_at_the_default_rate(start: Start) -> None:
+    options: dict[str, Any] = {"rank": 16, "rslora": True, "loraplus_ratio": 16.0, "learning_rate": None}
+    run = start(eval_seed=1, steps=20, warmup=0.1, count=40, **options)
+    before, *later = (each["loss"] for each in run.record["evaluations"])
+    assert later[-1] < 0.9 * before
+    assert not run.record["summary"]["worse"]
+
+
 def test_loraplus_moves_b_by_its_ratio(start: Start) -> None:
     """After one step of SGD from the same adapter, B has moved by 4 times as much, and A, whose gradient is 0, not."""
     options: dict[str, Any] = {"steps": 1, "optimizer": "sgd", "max_grad_norm": 0.0}

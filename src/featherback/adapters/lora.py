@@ -66,6 +66,12 @@ class Form:
     dora: bool = False
 
     @property
+    def growth(self) -> float:
+        """The scale as a multiple of alpha / rank: sqrt(rank) with `rslora`, else 1."""
+        usual = Pair(self.most_rank, self.alpha)
+        return scale_of(usual, self.rslora) / scale_of(usual, rslora=False)
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """Those of PARTS that it has."""
         return tuple(part for part in PARTS if part != "m" or self.dora)

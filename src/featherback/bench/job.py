@@ -25,6 +25,7 @@ from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.demo import HELD_OUT, TRAIN, pairs
 from featherback.errors import FeatherbackError
 from featherback.training.run_directory import RunDirectory
+from featherback.training.worker import ENDED
 
 Say = Callable[[str], None]
 
@@ -177,7 +178,7 @@ def train_ours(
         }
         words = [f"--{name.replace('_', '-')}={value}" for name, value in named.items()]
         command = [sys.executable, "-m", "featherback", "train", str(model), "--json", *words]
-        outcome = watch.run(command, interval=watch.RARELY, tree=True)
+        outcome = watch.run(command, interval=watch.RARELY, tree=True, ends=ENDED)
         record = RunDirectory.open(out)
         request, supervised = same_steps(record, steps)
         summary, plan = record.record["summary"], record.plan

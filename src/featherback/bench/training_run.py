@@ -15,6 +15,7 @@ from featherback.bench import watch
 from featherback.training.config import TrainConfig
 from featherback.training.launch import prepare_run, worker_command
 from featherback.training.run_directory import RunDirectory
+from featherback.training.worker import ENDED
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def train_synthetic(
         )
         run = prepare_run(config, data=random_sequences(model, tokens, steps))
         command, own_environment = worker_command(run, "--json")
-        outcome = watch.run(command, own_environment | (environment or {}))
+        outcome = watch.run(command, own_environment | (environment or {}), ends=ENDED)
         return _measured(RunDirectory.open(run.path), outcome)
 
 
@@ -101,7 +102,7 @@ def train_command(
             for name, value in {**named, "schedule": "constant", **options}.items()
         ]
         command = [sys.executable, "-m", "featherback", "train", str(model), "--json", "--cut", *words]
-        outcome = watch.run(command, tree=True)
+        outcome = watch.run(command, tree=True, ends=ENDED)
         return _measured(RunDirectory.open(out), outcome)
 
 

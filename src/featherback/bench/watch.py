@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from featherback.errors import FeatherbackError
@@ -34,10 +34,12 @@ def run(
     environment: Mapping[str, str] | None = None,
     interval: float = INTERVAL,
     tree: bool = False,
+    ends: Container[int] = (0,),
 ) -> Outcome:
     """Run `command` to its end, a look every `interval` seconds; FeatherbackError with its last words if it fails.
 
-    `tree`: look for what its processes hold together as well, which takes the system a millisecond a process.
+    `ends`: the exit statuses of success. `tree`: look for what its processes hold together as well, which takes the
+    system a millisecond a process.
     """
     start = time.perf_counter()
     process = subprocess.Popen(
@@ -54,7 +56,7 @@ def run(
     finally:
         sampler.stop()
     seconds = time.perf_counter() - start
-    if process.returncode:
+    if process.returncode not in ends:
         words = (errors.strip() or output.strip() or "it said nothing").splitlines()[-1]
         raise FeatherbackError(f"A measured process failed with status {process.returncode}: {words}")
     return Outcome(output, seconds, sampler.footprint, sampler.rss, sampler.tree)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ __all__ = [
     "create",
     "default_learning_rate",
     "for_adapters",
+    "full_learning_rate",
     "global_norm",
     "held_rows",
     "state_sizes",
@@ -58,10 +60,25 @@ def create(
     return LayerwiseOptimizer(OPTIONS.make(name, settings or {}), parameters, slots, place, rate, seed)
 
 
-def default_learning_rate(name: str, width: int) -> float:
-    """The peak learning rate of an adapter when none is named, for a model so wide: two digits of it."""
+def default_learning_rate(name: str, width: int, growth: float = 1.0, ratio: float = 1.0) -> float:
+    """The peak learning rate of an adapter when none is named, for a model so wide: two digits of it.
+
+    `growth`: its scale as a multiple of alpha / rank (rsLoRA), by which the rate is divided, so that the first steps
+    move the model as far. `ratio`: B's rate as a multiple of A's (LoRA+); their geometric mean stays.
+    """
     rule = RULES[name]
-    return float(f"{rule.LEARNING_RATE * (width / 1024) ** rule.WIDTH_POWER:.2g}")
+    rate = rule.LEARNING_RATE * (width / 1024) ** rule.WIDTH_POWER
+    return _two_digits(rate / growth / math.sqrt(ratio))
+
+
+def full_learning_rate(name: str, width: int) -> float:
+    """The same for a whole model."""
+    rule = RULES[name]
+    return _two_digits(rule.FULL_LEARNING_RATE * (width / 1024) ** rule.FULL_WIDTH_POWER)
+
+
+def _two_digits(rate: float) -> float:
+    return float(f"{rate:.2g}")
 
 
 def for_adapters() -> list[str]:

@@ -93,11 +93,13 @@ class Rule(ABC):
     LEARNING_RATE: ClassVar[float]
     """The peak learning rate where none is named, for an adapter of a model that is 1,024 wide; where FOR_ADAPTERS."""
     FULL_LEARNING_RATE: ClassVar[float]
-    """The same for whole models: that of its paper's fine-tuning, or derived from it as the rule's file says."""
+    """The same for whole models; measured, as docs/decisions/whole.md says, or derived as the rule's file does."""
     FOR_ADAPTERS: ClassVar[bool] = True
     """Whether it makes sense for the small matrices of adapters."""
     WIDTH_POWER: ClassVar[float] = 0.0
     """An adapter's rate is multiplied by the model's width / 1,024 to this power."""
+    FULL_WIDTH_POWER: ClassVar[float] = 0.0
+    """The same for whole models."""
     READINGS: ClassVar[int] = 1
     """How often `update` reads a matrix' gradient, which is computed anew each time."""
     TEMPORARIES: ClassVar[int]

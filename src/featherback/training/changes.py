@@ -28,8 +28,17 @@ def replaced(values: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, A
             gone |= own.by_option().keys()
             if own is optim.OPTIONS:
                 gone.add("learning_rate")
+    stay = {name: value for name, value in left.items() if name not in gone}
+    if _scaled({**usual, **left}) != _scaled({**usual, **stay, **named}):
+        gone.add("learning_rate")
     gone |= _of_what_was_trained({**usual, **left}, {**usual, **left, **named})
     return {name: value for name, value in left.items() if name not in gone} | dict(named)
+
+
+def _scaled(options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What the default learning rate of an adapter depends on, beside its optimiser."""
+    rank = USUAL["rank"] if options["rank"] is None else options["rank"]
+    return (rank if options["rslora"] else None), options["loraplus_ratio"]
 
 
 def _of_what_was_trained(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:

@@ -69,12 +69,14 @@ def _learning_rates() -> str:
     """The default of --lr, in words."""
     names: dict[str, list[str]] = {}
     whole: dict[str, list[str]] = {}
-    for name in optim.for_adapters():
-        small, large = (f"{optim.default_learning_rate(name, width):g}" for width in (_SMALL, _LARGE))
-        rate = small if small == large else f"{small} at a width of {_SMALL} to {large} at {_LARGE}"
-        names.setdefault(rate, []).append(name)
-    for name in optim.RULES.names:
-        whole.setdefault(f"{optim.RULES[name].FULL_LEARNING_RATE:g}", []).append(name)
+    for found, rules, usual in (
+        (names, optim.for_adapters(), optim.default_learning_rate),
+        (whole, optim.RULES.names, optim.full_learning_rate),
+    ):
+        for name in rules:
+            small, large = (f"{usual(name, width):g}" for width in (_SMALL, _LARGE))
+            rate = small if small == large else f"{small} at a width of {_SMALL} to {large} at {_LARGE}"
+            found.setdefault(rate, []).append(name)
     adapters, models = (
         "; ".join(f"{', '.join(named)}: {rate}" for rate, named in rates.items()) for rates in (names, whole)
     )
@@ -198,7 +200,8 @@ class TrainConfig:
         None,
         panel=ADAPTER,
         only_for="lora",
-        help="Scale the adapter by alpha / sqrt(rank) instead (rsLoRA, for large ranks).",
+        help="Scale the adapter by alpha / sqrt(rank) instead (rsLoRA, for large ranks); the default --lr is divided "
+        "by sqrt(rank).",
     )
     dora: bool | None = option(
         None,
@@ -261,7 +264,8 @@ class TrainConfig:
         above=0,
         panel=OPTIMISATION,
         only_for="lora",
-        help="B's learning rate is this times A's (LoRA+, whose authors take 16).",
+        help="B's learning rate is this times A's, which is --lr (LoRA+, whose authors take 16); the default --lr is "
+        "divided by the root of this.",
     )
     optimizer: str = option("adamw", choices=optim.RULES.names, panel=OPTIMISATION, help="Update rule.")
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)  # in the end all those of its rule
@@ -450,6 +454,15 @@ class TrainConfig:
             )
         return self.learning_rate
 
+    def usual_rate(self, model: ModelConfig) -> float:
+        """The peak learning rate where none is named: docs/decisions/defaults.md derives it."""
+        if self.train == "full":
+            own = methods.METHODS[self.method].FULL_LEARNING_RATE
+            return own or optim.full_learning_rate(self.optimizer, model.hidden_size)
+        return optim.default_learning_rate(
+            self.optimizer, model.hidden_size, self.form.growth, self.loraplus_ratio
+        )
+
     @property
     def clip_norm(self) -> float:
         """The norm that gradients are clipped to; 0: they are not."""
@@ -483,19 +496,14 @@ class TrainConfig:
         """These options with the targets that this model has; FeatherbackError if they do not fit the model."""
         self._check_sizes(model.config)
         few = min(SEQUENCE, model.config.max_position_embeddings)  # where no more can be had
-        form, rate = self.form, self.learning_rate
-        if rate is None:
-            own_rate = methods.METHODS[self.method].FULL_LEARNING_RATE
-            rate = own_rate or optim.RULES[self.optimizer].FULL_LEARNING_RATE
-            if self.train == "lora":
-                rate = optim.default_learning_rate(self.optimizer, model.config.hidden_size)
+        form = self.form
         own: dict[str, Any] = {"master": self.master or MASTER}
         if self.train == "lora":
             own = {name: getattr(form, name) for name in USUAL}
             own["targets"] = parse_targets(form.targets, model.blocks[0].projections)
         return replace(
             self,
-            learning_rate=rate,
+            learning_rate=self.usual_rate(model.config) if self.learning_rate is None else self.learning_rate,
             max_grad_norm=self.clip_norm,
             **own,
             seq_len=few if self.seq_len is None and few < SEQUENCE else self.seq_len,

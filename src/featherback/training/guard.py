@@ -12,6 +12,12 @@ WORST = 10.0
 """A loss beyond this many times that of guessing (ln of the vocabulary) is no loss of a working model."""
 
 
+LOST = 0.5
+"""Share of what a model knew, as nats per token below guessing, that training may take from it for a while."""
+LEAST_LOST = 1.0
+"""The same in nats per token, at least: of a model that knew nothing, that share is noise."""
+
+
 class DivergenceError(FeatherbackError):
     """The adapter as it is must not be kept. `step`: the last step whose parameters are in doubt."""
 
@@ -33,6 +39,11 @@ def check_loss(loss: float, what: str, step: int, doubtful: int, model: Model) -
             f"lower --lr",
             doubtful,
         )
+
+
+def is_lost(loss: float, before: float, vocab_size: int) -> bool:
+    """Whether a held-out loss (nats per token) is so far above the one `before` training that it hardly comes back."""
+    return loss > before + max(LEAST_LOST, LOST * (math.log(vocab_size) - before))
 
 
 def check_finite(value: float, what: str, step: int, doubtful: int, model: Model) -> None:

@@ -10,6 +10,7 @@ from typing import IO
 from featherback.terminal import say_styled
 from featherback.training.events import Begin, End, Evaluation, Failed, Note, Paused, Resumed, Step
 from featherback.training.frame import Facts, Line, frame
+from featherback.training.outcome import is_worse
 from featherback.training.reporter import TextReporter
 from featherback.training.run_directory import RunDirectory
 from featherback.training.totals import Average, Series, span_of
@@ -93,7 +94,8 @@ class LiveView(TextReporter):
         self._leave(event.name)
 
     def end(self, event: End) -> None:
-        self._leave(event.status)
+        worse = event.status != "interrupted" and is_worse(event.summary)
+        self._leave("worse than before training" if worse else event.status)
         self.conclude(event)
 
     def _leave(self, ended: str) -> None:

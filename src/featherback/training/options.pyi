@@ -32,7 +32,8 @@ class TrainOptions(TypedDict, total=False):
     alpha: float | None
     """The adapter is scaled by alpha / rank. Default: 16.0."""
     rslora: bool | None
-    """Scale the adapter by alpha / sqrt(rank) instead (rsLoRA, for large ranks)."""
+    """Scale the adapter by alpha / sqrt(rank) instead (rsLoRA, for large ranks); the default --lr is divided by
+    sqrt(rank)."""
     dora: bool | None
     """Train the lengths of the weights' rows apart from their directions (DoRA); a step takes longer."""
     lora_dropout: float
@@ -78,12 +79,14 @@ class TrainOptions(TypedDict, total=False):
     lr: float | None
     """Peak learning rate. Default: adamw, adamw8bit: 0.002 at a width of 576 to 0.00011 at 4096; lion: 0.0004
     at a width of 576 to 2.1e-05 at 4096; lomo, sgd: 0.1. Whole models: adafactor, lomo, sgd: 0.001; adalomo:
-    0.0005; adamw, adamw8bit: 2e-05; apollo, apollo_mini: 4e-05; lion: 4e-06; mlorc: 0.0001; mezo: 1e-06 with
+    0.0005; adamw, adamw8bit, mlorc: 0.0001 at a width of 576 to 1.4e-05 at 4096; apollo, apollo_mini: 0.0002 at
+    a width of 576 to 2.8e-05 at 4096; lion: 2e-05 at a width of 576 to 2.8e-06 at 4096; mezo: 1e-06 with
     any."""
     learning_rate: float | None
     """The same as `lr`."""
     loraplus_ratio: float
-    """B's learning rate is this times A's (LoRA+, whose authors take 16). Default: 1.0."""
+    """B's learning rate is this times A's, which is --lr (LoRA+, whose authors take 16); the default --lr is
+    divided by the root of this. Default: 1.0."""
     optimizer: Literal['adafactor', 'adalomo', 'adamw', 'adamw8bit', 'apollo', 'apollo_mini', 'lion', 'lomo', 'mlorc', 'sgd']
     """Update rule. Default: adamw."""
     weight_decay: float

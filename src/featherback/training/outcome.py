@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
+from featherback.data.source import STDIN
 from featherback.models.converted import NONE
+
+LOWER = 4.0
+"""What the learning rate of a run that ended worse than it began is divided by, for the next."""
 
 
 def talk(record: Mapping[str, Any], result: str) -> list[str]:
@@ -31,5 +36,45 @@ def held_out(summary: Mapping[str, Any]) -> str | None:
         return f"held-out loss {first:.4f} before training"
     # Where the last is the best there is nothing to choose from.
     kept = "" if best == last else f"; best {best:.4f} at step {summary['best_step']}, kept"
-    worse = ", worse than before training: lower --lr" if best > first else ""
+    worse = ", worse than before training" if is_worse(summary) else ""
     return f"held-out loss {first:.4f} -> {last:.4f}{kept}{worse}"
+
+
+def is_worse(summary: Mapping[str, Any]) -> bool:
+    """Whether the held-out loss of what is kept is above that before training; False if it was not measured."""
+    first, best = summary.get("first_eval_loss"), summary.get("best_eval_loss")
+    return first is not None and best is not None and best > first
+
+
+def changes(summary: Mapping[str, Any], rate: float, usual: float, epochs: float | None) -> dict[str, float]:
+    """The options, by their names in Python, with which a run that ended worse than it began is to be repeated.
+
+    `rate`: its learning rate; `usual`: the default; `epochs`: None if it counted steps. Half of these are enough if the
+    training loss has fallen: then the run learned its own examples, and not what they share with the held-out ones.
+    """
+    found = {"lr": float(f"{min(usual, rate / LOWER):.2g}")}
+    if epochs is not None and summary["final_loss"] < summary["first_loss"]:
+        found["epochs"] = epochs / 2
+    return found
+
+
+def again(record: Mapping[str, Any], result: str) -> list[str]:
+    """The words of the command that repeats the run in the directory `result` with what its summary recommends."""
+    from featherback.training.run_file import RUN_YAML  # only here: what trains has no need of it
+
+    recommended = record["summary"].get("recommended", {})
+    options = [word for name, value in recommended.items() for word in (f"--{name}", f"{value:g}")]
+    paths = record.get("sources", {}).get("train", {}).get("paths", [STDIN])
+    data = ["--data", "DATA"] if STDIN in paths else []  # else the file has it
+    file, out = os.path.join(result, RUN_YAML), f"{os.path.normpath(result)}-2"
+    return ["featherback", "train", "--config", file, *data, *options, "--out", out]
+
+
+def verdict(record: Mapping[str, Any], advice: str) -> str:
+    """The sentence about a run that ended worse than it began. `advice`: what to do."""
+    first, best = (record["summary"][name] for name in ("first_eval_loss", "best_eval_loss"))
+    name = "model" if record["configuration"].get("train") == "full" else "adapter"
+    return (
+        f"worse than before training: the held-out loss was {first:.4f} and is {best:.4f} at best; do not use this "
+        f"{name}. {advice}"
+    )

@@ -10,7 +10,7 @@ from typing import IO
 from featherback.terminal import complain, say, several
 from featherback.training.callback import Callback
 from featherback.training.events import Begin, End, Evaluation, Event, Note, Paused, Resumed, Sample, Step
-from featherback.training.outcome import held_out
+from featherback.training.outcome import held_out, is_worse
 from featherback.training.run_directory import RunDirectory
 from featherback.training.sparkline import sparkline
 from featherback.training.totals import Series
@@ -104,7 +104,8 @@ class TextReporter(Callback):
         """Say what the run amounts to."""
         summary = event.summary
         if event.status == "stopped early":
-            self.say("stopped early: the held-out loss no longer fell")
+            found = "is higher than before training" if is_worse(summary) else "no longer fell"
+            self.say(f"stopped early: the held-out loss {found}")
         if (said := held_out(summary)) is not None:
             self.say(said)
         predicted = summary.get("predicted_rss_mb")

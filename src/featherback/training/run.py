@@ -11,7 +11,7 @@ from featherback.adapters.lora import LoRA
 from featherback.errors import FeatherbackError
 from featherback.models.loader import load
 from featherback.models.model import Model
-from featherback.training.outcome import held_out
+from featherback.training.outcome import held_out, is_worse
 from featherback.training.run_directory import RunDirectory
 
 
@@ -36,6 +36,12 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """Peak memory, speed, first and last losses."""
         return dict(self.directory.record["summary"])
+
+    @property
+    def worse(self) -> bool:
+        """Whether the held-out loss of what is kept is higher than before training: it should not be used, and
+        `summary["recommended"]` has the options to train again with."""
+        return is_worse(self.summary)
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:

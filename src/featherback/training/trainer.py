@@ -26,6 +26,7 @@ from featherback.training.ended import clear, is_closed
 from featherback.training.evaluation import evaluate
 from featherback.training.events import Begin, End, Evaluation, Note, Paused, Resumed, Saved, Step
 from featherback.training.loggers import loggers
+from featherback.training.outcome import changes, is_worse
 from featherback.training.run_directory import RunDirectory
 from featherback.training.stream import BatchStream
 from featherback.training.totals import Totals
@@ -264,7 +265,7 @@ class Trainer:
                     self._evaluate()
             except StoppedError:  # it begins anew when the run is resumed
                 pass
-            stop = patience is not None and progress.stale >= patience
+            stop = patience is not None and (progress.stale >= patience or self._is_lost(patience))
             asked = self.interrupt.requested
             if step > saved and (last or stop or asked or step % config.save_every == 0):
                 self._save()
@@ -299,6 +300,15 @@ class Trainer:
         if self.held_out is None or (done and done[-1]["step"] == step):
             return False
         return last or step % self.config.measured_every(self.steps, self.held_out.n_tokens) == 0
+
+    def _is_lost(self, patience: int) -> bool:
+        """Whether each of the last `patience` held-out losses is far above the one before training."""
+        since = self.run_directory.record.get("patient_since", 0)
+        losses = [each["loss"] for each in self.progress.evaluations if each["step"] > since][-patience:]
+        if len(losses) < patience:
+            return False
+        before = self.progress.evaluations[0]["loss"]
+        return all(guard.is_lost(loss, before, self.model.config.vocab_size) for loss in losses)
 
     def _step(self) -> bool:
         """One optimiser step; False if the data are used up."""
@@ -410,6 +420,10 @@ class Trainer:
             "best_step": self.progress.best_step,
             "best_eval_loss": self.progress.best_loss if self.progress.best_step is not None else None,
         }
+        summary["worse"] = status != "interrupted" and is_worse(summary)
+        if summary["worse"]:
+            config, usual = self.config, self.config.usual_rate(self.model.config)
+            summary["recommended"] = changes(summary, config.peak_learning_rate, usual, config.epochs)
         self.run_directory.update(status=status, summary=summary)
 
     def close(self) -> None:

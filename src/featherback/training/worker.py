@@ -11,6 +11,10 @@ from featherback.failure import report
 from featherback.terminal import complain, open_streams, quoted
 
 EXIT_CODES = {"finished": 0, "stopped early": 0, "interrupted": 130}
+WORSE = 3
+"""Exit status of a run that ended, but keeps a result with a higher held-out loss than the model before training."""
+ENDED = (0, WORSE)
+"""Exit statuses of a run that reached its end."""
 
 
 def main(arguments: list[str]) -> int:
@@ -20,7 +24,7 @@ def main(arguments: list[str]) -> int:
     from featherback.models.loader import results
     from featherback.training.checkpoint import latest_step
     from featherback.training.events import Note
-    from featherback.training.outcome import talk
+    from featherback.training.outcome import again, is_worse, talk, verdict
     from featherback.training.profile import profiled
     from featherback.training.report.page import REPORT
     from featherback.training.reporter import JSONReporter
@@ -55,6 +59,9 @@ def main(arguments: list[str]) -> int:
         return EXIT_CODES[status]
     if (run.path / REPORT).exists():
         shown.tell(Note(f"report: {run.path / REPORT}"))
+    if is_worse(run.record["summary"]):
+        shown.tell(Note(verdict(run.record, f"Train again: {quoted(*again(run.record, directory))}")))
+        return WORSE
     shown.tell(Note(f"next: {quoted(*talk(run.record, directory))}"))
     return EXIT_CODES[status]
 

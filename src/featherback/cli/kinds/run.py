@@ -33,7 +33,7 @@ class Run(Kind):
         }
 
     def outlook(self, path: Path, named: str) -> Outlook:
-        from featherback.training.outcome import talk
+        from featherback.training.outcome import again, is_worse, talk
         from featherback.training.run_directory import RunDirectory
 
         record = RunDirectory.open(path).record
@@ -41,6 +41,9 @@ class Run(Kind):
         notes = [] if Path(model).exists() else [f"its model is not where it was: {model}"]
         if record.get("status") not in ("finished", "stopped early"):
             return Outlook([quoted("featherback", "train", model, "--out", named, "--resume")], notes=notes)
+        if is_worse(record.get("summary", {})):
+            notes.append("its held-out loss is higher than before training")
+            return Outlook([quoted(*again(record, named))], notes=notes)
         if record["configuration"].get("train") == "full":
             again = quoted("featherback", "train", named, "--data", DATA, "--out", OTHER_OUT)
             return Outlook([quoted(*talk(record, named)), again])

@@ -18,8 +18,9 @@ class AdamW(Elementwise):
     """
 
     LEARNING_RATE: ClassVar[float] = 8.5e-4  # docs/decisions/defaults.md
-    FULL_LEARNING_RATE: ClassVar[float] = 2e-5
+    FULL_LEARNING_RATE: ClassVar[float] = 5.6e-5  # docs/decisions/whole.md
     WIDTH_POWER: ClassVar[float] = -1.5
+    FULL_WIDTH_POWER: ClassVar[float] = -1.0
     STATES: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")  # m, v
 
     beta1: float = option(0.9, least=0, below=1, help="Decay of the gradient's running mean.")

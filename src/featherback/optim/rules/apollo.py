@@ -38,6 +38,7 @@ class ScaledGradient(Rule):
     """
 
     FOR_ADAPTERS: ClassVar[bool] = False  # their matrices are sketches already
+    FULL_WIDTH_POWER: ClassVar[float] = AdamW.FULL_WIDTH_POWER
     READINGS: ClassVar[int] = 2
     TEMPORARIES: ClassVar[int] = 0
 
@@ -152,7 +153,7 @@ class Apollo(ScaledGradient):
     __doc__ = f"{ScaledGradient.__doc__}\n    |N| and |S| are lengths for each index of the larger dimension."
 
     # The sketch makes steps sqrt(rank / smaller dimension) as large as AdamW's; the paper's 0.01 is for pretraining.
-    FULL_LEARNING_RATE: ClassVar[float] = 4e-5
+    FULL_LEARNING_RATE: ClassVar[float] = 2 * AdamW.FULL_LEARNING_RATE
 
     apollo_rank: int = option(
         0, least=0, help="Rank of gradients' sketches; 0 = a quarter of a matrix' smaller dimension."

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from featherback.optim.rule import Float32
+from featherback.optim.rules.adamw import AdamW
 from featherback.optim.rules.apollo import TINY, ScaledGradient
 from featherback.options import option
 
@@ -18,7 +19,7 @@ class ApolloMini(ScaledGradient):
     __doc__ = f"{ScaledGradient.__doc__}\n    The rank is 1; |N| and |S| are lengths of the whole."
 
     # Steps are sqrt(128 / smaller dimension) as large as AdamW's.
-    FULL_LEARNING_RATE: ClassVar[float] = 4e-5
+    FULL_LEARNING_RATE: ClassVar[float] = 2 * AdamW.FULL_LEARNING_RATE
 
     apollo_scale: float = option(128.0, above=0, help="Square of a factor of the scaled gradient.")
 

@@ -19,8 +19,9 @@ class Lion(Elementwise):
 
     # Three to ten times smaller than AdamW's, the paper says, as every value moves by a whole step.
     LEARNING_RATE: ClassVar[float] = AdamW.LEARNING_RATE / 5
-    FULL_LEARNING_RATE: ClassVar[float] = 4e-6
+    FULL_LEARNING_RATE: ClassVar[float] = AdamW.FULL_LEARNING_RATE / 5
     WIDTH_POWER: ClassVar[float] = AdamW.WIDTH_POWER
+    FULL_WIDTH_POWER: ClassVar[float] = AdamW.FULL_WIDTH_POWER
     STATES: ClassVar[tuple[str, ...]] = ("first_moment",)  # m
 
     beta1: float = option(0.9, least=0, below=1, help="Share of the momentum in a step.")

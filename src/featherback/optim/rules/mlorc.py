@@ -32,7 +32,6 @@ class MLorc(AdamW):
     the authors take it: the SVD of B would change its factors and nothing else. Vectors have AdamW.
     """
 
-    FULL_LEARNING_RATE: ClassVar[float] = 1e-4
     FOR_ADAPTERS: ClassVar[bool] = False  # their matrices are as thin as the factors
     READINGS: ClassVar[int] = 2
     TEMPORARIES: ClassVar[int] = 1

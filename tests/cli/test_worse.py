@@ -1,0 +1,87 @@
+"""A run that ends worse than it began says so last, with a status of its own, and with the command to try instead."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Command
+
+import featherback as fb
+from featherback.training.worker import WORSE
+
+ABSURD = 30.0
+OPTIONS = ("--seq-len", 96, "--samples", 0, "--compute", "fp32", "--epochs", 4)
+
+
+def _run(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "featherback", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def good(chat_model: Path, messages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter that has begun to learn the messages: a model of random weights could hardly become worse."""
+    out = tmp_path_factory.mktemp("runs") / "good"
+    options: dict[str, Any] = {"seq_len": 96, "samples": 0, "progress": False, "eval_data": messages}
+    fb.train(chat_model, messages, out, lr=3e-3, rank=4, steps=8, **options)
+    return out
+
+
+def _train(
+    model: Path, messages: Path, good: Path, out: Path, *flags: str
+) -> subprocess.CompletedProcess[str]:
+    data = ("--data", messages, "--eval-data", messages, "--from", good, "--out", out)
+    return _run("train", model, *data, "--lr", ABSURD, *OPTIONS, *flags)
+
+
+def test_the_last_line_is_the_verdict_and_its_command_works(
+    command: Command, chat_model: Path, messages: Path, good: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    done = _train(chat_model, messages, good, out)
+    assert done.returncode == WORSE == 3, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1].startswith("worse than before training: the held-out loss was ")
+    assert "do not use this adapter. Train again: featherback train --config" in lines[-1]
+    assert "chat" not in lines[-1]
+    assert not any(line.startswith("next:") for line in lines)
+    words = shlex.split(lines[-1].partition("Train again: ")[2])
+    assert float(words[words.index("--lr") + 1]) < ABSURD / 100  # no more than the default
+
+    inspected = command("inspect", out).out.split()
+    assert " ".join(words) in " ".join(inspected)
+    assert "chat" not in inspected
+
+    again = _run(*words[1:])
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert again.stdout.splitlines()[-1].startswith("next: featherback chat")
+
+
+def test_json_has_it_in_the_event_of_the_end(
+    chat_model: Path, messages: Path, good: Path, tmp_path: Path
+) -> None:
+    done = _train(chat_model, messages, good, tmp_path / "run", "--json")
+    assert done.returncode == WORSE
+    end = json.loads(done.stdout.splitlines()[-1])
+    assert (end["event"], end["summary"]["worse"]) == ("end", True)
+    assert end["summary"]["recommended"]["lr"] < ABSURD / 100
+    assert done.stderr.splitlines()[-1].startswith("worse than before training: ")
+
+
+def test_python_warns_and_the_run_knows(chat_model: Path, messages: Path, good: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"seq_len": 96, "samples": 0, "progress": False, "eval_data": messages}
+    with pytest.warns(UserWarning, match="worse than before training: .* Train again with lr=") as warned:
+        run = fb.train(chat_model, messages, tmp_path / "run", start=good, lr=ABSURD, **options)
+    assert warned[0].filename == __file__
+    assert run.worse
+    better = fb.train(
+        chat_model, messages, tmp_path / "again", start=good, **run.summary["recommended"], **options
+    )
+    assert not better.worse
+    assert better.summary["worse"] is False
