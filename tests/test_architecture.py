@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "featherback"
 ORDER = (
     "version",
     "errors",
+    "naming",
     "terminal",
     "options",
     "registry",

@@ -19,6 +19,7 @@ from featherback.inference.defaults import CONTEXT, GENERATED_TOKENS, TEMPERATUR
 from featherback.inference.generate import generate_text
 from featherback.inference.prompt import Prompt, encode_prompt
 from featherback.inference.sampler import Sampler
+from featherback.naming import argument_is
 from featherback.training.run import Run
 
 Adapter = LoRA | Run | str | os.PathLike[str]
@@ -91,7 +92,7 @@ def stream(
 ) -> Iterator[str]:
     """The answer to a prompt, piece by piece."""
     if max_tokens < 1:
-        raise FeatherbackError(f"--max-tokens is {max_tokens}; it must be at least 1.")
+        raise FeatherbackError(f"{argument_is('max_tokens', max_tokens)}; it must be at least 1.")
     ids = encode_prompt(tokenizer, prompt, system, raw)
     decoder = Decoder(model, opened(model, adapter), len(ids) + max_tokens, compute)
     yield from generate_text(decoder, tokenizer, ids, sampler, max_tokens)
@@ -108,7 +109,7 @@ def conversation(
 ) -> Conversation:
     """A new conversation with a model."""
     if context < 1:
-        raise FeatherbackError(f"--context is {context}; it must be at least 1.")
+        raise FeatherbackError(f"{argument_is('context', context)}; it must be at least 1.")
     template = ChatTemplate(tokenizer)
     decoder = Decoder(model, opened(model, adapter), context, compute)
     return Conversation(decoder, tokenizer, template, sampler, system)

@@ -21,7 +21,7 @@ from featherback.cli.options import (
 from featherback.data.source import STDIN
 from featherback.errors import FeatherbackError
 from featherback.inference.defaults import GENERATED_TOKENS
-from featherback.terminal import say
+from featherback.terminal import quoted, say
 
 
 def generate(
@@ -63,7 +63,7 @@ def generate(
     from featherback.inference.sampler import Sampler
     from featherback.model import stream
 
-    text = _prompt(prompt)
+    text = _prompt(prompt, model)
     sampler = Sampler(temperature, top_p, top_k, seed)
     opened, lora = open_model(model, adapter, quantize)
     set_threads(threads)
@@ -76,10 +76,18 @@ def generate(
     say()
 
 
-def _prompt(given: str | None) -> str:
-    """The prompt, from standard input where it is not on the command line; without the line feed that ends it there."""
+def _prompt(given: str | None, model: str) -> str:
+    """The prompt, from standard input where it is not on the command line; without the line feed that ends it there.
+
+    FeatherbackError, with an example for `model`, if there is none.
+    """
     if given not in (None, STDIN):
         return str(given)
-    if given is None and sys.stdin.isatty():
-        raise FeatherbackError('--prompt is missing: write one, as in --prompt "Hello", or pipe it in.')
-    return sys.stdin.read().removesuffix("\n")
+    text = "" if given is None and sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
+    if not text:
+        example = quoted("featherback", "generate", model, "--prompt", "What is LoRA?")
+        raise FeatherbackError(
+            f"There is no prompt: write one, as in: {example} - or pipe one in. To talk instead: "
+            f"{quoted('featherback', 'chat', model)}"
+        )
+    return text

@@ -31,6 +31,7 @@ from featherback.host.priority import step_back
 from featherback.host.sensors import Sensors
 from featherback.memory.plan import Plan
 from featherback.models.model import Model
+from featherback.naming import argument, arguments
 from featherback.options import checked
 from featherback.terminal import Preparing, complain
 from featherback.training import checkpoint
@@ -155,16 +156,16 @@ def resume_run(
             _heed(config)
             if config.eval_data is not None and earlier.eval_data is None:
                 raise FeatherbackError(
-                    f"Cannot resume {run.path} with --eval-data: the run was begun without."
+                    f"Cannot resume {run.path} with {argument('eval_data')}: the run was begun without."
                 )
-            _check_data(run, "train", "--data", named.get("data"), data, config, earlier, opened, note)
+            _check_data(run, "train", "data", named.get("data"), data, config, earlier, opened, note)
             _check_data(
-                run, "eval", "--eval-data", named.get("eval_data"), eval_data, config, earlier, opened, note
+                run, "eval", "eval_data", named.get("eval_data"), eval_data, config, earlier, opened, note
             )
             done = checkpoint.latest_step(run.path)
             if config.steps is not None and config.steps < done:
                 raise FeatherbackError(
-                    f"{run.path} has done {done} steps already, more than --steps {config.steps}; "
+                    f"{run.path} has done {done} steps already, more than {argument('steps', config.steps)}; "
                     f"name at least as many."
                 )
             # As long as these are the same the plan stays, and with it every bit.
@@ -210,7 +211,7 @@ def _be_patient(run: RunDirectory, named: Mapping[str, Any], done: int) -> None:
         best = "model" if run.config.train == "full" else "adapter"
         raise FeatherbackError(
             f"{run.path} stopped early, after step {done}: the held-out loss no longer fell. Its best {best} is kept. "
-            f"To go on all the same, name --steps, --epochs or --patience."
+            f"To go on all the same, name {arguments('steps', 'epochs', 'patience')}."
         )
     run.record["patient_since"] = done
 
@@ -233,7 +234,7 @@ def become_worker(run: RunDirectory, *flags: str) -> NoReturn:
 def _fitting(config: TrainConfig, model: Model, data: Examples | None) -> TrainConfig:
     """The options of a new run, whole and such as suit the model; FeatherbackError if they do not."""
     if config.data is None and data is None:
-        raise FeatherbackError("--data is missing: name the file to train on.")
+        raise FeatherbackError(f"{argument('data')} is missing: name the file to train on.")
     if config.steps is None and config.epochs is None:
         config = replace(config, epochs=DEFAULT_EPOCHS)
     if config.start is not None:
@@ -288,7 +289,7 @@ def _places(paths: Iterable[str]) -> list[str]:
 def _check_data(
     run: RunDirectory,
     name: str,
-    flag: str,
+    option: str,
     named: Any,
     examples: Examples | None,
     config: TrainConfig,
@@ -299,10 +300,10 @@ def _check_data(
     """FeatherbackError if data are named to resume a run that was begun with others."""
     paths: tuple[str, ...] | None = checked(TrainConfig, "data", named)
     places = ", ".join(paths or ())
-    given = flag if examples is not None else f"{flag} {places}"
+    given = argument(option) if examples is not None else argument(option, places)
     refusal = FeatherbackError(
         f"Cannot resume {run.path} with {given}: the run was begun with other data, whose tokens it keeps; "
-        f"leave {flag} out, or begin another run."
+        f"leave {argument(option)} out, or begin another run."
     )
     if examples is not None:
         with tempfile.TemporaryDirectory(prefix="featherback-") as folder:

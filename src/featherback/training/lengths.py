@@ -17,6 +17,7 @@ from featherback.data.token_file import TokenFile, TokenFileWriter
 from featherback.errors import FeatherbackError
 from featherback.host.machine import Baseline
 from featherback.models.model import Model
+from featherback.naming import argument
 from featherback.terminal import Preparing
 from featherback.training.config import SEQUENCE
 from featherback.training.run_directory import RunDirectory
@@ -48,9 +49,10 @@ def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], pl
     if length < longest:
         beyond, change = made_for(model), _LONGER
         if length < most:
-            within = "in the free memory" if config.memory is None else f"in --memory {config.memory // MB}MB"
+            named = config.memory and argument("memory", f"{config.memory // MB}MB")
+            within = f"in {named or 'the free memory'}"
             beyond = f"the {length} tokens that fit {within}"
-            change = f"--memory {needed // MB}MB takes them whole"
+            change = f"{argument('memory', f'{needed // MB}MB')} takes them whole"
         reports: dict[str, Any] = dict(run.record["data"])
         for name, path in _files(run).items():
             given = "paths" not in reports[name]  # as tokens, from Python
@@ -82,7 +84,7 @@ def as_tokens(
 
     most = model.config.max_position_embeddings
     if seq_len is not None and seq_len > most:
-        raise FeatherbackError(f"--seq-len {seq_len} is beyond {made_for(model)}.")
+        raise FeatherbackError(f"{argument('seq_len', seq_len)} is beyond {made_for(model)}.")
     source = replace(data, long=what_is_long(seq_len, cut))
     with tempfile.TemporaryDirectory(prefix="featherback-") as folder:
         if STDIN in source.paths:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from featherback.models.converted import NONE
+from featherback.naming import argument
 
 
 def talk(record: Mapping[str, Any], result: str) -> list[str]:
@@ -31,5 +32,5 @@ def held_out(summary: Mapping[str, Any]) -> str | None:
         return f"held-out loss {first:.4f} before training"
     # Where the last is the best there is nothing to choose from.
     kept = "" if best == last else f"; best {best:.4f} at step {summary['best_step']}, kept"
-    worse = ", worse than before training: lower --lr" if best > first else ""
+    worse = f", worse than before training: lower {argument('lr')}" if best > first else ""
     return f"held-out loss {first:.4f} -> {last:.4f}{kept}{worse}"

@@ -16,6 +16,7 @@ from featherback.host.maps import MapWatch
 from featherback.models.converted import ConvertedWeights
 from featherback.models.model import Model
 from featherback.models.streams import copied, counted, quantized
+from featherback.naming import argument
 from featherback.terminal import Converting
 from featherback.weights.safetensors import SINGLE
 from featherback.weights.store import floats, matrix
@@ -36,15 +37,17 @@ def check_writable(model: Model, trained: Collection[str], kind: TensorType, deq
     """FeatherbackError if the tensors `trained` of a model cannot be trained."""
     if isinstance(model.store, ConvertedWeights):
         raise FeatherbackError(
-            f"The weights of {model.path} are converted when it is opened, for --quantize or from MLX's form, and "
-            f"cannot be trained themselves: leave --quantize out, or name the model of floats that it was made of."
+            f"The weights of {model.path} are converted when it is opened, for {argument('quantize')} or from MLX's "
+            f"form, and cannot be trained themselves: leave {argument('quantize')} out, or name the model of floats "
+            f"that it was made of."
         )
     found = {info.type for name, info in model.store.tensors.items() if name in trained}
     if (packed := sorted(each.name for each in found.difference(PLAIN))) and not dequantize:
         size = sum(tensor.nbytes for tensor in _outputs(model, trained, kind))
         raise FeatherbackError(
-            f"{model.path} holds {', '.join(packed)} weights, which cannot be trained as they are: --dequantize trains "
-            f"them as {kind.name}, which takes {size / 1e6:.0f} MB on disk; or name a model of F16, BF16 or F32."
+            f"{model.path} holds {', '.join(packed)} weights, which cannot be trained as they are: "
+            f"{argument('dequantize', True)} trains them as {kind.name}, which takes {size / 1e6:.0f} MB on disk; "
+            f"or name a model of F16, BF16 or F32."
         )
 
 
@@ -85,7 +88,7 @@ def copy_as(model: Model, path: Path, kind: TensorType) -> None:
     if model.source != "gguf" and kind not in PLAIN:
         known = ", ".join(each.name.lower() for each in PLAIN)
         raise FeatherbackError(
-            f"A Hugging Face folder holds {known}, not {kind.name.lower()}; choose one as --type."
+            f"A Hugging Face folder holds {known}, not {kind.name.lower()}; choose one as {argument('type')}."
         )
     matrices = {name for name, info in model.store.tensors.items() if len(info.shape) == 2}
     copy_writable(model, path, matrices, kind)

@@ -11,6 +11,7 @@ from featherback.adapters.lora import Form, LoRA
 from featherback.errors import FeatherbackError
 from featherback.models.loader import results
 from featherback.models.model import Model
+from featherback.naming import arguments
 from featherback.registry import Registry
 
 FORMATS: Registry[Format] = Registry(__name__, "FORMAT", "adapter format", shared=("base",))
@@ -30,7 +31,8 @@ def detect(path: Path) -> Format:
         raise FeatherbackError(f"There is no adapter {path}; name one of: {titles}.")
     if trained := next((each for each in results(path) if each.exists()), None):
         raise FeatherbackError(
-            f"{path} holds no adapter, but a trained model: open {trained} as one, without --adapter or --from."
+            f"{path} holds no adapter, but a trained model: open {trained} as one, without "
+            f"{arguments('adapter', 'from')}."
         )
     raise FeatherbackError(f"{path} is not an adapter that Featherback reads: {titles}.")
 

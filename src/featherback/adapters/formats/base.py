@@ -19,6 +19,7 @@ from featherback.adapters.lora import Form, LoRA, Pair, Place
 from featherback.architecture.names import hf_module
 from featherback.errors import FeatherbackError, shown, some
 from featherback.models.model import Model
+from featherback.naming import argument
 from featherback.weights.types import TensorInfo
 
 Float32 = NDArray[np.float32]
@@ -192,7 +193,8 @@ def check_plain(adapter: LoRA, title: str) -> None:
     """FeatherbackError for a DoRA adapter, which the format `title` has no place for."""
     if adapter.form.dora:
         raise FeatherbackError(
-            f"The adapter is a DoRA, which {title} cannot hold; export it --to merged, or --to peft, which keeps it."
+            f"The adapter is a DoRA, which {title} cannot hold; export it with "
+            f"{argument('to', 'merged')}, or {argument('to', 'peft')}, which keeps it."
         )
 
 
