@@ -259,7 +259,10 @@ def test_options_by_their_names_on_the_command_line(tiny_path: Path, tmp_path: P
     configuration = json.loads((run.path / "run.json").read_text())["configuration"]
     assert (configuration["learning_rate"], configuration["memory"]) == (0.5, 10**11)
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"leraning_rate": 1}, "featherback.train has no option 'leraning_rate'; did you mean learning_rate"),
+        (
+            {"leraning_rate": 1},
+            "featherback.train has no option 'leraning_rate'. Did you mean `learning_rate",
+        ),
         ({"lr": 1, "learning_rate": 1}, "lr and learning_rate are the same option"),
         ({"rank": "8"}, "--rank is '8'; it must be a whole number"),
         (

@@ -57,11 +57,12 @@ def generate(
 
     A prompt can be piped in: featherback generate model.gguf < question.txt
     """
-    from featherback.cli.options import compute_of, open_model, set_threads
+    from featherback.cli.options import open_model, set_threads
     from featherback.data.tokenizer_loader import load_tokenizer
     from featherback.host.maps import MapWatch
     from featherback.inference.sampler import Sampler
     from featherback.model import stream
+    from featherback.training.computed import compute_of
 
     text = _prompt(prompt, model)
     sampler = Sampler(temperature, top_p, top_k, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -14,9 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from featherback.data.batch import IGNORE
+from featherback.data.report import PrepareReport
 from featherback.data.source import Source
 from featherback.data.token_file import TokenFile, TokenFileWriter
 from featherback.errors import FeatherbackError, shown
+from featherback.models.model import Model
+from featherback.terminal import Preparing
 
 TITLE = "the data"
 """What messages call records."""
@@ -31,6 +34,10 @@ Pair = tuple[str, str]
 
 Examples = Iterable[TokenList | tuple[TokenList, TokenList] | Record | Pair]
 """Token lists, pairs of tokens and labels (-100 = not trained), records, or pairs of texts."""
+
+
+Prepare = Callable[[str, Source, Path, int, Callable[[dict[str, Any]], None], int | None], PrepareReport]
+"""`data.prepare.prepare`, here or elsewhere."""
 
 
 def as_records(examples: Examples) -> tuple[bool, Examples]:
@@ -62,6 +69,37 @@ def records_beside(path: Path, examples: Examples, source: Source) -> Source:
     except OSError as error:
         raise FeatherbackError(f"Cannot write {place}: {error.strerror}.") from error
     return replace(source, paths=(str(place),), title=TITLE)
+
+
+def make_tokens(
+    path: Path,
+    source: Source,
+    sequence: int,
+    most: int,
+    examples: Examples | None,
+    model: Model,
+    prepare: Prepare,
+    enough: int | None = None,
+) -> PrepareReport | None:
+    """Make the token file `path` of a source, or of examples in its place; the report, if there was text to prepare.
+
+    `sequence`: tokens into which texts are cut; `most`: those that a given token list may have. FeatherbackError for
+    what cannot be used.
+    """
+    written = None
+    if examples is not None:
+        records, examples = as_records(examples)
+        if not records:
+            write_tokens(path, examples, most, model.config.vocab_size)
+            return None
+        source = records_beside(path, examples, source)
+        written = Path(source.paths[0])
+    try:
+        with Preparing(source.name) as shown:
+            return prepare(str(model.path), source, path, sequence, shown.update, enough)
+    finally:
+        if written is not None:
+            written.unlink(missing_ok=True)
 
 
 def same_tokens(one: TokenFile, other: TokenFile) -> bool:

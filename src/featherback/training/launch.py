@@ -19,8 +19,7 @@ from featherback.adapters import formats
 from featherback.adapters.base_model import base_model_name
 from featherback.adapters.formats.peft import FORMAT as PEFT
 from featherback.data.launch import prepare_in_subprocess
-from featherback.data.report import PrepareReport
-from featherback.data.source import STDIN, Source
+from featherback.data.source import STDIN
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
 from featherback.files import check_room
@@ -33,11 +32,11 @@ from featherback.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.naming import argument, arguments
 from featherback.options import checked
-from featherback.terminal import Preparing, complain
+from featherback.terminal import complain
 from featherback.training import checkpoint
 from featherback.training.changes import continued
 from featherback.training.config import DEFAULT_EPOCHS, PLANNED, TrainConfig
-from featherback.training.given import Examples, as_records, records_beside, same_tokens, write_tokens
+from featherback.training.given import Examples, Prepare, make_tokens, same_tokens
 from featherback.training.held_out import counts, hold_out, most_before, split, was_split
 from featherback.training.lengths import hold_to, settle
 from featherback.training.loggers import check_installed
@@ -48,9 +47,6 @@ from featherback.version import __version__
 from featherback.weights import fingerprint
 
 _WORKER = "featherback.training.worker"
-
-Prepare = Callable[[str, Source, Path, int, Callable[[dict[str, Any]], None], int | None], PrepareReport]
-"""`data.prepare.prepare`, here or elsewhere."""
 
 
 def plan_run(config: TrainConfig, baseline: Callable[[], Baseline]) -> dict[str, Any]:
@@ -312,7 +308,8 @@ def _check_data(
             # As it was prepared: the run's length came later, and what is beyond it was cut only then.
             source = replace(config.source(()), long="keep")
             length, enough = told.get("seq_len", config.sequence), told.get("enough")
-            report = _make(file, config, source, length, examples, model, prepare_in_subprocess, enough)
+            most = config.seq_len or model.config.max_position_embeddings
+            report = make_tokens(file, source, length, most, examples, model, prepare_in_subprocess, enough)
             if report is not None:
                 hold_to(
                     file, report, config.sequence, config.cut, "the run's length", "another run takes them"
@@ -374,42 +371,13 @@ def _tokens(
     """Make a token file that the model can read; what is to be said of it."""
     path = run.tokens / f"{name}.tokens"
     enough = _enough(config) if name == "train" else None
-    report = _make(
-        path, config, config.source(paths or ()), config.sequence, examples, model, prepare, enough
-    )
+    source, most = config.source(paths or ()), config.seq_len or model.config.max_position_embeddings
+    report = make_tokens(path, source, config.sequence, most, examples, model, prepare, enough)
     file = TokenFile(path)
     file.check(model.config.vocab_size)
     if report is not None:
         return report.to_json()
     return counts(file)
-
-
-def _make(
-    path: Path,
-    config: TrainConfig,
-    source: Source,
-    sequence: int,
-    examples: Examples | None,
-    model: Model,
-    prepare: Prepare,
-    enough: int | None,
-) -> PrepareReport | None:
-    """Make the token file `path` of a source, or of examples in its place; the report, if there was text to prepare."""
-    written = None
-    if examples is not None:
-        records, examples = as_records(examples)
-        if not records:
-            most = config.seq_len or model.config.max_position_embeddings
-            write_tokens(path, examples, most, model.config.vocab_size)
-            return None
-        source = records_beside(path, examples, source)
-        written = Path(source.paths[0])
-    try:
-        with Preparing(source.name) as shown:
-            return prepare(str(model.path), source, path, sequence, shown.update, enough)
-    finally:
-        if written is not None:
-            written.unlink(missing_ok=True)
 
 
 def _enough(config: TrainConfig) -> int | None:

@@ -18,8 +18,8 @@ from featherback.errors import FeatherbackError
 from featherback.host.machine import Baseline
 from featherback.models.model import Model
 from featherback.naming import argument
-from featherback.terminal import Preparing
 from featherback.training.config import SEQUENCE
+from featherback.training.given import Examples, make_tokens
 from featherback.training.run_directory import RunDirectory
 
 _LONGER = "a model for longer texts takes them whole"
@@ -76,9 +76,12 @@ def _longest(run: RunDirectory) -> int:
 
 @contextmanager
 def as_tokens(
-    model: Model, data: Source, seq_len: int | None, cut: bool
-) -> Iterator[tuple[TokenFile, PrepareReport]]:
-    """Inside: `data` as a run would have them, made in a process of its own. FeatherbackError as from a run."""
+    model: Model, data: Source, seq_len: int | None, cut: bool, examples: Examples | None = None
+) -> Iterator[tuple[TokenFile, PrepareReport | None]]:
+    """Inside: `data`, or the `examples` in their place, as a run would have them, made in a process of its own.
+
+    The report is None for token lists. FeatherbackError as from a run.
+    """
     from featherback.data.inputs import keep_stdin
     from featherback.data.launch import prepare_in_subprocess  # not in the training process
 
@@ -90,9 +93,8 @@ def as_tokens(
         if STDIN in source.paths:
             keep_stdin(Path(folder))
         path = Path(folder) / "data.tokens"
-        with Preparing(source.name) as shown:
-            size = seq_len or min(SEQUENCE, most)
-            report = prepare_in_subprocess(model.path, source, path, size, shown.update)
+        size = seq_len or min(SEQUENCE, most)
+        report = make_tokens(path, source, size, seq_len or most, examples, model, prepare_in_subprocess)
         hold_to(path, report, most, cut, made_for(model), _LONGER)
         tokens = TokenFile(path)
         tokens.check(model.config.vocab_size)
