@@ -39,6 +39,7 @@ ORDER = (
     "inference",
     "training",
     "model",
+    "exporting",
     "bench",
     "api",
     "cli",

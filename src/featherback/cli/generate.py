@@ -61,7 +61,7 @@ def generate(
     from featherback.data.tokenizer_loader import load_tokenizer
     from featherback.host.maps import MapWatch
     from featherback.inference.sampler import Sampler
-    from featherback.model import stream
+    from featherback.model import streamed
     from featherback.training.computed import compute_of
 
     text = _prompt(prompt, model)
@@ -71,7 +71,7 @@ def generate(
     compute = compute_of(compute, model, adapter)
     with MapWatch(opened.files) as maps:
         tokenizer = load_tokenizer(opened.path)
-        for piece in stream(opened, tokenizer, text, sampler, max_tokens, lora, system, raw, compute):
+        for piece in streamed(opened, tokenizer, text, sampler, max_tokens, lora, system, raw, compute):
             maps.check()
             say(piece, end="", flush=True)
     say()
