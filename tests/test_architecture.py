@@ -32,7 +32,7 @@ ORDER = (
     "host",
     "optim",
     "adapters",
-    "export",
+    "targets",
     "whole",
     "memory",
     "methods",

@@ -16,8 +16,8 @@ from featherback.version import __version__
 if TYPE_CHECKING:
     from featherback.adapters.lora import LoRA
     from featherback.api import evaluate, export, gradients, load, merge, plan, train
-    from featherback.export.base import Exported
     from featherback.model import Model
+    from featherback.targets.base import Exported
     from featherback.training.callback import Callback
     from featherback.training.evaluation import Evaluation
     from featherback.training.run import Run
@@ -44,7 +44,7 @@ __all__ = [
 _HOMES = {
     "Callback": "featherback.training.callback",
     "Evaluation": "featherback.training.evaluation",
-    "Exported": "featherback.export.base",
+    "Exported": "featherback.targets.base",
     "LoRA": "featherback.adapters.lora",
     "Model": "featherback.model",
     "Run": "featherback.training.run",

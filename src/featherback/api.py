@@ -42,7 +42,7 @@ from featherback.training.worker_process import worker_baseline
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from featherback.export.base import Exported
+    from featherback.targets.base import Exported
     from featherback.training.options import TrainOptions
 
 Tokens = npt.ArrayLike
@@ -241,10 +241,10 @@ def export(
     """Take a run's result, or an adapter, to another program.
 
     `adapter`: a run, its directory, or where an adapter lies. `to`: "gguf", "merged", "mlx", "ollama" or "peft". `out`:
-    what to write, None for a place beside the adapter. `model`: the base, None for the one that it was trained on. `type`: the number format of what is written ("q8_0", "f16", ...),
-    None for the target's choice. `base_model`: what the adapter calls its base. `force`: replace what is there. What
-    was written is the result's `path`, the command to type next its `next`. FeatherbackError for what does not fit
-    together, or cannot be written.
+    what to write, None for a place beside the adapter. `model`: the base, None for the one that it was trained on.
+    `type`: the number format of what is written ("q8_0", "f16", ...), None for the target's choice. `base_model`: what
+    the adapter calls its base. `force`: replace what is there. The result has the `path` of what was written, and in
+    `next` the command to type next. FeatherbackError for what does not fit together, or cannot be written.
     """
     from featherback.exporting import export as exported  # with every format, which training does without
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from featherback import models
 from featherback.adapters import formats
 from featherback.errors import FeatherbackError, expected
-from featherback.export import TARGETS
-from featherback.export.base import Exported, Request, Target, check_out
-from featherback.export.base_of import model_path
 from featherback.files import remove_abandoned
 from featherback.models.loader import results
 from featherback.naming import argument, argument_is
+from featherback.targets import TARGETS
+from featherback.targets.base import Exported, Request, Target, check_out
+from featherback.targets.base_of import model_path
 from featherback.terminal import quoted
 from featherback.weights.quantize import quantizable
 from featherback.weights.types import TensorType

@@ -17,7 +17,7 @@ from featherback import models
 from featherback.adapters import formats
 from featherback.adapters.formats import gguf, mlx
 from featherback.adapters.lora import LoRA, Pair
-from featherback.export import TARGETS
+from featherback.targets import TARGETS
 from featherback.training.run_directory import RunDirectory
 
 

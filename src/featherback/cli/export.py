@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from featherback.cli.options import JSONOption
-from featherback.export import TARGETS
+from featherback.targets import TARGETS
 from featherback.terminal import say
 
 

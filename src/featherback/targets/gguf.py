@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from featherback.adapters.formats.gguf import FORMAT, TYPES
-from featherback.export.base import Exported, Request, Target, check_adapter_room
+from featherback.targets.base import Exported, Request, Target, check_adapter_room
 from featherback.terminal import quoted
 from featherback.weights.types import TensorType
 

@@ -8,9 +8,9 @@ from featherback.adapters.lora import LoRA
 from featherback.adapters.merged_gguf import MergedGGUF
 from featherback.adapters.merged_hf import MergedHF
 from featherback.errors import FeatherbackError
-from featherback.export.base import Exported, Request, Target, check_not_base
-from featherback.export.report import merge_facts, merge_notes
 from featherback.files import atomic_folder
+from featherback.targets.base import Exported, Request, Target, check_not_base
+from featherback.targets.report import merge_facts, merge_notes
 from featherback.terminal import quoted
 from featherback.weights.quantize import quantizable
 from featherback.weights.types import TensorType

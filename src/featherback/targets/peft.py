@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from featherback.adapters.base_model import base_model_name
 from featherback.adapters.formats.peft import FORMAT
-from featherback.export.base import Exported, Request, Target, check_adapter_room
 from featherback.files import atomic_folder
+from featherback.targets.base import Exported, Request, Target, check_adapter_room
 from featherback.terminal import quoted
 
 

@@ -13,11 +13,11 @@ from featherback.adapters.formats.gguf import FORMAT
 from featherback.data.tokenizer import Tokenizer
 from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.errors import FeatherbackError
-from featherback.export.base import Exported, Request, Target, check_adapter_room, check_not_base
-from featherback.export.chat_parts import ChatParts, chat_parts
-from featherback.export.merged import Merged, write_merged_gguf
-from featherback.export.report import merge_facts, merge_notes
 from featherback.files import atomic_folder, write_bytes
+from featherback.targets.base import Exported, Request, Target, check_adapter_room, check_not_base
+from featherback.targets.chat_parts import ChatParts, chat_parts
+from featherback.targets.merged import Merged, write_merged_gguf
+from featherback.targets.report import merge_facts, merge_notes
 from featherback.terminal import quoted
 
 OWN_ENGINE = ("gemma3", "gemma3n", "gemma4", "llama4", "mistral3", "olmo3", "qwen3", "qwen3moe")
