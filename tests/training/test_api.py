@@ -239,7 +239,10 @@ def test_conversations_and_records_as_data(tmp_path: Path) -> None:
     [
         (_conversations()[0], "are the messages of one conversation; give a list of conversations"),
         ([*_conversations(2), [{"role": "assistant"}]], 'the data, example 2: Message 1 has no "content"'),
-        ([*_conversations(1), [1, 2, 3]], "Example 1 is no record, and no list of messages"),
+        (
+            [*_conversations(1), [1, 2, 3]],
+            r"Example 1 is \[1, 2, 3\]; it must be a record, a list of messages or a",
+        ),
         ([{"text": object()}], "Example 0 holds what JSON cannot"),
         ([{"question": "a"}], "the data, example 0"),
     ],

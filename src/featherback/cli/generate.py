@@ -85,10 +85,7 @@ def _prompt(given: str | None, model: str) -> str:
     if given not in (None, STDIN):
         return str(given)
     text = "" if given is None and sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
-    if not text:
+    if not text.strip():
         example = quoted("featherback", "generate", model, "--prompt", "What is LoRA?")
-        raise FeatherbackError(
-            f"There is no prompt: write one, as in: {example} - or pipe one in. To talk instead: "
-            f"{quoted('featherback', 'chat', model)}"
-        )
+        raise FeatherbackError(f"There is no prompt: write one, as in `{example}`, or pipe one in.")
     return text

@@ -44,11 +44,11 @@ def locate(model: str | os.PathLike[str]) -> Path:
             f"There is no model {model} on this machine; get it from Hugging Face with: featherback fetch {model}"
         )
     elsewhere = ", ".join(f"{prefix}:NAME" for prefix in stores.STORES.names)
-    raise FeatherbackError(
+    unknown = (
         f"There is no model {model}: name a GGUF file, a Hugging Face folder, {', '.join(CATALOGUE)}, or a model of "
         f"another program as {elsewhere}; `featherback models` lists those on this machine."
-        f"{did_you_mean(_near(str(model)))}"
     )
+    raise FeatherbackError(unknown + did_you_mean(_near(str(model))))
 
 
 def _near(model: str) -> list[str]:
