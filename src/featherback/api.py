@@ -266,7 +266,8 @@ def merge(
 ) -> Exported:
     """Write a model with an adapter in its weights: `export` to "merged". Its `notes` say what storing it cost.
 
-    A GGUF file, or a Hugging Face folder where the base is one; `featherback.load` opens it. Arguments as for `export`.
+    A GGUF file, or a Hugging Face folder where the base is one; `featherback.load` opens it. Arguments and
+    FeatherbackError as for `export`.
     """
     return export(adapter, "merged", out=out, model=model, type=type, force=force)
 
