@@ -9,6 +9,8 @@ import pytest
 
 # PyTorch's threads spin while they wait: on a small machine they would starve the kernels under test.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Messages are tested in the words of the command line; tests of Python's words take this away.
+os.environ["FEATHERBACK_FACE"] = "flags"
 
 _NUMBERS = count()
 

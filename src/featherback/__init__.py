@@ -15,20 +15,27 @@ from featherback.version import __version__
 
 if TYPE_CHECKING:
     from featherback.adapters.lora import LoRA
-    from featherback.api import gradients, load, plan, train
+    from featherback.api import evaluate, export, gradients, load, merge, plan, train
     from featherback.model import Model
+    from featherback.targets.base import Exported
     from featherback.training.callback import Callback
+    from featherback.training.evaluation import Evaluation
     from featherback.training.run import Run
 
 __all__ = [
     "Callback",
+    "Evaluation",
+    "Exported",
     "FeatherbackError",
     "LoRA",
     "Model",
     "Run",
     "__version__",
+    "evaluate",
+    "export",
     "gradients",
     "load",
+    "merge",
     "plan",
     "train",
 ]
@@ -36,11 +43,16 @@ __all__ = [
 # Brought in on first use (PEP 562): `import featherback` itself costs nothing.
 _HOMES = {
     "Callback": "featherback.training.callback",
+    "Evaluation": "featherback.training.evaluation",
+    "Exported": "featherback.targets.base",
     "LoRA": "featherback.adapters.lora",
     "Model": "featherback.model",
     "Run": "featherback.training.run",
+    "evaluate": "featherback.api",
+    "export": "featherback.api",
     "gradients": "featherback.api",
     "load": "featherback.api",
+    "merge": "featherback.api",
     "plan": "featherback.api",
     "train": "featherback.api",
 }

@@ -17,13 +17,18 @@ from featherback import kernels, methods, models
 from featherback.adapters.formats import form
 from featherback.adapters.lora import LoRA
 from featherback.data.batch import IGNORE, Batch
+from featherback.data.source import Source, columns_of
 from featherback.errors import FeatherbackError
 from featherback.host.paged import PagedArray
 from featherback.memory.plan import Plan
-from featherback.model import Model
+from featherback.model import Adapter, Model
+from featherback.model import opened as opened_adapter
+from featherback.naming import argument
 from featherback.training.callback import Callback, Guarded, Together
 from featherback.training.choose import plan_for
-from featherback.training.config import TrainConfig
+from featherback.training.computed import compute_of
+from featherback.training.config import AUTO, TrainConfig
+from featherback.training.evaluation import Evaluation, evaluate_file
 from featherback.training.events import Note
 from featherback.training.given import Examples
 from featherback.training.launch import prepare_run, resume_run
@@ -39,9 +44,11 @@ from featherback.training.worker_process import worker_baseline
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from featherback.targets.base import Exported
     from featherback.training.options import TrainOptions
 
 Tokens = npt.ArrayLike
+Data = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Examples
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -119,10 +126,10 @@ def gradients(
 @_with_names
 def train(
     model: models.Model | str | os.PathLike[str],
-    data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Examples,
-    out: str | os.PathLike[str],
+    data: Data | None = None,
+    out: str | os.PathLike[str] | None = None,
     *,
-    eval_data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Examples | None = None,
+    eval_data: Data | None = None,
     memory: str | float | None = None,
     resume: bool = False,
     progress: bool = True,
@@ -132,15 +139,19 @@ def train(
     """Train a LoRA adapter, or a model's own weights, in this process, as `featherback train` does in one of its own.
 
     `data`: a file or several; or a list of conversations, which are lists of messages ({"role": ..., "content": ...}),
-    or of other records as a data file has them; or of token lists, or (tokens, labels) pairs. `memory`: "96MB", or
-    megabytes. `options`: those of the command line by their names there (lr, steps, seq_len, ...; start for --from),
-    the optimiser's own (beta1, ...) and the method's (epsilon, ...) among them. `callbacks` are told what happens; one
-    that raises ends the run with a FeatherbackError.
+    of (prompt, completion) tuples, or of other records as a data file has them; or of token lists, or (tokens, labels)
+    pairs. `out`: the run's new directory. `memory`: "96MB", or megabytes. `options`: those of the command line by their
+    names there (lr, steps, seq_len, ...; start for --from), the optimiser's own (beta1, ...) and the method's
+    (epsilon, ...) among them. `callbacks` are told what happens; one that raises ends the run with a FeatherbackError.
     `nice` lowers the priority of this process for good.
     FeatherbackError says what is wrong.
-    Ctrl-C saves and then raises KeyboardInterrupt; `resume=True` continues: options that are not named are the run's,
-    and the data must be those that it was begun with.
+    Ctrl-C saves and then raises KeyboardInterrupt; `resume=True` continues the run in `out`: options that are
+    not named are the run's, and so are the data; data that are named must be those that it was begun with.
     """
+    if out is None:
+        raise FeatherbackError(
+            f"{argument('out')} is missing: name a new directory, or that of a run to resume."
+        )
     asked = {name: value for name, value in options.items() if value is not None or not resume}
     named_options = fields_of({**asked, "memory": memory}, "featherback.train")
     if resume and not isinstance(model, models.Model):
@@ -173,6 +184,99 @@ def train(
         advice = f"Train again with {options}, and another `out`."
         warnings.warn(verdict(run.record, advice), stacklevel=2)
     return found
+
+
+def evaluate(
+    model: models.Model | str | os.PathLike[str],
+    data: Data,
+    *,
+    adapter: Adapter | None = None,
+    seq_len: int | None = None,
+    cut: bool = False,
+    map: str | Sequence[str] | None = None,
+    skip_bad: bool = False,
+    quantize: str | None = None,
+    compute: str = AUTO,
+    threads: int | None = None,
+) -> Evaluation:
+    """The loss (nats per token) and the perplexity of a model, with or without an adapter, on data.
+
+    Only the tokens that training would train count: the assistant's answers, completions, or all of a plain text.
+    `data` as for `train`. `adapter`: a run, an adapter, or where one lies. `seq_len`: tokens into which texts are cut,
+    None for what the data need; `cut`: cut what is longer than the model allows, instead of refusing it. `compute`:
+    "auto" is what the run computed in, bf16 without a run. FeatherbackError for data, an option or an adapter that
+    cannot be used.
+    """
+    named = fields_of(
+        {
+            "seq_len": seq_len,
+            "cut": cut,
+            "map": map,
+            "skip_bad": skip_bad,
+            "compute": compute,
+            "threads": threads,
+        },
+        "featherback.evaluate",
+    )
+    opened = _opened(model, {} if quantize is None else {"quantize": quantize})
+    kernels.set_threads(named["threads"] or kernels.default_threads())
+    place = adapter.path if isinstance(adapter, Run) else adapter
+    places = [opened.path] if place is None or isinstance(place, LoRA) else [opened.path, os.fspath(place)]
+    examples: Any = None if _is_paths(data) else data
+    paths = (_paths_of(data) or ()) if examples is None else ()
+    return evaluate_file(
+        opened,
+        Source(paths, columns_of(named["columns"] or ()), named["skip_bad"]),
+        opened_adapter(opened, adapter),
+        named["seq_len"],
+        compute_of(named["compute"], *places),
+        named["cut"],
+        examples,
+    )
+
+
+def export(
+    adapter: Run | str | os.PathLike[str],
+    to: str,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    model: models.Model | str | os.PathLike[str] | None = None,
+    type: str | None = None,
+    base_model: str | None = None,
+    force: bool = False,
+) -> Exported:
+    """Take a run's result, or an adapter, to another program.
+
+    `adapter`: a run, its directory, or where an adapter lies. `to`: "gguf", "merged", "mlx", "ollama" or "peft". `out`:
+    what to write, None for a place beside the adapter. `model`: the base, None for the one that it was trained on.
+    `type`: the number format of what is written ("q8_0", "f16", ...), None for the target's choice. `base_model`: what
+    the adapter calls its base. `force`: replace what is there. The result has the `path` of what was written, and in
+    `next` the command to type next. FeatherbackError for what does not fit together, or cannot be written.
+    """
+    from featherback.exporting import export as exported  # with every format, which training does without
+
+    source = adapter.path if isinstance(adapter, Run) else Path(adapter)
+    base = str(model.path) if isinstance(model, models.Model) else model
+    if base is None and isinstance(adapter, Run):
+        base = str(adapter.model.path)
+    place = None if out is None else Path(out)
+    return exported(source, to, None if base is None else os.fspath(base), place, type, base_model, force)
+
+
+def merge(
+    adapter: Run | str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    model: models.Model | str | os.PathLike[str] | None = None,
+    type: str | None = None,
+    force: bool = False,
+) -> Exported:
+    """Write a model with an adapter in its weights: `export` to "merged". Its `notes` say what storing it cost.
+
+    A GGUF file, or a Hugging Face folder where the base is one; `featherback.load` opens it. Arguments and
+    FeatherbackError as for `export`.
+    """
+    return export(adapter, "merged", out=out, model=model, type=type, force=force)
 
 
 @_with_names

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from functools import cached_property
+from typing import TYPE_CHECKING, Literal, TypedDict, overload
 
 from featherback import models
 from featherback.adapters import formats
@@ -19,10 +20,28 @@ from featherback.inference.defaults import CONTEXT, GENERATED_TOKENS, TEMPERATUR
 from featherback.inference.generate import generate_text
 from featherback.inference.prompt import Prompt, encode_prompt
 from featherback.inference.sampler import Sampler
+from featherback.naming import argument_is
 from featherback.training.run import Run
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Adapter = LoRA | Run | str | os.PathLike[str]
 """An adapter, a run that made one, or where one lies: a run's directory, or PEFT's, MLX's or GGUF's format."""
+
+
+class Generation(TypedDict, total=False):
+    """The options of `Model.generate`, as described there."""
+
+    adapter: Adapter | None
+    system: str | None
+    raw: bool
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    compute: str
 
 
 class Model(models.Model):
@@ -34,10 +53,21 @@ class Model(models.Model):
         self.check_open()
         return load_tokenizer(self.path)
 
+    @overload
+    def generate(
+        self, prompt: Prompt, *, stream: Literal[False] = ..., **options: Unpack[Generation]
+    ) -> str: ...
+
+    @overload
+    def generate(
+        self, prompt: Prompt, *, stream: Literal[True], **options: Unpack[Generation]
+    ) -> Iterator[str]: ...
+
     def generate(
         self,
         prompt: Prompt,
         *,
+        stream: bool = False,
         adapter: Adapter | None = None,
         system: str | None = None,
         raw: bool = False,
@@ -47,16 +77,18 @@ class Model(models.Model):
         top_k: int = 0,
         seed: int = 0,
         compute: str = "bf16",
-    ) -> str:
+    ) -> str | Iterator[str]:
         """The answer to a prompt, or to messages ([{"role": "user", "content": ...}, ...]).
 
-        `raw`: the text is continued, without the chat template. `temperature` 0 takes the likeliest token each time;
-        `top_p` and `top_k` say among which is drawn otherwise (1 and 0: all). FeatherbackError says what is wrong.
+        `stream`: an iterator of the answer's pieces (str), each as soon as it is certain; their sum is the answer that
+        is returned otherwise. `raw`: the text is continued, without the chat template. `max_tokens`: at most so many
+        tokens. `temperature` 0 takes the likeliest token each time; `top_p` and `top_k` say among which is drawn
+        otherwise (1 and 0: all). FeatherbackError, before the first piece, for an option, a prompt or an adapter that
+        cannot be used.
         """
         sampler = Sampler(temperature, top_p, top_k, seed)
-        return "".join(
-            stream(self, self.tokenizer, prompt, sampler, max_tokens, adapter, system, raw, compute)
-        )
+        pieces = streamed(self, self.tokenizer, prompt, sampler, max_tokens, adapter, system, raw, compute)
+        return pieces if stream else "".join(pieces)
 
     def chat(
         self,
@@ -78,7 +110,7 @@ class Model(models.Model):
         return conversation(self, self.tokenizer, sampler, context, adapter, system, compute)
 
 
-def stream(
+def streamed(
     model: models.Model,
     tokenizer: Tokenizer,
     prompt: Prompt,
@@ -89,12 +121,12 @@ def stream(
     raw: bool = False,
     compute: str = "bf16",
 ) -> Iterator[str]:
-    """The answer to a prompt, piece by piece."""
+    """The answer to a prompt, piece by piece. FeatherbackError, before the first, for what cannot be used."""
     if max_tokens < 1:
-        raise FeatherbackError(f"--max-tokens is {max_tokens}; it must be at least 1.")
+        raise FeatherbackError(f"{argument_is('max_tokens', max_tokens)}; it must be at least 1.")
     ids = encode_prompt(tokenizer, prompt, system, raw)
     decoder = Decoder(model, opened(model, adapter), len(ids) + max_tokens, compute)
-    yield from generate_text(decoder, tokenizer, ids, sampler, max_tokens)
+    return generate_text(decoder, tokenizer, ids, sampler, max_tokens)
 
 
 def conversation(
@@ -108,7 +140,7 @@ def conversation(
 ) -> Conversation:
     """A new conversation with a model."""
     if context < 1:
-        raise FeatherbackError(f"--context is {context}; it must be at least 1.")
+        raise FeatherbackError(f"{argument_is('context', context)}; it must be at least 1.")
     template = ChatTemplate(tokenizer)
     decoder = Decoder(model, opened(model, adapter), context, compute)
     return Conversation(decoder, tokenizer, template, sampler, system)

@@ -15,7 +15,8 @@ from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, expected
+from featherback.naming import argument, argument_is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,16 @@ def flags(kind: type, name: str) -> tuple[str, ...]:
     return (about and about.flags) or (f"--{name.replace('_', '-')}",)
 
 
+def spelled(kind: type, name: str, *value: object) -> str:
+    """How messages name a field: "--seq-len", or "seq_len" in Python; with its value if one is given."""
+    return argument(_word(kind, name), *value)
+
+
+def _word(kind: type, name: str) -> str:
+    """A field's usual flag as a word: "seq_len"."""
+    return flags(kind, name)[0].lstrip("-").replace("-", "_")
+
+
 def field_types(kind: type, name: str) -> tuple[Any, ...]:
     """The types that a field may have: (int, NoneType) for `int | None`."""
     hint = _hints(kind)[name]
@@ -79,7 +90,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def checked(kind: type, name: str, value: Any) -> Any:
-    """The value of a described field, parsed; FeatherbackError, naming its flag, if the field cannot have it."""
+    """The value of a described field, parsed; FeatherbackError, naming the option, if the field cannot have it."""
     about = described(kind)[name]
     accepted = field_types(kind, name)
     if value is None and type(None) in accepted:
@@ -92,7 +103,7 @@ def checked(kind: type, name: str, value: Any) -> Any:
     if about.is_path and isinstance(value, os.PathLike):
         value = os.fspath(value)
     if problem := _problem(about, accepted, value):
-        raise FeatherbackError(f"{flags(kind, name)[0]} is {problem}.")
+        raise FeatherbackError(argument_is(_word(kind, name), problem))
     return value
 
 
@@ -112,27 +123,27 @@ def check(instance: Any) -> None:
 
 
 def _problem(about: Option, accepted: tuple[Any, ...], value: Any) -> str | None:
-    """What is wrong with a value, if anything is."""
+    """A value and what is wrong with it, if anything is."""
     if about.choices:
         known = isinstance(value, str) and value in about.choices
-        return None if known else f"{value!r}; choose from {', '.join(about.choices)}"
+        return None if known else f"{value!r}; {expected(value, about.choices)}"
     if bool in accepted:
-        return None if isinstance(value, bool) else f"{value!r}; it must be true or false"
+        return None if isinstance(value, bool) else f"{value!r}; it must be true or false."
     if str in accepted and isinstance(value, str):
         return None
     if str in accepted and int not in accepted:
-        return f"{value!r}; it must be text"
+        return f"{value!r}; it must be text."
     if int in accepted and (isinstance(value, bool) or not isinstance(value, int)):
-        return f"{value!r}; it must be a whole number"
+        return f"{value!r}; it must be a whole number."
     if float in accepted:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return f"{value!r}; it must be a number"
+            return f"{value!r}; it must be a number."
         if math.isinf(value):
-            return "infinite; it must be a number"
+            return "infinite; it must be a number."
     if int in accepted or float in accepted:
         limits = _limits(about)
         if not all(holds(value) for _, holds in limits):
-            return f"{value}; it must be {' and '.join(text for text, _ in limits)}"
+            return f"{value}; it must be {' and '.join(text for text, _ in limits)}."
     return None
 
 

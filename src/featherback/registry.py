@@ -10,8 +10,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, Generic, TypeVar
 
-from featherback.errors import FeatherbackError
-from featherback.options import described, flags
+from featherback.errors import FeatherbackError, expected
+from featherback.naming import argument
+from featherback.options import described, spelled
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         """The entry of this name; FeatherbackError if there is none."""
         if name not in self.names:
-            raise FeatherbackError(f"Unknown {self.kind} {name!r}; choose from {', '.join(self.names)}.")
+            raise FeatherbackError(f"Unknown {self.kind} {name!r}; {expected(name, self.names)}")
         found: T = getattr(import_module(f"{self._package}.{name}"), self._attribute)
         return found
 
@@ -55,10 +56,10 @@ class OwnOptions(Generic[T]):
         known = described(dataclass)
         for option in settings:
             if option not in known:
-                own = ", ".join(flags(dataclass, each)[0] for each in known) or "none"
+                own = ", ".join(spelled(dataclass, each) for each in known) or "none"
                 raise FeatherbackError(
-                    f"{flags(dataclass, option)[0]} is no option of the {self.choice} {name}, which has {own}; "
-                    f"leave it out or choose another --{self.choice}."
+                    f"{spelled(dataclass, option)} is no option of the {self.choice} {name}, which has {own}; "
+                    f"leave it out or choose another {argument(self.choice)}."
                 )
         return dataclass(**settings)
 

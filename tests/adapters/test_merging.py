@@ -26,10 +26,10 @@ from featherback.adapters.merged_hf import MergedHF
 from featherback.adapters.merging import Merge, stored_type
 from featherback.architecture.config import ModelConfig
 from featherback.errors import FeatherbackError
-from featherback.export.base import check_out
-from featherback.export.report import merge_notes
 from featherback.inference.decoder import Decoder
 from featherback.models.model import Model
+from featherback.targets.base import check_out
+from featherback.targets.report import merge_notes
 from featherback.weights.gguf import GGUFFile
 from featherback.weights.types import TensorType
 

@@ -38,7 +38,7 @@ def test_every_row_is_of_a_registry() -> None:
         "whole, lomo",
         "whole, lomo, rate x 0.1",
     ]
-    with pytest.raises(FeatherbackError, match="--rows has sgd; choose from mesp, "):
+    with pytest.raises(FeatherbackError, match="--rows has sgd; expected one of: mesp, "):
         rows(["mesp", "sgd"])
 
 

@@ -92,5 +92,7 @@ def test_activations_and_gradients_are_sane(tmp_path: Path) -> None:
 
 
 def test_unknown_name(tmp_path: Path) -> None:
-    with pytest.raises(FeatherbackError, match=r"no synthetic model 'gpt-9'; choose from qwen2\.5-0\.5b"):
+    with pytest.raises(
+        FeatherbackError, match=r"no synthetic model 'gpt-9'; expected one of: qwen2\.5-0\.5b"
+    ):
         write_synthetic(tmp_path / "a.gguf", "gpt-9")

@@ -17,7 +17,7 @@ from featherback import models
 from featherback.adapters import formats
 from featherback.adapters.formats import gguf, mlx
 from featherback.adapters.lora import LoRA, Pair
-from featherback.export import TARGETS
+from featherback.targets import TARGETS
 from featherback.training.run_directory import RunDirectory
 
 
@@ -90,11 +90,11 @@ def test_what_cannot_be_exported(command: Command, here: Path, chat_model: Path,
     for arguments, complaint in (
         (
             (here, "--to", "safetensors"),
-            "Unknown export target 'safetensors'; choose from gguf, merged, mlx, ",
+            "Unknown export target 'safetensors'; expected one of: gguf, merged, mlx, ",
         ),
         ((here, "--to", "gguf", "--type", "q4_0"), "--type is q4_0; choose from f32, f16, bf16."),
         ((here, "--to", "mlx", "--type", "f16"), "--type is f16; this target stores its own; leave it out."),
-        ((here, "--to", "merged", "--type", "q6_k"), "--type is 'q6_k'; choose from "),
+        ((here, "--to", "merged", "--type", "q6_k"), "--type is 'q6_k'; expected one of: "),
         ((tmp_path / "none", "--to", "gguf"), "There is no adapter "),
         ((here, "--to", "peft", "--out", here), "is the adapter itself; choose another --out."),
         (

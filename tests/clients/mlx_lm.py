@@ -22,10 +22,10 @@ from featherback import families, models
 from featherback.adapters import formats
 from featherback.adapters.lora import LoRA, Pair
 from featherback.architecture.config import ModelConfig
-from featherback.export import TARGETS
-from featherback.export.base import Request
 from featherback.inference.decoder import Decoder
 from featherback.models.streams import floats_of
+from featherback.targets import TARGETS
+from featherback.targets.base import Request
 from tests.models.test_hf_folder import folder_and_gguf
 from tests.support.tiny_models import (
     TINY_GEMMA2,

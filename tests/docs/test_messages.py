@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from featherback.naming import argument, argument_is, arguments
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "troubleshooting.md"
@@ -20,12 +22,30 @@ def messages(source: Path) -> Iterator[str]:
     """The texts in a module, what is computed in them as one character that no page has."""
     for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
         if isinstance(node, ast.JoinedStr):
-            parts = (part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
-            yield "".join(map(str, parts))
+            yield "".join(map(part_of, node.values))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
 
+def part_of(node: ast.expr) -> str:
+    """A part of a text. Options that it names (`argument("seq_len")`) are as the command line has them."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    call = node.value if isinstance(node, ast.FormattedValue) else None
+    named = (
+        NAMING.get(call.func.id) if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else None
+    )
+    if named is None or not isinstance(call, ast.Call):
+        return "\0"
+    words = [each.value if isinstance(each, ast.Constant) else "\0" for each in call.args]
+    return named(*words) if isinstance(words[0], str) and words[0] != "\0" else "\0"
+
+
+NAMING: dict[str, Callable[..., str]] = {
+    "argument": argument,
+    "argument_is": argument_is,
+    "arguments": arguments,
+}
 SAID = [text for source in (ROOT / "src").rglob("*.py") for text in messages(source)]
 
 

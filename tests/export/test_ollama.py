@@ -19,10 +19,10 @@ from featherback.adapters.lora import LoRA
 from featherback.architecture.config import ModelConfig
 from featherback.data.chat import ChatTemplate
 from featherback.errors import FeatherbackError
-from featherback.export import TARGETS
-from featherback.export.base import Request
-from featherback.export.chat_parts import ChatParts, chat_parts
-from featherback.export.ollama import OWN_ENGINE
+from featherback.targets import TARGETS
+from featherback.targets.base import Request
+from featherback.targets.chat_parts import ChatParts, chat_parts
+from featherback.targets.ollama import OWN_ENGINE
 from featherback.weights.types import TensorType
 from tests.data import templates
 from tests.data.support import byte_tokenizer

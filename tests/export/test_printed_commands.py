@@ -21,8 +21,8 @@ from featherback.adapters import formats
 from featherback.adapters.lora import LoRA
 from featherback.architecture.config import ModelConfig
 from featherback.cli.app import run as featherback
-from featherback.export import TARGETS
 from featherback.inference.decoder import Decoder
+from featherback.targets import TARGETS
 from tests.support import modelfile
 from tests.support.mlx_folder import mlx_folder
 from tests.support.oracle import reference_model

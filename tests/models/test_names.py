@@ -31,7 +31,7 @@ def test_unknown_target(given: str) -> None:
 def test_targets_are_those_that_a_model_has() -> None:
     assert parse_targets("all", FUSED) == FUSED
     assert parse_targets("gate_up,qkv_proj", FUSED) == ("qkv_proj", "gate_up_proj")
-    with pytest.raises(FeatherbackError, match="target 'q'; choose from qkv, o, gate_up, down, or all"):
+    with pytest.raises(FeatherbackError, match="target 'q'; expected one of: qkv, o, gate_up, down, all"):
         parse_targets("q", FUSED)
 
 

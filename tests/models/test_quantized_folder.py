@@ -149,7 +149,7 @@ def test_what_cannot_be_quantised(tmp_path: Path) -> None:
         FeatherbackError, match="is a GGUF file, whose weights are used as they are; --quantize is for"
     ):
         load(file, "q4_0")
-    with pytest.raises(FeatherbackError, match="--quantize is 'q5_k'; choose from none, q4_0, q8_0"):
+    with pytest.raises(FeatherbackError, match="--quantize is 'q5_k'; expected one of: none, q4_0, q8_0"):
         load(folder, "q5_k")
 
 

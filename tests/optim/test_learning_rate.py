@@ -45,7 +45,7 @@ def test_the_rate_accounts_for_rslora_and_loraplus(
 @pytest.mark.parametrize("name", ["adafactor", "adalomo", "apollo", "apollo_mini", "mlorc"])
 def test_what_is_for_whole_models_is_refused_for_adapters(name: str) -> None:
     with pytest.raises(
-        FeatherbackError, match=f"--optimizer {name} is for .* lomo or sgd, or name --train full"
+        FeatherbackError, match=f"--optimizer {name} is for .* lomo or sgd, or add --train full"
     ):
         TrainConfig(model="m", out="o", optimizer=name)
 

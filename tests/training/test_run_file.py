@@ -59,11 +59,11 @@ def test_what_is_written_is_read_again(tmp_path: Path, options: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("lr: 1e-3\nleraning_rate: 3", "line 2: training has no option 'leraning_rate'; did you mean learning_rate?"),
-        ("xyzzy: 3", "line 1: training has no option 'xyzzy'; `featherback train --help` lists them."),
+        ("lr: 1e-3\nleraning_rate: 3", "line 2: training has no option 'leraning_rate'. Did you mean `learning_rate`?"),
+        ("xyzzy: 3", "line 1: training has no option 'xyzzy'. `featherback train --help` lists them."),
         ("\n\nrank: eight", "line 3: --rank is 'eight'; it must be a whole number."),
         ("cut: yes", "line 1: --cut is 'yes'; it must be true or false."),
-        ("optimizer: adam", "line 1: --optimizer is 'adam'; choose from"),
+        ("optimizer: adam", "line 1: --optimizer is 'adam'; expected one of:"),
         ("beta1: 2", "line 1: --beta1 is 2; it must be"),
         ("memory: 64XB", "line 1: --memory is '64XB'; write an amount"),
         ("memory: [1]", "line 1: --memory is [1]; it must be a whole number"),

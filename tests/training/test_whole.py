@@ -281,7 +281,10 @@ def test_the_model_is_written_in_another_format(
             {"method": "mezo", "log_directions": True},
             "--log-directions is for adapters; leave it out",
         ),
-        ({"train": "lora", "freeze": "norm"}, "--freeze is for --train full; leave it out, or name that."),
+        (
+            {"train": "lora", "freeze": "norm"},
+            "--freeze is for --train full; leave it out, or add --train full.",
+        ),
         ({"freeze": ","}, "--freeze is ','; write a list of names such as"),
     ],
     ids=str,

@@ -28,6 +28,7 @@ from featherback.layers.block import Block
 from featherback.layers.linear import Factors
 from featherback.models.model import Model
 from featherback.models.streams import floats_of, give_back, row_blocks
+from featherback.naming import argument
 from featherback.noise import uniform
 from featherback.parameters.slots import Slot, SlotTable
 from featherback.weights.matrix import Matrix
@@ -324,7 +325,7 @@ class LoRA:
                     if not squares.all():
                         raise FeatherbackError(
                             f"{target} of layer {layer} has a row of zeros, which DoRA cannot give a length; leave "
-                            f"--dora out, or {target} out of --targets."
+                            f"{argument('dora')} out, or {target} out of {argument('targets')}."
                         )
                 self._squares.write(layer, flat)
         return self._squares

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, expected
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -25,7 +25,9 @@ def parse_targets(targets: str | Iterable[str], projections: Iterable[str]) -> t
         elif full in known:
             chosen.add(full)
         else:
-            raise FeatherbackError(f"Unknown LoRA target {name!r}; choose from {short(known, ', ')}, or all.")
+            raise FeatherbackError(
+                f"Unknown LoRA target {name!r}; {expected(name, [*short(known).split(','), 'all'])}"
+            )
     if not chosen:
         raise FeatherbackError("No LoRA target is named; choose some projections, or all.")
     return tuple(target for target in known if target in chosen)

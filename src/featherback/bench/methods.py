@@ -16,7 +16,7 @@ from featherback.bench import watch
 from featherback.bench.markdown import number, table
 from featherback.bench.methods_plot import learning_svg
 from featherback.demo import HELD_OUT, TRAIN
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, expected
 from featherback.methods import METHODS
 from featherback.models.model import Model
 from featherback.optim import RULES
@@ -85,7 +85,7 @@ def rows(names: Sequence[str] = (), factors: Sequence[float] = (1.0,)) -> list[R
     whole = [Row(name, {"train": "full", "optimizer": name, "dequantize": True}) for name in RULES.names]
     known = {row.name: row for row in (*lora, *whole) if row.name not in _ALIKE}
     if unknown := [name for name in names if name not in known]:
-        raise FeatherbackError(f"--rows has {', '.join(unknown)}; choose from {', '.join(known)}.")
+        raise FeatherbackError(f"--rows has {', '.join(unknown)}; {expected(unknown[0], known)}")
     return [replace(known[name], factor=factor) for name in names or known for factor in factors]
 
 

@@ -16,7 +16,7 @@ from featherback.architecture.config import ModelConfig
 from featherback.architecture.gguf_metadata import window_keys
 from featherback.architecture.yardstick import QWEN2_5
 from featherback.bench.random_blocks import random_blocks
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, expected
 from featherback.models.layout import layer_shapes, top_shapes
 from featherback.weights.types import TensorType
 from featherback.weights.writer import OutTensor, Value, tensor_of_array, write_gguf
@@ -69,7 +69,7 @@ def write_synthetic(
     as num_hidden_layers=2. FeatherbackError for an unknown name. Equal arguments give equal bytes.
     """
     if name not in CONFIGS:
-        raise FeatherbackError(f"There is no synthetic model {name!r}; choose from {', '.join(CONFIGS)}.")
+        raise FeatherbackError(f"There is no synthetic model {name!r}; {expected(name, CONFIGS)}")
     config = replace(CONFIGS[name], **overrides)  # type: ignore[arg-type]
     write_gguf(path, gguf_metadata(config, name), list(_tensors(config, tensor_type, embedding_type, seed)))
     _evict(Path(path))

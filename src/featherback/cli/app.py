@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
 from featherback.cli.options import FromConfig
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, did_you_mean, near
 from featherback.failure import report
 from featherback.host.interrupt import ended_by_signals
+from featherback.naming import as_flags
 from featherback.terminal import say
 from featherback.version import __version__
 
@@ -120,17 +122,29 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         words = _completed() or arguments
         chosen = next((word for word in words if not word.startswith("-")), None)
-        with ended_by_signals():
+        with as_flags(), ended_by_signals():
             code = application(chosen)(arguments, prog_name="featherback", standalone_mode=False)
             sys.stdout.flush()
     except (typer.Abort, KeyboardInterrupt):  # Ctrl-C, or another signal: what was begun is undone
         return 130
     except Exception as error:
         if hasattr(error, "format_message"):  # of the arguments
-            said = error.format_message().rstrip(".")
-            if not said:  # without arguments: the help is what there is to say
+            if not (said := _of_arguments(error)):  # without arguments: the help is what there is to say
                 return 2
             help_of = " ".join(("featherback", *([chosen] if chosen in COMMANDS else []), "--help"))
-            error = FeatherbackError(f"{said}. See {help_of}.")
+            error = FeatherbackError(f"{said} See {help_of}.")
         return report(error, debug)
     return code if isinstance(code, int) else 0
+
+
+def _of_arguments(error: Any) -> str:
+    """What the parser of the command line complains of, in sentences; empty if that is nothing."""
+    if option := getattr(error, "option_name", None) if hasattr(error, "possibilities") else None:
+        known = [
+            flag for parameter in error.ctx.command.params for flag in parameter.opts if flag[:2] == "--"
+        ]
+        return f"There is no option {option}.{did_you_mean(near(option, known))}"
+    said = str(error.format_message()).rstrip(".")
+    if unknown := re.fullmatch(r"No such command '(.*?)'.*", said):
+        return f"There is no command {unknown[1]}.{did_you_mean(near(unknown[1], COMMANDS))}"
+    return f"{said}." if said else ""

@@ -91,11 +91,11 @@ def bench(
     Example: featherback bench memory --models qwen2.5-0.5b,qwen2.5-1.5b
     """
     from featherback.bench.watch import machine
-    from featherback.errors import FeatherbackError
+    from featherback.errors import FeatherbackError, expected
     from featherback.hub.cache import cache_folder
 
     if what not in WHAT:
-        raise FeatherbackError(f"There is no benchmark {what!r}; choose from {', '.join(WHAT)}.")
+        raise FeatherbackError(f"There is no benchmark {what!r}; {expected(what, WHAT)}")
     names = _names(models)
     place = folder or cache_folder() / "bench"
 
@@ -165,11 +165,12 @@ def _run(
 
 def _names(text: str) -> list[str]:
     from featherback.bench.synthetic import CONFIGS
-    from featherback.errors import FeatherbackError
+    from featherback.errors import FeatherbackError, expected
 
     names = _words(text)
-    if unknown := [name for name in names if name not in CONFIGS] or not names:
-        raise FeatherbackError(f"--models has {unknown or text!r}; choose from {', '.join(CONFIGS)}.")
+    if not names or not all(name in CONFIGS for name in names):
+        wrong = next((name for name in names if name not in CONFIGS), text)
+        raise FeatherbackError(f"--models has {wrong!r}; {expected(wrong, CONFIGS)}")
     return names
 
 

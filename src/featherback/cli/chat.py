@@ -58,12 +58,13 @@ def chat(
 
     Lines that are piped in are answered one after the other, empty ones passed over, to the end of the input.
     """
-    from featherback.cli.options import compute_of, open_model, set_threads
+    from featherback.cli.options import open_model, set_threads
     from featherback.data.chat import NoTemplateError
     from featherback.data.tokenizer_loader import load_tokenizer
     from featherback.host.maps import MapWatch
     from featherback.inference.sampler import Sampler
     from featherback.model import conversation
+    from featherback.training.computed import compute_of
 
     sampler = Sampler(temperature, top_p, top_k, seed)
     opened, lora = open_model(model, adapter, quantize)

@@ -85,12 +85,13 @@ def _train(run: RunDirectory) -> None:
 
 def _answers(model: str, prompts: tuple[str, ...], adapter: Path | None) -> list[str]:
     """Greedy answers to the prompts."""
-    from featherback.cli.options import compute_of, open_model
+    from featherback.cli.options import open_model
     from featherback.data.tokenizer_loader import load_tokenizer
     from featherback.inference.decoder import Decoder
     from featherback.inference.generate import generate_text
     from featherback.inference.prompt import encode_prompt
     from featherback.inference.sampler import Sampler
+    from featherback.training.computed import compute_of
     from featherback.training.config import AUTO
 
     opened, lora = open_model(model, adapter)

@@ -41,8 +41,9 @@ def evaluate(
 
     Only the tokens that training would train count: the assistant's answers, or all of a plain text.
     """
-    from featherback.cli.options import compute_of, open_model, set_threads
+    from featherback.cli.options import open_model, set_threads
     from featherback.data.source import Source, columns_of
+    from featherback.training.computed import compute_of
     from featherback.training.evaluation import evaluate_file
 
     source = Source(tuple(data), columns_of(columns or ()), skip_bad)
@@ -50,8 +51,9 @@ def evaluate(
     set_threads(threads)
     compute = compute_of(compute, model, adapter)
     start = time.perf_counter()
-    result, report = evaluate_file(opened, source, lora, seq_len, compute, cut)
-    seconds = time.perf_counter() - start
+    result = evaluate_file(opened, source, lora, seq_len, compute, cut)
+    seconds, report = time.perf_counter() - start, result.report
+    assert report is not None  # the data are files
     if json:
         values = {
             "loss": result.loss,

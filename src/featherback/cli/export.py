@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json as json_format
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from featherback.cli.options import JSONOption
-from featherback.export import TARGETS
+from featherback.targets import TARGETS
 from featherback.terminal import say
-
-if TYPE_CHECKING:
-    from featherback.export.base import Target, WholeRequest
-    from featherback.weights.types import TensorType
 
 
 def export(
@@ -59,33 +54,9 @@ def export(
 
     Example: featherback export notes-adapter --to gguf
     """
-    from featherback import models
-    from featherback.adapters import formats
-    from featherback.export.base import Request, check_out
-    from featherback.export.base_of import model_path
-    from featherback.files import remove_abandoned
-    from featherback.models.loader import results
+    from featherback.exporting import export as exported
 
-    target = TARGETS[to]
-    request: Request | WholeRequest
-    if (trained := next((path for path in results(source) if path.exists()), None)) is not None:
-        place = trained
-        request = _whole(source, trained, target, _type(kind), model)
-        opened = request.model
-    else:
-        place = formats.place_of(_found(source))
-        form = formats.detect(place)
-        opened = models.load(model_path(place, model))
-        request = Request(formats.load(opened, place, format=form), Path(), _type(kind), base_model)
-        named = place if place.name not in ("", "..") else place.absolute()
-        stem = named.name if named.is_dir() else named.stem
-        request = replace(request, out=named.parent / target.name(request, stem))
-    if out is not None:
-        request = replace(request, out=out)
-    target.check(request)
-    check_out(request.out, place, opened, force)
-    remove_abandoned(request.out)  # it may hold the room that is needed
-    done = target.write(request) if isinstance(request, Request) else target.write_whole(request)
+    done = exported(source, to, model, out, kind, base_model, force)
     if json:
         say(json_format.dumps({"next": done.next, "path": str(done.path), "notes": done.notes, **done.facts}))
         return
@@ -93,43 +64,3 @@ def export(
     say(f"wrote {done.path}")
     for note in done.notes:
         say(f"note: {note}")
-
-
-def _found(source: Path) -> Path:
-    """The path itself, or that of the model that goes by this name, which is refused by its path."""
-    from contextlib import suppress
-
-    from featherback.errors import FeatherbackError
-    from featherback.hub.locate import locate
-
-    with suppress(FeatherbackError):
-        return locate(source)
-    return source
-
-
-def _whole(
-    source: Path, trained: Path, target: Target, kind: TensorType | None, named: str | None
-) -> WholeRequest:
-    """What is asked of a model that the run `source` trained."""
-    from featherback import models
-    from featherback.export.base import WholeRequest
-    from featherback.export.base_of import base_of_run
-
-    opened = models.load(trained)
-    request = WholeRequest(opened, Path(), kind, base_of_run(source, named))
-    place = source.absolute()
-    return replace(request, out=place.parent / target.whole_name(request, place.name))
-
-
-def _type(name: str | None) -> TensorType | None:
-    """The number format of this name; FeatherbackError if there is none."""
-    from featherback.errors import FeatherbackError
-    from featherback.weights.quantize import quantizable
-    from featherback.weights.types import TensorType
-
-    if name is None:
-        return None
-    known = {kind.name.lower(): kind for kind in TensorType if quantizable(kind)}
-    if name.lower() not in known:
-        raise FeatherbackError(f"--type is {name!r}; choose from {', '.join(known)}.")
-    return known[name.lower()]

@@ -21,7 +21,7 @@ from featherback.cli.options import (
 from featherback.data.source import STDIN
 from featherback.errors import FeatherbackError
 from featherback.inference.defaults import GENERATED_TOKENS
-from featherback.terminal import say
+from featherback.terminal import quoted, say
 
 
 def generate(
@@ -57,29 +57,35 @@ def generate(
 
     A prompt can be piped in: featherback generate model.gguf < question.txt
     """
-    from featherback.cli.options import compute_of, open_model, set_threads
+    from featherback.cli.options import open_model, set_threads
     from featherback.data.tokenizer_loader import load_tokenizer
     from featherback.host.maps import MapWatch
     from featherback.inference.sampler import Sampler
-    from featherback.model import stream
+    from featherback.model import streamed
+    from featherback.training.computed import compute_of
 
-    text = _prompt(prompt)
+    text = _prompt(prompt, model)
     sampler = Sampler(temperature, top_p, top_k, seed)
     opened, lora = open_model(model, adapter, quantize)
     set_threads(threads)
     compute = compute_of(compute, model, adapter)
     with MapWatch(opened.files) as maps:
         tokenizer = load_tokenizer(opened.path)
-        for piece in stream(opened, tokenizer, text, sampler, max_tokens, lora, system, raw, compute):
+        for piece in streamed(opened, tokenizer, text, sampler, max_tokens, lora, system, raw, compute):
             maps.check()
             say(piece, end="", flush=True)
     say()
 
 
-def _prompt(given: str | None) -> str:
-    """The prompt, from standard input where it is not on the command line; without the line feed that ends it there."""
+def _prompt(given: str | None, model: str) -> str:
+    """The prompt, from standard input where it is not on the command line; without the line feed that ends it there.
+
+    FeatherbackError, with an example for `model`, if there is none.
+    """
     if given not in (None, STDIN):
         return str(given)
-    if given is None and sys.stdin.isatty():
-        raise FeatherbackError('--prompt is missing: write one, as in --prompt "Hello", or pipe it in.')
-    return sys.stdin.read().removesuffix("\n")
+    text = "" if given is None and sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
+    if not text.strip():
+        example = quoted("featherback", "generate", model, "--prompt", "What is LoRA?")
+        raise FeatherbackError(f"There is no prompt: write one, as in `{example}`, or pipe one in.")
+    return text

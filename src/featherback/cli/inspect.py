@@ -103,6 +103,7 @@ def _show_examples(model: str, data: Source, seq_len: int | None, cut: bool, cou
 
     opened = load(locate(model))
     with as_tokens(opened, data, seq_len, cut) as (_, report):
+        assert report is not None  # the data are files
         kept = replace(data, long="cut") if report.truncated else data
         samples = preview(
             opened.path, kept, report.seq_len if report.truncated else seq_len or SEQUENCE, count

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from featherback.errors import FeatherbackError
-from featherback.terminal import complain
-
 if TYPE_CHECKING:
     from featherback.adapters.lora import LoRA
     from featherback.models.model import Model
@@ -75,32 +72,6 @@ def set_threads(threads: int | None) -> None:
     from featherback import kernels
 
     kernels.set_threads(threads or kernels.default_threads())
-
-
-def compute_of(compute: str, *places: str | Path | None) -> str:
-    """What --compute means where nothing is measured: auto is what the run among these models and adapters computed in,
-    bf16 if none is one."""
-    from featherback.training.config import AUTO, COMPUTE
-    from featherback.training.run_directory import RUN_FILE, RunDirectory
-
-    if compute != AUTO:
-        return compute
-    for place in places:
-        if place is None:
-            continue
-        folder = Path(place) if Path(place).is_dir() else Path(place).parent
-        if not (folder / RUN_FILE).is_file():
-            continue
-        try:
-            record = RunDirectory.open(folder).record
-        except FeatherbackError as error:
-            complain(f"note: {error} Unless --compute is named, {COMPUTE[0]} is taken.")
-            continue
-        for part in ("configuration", "plan"):
-            values = record.get(part)
-            if isinstance(values, dict) and values.get("compute") in COMPUTE:
-                return str(values["compute"])
-    return COMPUTE[0]
 
 
 def open_model(name: str, adapter: Path | None = None, quantize: str = "none") -> tuple[Model, LoRA | None]:

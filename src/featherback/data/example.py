@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from featherback.errors import FeatherbackError
+from featherback.naming import argument
 
 
 @dataclass(frozen=True)
@@ -39,5 +40,5 @@ class Bad:
 
     def refused(self, first: bool) -> FeatherbackError:
         """What data end with where it is not left out; `first`: nothing before it was good, so all may be like it."""
-        advice = "" if first else " --skip-bad leaves such examples out."
+        advice = "" if first else f" {argument('skip_bad', True)} leaves such examples out."
         return FeatherbackError(f"{self.where}: {self.problem}{advice}")

@@ -36,6 +36,7 @@ from featherback.data.tokenizer import Tokenizer
 from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.errors import FeatherbackError
 from featherback.failure import sentence
+from featherback.naming import argument
 from featherback.terminal import PROGRESS_SECONDS
 
 Progress = Callable[[dict[str, Any]], None]
@@ -302,7 +303,10 @@ class _Preparation:
 
 
 def _too_long(report: PrepareReport) -> str:
-    beyond, change = f"{report.seq_len} tokens", f"--seq-len {report.longest_chat} takes them whole"
+    beyond, change = (
+        f"{report.seq_len} tokens",
+        f"{argument('seq_len', report.longest_chat)} takes them whole",
+    )
     data = f"{report.data} (first: {report.first_truncated})"
     return too_long(report.too_long, report.examples, data, beyond, report.longest_chat, change)
 

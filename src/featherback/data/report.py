@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from featherback.data.source import called
 from featherback.errors import shown
+from featherback.naming import argument
 from featherback.terminal import several
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class PrepareReport:
         if self.read_to is not None:
             notes.append(
                 f"It was read up to {self.read_to}: the steps take at most {self.enough} tokens. What stands "
-                "behind that is not trained on; if the file is sorted, shuffle it, or name --epochs."
+                f"behind that is not trained on; if the file is sorted, shuffle it, or name {argument('epochs')}."
             )
         if self.truncated:
             notes.append(
@@ -191,6 +192,6 @@ def _first(before: str, where: str | None, after: str = "") -> str:
 def too_long(count: int, of: int, data: str, beyond: str, longest: int, change: str) -> str:
     """The refusal of examples that are too long and not to be cut; `change`: what takes them whole."""
     return (
-        f"{count} of {of} examples in {data} are longer than {beyond} (the longest has {longest}): {change}, --cut "
-        f"cuts them at the end."
+        f"{count} of {of} examples in {data} are longer than {beyond} (the longest has {longest}): {change}, "
+        f"{argument('cut', True)} cuts them at the end."
     )

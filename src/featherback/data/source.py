@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from featherback.errors import FeatherbackError, shown
+from featherback.naming import argument, argument_is
 
 STDIN = "-"
 """How standard input is named."""
@@ -72,7 +73,8 @@ def columns_of(pairs: Iterable[str]) -> dict[str, str]:
         key, sign, column = pair.partition("=")
         if not sign or not key or not column or key in columns:
             raise FeatherbackError(
-                f"--map is {shown(pair)}; write what a key is called in the data, each once: --map prompt=question."
+                f"{argument_is('map', shown(pair))}; write what a key is called in the data, each once: "
+                f"{argument('map', 'prompt=question')}."
             )
         columns[key] = column
     return columns

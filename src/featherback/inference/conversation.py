@@ -12,6 +12,7 @@ from featherback.inference.decoder import Decoder
 from featherback.inference.defaults import ANSWER_TOKENS
 from featherback.inference.generate import generate_text
 from featherback.inference.sampler import Sampler
+from featherback.naming import argument
 
 
 class Conversation:
@@ -56,7 +57,7 @@ class Conversation:
         if room < 1:
             raise FeatherbackError(
                 f"The conversation has {len(prompt)} tokens, and there is room for {self.decoder.capacity}: "
-                "begin a new one, or raise --context."
+                f"begin a new one, or raise {argument('context')}."
             )
         said: list[str] = []
         try:

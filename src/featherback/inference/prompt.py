@@ -8,6 +8,7 @@ from typing import Any
 from featherback.data.chat import ChatTemplate, check_messages
 from featherback.data.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
+from featherback.naming import argument
 
 Prompt = str | Sequence[Mapping[str, Any]]
 """A user's message, or the messages so far: [{"role": "user", "content": ...}, ...]."""
@@ -26,11 +27,14 @@ def encode_prompt(
     if isinstance(prompt, str) and plain:
         if system is not None:
             raise FeatherbackError(
-                "A system message needs a model with a chat template, and cannot be combined with --raw."
+                "A system message needs a model with a chat template, and cannot be combined with "
+                f"{argument('raw', True)}."
             )
         ids = tokenizer.encode(prompt, bos=True)
     elif raw:
-        raise FeatherbackError("Messages go through the chat template: they cannot be combined with raw.")
+        raise FeatherbackError(
+            f"Messages go through the chat template: they cannot be combined with {argument('raw', True)}."
+        )
     else:
         messages: list[Mapping[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
         said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.errors import FeatherbackError
+from featherback.naming import argument_is
 
 
 @dataclass
@@ -26,13 +27,13 @@ class Sampler:
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
-            raise FeatherbackError(f"--temperature is {self.temperature}; it must be at least 0.")
+            raise FeatherbackError(f"{argument_is('temperature', self.temperature)}; it must be at least 0.")
         if not 0 < self.top_p <= 1:
-            raise FeatherbackError(f"--top-p is {self.top_p}; it must be above 0 and at most 1.")
+            raise FeatherbackError(f"{argument_is('top_p', self.top_p)}; it must be above 0 and at most 1.")
         if self.top_k < 0:
-            raise FeatherbackError(f"--top-k is {self.top_k}; it must be at least 0 (0 = off).")
+            raise FeatherbackError(f"{argument_is('top_k', self.top_k)}; it must be at least 0 (0 = off).")
         if self.seed < 0:
-            raise FeatherbackError(f"--seed is {self.seed}; it must be at least 0.")
+            raise FeatherbackError(f"{argument_is('seed', self.seed)}; it must be at least 0.")
 
     @cached_property
     def _random(self) -> np.random.Generator:

@@ -61,7 +61,7 @@ from featherback._native import (
     use,
     watch_maps,
 )
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, expected
 from featherback.weights.matrix import Matrix as StoredMatrix
 
 OPERANDS: dict[str, np.dtype[Any]] = {
@@ -74,7 +74,7 @@ uint16. Those in fixed point round what they read themselves."""
 def check_compute(compute: str) -> None:
     """FeatherbackError if nothing computes so."""
     if compute not in OPERANDS:
-        raise FeatherbackError(f"Unknown compute {compute!r}; choose from {', '.join(OPERANDS)}.")
+        raise FeatherbackError(f"Unknown compute {compute!r}; {expected(compute, OPERANDS)}")
 
 
 MAX_THREADS = 1024

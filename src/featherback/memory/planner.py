@@ -23,6 +23,7 @@ from featherback.layers.block import bundles
 from featherback.memory.dry_run import FLOAT, account
 from featherback.memory.job import Job
 from featherback.memory.plan import MLP_STEP, Plan, Weights
+from featherback.naming import argument, arguments
 
 MB = 10**6
 
@@ -132,9 +133,10 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
     wanted = max(SPARE * (machine.memory or 0), FRUGAL * smallest_rss) if budget is None else budget
     limit = min(wanted, most)
     if smallest_rss > limit:
-        change = "a smaller --seq-len or --batch-size needs less."
+        change = f"a smaller {arguments('seq_len', 'batch_size')} needs less."
         if job.whole is None:
-            change = "a smaller --seq-len, --batch-size or --rank, or fewer --targets, needs less."
+            smaller = arguments("seq_len", "batch_size", "rank")
+            change = f"a smaller {smaller}, or fewer {argument('targets')}, needs less."
         named = f"{least // MB}MB"
         if most < smallest_rss:  # no budget would do
             raise FeatherbackError(
@@ -142,7 +144,8 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
                 f"process's cgroup, and with these options the least is {named}; {change}"
             )
         raise FeatherbackError(
-            f"Training does not fit in {limit / MB:.0f}MB: with these options the least is --memory {named}; {change}"
+            f"Training does not fit in {limit / MB:.0f}MB: with these options the least is "
+            f"{argument('memory', named)}; {change}"
         )
 
     worth = gains(job, next(candidates(job)), standard)

@@ -9,12 +9,13 @@ from featherback.architecture.config import ModelConfig
 from featherback.architecture.gguf_metadata import GGUFKeys
 from featherback.architecture.hf_config import HFConfig
 from featherback.architecture.names import Naming
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, expected, shown
 from featherback.files import read_json
 from featherback.models import mlx
 from featherback.models.converted import NONE, QUANTIZE, Foreseen, Quantizing, Source, converted
 from featherback.models.layout import Named, check, tensor_shapes
 from featherback.models.model import Model
+from featherback.naming import argument, argument_is
 from featherback.weights.safetensors import CONFIG, SafetensorsFolder
 from featherback.weights.split import open_gguf
 from featherback.weights.store import TensorStore
@@ -53,7 +54,9 @@ def load(
     """
     path = Path(path)
     if quantize not in (NONE, *QUANTIZE):
-        raise FeatherbackError(f"--quantize is {quantize!r}; choose from {', '.join((NONE, *QUANTIZE))}.")
+        raise FeatherbackError(
+            f"{argument_is('quantize', repr(quantize))}; {expected(quantize, (NONE, *QUANTIZE))}"
+        )
     if path.is_dir() and not (path / CONFIG).is_file():
         path = next((each for each in results(path) if each.exists()), path)
     if path.is_dir():
@@ -64,7 +67,8 @@ def load(
         )
     if quantize != NONE:
         raise FeatherbackError(
-            f"{path} is a GGUF file, whose weights are used as they are; --quantize is for Hugging Face folders."
+            f"{path} is a GGUF file, whose weights are used as they are; {argument('quantize')} is for Hugging Face "
+            f"folders."
         )
     return _load_gguf(path, kind)
 
@@ -96,7 +100,8 @@ def _load_folder(path: Path, quantize: str, kind: type[Model], foresee: bool) ->
         del entries[mlx.COPY]
     if packed is not None and quantize != NONE:
         raise FeatherbackError(
-            f"{path} is quantised already, by MLX; leave --quantize out, or name the folder that it was made of."
+            f"{path} is quantised already, by MLX; leave {argument('quantize')} out, or name the folder that it was "
+            f"made of."
         )
     family = families.of_model_type(entries.get("model_type"), path)
     stated = HFConfig(path / CONFIG, entries)

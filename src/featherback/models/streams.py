@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from featherback import kernels
 from featherback.errors import FeatherbackError
+from featherback.naming import argument
 from featherback.weights.matrix import Matrix
 from featherback.weights.quantize import quantize
 from featherback.weights.types import TensorType
@@ -65,7 +66,8 @@ def quantized(matrix: Matrix, kind: TensorType, name: str) -> Iterator[memoryvie
                 data = quantize(_finite(floats_of(rows)), kind)
         except FloatingPointError:
             raise FeatherbackError(
-                f"Tensor {name} of {matrix.home} holds a value that {kind.name} cannot; leave --quantize out."
+                f"Tensor {name} of {matrix.home} holds a value that {kind.name} cannot; "
+                f"leave {argument('quantize')} out."
             ) from None
         yield data.data
         give_back(matrix.data)

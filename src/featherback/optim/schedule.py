@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, expected
 
 Rate = Callable[[float], float]
 """Progress after the warm-up, 0 <= progress < 1 -> share of the peak; 1 at 0."""
@@ -53,7 +53,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.name not in SCHEDULES:
-            raise FeatherbackError(f"Unknown schedule {self.name!r}; choose from {', '.join(SCHEDULES)}.")
+            raise FeatherbackError(f"Unknown schedule {self.name!r}; {expected(self.name, SCHEDULES)}")
 
     def __call__(self, step: int) -> float:
         """The learning rate of `step`, 1 <= step <= steps."""

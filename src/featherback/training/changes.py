@@ -10,7 +10,9 @@ from typing import Any
 from featherback import methods, optim
 from featherback.errors import FeatherbackError
 from featherback.models.model import Model
-from featherback.training.config import CHOICES, USUAL, TrainConfig, flag, written
+from featherback.naming import argument
+from featherback.options import spelled
+from featherback.training.config import CHOICES, USUAL, TrainConfig, written
 from featherback.training.together import without_meaning
 
 
@@ -69,14 +71,14 @@ def continued(run: TrainConfig, named: Mapping[str, Any], model: Model) -> Train
     """
     if run.start and "start" in named and named["start"] is None:  # what --from none says
         raise FeatherbackError(
-            f"Cannot resume {run.out} with other options: --from was {run.start}, not none."
+            f"Cannot resume {run.out} with other options: {argument('from')} was {run.start}, not none."
         )
     named = {name: value for name, value in named.items() if value is not None}
     if "start" in named and run.start and os.path.abspath(named["start"]) == os.path.abspath(run.start):
         named["start"] = run.start  # run.yaml has it whole
     if (trains := named.get("train", run.train)) != run.train:  # whose other options do not go with it
         raise FeatherbackError(
-            f"Cannot resume {run.out} with other options: --train was {run.train}, not {trains}."
+            f"Cannot resume {run.out} with other options: {argument('train')} was {run.train}, not {trains}."
         )
     values = {entry.name: getattr(run, entry.name) for entry in fields(run)}
     if "steps" in named or "epochs" in named:
@@ -93,7 +95,7 @@ def check_resume(config: TrainConfig, earlier: TrainConfig) -> None:
     """FeatherbackError naming every option that differs from the run's, which are `earlier`, and must not."""
     before = earlier.fixed()
     differing = [
-        f"{flag(name)} was {written(before[name])}, not {written(value)}"
+        f"{spelled(TrainConfig, name)} was {written(before[name])}, not {written(value)}"
         for name, value in config.fixed().items()
         if name in before and before[name] != value  # another optimizer or method may have other options
     ]

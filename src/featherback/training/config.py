@@ -18,8 +18,9 @@ from featherback.host.priority import LOWEST
 from featherback.host.sensors import KINDS
 from featherback.memory.plan import BUDGETS
 from featherback.models.converted import NONE, QUANTIZE
+from featherback.naming import argument, argument_is
 from featherback.optim.average import Averaged
-from featherback.options import check, described, flags, option
+from featherback.options import check, described, option, spelled
 from featherback.training import parse
 from featherback.training.loggers import LOGGERS
 from featherback.training.together import check_together
@@ -97,7 +98,7 @@ class TrainConfig:
     data: tuple[str, ...] | None = (
         option(  # for the record; the run has its own token file. None: only to resume
             None,
-            parse=partial(parse.paths, "--data"),
+            parse=partial(parse.paths, "data"),
             is_path=True,
             several=True,
             metavar="PATH",
@@ -135,7 +136,7 @@ class TrainConfig:
     )
     freeze: tuple[str, ...] | None = option(
         None,
-        parse=partial(parse.patterns, "--freeze"),
+        parse=partial(parse.patterns, "freeze"),
         panel=WHOLE,
         only_for="full",
         metavar="NAMES",
@@ -318,7 +319,7 @@ class TrainConfig:
     )
     eval_data: tuple[str, ...] | None = option(
         None,
-        parse=partial(parse.paths, "--eval-data"),
+        parse=partial(parse.paths, "eval_data"),
         is_path=True,
         several=True,
         metavar="PATH",
@@ -373,7 +374,7 @@ class TrainConfig:
     )
     pause_on: tuple[str, ...] | None = option(
         None,
-        parse=partial(parse.listed, "--pause-on", KINDS, f"{', '.join(KINDS)}, {','.join(KINDS)} or none"),
+        parse=partial(parse.listed, "pause_on", KINDS, f"{', '.join(KINDS)}, {','.join(KINDS)} or none"),
         words=lambda: (*KINDS, "none"),
         metavar="WHAT",
         panel=RUN,
@@ -383,7 +384,7 @@ class TrainConfig:
     log_to: tuple[str, ...] | None = option(
         None,
         parse=partial(
-            parse.listed, "--log-to", LOGGERS.names, f"none, or a list of {', '.join(LOGGERS.names)}"
+            parse.listed, "log_to", LOGGERS.names, f"none, or a list of {', '.join(LOGGERS.names)}"
         ),
         words=lambda: (*LOGGERS.names, "none"),
         metavar="WHAT",
@@ -523,8 +524,9 @@ class TrainConfig:
                 named = parse_targets(named, model.blocks[0].projections)
             if named not in (None, value):
                 raise FeatherbackError(
-                    f"{flag(name)} is {written(named)}, but the adapter in {self.start} has {written(value)}; leave "
-                    f"{flag(name)} out: training starts from an adapter as it is."
+                    f"{spelled(TrainConfig, name)} is {written(named)}, but the adapter in {self.start} has "
+                    f"{written(value)}; leave {spelled(TrainConfig, name)} out: "
+                    f"training starts from an adapter as it is."
                 )
         return replace(self, **own)
 
@@ -561,12 +563,12 @@ class TrainConfig:
     def _check_sizes(self, model: ModelConfig) -> None:
         if self.seq_len is not None and self.seq_len > model.max_position_embeddings:
             raise FeatherbackError(
-                f"--seq-len {self.seq_len} is beyond the {model.max_position_embeddings} tokens "
+                f"{argument('seq_len', self.seq_len)} is beyond the {model.max_position_embeddings} tokens "
                 f"that {self.model} was made for."
             )
         if self.form.rank > model.hidden_size:
             raise FeatherbackError(
-                f"--rank is {self.form.rank}; it must be at most the model's width, {model.hidden_size}."
+                f"{argument_is('rank', self.form.rank)}; it must be at most the model's width, {model.hidden_size}."
             )
 
     def fixed(self) -> dict[str, Any]:
@@ -599,8 +601,3 @@ class TrainConfig:
 def written(value: object) -> object:
     """As the user writes it."""
     return short(value) if isinstance(value, tuple) else value
-
-
-def flag(name: str) -> str:
-    """An option as it is spelled on the command line."""
-    return flags(TrainConfig, name)[0]

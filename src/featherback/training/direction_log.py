@@ -20,6 +20,7 @@ from typing import IO, NamedTuple
 
 from featherback.errors import FeatherbackError
 from featherback.files import append_bytes, atomic_file, open_regular
+from featherback.naming import argument
 
 NAME = "directions.log"
 _MAGIC = b"FBDIRECT"
@@ -27,7 +28,6 @@ _STEP, _SLOPE, _CHECKSUM = struct.Struct("<IId"), struct.Struct("<d"), struct.St
 _ORIGIN = 8
 _MOST_SLOPES = 1 << 24
 """Of a step: more were never written."""
-_MEND = "bring back a whole copy of it, or replay up to a step before with --step."
 
 
 class LoggedStep(NamedTuple):
@@ -85,7 +85,9 @@ def read_steps(path: Path, origin: str, last: int) -> Iterator[LoggedStep]:
         for before in range(last):
             found = _next(file, path, before)
             if found is None:
-                raise FeatherbackError(f"{path} is cut short: it ends after step {before} of {last}; {_MEND}")
+                raise FeatherbackError(
+                    f"{path} is cut short: it ends after step {before} of {last}; {_mend()}"
+                )
             yield found
 
 
@@ -112,10 +114,14 @@ def _next(file: IO[bytes], path: Path, before: int) -> LoggedStep | None:
     if len(head) == _STEP.size:
         step, count, lr = _STEP.unpack(head)
         if step != before + 1 or count > _MOST_SLOPES:
-            raise FeatherbackError(f"{path} is damaged after step {before}; {_MEND}")
+            raise FeatherbackError(f"{path} is damaged after step {before}; {_mend()}")
         slopes, checksum = file.read(count * _SLOPE.size), file.read(_CHECKSUM.size)
         if len(checksum) == _CHECKSUM.size:
             if _CHECKSUM.unpack(checksum)[0] != zlib.crc32(head + slopes):
-                raise FeatherbackError(f"{path} is damaged after step {before}; {_MEND}")
+                raise FeatherbackError(f"{path} is damaged after step {before}; {_mend()}")
             return LoggedStep(step, lr, tuple(slope for (slope,) in _SLOPE.iter_unpack(slopes)))
-    raise FeatherbackError(f"{path} is cut short: it ends within step {before + 1}; {_MEND}")
+    raise FeatherbackError(f"{path} is cut short: it ends within step {before + 1}; {_mend()}")
+
+
+def _mend() -> str:
+    return f"bring back a whole copy of it, or replay up to a step before with {argument('step')}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from featherback import methods
@@ -18,6 +18,7 @@ from featherback.memory.plan import Plan
 from featherback.models.finite import check_weights
 from featherback.models.model import Model
 from featherback.training.config import SEQUENCE
+from featherback.training.given import TITLE, Examples
 from featherback.training.lengths import as_tokens
 from featherback.training.stream import every_batch
 
@@ -34,10 +35,14 @@ class HasLoss(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A mean over all supervised tokens."""
+    """The loss of a model on data: a mean over all supervised tokens."""
 
-    loss: float  # nats per token
-    tokens: int  # supervised ones
+    loss: float
+    """Nats per token."""
+    tokens: int
+    """Supervised tokens: those of the assistant's answers, of completions, or all of plain texts."""
+    report: PrepareReport | None = None
+    """What became of the data: `examples`, `truncated`, `dropped` and `skipped` count them. None for token lists."""
 
     @property
     def perplexity(self) -> float:
@@ -75,14 +80,15 @@ def evaluate_file(
     seq_len: int | None = None,
     compute: str = "bf16",
     cut: bool = False,
-) -> tuple[Evaluation, PrepareReport]:
+    examples: Examples | None = None,
+) -> Evaluation:
     """Tokenise `data` as training would, in a process of its own, and measure `model` with `adapter`.
 
-    `seq_len`: None for what the data need; `cut`: what is longer is cut, and not refused. With what was measured: what
-    became of the data (examples cut, examples left out).
+    `examples`: given from Python, in place of files. `seq_len`: None for what the data need; `cut`: what is longer is
+    cut, and not refused.
     """
     source = Source.of(data)
-    with as_tokens(model, source, seq_len, cut) as (tokens, report):
+    with as_tokens(model, source, seq_len, cut, examples) as (tokens, report):
         size = max(seq_len or SEQUENCE, tokens.max_length)
         plan = Plan.default(model.config, tokens=size, compute=compute)
         with MapWatch(model.files, model.close) as maps:
@@ -91,6 +97,6 @@ def evaluate_file(
     if not math.isfinite(result.loss):
         check_weights(model)
         raise FeatherbackError(
-            f"The loss on {source.name} is not finite: the adapter does not fit, or its training diverged."
+            f"The loss on {source.name or TITLE} is not finite: the adapter does not fit, or its training diverged."
         )
-    return result, report
+    return replace(result, report=report)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -14,9 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from featherback.data.batch import IGNORE
+from featherback.data.report import PrepareReport
 from featherback.data.source import Source
 from featherback.data.token_file import TokenFile, TokenFileWriter
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, shown
+from featherback.models.model import Model
+from featherback.terminal import Preparing
 
 TITLE = "the data"
 """What messages call records."""
@@ -26,8 +29,15 @@ Record = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """An example as a line of a data file would have it ({"prompt": ..., "completion": ...}), or a conversation's messages
 ({"role": ..., "content": ...})."""
 
-Examples = Iterable[TokenList | tuple[TokenList, TokenList] | Record]
-"""Token lists, pairs of tokens and labels (-100 = not trained), or records."""
+Pair = tuple[str, str]
+"""A prompt and its completion, or a question and its answer."""
+
+Examples = Iterable[TokenList | tuple[TokenList, TokenList] | Record | Pair]
+"""Token lists, pairs of tokens and labels (-100 = not trained), records, or pairs of texts."""
+
+
+Prepare = Callable[[str, Source, Path, int, Callable[[dict[str, Any]], None], int | None], PrepareReport]
+"""`data.prepare.prepare`, here or elsewhere."""
 
 
 def as_records(examples: Examples) -> tuple[bool, Examples]:
@@ -37,6 +47,11 @@ def as_records(examples: Examples) -> tuple[bool, Examples]:
     if isinstance(first, Mapping) and "role" in first:
         raise FeatherbackError(
             "The data are the messages of one conversation; give a list of conversations: [[...]]."
+        )
+    if _is_text(first) and not _is_pair(first):
+        raise FeatherbackError(
+            f"Example 0 is {shown(first)}; texts are given as (prompt, completion) tuples, as "
+            '{"prompt": ..., "completion": ...}, or as {"text": ...}.'
         )
     return _is_record(first), [] if first is None else chain([first], items)
 
@@ -56,6 +71,37 @@ def records_beside(path: Path, examples: Examples, source: Source) -> Source:
     return replace(source, paths=(str(place),), title=TITLE)
 
 
+def make_tokens(
+    path: Path,
+    source: Source,
+    sequence: int,
+    most: int,
+    examples: Examples | None,
+    model: Model,
+    prepare: Prepare,
+    enough: int | None = None,
+) -> PrepareReport | None:
+    """Make the token file `path` of a source, or of examples in its place; the report, if there was text to prepare.
+
+    `sequence`: tokens into which texts are cut; `most`: those that a given token list may have. FeatherbackError for
+    what cannot be used.
+    """
+    written = None
+    if examples is not None:
+        records, examples = as_records(examples)
+        if not records:
+            write_tokens(path, examples, most, model.config.vocab_size)
+            return None
+        source = records_beside(path, examples, source)
+        written = Path(source.paths[0])
+    try:
+        with Preparing(source.name) as shown:
+            return prepare(str(model.path), source, path, sequence, shown.update, enough)
+    finally:
+        if written is not None:
+            written.unlink(missing_ok=True)
+
+
 def same_tokens(one: TokenFile, other: TokenFile) -> bool:
     """Whether two token files hold the same examples; what else is said of them does not count."""
     pairs = ((one.seq(i), other.seq(i)) for i in range(len(one)))
@@ -68,9 +114,10 @@ def _lines(examples: Examples) -> Iterator[str]:
     for number, example in enumerate(examples):
         if not _is_record(example):
             raise FeatherbackError(
-                f"Example {number} is no record, and no list of messages, as those before it are."
+                f"Example {number} is {shown(example)}; it must be a record, a list of messages or a "
+                f"(prompt, completion) tuple, like the examples before it."
             )
-        record = example if isinstance(example, Mapping) else {"messages": example}
+        record = _as_record(example)
         try:
             yield json.dumps(record, ensure_ascii=True)
         except (TypeError, ValueError, RecursionError) as error:
@@ -78,9 +125,28 @@ def _lines(examples: Examples) -> Iterator[str]:
 
 
 def _is_record(example: object) -> bool:
-    if isinstance(example, Mapping):
+    if isinstance(example, Mapping) or _is_pair(example):
         return True
     return isinstance(example, (list, tuple)) and bool(example) and isinstance(example[0], Mapping)
+
+
+def _is_pair(example: object) -> bool:
+    """A prompt and its completion as texts."""
+    return isinstance(example, tuple) and len(example) == 2 and all(isinstance(part, str) for part in example)
+
+
+def _is_text(example: object) -> bool:
+    """A text, or several."""
+    if isinstance(example, (list, tuple)):
+        return bool(example) and isinstance(example[0], str)
+    return isinstance(example, str)
+
+
+def _as_record(example: Any) -> Mapping[str, Any]:
+    """An example as a line of a data file has it."""
+    if isinstance(example, Mapping):
+        return example
+    return dict(zip(("prompt", "completion"), example)) if _is_pair(example) else {"messages": example}
 
 
 def _tokens_and_labels(example: Any, number: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

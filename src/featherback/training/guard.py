@@ -7,6 +7,7 @@ import math
 from featherback.errors import FeatherbackError
 from featherback.models.finite import check_weights
 from featherback.models.model import Model
+from featherback.naming import argument
 
 WORST = 10.0
 """A loss beyond this many times that of guessing (ln of the vocabulary) is no loss of a working model."""
@@ -36,7 +37,7 @@ def check_loss(loss: float, what: str, step: int, doubtful: int, model: Model) -
     if loss > WORST * max(1.0, guessing):
         raise DivergenceError(
             f"{what} has exploded at step {step}: {loss:.4g} nats per token, where guessing has {guessing:.1f}; "
-            f"lower --lr",
+            f"lower {argument('lr')}",
             doubtful,
         )
 
@@ -50,4 +51,4 @@ def check_finite(value: float, what: str, step: int, doubtful: int, model: Model
     """The same of a number that may be large."""
     if not math.isfinite(value):
         check_weights(model)
-        raise DivergenceError(f"{what} is not finite at step {step}; lower --lr", doubtful)
+        raise DivergenceError(f"{what} is not finite at step {step}; lower {argument('lr')}", doubtful)

@@ -19,8 +19,7 @@ from featherback.adapters import formats
 from featherback.adapters.base_model import base_model_name
 from featherback.adapters.formats.peft import FORMAT as PEFT
 from featherback.data.launch import prepare_in_subprocess
-from featherback.data.report import PrepareReport
-from featherback.data.source import STDIN, Source
+from featherback.data.source import STDIN
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
 from featherback.files import check_room
@@ -31,13 +30,14 @@ from featherback.host.priority import step_back
 from featherback.host.sensors import Sensors
 from featherback.memory.plan import Plan
 from featherback.models.model import Model
+from featherback.naming import argument, arguments
 from featherback.options import checked
-from featherback.terminal import Preparing, complain
+from featherback.terminal import complain
 from featherback.training import checkpoint
 from featherback.training.changes import continued
 from featherback.training.config import DEFAULT_EPOCHS, PLANNED, TrainConfig
 from featherback.training.ended import check_over, is_closed
-from featherback.training.given import Examples, as_records, records_beside, same_tokens, write_tokens
+from featherback.training.given import Examples, Prepare, make_tokens, same_tokens
 from featherback.training.held_out import counts, hold_out, most_before, split, was_split
 from featherback.training.lengths import hold_to, settle
 from featherback.training.loggers import check_installed
@@ -48,9 +48,6 @@ from featherback.version import __version__
 from featherback.weights import fingerprint
 
 _WORKER = "featherback.training.worker"
-
-Prepare = Callable[[str, Source, Path, int, Callable[[dict[str, Any]], None], int | None], PrepareReport]
-"""`data.prepare.prepare`, here or elsewhere."""
 
 
 def check_run(config: TrainConfig) -> None:
@@ -184,11 +181,11 @@ def resume_run(
             _heed(config)
             if config.eval_data is not None and earlier.eval_data is None:
                 raise FeatherbackError(
-                    f"Cannot resume {run.path} with --eval-data: the run was begun without."
+                    f"Cannot resume {run.path} with {argument('eval_data')}: the run was begun without."
                 )
-            _check_data(run, "train", "--data", named.get("data"), data, config, earlier, opened, note)
+            _check_data(run, "train", "data", named.get("data"), data, config, earlier, opened, note)
             _check_data(
-                run, "eval", "--eval-data", named.get("eval_data"), eval_data, config, earlier, opened, note
+                run, "eval", "eval_data", named.get("eval_data"), eval_data, config, earlier, opened, note
             )
             if is_closed(run):
                 check_over(run, config, earlier)
@@ -196,7 +193,7 @@ def resume_run(
             done = checkpoint.latest_step(run.path)
             if config.steps is not None and config.steps < done:
                 raise FeatherbackError(
-                    f"{run.path} has done {done} steps already, more than --steps {config.steps}; "
+                    f"{run.path} has done {done} steps already, more than {argument('steps', config.steps)}; "
                     f"name at least as many."
                 )
             # As long as these are the same the plan stays, and with it every bit.
@@ -248,7 +245,7 @@ def _be_patient(run: RunDirectory, named: Mapping[str, Any], done: int) -> None:
         best = "model" if run.config.train == "full" else "adapter"
         raise FeatherbackError(
             f"{run.path} stopped early, after step {done}: the held-out loss no longer fell. Its best {best} is kept. "
-            f"To go on all the same, name --steps, --epochs or --patience."
+            f"To go on all the same, name {arguments('steps', 'epochs', 'patience')}."
         )
     run.record["patient_since"] = done
 
@@ -287,7 +284,7 @@ def _check_paths(
 def _fitting(config: TrainConfig, model: Model, data: Examples | None) -> TrainConfig:
     """The options of a new run, whole and such as suit the model; FeatherbackError if they do not."""
     if config.data is None and data is None:
-        raise FeatherbackError("--data is missing: name the file to train on.")
+        raise FeatherbackError(f"{argument('data')} is missing: name the file to train on.")
     if config.steps is None and config.epochs is None:
         config = replace(config, epochs=DEFAULT_EPOCHS)
     if config.start is not None:
@@ -342,7 +339,7 @@ def _places(paths: Iterable[str]) -> list[str]:
 def _check_data(
     run: RunDirectory,
     name: str,
-    flag: str,
+    option: str,
     named: Any,
     examples: Examples | None,
     config: TrainConfig,
@@ -353,10 +350,10 @@ def _check_data(
     """FeatherbackError if data are named to resume a run that was begun with others."""
     paths: tuple[str, ...] | None = checked(TrainConfig, "data", named)
     places = ", ".join(paths or ())
-    given = flag if examples is not None else f"{flag} {places}"
+    given = argument(option) if examples is not None else argument(option, places)
     refusal = FeatherbackError(
         f"Cannot resume {run.path} with {given}: the run was begun with other data, whose tokens it keeps; "
-        f"leave {flag} out, or begin another run."
+        f"leave {argument(option)} out, or begin another run."
     )
     if examples is not None:
         with tempfile.TemporaryDirectory(prefix="featherback-") as folder:
@@ -365,7 +362,8 @@ def _check_data(
             # As it was prepared: the run's length came later, and what is beyond it was cut only then.
             source = replace(config.source(()), long="keep")
             length, enough = told.get("seq_len", config.sequence), told.get("enough")
-            report = _make(file, config, source, length, examples, model, prepare_in_subprocess, enough)
+            most = config.seq_len or model.config.max_position_embeddings
+            report = make_tokens(file, source, length, most, examples, model, prepare_in_subprocess, enough)
             if report is not None:
                 hold_to(
                     file, report, config.sequence, config.cut, "the run's length", "another run takes them"
@@ -427,42 +425,13 @@ def _tokens(
     """Make a token file that the model can read; what is to be said of it."""
     path = run.tokens / f"{name}.tokens"
     enough = _enough(config) if name == "train" else None
-    report = _make(
-        path, config, config.source(paths or ()), config.sequence, examples, model, prepare, enough
-    )
+    source, most = config.source(paths or ()), config.seq_len or model.config.max_position_embeddings
+    report = make_tokens(path, source, config.sequence, most, examples, model, prepare, enough)
     file = TokenFile(path)
     file.check(model.config.vocab_size)
     if report is not None:
         return report.to_json()
     return counts(file)
-
-
-def _make(
-    path: Path,
-    config: TrainConfig,
-    source: Source,
-    sequence: int,
-    examples: Examples | None,
-    model: Model,
-    prepare: Prepare,
-    enough: int | None,
-) -> PrepareReport | None:
-    """Make the token file `path` of a source, or of examples in its place; the report, if there was text to prepare."""
-    written = None
-    if examples is not None:
-        records, examples = as_records(examples)
-        if not records:
-            most = config.seq_len or model.config.max_position_embeddings
-            write_tokens(path, examples, most, model.config.vocab_size)
-            return None
-        source = records_beside(path, examples, source)
-        written = Path(source.paths[0])
-    try:
-        with Preparing(source.name) as shown:
-            return prepare(str(model.path), source, path, sequence, shown.update, enough)
-    finally:
-        if written is not None:
-            written.unlink(missing_ok=True)
 
 
 def _enough(config: TrainConfig) -> int | None:

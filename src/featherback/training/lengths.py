@@ -17,8 +17,9 @@ from featherback.data.token_file import TokenFile, TokenFileWriter
 from featherback.errors import FeatherbackError
 from featherback.host.machine import Baseline
 from featherback.models.model import Model
-from featherback.terminal import Preparing
+from featherback.naming import argument
 from featherback.training.config import SEQUENCE
+from featherback.training.given import Examples, make_tokens
 from featherback.training.run_directory import RunDirectory, plan_from_json
 
 _LONGER = "a model for longer texts takes them whole"
@@ -50,9 +51,10 @@ def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], pl
     if length < longest:
         beyond, change = made_for(model), _LONGER
         if length < most:
-            within = "in the free memory" if config.budget is None else f"in --memory {config.budget // MB}MB"
+            named = config.budget and argument("memory", f"{config.budget // MB}MB")
+            within = f"in {named or 'the free memory'}"
             beyond = f"the {length} tokens that fit {within}"
-            change = f"--memory {needed // MB}MB takes them whole"
+            change = f"{argument('memory', f'{needed // MB}MB')} takes them whole"
         reports: dict[str, Any] = dict(run.record["data"])
         for name, path in _files(run).items():
             given = "paths" not in reports[name]  # as tokens, from Python
@@ -77,23 +79,25 @@ def _longest(run: RunDirectory) -> int:
 
 @contextmanager
 def as_tokens(
-    model: Model, data: Source, seq_len: int | None, cut: bool
-) -> Iterator[tuple[TokenFile, PrepareReport]]:
-    """Inside: `data` as a run would have them, made in a process of its own. FeatherbackError as from a run."""
+    model: Model, data: Source, seq_len: int | None, cut: bool, examples: Examples | None = None
+) -> Iterator[tuple[TokenFile, PrepareReport | None]]:
+    """Inside: `data`, or the `examples` in their place, as a run would have them, made in a process of its own.
+
+    The report is None for token lists. FeatherbackError as from a run.
+    """
     from featherback.data.inputs import keep_stdin
     from featherback.data.launch import prepare_in_subprocess  # not in the training process
 
     most = model.config.max_position_embeddings
     if seq_len is not None and seq_len > most:
-        raise FeatherbackError(f"--seq-len {seq_len} is beyond {made_for(model)}.")
+        raise FeatherbackError(f"{argument('seq_len', seq_len)} is beyond {made_for(model)}.")
     source = replace(data, long=what_is_long(seq_len, cut))
     with tempfile.TemporaryDirectory(prefix="featherback-") as folder:
         if STDIN in source.paths:
             keep_stdin(Path(folder))
         path = Path(folder) / "data.tokens"
-        with Preparing(source.name) as shown:
-            size = seq_len or min(SEQUENCE, most)
-            report = prepare_in_subprocess(model.path, source, path, size, shown.update)
+        size = seq_len or min(SEQUENCE, most)
+        report = make_tokens(path, source, size, seq_len or most, examples, model, prepare_in_subprocess)
         hold_to(path, report, most, cut, made_for(model), _LONGER)
         tokens = TokenFile(path)
         tokens.check(model.config.vocab_size)

@@ -8,11 +8,10 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, did_you_mean, near
+from featherback.naming import in_python
 from featherback.options import checked, described, field_types, flags
 from featherback.training.config import CHOICES, PANELS, TrainConfig
-
-_MOST_NEAR = 3
 
 
 def spellings(kind: type, field: str) -> tuple[str, ...]:
@@ -104,12 +103,10 @@ def field_of(name: str, what: str) -> str:
     """The field that is called `name`; FeatherbackError, with names near it, if none is. `what` asks, in messages."""
     field = fields_by_name().get(name.replace("-", "_"))
     if field is None:
-        from difflib import get_close_matches
-
         names = [each for field, kinds in known().items() for each in spellings(kinds[0], field)]
-        near = get_close_matches(name.replace("-", "_"), names, _MOST_NEAR)
-        hint = f"did you mean {' or '.join(near)}?" if near else "`featherback train --help` lists them."
-        raise FeatherbackError(f"{what} has no option {name!r}; {hint}")
+        lists = "help(featherback.train)" if in_python() else "featherback train --help"
+        hint = did_you_mean(near(name, names)) or f" `{lists}` lists them."
+        raise FeatherbackError(f"{what} has no option {name!r}.{hint}")
     return field
 
 

@@ -13,6 +13,7 @@ from featherback.architecture.names import parse_targets
 from featherback.data.source import columns_of
 from featherback.errors import FeatherbackError
 from featherback.memory.plan import BUDGETS
+from featherback.naming import argument, argument_is
 
 MOST_MEMORY = 1 << 60  # bytes
 MOST_BARE = 10**6  # megabytes: a larger number without a unit was meant as bytes
@@ -28,16 +29,18 @@ def memory(text: str) -> int:
     unit = match and _UNITS.get(match[2].upper())
     if not match or unit is None:
         raise FeatherbackError(
-            f"--memory is {text!r}; write an amount such as 96MB or 1.5GB, or least or max."
+            f"{argument_is('memory', repr(text))}; write an amount such as 96MB or 1.5GB, or least or max."
         )
     if not match[2] and float(match[1]) >= MOST_BARE:
         raise FeatherbackError(
-            f"--memory is {text}: a number alone means megabytes; write an amount such as 96MB, 1.5GB or {text}B."
+            f"{argument_is('memory', text)}: a number alone means megabytes; write an amount such as 96MB, 1.5GB "
+            f"or {text}B."
         )
     amount = float(match[1]) * unit
     if amount >= MOST_MEMORY:
         raise FeatherbackError(
-            "--memory is more than any machine has; write an amount such as 96MB or 1.5GB, or least or max."
+            f"{argument('memory')} is more than any machine has; write an amount such as 96MB or 1.5GB, or least or "
+            f"max."
         )
     return int(amount)
 
@@ -62,7 +65,7 @@ def written_size(amount: int | str) -> str:
     return f"{amount}B" if amount % 10**6 else f"{amount // 10**6}MB"
 
 
-def paths(flag: str, given: object) -> tuple[str, ...]:
+def paths(option: str, given: object) -> tuple[str, ...]:
     """Files of data; one may stand alone."""
     if isinstance(given, (str, os.PathLike)):
         return (os.fspath(given),)
@@ -72,13 +75,13 @@ def paths(flag: str, given: object) -> tuple[str, ...]:
         and all(isinstance(path, (str, os.PathLike)) for path in given)
     ):
         return tuple(map(os.fspath, given))
-    raise FeatherbackError(f"{flag} is {given!r}; it must be text, or a list of texts.")
+    raise FeatherbackError(f"{argument_is(option, repr(given))}; it must be text, or a list of texts.")
 
 
 def start(given: object) -> object:
     """A path; "none" is none."""
     if given == "":
-        raise FeatherbackError("--from is ''; name a run or an adapter, or none.")
+        raise FeatherbackError(f"{argument_is('from', repr(given))}; name a run or an adapter, or none.")
     return None if given == "none" else given
 
 
@@ -86,7 +89,7 @@ def columns(given: object) -> tuple[str, ...]:
     """Pairs such as "prompt=question"."""
     pairs = (given,) if isinstance(given, str) else given
     if not isinstance(pairs, (list, tuple)) or not all(isinstance(pair, str) for pair in pairs):
-        raise FeatherbackError(f"--map is {given!r}; write pairs such as prompt=question.")
+        raise FeatherbackError(f"{argument_is('map', repr(given))}; write pairs such as prompt=question.")
     columns_of(pairs)
     return tuple(pairs)
 
@@ -95,26 +98,28 @@ def targets(given: object) -> tuple[str, ...]:
     """Projections that some family has; "all" stays until the model is known."""
     names = _names(given)
     if names is None:
-        raise FeatherbackError(f"--targets is {given!r}; write all, or a list such as q,v.")
+        raise FeatherbackError(f"{argument_is('targets', repr(given))}; write all, or a list such as q,v.")
     if "all" in (name.strip() for name in names):
         return ("all",)
     return parse_targets(names, families.PROJECTIONS)
 
 
-def patterns(flag: str, given: object) -> tuple[str, ...]:
+def patterns(option: str, given: object) -> tuple[str, ...]:
     """Names, in which * stands for anything."""
     names = _names(given)
     if not names or not all(name.strip() for name in names):
-        raise FeatherbackError(f"{flag} is {given!r}; write a list of names such as embed_tokens,layers.0.*.")
+        raise FeatherbackError(
+            f"{argument_is(option, repr(given))}; write a list of names such as embed_tokens,layers.0.*."
+        )
     return tuple(name.strip() for name in names)
 
 
-def listed(flag: str, known: Collection[str], write: str, given: object) -> tuple[str, ...]:
+def listed(option: str, known: Collection[str], write: str, given: object) -> tuple[str, ...]:
     """Some of the names `known`, in their order; "none" is none of them. `write`: what is advised for anything else."""
     names = _names(given)
     named = [name.strip() for name in names or () if name.strip() != "none"]
     if names is None or set(named) - set(known):
-        raise FeatherbackError(f"{flag} is {given!r}; write {write}.")
+        raise FeatherbackError(f"{argument_is(option, repr(given))}; write {write}.")
     return tuple(name for name in known if name in named)
 
 
@@ -125,7 +130,9 @@ def warmup(given: object) -> object:
     except (ValueError, OverflowError):
         amount = math.nan
     if isinstance(given, bool) or not (amount < 1 or amount.is_integer()):
-        raise FeatherbackError(f"--warmup is {given!r}; write a number of steps, or a share of them below 1.")
+        raise FeatherbackError(
+            f"{argument_is('warmup', repr(given))}; write a number of steps, or a share of them below 1."
+        )
     return int(amount) if amount.is_integer() else amount
 
 

@@ -17,6 +17,7 @@ from featherback.host.paged import PagedArray
 from featherback.methods.base import Draw
 from featherback.methods.mezo import MeZO
 from featherback.models.model import Model
+from featherback.naming import argument
 from featherback.training import checkpoint
 from featherback.training.beginning import first_adapter, first_optimizer
 from featherback.training.direction_log import NAME, read_steps
@@ -43,10 +44,12 @@ def replay(
         )
     path = run.path / NAME
     if not config.method_options["log_directions"] or not path.exists():
-        raise FeatherbackError(f"{run.path} has no {NAME}: only a run with --log-directions can be replayed.")
+        raise FeatherbackError(
+            f"{run.path} has no {NAME}: only a run with {argument('log_directions', True)} can be replayed."
+        )
     last = exported_step(run) if step is None else step
     if last < 1:
-        raise FeatherbackError(f"{run.path} has saved no adapter yet; name a --step.")
+        raise FeatherbackError(f"{run.path} has saved no adapter yet; name a {argument('step')}.")
     check_new(out)
     model = model or models.load(config.model, config.quantize)
     if run.record.get("model") != fingerprint.of_store(model.store):

@@ -8,6 +8,7 @@ import time
 from featherback.data.record_size import MOST_RECORD, SHORT
 from featherback.errors import FeatherbackError
 from featherback.host.process_tree import held_alone
+from featherback.naming import argument
 
 MB = 10**6
 _SECONDS = 0.2  # between two looks, each of which takes milliseconds
@@ -60,7 +61,7 @@ class Room:
             least = self._most // MB + 2  # what differs between two runs of the same is less than one
             raise FeatherbackError(
                 f"Preparing {self._data} does not fit in {self._budget // MB}MB: with this model's vocabulary the "
-                f"least is --memory {least}MB."
+                f"least is {argument('memory', f'{least}MB')}."
             )
 
     def conclude(self) -> None:

@@ -40,6 +40,7 @@ from featherback.files import (
 )
 from featherback.layers.block import Block, bundles
 from featherback.memory.plan import Plan
+from featherback.naming import argument
 from featherback.training.config import COMPUTE, TrainConfig
 
 try:
@@ -172,7 +173,7 @@ class RunDirectory:
         if (plan := plan_from_json(self.record.get("plan"))) is None:
             raise FeatherbackError(
                 f"{self.path / RUN_FILE} holds no plan of this version of Featherback; "
-                f"featherback train --resume makes one."
+                f"training with {argument('resume', True)} makes one."
             )
         return plan
 
@@ -182,7 +183,7 @@ class RunDirectory:
         if problem := _misfit(plan.keep, blocks, self.config.form.dora):
             raise FeatherbackError(
                 f"{self.path / RUN_FILE} is damaged: plan.keep {problem}. Correct it, or delete the entry plan and "
-                f"let featherback train --resume make one."
+                f"let training with {argument('resume', True)} make one."
             )
         return plan
 
@@ -360,13 +361,16 @@ def check_new(path: Path) -> None:
     """FeatherbackError if no run can begin in `path`: it holds something already, or cannot be written."""
     if (path / RUN_FILE).exists():
         raise FeatherbackError(
-            f"{path} holds another run already; continue it with --resume or choose another --out."
+            f"{path} holds another run already; continue it with {argument('resume', True)} or choose "
+            f"another {argument('out')}."
         )
     if path.is_dir():
         if any(path.iterdir()) and not _is_unfinished(path):
-            raise FeatherbackError(f"The output directory {path} is not empty; choose another --out.")
+            raise FeatherbackError(
+                f"The output directory {path} is not empty; choose another {argument('out')}."
+            )
     elif path.exists():
-        raise FeatherbackError(f"The output directory {path} is a file; choose another --out.")
+        raise FeatherbackError(f"The output directory {path} is a file; choose another {argument('out')}.")
     home = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
         raise FeatherbackError(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from featherback import methods, optim
 from featherback.data.source import STDIN
 from featherback.errors import FeatherbackError
-from featherback.options import described, flags
+from featherback.naming import argument, argument_is, arguments
+from featherback.options import described, spelled
 
 if TYPE_CHECKING:
     from featherback.training.config import TrainConfig
@@ -17,17 +18,20 @@ if TYPE_CHECKING:
 def check_together(config: TrainConfig) -> None:
     """FeatherbackError, naming the options, for what does not go together; each was checked by itself."""
     if config.steps is not None and config.epochs is not None:
-        raise FeatherbackError("Name --steps or --epochs, not both.")
+        raise FeatherbackError(f"Name {arguments('steps', 'epochs')}, not both.")
     for name in ("eval_every", "patience"):
         if getattr(config, name) is not None and config.eval_data is None and not config.eval_share:
-            raise FeatherbackError(f"{_flag(config, name)} needs --eval-data or --eval-share.")
+            raise FeatherbackError(
+                f"{spelled(type(config), name)} needs {arguments('eval_data', 'eval_share')}."
+            )
     if config.train == "lora":
         _check_adapter(config)
     else:
         _check_whole(config)
     if config.dora and config.lora_dropout:
         raise FeatherbackError(
-            "--lora-dropout is not for DoRA, where it would also drop what the frozen weights read: leave one out."
+            f"{argument('lora_dropout')} is not for DoRA, where it would also drop what the frozen weights read: leave "
+            f"one out."
         )
     if (*(config.data or ()), *(config.eval_data or ())).count(STDIN) > 1:
         raise FeatherbackError("Standard input (-) can be named once.")
@@ -40,26 +44,27 @@ def without_meaning(options: type, train: str) -> list[str]:
 
 def _check_adapter(config: TrainConfig) -> None:
     if named := _named_in_vain(config):
-        raise FeatherbackError(f"{named} is for --train full; leave it out, or name that.")
+        raise FeatherbackError(f"{named} is for {_full()}; leave it out, or add {_full()}.")
     if config.optimizer not in (able := optim.for_adapters()):
         raise FeatherbackError(
-            f"--optimizer {config.optimizer} is for the matrices of whole models; for an adapter choose "
-            f"{', '.join(able[:-1])} or {able[-1]}, or name --train full."
+            f"{argument('optimizer', config.optimizer)} is for the matrices of whole models; for an adapter choose "
+            f"{', '.join(able[:-1])} or {able[-1]}, or add {_full()}."
         )
 
 
 def _check_whole(config: TrainConfig) -> None:
     if named := _named_in_vain(config):
-        raise FeatherbackError(f"{named} is for adapters; leave it out, or leave --train full out.")
+        raise FeatherbackError(f"{named} is for adapters; leave it out, or leave {_full()} out.")
     if config.accumulate > 1:
         raise FeatherbackError(
-            f"--accumulate is {config.accumulate}, but with --train full a weight changes as soon as its gradient is "
-            f"there, and none is kept to be added to; name a larger --batch-size instead."
+            f"{argument_is('accumulate', config.accumulate)}, but with {_full()} a weight changes as soon as its "
+            f"gradient is there, and none is kept to be added to; name a larger {argument('batch_size')} instead."
         )
     if not methods.METHODS[config.method].can_train_weights:
         able = [name for name in methods.METHODS.names if methods.METHODS[name].can_train_weights]
         raise FeatherbackError(
-            f"--method {config.method} is for adapters; with --train full, choose {', '.join(able[:-1])} or {able[-1]}."
+            f"{argument('method', config.method)} is for adapters; with {_full()}, choose {', '.join(able[:-1])} or "
+            f"{able[-1]}."
         )
 
 
@@ -69,9 +74,9 @@ def _named_in_vain(config: TrainConfig) -> str | None:
         usual = {entry.name: entry.default for entry in fields(given)}
         for name in without_meaning(type(given), config.train):
             if getattr(given, name) != usual[name]:
-                return flags(type(given), name)[0]
+                return spelled(type(given), name)
     return None
 
 
-def _flag(config: TrainConfig, name: str) -> str:
-    return flags(type(config), name)[0]
+def _full() -> str:
+    return argument("train", "full")

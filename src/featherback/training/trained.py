@@ -14,6 +14,7 @@ from featherback.memory import disk
 from featherback.memory.plan import Plan
 from featherback.methods.base import Draw, Method
 from featherback.models.model import Model
+from featherback.naming import argument
 from featherback.training import checkpoint, guard
 from featherback.training.beginning import first_adapter, first_optimizer
 from featherback.training.direction_log import NAME as LOG_NAME
@@ -105,7 +106,9 @@ class TrainedAdapter:
         guard.check_loss(loss, "the loss", step, step - 1, self.model)
         guard.check_finite(norm, "the gradient", step, step - 1, self.model)
         if not self.optimizer.step(self.gradients, lr, optim.clip_scale(norm, config.clip_norm)):
-            raise guard.DivergenceError(f"the adapter is not finite at step {step}; lower --lr", step)
+            raise guard.DivergenceError(
+                f"the adapter is not finite at step {step}; lower {argument('lr')}", step
+            )
         if self.log is not None:
             slopes = self.method.slopes or []
             self.log.append(step, lr, slopes)

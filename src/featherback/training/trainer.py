@@ -19,6 +19,7 @@ from featherback.host.meter import MB, Meter
 from featherback.host.priority import step_back
 from featherback.host.sensors import Sensors
 from featherback.models.model import Model
+from featherback.naming import argument
 from featherback.terminal import quoted
 from featherback.training import checkpoint, guard
 from featherback.training.callback import Callback, Guarded, Together, tell_failure
@@ -98,7 +99,7 @@ def train_run(
                     stay, needs = "block inputs and optimizer", "saves that, and the copies of the model"
                 text = (
                     f"note: {run.path} is on a RAM disk, where files would save no memory, so {stay} stay in the "
-                    f"process; an --out on a disk {needs}"
+                    f"process; another {argument('out')}, on a disk, {needs}"
                 )
                 callback.tell(Note(text))
             callback = Together([callback, *map(Guarded, loggers(config.log_to or ()))])
@@ -239,7 +240,8 @@ class Trainer:
         if free < needed:
             raise FeatherbackError(
                 f"The disk of {run.path} has {free / 1e6:.1f} MB free and the run needs up to {needed / 1e6:.1f} MB "
-                f"for checkpoints, {self.trained.name} and scratch files: free some, or choose another --out."
+                f"for checkpoints, {self.trained.name} and scratch files: free some, or choose "
+                f"another {argument('out')}."
             )
 
     def _resume(self) -> None:

@@ -24,6 +24,7 @@ from featherback.memory.plan import Plan
 from featherback.methods.base import Draw
 from featherback.models.loader import results
 from featherback.models.model import Model
+from featherback.naming import argument
 from featherback.optim.rule import Turn
 from featherback.training import checkpoint, guard
 from featherback.training.run_directory import RunDirectory
@@ -92,10 +93,14 @@ class TrainedWeights:
         check()
         for what, value in (("the loss", loss), ("the gradient", at_work.found.norm)):
             if not math.isfinite(value):  # the copy is beyond help by now, whatever was to blame
-                raise guard.DivergenceError(f"{what} is not finite at step {step}; lower --lr", step - 1)
+                raise guard.DivergenceError(
+                    f"{what} is not finite at step {step}; lower {argument('lr')}", step - 1
+                )
         guard.check_loss(loss, "the loss", step, step - 1, self.model)
         if not at_work.found.finite:
-            raise guard.DivergenceError(f"the weights are not finite at step {step}; lower --lr", step)
+            raise guard.DivergenceError(
+                f"the weights are not finite at step {step}; lower {argument('lr')}", step
+            )
         return Outcome(loss, at_work.found.norm)
 
     def _gradients(self, batch: Batch, n_targets: int, step: int, train: Trains) -> float:

@@ -18,6 +18,7 @@ from featherback.host.maps import MapWatch
 from featherback.models.converted import ConvertedWeights
 from featherback.models.model import Model
 from featherback.models.streams import copied, counted, floats_of, give_back, quantized, row_blocks
+from featherback.naming import argument
 from featherback.terminal import Converting
 from featherback.weights.matrix import Matrix
 from featherback.weights.safetensors import SINGLE
@@ -39,15 +40,17 @@ def check_writable(model: Model, trained: Collection[str], kind: TensorType, deq
     """FeatherbackError if the tensors `trained` of a model cannot be trained."""
     if isinstance(model.store, ConvertedWeights):
         raise FeatherbackError(
-            f"The weights of {model.path} are converted when it is opened, for --quantize or from MLX's form, and "
-            f"cannot be trained themselves: leave --quantize out, or name the model of floats that it was made of."
+            f"The weights of {model.path} are converted when it is opened, for {argument('quantize')} or from MLX's "
+            f"form, and cannot be trained themselves: leave {argument('quantize')} out, or name the model of floats "
+            f"that it was made of."
         )
     found = {info.type for name, info in model.store.tensors.items() if name in trained}
     if (packed := sorted(each.name for each in found.difference(PLAIN))) and not dequantize:
         size = sum(tensor.nbytes for tensor in _outputs(model, trained, kind))
         raise FeatherbackError(
-            f"{model.path} holds {', '.join(packed)} weights, which cannot be trained as they are: --dequantize trains "
-            f"them as {kind.name}, which takes {size / 1e6:.0f} MB on disk; or name a model of F16, BF16 or F32."
+            f"{model.path} holds {', '.join(packed)} weights, which cannot be trained as they are: "
+            f"{argument('dequantize', True)} trains them as {kind.name}, which takes {size / 1e6:.0f} MB on disk; "
+            f"or name a model of F16, BF16 or F32."
         )
 
 

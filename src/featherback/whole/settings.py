@@ -10,6 +10,7 @@ from featherback.backend.counting import BlankMatrix
 from featherback.errors import FeatherbackError
 from featherback.layers.block import Block
 from featherback.models.model import Model
+from featherback.naming import argument
 from featherback.optim.rule import Rule
 from featherback.weights.types import TensorType
 from featherback.whole.places import Place, trained_places
@@ -35,11 +36,13 @@ class Whole:
                 layer = next(place for place in places if place.layer is not None)
                 outside = ", ".join(place.part for place in places if place.layer is None)
                 raise FeatherbackError(
-                    f"--freeze: no weight of {model.path} is called {pattern}; there are {outside} and names such as "
-                    f"{layer.name}."
+                    f"{argument('freeze')}: no weight of {model.path} is called {pattern}; there are {outside} "
+                    f"and names such as {layer.name}."
                 )
         if not any(map(self.wants, places)):
-            raise FeatherbackError(f"--freeze {','.join(self.frozen)} leaves nothing to train; name less.")
+            raise FeatherbackError(
+                f"{argument('freeze', ','.join(self.frozen))} leaves nothing to train; name less."
+            )
 
     def wanted_in(self, layer: int, block: Block) -> tuple[bool, ...]:
         """Of a layer's weights, which are: layers that differ in this cost differently."""

@@ -14,6 +14,7 @@ from featherback.adapters.lora import Form, LoRA
 from featherback.errors import FeatherbackError
 from featherback.models.loader import results
 from featherback.models.model import Model
+from featherback.naming import arguments
 from featherback.registry import Registry
 from featherback.terminal import quoted
 from featherback.weights.gguf import GGUFFile
@@ -45,7 +46,8 @@ def detect(path: Path) -> Format:
         raise FeatherbackError(f"There is no adapter {path}; name one of: {titles}.")
     if trained := next((each for each in results(path) if each.exists()), None):
         raise FeatherbackError(
-            f"{path} holds no adapter, but a trained model: open {trained} as one, without --adapter or --from."
+            f"{path} holds no adapter, but a trained model: open {trained} as one, without "
+            f"{arguments('adapter', 'from')}."
         )
     raise FeatherbackError(f"{path} is not an adapter that Featherback reads: {titles}.")
 

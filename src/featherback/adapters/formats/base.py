@@ -20,6 +20,7 @@ from featherback.architecture.names import hf_module
 from featherback.errors import FeatherbackError, shown, some
 from featherback.models.model import Model
 from featherback.models.streams import give_back
+from featherback.naming import argument
 from featherback.weights.store import TensorStore
 from featherback.weights.types import TensorInfo
 
@@ -216,7 +217,8 @@ def check_plain(adapter: LoRA, title: str) -> None:
     """FeatherbackError for a DoRA adapter, which the format `title` has no place for."""
     if adapter.form.dora:
         raise FeatherbackError(
-            f"The adapter is a DoRA, which {title} cannot hold; export it --to merged, or --to peft, which keeps it."
+            f"The adapter is a DoRA, which {title} cannot hold; export it with "
+            f"{argument('to', 'merged')}, or {argument('to', 'peft')}, which keeps it."
         )
 
 

@@ -41,7 +41,7 @@ class Adapter(Kind):
 
     def outlook(self, path: Path, named: str) -> Outlook:
         from featherback.adapters import formats
-        from featherback.export.base_of import model_path
+        from featherback.targets.base_of import model_path
 
         place = formats.place_of(path)
         try:

@@ -10,9 +10,9 @@ from typing import Any
 from featherback.data.containers.base import Record
 from featherback.data.example import Bad, Example
 from featherback.data.shapes.base import MissingError, Shape
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, expected, shown
+from featherback.naming import argument
 from featherback.registry import Registry
-from featherback.terminal import quoted
 
 SHAPES: Registry[Shape] = Registry(__name__, "SHAPE", "shape of data", shared=("base", "tools", "turns"))
 
@@ -39,7 +39,9 @@ def example_of(record: Record, columns: Columns) -> Example | Bad:
         return shape.example(values, record.where)
     except MissingError as error:
         maps = None if columns else _maps(record.values)
-        return Bad(record.where, f"{error} --map says what is what: {maps}." if maps else str(error))
+        return Bad(
+            record.where, f"{error} {argument('map')} says what is what: {maps}." if maps else str(error)
+        )
     except FeatherbackError as error:
         return Bad(record.where, str(error))
 
@@ -51,10 +53,12 @@ def check_columns(columns: Columns) -> None:
         if key in known:
             continue
         if column in known and not get_close_matches(key, known, 1):
-            turned = quoted(f"{column}={key}")
-            raise FeatherbackError(f"--map wants what the data call it on the right: --map {turned}.")
+            turned = f"{column}={key}"
+            raise FeatherbackError(
+                f"{argument('map')} wants what the data call it on the right: {argument('map', turned)}."
+            )
         raise FeatherbackError(
-            f"--map names {shown(key)}, which is no key of data; choose from {', '.join(known)}."
+            f"{argument('map')} names {shown(key)}, which is no key of data; {expected(key, known)}"
         )
 
 
@@ -66,7 +70,9 @@ def _in_order() -> list[Shape]:
 def _called(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
     for key, column in columns.items():
         if column not in row:
-            raise FeatherbackError(f"there is no column {shown(column)}, which --map names for {key!r}.")
+            raise FeatherbackError(
+                f"there is no column {shown(column)}, which {argument('map')} names for {key!r}."
+            )
     taken = set(columns.values()) | columns.keys()
     return {key: row[column] for key, column in columns.items()} | {
         key: value for key, value in row.items() if key not in taken
@@ -76,8 +82,8 @@ def _called(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
 def _unknown(row: Mapping[str, Any]) -> str:
     shapes = ", ".join(shape.expects for shape in _in_order() if shape.expects)
     keys = ", ".join(shown(key) for key in list(row)[:6]) or "none"
-    maps = _maps(row) or "--map prompt=question, and again for others"
-    return f"expected {shapes}; found the keys {keys}. --map says what is what: {maps}."
+    maps = _maps(row) or f"{argument('map', 'prompt=question')}, and again for others"
+    return f"expected {shapes}; found the keys {keys}. {argument('map')} says what is what: {maps}."
 
 
 def _maps(row: Mapping[str, Any]) -> str | None:
@@ -85,8 +91,7 @@ def _maps(row: Mapping[str, Any]) -> str | None:
     for pair in _PAIRS:
         columns = {key: _meant(key, row) for key in pair}
         if all(columns.values()):
-            words = (quoted(f"{key}={column}") for key, column in columns.items() if key != column)
-            return " ".join(f"--map {word}" for word in words)
+            return argument("map", [f"{key}={column}" for key, column in columns.items() if key != column])
     return None
 
 

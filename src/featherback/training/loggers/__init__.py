@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 
 from featherback.errors import FeatherbackError
+from featherback.naming import argument
 from featherback.registry import Registry
 from featherback.training.callback import Callback
 
@@ -22,8 +23,8 @@ def check_installed(names: Iterable[str]) -> None:
     for name in names:
         if find_spec(name) is None:
             raise FeatherbackError(
-                f"--log-to {name} needs {name}, which is not installed: pip install 'featherback[{name}]', or leave "
-                f"it out."
+                f"{argument('log_to', name)} needs {name}, which is not installed: "
+                f"pip install 'featherback[{name}]', or leave it out."
             )
 
 
@@ -34,5 +35,5 @@ def loggers(names: Iterable[str]) -> Iterator[Callback]:
         try:
             logger = LOGGERS[name]
         except ImportError as error:
-            raise FeatherbackError(f"--log-to {name}: {name} cannot be used: {error}.") from error
+            raise FeatherbackError(f"{argument('log_to', name)}: {name} cannot be used: {error}.") from error
         yield logger()

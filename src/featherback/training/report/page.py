@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from featherback.files import atomic_file, write_bytes
-from featherback.options import described
-from featherback.training.config import CHOICES, PANELS, TrainConfig, flag
+from featherback.options import described, flags
+from featherback.training.config import CHOICES, PANELS, TrainConfig
 from featherback.training.events import Sample
 from featherback.training.report.chart import COLOURS, STYLE, Line, chart, counted, loss_chart, loss_svg
 from featherback.training.report.curves import Curves
@@ -195,10 +195,17 @@ def _options(config: TrainConfig) -> Iterator[str]:
     """The run's options, under the names that the command line has for them, in its groups."""
     vain, values = without_meaning(type(config), config.train), config.to_json()
     about = {name: option for name, option in described(TrainConfig).items() if name not in vain}
-    places = [("MODEL", config.model), *((flag(n), values[n]) for n, o in about.items() if o.panel is None)]
+    places = [
+        ("MODEL", config.model),
+        *((flags(TrainConfig, n)[0], values[n]) for n, o in about.items() if o.panel is None),
+    ]
     yield f"<div><h3>Files</h3>{_table(places)}</div>"
     for panel in PANELS:
-        rows = [(flag(name), values[name]) for name, option in about.items() if option.panel == panel]
+        rows = [
+            (flags(TrainConfig, name)[0], values[name])
+            for name, option in about.items()
+            if option.panel == panel
+        ]
         for own in CHOICES:
             if about[own.choice].panel == panel:
                 more = values[f"{own.choice}_options"].items()

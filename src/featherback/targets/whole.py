@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from featherback.errors import FeatherbackError
-from featherback.export.base import WholeRequest, check_not_base
-from featherback.export.report import cost_facts, cost_notes, type_counts
 from featherback.models.model import Model
+from featherback.targets.base import WholeRequest, check_not_base
+from featherback.targets.report import cost_facts, cost_notes, type_counts
 from featherback.whole.copy import copy_as
 
 TRAINING = "the training"

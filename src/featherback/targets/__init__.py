@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from featherback.registry import Registry
 
 if TYPE_CHECKING:
-    from featherback.export.base import Target
+    from featherback.targets.base import Target
 
 TARGETS: Registry[Target] = Registry(
     __name__, "TARGET", "export target", shared=("base", "base_of", "chat_parts", "report", "whole", "words")

@@ -14,7 +14,9 @@ from featherback.adapters.formats.gguf import FORMAT
 from featherback.data.tokenizer import Tokenizer
 from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.errors import FeatherbackError
-from featherback.export.base import (
+from featherback.files import atomic_folder, write_bytes
+from featherback.models.model import Model
+from featherback.targets.base import (
     QUANTIZABLE,
     Exported,
     Request,
@@ -23,13 +25,11 @@ from featherback.export.base import (
     check_adapter_room,
     check_not_base,
 )
-from featherback.export.chat_parts import ChatParts, chat_parts
-from featherback.export.merged import write_merged_gguf
-from featherback.export.report import merge_facts, merge_notes
-from featherback.export.whole import suffix, write_model
-from featherback.export.words import first_part
-from featherback.files import atomic_folder, write_bytes
-from featherback.models.model import Model
+from featherback.targets.chat_parts import ChatParts, chat_parts
+from featherback.targets.merged import write_merged_gguf
+from featherback.targets.report import merge_facts, merge_notes
+from featherback.targets.whole import suffix, write_model
+from featherback.targets.words import first_part
 from featherback.terminal import quoted
 
 OWN_ENGINE = ("gemma3", "gemma3n", "gemma4", "llama4", "mistral3", "olmo3", "qwen3", "qwen3moe")

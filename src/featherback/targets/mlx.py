@@ -6,9 +6,9 @@ from pathlib import Path
 
 from featherback.adapters.base_model import base_model_name
 from featherback.adapters.formats.mlx import FORMAT
-from featherback.export.base import Exported, Request, Target, check_adapter_room
-from featherback.export.words import try_adapter
 from featherback.files import atomic_folder
+from featherback.targets.base import Exported, Request, Target, check_adapter_room
+from featherback.targets.words import try_adapter
 from featherback.terminal import quoted
 
 

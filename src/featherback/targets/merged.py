@@ -8,11 +8,11 @@ from featherback.adapters.lora import LoRA
 from featherback.adapters.merged_gguf import MergedGGUF
 from featherback.adapters.merged_hf import MergedHF
 from featherback.errors import FeatherbackError
-from featherback.export.base import QUANTIZABLE, Exported, Request, Target, WholeRequest, check_not_base
-from featherback.export.report import merge_facts, merge_notes
-from featherback.export.whole import suffix, write_model
-from featherback.export.words import try_out
 from featherback.files import atomic_folder
+from featherback.targets.base import QUANTIZABLE, Exported, Request, Target, WholeRequest, check_not_base
+from featherback.targets.report import merge_facts, merge_notes
+from featherback.targets.whole import suffix, write_model
+from featherback.targets.words import try_out
 from featherback.weights.types import TensorType
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from featherback.adapters.formats.gguf import FORMAT, TYPES
-from featherback.export.base import QUANTIZABLE, Exported, Request, Target, WholeRequest, check_adapter_room
-from featherback.export.whole import check_gguf, suffix, write_model
-from featherback.export.words import first_part, try_adapter
+from featherback.targets.base import QUANTIZABLE, Exported, Request, Target, WholeRequest, check_adapter_room
+from featherback.targets.whole import check_gguf, suffix, write_model
+from featherback.targets.words import first_part, try_adapter
 from featherback.terminal import quoted
 from featherback.weights.types import TensorType
 

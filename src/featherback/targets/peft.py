@@ -6,11 +6,11 @@ from pathlib import Path
 
 from featherback.adapters.base_model import base_model_name
 from featherback.adapters.formats.peft import FORMAT
-from featherback.export.base import Exported, Request, Target, check_adapter_room
-from featherback.export.words import first_part, try_adapter
 from featherback.files import atomic_folder
 from featherback.models.converted import ConvertedWeights
 from featherback.models.model import Model
+from featherback.targets.base import Exported, Request, Target, check_adapter_room
+from featherback.targets.words import first_part, try_adapter
 from featherback.terminal import quoted
 
 HEAD_DIMS: dict[str, int | None] = {"llama": None, "qwen2": None, "qwen3": 128}

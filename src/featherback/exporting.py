@@ -1,0 +1,84 @@
+"""A run or an adapter taken to another program: what `featherback export` and `featherback.export` share."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from featherback import models
+from featherback.adapters import formats
+from featherback.errors import FeatherbackError, expected
+from featherback.files import remove_abandoned
+from featherback.hub.locate import locate
+from featherback.models.loader import results
+from featherback.naming import argument_is
+from featherback.targets import TARGETS
+from featherback.targets.base import Exported, Request, Target, WholeRequest, check_out
+from featherback.targets.base_of import base_of_run, model_path
+from featherback.weights.quantize import quantizable
+from featherback.weights.types import TensorType
+
+
+def export(
+    source: Path,
+    to: str,
+    model: str | None = None,
+    out: Path | None = None,
+    kind: str | None = None,
+    base_model: str | None = None,
+    force: bool = False,
+) -> Exported:
+    """Write the adapter, or the trained model, in `source` for the target `to`; what was written.
+
+    `model`: the base, None for what the run or adapter names. `out`: None for a place beside the source. `kind`: the
+    number format of what is written, None for the target's choice. `force`: replace what is there. FeatherbackError for
+    what does not fit together, and if nothing can be written.
+    """
+    target = TARGETS[to]
+    request: Request | WholeRequest
+    if (trained := next((path for path in results(source) if path.exists()), None)) is not None:
+        place = trained
+        request = _whole(source, trained, target, _type(kind), model)
+        opened = request.model
+    else:
+        place = formats.place_of(_found(source))
+        form = formats.detect(place)
+        opened = models.load(model_path(place, model))
+        request = Request(formats.load(opened, place, format=form), Path(), _type(kind), base_model)
+        named = place if place.name not in ("", "..") else place.absolute()
+        stem = named.name if named.is_dir() else named.stem
+        request = replace(request, out=named.parent / target.name(request, stem))
+    if out is not None:
+        request = replace(request, out=out)
+    target.check(request)
+    check_out(request.out, place, opened, force)
+    remove_abandoned(request.out)  # it may hold the room that is needed
+    return target.write(request) if isinstance(request, Request) else target.write_whole(request)
+
+
+def _found(source: Path) -> Path:
+    """The path itself, or that of the model that goes by this name, which is refused by its path."""
+    with suppress(FeatherbackError):
+        return locate(source)
+    return source
+
+
+def _whole(
+    source: Path, trained: Path, target: Target, kind: TensorType | None, named: str | None
+) -> WholeRequest:
+    """What is asked of a model that the run `source` trained."""
+    opened = models.load(trained)
+    request = WholeRequest(opened, Path(), kind, base_of_run(source, named))
+    place = source.absolute()
+    return replace(request, out=place.parent / target.whole_name(request, place.name))
+
+
+def _type(name: str | None) -> TensorType | None:
+    """The number format of this name; FeatherbackError if there is none."""
+    if name is None:
+        return None
+    known = {kind.name.lower(): kind for kind in TensorType if quantizable(kind)}
+    if name.lower() not in known:
+        raise FeatherbackError(f"{argument_is('type', repr(name))}; {expected(name, known)}")
+    return known[name.lower()]
