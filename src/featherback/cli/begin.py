@@ -7,6 +7,7 @@ what that held: one plans, another prepares the data, and says what is about to 
 from __future__ import annotations
 
 import json as json_format
+import math
 import os
 import sys
 from functools import partial
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from featherback.failure import report
 from featherback.host.interrupt import ended_by_signals
 from featherback.terminal import open_streams
+from featherback.training.account import MB, Account
 from featherback.training.worker_process import become, inherited, worker_baseline
 
 if TYPE_CHECKING:
@@ -23,7 +25,11 @@ if TYPE_CHECKING:
 
     from featherback.data.report import PrepareReport
     from featherback.data.source import Source
+    from featherback.training.room import Room
     from featherback.training.run_directory import RunDirectory
+
+LEAST = "least"
+"""--memory's word for the least that is enough, as `memory.plan` knows it."""
 
 
 def go_on(options: dict[str, Any], resume: bool, plan: dict[str, Any] | None, **flags: bool) -> NoReturn:
@@ -32,11 +38,14 @@ def go_on(options: dict[str, Any], resume: bool, plan: dict[str, Any] | None, **
     `options`: a TrainConfig's, or to resume those that were named. `plan`: None, to have one made. `flags`: "json",
     "profile" and "dry_run", as the user set them.
     """
-    _go_on(options=options, resume=resume, flags=flags, plan=plan)
+    memory = options.get("memory")
+    account = Account(memory if isinstance(memory, int) else None, least=memory == LEAST)
+    account.add_own()
+    _go_on(account, options=options, resume=resume, flags=flags, plan=plan)
 
 
-def _go_on(**asked: Any) -> NoReturn:
-    become("featherback.cli.begin", json_format.dumps(asked))
+def _go_on(account: Account, **asked: Any) -> NoReturn:
+    become("featherback.cli.begin", json_format.dumps({**asked, "account": account.to_json()}))
 
 
 def main(arguments: list[str]) -> int:
@@ -57,6 +66,7 @@ def _begin(
     resume: bool,
     flags: dict[str, bool],
     debug: bool,
+    account: dict[str, Any],
     plan: dict[str, Any] | None = None,
     prepared: dict[str, Any] | None = None,
 ) -> None:
@@ -65,20 +75,24 @@ def _begin(
 
     `prepared`: the run that has its data, as `_hand_on` tells of it.
     """
+    counted = Account(**account)
+    asked: dict[str, Any] = {"options": options, "resume": False, "flags": flags}
     if prepared is not None:
-        run = _taken(**prepared, log_to=options.get("log_to") or ())
+        run = _taken(counted, **prepared, log_to=options.get("log_to") or ())
         existed = prepared["existed"]
     elif resume:
-        run, existed = _resumed(options), True
+        run, existed = _resumed(options, counted), True
     elif plan is None:
-        _go_on(options=options, resume=False, flags=flags, plan=_planned(options))
+        _go_on(counted, **asked, plan=_planned(options, counted))
     else:
         existed = os.path.exists(options["out"])
-        run = _prepared(options, plan)
+        run = _prepared(asked, plan, counted)
         if run.config.seq_len is None:
-            _hand_on(run, existed, settle=True, options=options, resume=False, flags=flags)
+            _hand_on(run, existed, counted, settle=True, **asked)
     if prepared is not None and prepared["settle"]:
-        _hand_on(run, existed, settle=False, options=options, resume=False, flags=flags)
+        _hand_on(run, existed, counted, settle=False, **asked)
+    if counted.searches:
+        _conclude(run, existed, counted)
     if flags.pop("dry_run", False):
         _show(run, flags["json"], existed)
         return
@@ -98,18 +112,21 @@ def _begin(
         raise
 
 
-def _hand_on(run: RunDirectory, existed: bool, settle: bool, **asked: Any) -> NoReturn:
+def _hand_on(run: RunDirectory, existed: bool, account: Account, settle: bool, **asked: Any) -> NoReturn:
     """Let another program go on with a run that has its data, and `settle` its sequence length first, or show it.
 
     `existed`: whether its directory did before.
     """
     _go_on(
+        account,
         prepared={"path": str(run.path), "lock": run.pass_lock(), "existed": existed, "settle": settle},
         **asked,
     )
 
 
-def _taken(path: str, lock: int | None, existed: bool, settle: bool, log_to: Iterable[str]) -> RunDirectory:
+def _taken(
+    account: Account, path: str, lock: int | None, existed: bool, settle: bool, log_to: Iterable[str]
+) -> RunDirectory:
     baseline = worker_baseline(log_to) if settle else None  # before this process has grown
     from featherback.training.run_directory import RunDirectory
 
@@ -123,10 +140,27 @@ def _taken(path: str, lock: int | None, existed: bool, settle: bool, log_to: Ite
             opened = models.load(run.config.model, run.config.quantize)
             lengths.settle(run, opened, lambda: baseline)
             held_out.hold_out(run)
+            account.add((run.plan.least_mb or 0) * MB if account.searches else 0)
+            account.add_own()
         except BaseException:
             undo(run, existed)
             raise
     return run
+
+
+def _conclude(run: RunDirectory, existed: bool, account: Account) -> None:
+    """The least that is enough is known: it becomes the run's budget; or BudgetError, if less was named."""
+    from dataclasses import replace
+
+    from featherback.memory.budget import BudgetError, whole_megabytes
+    from featherback.memory.planner import smaller
+    from featherback.training.launch import undo
+
+    config = run.config
+    if account.refused:
+        undo(run, existed)
+        raise BudgetError("Training", account.limit or 0, account.needed, smaller(config.whole is None))
+    run.update(configuration=replace(config, memory=whole_megabytes(account.needed)).to_json())
 
 
 def _show(run: RunDirectory, json: bool, existed: bool) -> None:
@@ -146,35 +180,68 @@ def _show(run: RunDirectory, json: bool, existed: bool) -> None:
         undo(run, existed)
 
 
-def _planned(options: dict[str, Any]) -> dict[str, Any]:
+def _planned(options: dict[str, Any], account: Account) -> dict[str, Any]:
+    """The plan. If the budget is too little, that for the least memory, which `options` then ask for."""
     if log_to := options.get("log_to") or ():
         from featherback.training.loggers import check_installed
 
         check_installed(log_to)
     baseline = worker_baseline(log_to)  # before this process has grown
+    from featherback.memory.budget import BudgetError
     from featherback.training.config import TrainConfig
     from featherback.training.launch import plan_run
 
-    return plan_run(TrainConfig.from_json(options), lambda: baseline)
+    try:
+        plan = plan_run(TrainConfig.from_json(options), lambda: baseline)
+        account.add_own()
+        fits = not account.is_over
+    except BudgetError:
+        fits = False
+    if not fits:
+        account.refused = True
+        options["memory"] = LEAST
+        plan = plan_run(TrainConfig.from_json(options), lambda: baseline)
+    if account.searches:
+        account.add(plan["least_mb"] * MB)
+    return plan
 
 
-def _prepared(options: dict[str, Any], plan: dict[str, Any]) -> RunDirectory:
-    from featherback.memory.plan import Plan
+def _prepared(asked: dict[str, Any], plan: dict[str, Any], account: Account) -> RunDirectory:
+    """The run, with its data. If the budget is too little for that, all begins anew with the least memory."""
+    from featherback.data.source import STDIN
+    from featherback.memory.budget import BudgetError
     from featherback.training.config import TrainConfig
     from featherback.training.launch import prepare_run
 
-    config = TrainConfig.from_json(options)
-    budget = Plan(**plan).budget(config.memory)
-    return prepare_run(config, prepare=partial(_prepare, budget), plan=plan)
+    config = TrainConfig.from_json(asked["options"])
+    rooms: list[Room] = []
+    limit = None if account.searches else account.limit
+    try:
+        run = prepare_run(config, prepare=partial(_prepare, limit, rooms), plan=plan)
+    except BudgetError:
+        if STDIN in (*(config.data or ()), *(config.eval_data or ())):  # it can be read but once
+            raise
+        account.refused = True
+        _go_on(account, **{**asked, "options": {**asked["options"], "memory": LEAST}}, plan=None)
+    for room in rooms:
+        account.add(room.needed)
+    account.add_own()
+    return run
 
 
-def _resumed(named: dict[str, Any]) -> RunDirectory:
+def _resumed(named: dict[str, Any], account: Account) -> RunDirectory:
     log_to = named["log_to"] if "log_to" in named else _logged_to(named["out"])
     # Else the plan stays, most likely.
     baseline = worker_baseline(log_to or ()) if named.keys() - {"model", "out"} else None
+    from featherback.memory.budget import BudgetError
     from featherback.training.launch import resume_run
 
-    return resume_run(named, baseline=lambda: baseline or worker_baseline(log_to or ()))
+    try:
+        return resume_run(named, baseline=lambda: baseline or worker_baseline(log_to or ()))
+    except BudgetError as error:
+        account.add(error.needed)
+        account.add_own()
+        raise BudgetError(error.what, error.limit, account.needed, error.advice) from None
 
 
 def _logged_to(out: str) -> list[str] | None:
@@ -192,6 +259,7 @@ def _logged_to(out: str) -> list[str] | None:
 
 def _prepare(
     budget: int | None,
+    rooms: list[Room],
     model: str,
     data: Source,
     out: Path,
@@ -199,12 +267,12 @@ def _prepare(
     progress: Callable[[dict[str, Any]], None],
     enough: int | None,
 ) -> PrepareReport:
-    """Prepare the data here, within what the command may take."""
+    """Prepare the data here, within what the command may take; what that needed is in the last of `rooms`."""
     from featherback.data.prepare import prepare
     from featherback.training.room import Room
 
-    room = None if budget is None else Room(data.name, budget)
-    return prepare(model, data, out, seq_len, progress, enough, room)
+    rooms.append(Room(data.name, math.inf if budget is None else budget))
+    return prepare(model, data, out, seq_len, progress, enough, rooms[-1])
 
 
 if __name__ == "__main__":

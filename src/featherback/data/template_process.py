@@ -49,7 +49,9 @@ def main() -> None:
         size = len(line)
         with _bounded(size, used):
             request = json.loads(line)
-            del line  # a conversation may have megabytes: of each form no more is held than the next one needs
+            del (
+                line
+            )  # a conversation may have megabytes: of each form no more is held than the next one needs
             reply = service.reply(request, size)
             del request
             answer = json.dumps(reply)

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from featherback import kernels
 from featherback.errors import FeatherbackError
+from featherback.naming import argument
 
 MB = 10**6
 
 
 class BudgetError(FeatherbackError):
-    """Something does not fit in the budget. `needed`: the budget that is enough for it, in bytes."""
+    """`what` does not fit in `limit` bytes; `needed` are enough. `advice`: what else would help, a clause."""
 
-    def __init__(self, message: str, needed: int) -> None:
-        super().__init__(message)
-        self.needed = needed
+    def __init__(self, what: str, limit: float, needed: int, advice: str = "") -> None:
+        self.what, self.limit, self.needed, self.advice = what, limit, whole_megabytes(needed), advice
+        least = argument("memory", f"{self.needed // MB}MB")
+        super().__init__(
+            f"{what} does not fit in {limit / MB:.0f}MB: with these options the least is {least}"
+            f"{advice and '; '}{advice}."
+        )
+
+
+def whole_megabytes(nbytes: float) -> int:
+    """Bytes, rounded up to whole megabytes."""
+    return math.ceil(nbytes / MB) * MB
 
 
 @dataclass(frozen=True)
@@ -36,8 +47,4 @@ class Budget:
         """BudgetError if `nbytes` more do not fit. `what` is about to take them: "the tokenizer"."""
         if (room := self.room) is not None and nbytes > room:
             assert self.limit is not None
-            needed = self.limit - room + nbytes
-            raise BudgetError(
-                f"{what} needs {needed / MB:.0f} MB in all, and the budget is {self.limit / MB:.0f} MB.",
-                needed,
-            )
+            raise BudgetError(what, self.limit, self.limit - room + nbytes)

@@ -20,6 +20,7 @@ from featherback.host.machine import VARIATION, Baseline, Machine
 from featherback.host.rates import nominal
 from featherback.host.scattered import ROWS
 from featherback.layers.block import bundles
+from featherback.memory.budget import BudgetError, whole_megabytes
 from featherback.memory.dry_run import FLOAT, account
 from featherback.memory.job import Job
 from featherback.memory.plan import MLP_STEP, Plan, Weights
@@ -123,8 +124,8 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
     """The fastest plan whose resident peak fits in `budget` bytes, with what the least and the most memory would give.
 
     Without a budget it is SPARE of the machine's memory, or FRUGAL times the least that would do if that is more. No
-    plan takes more than the machine has. Nothing depends on the machine's rates but the seconds. FeatherbackError,
-    naming the least that would do and what to change, if none fits.
+    plan takes more than the machine has. Nothing depends on the machine's rates but the seconds. BudgetError, naming
+    the least that is enough, if none fits; FeatherbackError if that is more than the machine has.
     """
     standard = nominal(job.compute, job.threads, machine.memory)
     predictions = [predict(job, plan, baseline, standard) for plan in candidates(job)]
@@ -133,20 +134,13 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
     wanted = max(SPARE * (machine.memory or 0), FRUGAL * smallest_rss) if budget is None else budget
     limit = min(wanted, most)
     if smallest_rss > limit:
-        change = f"a smaller {arguments('seq_len', 'batch_size')} needs less."
-        if job.whole is None:
-            smaller = arguments("seq_len", "batch_size", "rank")
-            change = f"a smaller {smaller}, or fewer {argument('targets')}, needs less."
-        named = f"{least // MB}MB"
+        change = smaller(job.whole is None)
         if most < smallest_rss:  # no budget would do
             raise FeatherbackError(
                 f"Training does not fit on this machine: only {int(most) // MB}MB are free or allowed by the "
-                f"process's cgroup, and with these options the least is {named}; {change}"
+                f"process's cgroup, and with these options the least is {least // MB}MB; {change}."
             )
-        raise FeatherbackError(
-            f"Training does not fit in {limit / MB:.0f}MB: with these options the least is "
-            f"{argument('memory', named)}; {change}"
-        )
+        raise BudgetError("Training", limit, least, change)
 
     worth = gains(job, next(candidates(job)), standard)
 
@@ -163,6 +157,14 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
         fastest_mb=least_budget(fastest.rss) // MB,
         fastest_step_seconds=fastest.seconds,
     )
+
+
+def smaller(adapter: bool) -> str:
+    """What makes training need less memory, a clause; `adapter`: of an adapter, and not of the model itself."""
+    if not adapter:
+        return f"a smaller {arguments('seq_len', 'batch_size')} needs less"
+    names = arguments("seq_len", "batch_size", "rank")
+    return f"a smaller {names}, or fewer {argument('targets')}, needs less"
 
 
 @dataclass(frozen=True)
@@ -309,7 +311,7 @@ def least_budget(least: int) -> int:
 
     The baseline is measured anew when the user comes back with it, and may then be VARIATION more.
     """
-    return -(-(least + VARIATION) // MB) * MB
+    return whole_megabytes(least + VARIATION)
 
 
 def _compute_seconds(work: Work, machine: Machine) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from featherback.errors import FeatherbackError
+from featherback.naming import argument
 from featherback.terminal import quoted
 from featherback.training import checkpoint
 from featherback.training.config import TrainConfig
@@ -61,8 +62,8 @@ def check_over(run: RunDirectory, config: TrainConfig, earlier: TrainConfig) -> 
     again = quoted("featherback", "train", *trained, "--data", "DATA", "--out", f"{run.path}-2")
     raise FeatherbackError(
         f"{run.path} ended after step {run.record['summary']['steps']}, and its optimiser states were removed, so it "
-        f"cannot go on. Train its result further in a new run: {again}. A run with --keep-checkpoints can go on after "
-        f"its end."
+        f"cannot go on. Train its result further in a new run: {again}. A run with {argument('keep_checkpoints')} can "
+        f"go on after its end."
     )
 
 

@@ -78,3 +78,14 @@ def verdict(record: Mapping[str, Any], advice: str) -> str:
         f"worse than before training: the held-out loss was {first:.4f} and is {best:.4f} at best; do not use this "
         f"{name}. {advice}"
     )
+
+
+def over_budget(run: RunDirectory) -> str | None:
+    """That a run's process held more than the run's budget, which is a bug; None if it did not."""
+    budget, peak = run.config.budget, run.record["summary"]["peak_rss_mb"]
+    if budget is None or peak * MB <= budget:
+        return None
+    return (
+        f"the run is complete, but it held {peak:.1f} MB, more than {argument('memory', f'{budget / MB:g}MB')}. This is "
+        f"a bug in Featherback; please report it with {run.path / RUN_FILE}."
+    )

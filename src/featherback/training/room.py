@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 
 from featherback.data.record_size import MOST_RECORD, SHORT
 from featherback.errors import FeatherbackError
 from featherback.host.process_tree import held_alone
+from featherback.memory.budget import BudgetError
 from featherback.naming import argument
+from featherback.training.account import BETWEEN_RUNS
 
 MB = 10**6
 _SECONDS = 0.2  # between two looks, each of which takes milliseconds
@@ -20,10 +23,13 @@ class Room:
     """Looks at what this process and its children hold together, in bytes, and admits long records by what they will
     take. Where the system does not tell what is held, nothing is checked."""
 
-    def __init__(self, data: str, budget: int) -> None:
+    def __init__(self, data: str, budget: float = math.inf) -> None:
+        """`budget`: in bytes; infinite if it is to be found out how much is needed."""
         self._data, self._budget = data, budget
         self._most, self._looked = 0, 0.0
-        self._before = 0  # held before the first long record; afterwards some of what it took may be held for the next
+        self._before = (
+            0  # held before the first long record; afterwards some of what it took may be held for the next
+        )
         self._admitted = False
         self._needed, self._longest = 0, ("", 0)
 
@@ -38,8 +44,9 @@ class Room:
     @property
     def most(self) -> int:
         """Bytes of a record that are read before it is asked for."""
-        room = (self._budget - self._before - _SPARE) // _LEAST_READING
-        return min(MOST_RECORD, max(SHORT, room)) if self._before else MOST_RECORD
+        if not self._before or math.isinf(self._budget):
+            return MOST_RECORD
+        return min(MOST_RECORD, max(SHORT, int(self._budget - self._before - _SPARE) // _LEAST_READING))
 
     @property
     def refused(self) -> bool:
@@ -55,20 +62,21 @@ class Room:
             self._needed, self._longest = needed, (where, size)
         return False
 
+    @property
+    def needed(self) -> int:
+        """The budget that is enough for what was held so far, in bytes."""
+        return self._most + BETWEEN_RUNS
+
     def check(self) -> None:
-        """FeatherbackError, with the budget that would do, if more was held than is allowed."""
+        """BudgetError, naming the budget that is enough, if more was held than is allowed."""
         if self._most > self._budget:
-            least = self._most // MB + 2  # what differs between two runs of the same is less than one
-            raise FeatherbackError(
-                f"Preparing {self._data} does not fit in {self._budget // MB}MB: with this model's vocabulary the "
-                f"least is {argument('memory', f'{least}MB')}."
-            )
+            raise BudgetError(f"Preparing {self._data}", self._budget, self.needed)
 
     def conclude(self) -> None:
         """FeatherbackError if a record was refused, with a budget that has room for each."""
         if self.refused:
             where, size = self._longest
             raise FeatherbackError(
-                f"Preparing {self._data} does not fit in {self._budget // MB}MB: the example in {where} has "
-                f"{size / MB:.1f} MB; --memory {self._needed // MB + 2}MB has room for it, or split it."
+                f"Preparing {self._data} does not fit in {self._budget // MB:.0f}MB: the example in {where} has "
+                f"{size / MB:.1f} MB; {argument('memory', f'{self._needed // MB + 2}MB')} has room for it, or split it."
             )

@@ -20,7 +20,6 @@ from featherback.data.tokenizer_loader import check_tokenizer, load_tokenizer, t
 from featherback.errors import FeatherbackError
 from featherback.host.interrupt import StoppedError
 from featherback.host.machine import memory_limit
-from featherback.host.meter import Meter
 from featherback.host.reading import drop_maps
 from featherback.inference.decoder import Decoder
 from featherback.inference.generate import generate_text
@@ -50,9 +49,7 @@ class _Asked:
     """Whether more would be expected."""
 
 
-def tell_samples(
-    run: RunDirectory, model: Model, callback: Callback, meter: Meter, check: Callable[[], None]
-) -> None:
+def tell_samples(run: RunDirectory, model: Model, callback: Callback, check: Callable[[], None]) -> None:
     """The last part of a run that has finished: --samples, told and recorded, within what it has for its memory.
 
     `model`: the one that is trained, or has the adapter beside it. `check` is called between tokens, and raises
@@ -76,9 +73,6 @@ def tell_samples(
                 f"note: the answers before and after were left out: {error} {later} makes them, without a budget."
             )
         )
-    peaks = {"peak_footprint_mb": meter.peak_footprint_mb, "peak_rss_mb": meter.peak_rss_mb}
-    summary = run.record["summary"]
-    run.update(summary={**summary, **{name: max(peak, summary[name]) for name, peak in peaks.items()}})
 
 
 def sample(

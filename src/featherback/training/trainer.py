@@ -122,7 +122,7 @@ def train_run(
                 from featherback.training.samples import tell_samples
 
                 trainer = None  # and with it the memory that the answers take
-                tell_samples(run, model, callback, meter, interrupt.check)
+                tell_samples(run, model, callback, interrupt.check)
     except KeyboardInterrupt:  # a second signal
         status = "interrupted"
         raise
@@ -131,6 +131,8 @@ def train_run(
         raise
     else:
         _report(run, callback)
+        if status != "interrupted":
+            _record_peaks(run, meter)
         if status != "interrupted" and (stays := clear(run, status)):
             callback.tell(Note(stays))
     finally:
@@ -143,6 +145,13 @@ def train_run(
         run.release()
     callback.tell(End(status, run.record["summary"]))
     return status
+
+
+def _record_peaks(run: RunDirectory, meter: Meter) -> None:
+    """The peaks of the whole process, of what came after the last step too."""
+    peaks = {"peak_footprint_mb": meter.peak_footprint_mb, "peak_rss_mb": meter.peak_rss_mb}
+    summary = run.record["summary"]
+    run.update(summary={**summary, **{name: max(peak, summary[name]) for name, peak in peaks.items()}})
 
 
 def _report(run: RunDirectory, callback: Callback) -> None:

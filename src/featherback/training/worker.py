@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     from featherback.models.loader import results
     from featherback.training.checkpoint import latest_step
     from featherback.training.events import Note
-    from featherback.training.outcome import again, is_worse, talk, verdict
+    from featherback.training.outcome import again, is_worse, over_budget, talk, verdict
     from featherback.training.profile import profiled
     from featherback.training.report.page import REPORT
     from featherback.training.reporter import JSONReporter
@@ -59,6 +59,9 @@ def main(arguments: list[str]) -> int:
         return EXIT_CODES[status]
     if (run.path / REPORT).exists():
         shown.tell(Note(f"report: {run.path / REPORT}"))
+    if (over := over_budget(run)) is not None:
+        complain(f"error: {over}")
+        return 1
     if is_worse(run.record["summary"]):
         shown.tell(Note(verdict(run.record, f"Train again: {quoted(*again(run.record, directory))}")))
         return WORSE

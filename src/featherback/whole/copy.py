@@ -87,7 +87,7 @@ def copy_as(model: Model, path: Path, kind: TensorType | None, base: Model | Non
     if model.source != "gguf" and kind is not None and kind not in PLAIN:
         known = ", ".join(each.name.lower() for each in PLAIN)
         raise FeatherbackError(
-            f"A Hugging Face folder holds {known}, not {kind.name.lower()}; choose one as --type."
+            f"A Hugging Face folder holds {known}, not {kind.name.lower()}; choose one as {argument('type')}."
         )
     matrices = [name for name, info in model.store.tensors.items() if len(info.shape) == 2]
     done = StoredAs(Counter(), MergeCost())
