@@ -180,8 +180,8 @@ def train(
         raise KeyboardInterrupt
     found = Run(run, opened)
     if found.worse:
-        options = ", ".join(f"{name}={value:g}" for name, value in found.summary["recommended"].items())
-        advice = f"Train again with {options}, and another `out`."
+        changed = ", ".join(f"{name}={value:g}" for name, value in found.summary["recommended"].items())
+        advice = f"Train again with {changed}, and another `out`."
         warnings.warn(verdict(run.record, advice), stacklevel=2)
     return found
 

@@ -12,6 +12,7 @@ from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 from featherback.cli import begin
 from featherback.cli.app import run
+from featherback.training import account
 from featherback.training.rehearsal import rehearsed_baseline
 
 
@@ -31,6 +32,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     """Run `featherback ARGUMENTS...` in this process, and the program that begins a run as well: up to its refusal."""
     monkeypatch.setattr(begin, "become", _go_on_here)
     monkeypatch.setattr(begin, "worker_baseline", lambda log_to=(): rehearsed_baseline())
+    monkeypatch.setattr(account, "own_peak", lambda: 0)  # that of all tests so far
 
     def call(*arguments: object) -> Outcome:
         try:

@@ -41,7 +41,7 @@ def go_on(options: dict[str, Any], resume: bool, plan: dict[str, Any] | None, **
     memory = options.get("memory")
     account = Account(memory if isinstance(memory, int) else None, least=memory == LEAST)
     account.add_own()
-    _go_on(account, options=options, resume=resume, flags=flags, plan=plan)
+    _go_on(account, options=options, resume=resume, flags=flags, plan=plan, checked=False)
 
 
 def _go_on(account: Account, **asked: Any) -> NoReturn:
@@ -69,14 +69,19 @@ def _begin(
     account: dict[str, Any],
     plan: dict[str, Any] | None = None,
     prepared: dict[str, Any] | None = None,
+    checked: bool = True,
 ) -> None:
-    """One step on the way to the training process, each a program of its own: plan; prepare the data; plan again, if
-    they need longer sequences than that was for; show what is about to be done, and train.
+    """One step on the way to the training process, each a program of its own: check the options; plan; prepare the
+    data; plan again, if they need longer sequences than that was for; show what is about to be done, and train.
 
     `prepared`: the run that has its data, as `_hand_on` tells of it.
     """
     counted = Account(**account)
     asked: dict[str, Any] = {"options": options, "resume": False, "flags": flags}
+    if not checked:
+        _check(options, resume)
+        counted.add_own()
+        _go_on(counted, options=options, resume=resume, flags=flags, plan=plan)
     if prepared is not None:
         run = _taken(counted, **prepared, log_to=options.get("log_to") or ())
         existed = prepared["existed"]
@@ -178,6 +183,17 @@ def _show(run: RunDirectory, json: bool, existed: bool) -> None:
             say("nothing was trained: this was a dry run")
     finally:
         undo(run, existed)
+
+
+def _check(options: dict[str, Any], resume: bool) -> None:
+    """FeatherbackError if options or paths are wrong: before anything is measured."""
+    from featherback.training.config import TrainConfig
+    from featherback.training.launch import check_resumed, check_run
+
+    if resume:
+        check_resumed(options)
+    else:
+        check_run(TrainConfig.from_json(options))
 
 
 def _planned(options: dict[str, Any], account: Account) -> dict[str, Any]:

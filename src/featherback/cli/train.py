@@ -51,7 +51,6 @@ def train(
     from featherback.cli.begin import go_on
     from featherback.hub.locate import locate
     from featherback.training.changes import replaced
-    from featherback.training.launch import check_resumed, check_run
     from featherback.training.run_file import RunFile, read
 
     if resume and dry_run:
@@ -68,10 +67,8 @@ def train(
             raise FeatherbackError(f"{missing}, or a --config file that does. See featherback train --help.")
     place = str(locate(str(name)))
     if resume:
-        check_resumed({"model": place, **values})
         go_on({"model": place, **values}, resume, None, json=json, profile=profile, dry_run=dry_run)
     whole = file.config({"model": place, **named})
-    check_run(whole)
     go_on(whole.to_json(), resume, _plan(file, whole), json=json, profile=profile, dry_run=dry_run)
 
 

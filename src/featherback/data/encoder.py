@@ -80,9 +80,11 @@ class Encoder:
                 else:
                     size = sum(map(len, _texts(example)))
                     ahead += size
-                    as_it_is = isinstance(example, Bad) or _is_streamed(example)
-                    waiting.append((example, None if as_it_is else self._begun(example), size))
-                    del example
+                    finish = None  # it stays as it is
+                    if not isinstance(example, Bad) and not _is_streamed(example):
+                        finish = self._begun(example)
+                    waiting.append((example, finish, size))
+                    del example, finish
             if waiting:
                 example, finish, size = waiting.popleft()
                 ahead -= size

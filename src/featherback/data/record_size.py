@@ -21,7 +21,7 @@ MOST_RECORD = 16 << 20
 """Bytes that a record may have, as it is read at once."""
 
 _JSON, _TEXT, _TOKENS, _MESSAGE = 16, 4, 26, 2000
-"""Of a chat: for each byte of its JSON, of its strings in memory and of its UTF-8 (a token at most), and each message."""
+"""Of a chat: for each byte of its JSON, of its strings in memory, of its UTF-8 (a token at most), and each message."""
 _LIST, _VALUE, _PAIR, _OBJECT = 64, 48, 150, 600
 """Of parsed JSON, besides its strings: for each list, value, key and object."""
 _WIDE = tuple(bytes([lead]) for lead in range(0xF0, 0xF5))  # begin characters beyond 16 bits
@@ -31,10 +31,13 @@ _PIECE = 1 << 16
 class RecordRoom(Protocol):
     """Who decides whether a record may be read."""
 
-    most: int
-    """Bytes of a record that are read before it is asked for."""
-    refused: bool
-    """Whether a record was refused: then the others are only looked at, to find what all of them need."""
+    @property
+    def most(self) -> int:
+        """Bytes of a record that are read before it is asked for."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether a record was refused: then the others are only looked at, to find what all of them need."""
 
     def admits(self, where: str, size: int, takes: int, takes_at_most: int) -> bool:
         """Whether the record of `size` bytes may go on, which now `takes` so many bytes and `takes_at_most` until it is

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from featherback.data.source import STDIN
+from featherback.host.meter import MB
 from featherback.models.converted import NONE
+from featherback.naming import argument
+from featherback.training.run_directory import RUN_FILE, RunDirectory
 
 LOWER = 4.0
 """What the learning rate of a run that ended worse than it began is divided by, for the next."""
@@ -85,7 +88,8 @@ def over_budget(run: RunDirectory) -> str | None:
     budget, peak = run.config.budget, run.record["summary"]["peak_rss_mb"]
     if budget is None or peak * MB <= budget:
         return None
+    named = argument("memory", f"{budget / MB:g}MB")
     return (
-        f"the run is complete, but it held {peak:.1f} MB, more than {argument('memory', f'{budget / MB:g}MB')}. This is "
-        f"a bug in Featherback; please report it with {run.path / RUN_FILE}."
+        f"the run is complete, but it held {peak:.1f} MB, more than {named}. This is a bug in Featherback; please "
+        f"report it with {run.path / RUN_FILE}."
     )
