@@ -129,7 +129,7 @@ def test_layouts_change_nothing_but_memory(tmp_path: Path, config: ModelConfig, 
         decoder.close()
 
 
-@pytest.mark.parametrize("layout", [*layouts(), Layout("streamed", "file", 16)], ids=str)
+@pytest.mark.parametrize("layout", [*layouts(), Layout("streamed", "file", 8)], ids=str)
 @pytest.mark.parametrize("config", [TINY_LLAMA, TINY_GEMMA3, TINY_PHI3], ids=["llama", "gemma3", "phi3"])
 def test_a_decoder_takes_what_it_was_counted_to(tmp_path: Path, config: ModelConfig, layout: Layout) -> None:
     """To the byte: a full cache is reached with the longest chunk, and with the most tokens that take all of F."""

@@ -32,7 +32,7 @@ class Layout:
         return self.weights == "resident"
 
 
-_SMALLER: tuple[tuple[int, int | None, int], ...] = ((CHUNK, MLP_TILE, 1024), (64, 256, 256), (16, None, 256))
+_SMALLER: tuple[tuple[int, int | None, int], ...] = ((CHUNK, MLP_TILE, 1024), (64, 256, 256), (8, None, 256))
 """(chunk, MLP tile, vocabulary tile) of decoders that do not keep the weights in memory, the fastest first."""
 
 

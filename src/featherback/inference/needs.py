@@ -22,7 +22,7 @@ from featherback.memory.stored import StoredSizes
 from featherback.models.model import Model
 
 FLOAT = np.dtype(np.float32)
-CODE = 1_500_000
+CODE = 1_000_000
 """Bytes for the code of decoding and what the allocator keeps beside what is counted."""
 
 
