@@ -34,14 +34,14 @@ def export(
     number format of what is written, None for the target's choice. `force`: replace what is there. FeatherbackError for
     what does not fit together, and if nothing can be written.
     """
-    target = TARGETS[to]
+    target, stored = TARGETS[to], _type(kind)
     if (trained := next((path for path in results(source) if path.exists()), None)) is not None:
-        return _model(trained, target, _type(kind), out, force)
+        return _model(trained, target, stored, out, force)
     place = formats.place_of(source)
     form = formats.detect(place)
     opened = models.load(model_path(place, model))
     adapter = formats.load(opened, place, format=form)
-    request = Request(adapter, out or Path(), _type(kind), base_model)
+    request = Request(adapter, out or Path(), stored, base_model)
     if out is None:
         named = place if place.name not in ("", "..") else place.absolute()
         stem = named.name if named.is_dir() else named.stem
