@@ -35,17 +35,17 @@ def export(
     number format of what is written, None for the target's choice. `force`: replace what is there. FeatherbackError for
     what does not fit together, and if nothing can be written.
     """
-    target = TARGETS[to]
+    target, stored = TARGETS[to], _type(kind)
     request: Request | WholeRequest
     if (trained := next((path for path in results(source) if path.exists()), None)) is not None:
         place = trained
-        request = _whole(source, trained, target, _type(kind), model)
+        request = _whole(source, trained, target, stored, model)
         opened = request.model
     else:
         place = formats.place_of(_found(source))
         form = formats.detect(place)
         opened = models.load(model_path(place, model))
-        request = Request(formats.load(opened, place, format=form), Path(), _type(kind), base_model)
+        request = Request(formats.load(opened, place, format=form), Path(), stored, base_model)
         named = place if place.name not in ("", "..") else place.absolute()
         stem = named.name if named.is_dir() else named.stem
         request = replace(request, out=named.parent / target.name(request, stem))

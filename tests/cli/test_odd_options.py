@@ -30,3 +30,30 @@ def test_nothing_is_a_bug(
         assert len(err.splitlines()) == 1
         assert "\x1b" not in err
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("trian", "m.gguf"), "error: There is no command trian. Did you mean `train`? See featherback --help."),
+        (("xyzzy",), "error: There is no command xyzzy. See featherback --help."),
+        (("train", "m", "--seqlen", "9"), "error: There is no option --seqlen. Did you mean `--seq-len`? See feath"),
+        (("train", "m", "--lora-rank", "9"), "error: There is no option --lora-rank. Did you mean `--rank`"),
+        (("train", "m", "--epoch", "9"), "error: There is no option --epoch. Did you mean `--epochs`"),
+        (("generate", "m", "--xyzzy"), "error: There is no option --xyzzy. See featherback generate --help."),
+        (("train", "m", "--out", "o", "--optimizer", "adam"), "apollo_mini, lion, lomo, mlorc, sgd."),
+        (("train", "m", "--out", "o", "--optimizer", "adam"), " Did you mean `adamw`?"),
+        (("train", "m", "--out", "o", "--schedule", "cos"), "linear, constant. Did you mean `cosine`?"),
+        (("train", "m", "--out", "o", "--method", "mez"), "Did you mean `mezo`?"),
+        (("train", "m", "--out", "o", "--compute", "bf-16"), "Did you mean `bf16`?"),
+        (("export", "run", "--to", "olama"), "Did you mean `ollama`?"),
+        (("export", "run", "--to", "merged", "--type", "q8"), "--type is 'q8'; expected one of: f32, f16, q4_0, "),
+        (("generate", "smollm2", "--prompt", "a"), "Did you mean `smollm2-135m`"),
+        (("generate", "Qwen/Qwen2-0.5B", "--prompt", "a"), "featherback fetch Qwen/Qwen2-0.5B"),
+    ],
+)  # fmt: skip
+def test_what_was_probably_meant(command: Command, words: tuple[str, ...], says: str) -> None:
+    code, out, err = command(*words)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert err.startswith("error: ")

@@ -93,7 +93,7 @@ def test_commands(page: Path, walk: Walk) -> None:
 @pytest.mark.parametrize(
     ("block", "says"),
     [
-        ("```sh\nfeatherback inspect model.gguf --modle x\n```", "No such option"),
+        ("```sh\nfeatherback inspect model.gguf --modle x\n```", "There is no option"),
         ("```sh\nfeatherback inspect notes.json\n```", "status 2"),
         ("```sh\nfeatherback train model.gguf --data notes.jsonl --out run/ --rnak 4\n```", "--rnak"),
         ("```sh\nfeatherback inspect notes.jsonl | grep nothing-like-it\n```", "status 1"),

@@ -292,3 +292,38 @@ def test_a_file_comes_before_a_store(home: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(home)
     touch(home / "ollama:m")
     assert locate("ollama:m") == Path("ollama:m")
+
+
+def test_models_that_were_probably_meant(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulled(home / ".ollama" / "models", "registry.ollama.ai/library/qwen2.5/0.5b")
+    monkeypatch.chdir(home)
+    touch(home / "tuned-model.gguf")
+    touch(home / "folder" / "config.json")
+    touch(home / "folder.txt")
+    for name, meant in (
+        ("smollm2", "smollm2-135m"),
+        ("SmolLM-135M", "smollm2-135m"),
+        ("qwen2.5:0.5b", "ollama:qwen2.5:0.5b"),
+        ("qwen2.5", "ollama:qwen2.5:0.5b"),
+        ("tuned-model", "tuned-model.gguf"),
+        ("./tuned_modle.gguf", "tuned-model.gguf"),
+        (f"{home}/folders", f"{home}/folder"),
+    ):
+        with pytest.raises(
+            FeatherbackError, match=r"There is no model .*on this machine\. Did you mean"
+        ) as refusal:
+            locate(name)
+        assert str(refusal.value).endswith(f"Did you mean `{meant}`?")
+    with pytest.raises(FeatherbackError, match=r"lists those on this machine\.$"):
+        locate("xyzzy")
+
+
+def test_a_name_on_hugging_face_leads_to_fetch(home: Path) -> None:
+    for name in ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct-GGUF:q4_k_m.gguf"):
+        with pytest.raises(FeatherbackError, match="get it from Hugging Face") as refusal:
+            locate(name)
+        assert str(refusal.value).endswith(f" with: featherback fetch {name}")
+    with pytest.raises(FeatherbackError, match="name a GGUF file"):
+        locate("models/absent.gguf")
+    fetched = touch(home / "ours/hub/models--Qwen--Qwen2.5-0.5B-Instruct/snapshots/1/m.gguf")
+    assert locate("Qwen/Qwen2.5-0.5B-Instruct") == fetched

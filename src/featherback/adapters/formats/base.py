@@ -217,7 +217,7 @@ def check_plain(adapter: LoRA, title: str) -> None:
     """FeatherbackError for a DoRA adapter, which the format `title` has no place for."""
     if adapter.form.dora:
         raise FeatherbackError(
-            f"The adapter is a DoRA, which {title} cannot hold; export it with "
+            f"The adapter is a DoRA, which {title} cannot hold; export it "
             f"{argument('to', 'merged')}, or {argument('to', 'peft')}, which keeps it."
         )
 
