@@ -54,6 +54,8 @@ class PrepareReport:
     """What is passed over of folders, a sentence each."""
     unused_keys: list[str] = field(default_factory=list)
     """Keys of the data that nothing is made of; some of them, if there are very many."""
+    renamed_columns: list[dict[str, str]] = field(default_factory=list)
+    """Columns of usual names that were read as other keys, key -> column; some of the ways, if there are very many."""
     spelled_control: int = 0
     """Examples whose text spells a control token; it was encoded as text."""
     other_roles: dict[str, int] = field(default_factory=dict)
@@ -96,6 +98,9 @@ class PrepareReport:
             role = message["role"]
             if role not in ROLES and (role in self.other_roles or len(self.other_roles) < MOST_KEYS):
                 self.other_roles[role] = self.other_roles.get(role, 0) + 1
+        renamed = dict(example.renamed)
+        if renamed and renamed not in self.renamed_columns and len(self.renamed_columns) < MOST_KEYS:
+            self.renamed_columns.append(renamed)
         for key in example.unused:
             if key not in self.unused_keys and len(self.unused_keys) < MOST_KEYS:
                 self.unused_keys.append(key)
@@ -155,6 +160,10 @@ class PrepareReport:
             if self.skipped > len(self.first_skipped):
                 notes.append(f"- and {self.skipped - len(self.first_skipped)} more")
         notes += self.not_read
+        for columns in self.renamed_columns:
+            read = [f"{shown(column)} as {key}" for key, column in columns.items()]
+            first, others = next(iter(columns)), " and ".join(read)
+            notes.append(f"Reading {others}; --map {first}=COLUMN reads another column.")
         if self.unused_keys:
             keys = ", ".join(map(shown, self.unused_keys))
             notes.append(f"These keys of the data are not used: {keys}.")

@@ -43,14 +43,10 @@ class Shape(ABC):
         return Example(**{**vars(found), "shape": self.name, "unused": unused})
 
 
-class MissingError(FeatherbackError):
-    """A key that a record of a shape must have is not there."""
-
-
 def text(row: Row, key: str, may_be_empty: bool = False) -> str:
     """A field that must be a string."""
     if key not in row:
-        raise MissingError(f'"{key}" is missing.')
+        raise FeatherbackError(f'"{key}" is missing.')
     value = row[key]
     if not isinstance(value, str):
         raise FeatherbackError(f'"{key}" must be a string, not {kind(value)}.')
