@@ -38,6 +38,10 @@ class PrepareReport:
     """Examples with the tokens of an earlier one."""
     duplicates_exact: bool = True
     """Whether that was counted, and not estimated from a part."""
+    also_trained: int = 0
+    """Of held-out data: sequences that are training sequences as well, token for token."""
+    also_trained_exact: bool = True
+    """Whether that was counted, and not estimated from a part."""
     empty_answers: int = 0
     """Examples with an answer to be trained that says nothing."""
     truncated: int = 0
@@ -149,6 +153,7 @@ class PrepareReport:
                 f"{about}{self.duplicates} of {self.examples} examples are copies of others, and count as "
                 "often as they are there."
             )
+        notes += also_trained_note(self.also_trained, self.sequences, self.also_trained_exact)
         if self.empty_answers:
             notes.append(
                 f"{self.empty_answers} of {self.examples} examples have an empty answer, which teaches to say nothing."
@@ -195,6 +200,17 @@ class PrepareReport:
 def _first(before: str, where: str | None, after: str = "") -> str:
     """Where the first is, if that is known: of tokens that are cut later it is not."""
     return "" if where is None else f"{before}first: {where}{after}"
+
+
+def also_trained_note(count: int, of: int, exact: bool) -> list[str]:
+    """What is to be said of held-out sequences that are trained on; nothing if there are none."""
+    if not count:
+        return []
+    about = "" if exact else "About "
+    return [
+        f"{about}{count} of the {of} held-out sequences are also in the training data: the held-out loss does not show "
+        "how the model does on text that it was not trained on. Remove them from one of the two."
+    ]
 
 
 def too_long(count: int, of: int, data: str, beyond: str, longest: int, change: str) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Set
 from typing import Any, ClassVar
 
-from featherback.data.containers.json_text import kind
+from featherback.data.containers.json_text import kind, parsed
 from featherback.data.example import Example
 from featherback.errors import FeatherbackError
 
@@ -65,7 +64,7 @@ def structure(row: Row, key: str) -> Any:
     value = row.get(key)
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
-            return json.loads(value)
+            return parsed(value)
         except (ValueError, RecursionError) as error:
             raise FeatherbackError(f'"{key}" is not valid JSON: {error}.') from None
     return value
