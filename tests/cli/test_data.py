@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Command
 from tests.data.test_formats import ROWS, WRITERS
+from tests.data.test_readers import read as read_examples
 from tests.support.tiny_chat import write_messages
 
 from featherback.cli.preamble import print_preamble, print_sample
@@ -91,7 +92,23 @@ def test_a_folder_of_records_is_not_data_but_what_is_in_it(command: Command, tmp
     data = _chats(tmp_path / "d.jsonl", 10)
     said = command("inspect", tmp_path)
     assert said.code == 2
-    assert f"name {data} itself, and only files ending in .txt or .md by their folder" in said.err
+    assert f"of a folder only texts are read. Name its files: --data {data}.\n" in said.err
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "e f.csv").write_text("text\na\n")
+    said = command("inspect", tmp_path)
+    named = f"--data {tmp_path / 'a.txt'} --data {data} --data '{tmp_path / 'e f.csv'}'"
+    assert said.err.endswith(f"Name its files: {named}.\n")
+
+
+def test_model_and_data_in_each_others_place(command: Command, chat_model: Path, tmp_path: Path) -> None:
+    data = _chats(tmp_path / "d.jsonl", 10)
+    meant = f"{chat_model} --data {data}\n"
+    for name in ("train", "evaluate"):
+        said = command(name, data, "--data", chat_model, *(("--out", tmp_path / "run") * (name == "train")))
+        assert (said.code, said.err) == (2, f"error: MODEL and data seem swapped: featherback {name} {meant}")
+    said = command("train", data, "--data", "smollm2-135m", "--out", tmp_path / "run")
+    assert said.err.endswith(f"featherback train smollm2-135m --data {data}\n")
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_is_not_read_of_a_folder_is_said(command: Command, chat_model: Path, tmp_path: Path) -> None:
@@ -321,26 +338,62 @@ def test_utf_16_is_known(command: Command, tmp_path: Path, encoding: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("columns", "says"),
+    ("columns", "read"),
     [
-        ("ID,Prompt,Completion", "--map prompt=Prompt --map completion=Completion."),
-        ("question, Answer ", "--map prompt=question --map 'completion= Answer '."),
-        ("prompt,response", "--map completion=response."),
-        ("Instruction,Response", "--map instruction=Instruction --map output=Response."),
-        ("instruction,context,response", "--map output=response."),
-        ("Customer question,Agent answer", "--map prompt=question, and again for others."),
+        ("prompt,answer", {"completion": "answer"}),
+        ("question,answer", {"prompt": "question", "completion": "answer"}),
+        ("answer,question", {"prompt": "question", "completion": "answer"}),
+        ("input,output", {"prompt": "input", "completion": "output"}),
+        ("instruction,response", {"output": "response"}),
+        ("instruction,context,response", {"output": "response", "input": "context"}),
+        ("ID,Prompt,Completion", {"prompt": "Prompt", "completion": "Completion"}),
+        ("question, Answer ", {"prompt": "question", "completion": " Answer "}),
     ],
 )
-def test_columns_of_other_names(command: Command, tmp_path: Path, columns: str, says: str) -> None:
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_columns_of_usual_names_are_read(
+    command: Command, tmp_path: Path, columns: str, read: dict[str, str], kind: str
+) -> None:
+    """They were refused with the very options that read them."""
+    names = columns.split(",")
+    row = {name: f"of {name.strip()}" for name in names}
+    data = tmp_path / f"d.{kind}"
+    WRITERS[f"data.{kind}"](data, [row])
+    [example] = read_examples(data)
+    asked = next(
+        name for name in names if name.strip().lower() in ("prompt", "instruction", "question", "input")
+    )
+    context = "\n\nof context" * ("context" in names)
+    assert example.prompt == f"of {asked.strip()}{context}"
+    assert example.completion == f"of {read.get('completion', read.get('output', '')).strip()}"
+    said = command("inspect", data)
+    assert said.code == 0, said.err
+    note = " and ".join(f"{column!r} as {key}" for key, column in read.items())
+    assert f"Reading {note}; --map {next(iter(read))}=COLUMN reads another column." in " ".join(
+        said.out.split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ("prompt,question,answer", "--map prompt=prompt --map completion=answer"),
+        ("input,output,response", "--map prompt=input --map completion=output"),
+        ("question,context,answer", "--map instruction=question --map output=answer --map input=context"),
+        ("Customer question,Agent answer", "--map prompt=question, and again for others"),
+    ],
+)
+def test_columns_that_could_be_several_things_are_refused_with_a_choice(
+    command: Command, tmp_path: Path, columns: str, says: str
+) -> None:
     data = tmp_path / "d.csv"
     data.write_text(f"{columns}\n{','.join('abc'[: columns.count(',') + 1])}\n")
     said = command("inspect", data)
     assert said.code == 2
-    assert said.err.endswith(f"--map says what is what: {says}\n")
+    assert says in said.err
     assert "--skip-bad" not in said.err  # every row has these
     if "again" not in says:
-        maps = [word for word in shlex.split(says.removesuffix(".")) if word != "--map"]
-        assert command("inspect", data, *(part for word in maps for part in ("--map", word))).code == 0
+        assert command("inspect", data, *shlex.split(says)).code == 0
 
 
 def test_a_map_that_is_the_wrong_way_round(command: Command, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 import subprocess
 import sys
@@ -80,5 +82,37 @@ def test_a_budget_that_preparation_exceeds_is_refused_with_one_that_does(
     budget, said = _least(large_vocabulary, messages, tmp_path / "run")
     assert said[-1].startswith(f"error: Preparing {messages} does not fit in")
     outcome = watch.run(_train(large_vocabulary, messages, tmp_path / "again", budget), tree=True)
+    assert outcome.tree_mb is not None
+    assert outcome.tree_mb <= budget
+
+
+def _rows(path: Path, lengths: tuple[int, ...]) -> Path:
+    rows = [{"prompt": "Hi?", "completion": "some word, " * (length // 11)} for length in lengths]
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, ["prompt", "completion"])
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("name", ["d.jsonl", "d.json", "d.csv"])
+def test_a_long_record_is_refused_with_a_budget_that_has_room_for_all(
+    chat_model: Path, tmp_path: Path, name: str
+) -> None:
+    """A chat of 14 MB in one line took seven times the budget, and the amount named was refused again."""
+    data, out = _rows(tmp_path / name, (50, 700_000, 50, 1_500_000)), tmp_path / "run"
+    enough = subprocess.run(
+        [*_train(chat_model, data, out, 60), "--cut"], capture_output=True, text=True, check=False
+    )
+    assert enough.returncode == 2
+    assert f"Preparing {data} does not fit in 60MB: the example in {data}, " in enough.stderr
+    assert len(enough.stderr.splitlines()) == 1
+    budget = int(re.findall(r"--memory (\d+)MB has room for it", enough.stderr)[0])
+    outcome = watch.run([*_train(chat_model, data, out, budget), "--cut"], tree=True)
     assert outcome.tree_mb is not None
     assert outcome.tree_mb <= budget

@@ -278,6 +278,28 @@ def test_arrays_that_do_not_end_well(tmp_path: Path, content: str, says: str) ->
     assert says in bad
 
 
+def test_a_key_that_is_there_twice_is_a_fault_of_its_record(tmp_path: Path) -> None:
+    """The last one won, without a word."""
+    twice = '{"text": "a", "text": "b"}'
+    nested = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "role": "user"}]}'
+    spelled = '{"messages": "[{\\"role\\": \\"user\\", \\"role\\": \\"user\\"}]"}'
+    rows = ['{"text": "a"}', twice, nested, spelled, '{"text": "b"}']
+    path = tmp_path / "d.jsonl"
+    path.write_text("\n".join(rows))
+    lines, says = places(path), "is there twice in one object"
+    assert [lines[0], lines[-1]] == ["a", "b"]
+    assert lines[1].startswith(f"line 2: the key 'text' {says}")
+    assert lines[2].startswith(f"line 3: the key 'role' {says}")
+    assert lines[3].startswith("line 4: ")
+    assert says in lines[3]
+    path = tmp_path / "d.json"
+    path.write_text(f"[{', '.join(rows)}]")
+    array = places(path)
+    assert [array[0], array[-1]] == ["a", "b"]
+    assert array[1].startswith(f"line 1, column 17: the key 'text' {says}")
+    assert array[2].startswith(f"line 1, column 45: the key 'role' {says}")
+
+
 def test_an_array_of_nothing(tmp_path: Path) -> None:
     for content in ("[]", " [\n ]\n"):
         (tmp_path / "d.json").write_text(content)
@@ -380,7 +402,7 @@ def test_a_folder_of_texts(tmp_path: Path) -> None:
                      (("a.txt", "a\n"), ("b.md", "# b"), ("deep/c.TXT", "c"))]  # fmt: skip
     assert sum(read_bytes) == file.size == 7
     (tmp_path / "chats.jsonl").write_text("{}")
-    with pytest.raises(FeatherbackError, match=r"more than texts: name .*chats\.jsonl itself"):
+    with pytest.raises(FeatherbackError, match=r"more than texts.* --data .*a\.txt --data .*chats\.jsonl"):
         list(file.documents())
     (tmp_path / "deep" / "none").mkdir()
     with pytest.raises(FeatherbackError, match=r"without a file that ends in \.txt or \.md"):

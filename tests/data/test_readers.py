@@ -103,7 +103,7 @@ def test_detect_complains(tmp_path):
         (b'"text"', "expected a JSON object, found a string"),
         (b"\xff\xfe", "not UTF-8"),
         (b"[" * 100_000, "not valid JSON"),
-        ({"question": "a", "answer": "b"}, "found the keys 'question', 'answer'. --map says what is what"),
+        ({"asked": "a", "said": "b"}, "found the keys 'asked', 'said'. --map says what is what"),
         ({}, "found the keys none"),
         ({"prompt": "a"}, '"completion" is missing'),
         ({"completion": "a"}, '"prompt" is missing'),

@@ -13,11 +13,14 @@ import pytest
 from tests.support.tiny_models import TINY_LLAMA
 
 import featherback as fb
+from featherback.cli.preamble import print_preamble
+from featherback.data.duplicates import Known, marked
 from featherback.data.token_file import TokenFile
 from featherback.training import trainer
 from featherback.training.config import MEASUREMENTS, TrainConfig
 from featherback.training.held_out import FEWEST, LEAST, MOST, hold_out, most_before, was_split
 from featherback.training.launch import prepare_run, resume_run
+from featherback.training.rehearsal import rehearsed_baseline
 from featherback.training.run_directory import RunDirectory
 
 Sequence = tuple[tuple[int, ...], tuple[bool, ...]]
@@ -213,3 +216,29 @@ def test_a_plan_for_more_memory_than_there_is_is_made_anew(tiny_path: Path, tmp_
     assert re.search(
         r"the run's plan needs 900000000 MB, and \d+ MB are free; the plan is made anew", said[0]
     )
+
+
+def test_held_out_examples_that_are_trained_are_counted(
+    tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Token for token, and with the same ones trained: nothing was said of them."""
+    known = _examples(3)
+    unlike = (known[1][0], [-100, -100, *known[1][1][2:]])
+    held = [known[0], known[0], unlike, ([1, 2, 3], [1, 2, 3])]
+    options = TrainConfig(model=str(tiny_path), out=str(tmp_path / "run"), rank=2, steps=1)
+    run = prepare_run(options, data=known, eval_data=held, baseline=rehearsed_baseline)
+    run.release()
+    assert run.record["data"]["eval"]["also_trained"] == 2
+    print_preamble(run, sample=False)
+    assert "2 of the 4 held-out sequences are also in the training data" in capsys.readouterr().out
+
+
+def test_very_many_held_out_examples_are_looked_for_in_little_memory() -> None:
+    known = Known(most=64)
+    for i in range(1000):
+        known.note(marked(str(i).encode()))
+    for i in range(500, 3000):
+        known.see(marked(str(i).encode()))
+    assert not known.is_exact
+    assert len(known._noted) <= 64
+    assert 300 < known.count < 700

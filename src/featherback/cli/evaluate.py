@@ -42,10 +42,12 @@ def evaluate(
     Only the tokens that training would train count: the assistant's answers, or all of a plain text.
     """
     from featherback.cli.options import open_model, set_threads
+    from featherback.cli.swapped import check_not_swapped
     from featherback.data.source import Source, columns_of
     from featherback.training.computed import compute_of
     from featherback.training.evaluation import evaluate_file
 
+    check_not_swapped("evaluate", str(model), data)
     source = Source(tuple(data), columns_of(columns or ()), skip_bad)
     opened, lora = open_model(model, adapter, quantize)
     set_threads(threads)

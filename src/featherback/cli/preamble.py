@@ -33,7 +33,7 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
     """Describe the run on standard output; `sample`: with an example of the data, if they are in a file."""
     from featherback import kernels, models
     from featherback.data.preview import preview
-    from featherback.data.report import PrepareReport
+    from featherback.data.report import PrepareReport, also_trained_note
     from featherback.host.machine import memory_total
     from featherback.training.held_out import was_split
 
@@ -52,6 +52,9 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
             row(
                 label, f"{values['tokens']} tokens given{less}, {values['supervised_tokens']} of them trained"
             )
+            also = values.get("also_trained", 0), values["sequences"], values.get("also_trained_exact", True)
+            for note in also_trained_note(*also):
+                row("", note)
             continue
         report = PrepareReport.from_json(values)
         row(label, describe_data(report, less))

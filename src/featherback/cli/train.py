@@ -49,6 +49,7 @@ def train(
     Example: featherback train model.gguf --data notes.jsonl --out notes-adapter --steps 200
     """
     from featherback.cli.begin import go_on
+    from featherback.cli.swapped import check_not_swapped
     from featherback.hub.locate import locate
     from featherback.training.changes import replaced
     from featherback.training.run_file import RunFile, read
@@ -65,6 +66,8 @@ def train(
     ):
         if given is None:
             raise FeatherbackError(f"{missing}, or a --config file that does. See featherback train --help.")
+    if not resume:
+        check_not_swapped("train", str(name), values.get("data"))
     place = str(locate(str(name)))
     if resume:
         go_on({"model": place, **values}, resume, None, json=json, profile=profile, dry_run=dry_run)

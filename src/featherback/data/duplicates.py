@@ -11,6 +11,41 @@ def marked(part: bytes, before: int = 0) -> int:
     return hash((before, part))
 
 
+class Known:
+    """How many of some examples are among others, by their hashes: `note` the former, then `see` the latter.
+
+    Beyond MOST different ones only those are followed whose hash ends in some zero bits.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most, self._step = most, 1
+        self._noted: dict[int, int] = {}
+        self._seen: set[int] = set()
+
+    def note(self, mark: int) -> None:
+        """One of the examples that are looked for, by what `marked` makes of it."""
+        if mark % self._step:
+            return
+        self._noted[mark] = self._noted.get(mark, 0) + 1
+        while len(self._noted) > self._most:
+            self._step *= 2
+            self._noted = {mark: count for mark, count in self._noted.items() if mark % self._step == 0}
+
+    def see(self, mark: int) -> None:
+        """One of the others."""
+        if mark in self._noted:
+            self._seen.add(mark)
+
+    @property
+    def count(self) -> int:
+        """Examples noted that were seen."""
+        return self._step * sum(self._noted[mark] for mark in self._seen)
+
+    @property
+    def is_exact(self) -> bool:
+        return self._step == 1
+
+
 class Duplicates:
     """Counts copies by their hashes. Up to MOST different examples the count is exact.
 

@@ -28,6 +28,8 @@ class Example:
     text: str | None = None
     unused: tuple[str, ...] = ()
     """Keys of the record that nothing is made of."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Keys, and the columns of other names that were read as them without a word of the user's."""
 
 
 @dataclass(frozen=True)

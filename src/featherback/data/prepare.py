@@ -46,9 +46,6 @@ REHEARSED = 16  # examples, or blocks of a text
 class Watch(RecordRoom, Protocol):
     """Who sees to it that a preparation takes no more than it may."""
 
-    def look(self, now: bool = False) -> None:
-        """See what is held; unless it has to be `now`, only once in a while."""
-
     def check(self) -> None:
         """FeatherbackError if what was seen was too much."""
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
 
 from featherback.data.containers.base import Document
 from featherback.data.encoder import Encoder, document_of
 from featherback.data.example import Bad, Example
 from featherback.data.readers import data_files
 from featherback.data.source import Source
-from featherback.data.tokenizer import Tokenizer
+from featherback.data.tokenizer import Ids, Tokenizer
 from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.errors import FeatherbackError
 
@@ -55,36 +58,33 @@ def _previews(tokenizer: Tokenizer, encoder: Encoder, source: Source, seq_len: i
                     yield _text(tokenizer, encoder, document_of(item), seq_len)
                 elif not isinstance(item, Bad):
                     example, encoded = item
-                    ids, whole = encoded.ids.tolist(), source.long == "keep" and example.text is None
-                    most = len(ids) if whole else seq_len
-                    yield _preview(tokenizer, example.where, ids, encoded.mask.tolist(), most)
+                    most = encoded.ids.size if source.long == "keep" and example.text is None else seq_len
+                    yield _preview(tokenizer, example.where, encoded.ids, encoded.mask, most)
                 elif not source.skip_bad:
                     raise FeatherbackError(f"{item.where}: {item.problem}")
 
 
 def _text(tokenizer: Tokenizer, encoder: Encoder, document: Document, seq_len: int) -> Preview:
-    ids: list[int] = []
+    ids = np.empty(0, np.uint32)
     for part, _ in encoder.stream(document.pieces):
-        ids += part[:seq_len].tolist()
-        if len(ids) >= seq_len:
+        ids = np.concatenate([ids, part[: seq_len - ids.size]])
+        if ids.size == seq_len:
             break
-    return _preview(tokenizer, document.where, ids[:seq_len], [True] * seq_len, seq_len)
+    return _preview(tokenizer, document.where, ids, np.ones(ids.size, np.bool_), seq_len)
 
 
-def _preview(tokenizer: Tokenizer, where: str, ids: list[int], mask: list[bool], seq_len: int) -> Preview:
-    kept = ids[:seq_len]
-    trained = [False, *mask[1 : len(kept)]]  # nothing predicts the first token
-    return Preview(
-        where, list(_runs(tokenizer, kept, trained)), len(kept), sum(trained), len(ids) - len(kept)
-    )
+def _preview(tokenizer: Tokenizer, where: str, ids: Ids, mask: NDArray[np.bool_], most: int) -> Preview:
+    trained = mask[:most].copy()
+    trained[:1] = False  # nothing predicts the first token
+    runs = list(_runs(tokenizer, ids[:most], trained))
+    return Preview(where, runs, trained.size, int(trained.sum()), ids.size - trained.size)
 
 
-def _runs(tokenizer: Tokenizer, ids: list[int], mask: list[bool]) -> Iterator[tuple[str, bool]]:
-    end = told = 0
-    for supervised, run in groupby(mask):
-        end += len(list(run))
-        text = tokenizer.decode(
-            ids[:end], special=True
-        )  # from the start: a piece alone may lose a leading space
-        yield text[told:], supervised
-        told = len(text)
+def _runs(tokenizer: Tokenizer, ids: Ids, trained: NDArray[np.bool_]) -> Iterator[tuple[str, bool]]:
+    ends = [*(np.flatnonzero(np.diff(trained)) + 1).tolist(), ids.size]
+    start = told = 0
+    for end in ends if ids.size else ():
+        # from the start: a piece alone may lose a leading space
+        text = tokenizer.decode(ids[:end].tolist(), special=True)
+        yield text[told:], bool(trained[start])
+        start, told = end, len(text)

@@ -20,7 +20,7 @@ SHORT = 1 << 16
 MOST_RECORD = 16 << 20
 """Bytes that a record may have, as it is read at once."""
 
-_JSON, _TEXT, _TOKENS, _MESSAGE = 16, 4, 26, 2000
+_JSON, _TEXT, _TOKENS, _MESSAGE = 16, 4, 30, 2000
 """Of a chat: for each byte of its JSON, of its strings in memory, of its UTF-8 (a token at most), and each message."""
 _LIST, _VALUE, _PAIR, _OBJECT = 64, 48, 150, 600
 """Of parsed JSON, besides its strings: for each list, value, key and object."""
@@ -39,6 +39,9 @@ class RecordRoom(Protocol):
     def refused(self) -> bool:
         """Whether a record was refused: then the others are only looked at, to find what all of them need."""
 
+    def look(self, now: bool = False) -> None:
+        """See what is held; unless it has to be `now`, only once in a while."""
+
     def admits(self, where: str, size: int, takes: int, takes_at_most: int) -> bool:
         """Whether the record of `size` bytes may go on, which now `takes` so many bytes and `takes_at_most` until it is
         encoded. If not, that is remembered."""
@@ -49,22 +52,26 @@ class Unbounded:
 
     most, refused = MOST_RECORD, False
 
+    def look(self, now: bool = False) -> None:
+        pass
+
     def admits(self, where: str, size: int, takes: int, takes_at_most: int) -> bool:
         return True
 
 
 class RawSize:
-    """What a record takes, by its bytes, which may come piece by piece."""
+    """What a record takes, by its bytes, piece by piece. `beside`: what its reader holds for each byte."""
 
-    def __init__(self, *pieces: bytes) -> None:
+    def __init__(self, *pieces: bytes, beside: int = 0) -> None:
         self.size, self._width, self._structure, self._objects, self._escaped = 0, 1, 0, 0, 1
+        self._beside = beside
         for piece in pieces:
             self.add(piece)
 
     @classmethod
-    def of_unknown(cls, size: int) -> RawSize:
+    def of_unknown(cls, size: int, beside: int = 0) -> RawSize:
         """The same of a record of which only the size in bytes is known."""
-        found = cls()
+        found = cls(beside=beside)
         found.size, found._width, found._escaped = size, 4, 3
         return found
 
@@ -83,12 +90,13 @@ class RawSize:
     @property
     def reading(self) -> int:
         """Bytes that parsing takes."""
-        return (2 + 3 * self._width) * self.size + self._structure + _OBJECT * self._objects
+        each = 2 + 3 * self._width + self._beside
+        return each * self.size + self._structure + _OBJECT * self._objects
 
     @property
     def at_most(self) -> int:
         """Bytes that all of the preparation takes if the record is a chat."""
-        texts = max(_JSON * self._escaped, _TOKENS) + _TEXT * self._width
+        texts = max(_JSON * self._escaped, _TOKENS) + _TEXT * self._width + self._beside
         return max(self.reading, texts * self.size + _MESSAGE * self._objects)
 
 

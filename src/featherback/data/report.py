@@ -39,6 +39,10 @@ class PrepareReport:
     """Examples with the tokens of an earlier one."""
     duplicates_exact: bool = True
     """Whether that was counted, and not estimated from a part."""
+    also_trained: int = 0
+    """Of held-out data: sequences that are training sequences as well, token for token."""
+    also_trained_exact: bool = True
+    """Whether that was counted, and not estimated from a part."""
     empty_answers: int = 0
     """Examples with an answer to be trained that says nothing."""
     truncated: int = 0
@@ -55,6 +59,8 @@ class PrepareReport:
     """What is passed over of folders, a sentence each."""
     unused_keys: list[str] = field(default_factory=list)
     """Keys of the data that nothing is made of; some of them, if there are very many."""
+    renamed_columns: list[dict[str, str]] = field(default_factory=list)
+    """Columns of usual names that were read as other keys, key -> column; some of the ways, if there are very many."""
     spelled_control: int = 0
     """Examples whose text spells a control token; it was encoded as text."""
     other_roles: dict[str, int] = field(default_factory=dict)
@@ -97,6 +103,9 @@ class PrepareReport:
             role = message["role"]
             if role not in ROLES and (role in self.other_roles or len(self.other_roles) < MOST_KEYS):
                 self.other_roles[role] = self.other_roles.get(role, 0) + 1
+        renamed = dict(example.renamed)
+        if renamed and renamed not in self.renamed_columns and len(self.renamed_columns) < MOST_KEYS:
+            self.renamed_columns.append(renamed)
         for key in example.unused:
             if key not in self.unused_keys and len(self.unused_keys) < MOST_KEYS:
                 self.unused_keys.append(key)
@@ -145,6 +154,7 @@ class PrepareReport:
                 f"{about}{self.duplicates} of {self.examples} examples are copies of others, and count as "
                 "often as they are there."
             )
+        notes += also_trained_note(self.also_trained, self.sequences, self.also_trained_exact)
         if self.empty_answers:
             notes.append(
                 f"{self.empty_answers} of {self.examples} examples have an empty answer, which teaches to say nothing."
@@ -156,6 +166,10 @@ class PrepareReport:
             if self.skipped > len(self.first_skipped):
                 notes.append(f"- and {self.skipped - len(self.first_skipped)} more")
         notes += self.not_read
+        for columns in self.renamed_columns:
+            read = [f"{shown(column)} as {key}" for key, column in columns.items()]
+            first, others = next(iter(columns)), " and ".join(read)
+            notes.append(f"Reading {others}; {argument('map', f'{first}=COLUMN')} reads another column.")
         if self.unused_keys:
             keys = ", ".join(map(shown, self.unused_keys))
             notes.append(f"These keys of the data are not used: {keys}.")
@@ -187,6 +201,17 @@ class PrepareReport:
 def _first(before: str, where: str | None, after: str = "") -> str:
     """Where the first is, if that is known: of tokens that are cut later it is not."""
     return "" if where is None else f"{before}first: {where}{after}"
+
+
+def also_trained_note(count: int, of: int, exact: bool) -> list[str]:
+    """What is to be said of held-out sequences that are trained on; nothing if there are none."""
+    if not count:
+        return []
+    about = "" if exact else "About "
+    return [
+        f"{about}{count} of the {of} held-out sequences are also in the training data: the held-out loss does not show "
+        "how the model does on text that it was not trained on. Remove them from one of the two."
+    ]
 
 
 def too_long(count: int, of: int, data: str, beyond: str, longest: int, change: str) -> str:

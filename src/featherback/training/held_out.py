@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from featherback.data.duplicates import Known, marked
 from featherback.data.token_file import TokenFile, TokenFileWriter
 from featherback.training.config import TrainConfig
 from featherback.training.run_directory import RunDirectory
@@ -20,6 +22,7 @@ FEWEST = 40
 """Examples of data from which some are held out: a mean over one or two would be chance."""
 LEAST, MOST = 4, 64
 """Examples that are held out, whatever the share: enough to mean something, few enough to be measured ten times."""
+_HELD = 1 << 20  # bytes of a token file that are in memory while it is looked through
 SPARE = 4
 """Times as many are looked at, since copies of others are not taken: they would be trained on."""
 
@@ -50,6 +53,31 @@ def counts(file: TokenFile) -> dict[str, int]:
 def most_before(trained: int, config: TrainConfig) -> int:
     """Tokens of data of which so many are left when some are held out."""
     return math.ceil(trained / (1 - config.eval_share)) + LEAST * config.sequence
+
+
+def also_trained(path: Path, trained: Path) -> dict[str, Any]:
+    """How many sequences of the held-out token file `path` are in the file `trained` as well, token for token and with
+    the same supervised ones, as `PrepareReport` has it."""
+    held, others, known = TokenFile(path), TokenFile(trained), Known()
+    lengths: set[int] = set()
+    for mark, size in _marks(held):
+        known.note(mark)
+        lengths.add(size)
+    for mark, _ in _marks(others, lengths):
+        known.see(mark)
+    return {"also_trained": known.count, "also_trained_exact": known.is_exact}
+
+
+def _marks(file: TokenFile, lengths: set[int] | None = None) -> Iterator[tuple[int, int]]:
+    """(mark, number of tokens) of each sequence of one of these lengths, or of all; little of the file is held."""
+    wanted, read = None if lengths is None else list(lengths), 0
+    for start, some in file.all_lengths():
+        for at in range(some.size) if wanted is None else np.flatnonzero(np.isin(some, wanted)):
+            tokens, supervised = file.seq(start + int(at))
+            yield marked(supervised.tobytes(), marked(tokens.tobytes())), tokens.size
+            if (read := read + tokens.nbytes) > _HELD:
+                file.drop_pages()
+                read = 0
 
 
 def was_split(run: RunDirectory) -> bool:

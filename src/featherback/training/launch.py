@@ -38,7 +38,7 @@ from featherback.training.changes import continued
 from featherback.training.config import DEFAULT_EPOCHS, PLANNED, TrainConfig
 from featherback.training.ended import check_over, is_closed
 from featherback.training.given import Examples, Prepare, make_tokens, same_tokens
-from featherback.training.held_out import counts, hold_out, most_before, split, was_split
+from featherback.training.held_out import also_trained, counts, hold_out, most_before, split, was_split
 from featherback.training.lengths import hold_to, settle
 from featherback.training.loggers import check_installed
 from featherback.training.run_directory import RUN_FILE, RunDirectory, check_new, plan_from_json
@@ -130,6 +130,9 @@ def prepare_run(
                     for name, given in sources.items()
                 }
                 maps.check()
+            if "eval" in reports:
+                eval_file, train_file = (run.tokens / f"{name}.tokens" for name in ("eval", "train"))
+                reports["eval"] = {**reports["eval"], **also_trained(eval_file, train_file)}
             files = {name: paths for name, (paths, examples) in sources.items() if examples is None and paths}
             if config.start is not None:
                 _keep_start(run, config.start, opened, base)

@@ -39,7 +39,7 @@ class Room:
             self._most = max(self._most, held_alone(os.getpid()))
             self._looked = time.monotonic()
             if not self._admitted:
-                self._before = self._most
+                self._before = max(self._before, self._most)
 
     @property
     def most(self) -> int:
@@ -54,7 +54,6 @@ class Room:
 
     def admits(self, where: str, size: int, takes: int, takes_at_most: int) -> bool:
         """Whether a record of `size` bytes has room, which now `takes` so many and `takes_at_most` later."""
-        self.look(now=not self._admitted)
         if not self._before or self._before + takes + _SPARE <= self._budget:
             self._admitted = True
             return True

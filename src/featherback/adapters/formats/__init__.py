@@ -31,8 +31,8 @@ def detect(path: Path) -> Format:
     """The format of the adapter at `path`; FeatherbackError if there is none, or more than one, or a model."""
     if is_model(path):
         raise FeatherbackError(
-            f"{path} is a model, not an adapter: train one with `featherback train {quoted(path)} --data DATA --out "
-            f"RUN`, and name RUN here."
+            f"{path} is a model, not an adapter: train one with "
+            f"`{quoted('featherback', 'train', path, '--data', 'DATA', '--out', 'RUN')}`, and name RUN here."
         )
     found = [FORMATS[name] for name in FORMATS.names if FORMATS[name].recognises(path)]
     if len(found) == 1:

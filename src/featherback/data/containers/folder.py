@@ -12,6 +12,9 @@ from featherback.data.containers.text import CONTAINER as TEXT
 from featherback.data.containers.text import read_text
 from featherback.data.inputs import Input
 from featherback.errors import FeatherbackError
+from featherback.terminal import quoted, several
+
+_NAMED = 6  # files, in an error
 
 
 class Folder(Texts):
@@ -61,9 +64,12 @@ def texts_in(folder: Path) -> tuple[list[Path], list[Path]]:
                 others.append(path)
     ends = " or ".join(TEXT.suffixes[:2])
     if data:
+        files = sorted([*data, *found])
+        named = " ".join(f"--data {quoted(str(path))}" for path in files[:_NAMED])
+        more = f", and {several(len(files) - _NAMED, 'more file')}" if len(files) > _NAMED else ""
         raise FeatherbackError(
-            f"The data {folder} is a folder with more than texts: name {data[0]} itself, and only files ending in "
-            f"{ends} by their folder."
+            f"The data {folder} is a folder with more than texts, and of a folder only texts are read. Name its files: "
+            f"{named}{more}."
         )
     if not found:
         raise FeatherbackError(f"The data {folder} is a folder without a file that ends in {ends}.")

@@ -7,6 +7,7 @@ from typing import Any
 
 from featherback.data.containers.base import Record
 from featherback.data.example import Bad
+from featherback.errors import shown
 
 _NAMES = {dict: "an object", list: "an array", str: "a string", bool: "true or false", type(None): "null"}
 
@@ -15,7 +16,9 @@ def record_of(text: str, where: str, line: int | None = None, column: int = 1) -
     """The object that `text` is. `line`, `column`: where in a file it begins, to tell where a fault in it is; without
     them it is a line of its own."""
     try:
-        values = json.loads(text)
+        values = parsed(text)
+    except RepeatedKeyError as error:
+        return Bad(where, f"{error}; readers differ in which of them they take: keep one.")
     except json.JSONDecodeError as error:
         if line is None:
             return Bad(
@@ -31,6 +34,24 @@ def record_of(text: str, where: str, line: int | None = None, column: int = 1) -
     if not isinstance(values, dict):
         return Bad(where, f"expected a JSON object, found {kind(values)}.")
     return Record(where, values)
+
+
+class RepeatedKeyError(ValueError):
+    """An object with a key that is there twice."""
+
+
+def parsed(text: str) -> Any:
+    """The value that JSON spells. RepeatedKeyError, another ValueError or RecursionError if it is not to be read."""
+    return json.loads(text, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen = set[str]()
+        again = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise RepeatedKeyError(f"the key {shown(again)} is there twice in one object")
+    return found
 
 
 def kind(value: Any) -> str:

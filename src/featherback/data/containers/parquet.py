@@ -34,6 +34,7 @@ class Parquet(Records):
         try:
             with data.open() as content:
                 file = parquet.ParquetFile(content, buffer_size=1 << 16, pre_buffer=False)
+                data.room.look(now=True)  # with the package, which takes more than all else
                 for batch in file.iter_batches(batch_size=_ROWS):
                     # Of long rows one at a time is turned into objects.
                     rows = batch.num_rows if batch.nbytes <= SHORT else 1

@@ -14,6 +14,7 @@ from featherback.data.record_size import MOST_RECORD, SHORT, RawSize
 from featherback.errors import FeatherbackError, shown
 from featherback.terminal import several
 
+_BESIDE = 8  # bytes that the csv module keeps for each character of the longest field
 _TOO_LONG = f"longer than {MOST_RECORD >> 20} MB, or a quotation mark is missing; split the example."
 
 
@@ -75,7 +76,7 @@ class _Lines(Iterator[str]):
             raise _LineError(_TOO_LONG)
         self._row += len(line)
         if self._row > self._data.room.most:  # how long it is will not be known
-            self._long = RawSize.of_unknown(min(MOST_RECORD, self._data.size))
+            self._long = RawSize.of_unknown(min(MOST_RECORD, self._data.size), _BESIDE)
             raise _LineError(_TOO_LONG)
         try:
             return line.decode()
@@ -86,7 +87,7 @@ class _Lines(Iterator[str]):
         """Whether there is no room for the row that was read."""
         room, long = self._data.room, self._long
         if isinstance(fields, list) and self._row > SHORT:
-            long = RawSize(*(field.encode() for field in fields))
+            long = RawSize(*(field.encode() for field in fields), beside=_BESIDE)
         return 0 < long.size <= MOST_RECORD and not room.admits(where, long.size, long.reading, long.at_most)
 
 

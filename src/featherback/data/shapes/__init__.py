@@ -3,45 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
 from featherback.data.containers.base import Record
 from featherback.data.example import Bad, Example
-from featherback.data.shapes.base import MissingError, Shape
+from featherback.data.shapes.base import Shape
+from featherback.data.shapes.usual import usual_columns
 from featherback.errors import FeatherbackError, expected, shown
 from featherback.naming import argument
 from featherback.registry import Registry
 
-SHAPES: Registry[Shape] = Registry(__name__, "SHAPE", "shape of data", shared=("base", "tools", "turns"))
-
-_PAIRS = (("prompt", "completion"), ("instruction", "output"))
-_USUAL = {
-    "prompt": ("question", "query", "request"),
-    "completion": ("answer", "response", "reply"),
-    "instruction": (),
-    "output": ("response", "answer"),
-}
-"""Key that we read -> what many data sets call it."""
+SHAPES: Registry[Shape] = Registry(
+    __name__, "SHAPE", "shape of data", shared=("base", "tools", "turns", "usual")
+)
 
 Columns = Mapping[str, str]
 """Key that a shape reads -> the column of the data that holds it."""
 
 
 def example_of(record: Record, columns: Columns) -> Example | Bad:
-    """What a record is, its columns called as `columns` says."""
+    """What a record is, its columns called as `columns` says, or without any as is usual."""
     try:
-        values = _called(record.values, columns)
+        usual = {} if columns else usual_columns(record.values)
+        values = _called(record.values, columns or usual)
         shape = next((shape for shape in _in_order() if shape.fits(values.keys())), None)
         if shape is None:
             raise FeatherbackError(_unknown(values))
-        return shape.example(values, record.where)
-    except MissingError as error:
-        maps = None if columns else _maps(record.values)
-        return Bad(
-            record.where, f"{error} {argument('map')} says what is what: {maps}." if maps else str(error)
-        )
+        return replace(shape.example(values, record.where), renamed=tuple(usual.items()))
     except FeatherbackError as error:
         return Bad(record.where, str(error))
 
@@ -82,20 +73,5 @@ def _called(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
 def _unknown(row: Mapping[str, Any]) -> str:
     shapes = ", ".join(shape.expects for shape in _in_order() if shape.expects)
     keys = ", ".join(shown(key) for key in list(row)[:6]) or "none"
-    maps = _maps(row) or f"{argument('map', 'prompt=question')}, and again for others"
-    return f"expected {shapes}; found the keys {keys}. {argument('map')} says what is what: {maps}."
-
-
-def _maps(row: Mapping[str, Any]) -> str | None:
-    """The options that make an example of a record whose keys are called as many data sets call them."""
-    for pair in _PAIRS:
-        columns = {key: _meant(key, row) for key in pair}
-        if all(columns.values()):
-            return argument("map", [f"{key}={column}" for key, column in columns.items() if key != column])
-    return None
-
-
-def _meant(key: str, row: Mapping[str, Any]) -> str | None:
-    """The column of a record that may be this key."""
-    names = {column.strip().lower(): column for column in row}
-    return next((names[name] for name in (key, *_USUAL[key]) if name in names), None)
+    example = f"{argument('map', 'prompt=question')}, and again for others"
+    return f"expected {shapes}; found the keys {keys}. {argument('map')} says what is what: {example}."

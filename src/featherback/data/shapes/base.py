@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Set
 from typing import Any, ClassVar
 
-from featherback.data.containers.json_text import kind
+from featherback.data.containers.json_text import kind, parsed
 from featherback.data.example import Example
 from featherback.errors import FeatherbackError
 
@@ -43,14 +42,10 @@ class Shape(ABC):
         return Example(**{**vars(found), "shape": self.name, "unused": unused})
 
 
-class MissingError(FeatherbackError):
-    """A key that a record of a shape must have is not there."""
-
-
 def text(row: Row, key: str, may_be_empty: bool = False) -> str:
     """A field that must be a string."""
     if key not in row:
-        raise MissingError(f'"{key}" is missing.')
+        raise FeatherbackError(f'"{key}" is missing.')
     value = row[key]
     if not isinstance(value, str):
         raise FeatherbackError(f'"{key}" must be a string, not {kind(value)}.')
@@ -69,7 +64,7 @@ def structure(row: Row, key: str) -> Any:
     value = row.get(key)
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
-            return json.loads(value)
+            return parsed(value)
         except (ValueError, RecursionError) as error:
             raise FeatherbackError(f'"{key}" is not valid JSON: {error}.') from None
     return value
