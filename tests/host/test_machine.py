@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from featherback import kernels
-from featherback.host.machine import is_ram_disk, memory_limit
+from featherback.host.machine import is_ram_disk, memory_limit, memory_total
 
 SHARED = Path("/dev/shm")
 
@@ -99,3 +99,10 @@ def test_what_others_of_the_cgroup_hold_is_not_free(line: str, limit: str, held:
     files = {limit: "200000000", stat: f"cache 7000000000\n{held} {own + 50_000_000}\nfile 7000000000"}
     system = _system(tmp_path, f"\nnonsense\n{line}\n", files)
     assert abs(memory_limit(**system) - 150_000_000) < 5_000_000
+    assert memory_total(**system) == 200_000_000  # whatever others hold
+
+
+def test_the_machines_memory_does_not_depend_on_what_is_free(tmp_path: Path) -> None:
+    system = _system(tmp_path, "0::/\n", {}, available=300_000)
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert memory_total(**system) == memory_total(tmp_path / "nothing", tmp_path / "nothing") == whole

@@ -107,7 +107,7 @@ def _copy_rate() -> float:
 
 def memory_total(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
     """Bytes of the machine, or less if the process's cgroup (v1 or v2) allows less: the same at any moment."""
-    return min(_physical(), *(limit for limit, _ in _cgroup_limits(proc, groups)))
+    return min([_physical(), *(limit for limit, _ in _cgroup_limits(proc, groups))])
 
 
 def memory_limit(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
