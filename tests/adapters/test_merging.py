@@ -331,7 +331,7 @@ def test_a_merge_keeps_the_update_unless_a_type_is_named(
         assert abs(merged.merge.own_cost.surviving - named.merge.cost.surviving) < 0.1
         notes = merge_notes(merged)
         assert any(f" in place of {base.name} in " in note and "the weights take " in note for note in notes)
-        assert any("leave --type out for types that keep 99% of it" in note for note in merge_notes(named))
+        assert any("to keep 99% of it, leave --type out" in note for note in merge_notes(named))
 
 
 def test_each_matrix_has_the_coarsest_type_that_will_do(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -83,6 +84,30 @@ def test_train_ends_with_answers_before_and_after(
     _featherback("report", again, "--samples", 3)
     assert (again / "report.html").read_text().count("<td>before</td>") == 3
     assert _record(again)["samples"][:2] == _record(run)["samples"]
+
+
+def test_what_is_printed_to_type_next_works(
+    command: Command,
+    trained: tuple[Path, subprocess.CompletedProcess[str]],
+    messages: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By `train`, and by `inspect` of its run, with the names of data and of a directory filled in."""
+    run = Path(shutil.copytree(trained[0], tmp_path / "run"))
+    lines = [trained[1].stdout.splitlines()[-1].removeprefix("next: ")]
+    lines += json.loads(command("inspect", run, "--json").out)["next"]
+    assert len(lines) == 4
+    for line in lines:
+        names = {"notes.jsonl": messages, "another-run": tmp_path / "new"}
+        program, *words = (str(names.get(word, word)) for word in shlex.split(line))
+        assert program == "featherback"
+        monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
+        if words[0] == "train":
+            _featherback(*words, "--steps", 1)
+        else:
+            done = command(*words, *(["--max-tokens", 2] if words[0] == "chat" else []))
+            assert done.code == 0, done.err
 
 
 def test_train_learns_and_records_it(trained: tuple[Path, subprocess.CompletedProcess[str]]) -> None:

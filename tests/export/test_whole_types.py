@@ -17,7 +17,7 @@ from featherback.models import load
 from featherback.weights.types import TensorType
 from tests.support.tiny_models import write_tiny
 
-ADVICE = "note: that is not what was trained: leave --type out for types that keep 99% of it or more"
+ADVICE = "note: most of the training is lost: to keep 99% of it, leave --type out, or name a finer type"
 
 
 @pytest.fixture(scope="module")

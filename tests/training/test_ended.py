@@ -12,12 +12,12 @@ from tests.training.conftest import Start
 from tests.training.test_trainer import _At, _crash, _interrupt, _Notes
 
 import featherback as fb
+from featherback.cli.app import run as command
 from featherback.errors import FeatherbackError
 from featherback.training import checkpoint
 from featherback.training.launch import resume_run
 from featherback.training.replay import replay
 from featherback.training.run_directory import RunDirectory
-from featherback.training.samples import sample
 from featherback.training.trainer import train_run
 
 WHOLE: dict[str, Any] = {"train": "full", "rank": None, "optimizer": "adamw", "learning_rate": 1e-3}
@@ -131,7 +131,8 @@ def test_what_needs_a_finished_run_needs_no_checkpoint(tmp_path: Path) -> None:
     run = fb.train(model, data, tmp_path / "run", steps=3, rank=2, method="mezo", optimizer="sgd",
                    log_directions=True, progress=False)  # fmt: skip
     assert checkpoint.latest(run.path) is None
-    assert len(sample(run.directory, 2)) == 2
+    assert command(["report", str(run.path), "--samples", "2"]) == 0
+    assert len(RunDirectory.open(run.path).record["samples"]) == 2
     assert model.generate("1 plus 1?", adapter=run.path, max_tokens=2) is not None
     assert replay(run.directory, tmp_path / "again") == 3
     tensors = [(path / "adapter_model.safetensors").read_bytes() for path in (run.path, tmp_path / "again")]

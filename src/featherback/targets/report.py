@@ -48,9 +48,9 @@ def cost_notes(cost: MergeCost, update: str) -> list[str]:
             f"of {update} {_percent(cost.surviving)} survives, beside an error of {cost.noise:.2g} times its size"
         )
     if cost.update and not cost.keeps_enough:
+        lost = f"most of {update} is lost: " if cost.surviving < 0.5 else ""
         notes.append(
-            f"that is not what was trained: leave --type out for types that keep {ENOUGH:.0%} of it or more, or name a "
-            f"finer one, such as q8_0 or f16"
+            f"{lost}to keep {ENOUGH:.0%} of it, leave --type out, or name a finer type, such as q8_0 or f16"
         )
     return notes
 

@@ -142,8 +142,8 @@ def ranks_of(
 class MisfitError(FeatherbackError):
     """An adapter that does not fit a model, in whatever tensors."""
 
-    def __init__(self, where: str, model: Model, problems: list[str], advice: str = "") -> None:
-        super().__init__(f"{where} does not fit {model.path}: {some(problems, '; ')}{advice}.")
+    def __init__(self, where: str, model: Model, problems: list[str], message: str = "") -> None:
+        super().__init__(message or f"{where} does not fit {model.path}: {some(problems, '; ')}.")
         self._where, self._model, self._problems = where, model, problems
 
     def trained_on(self, base: str) -> FeatherbackError:
@@ -171,7 +171,13 @@ def check_modules(where: str, model: Model, names: Mapping[str, TensorInfo], mar
         raise FeatherbackError(f"{where} adapts none of {', '.join(known)}.")
     if not found.keys() <= known.keys():
         adapted = f"it adapts {some(list(found))}, and the model has {', '.join(known)}"
-        raise MisfitError(where, model, [adapted], "; load it with the model that it was trained on")
+        raise MisfitError(
+            where,
+            model,
+            [adapted],
+            f"{where} does not fit {model.path}: it adapts {some(list(found))}, and the model has "
+            f"{', '.join(known)}; load it with the model that it was trained on.",
+        )
 
 
 def form_of(
