@@ -169,8 +169,8 @@ def train(
         raise KeyboardInterrupt
     found = Run(run, opened)
     if found.worse:
-        options = ", ".join(f"{name}={value:g}" for name, value in found.summary["recommended"].items())
-        advice = f"Train again with {options}, and another `out`."
+        better = ", ".join(f"{name}={value:g}" for name, value in found.summary["recommended"].items())
+        advice = f"Train again with {better}, and another `out`."
         warnings.warn(verdict(run.record, advice), stacklevel=2)
     return found
 

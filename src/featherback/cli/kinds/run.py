@@ -45,8 +45,8 @@ class Run(Kind):
             notes.append("its held-out loss is higher than before training")
             return Outlook([quoted(*again(record, named))], notes=notes)
         if record["configuration"].get("train") == "full":
-            again = quoted("featherback", "train", named, "--data", DATA, "--out", OTHER_OUT)
-            return Outlook([quoted(*talk(record, named)), again])
+            onward = quoted("featherback", "train", named, "--data", DATA, "--out", OTHER_OUT)
+            return Outlook([quoted(*talk(record, named)), onward])
         return Outlook(
             [
                 quoted(*talk(record, named)),
