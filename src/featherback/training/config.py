@@ -362,7 +362,7 @@ class TrainConfig:
         panel=RUN,
         free_on_resume=True,
         shown_default=lambda: f"{PATIENCE}, unless --eval-every is named",
-        help="Stop after this many measurements without a new best.",
+        help="Stop after this many measurements without a new best, or far above the loss before training.",
     )
     nice: int | None = option(
         None,

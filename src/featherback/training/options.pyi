@@ -134,7 +134,8 @@ class TrainOptions(TypedDict, total=False):
     """Steps between measurements of the held-out loss. Default: 10 times in all, or less often if that takes
     long."""
     patience: int | None
-    """Stop after this many measurements without a new best. Default: 3, unless --eval-every is named."""
+    """Stop after this many measurements without a new best, or far above the loss before training. Default: 3,
+    unless --eval-every is named."""
     nice: int | None
     """Let other programs go first: the whole command's priority, 0 to 19 (the weakest)."""
     pause_on: str | Sequence[str] | None

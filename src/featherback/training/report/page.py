@@ -9,8 +9,10 @@ from typing import Any
 
 from featherback.files import atomic_file, write_bytes
 from featherback.options import described, flags
+from featherback.terminal import quoted
 from featherback.training.config import CHOICES, PANELS, TrainConfig
 from featherback.training.events import Sample
+from featherback.training.outcome import again, is_worse, verdict
 from featherback.training.report.chart import COLOURS, STYLE, Line, chart, counted, loss_chart, loss_svg
 from featherback.training.report.curves import Curves
 from featherback.training.report.text import escaped
@@ -90,6 +92,9 @@ def page(run: RunDirectory, curves: Curves) -> Iterator[str]:
     failure = record.get("failure")
     if isinstance(failure, Mapping) and failure.get("reason"):
         yield f'<p class="bad">Failed after step {escaped(failure.get("step"))}: {escaped(failure["reason"])}</p>'
+    if is_worse(record.get("summary", {})):
+        advice = f"Train again: {quoted(*again(record, str(run.path)))}"
+        yield f'<p class="bad">{escaped(verdict(record, advice))}</p>'
     yield '</header>\n<section class="grid-4">'
     for name, value, more in _tiles(record, config, curves):
         words = f"<span>{escaped(name)}</span><b>{escaped(value)}</b><span>{escaped(more)}</span>"
