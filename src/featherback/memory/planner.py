@@ -132,9 +132,12 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
     wanted = max(SPARE * (machine.memory or 0), FRUGAL * smallest_rss) if budget is None else budget
     limit = min(wanted, most)
     if smallest_rss > limit:
-        change = "a smaller --seq-len or --batch-size needs less."
+        batch = ["--batch-size", "--batch-tokens"] if job.tokens > job.sequence else []
+        change = f"a smaller {' or '.join(['--seq-len', *batch])} needs less."
         if job.whole is None:
-            change = "a smaller --seq-len, --batch-size or --rank, or fewer --targets, needs less."
+            change = (
+                f"a smaller {' or '.join(['--seq-len', *batch, '--rank'])}, or fewer --targets, needs less."
+            )
         named = f"{least // MB}MB"
         if most < smallest_rss:  # no budget would do
             raise FeatherbackError(

@@ -36,7 +36,7 @@ def job_options(config: TrainConfig) -> dict[str, Any]:
         "whole": config.whole,
         "dropout": config.lora_dropout,
         "dora": form.dora,
-        "tokens": config.batch_size * config.sequence,
+        "tokens": config.batching.full,
         "sequence": config.sequence,
         "compute": COMPUTE[0] if config.compute == AUTO else config.compute,  # left open: that needs least
         "rule": config.rule,
@@ -51,7 +51,9 @@ def longest_fitting(
     """The longest sequence, of `least` to `most` tokens, that a run has the memory for, and the budget that `most`
     needs, in bytes. `least` is known to fit."""
     kernels.set_threads(config.threads or kernels.default_threads())
-    machine = Machine.measure(model.config, config.batch_size * most, job_options(config)["compute"])
+    machine = Machine.measure(
+        model.config, replace(config, seq_len=most).batching.full, job_options(config)["compute"]
+    )
 
     def job(length: int) -> Job:
         return job_of(replace(config, seq_len=length), model)
@@ -86,7 +88,7 @@ class Computes:
     @classmethod
     def of(cls, config: TrainConfig, model: Model) -> Computes:
         """What `config` names; if it is `AUTO`, what a short measurement finds."""
-        tokens = config.batch_size * config.sequence
+        tokens = config.batching.full
         rates, names = {}, [config.compute]
         if config.compute == AUTO:
             rates = measured_rates(config, model)
@@ -123,7 +125,7 @@ class Computes:
 def measured_rates(config: TrainConfig, model: Model) -> dict[str, float]:
     """compute -> GFLOP/s of a product with such weights as most of those that are trained or adapted."""
     kind = TensorType.Q4_0 if config.whole is None else config.whole.kind  # quantised types rank them alike
-    found = product_rates(model.config, config.batch_size * config.sequence, kind)
+    found = product_rates(model.config, config.batching.full, kind)
     return {compute: round(rate / 1e9, 1) for compute, rate in found.items()}
 
 

@@ -35,7 +35,8 @@ def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], pl
     if config.seq_len is not None:
         return True
     longest = _longest(run)
-    if longest <= config.sequence:
+    # A packed batch of shorter sequences holds more of them; one of so many examples needs less memory.
+    if longest == config.sequence or (longest < config.sequence and config.batch_size is None):
         run.update(configuration=replace(config, seq_len=config.sequence).to_json())
         return True
     if not plan_now:
@@ -44,7 +45,9 @@ def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], pl
     from featherback.training.choose import longest_fitting, plan_for
 
     most, here = model.config.max_position_embeddings, baseline()
-    length, needed = longest_fitting(config, model, here, config.sequence, min(longest, most))
+    length, needed = longest, 0
+    if longest > config.sequence:
+        length, needed = longest_fitting(config, model, here, config.sequence, min(longest, most))
     if length < longest:
         beyond, change = made_for(model), _LONGER
         if length < most:
