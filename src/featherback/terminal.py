@@ -32,6 +32,7 @@ _BREAKS = re.compile("[\t\n]")
 
 PROGRESS_SECONDS = 0.5
 _LONG_SECONDS = 2.0
+_COLUMNS, _NARROWEST = 80, 40
 
 
 class OutputError(FeatherbackError):
@@ -65,6 +66,29 @@ def quoted(*words: object) -> str:
 def say(text: str = "", end: str = "\n", file: IO[str] | None = None, flush: bool = False) -> None:
     """Print text (default: on standard output), cleaned."""
     say_styled(clean(text), end, file, flush)
+
+
+def folded(text: str, columns: int | None, label: str = "") -> str:
+    """`label` and `text`, broken between words into lines of a terminal with so many columns, the text's under each
+    other; one line where there is no terminal (None).
+    """
+    if columns is None:
+        return label + text
+    from textwrap import wrap
+
+    width = max(_NARROWEST, columns) - 1 - len(label)
+    lines = wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    return label + f"\n{'':<{len(label)}}".join(lines)
+
+
+def columns_of(file: IO[str]) -> int | None:
+    """Columns of the terminal that `file` is; None if it is none."""
+    if not file.isatty():
+        return None
+    try:
+        return os.get_terminal_size(file.fileno()).columns or _COLUMNS
+    except (OSError, ValueError):
+        return _COLUMNS
 
 
 def say_styled(text: str, end: str = "\n", file: IO[str] | None = None, flush: bool = False) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import textwrap
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
-from featherback.terminal import clean, say, say_styled, several
+from featherback.terminal import clean, columns_of, folded, say, say_styled, several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -129,13 +127,7 @@ def describe_batches(config: TrainConfig, tokens: TokenFile) -> str:
 
 def row(name: str, text: str) -> None:
     """A labelled line; on a terminal as many as it is wide, one under the other."""
-    label = f"{name:<9} "
-    if sys.stdout.isatty():
-        width = max(40, shutil.get_terminal_size().columns)
-        text = f"\n{'':<{len(label)}}".join(
-            textwrap.wrap(text, width - len(label), break_long_words=False, break_on_hyphens=False)
-        )
-    say(label + text)
+    say(folded(text, columns_of(sys.stdout), f"{name:<9} "))
 
 
 def describe_model(model: Model) -> str:
