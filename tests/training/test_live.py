@@ -118,7 +118,8 @@ def test_what_it_shows_at_60_columns() -> None:
     assert any("◆" in line for line in lines)
     assert any(re.search("[⠁-⣿]", line) for line in lines)
     assert any(
-        re.fullmatch(r"  loss      0\.57\d\d   average of 2 steps   the last 0\.5781", line) for line in lines
+        re.fullmatch(r"  loss      0\.[56]\d{3}   average of 10 steps   the last 0\.5781", line)
+        for line in lines
     )
     assert "  held-out  1.0952   at step 20, the best so far" in lines
     assert "  speed     253 tok/s   0.98 s a step   lr 2.0e-04" in lines

@@ -26,6 +26,7 @@ from featherback.training.reporter import (
 from featherback.training.run import Run
 from featherback.training.run_directory import RunDirectory
 from featherback.training.show import reporter
+from featherback.training.totals import Average, span_of
 
 SUMMARY = {
     "steps": 3,
@@ -120,7 +121,7 @@ def test_the_loss_that_sums_up_a_run_is_its_average() -> None:
     for step in range(1, 91):
         shown.tell(replace(stepped(step), loss=3.0 if step % 2 else 1.0))
     shown.tell(End("finished", {**SUMMARY, "steps": 90, "final_loss": 1.0}))
-    (said,) = re.findall(r"^loss 3\.000 .* (\d\.\d+) \(average of 3 steps\)$", out.getvalue(), re.MULTILINE)
+    (said,) = re.findall(r"^loss 3\.000 .* (\d\.\d+) \(average of 10 steps\)$", out.getvalue(), re.MULTILINE)
     assert 1.5 < float(said) < 2.5
 
 
@@ -214,4 +215,5 @@ def test_a_resumed_run_draws_its_whole_curve(start: Start, tmp_path: Path) -> No
     start(steps=6)
     shown = TextReporter(io.StringIO())
     run = start(steps=9, resume=True, reporter=shown)
-    assert shown.averages.points == [(line["step"], line["loss"]) for line in run.metrics()]  # of one step
+    moving = Average(span_of(9))
+    assert shown.averages.points == [(line["step"], moving.add(line["loss"])) for line in run.metrics()]

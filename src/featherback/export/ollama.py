@@ -76,9 +76,13 @@ class Ollama(Target):
             )
         elif parts.system is None:
             notes.append("the model's chat template has no place for a system message: Ollama leaves it out")
-        name = re.sub(r"[^a-z0-9._-]", "-", request.out.name.removesuffix("-ollama").lower()).strip("-._")
-        command = quoted("ollama", "create", name or "model", "-f", request.out / MODELFILE)
-        return Exported(request.out, f"{command} && {quoted('ollama', 'run', name or 'model')}", notes, facts)
+        return Exported(request.out, create_command(request.out), notes, facts)
+
+
+def create_command(folder: Path) -> str:
+    """The command line by which Ollama takes a folder, and talks with what is in it."""
+    name = re.sub(r"[^a-z0-9._-]", "-", folder.name.removesuffix("-ollama").lower()).strip("-._") or "model"
+    return f"{quoted('ollama', 'create', name, '-f', folder / MODELFILE)} && {quoted('ollama', 'run', name)}"
 
 
 def _path(path: Path) -> str:

@@ -67,7 +67,7 @@ td,th{padding:4px 12px 4px 0;vertical-align:top;text-align:left;border-top:1px s
 tr:first-child>*{border-top:0}td:first-child,th{color:var(--quiet);font-weight:400}
 td:first-child{width:150px;min-width:130px;overflow-wrap:normal}
 .said td{white-space:pre-wrap}hr{border:0;height:20px}
-small{font-size:11px;color:var(--quiet);opacity:.8}small+small{margin-left:.5em}
+small{font-size:11px;color:var(--quiet);opacity:.8;margin:0 .35em}
 @media(max-width:640px){main{padding:20px 12px 32px}.card{padding:12px}.wide{display:none}.narrow{display:block}
 td:first-child{width:104px;min-width:96px}.tile b{font-size:19px}
 .grid-4{grid-template-columns:repeat(auto-fit,minmax(min(100%,150px),1fr));gap:12px}}
