@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # read; halves of surrogate pairs, as file names hold them.
 _HIDDEN = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _BREAKS = re.compile("[\t\n]")
+_STYLE = re.compile("\x1b\\[[0-9;]*m")
+_COMMAND = "featherback "
 
 
 PROGRESS_SECONDS = 0.5
@@ -70,14 +72,22 @@ def say(text: str = "", end: str = "\n", file: IO[str] | None = None, flush: boo
 
 def folded(text: str, columns: int | None, label: str = "") -> str:
     """`label` and `text`, broken between words into lines of a terminal with so many columns, the text's under each
-    other; one line where there is no terminal (None).
-    """
-    if columns is None:
-        return label + text
-    from textwrap import wrap
+    other. One line where there is no terminal (None), and of a text with a command in it, which could not be pasted.
 
-    width = max(_NARROWEST, columns) - 1 - len(label)
-    lines = wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    Both are clean; they may hold styles of our own.
+    """
+    if columns is None or _COMMAND in text:
+        return label + text
+    room = max(_NARROWEST, columns) - 1 - len(label)
+    lines, used = [""], 0
+    for number, word in enumerate(text.split(" ")):
+        size = len(_STYLE.sub("", word))
+        if number and used + 1 + size > room:
+            lines.append(word)
+            used = size
+        else:
+            lines[-1] += f" {word}" if number else word
+            used += size + (number > 0)
     return label + f"\n{'':<{len(label)}}".join(lines)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.training.conftest import Start
 
+from featherback.terminal import folded
 from featherback.training.callback import Callback
 from featherback.training.events import Begin, End, Evaluation, Event, Note, Sample, Step
 from featherback.training.reporter import (
@@ -140,6 +141,17 @@ def test_a_terminal_breaks_lines_between_words(monkeypatch: pytest.MonkeyPatch) 
     assert out.getvalue().split().count("word7") == 2
     assert any(line.startswith("expected  word0 ") for line in lines)
     assert any(line.startswith("          word") for line in lines)
+    shown.tell(Note("next: featherback chat " + 60 * "m" + ".gguf --adapter run"))
+    assert out.getvalue().splitlines()[-1].endswith(".gguf --adapter run")  # to be pasted
+
+
+def test_styles_take_no_room() -> None:
+    green = "\x1b[1;32m{}\x1b[0m".format
+    text = " ".join(green(f"word{number}") for number in range(20))
+    lines = folded(text, 60, "  | ").splitlines()
+    assert lines[0] == "  | " + " ".join(green(f"word{number}") for number in range(9))
+    assert lines[1].startswith("    " + green("word9"))
+    assert folded(text, None, "  | ") == f"  | {text}"
 
 
 def test_json_lines_are_the_events() -> None:

@@ -260,12 +260,13 @@ def print_sample(sample: Preview) -> None:
         begin, end = answer - 1, min(answer - 1 + _SAMPLE_LINES - _SAMPLE_BEGIN, len(lines))
     if end == len(lines) - 1:
         end = len(lines)  # a line takes no more room than word of it
+    columns = columns_of(sys.stdout)
     for line in lines[:_SAMPLE_BEGIN]:
-        say_styled(f"  | {line}")
+        say_styled(folded(line, columns, "  | "))
     if begin > _SAMPLE_BEGIN:
         say(f"  | ... {begin - _SAMPLE_BEGIN} lines more")
     for line in lines[begin:end]:
-        say_styled(f"  | {line}")
+        say_styled(folded(line, columns, "  | "))
     if len(lines) > end:
         say(f"  | ... {len(lines) - end} lines more")
 
