@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 # read; halves of surrogate pairs, as file names hold them.
 _HIDDEN = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _BREAKS = re.compile("[\t\n]")
+_STYLE = re.compile("\x1b\\[[0-9;]*m")
+_COMMAND = "featherback "
 
 
 PROGRESS_SECONDS = 0.5
 _LONG_SECONDS = 2.0
+_COLUMNS, _NARROWEST = 80, 40
 
 
 class OutputError(FeatherbackError):
@@ -65,6 +68,37 @@ def quoted(*words: object) -> str:
 def say(text: str = "", end: str = "\n", file: IO[str] | None = None, flush: bool = False) -> None:
     """Print text (default: on standard output), cleaned."""
     say_styled(clean(text), end, file, flush)
+
+
+def folded(text: str, columns: int | None, label: str = "") -> str:
+    """`label` and `text`, broken between words into lines of a terminal with so many columns, the text's under each
+    other. One line where there is no terminal (None), and of a text with a command in it, which could not be pasted.
+
+    Both are clean; they may hold styles of our own.
+    """
+    if columns is None or _COMMAND in text:
+        return label + text
+    room = max(_NARROWEST, columns) - 1 - len(label)
+    lines, used = [""], 0
+    for number, word in enumerate(text.split(" ")):
+        size = len(_STYLE.sub("", word))
+        if number and used + 1 + size > room:
+            lines.append(word)
+            used = size
+        else:
+            lines[-1] += f" {word}" if number else word
+            used += size + (number > 0)
+    return label + f"\n{'':<{len(label)}}".join(lines)
+
+
+def columns_of(file: IO[str]) -> int | None:
+    """Columns of the terminal that `file` is; None if it is none."""
+    if not file.isatty():
+        return None
+    try:
+        return os.get_terminal_size(file.fileno()).columns or _COLUMNS
+    except (OSError, ValueError):
+        return _COLUMNS
 
 
 def say_styled(text: str, end: str = "\n", file: IO[str] | None = None, flush: bool = False) -> None:

@@ -15,7 +15,7 @@ from tests.models.test_hf_folder import folder_and_gguf
 from tests.support.tiny_chat import byte_level_metadata, write_tiny_chat
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny, write_tiny_parts
 
-from featherback import load
+from featherback import load, train
 from featherback.adapters.formats import gguf, mlx, peft
 from featherback.adapters.lora import LoRA
 from featherback.cli.kinds import KINDS
@@ -235,3 +235,65 @@ def test_no_models(command: Command, home: Path) -> None:
     [row] = json.loads(command("models", "--json").out)
     assert (row["name"], row["trainable"]) == ("smollm2-135m", False)
     assert not (home / "ours").exists(), "looking made a folder"
+
+
+@pytest.fixture(scope="module")
+def trained(chat_model: Path, messages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has finished."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    options: dict[str, Any] = {"steps": 1, "rank": 2, "progress": False, "samples": 0}
+    return train(chat_model, str(messages), out, **options).path
+
+
+def test_what_a_run_leaves_is_known(command: Command, trained: Path, tmp_path: Path) -> None:
+    facts = inspected(command, trained / "report.html")
+    assert (facts["kind"], facts["run"]) == ("report of a run, to be opened in a browser", str(trained))
+    assert facts["next"][0] == f"featherback inspect {trained}"
+    moved = shutil.copy(trained / "report.html", tmp_path / "mine.html")
+    assert inspected(command, moved)["next"] == []
+
+    facts = inspected(command, trained / "run.yaml")
+    assert facts["kind"] == "file of training options"
+    assert facts["options"]["rank"] == 2
+    assert facts["plan"] is True
+    assert facts["next"] == [
+        f"featherback train --config {trained / 'run.yaml'} --out another-run", f"featherback inspect {trained}",
+    ]  # fmt: skip
+
+
+def test_options_that_cannot_be_used(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "o.yaml").write_text("rang: 4\n")
+    done = command("inspect", tmp_path / "o.yaml")
+    assert done.code == 2
+    assert "o.yaml, line 1: " in done.err
+    assert "did you mean rank" in done.err
+
+
+def test_a_page_of_somebody_else(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("<!DOCTYPE html><title>Mine</title>")
+    assert command("inspect", tmp_path / "page.html").code == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        ("gguf", "adapter, "),
+        ("peft", "adapter, "),
+        ("mlx", "adapter, "),
+        ("merged", "GGUF model"),
+        ("ollama", "folder for Ollama"),
+    ],
+)
+def test_what_is_exported_is_known(
+    command: Command, trained: Path, tmp_path: Path, target: str, kind: str
+) -> None:
+    out = tmp_path / ("x.gguf" if target in ("gguf", "merged") else "x")
+    done = command("export", trained, "--to", target, "--out", out)
+    assert done.code == 0, done.err
+    facts = inspected(command, out)
+    assert facts["kind"].startswith(kind)
+    assert facts["next"]
+    if target == "ollama":
+        assert facts["next"][0] == done.out.splitlines()[0]
+        assert facts["next"][1] == f"featherback inspect {out / 'adapter.gguf'}"
+        assert Path(facts["adapter"]) == Path("./adapter.gguf")

@@ -41,6 +41,25 @@ def test_every_method_is_predicted(model: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.usefixtures("small_yardstick")
+@pytest.mark.parametrize(
+    ("words", "said", "tokens"),
+    [
+        ("--batch-size 3", "3 examples, up to 96 tokens per batch", 96),
+        ("--batch-tokens 80", "80 tokens per batch", 80),
+        ("", "32 tokens per batch", 32),
+    ],
+)
+def test_a_batch_is_of_examples_or_of_tokens(
+    model: Path, capsys: pytest.CaptureFixture[str], words: str, said: str, tokens: int
+) -> None:
+    command = ["plan", str(model), "--seq-len", "32", "--compute", "fp32", *words.split()]
+    assert run(command) == 0
+    assert f", {said}, rank 8" in capsys.readouterr().out
+    assert run([*command, "--json"]) == 0
+    assert {row["plan"]["tokens"] for row in json.loads(capsys.readouterr().out)["methods"]} == {tokens}
+
+
+@pytest.mark.usefixtures("small_yardstick")
 def test_an_option_of_a_method_changes_its_row_alone(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

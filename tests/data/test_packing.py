@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from featherback.data.batch import IGNORE
-from featherback.data.packing import batches, count_batches, permute, rows
+from featherback.data.packing import Batching, batches, count_batches, permute, rows
 from featherback.data.token_file import TokenFile, TokenFileWriter
 from featherback.errors import FeatherbackError
 
@@ -51,7 +51,7 @@ def test_permute_is_fair(n):
 
 def test_every_sequence_once_and_rows_fit(token_file):
     seen = []
-    for batch in batches(token_file, seq_len=32, batch_size=2, seed=7, epoch=1):
+    for batch in batches(token_file, Batching(32, tokens=64), seed=7, epoch=1):
         assert batch.n_tokens <= 64
         for a, b in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
             tokens = batch.tokens[a:b]
@@ -63,10 +63,10 @@ def test_every_sequence_once_and_rows_fit(token_file):
 
 
 def test_resume_at_any_batch(token_file):
-    whole = list(batches(token_file, 32, 2, seed=7))
-    assert len(whole) == count_batches(token_file, 32, 2, seed=7)
+    whole = list(batches(token_file, Batching(32, tokens=64), seed=7))
+    assert len(whole) == count_batches(token_file, Batching(32, tokens=64), seed=7)
     for start in (0, 1, 17, len(whole) - 1, len(whole), len(whole) + 5):
-        rest = list(batches(token_file, 32, 2, seed=7, start=start))
+        rest = list(batches(token_file, Batching(32, tokens=64), seed=7, start=start))
         assert len(rest) == max(0, len(whole) - start)
         for a, b in zip(whole[start:], rest, strict=True):
             assert a.tokens.tolist() == b.tokens.tolist()
@@ -74,18 +74,18 @@ def test_resume_at_any_batch(token_file):
 
 
 def test_epochs_and_seeds_differ_and_order_can_be_kept(token_file):
-    first = [r.tolist() for r in rows(token_file, 32, 1, seed=0, epoch=0)]
-    assert first != [r.tolist() for r in rows(token_file, 32, 1, seed=0, epoch=1)]
-    assert first != [r.tolist() for r in rows(token_file, 32, 1, seed=1, epoch=0)]
-    kept = [i for r in rows(token_file, 32, 1, shuffle=False) for i in r.tolist()]
+    first = [r.tolist() for r in rows(token_file, Batching(32), seed=0, epoch=0)]
+    assert first != [r.tolist() for r in rows(token_file, Batching(32), seed=0, epoch=1)]
+    assert first != [r.tolist() for r in rows(token_file, Batching(32), seed=1, epoch=0)]
+    kept = [i for r in rows(token_file, Batching(32), shuffle=False) for i in r.tolist()]
     assert kept == list(range(300))
 
 
 def test_too_short_a_sequence_length(token_file):
     with pytest.raises(FeatherbackError, match="prepare the data again"):
-        next(batches(token_file, seq_len=31))
+        next(batches(token_file, Batching(31)))
     with pytest.raises(FeatherbackError, match="at least 1"):
-        next(batches(token_file, seq_len=0))
+        next(batches(token_file, Batching(0)))
 
 
 def test_training_side_imports_stay_small():

@@ -14,6 +14,7 @@ from tests.training.conftest import SEQ_LEN, Start, sequences
 
 import featherback as fb
 from featherback.data.batch import IGNORE, Batch
+from featherback.data.packing import Batching
 from featherback.data.token_file import TokenFile, TokenFileWriter
 from featherback.errors import FeatherbackError
 from featherback.inference.decoder import Decoder
@@ -127,10 +128,10 @@ def test_a_mask_of_zeros_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FeatherbackError, match="has no supervised token"):
         file.check(OUTSIDE)
     with pytest.raises(FeatherbackError, match="has no supervised token"):
-        BatchStream(file, 4, 1, 0).take(1)
+        BatchStream(file, Batching(4), 0).take(1)
     file.n_targets = 3  # a header that lies
     with pytest.raises(FeatherbackError, match="has no supervised token"):
-        BatchStream(file, 4, 1, 0).take(1)
+        BatchStream(file, Batching(4), 0).take(1)
 
 
 @pytest.mark.parametrize("wrong", [OUTSIDE, 2**31 - 1, -1])
@@ -255,7 +256,7 @@ def test_a_step_of_many_batches_is_as_before(tmp_path: Path) -> None:
             writer.add(tokens, [label != IGNORE for label in labels])
         writer.add([1, 2, 3], [0, 0, 0])
     file = TokenFile(path)
-    one, many = BatchStream(file, SEQ_LEN, 1, 5), BatchStream(file, SEQ_LEN, 1, 5)
+    one, many = BatchStream(file, Batching(SEQ_LEN), 5), BatchStream(file, Batching(SEQ_LEN), 5)
     single = []
     for _ in range(45):
         group = one.take(1)

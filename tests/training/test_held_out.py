@@ -129,12 +129,19 @@ def test_a_run_measures_them_ten_times_and_keeps_the_best(tiny_path: Path, tmp_p
 
 
 def test_measuring_takes_a_fifth_of_the_time_at_most() -> None:
-    config = TrainConfig(model="m", out="o", seq_len=100, batch_size=2, accumulate=5)
-    assert config.measured_every(1000, held_out=1000) == 100
-    assert config.measured_every(1000, held_out=600_000) == 1000
-    assert config.most_held_out(1000) == 600  # measured once before and, the mean and the last, twice after
-    assert replace(config, keep="last").most_held_out(1000) == 900
-    assert TrainConfig(model="m", out="o", eval_every=7).measured_every(1000, 600_000) == 7
+    config = TrainConfig(model="m", out="o", seq_len=100, batch_tokens=200, accumulate=5)
+    assert config.measured_every(1000, 1000, mean=50) == 100
+    assert config.measured_every(1000, 600_000, mean=50) == 1000
+    assert (
+        config.most_held_out(1000, mean=50) == 600
+    )  # measured once before and, the mean and the last, twice after
+    assert replace(config, keep="last").most_held_out(1000, mean=50) == 900
+    assert TrainConfig(model="m", out="o", eval_every=7).measured_every(1000, 600_000, mean=50) == 7
+    four = TrainConfig(
+        model="m", out="o", seq_len=100, batch_size=4, accumulate=5
+    )  # 1,000 tokens a step, not 2,000
+    assert four.measured_every(100, 60_000, mean=50) == 100
+    assert four.measured_every(100, 66_000, mean=50) == 110
 
 
 @pytest.fixture

@@ -117,7 +117,10 @@ def test_what_it_shows_at_60_columns() -> None:
     assert re.fullmatch(r"  step 32/60  ━+╌+   53 %  0:27 left", lines[0])
     assert any("◆" in line for line in lines)
     assert any(re.search("[⠁-⣿]", line) for line in lines)
-    assert any(re.fullmatch(r"  loss      0\.5781   average of 2 steps 0\.57\d\d", line) for line in lines)
+    assert any(
+        re.fullmatch(r"  loss      0\.[56]\d{3}   average of 10 steps   the last 0\.5781", line)
+        for line in lines
+    )
     assert "  held-out  1.0952   at step 20, the best so far" in lines
     assert "  speed     253 tok/s   0.98 s a step   lr 2.0e-04" in lines
     assert any(re.fullmatch(r"  memory    ━{16}╌{12}  56 of 96 MB", line) for line in lines)
@@ -197,6 +200,14 @@ def test_pausing_is_said_in_place_and_cleaned() -> None:
     assert screen.lines[0] == "  step  8/60  paused: too hot\\u001b[2J\\u000a"
     view.tell(Resumed())
     assert "paused" not in screen.text
+
+
+def test_a_reason_without_room_is_left_out_and_not_cut() -> None:
+    screen = Screen(40)
+    view = _view(screen)
+    for event in [*_events()[:10], Paused("the machine is on battery (17 %)")]:
+        view.tell(event)
+    assert screen.lines[0] == "  step  8/60  paused"
 
 
 def test_no_color_means_none(monkeypatch: pytest.MonkeyPatch) -> None:

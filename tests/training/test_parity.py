@@ -88,7 +88,7 @@ def _with_peft(
     optimizer = torch.optim.AdamW(
         parameters.values(), lr=LR, weight_decay=config.optimizer_options["weight_decay"]
     )
-    stream = BatchStream(tokens, SEQ_LEN, BATCH, SEED)
+    stream = BatchStream(tokens, config.batching, SEED)
     losses: list[float] = []
     states: list[State] = []
     for step in range(STEPS):

@@ -21,10 +21,11 @@ from featherback.data.report import PrepareReport
 from featherback.errors import FeatherbackError
 from featherback.training.callback import Callback
 from featherback.training.events import Note, Step
-from featherback.training.report.chart import LARGE, Line, chart, loss_svg
+from featherback.training.report.chart import LARGE, SMALL, Line, chart, loss_svg
 from featherback.training.report.curves import Curves
 from featherback.training.report.page import COUNTS, page, write_report
 from featherback.training.run_directory import RunDirectory
+from featherback.training.totals import Average
 
 HOSTILE = "<script>alert(1)</script>\"'&\u202e\x1b[2J"
 _VOID = {"meta", "br"}
@@ -264,6 +265,73 @@ def test_a_chart_is_well_formed_and_stays_inside(losses: list[float], limit: Any
             assert 0 <= x <= width
             assert 0 <= y <= height
     assert len(list(root.iter("circle"))) == len(losses)
+
+
+def test_a_logarithmic_axis_is_named_and_labelled() -> None:
+    """Where values differ tenfold; a factor of two is the same height anywhere on it."""
+    lines = [Line("mean", "", [(1.0, 8.0), (2.0, 4.0), (3.0, 0.8), (4.0, 0.4)])]
+    picture = chart("Loss", lines, by_ratio=True)
+    root = ElementTree.fromstring(picture)
+    assert root.attrib["aria-label"] == "Loss, logarithmic axis"
+    (line,) = root.iter("polyline")
+    heights = [float(point.split(",")[1]) for point in line.attrib["points"].split()]
+    assert heights[1] - heights[0] == pytest.approx(heights[3] - heights[2], abs=0.2)
+    assert {"0.2", "0.5", "1", "2", "5", "10", "step 0"} <= {each.text for each in root.iter("text")}
+    for values in ([3.0, 2.0], [3.0, 0.0], [3.0, -1.0]):
+        plain = chart("Loss", [Line("mean", "", [(1.0, values[0]), (2.0, values[1])])], by_ratio=True)
+        assert "logarithmic" not in plain
+
+
+@pytest.mark.parametrize("values", [(1e-9, 3.0), (5e-4, 1e6), (1.0, 10.0), (0.999, 10.001)])
+def test_a_logarithmic_axis_holds_its_values(values: tuple[float, float]) -> None:
+    root = ElementTree.fromstring(
+        chart("Loss", [Line("mean", "", [*enumerate(values)], dots=True)], by_ratio=True)
+    )
+    height = float(root.attrib["viewBox"].split()[3])
+    assert all(0 <= float(dot.attrib["cy"]) <= height for dot in root.iter("circle"))
+    assert len(list(root.iter("line"))) <= 20
+
+
+def test_a_legend_without_room_goes_on_below() -> None:
+    lines = [Line("mean", f"{number} many words in a label", [(1.0, 2.0), (2.0, 1.0)]) for number in range(3)]
+    root = ElementTree.fromstring(chart("Loss", lines))
+    width = float(root.attrib["viewBox"].split()[2])
+    labels = [each for each in root.iter("text") if "words" in (each.text or "")]
+    assert len({each.attrib["y"] for each in labels}) == 3
+    assert all(float(each.attrib["x"]) + 6.4 * len(each.text or "") <= width for each in labels)
+
+
+def test_a_small_screen_has_a_loss_chart_of_its_width_and_nothing_wider(start: Start) -> None:
+    run = start(steps=9)
+    text = (run.path / "report.html").read_text()
+    assert (
+        f'<div class="narrow"><svg class="chart" role="img" aria-label="Loss, nats per token" viewBox="0 0 {SMALL[0]}'
+        in text
+    )
+    assert "@media(max-width:640px)" in text
+    assert max(int(width) for width in re.findall(r"min-width:(\d+)px", text)) < 400
+
+
+def test_special_tokens_are_shown_quietly(start: Start) -> None:
+    run = start(steps=2)
+    prompt = "<s>[INST] <|im_start|>user\nIs 1 < 2 | 3 > 2?<|im_end|>" + HOSTILE
+    run.update(samples=[{"prompt": prompt, "expected": "yes<|im_end|>", "before": "a <b>", "after": "<|x"}])
+    page_text = "".join(page(run, Curves(run)))
+    parsed = _check(page_text)
+    assert '<small title="&lt;|im_start|&gt;">im_start</small>user\nIs 1 &lt; 2 | 3 &gt; 2?' in page_text
+    assert '<small title="&lt;s&gt;">s</small><small title="[INST]">INST</small>' in page_text
+    assert "a <b>" in parsed.text
+    assert "<|x" in parsed.text
+    assert "<|im_" not in parsed.text
+
+
+def test_the_loss_of_the_headline_is_averaged(start: Start) -> None:
+    run = start(steps=40)
+    average, losses = Average(10), [line["loss"] for line in run.metrics()]
+    last = [average.add(loss) for loss in losses][-1]
+    assert last != losses[-1]
+    text = Parsed((run.path / "report.html").read_text()).text
+    assert f"Training loss{last:.4f}average of 10 steps, from {losses[0]:.4f}" in text
 
 
 def test_the_picture_of_the_loss_shows_every_step(start: Start) -> None:

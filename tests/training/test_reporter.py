@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from tests.training.conftest import Start
 
+from featherback.terminal import folded
 from featherback.training.callback import Callback
-from featherback.training.events import Begin, End, Evaluation, Event, Step
-from featherback.training.reporter import JSONReporter, TextReporter, duration
+from featherback.training.events import Begin, End, Evaluation, Event, Note, Sample, Step
+from featherback.training.reporter import (
+    LEAST_SECONDS,
+    MOST_SECONDS,
+    SHARE,
+    JSONReporter,
+    TextReporter,
+    duration,
+)
 from featherback.training.run import Run
 from featherback.training.run_directory import RunDirectory
 from featherback.training.show import reporter
+from featherback.training.totals import Average, span_of
 
 SUMMARY = {
     "steps": 3,
@@ -60,15 +73,85 @@ def test_plain_lines() -> None:
     assert "█" in text
 
 
-def test_a_long_run_prints_few_plain_lines_and_a_slow_one_a_line_a_minute() -> None:
-    quick, slow = io.StringIO(), io.StringIO()
-    for out, seconds in ((quick, 0.01), (slow, 20.0)):
-        shown = TextReporter(out)
-        shown.tell(begun(1000))
-        for step in range(1, 1001):
-            shown.tell(stepped(step, seconds))
-    assert 30 <= len(quick.getvalue().splitlines()) <= 45
-    assert 333 <= len(slow.getvalue().splitlines()) <= 400
+def _printed(steps: int, seconds: float) -> list[int]:
+    """The steps that have a line."""
+    out = io.StringIO()
+    shown = TextReporter(out)
+    shown.tell(begun(steps))
+    for step in range(1, steps + 1):
+        shown.tell(stepped(step, seconds))
+    return [int(re.match(r"step +(\d+)/", line)[1]) for line in out.getvalue().splitlines()]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "least", "most"),
+    [
+        (1000, 0.01, 6, 9),
+        (40, 3.0, 15, 25),
+        (1000, 20.0, 40, 70),
+        (3000, 60.0, 180, 260),
+        (100_000, 0.1, 40, 70),
+    ],
+)
+def test_lines_of_steps_get_rarer(steps: int, seconds: float, least: int, most: int) -> None:
+    """The first and the last are there; in between they are never so far apart as an eighth of the time, nor as a
+    quarter of an hour, and a step.
+    """
+    printed = _printed(steps, seconds)
+    assert (printed[0], printed[-1]) == (1, steps)
+    assert least <= len(printed) <= most
+    for before, after in pairwise(printed):
+        wait = seconds * (after - before)
+        assert wait <= min(max(LEAST_SECONDS, SHARE * seconds * before), MOST_SECONDS) + 1.01 * seconds
+
+
+def test_every_measured_loss_has_a_line() -> None:
+    out = io.StringIO()
+    shown = TextReporter(out)
+    shown.tell(begun(1000))
+    for step in range(1, 1001):
+        shown.tell(stepped(step, 0.001))
+        shown.tell(Evaluation(step, 2.0, False))
+    assert out.getvalue().count("held-out loss") == 1000
+
+
+def test_the_loss_that_sums_up_a_run_is_its_average() -> None:
+    out = io.StringIO()
+    shown = TextReporter(out)
+    shown.tell(begun(90))
+    for step in range(1, 91):
+        shown.tell(replace(stepped(step), loss=3.0 if step % 2 else 1.0))
+    shown.tell(End("finished", {**SUMMARY, "steps": 90, "final_loss": 1.0}))
+    (said,) = re.findall(r"^loss 3\.000 .* (\d\.\d+) \(average of 10 steps\)$", out.getvalue(), re.MULTILINE)
+    assert 1.5 < float(said) < 2.5
+
+
+def test_a_terminal_breaks_lines_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    out = _Terminal()
+    monkeypatch.setattr("os.get_terminal_size", lambda _: os.terminal_size((60, 24)))
+    monkeypatch.setattr(out, "fileno", lambda: 1)
+    words = [f"word{number}" for number in range(30)]
+    shown = reporter(out)
+    shown.tell(Note("note: " + " ".join(words)))
+    shown.tell(Sample("asked", " ".join(words), "before", "after"))
+    shown.tell(End("finished", SUMMARY))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) < 60
+    assert out.getvalue().split().count("word7") == 2
+    assert any(line.startswith("expected  word0 ") for line in lines)
+    assert any(line.startswith("          word") for line in lines)
+    shown.tell(Note("next: featherback chat " + 60 * "m" + ".gguf --adapter run"))
+    assert out.getvalue().splitlines()[-1].endswith(".gguf --adapter run")  # to be pasted
+
+
+def test_styles_take_no_room() -> None:
+    green = "\x1b[1;32m{}\x1b[0m".format
+    text = " ".join(green(f"word{number}") for number in range(20))
+    lines = folded(text, 60, "  | ").splitlines()
+    assert lines[0] == "  | " + " ".join(green(f"word{number}") for number in range(9))
+    assert lines[1].startswith("    " + green("word9"))
+    assert folded(text, None, "  | ") == f"  | {text}"
 
 
 def test_json_lines_are_the_events() -> None:
@@ -144,4 +227,5 @@ def test_a_resumed_run_draws_its_whole_curve(start: Start, tmp_path: Path) -> No
     start(steps=6)
     shown = TextReporter(io.StringIO())
     run = start(steps=9, resume=True, reporter=shown)
-    assert shown.losses.points == [(line["step"], line["loss"]) for line in run.metrics()]
+    moving = Average(span_of(9))
+    assert shown.averages.points == [(line["step"], moving.add(line["loss"])) for line in run.metrics()]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from featherback.data.packing import Batching
 from featherback.data.token_file import TokenFile, TokenFileWriter
 from featherback.training.sparkline import sparkline
 from featherback.training.stream import BatchStream
@@ -61,7 +62,7 @@ def test_a_step_of_many_batches_holds_one(tmp_path: Any) -> None:
     with TokenFileWriter(tmp_path / "t") as writer:
         for _ in range(64):
             writer.add(list(range(100)), [1] * 100)
-    stream = BatchStream(TokenFile(tmp_path / "t"), 100, 1, 0)
+    stream = BatchStream(TokenFile(tmp_path / "t"), Batching(100), 0)
     stream.take(1)
     tracemalloc.start()
     group = stream.take(5_000)

@@ -58,7 +58,7 @@ def _reopened(run: RunDirectory) -> RunDirectory:
 
 
 def _same_tiles(config: TrainConfig, model: Model, _: object) -> Plan:
-    return Plan.default(model.config, tokens=config.seq_len * config.batch_size, compute=config.compute)
+    return Plan.default(model.config, tokens=config.batching.full, compute=config.compute)
 
 
 class _Notes(Callback):

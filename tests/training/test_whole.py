@@ -417,7 +417,7 @@ def test_what_was_trained_cannot_change(start: Start) -> None:
 
 
 def test_what_does_not_fit_is_said_of_whole_models(start: Start) -> None:
-    with pytest.raises(FeatherbackError, match=r"; a smaller --seq-len or --batch-size needs less\.$"):
+    with pytest.raises(FeatherbackError, match=r"; a smaller --seq-len needs less\.$"):
         start(steps=1, memory=10**7, **FULL)
 
 

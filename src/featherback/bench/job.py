@@ -42,7 +42,7 @@ class Chats:
     train: Path
     held_out: Path
     seq_len: int
-    batch_size: int
+    batch_tokens: int
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def unpack(gguf: Path, folder: Path) -> None:
 
 def demo_chats() -> Chats:
     """The demo's 200 requests and commands, a few in each step."""
-    return Chats("demo", TRAIN, HELD_OUT, 256, 1)
+    return Chats("demo", TRAIN, HELD_OUT, 256, 256)
 
 
 def shared_prefix(model: Path, folder: Path) -> Chats:
@@ -122,7 +122,8 @@ def shared_prefix(model: Path, folder: Path) -> Chats:
                 file.write(json.dumps({"messages": messages}) + "\n")
                 longest = max(longest, len(tokenizer.encode("".join(text for _, text in turns))))
     # A chat's control tokens take a few more.
-    return Chats("shared prefix", folder / TRAIN.name, folder / HELD_OUT.name, longest + 64, 8)
+    seq_len = longest + 64
+    return Chats("shared prefix", folder / TRAIN.name, folder / HELD_OUT.name, seq_len, 8 * seq_len)
 
 
 def _compared(
@@ -169,7 +170,7 @@ def train_ours(
             "eval_data": chats.held_out,
             "out": out,
             "seq_len": chats.seq_len,
-            "batch_size": chats.batch_size,
+            "batch_tokens": chats.batch_tokens,
             "steps": steps,
             "eval_every": steps,
             "samples": 0,
@@ -203,7 +204,7 @@ def same_steps(run: RunDirectory, steps: int) -> tuple[dict[str, Any], list[int]
     """What PEFT needs to know to do the steps that a run did; the supervised tokens of each."""
     config = run.config
     tokens = TokenFile(run.tokens / "train.tokens")
-    epochs = (rows(tokens, config.sequence, config.batch_size, config.seed, epoch) for epoch in count())
+    epochs = (rows(tokens, config.batching, config.seed, epoch) for epoch in count())
     groups = [row.tolist() for row in islice(chain.from_iterable(epochs), steps)]
     supervised = [sum(int(tokens.seq(i)[1][1:].sum()) for i in group) for group in groups]
     request = {

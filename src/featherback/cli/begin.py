@@ -164,7 +164,8 @@ def _conclude(run: RunDirectory, existed: bool, account: Account) -> None:
     config = run.config
     if account.refused:
         undo(run, existed)
-        raise BudgetError("Training", account.limit or 0, account.needed, smaller(config.whole is None))
+        change = smaller(config.whole is None, config.batching.full > config.sequence)
+        raise BudgetError("Training", account.limit or 0, account.needed, change)
     run.update(configuration=replace(config, memory=whole_megabytes(account.needed)).to_json())
 
 

@@ -27,7 +27,8 @@ def inspect(
         list[str],
         typer.Argument(
             metavar="PATH|MODEL",
-            help="A model, an adapter, a run, data (one file or several), a token file or a tokenizer.",
+            help="A model, an adapter, a run, its report or run.yaml, a folder for Ollama, data (one file or several), "
+            "a token file or a tokenizer.",
         ),
     ],
     model: Annotated[

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 # What memory and time depend on, the method apart: all are shown.
 FIELDS = (
-    "memory", "quantize", "rank", "targets", "seq_len", "batch_size", "optimizer", "compute", "threads", "train",
-    "master", "freeze",
+    "memory", "quantize", "rank", "targets", "seq_len", "batch_size", "batch_tokens", "optimizer", "compute",
+    "threads", "train", "master", "freeze",
 )  # fmt: skip
 
 
@@ -39,6 +39,7 @@ def plan(
     Example: featherback plan model.gguf --memory 96MB --seq-len 512
     """
     from featherback.cli.options import open_model, set_threads
+    from featherback.cli.preamble import describe_batch
     from featherback.methods import OPTIONS
     from featherback.training.config import TrainConfig
     from featherback.training.outlook import combinations, largest_models, outlook
@@ -63,7 +64,7 @@ def plan(
     trained = f"rank {config.form.rank}" if whole is None else f"all weights in {whole.kind.name}"
     asked = _asked(config)
     say(
-        f"{opened.path.name}, {config.sequence * config.batch_size} tokens per batch, {trained}, "
+        f"{opened.path.name}, {describe_batch(config)} per batch, {trained}, "
         f"{config.optimizer}, {config.compute}: {asked}\n"
     )
     _print_methods(rows)

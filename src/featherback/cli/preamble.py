@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import textwrap
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
-from featherback.terminal import clean, say, say_styled, several
+from featherback.terminal import clean, columns_of, folded, say, say_styled, several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from featherback.data.preview import Preview
     from featherback.data.report import PrepareReport
+    from featherback.data.token_file import TokenFile
     from featherback.memory.plan import Plan
     from featherback.models.model import Model
     from featherback.training.config import TrainConfig
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 _SAMPLE_LINES, _SAMPLE_BEGIN, _SAMPLE_WIDTH, _BAR = 12, 3, 500, 20
 _WORTH = 0.98
 """Times as long that a step must at most take to be worth a word."""
+_BATCHES = 1000
+"""Of an epoch, whose examples are counted."""
 _LARGE = 10**9
 """Bytes of weights from which quantising them is worth a word."""
 _TRAINED, _CONTEXT, _PLAIN = "\x1b[1;32m", "\x1b[2m", "\x1b[0m"
@@ -34,6 +35,7 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
     from featherback import kernels, models
     from featherback.data.preview import preview
     from featherback.data.report import PrepareReport, also_trained_note
+    from featherback.data.token_file import TokenFile
     from featherback.host.machine import memory_total
     from featherback.training.held_out import was_split
 
@@ -66,6 +68,7 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
     kernels.set_threads(config.threads or kernels.default_threads())  # as the process that will train does
     row("kernels", kernels.describe())
     row(*describe_trained(config, model))
+    row("batch", describe_batches(config, TokenFile(run.tokens / "train.tokens")))
     length, unit = (config.steps, "step") if config.steps else (config.epochs, "epoch")
     assert length is not None  # a run has one of them
     row(
@@ -103,15 +106,31 @@ def describe_trained(config: TrainConfig, model: Model) -> tuple[str, str]:
     return "adapter", f"{kind}rank {form.rank}, alpha {form.alpha:g}{scaled}, on {targets}{origin}"
 
 
+def describe_batch(config: TrainConfig) -> str:
+    """What a batch holds at most."""
+    full = f"{config.batching.full} tokens"
+    return full if config.batch_size is None else f"{several(config.batch_size, 'example')}, up to {full}"
+
+
+def describe_batches(config: TrainConfig, tokens: TokenFile) -> str:
+    """One line: how batches are made of the examples of a run, and how many of these a step has."""
+    from featherback.data.packing import rows
+
+    if config.batch_size is None:
+        sizes = [row.size for row in islice(rows(tokens, config.batching, config.seed), _BATCHES)]
+        examples = sum(sizes) / len(sizes)
+        text = f"up to {describe_batch(config)}, packed with whole examples: {examples:.3g} on average"
+    else:
+        examples = config.batch_size
+        text = describe_batch(config)
+    if config.accumulate > 1:
+        text += f"; {config.accumulate} batches a step: {config.accumulate * examples:.3g} examples"
+    return f"{text}; examples do not see each other"
+
+
 def row(name: str, text: str) -> None:
     """A labelled line; on a terminal as many as it is wide, one under the other."""
-    label = f"{name:<9} "
-    if sys.stdout.isatty():
-        width = max(40, shutil.get_terminal_size().columns)
-        text = f"\n{'':<{len(label)}}".join(
-            textwrap.wrap(text, width - len(label), break_long_words=False, break_on_hyphens=False)
-        )
-    say(label + text)
+    say(folded(text, columns_of(sys.stdout), f"{name:<9} "))
 
 
 def describe_model(model: Model) -> str:
@@ -249,12 +268,13 @@ def print_sample(sample: Preview) -> None:
         begin, end = answer - 1, min(answer - 1 + _SAMPLE_LINES - _SAMPLE_BEGIN, len(lines))
     if end == len(lines) - 1:
         end = len(lines)  # a line takes no more room than word of it
+    columns = columns_of(sys.stdout)
     for line in lines[:_SAMPLE_BEGIN]:
-        say_styled(f"  | {line}")
+        say_styled(folded(line, columns, "  | "))
     if begin > _SAMPLE_BEGIN:
         say(f"  | ... {begin - _SAMPLE_BEGIN} lines more")
     for line in lines[begin:end]:
-        say_styled(f"  | {line}")
+        say_styled(folded(line, columns, "  | "))
     if len(lines) > end:
         say(f"  | ... {len(lines) - end} lines more")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -17,21 +18,40 @@ Indices = npt.NDArray[np.int64]
 _WINDOW = 4096  # sequences whose order and lengths are looked up at once
 
 
+@dataclass(frozen=True)
+class Batching:
+    """Which sequences make a batch: whole ones, in order, without padding.
+
+    With `examples` a batch holds that many, whatever their lengths. Otherwise it is packed: it holds as many as fit
+    into `tokens` tokens (None: seq_len), and at least one.
+    """
+
+    seq_len: int  # most tokens of a sequence
+    tokens: int | None = None
+    examples: int | None = None
+
+    @property
+    def full(self) -> int:
+        """Most tokens of a batch."""
+        if self.examples is not None:
+            return self.examples * self.seq_len
+        return max(self.tokens or 0, self.seq_len)
+
+    def takes(self, sequences: int, tokens: int, more: int) -> bool:
+        """Whether a batch of so many sequences and tokens also takes a sequence of `more` tokens."""
+        return tokens + more <= self.full if self.examples is None else sequences < self.examples
+
+
 def batches(
     token_file: TokenFile,
-    seq_len: int,
-    batch_size: int = 1,
+    batching: Batching,
     seed: int = 0,
     epoch: int = 0,
     start: int = 0,
     shuffle: bool = True,
 ) -> Iterator[Batch]:
-    """The batches of one epoch from batch `start` on.
-
-    Sequences are shuffled, then taken in order while they fit into batch_size * seq_len tokens: whole
-    sequences, no padding, every sequence exactly once per epoch.
-    """
-    for indices in islice(rows(token_file, seq_len, batch_size, seed, epoch, shuffle), start, None):
+    """The batches of one epoch from batch `start` on: every sequence exactly once, shuffled unless `shuffle` is off."""
+    for indices in islice(rows(token_file, batching, seed, epoch, shuffle), start, None):
         yield batch_of(token_file, indices)
 
 
@@ -47,33 +67,31 @@ def batch_of(token_file: TokenFile, indices: Indices) -> Batch:
 
 def count_batches(
     token_file: TokenFile,
-    seq_len: int,
-    batch_size: int = 1,
+    batching: Batching,
     seed: int = 0,
     epoch: int = 0,
     shuffle: bool = True,
 ) -> int:
-    """Number of batches of that epoch (it differs a little from epoch to epoch, as the packing does)."""
-    return sum(1 for _ in rows(token_file, seq_len, batch_size, seed, epoch, shuffle))
+    """Number of batches of that epoch (it differs a little from epoch to epoch where they are packed)."""
+    return sum(1 for _ in rows(token_file, batching, seed, epoch, shuffle))
 
 
 def rows(
     token_file: TokenFile,
-    seq_len: int,
-    batch_size: int = 1,
+    batching: Batching,
     seed: int = 0,
     epoch: int = 0,
     shuffle: bool = True,
 ) -> Iterator[Indices]:
     """The sequence indices of each batch of an epoch; only the sequences' lengths are read."""
-    if seq_len < 1 or batch_size < 1:
-        raise FeatherbackError(f"Sequence length {seq_len} and batch size {batch_size} must be at least 1.")
+    seq_len = batching.seq_len
+    if batching.full < 1:
+        raise FeatherbackError(f"A batch must hold at least 1 token, not {batching.full}.")
     if token_file.max_length > seq_len:
         raise FeatherbackError(
             f"{token_file.path} holds a sequence of {token_file.max_length} tokens, longer than the "
             f"sequence length {seq_len}: prepare the data again for this length."
         )
-    capacity = batch_size * seq_len
     row: list[int] = []
     used = 0
     n = len(token_file)
@@ -81,7 +99,7 @@ def rows(
         places = np.arange(first, min(first + _WINDOW, n), dtype=np.int64)
         order = permute(places, n, seed, epoch) if shuffle else places
         for i, length in zip(order.tolist(), token_file.lengths(order).tolist(), strict=True):
-            if used + length > capacity:
+            if not batching.takes(len(row), used, length):
                 yield np.array(row, np.int64)
                 row, used = [], 0
             row.append(i)

@@ -202,6 +202,11 @@ class TokenFile:
     def __len__(self) -> int:
         return self.n_sequences
 
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a sequence, on average."""
+        return self.n_tokens / max(1, self.n_sequences)
+
     def check(self, vocab_size: int) -> None:
         """Read the whole file once, in pieces that never stay in memory.
 

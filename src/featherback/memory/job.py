@@ -33,7 +33,7 @@ class Job(StoredSizes):
     targets: str | tuple[str, ...] = "all"
     dropout: float = 0.0  # of LoRA's inputs
     dora: bool = False
-    tokens: int = 256  # most tokens a batch holds: seq_len * batch_size
+    tokens: int = 256  # most tokens a batch holds
     sequence: int = 256  # most tokens a sequence holds
     compute: str = "bf16"
     rule: Rule = field(default_factory=AdamW)  # the optimiser

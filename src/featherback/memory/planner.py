@@ -134,7 +134,7 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
     wanted = max(SPARE * (machine.memory or 0), FRUGAL * smallest_rss) if budget is None else budget
     limit = min(wanted, most)
     if smallest_rss > limit:
-        change = smaller(job.whole is None)
+        change = smaller(job.whole is None, job.tokens > job.sequence)
         if most < smallest_rss:  # no budget would do
             raise FeatherbackError(
                 f"Training does not fit on this machine: only {int(most) // MB}MB are free or allowed by the "
@@ -159,12 +159,12 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
     )
 
 
-def smaller(adapter: bool) -> str:
-    """What makes training need less memory, a clause; `adapter`: of an adapter, and not of the model itself."""
-    if not adapter:
-        return f"a smaller {arguments('seq_len', 'batch_size')} needs less"
-    names = arguments("seq_len", "batch_size", "rank")
-    return f"a smaller {names}, or fewer {argument('targets')}, needs less"
+def smaller(adapter: bool, batch: bool) -> str:
+    """What makes training need less memory, a clause. `adapter`: of an adapter, and not of the model itself; `batch`: a
+    batch holds more than the longest sequence."""
+    names = ["seq_len", *(["batch_size", "batch_tokens"] if batch else []), *(["rank"] if adapter else [])]
+    fewer = f", or fewer {argument('targets')}," if adapter else ""
+    return f"a smaller {arguments(*names)}{fewer} needs less"
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class Ollama(Target):
                     f"does not need the base's file"
                 ]
             notes += _write_modelfile(folder, source, model)
-        return Exported(request.out, _commands(request.out), notes, facts)
+        return Exported(request.out, create_command(request.out), notes, facts)
 
     def whole_name(self, request: WholeRequest, stem: str) -> str:
         return f"{stem}{suffix(request)}-ollama"
@@ -94,7 +94,7 @@ class Ollama(Target):
                 source = [f"FROM ./{MODEL}"]
                 notes, facts = write_model(request, folder / MODEL)
             notes += _write_modelfile(folder, source, model)
-        return Exported(out, _commands(out), notes, facts)
+        return Exported(out, create_command(out), notes, facts)
 
 
 def _no_gguf(model: Model, remedy: str) -> FeatherbackError:
@@ -121,8 +121,8 @@ def _write_modelfile(folder: Path, source: list[str], model: Model) -> list[str]
     return []
 
 
-def _commands(out: Path) -> str:
-    """What is typed next."""
+def create_command(out: Path) -> str:
+    """The command line by which Ollama takes a folder, and talks with what is in it."""
     name = re.sub(r"[^a-z0-9._-]", "-", out.name.removesuffix("-ollama").lower()).strip("-._") or "model"
     create = quoted("ollama", "create", name, "-f", out / MODELFILE)
     return f"{create} && {quoted('ollama', 'run', name)}"

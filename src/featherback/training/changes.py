@@ -13,15 +13,13 @@ from featherback.models.model import Model
 from featherback.naming import argument
 from featherback.options import spelled
 from featherback.training.config import CHOICES, USUAL, TrainConfig, written
-from featherback.training.together import without_meaning
+from featherback.training.together import replaced_by, without_meaning
 
 
 def replaced(values: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """Options by field, with those that are `named` in their place; what does not go with these is left out."""
     left, usual = dict(values), {entry.name: entry.default for entry in fields(TrainConfig)}
-    gone: set[str] = set()
-    if named.keys() & {"steps", "epochs"}:
-        gone |= {"steps", "epochs"}
+    gone = replaced_by(named.keys())
     if named.get("start") is not None:
         gone |= USUAL.keys()
     for own in CHOICES:
@@ -81,8 +79,7 @@ def continued(run: TrainConfig, named: Mapping[str, Any], model: Model) -> Train
             f"Cannot resume {run.out} with other options: {argument('train')} was {run.train}, not {trains}."
         )
     values = {entry.name: getattr(run, entry.name) for entry in fields(run)}
-    if "steps" in named or "epochs" in named:
-        values |= {"steps": None, "epochs": None}
+    values |= dict.fromkeys(replaced_by(named.keys()))
     for own in CHOICES:
         if named.get(own.choice, values[own.choice]) != values[own.choice]:
             values[f"{own.choice}_options"] = {}  # the other's own; it is refused below

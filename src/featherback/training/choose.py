@@ -49,7 +49,7 @@ def job_options(config: TrainConfig) -> dict[str, Any]:
         "whole": config.whole,
         "dropout": config.lora_dropout,
         "dora": form.dora,
-        "tokens": config.batch_size * config.sequence,
+        "tokens": config.batching.full,
         "sequence": config.sequence,
         "compute": COMPUTE[0] if config.compute == AUTO else config.compute,  # left open: that needs least
         "rule": config.rule,
@@ -100,7 +100,7 @@ class Computes:
     @classmethod
     def of(cls, config: TrainConfig, model: Model) -> Computes:
         """What `config` names; if it is `AUTO`, what a short measurement finds."""
-        tokens = config.batch_size * config.sequence
+        tokens = config.batching.full
         rates, names = {}, [config.compute]
         if config.compute == AUTO:
             rates = measured_rates(config, model)
@@ -166,7 +166,7 @@ def measured_rates(config: TrainConfig, model: Model) -> dict[str, float]:
     They are remembered: --compute auto then takes the same in every run.
     """
     kind = TensorType.Q4_0 if config.whole is None else config.whole.kind  # quantised types rank them alike
-    rows = min(config.batch_size * config.sequence, PRODUCT_ROWS)
+    rows = min(config.batching.full, PRODUCT_ROWS)
     shape = [rows, model.config.hidden_size, min(model.config.intermediate_size, PRODUCT_OUTPUTS)]
     subject = remembered.about(products=shape, type=kind.name, threads=kernels.threads())
     if (known := _rates_from(remembered.recall(subject))) is not None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from featherback import families, kernels, methods, optim
 from featherback.architecture.names import parse_targets, short
+from featherback.data.packing import Batching
 from featherback.data.source import Source, columns_of, what_is_long
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, shown
 from featherback.host.priority import LOWEST
 from featherback.host.sensors import KINDS
 from featherback.memory.plan import BUDGETS
@@ -232,12 +233,26 @@ class TrainConfig:
         None,
         least=2,
         panel=DATA,
-        shown_default=lambda: f"{SEQUENCE}, or what the longest example needs",
+        shown_default=lambda: (
+            f"what the longest example needs, and at least {SEQUENCE} unless --batch-size is named"
+        ),
         help="Longest sequence, in tokens. Text is cut into such; a longer chat is refused, unless --cut.",
     )
     cut: bool = option(False, panel=DATA, help="Cut chats that are too long at the end, and say how many.")
-    batch_size: int = option(
-        1, least=1, panel=DATA, help="A batch holds whole sequences, up to this times --seq-len tokens."
+    batch_size: int | None = option(
+        None,
+        least=1,
+        panel=DATA,
+        shown_default=lambda: "as many as fit into --batch-tokens",
+        help="Examples in a batch, whatever their lengths; a piece of a text counts as one.",
+    )
+    batch_tokens: int | None = option(
+        None,
+        least=2,
+        panel=DATA,
+        shown_default=lambda: "--seq-len",
+        help="Packing, in place of --batch-size: a batch holds as many whole examples as fit into this many tokens, "
+        "and at least one. They do not see each other.",
     )
     accumulate: int = option(1, least=1, panel=OPTIMISATION, help="Batches per step.")
     steps: int | None = option(
@@ -442,9 +457,30 @@ class TrainConfig:
         return SEQUENCE if self.seq_len is None else self.seq_len
 
     @property
-    def step_tokens(self) -> int:
+    def batching(self) -> Batching:
+        """Which examples make a batch, as far as the sequence length is known."""
+        return Batching(self.sequence, self.batch_tokens, self.batch_size)
+
+    @property
+    def batch_in_checksums(self) -> dict[str, int | None]:
+        """The batch's fields in the checksums of a run. Where it is packed into whole sequence lengths, they are as
+        versions that knew nothing else recorded it, so that their checksums stay.
+        """
+        lengths, rest = divmod(self.batching.full, self.sequence)
+        if self.batch_size is None and not rest:
+            return {"batch_size": lengths}
+        return {"batch_size": self.batch_size, "batch_tokens": self.batching.full}
+
+    @property
+    def most_step_tokens(self) -> int:
         """Most tokens of an optimiser step, as far as the sequence length is known."""
-        return self.accumulate * self.batch_size * self.sequence
+        return self.accumulate * self.batching.full
+
+    def step_tokens(self, mean: float) -> float:
+        """Tokens of an optimiser step of examples whose mean length is `mean`; packed batches count as full."""
+        if self.batch_size is None:
+            return self.most_step_tokens
+        return self.accumulate * self.batch_size * mean
 
     @property
     def peak_learning_rate(self) -> float:
@@ -474,18 +510,22 @@ class TrainConfig:
         """Those over which the learning rate rises, in a run of so many."""
         return int(self.warmup) if self.warmup >= 1 else round(self.warmup * steps)
 
-    def measured_every(self, steps: int, held_out: int) -> int:
-        """Steps between two measurements of the loss on `held_out` tokens, in a run of so many steps."""
+    def measured_every(self, steps: int, held_out: int, mean: float) -> int:
+        """Steps between two measurements of the loss on `held_out` tokens, in a run of so many steps of examples whose
+        mean length is `mean`.
+        """
         if self.eval_every is not None:
             return self.eval_every
-        rare = math.ceil(held_out / 3 / MEASURING / self.step_tokens)
+        rare = math.ceil(held_out / 3 / MEASURING / self.step_tokens(mean))
         return max(1, math.ceil(steps / MEASUREMENTS), rare)
 
-    def most_held_out(self, tokens: int) -> int:
-        """Tokens that can be held out of so many where measuring before and after must take no more than MEASURING."""
+    def most_held_out(self, tokens: int, mean: float) -> int:
+        """Tokens that can be held out of so many where measuring before and after must take no more than MEASURING;
+        `mean`: the mean length of an example.
+        """
         trained = (self.epochs or DEFAULT_EPOCHS) * tokens
         if self.steps is not None:
-            trained = self.steps * self.step_tokens
+            trained = self.steps * self.step_tokens(mean)
         return int(MEASURING * 3 * int(trained) / (3 if self.averages else 2))
 
     @property
@@ -579,6 +619,8 @@ class TrainConfig:
         free = {name for name, about in described(TrainConfig).items() if about.free_on_resume} | {"model"}
         values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in free}
         values |= {name: getattr(self.form, name) for name in USUAL}
+        if self.batch_size is None:
+            values["batch_tokens"] = self.batching.full
         for own in CHOICES:
             values = values.pop(f"{own.choice}_options") | values
         return values
@@ -595,9 +637,25 @@ class TrainConfig:
             raise FeatherbackError(f"The run is of another version of Featherback ({', '.join(unknown)}).")
         if "keep" not in values and values.get("train", "lora") == "lora":
             values = {**values, "keep": "last"}  # of a version that knew no other
+        if "batch_tokens" not in values:
+            values = {**values, **packed_before(values.get("batch_size"), values.get("seq_len"))}
         return cls.of(**values)
+
+
+def packed_before(batch_size: Any, seq_len: Any) -> dict[str, int | None]:
+    """The fields of a batch as versions without --batch-tokens recorded it, all of whose batches were packed: their
+    batch size counted sequence lengths. FeatherbackError if the length is unknown and needed.
+    """
+    if batch_size in (None, 1):
+        return {"batch_size": None, "batch_tokens": None}
+    if isinstance(batch_size, int) and isinstance(seq_len, int):
+        return {"batch_size": None, "batch_tokens": batch_size * seq_len}
+    raise FeatherbackError(
+        f"An earlier version of Featherback wrote batch_size: {shown(batch_size)}, which meant so many times seq_len "
+        f"tokens, and no seq_len is there; begin another run, with {argument('batch_tokens')}."
+    )
 
 
 def written(value: object) -> object:
     """As the user writes it."""
-    return short(value) if isinstance(value, tuple) else value
+    return "left out" if value is None else short(value) if isinstance(value, tuple) else value

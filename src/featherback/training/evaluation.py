@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from featherback import methods
 from featherback.adapters.lora import LoRA
 from featherback.data.batch import Batch
+from featherback.data.packing import Batching
 from featherback.data.source import Source
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
@@ -54,15 +55,16 @@ def evaluate(
     method: HasLoss,
     tokens: TokenFile,
     seq_len: int,
-    batch_size: int = 1,
+    batch_tokens: int | None = None,
     between: Callable[[], None] = lambda: None,
 ) -> Evaluation:
     """The mean loss over a token file, which may be NaN; `between` is called after each batch.
 
+    Batches are packed into `batch_tokens` tokens (None: `seq_len`, the most that a sequence has).
     FeatherbackError if no token is supervised.
     """
     total, count = 0.0, 0
-    for batch in every_batch(tokens, seq_len, batch_size):
+    for batch in every_batch(tokens, Batching(seq_len, batch_tokens)):
         if batch.n_targets:
             total += method.loss(batch)
             count += batch.n_targets

@@ -94,8 +94,8 @@ def _progress(facts: Facts, width: int) -> Line:
     counted = counter(facts.step, facts.steps)
     part = facts.step / max(facts.steps, 1)
     if facts.paused is not None:
-        state = f"paused: {clean(facts.paused, one_line=True)}"
-        return fitted([(" " * _MARGIN, ""), (counted, "bold"), ("  ", ""), (state, "held")], width)
+        reason = f": {clean(facts.paused, one_line=True)}"
+        return fitted([(" " * _MARGIN + counted, "bold"), ("  paused", "held"), (reason, "held")], width)
     done = facts.ended == "finished" or (facts.ended is None and facts.step == facts.steps)
     ahead = facts.step_seconds * (facts.steps - facts.step)
     left = "done" if done else facts.ended or f"{duration(ahead)} left"
@@ -118,8 +118,10 @@ def _progress(facts: Facts, width: int) -> Line:
 def _facts(facts: Facts, width: int) -> list[Line]:
     lines = []
     if (last := facts.last) is not None:
-        average = f"   average of {facts.span} steps {facts.average:.4f}" if facts.span > 1 else ""
-        lines.append(_fact("loss", [(f"{last.loss:.4f}", "loss"), (average, "")], width))
+        of = f"   average of {facts.span} steps" if facts.span > 1 else ""
+        now = f"   the last {last.loss:.4f}" if facts.span > 1 else ""
+        parts = [(f"{facts.average:.4f}", "loss"), (of, ""), (now, "dim")]
+        lines.append(_fact("loss", parts, width))
     if facts.evaluation is not None:
         step, loss = facts.evaluation
         at = "   before training" if step == 0 else f"   at step {step}"

@@ -107,7 +107,7 @@ def _choose(file: TokenFile, config: TrainConfig) -> list[int]:
     count = min(MOST, max(LEAST, round(config.eval_share * len(file))))
     picked = random.Random(config.seed).sample(range(len(file)), min(len(file), SPARE * count))
     copies = _copies(file, picked)
-    room = config.most_held_out(file.n_tokens)
+    room = config.most_held_out(file.n_tokens, file.mean_length)
     chosen: list[int] = []
     for i in picked:
         tokens, supervised = file.seq(i)

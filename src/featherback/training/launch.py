@@ -442,5 +442,5 @@ def _enough(config: TrainConfig) -> int | None:
     None: each is used."""
     if config.steps is None:
         return None
-    trained = config.steps * config.step_tokens
+    trained = config.steps * config.most_step_tokens
     return most_before(trained, config) if config.eval_data is None and config.eval_share else trained

@@ -34,7 +34,9 @@ def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], pl
     than the model or the memory allows, and are not to be cut.
     """
     config = run.config
-    if config.seq_len is not None or (longest := _longest(run)) <= config.sequence:
+    longest = _longest(run) if config.seq_len is None else config.sequence
+    # A packed batch of shorter sequences holds more of them; one of so many examples needs less memory.
+    if longest == config.sequence or (longest < config.sequence and config.batch_size is None):
         plan = plan_from_json(run.record.get("plan"))
         memory = config.memory if plan is None else plan.budget(config.memory)
         settled = replace(config, seq_len=config.sequence, memory=memory)
@@ -47,7 +49,9 @@ def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], pl
     from featherback.training.choose import longest_fitting, plan_for
 
     most, here = model.config.max_position_embeddings, baseline()
-    length, needed = longest_fitting(config, model, here, config.sequence, min(longest, most))
+    length, needed = longest, 0
+    if longest > config.sequence:
+        length, needed = longest_fitting(config, model, here, config.sequence, min(longest, most))
     if length < longest:
         beyond, change = made_for(model), _LONGER
         if length < most:

@@ -37,11 +37,11 @@ class LiveView(TextReporter):
         self._facts: Facts | None = None
 
     def begin(self, event: Begin) -> None:
-        self.steps = event.steps
-        span = span_of(event.steps)
+        self.steps, self.span = event.steps, span_of(event.steps)
+        self._moving = Average(self.span)
         self._facts = facts = Facts(
             steps=event.steps,
-            span=span,
+            span=self.span,
             first=event.step,
             memory_mb=event.memory_mb,
             predicted_rss_mb=event.predicted_rss_mb,
@@ -49,11 +49,10 @@ class LiveView(TextReporter):
             averages=Series(MOST_POINTS),
             held_out=Series(MOST_POINTS),
         )
-        self._average = Average(span)
         if event.step:
             run = RunDirectory.open(event.run)
             for line in run.metrics():
-                self._add(facts, line["step"], line["loss"])
+                self.add(line["step"], line["loss"])
             for evaluation in run.record.get("evaluations", []):
                 facts.evaluated(evaluation["step"], evaluation["loss"])
             self.say(f"continuing after step {event.step} of {event.steps}")
@@ -61,14 +60,20 @@ class LiveView(TextReporter):
     def step(self, event: Step) -> None:
         assert self._facts is not None
         self._recent.append((event.seconds, event.tokens))
-        self._add(self._facts, event.step, event.loss)
+        self.add(event.step, event.loss)
         self._facts.last, self._facts.paused = event, None
         self._draw(now=event.step == self.steps)
 
-    def _add(self, facts: Facts, step: int, loss: float) -> None:
-        facts.average = self._average.add(loss)
-        facts.losses.add(step, loss)
-        facts.averages.add(step, facts.average)
+    @property
+    def columns(self) -> int | None:
+        return self._size().columns
+
+    def add(self, step: int, loss: float) -> None:
+        super().add(step, loss)
+        assert self._facts is not None
+        self._facts.average = self.average
+        self._facts.losses.add(step, loss)
+        self._facts.averages.add(step, self.average)
 
     def evaluation(self, event: Evaluation) -> None:
         assert self._facts is not None

@@ -9,12 +9,16 @@ class TrainOptions(TypedDict, total=False):
 
     # Data
     seq_len: int | None
-    """Longest sequence, in tokens. Text is cut into such; a longer chat is refused, unless --cut. Default: 256,
-    or what the longest example needs."""
+    """Longest sequence, in tokens. Text is cut into such; a longer chat is refused, unless --cut. Default: what
+    the longest example needs, and at least 256 unless --batch-size is named."""
     cut: bool
     """Cut chats that are too long at the end, and say how many. Default: False."""
-    batch_size: int
-    """A batch holds whole sequences, up to this times --seq-len tokens. Default: 1."""
+    batch_size: int | None
+    """Examples in a batch, whatever their lengths; a piece of a text counts as one. Default: as many as fit
+    into --batch-tokens."""
+    batch_tokens: int | None
+    """Packing, in place of --batch-size: a batch holds as many whole examples as fit into this many tokens, and
+    at least one. They do not see each other. Default: --seq-len."""
     eval_share: float
     """Share of the data that is held out where no --eval-data are named: 4 to 64 examples, of 40 or more.
     Default: 0.05."""

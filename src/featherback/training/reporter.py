@@ -7,18 +7,18 @@ import sys
 from collections import deque
 from typing import IO
 
-from featherback.terminal import complain, say, several
+from featherback.terminal import clean, columns_of, complain, folded, say, several
 from featherback.training.callback import Callback
 from featherback.training.events import Begin, End, Evaluation, Event, Note, Paused, Resumed, Sample, Step
 from featherback.training.outcome import held_out, is_worse
 from featherback.training.run_directory import RunDirectory
 from featherback.training.sparkline import sparkline
-from featherback.training.totals import Series
+from featherback.training.totals import Average, Series, span_of
 
-LINES = 40
-"""Of a run's steps, about."""
-SECONDS = 60.0
-"""Of training, after which a step is printed even if there are more lines for it."""
+LEAST_SECONDS, MOST_SECONDS = 2.0, 900.0
+"""Of training between two lines of steps, from the first of them to those of a long run."""
+SHARE = 1 / 8
+"""Of the time trained so far that passes before the next line: they get rarer as a run goes on."""
 _RECENT = 20  # steps that the speed is of
 _SPARKS = 50  # characters
 _ANSWER = 200  # characters of an answer
@@ -41,13 +41,16 @@ class JSONReporter(Callback):
 
 
 class TextReporter(Callback):
-    """For a person: about LINES lines per run, and more if its steps are slow."""
+    """For a person: the first and the last step, others at growing intervals, and every measured loss."""
 
     def __init__(self, out: IO[str] | None = None) -> None:
         self.out = out or sys.stdout
         self.steps = 1
-        self.losses = Series()
-        self._silent = 0.0  # seconds of training since the last line
+        self.averages = Series()  # of the loss of each step
+        self.span = 1
+        self.average = 0.0
+        self._trained = 0.0  # seconds, in this process
+        self._printed_at: float | None = None  # of them, the last line
         self._recent: deque[tuple[float, int]] = deque(
             maxlen=_RECENT
         )  # (seconds, tokens) of the latest steps
@@ -55,24 +58,36 @@ class TextReporter(Callback):
         self._samples: list[Sample] = []
 
     def begin(self, event: Begin) -> None:
-        self.steps = event.steps
+        self.steps, self.span = event.steps, span_of(event.steps)
+        self._moving = Average(self.span)
         if event.step:
             for line in RunDirectory.open(event.run).metrics():
-                self.losses.add(line["step"], line["loss"])
+                self.add(line["step"], line["loss"])
             self.say(f"continuing after step {event.step} of {event.steps}")
 
+    def add(self, step: int, loss: float) -> None:
+        """A step's loss, which its average follows."""
+        self.average = self._moving.add(loss)
+        self.averages.add(step, self.average)
+
     def step(self, event: Step) -> None:
-        self.losses.add(event.step, event.loss)
+        self.add(event.step, event.loss)
         self._recent.append((event.seconds, event.tokens))
-        self._silent += event.seconds
-        ends = event.step in (1, self.steps)
-        if ends or event.step % max(1, self.steps // LINES) == 0 or self._silent >= SECONDS:
-            self._silent = 0.0
+        self._trained += event.seconds
+        if event.step == self.steps or self._is_due():
+            self._printed_at = self._trained
             self.say(
                 f"{counter(event.step, self.steps)}  loss {event.loss:.4f}  lr {event.lr:.1e}  {self.speed:.0f} tok/s  "
                 f"{duration(self.left(event.step))} left  footprint {event.footprint_mb:.0f} MB  "
                 f"rss {event.rss_mb:.0f} MB"
             )
+
+    def _is_due(self) -> bool:
+        """Whether a step is to be printed after so much training: the first is."""
+        if self._printed_at is None:
+            return True
+        wait = min(max(LEAST_SECONDS, SHARE * self._printed_at), MOST_SECONDS)
+        return self._trained - self._printed_at >= wait
 
     def evaluation(self, event: Evaluation) -> None:
         self.say(f"{counter(event.step, self.steps)}  held-out loss {event.eval_loss:.4f}")
@@ -93,11 +108,10 @@ class TextReporter(Callback):
         self._samples.append(event)
 
     def end(self, event: End) -> None:
-        summary = event.summary
-        losses = [loss for _, loss in self.losses.points]
-        if len(losses) > 1:
-            first, last = summary["first_loss"], summary["final_loss"]
-            self.say(f"loss {first:.3f} {sparkline(losses, _SPARKS)} {last:.3f}")
+        averages = [loss for _, loss in self.averages.points]
+        if len(averages) > 1:
+            of = f" (average of {self.span} steps)" if self.span > 1 else ""
+            self.say(f"loss {averages[0]:.3f} {sparkline(averages, _SPARKS)} {averages[-1]:.3f}{of}")
         self.conclude(event)
 
     def conclude(self, event: End) -> None:
@@ -124,7 +138,7 @@ class TextReporter(Callback):
                 ("before", sample.before),
                 ("after", sample.after),
             ):
-                self.say(f"{name:<9} {shorten(text)}")
+                self.say(shorten(text), f"{name:<9} ")
 
     @property
     def speed(self) -> float:
@@ -144,9 +158,14 @@ class TextReporter(Callback):
     def _seconds(self) -> float:
         return sum(seconds for seconds, _ in self._recent)
 
-    def say(self, line: str) -> None:
-        """Print a line."""
-        say(line, file=self.out, flush=True)
+    def say(self, text: str, label: str = "") -> None:
+        """Print a line, broken between words where a terminal is too narrow for it."""
+        say(folded(clean(text), self.columns, label), file=self.out, flush=True)
+
+    @property
+    def columns(self) -> int | None:
+        """Of the terminal, if there is one."""
+        return columns_of(self.out)
 
 
 def shorten(text: str) -> str:

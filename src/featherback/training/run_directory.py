@@ -163,8 +163,12 @@ class RunDirectory:
     @property
     def _origin(self) -> list[Any]:
         fixed = self.config.fixed()
+        # As in runs of versions that had no choice.
         if not self.config.averages:
-            del fixed["keep"]  # as in runs of versions that did not have it
+            del fixed["keep"]
+        for name in ("batch_size", "batch_tokens"):
+            del fixed[name]
+        fixed |= self.config.batch_in_checksums
         return [sorted(fixed.items()), self.record.get("model")]
 
     @property

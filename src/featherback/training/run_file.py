@@ -21,7 +21,7 @@ from featherback.errors import FeatherbackError, shown
 from featherback.files import json_checksum, read_bytes
 from featherback.options import described
 from featherback.training.changes import replaced
-from featherback.training.config import CHOICES, PLANNED, TrainConfig
+from featherback.training.config import CHOICES, PLANNED, TrainConfig, packed_before
 from featherback.training.names import field_of, given, grouped, known, spellings
 from featherback.training.together import without_meaning
 
@@ -81,6 +81,7 @@ def render(record: Mapping[str, Any]) -> str:
     values = {
         **{name: value for name, value in _stated(config).items() if name not in vain},
         **_own(config),
+        "batch_tokens": config.batch_tokens,  # if only as null: by this a file of an earlier version is recognised
         **{name: found["paths"] for name, found in files.items() if found and STDIN not in found["paths"]},
     }
     lines = [_HEAD, f"{MODEL}: {_yaml(os.path.abspath(config.model))}"]
@@ -121,7 +122,19 @@ def read(path: str | os.PathLike[str]) -> RunFile:
         )
     for key, value in root.value if root is not None else ():
         _take(found, lines, key, value, path)
+    if PLAN in lines and "batch_size" in lines and "batch_tokens" not in lines:
+        _translate(found)
     return found
+
+
+def _translate(found: RunFile) -> None:
+    """Give the batch of a run.yaml of a version without --batch-tokens its meaning of then."""
+    where = found.where["batch_size"]
+    try:
+        found.values |= packed_before(found.values["batch_size"], found.values.get("seq_len"))
+    except FeatherbackError as error:
+        raise FeatherbackError(f"{where}: {error}") from None
+    found.where["batch_tokens"] = found.where.pop("batch_size")
 
 
 def _agree(values: Mapping[str, Any], without: str) -> bool:
@@ -210,6 +223,8 @@ def _checksum(config: TrainConfig) -> str:
     """Of all options that a plan can depend on, and more: what a resumed run may not change, PLANNED and the model."""
     fixed = config.fixed().keys() | set(PLANNED)
     stated = {name: value for name, value in _stated(config).items() if name in fixed}
+    stated = {name: value for name, value in stated.items() if name not in ("batch_size", "batch_tokens")}
+    stated |= config.batch_in_checksums
     parts = [os.path.abspath(config.model), sorted(stated.items()), sorted(_own(config).items())]
     return json_checksum(parts)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from featherback.data.batch import Batch
-from featherback.data.packing import Indices, batch_of, batches, count_batches, rows
+from featherback.data.packing import Batching, Indices, batch_of, batches, count_batches, rows
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
 
@@ -29,12 +29,8 @@ class BatchStream:
     other makes batches, so that a step of many batches is never held in memory.
     """
 
-    def __init__(
-        self, tokens: TokenFile, seq_len: int, batch_size: int, seed: int, epochs: float | None = None
-    ) -> None:
-        self.tokens, self.seq_len, self.batch_size, self.seed, self.epochs = (
-            tokens, seq_len, batch_size, seed, epochs,
-        )  # fmt: skip
+    def __init__(self, tokens: TokenFile, batching: Batching, seed: int, epochs: float | None = None) -> None:
+        self.tokens, self.batching, self.seed, self.epochs = tokens, batching, seed, epochs
         self.seek((0, 0))
 
     def seek(self, position: tuple[int, int]) -> None:
@@ -73,7 +69,7 @@ class BatchStream:
     def _walk(self, epoch: int, start: int) -> Iterator[tuple[int, int, Indices]]:
         """(epoch, number of the batch in it, its sequences) from a position on."""
         for each in range(epoch, math.ceil(self.epochs)) if self.epochs else count(epoch):
-            found = rows(self.tokens, self.seq_len, self.batch_size, self.seed, each)
+            found = rows(self.tokens, self.batching, self.seed, each)
             end = self._end(each, self.epochs) if self.epochs else None
             yield from ((each, index, row) for index, row in enumerate(islice(found, start, end), start))
             start = 0
@@ -99,11 +95,9 @@ class BatchStream:
         return None if share >= 1 else max(1, round(share * self._count(epoch)))
 
     def _count(self, epoch: int) -> int:
-        return count_batches(self.tokens, self.seq_len, self.batch_size, self.seed, epoch)
+        return count_batches(self.tokens, self.batching, self.seed, epoch)
 
 
-def every_batch(
-    tokens: TokenFile, seq_len: int, batch_size: int, limit: int | None = None
-) -> Iterator[Batch]:
+def every_batch(tokens: TokenFile, batching: Batching, limit: int | None = None) -> Iterator[Batch]:
     """All batches in file order, for evaluation."""
-    return islice(batches(tokens, seq_len, batch_size, shuffle=False), limit)
+    return islice(batches(tokens, batching, shuffle=False), limit)

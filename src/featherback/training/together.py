@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,15 @@ if TYPE_CHECKING:
     from featherback.training.config import TrainConfig
 
 
+EXCLUSIVE = (("steps", "epochs"), ("batch_size", "batch_tokens"))
+"""Pairs of fields of which one may have a value: naming one replaces the other."""
+
+
 def check_together(config: TrainConfig) -> None:
     """FeatherbackError, naming the options, for what does not go together; each was checked by itself."""
-    if config.steps is not None and config.epochs is not None:
-        raise FeatherbackError(f"Name {arguments('steps', 'epochs')}, not both.")
+    for pair in EXCLUSIVE:
+        if all(getattr(config, name) is not None for name in pair):
+            raise FeatherbackError(f"Name {arguments(*pair)}, not both.")
     for name in ("eval_every", "patience"):
         if getattr(config, name) is not None and config.eval_data is None and not config.eval_share:
             raise FeatherbackError(
@@ -35,6 +41,11 @@ def check_together(config: TrainConfig) -> None:
         )
     if (*(config.data or ()), *(config.eval_data or ())).count(STDIN) > 1:
         raise FeatherbackError("Standard input (-) can be named once.")
+
+
+def replaced_by(named: Collection[str]) -> set[str]:
+    """The fields that lose their value where these are named: those of the same pairs."""
+    return {name for pair in EXCLUSIVE if set(pair) & set(named) for name in pair}
 
 
 def without_meaning(options: type, train: str) -> list[str]:
@@ -58,7 +69,8 @@ def _check_whole(config: TrainConfig) -> None:
     if config.accumulate > 1:
         raise FeatherbackError(
             f"{argument_is('accumulate', config.accumulate)}, but with {_full()} a weight changes as soon as its "
-            f"gradient is there, and none is kept to be added to; name a larger {argument('batch_size')} instead."
+            f"gradient is there, and none is kept to be added to; name a larger "
+            f"{arguments('batch_size', 'batch_tokens')} instead."
         )
     if not methods.METHODS[config.method].can_train_weights:
         able = [name for name in methods.METHODS.names if methods.METHODS[name].can_train_weights]

@@ -26,8 +26,8 @@ class Average:
 
 
 def span_of(steps: int) -> int:
-    """Steps that a run's loss is averaged over for the eye: a thirtieth of them."""
-    return max(1, steps // 30)
+    """Steps that a run's loss is averaged over for the eye: a thirtieth of them; of a short one 10, or a quarter."""
+    return max(1, min(10, steps // 4), steps // 30)
 
 
 class Series:

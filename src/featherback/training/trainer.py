@@ -186,7 +186,7 @@ class Trainer:
         self.plan = run.plan_of(self.model.blocks)
         tokens = self._tokens("train")
         self.held_out = self._tokens("eval") if "eval" in run.record["data"] else None
-        self.stream = BatchStream(tokens, config.sequence, config.batch_size, config.seed, config.epochs)
+        self.stream = BatchStream(tokens, config.batching, config.seed, config.epochs)
         self.steps = config.steps or self.stream.steps(config.epochs or 1, config.accumulate)
         self.schedule = optim.Schedule(
             config.schedule, config.peak_learning_rate, self.steps, config.warmup_steps(self.steps)
@@ -310,7 +310,8 @@ class Trainer:
         done = self.progress.evaluations
         if self.held_out is None or (done and done[-1]["step"] == step):
             return False
-        return last or step % self.config.measured_every(self.steps, self.held_out.n_tokens) == 0
+        every = self.config.measured_every(self.steps, self.held_out.n_tokens, self.stream.tokens.mean_length)
+        return last or step % every == 0
 
     def _is_lost(self, patience: int) -> bool:
         """Whether each of the last `patience` held-out losses is far above the one before training."""
@@ -374,7 +375,7 @@ class Trainer:
         config = self.config
         with self.trained.showing(mean):
             return evaluate(
-                self.trained.method, self.held_out, config.sequence, config.batch_size, self._between
+                self.trained.method, self.held_out, config.sequence, config.batching.full, self._between
             ).loss
 
     def _between(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,18 @@ from featherback.terminal import quoted
 from featherback.training.config import CHOICES, PANELS, TrainConfig
 from featherback.training.events import Sample
 from featherback.training.outcome import again, is_worse, verdict
-from featherback.training.report.chart import COLOURS, STYLE, Line, chart, counted, loss_chart, loss_svg
+from featherback.training.report.chart import (
+    COLOURS,
+    SMALL,
+    STYLE,
+    Line,
+    chart,
+    counted,
+    loss_chart,
+    loss_svg,
+)
 from featherback.training.report.curves import Curves
-from featherback.training.report.text import escaped
+from featherback.training.report.text import escaped, quietened
 from featherback.training.reporter import duration
 from featherback.training.run_directory import RunDirectory
 from featherback.training.together import without_meaning
@@ -54,12 +63,16 @@ min-width:0;overflow-x:auto}
 .grid-3{grid-template-columns:repeat(auto-fit,minmax(min(100%,300px),1fr))}.grid-3>.card{padding:14px 10px}
 .grid-2{grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:20px 40px;margin:0}
 .tile b{display:block;font-size:21px;font-weight:600;white-space:nowrap}.tile span{color:var(--quiet);font-size:13px}
-svg{display:block;width:100%;height:auto}.large{min-width:640px}
+svg{display:block;width:100%;height:auto}.narrow{display:none}
 table{border-collapse:collapse;width:100%;font-size:14px}
 td,th{padding:4px 12px 4px 0;vertical-align:top;text-align:left;border-top:1px solid var(--grid);overflow-wrap:anywhere}
 tr:first-child>*{border-top:0}td:first-child,th{color:var(--quiet);font-weight:400}
 td:first-child{width:150px;min-width:130px;overflow-wrap:normal}
 .said td{white-space:pre-wrap}hr{border:0;height:20px}
+small{font-size:11px;color:var(--quiet);opacity:.8;margin:0 .35em}
+@media(max-width:640px){main{padding:20px 12px 32px}.card{padding:12px}.wide{display:none}.narrow{display:block}
+td:first-child{width:104px;min-width:96px}.tile b{font-size:19px}
+.grid-4{grid-template-columns:repeat(auto-fit,minmax(min(100%,150px),1fr));gap:12px}}
 @media print{body{background:none}.card{break-inside:avoid}}
 """
 _HEAD = (
@@ -99,7 +112,8 @@ def page(run: RunDirectory, curves: Curves) -> Iterator[str]:
     for name, value, more in _tiles(record, config, curves):
         words = f"<span>{escaped(name)}</span><b>{escaped(value)}</b><span>{escaped(more)}</span>"
         yield f'<div class="card tile">{words}</div>'
-    yield f'</section>\n<section class="card">{loss_chart(curves)}</section>\n<section class="grid-3">'
+    yield f'</section>\n<section class="card"><div class="wide">{loss_chart(curves)}</div>'
+    yield f'<div class="narrow">{loss_chart(curves, size=SMALL)}</div></section>\n<section class="grid-3">'
     for drawn in (
         _memory_chart(config, curves),
         chart("Speed, tokens per second", [Line("mean", "", curves.speed.points)], from_zero=True),
@@ -165,7 +179,7 @@ def _samples(record: Mapping[str, Any]) -> str:
     """What was answered before and after."""
     names = [field.name for field in fields(Sample)]
     parts = [
-        _table((name, each[name]) for name in names)
+        _table(((name, each[name]) for name in names), quietened)
         for each in record.get("samples", [])
         if isinstance(each, Mapping) and all(isinstance(each.get(name), str) for name in names)
     ]
@@ -226,10 +240,9 @@ def _made_with(record: Mapping[str, Any], part: str) -> str:
     return _table((str(name).replace("_", " "), value) for name, value in entries if value not in (None, {}))
 
 
-def _table(rows: Iterable[tuple[str, object]]) -> str:
-    body = "".join(
-        f"<tr><td>{escaped(name)}</td><td>{escaped(_said(value))}</td></tr>" for name, value in rows
-    )
+def _table(rows: Iterable[tuple[str, object]], shown: Callable[[str], str] = escaped) -> str:
+    """Names beside values, these as `shown` makes them HTML."""
+    body = "".join(f"<tr><td>{escaped(name)}</td><td>{shown(_said(value))}</td></tr>" for name, value in rows)
     return f"<table>{body}</table>"
 
 
