@@ -14,6 +14,7 @@ ORDER = (
     "options",
     "registry",
     "failure",
+    "private",
     "files",
     "hub.cache",
     "noise",

@@ -167,25 +167,12 @@ def _prepared(options: dict[str, Any], plan: dict[str, Any]) -> RunDirectory:
 
 
 def _resumed(named: dict[str, Any]) -> RunDirectory:
-    log_to = named["log_to"] if "log_to" in named else _logged_to(named["out"])
+    log_to = named.get("log_to")
     # Else the plan stays, most likely.
     baseline = worker_baseline(log_to or ()) if named.keys() - {"model", "out"} else None
     from featherback.training.launch import resume_run
 
     return resume_run(named, baseline=lambda: baseline or worker_baseline(log_to or ()))
-
-
-def _logged_to(out: str) -> list[str] | None:
-    """What a run is logged to, if its record can be read; what else is wrong with that is found later."""
-    from contextlib import suppress
-
-    with (
-        suppress(OSError, ValueError, KeyError, TypeError),
-        open(os.path.join(out, "run.json"), "rb") as file,
-    ):
-        found = json_format.load(file)["configuration"]["log_to"]
-        return [str(name) for name in found or ()]
-    return None
 
 
 def _prepare(

@@ -23,7 +23,7 @@ from featherback.data.report import PrepareReport
 from featherback.data.source import STDIN, Source
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
-from featherback.files import check_room
+from featherback.files import check_room, make_folder
 from featherback.host.interrupt import ended_by_signals
 from featherback.host.machine import Baseline, memory_limit
 from featherback.host.maps import MapWatch
@@ -150,7 +150,7 @@ def resume_run(
                 )
             settle(run, opened, baseline)
             hold_out(run)
-            earlier = run.config
+            earlier = _unlogged(run.config, named, note)
             config = continued(earlier, named, opened)
             _heed(config)
             if config.eval_data is not None and earlier.eval_data is None:
@@ -187,6 +187,16 @@ def resume_run(
             run.release()
             raise
     return run
+
+
+def _unlogged(recorded: TrainConfig, named: Mapping[str, Any], note: Callable[[str], None]) -> TrainConfig:
+    """The options of a run without the programs that it was logged to, unless the user named any: what a directory
+    says, which may be a stranger's, sends nothing anywhere."""
+    if not recorded.log_to or named.get("log_to") is not None:
+        return recorded
+    programs = ",".join(recorded.log_to)
+    note(f"note: the run was logged to {programs} and no longer is; to go on with that: --log-to {programs}")
+    return replace(recorded, log_to=None)
 
 
 def _no_plan(run: RunDirectory, plan: Plan | None) -> str:
@@ -253,7 +263,7 @@ def _fitting(config: TrainConfig, model: Model, data: Examples | None) -> TrainC
 
 def _keep_start(run: RunDirectory, source: str, model: Model, base: str) -> None:
     """Copy the adapter that the run starts from into its directory, holding little of it in memory."""
-    run.start.mkdir(parents=True, exist_ok=True)
+    make_folder(run.start)
     values = run.start / "values"
     PEFT.save(formats.load(model, source, file=values), run.start, base)
     values.unlink()

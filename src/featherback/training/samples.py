@@ -25,6 +25,7 @@ from featherback.memory.planner import SPARE
 from featherback.models.facts import matrices
 from featherback.models.model import Model
 from featherback.terminal import Progress, quoted
+from featherback.training.beginning import base_model
 from featherback.training.callback import Callback
 from featherback.training.events import Note, Sample
 from featherback.training.run_directory import RunDirectory
@@ -93,7 +94,7 @@ def sample(
     asked = list(islice(_asked(TokenFile(run.tokens / f"{data}.tokens")), count))
     if not asked:
         return []
-    model = model or models.load(config.model, config.quantize)
+    model = model or base_model(run)
     tokenizer = load_tokenizer(model.path)
     compute, capacity = run.plan.compute, max(len(each.prompt) for each in asked) + ANSWER
     first = None if config.start is None else formats.load(model, run.start)
