@@ -15,6 +15,7 @@ ORDER = (
     "registry",
     "failure",
     "private",
+    "signals",
     "files",
     "hub.cache",
     "noise",

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from featherback import signals
+
 
 def main() -> None:
     """Run the command that sys.argv names, and exit with its status."""
-    try:
-        from featherback.cli.app import run
-    except KeyboardInterrupt:  # before there is anything to undo
-        raise SystemExit(130) from None
+    signals.block()  # until there is someone to take them
+    from featherback.host.interrupt import exit_with
+
+    exit_with(_run)
+
+
+def _run() -> int:
+    signals.unblock()
+    from featherback.cli.app import run
     from featherback.terminal import open_streams
 
     open_streams()
-    raise SystemExit(run())
+    return run()

@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from featherback.failure import report
-from featherback.host.interrupt import ended_by_signals
-from featherback.terminal import open_streams
+from featherback.host.interrupt import INTERRUPTED, ended_by_signals, exit_with
+from featherback.terminal import DEBUG, open_streams
 from featherback.training.worker_process import become, inherited, worker_baseline
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ def _go_on(**asked: Any) -> NoReturn:
 
 def main(arguments: list[str]) -> int:
     """Begin the run and become the process that trains it; the exit status if that does not come about."""
-    debug = "FEATHERBACK_DEBUG" in os.environ
+    debug = DEBUG in os.environ
     try:
         with ended_by_signals(inherited(arguments, "signals")):
             _begin(**json_format.loads(arguments[0]), debug=debug)
             return 0
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except Exception as error:
         return report(error, debug)
 
@@ -194,4 +194,4 @@ def _prepare(
 
 if __name__ == "__main__":
     open_streams(lasting=True)  # as the training that follows
-    sys.exit(main(sys.argv[1:]))
+    exit_with(lambda: main(sys.argv[1:]))
