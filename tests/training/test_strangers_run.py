@@ -144,3 +144,16 @@ def test_sources_that_are_none_are_refused_in_a_sentence(start: Start, sources: 
     (run.path / "run.json").write_text(json.dumps({**record, "sources": sources}))
     with pytest.raises(FeatherbackError, match="its entry 'sources' cannot be read"):
         start("run", steps=2, resume=True)
+
+
+def test_a_refusal_comes_without_the_notes_of_what_is_not_done(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = start("run", steps=2)
+    _says(run.path, log_to=["wandb"])
+    record = json.loads((run.path / "run.json").read_text())
+    (run.path / "run.json").write_text(json.dumps({**record, "status": "stopped early"}))
+    capsys.readouterr()
+    with pytest.raises(FeatherbackError, match="stopped early"):
+        start("run", resume=True)
+    assert capsys.readouterr().err == ""

@@ -136,8 +136,10 @@ def resume_run(
     """Take up the run in `named["out"]`, with its own token files: returned locked, as by `prepare_run`.
 
     `named`: fields of TrainConfig that the user named, and "model", which must hold what it held at the start. All
-    others are the run's. `note` is called with messages for the user. FeatherbackError leaves the options as they were.
+    others are the run's. `note` is called with messages for the user. FeatherbackError leaves the options as they were,
+    and comes without a note.
     """
+    notes = list[str]()  # for when nothing is refused any more
     with ended_by_signals():
         run = RunDirectory.take(named["out"])
         try:
@@ -150,16 +152,26 @@ def resume_run(
                 )
             settle(run, opened, baseline)
             hold_out(run)
-            earlier = _unlogged(run.config, named, note)
+            earlier = _unlogged(run.config, named, notes.append)
             config = continued(earlier, named, opened)
             _heed(config)
             if config.eval_data is not None and earlier.eval_data is None:
                 raise FeatherbackError(
                     f"Cannot resume {run.path} with --eval-data: the run was begun without."
                 )
-            _check_data(run, "train", "--data", named.get("data"), data, config, earlier, opened, note)
             _check_data(
-                run, "eval", "--eval-data", named.get("eval_data"), eval_data, config, earlier, opened, note
+                run, "train", "--data", named.get("data"), data, config, earlier, opened, notes.append
+            )
+            _check_data(
+                run,
+                "eval",
+                "--eval-data",
+                named.get("eval_data"),
+                eval_data,
+                config,
+                earlier,
+                opened,
+                notes.append,
             )
             done = checkpoint.latest_step(run.path)
             if config.steps is not None and config.steps < done:
@@ -178,14 +190,16 @@ def resume_run(
             else:
                 run.plan_of(opened.blocks)
             if reason:
-                note(f"note: {reason}; the plan is made anew")
+                notes.append(f"note: {reason}; the plan is made anew")
             _be_patient(run, named, done)
             config = replace(config, data=earlier.data, eval_data=earlier.eval_data)
-            _tell_repeated(run, config, note)
+            _tell_repeated(run, config, notes.append)
             run.update(configuration=config.to_json())
         except BaseException:
             run.release()
             raise
+    for text in notes:
+        note(text)
     return run
 
 
