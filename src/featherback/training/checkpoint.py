@@ -129,7 +129,7 @@ def _load(path: Path, identity: str, arrays: Arrays) -> dict[str, Any]:
             for array in arrays.values():
                 row = np.empty(array.size, "<f4")
                 for layer in range(array.layers):
-                    file.readinto(row.data.cast("B"))
+                    file.readinto(row.data.cast("B"))  # type: ignore[attr-defined]
                     array.write(layer, row)
             progress = dict(state["progress"])
             counts = progress["updates"]  # of the optimiser: one, or one for each weight

@@ -326,8 +326,8 @@ class RunDirectory:
             shutil.rmtree(self.path / folder, ignore_errors=True)
         try:
             remove_leftovers(self.path)
-            with private.opened_folder(self.path) as folder:
-                private.create_folder(folder, TOKENS)
+            with private.opened_folder(self.path) as home:
+                private.create_folder(home, TOKENS)
         except OSError as error:
             raise FeatherbackError(
                 f"Cannot write to the output directory {self.path}: {error.strerror}."
