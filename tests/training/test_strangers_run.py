@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -157,3 +159,24 @@ def test_a_refusal_comes_without_the_notes_of_what_is_not_done(
     with pytest.raises(FeatherbackError, match="stopped early"):
         start("run", resume=True)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 always looks in the working directory")
+def test_nothing_is_imported_from_the_directory_of_a_run(tmp_path: Path) -> None:
+    """Where a user may stand when the command is called, as it is installed."""
+    from tests.support.tiny_chat import write_messages, write_tiny_chat
+
+    model, data, here = write_tiny_chat(tmp_path / "m.gguf"), tmp_path / "few.jsonl", tmp_path / "here"
+    write_messages(data, 4)
+    here.mkdir()
+    for name in ("numpy", "json", "featherback", "typing_extensions"):
+        (here / f"{name}.py").write_text(
+            f"open({str(tmp_path / 'imported')!r}, 'a').write({name!r})\nraise SystemExit(7)"
+        )
+    script = tmp_path / "bin" / "featherback"
+    script.parent.mkdir()
+    script.write_text("from featherback.cli import main\nmain()")
+    words = [sys.executable, script, "train", model, "--data", data, "--out", tmp_path / "run", "--dry-run"]
+    done = subprocess.run(list(map(str, words)), cwd=here, capture_output=True, text=True)
+    assert not (tmp_path / "imported").exists()
+    assert done.returncode == 0, done.stderr

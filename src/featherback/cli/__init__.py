@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 from featherback import signals
 
 
@@ -15,8 +18,20 @@ def main() -> None:
 
 def _run() -> int:
     signals.unblock()
+    _keep_out_the_working_directory()
     from featherback.cli.app import run
     from featherback.terminal import open_streams
 
     open_streams()
     return run()
+
+
+def _keep_out_the_working_directory() -> None:
+    """Let the programs that follow import nothing from there, unless this one does: it may be a stranger's directory,
+    with a numpy.py. Python knows how from 3.11 on."""
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:  # it is gone
+        return
+    if not {"", here} & set(sys.path):
+        os.environ["PYTHONSAFEPATH"] = "1"
