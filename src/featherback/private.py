@@ -19,6 +19,9 @@ from featherback.errors import FeatherbackError
 TEMPORARY = r"(?P<process>\d+)(-[0-9a-f]{16})?"
 """A regular expression for the middle of a temporary name: the process that made it. Earlier versions had no more."""
 
+RUN_FILE = "run.json"
+"""By which a directory is known as a run's."""
+
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # a pipe is not waited for
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
@@ -116,6 +119,15 @@ def check_links(root: Path, tighten: bool = False) -> None:
             _check_entries(folder, root, home, tighten, 1)
     except OSError as error:
         raise FeatherbackError(f"Cannot read {error.filename or root}: {error.strerror}.") from error
+
+
+def check_run(path: Path) -> None:
+    """`check_links` for what may be a run directory, if it is one. A run from Hugging Face's cache, all of whose files
+    are links, counts as an adapter or a model that the user named."""
+    with suppress(OSError, ValueError):  # a name that no file can have
+        if not stat.S_ISREG(os.lstat(path / RUN_FILE).st_mode):
+            return
+        check_links(path)
 
 
 def _check_entries(folder: int, path: Path, home: str, tighten: bool, depth: int) -> None:

@@ -14,10 +14,12 @@ from tests.training.conftest import Start
 from tests.training.test_whole import FULL
 
 from featherback import private
+from featherback.adapters import formats
 from featherback.cli.app import run as command
 from featherback.errors import FeatherbackError
 from featherback.files import append_bytes, atomic_file, clone_file, link_file, truncate, write_bytes
 from featherback.host.paged import PagedArray
+from featherback.models import load
 from featherback.training.callback import Callback
 from featherback.training.events import Step
 from featherback.training.report.page import write_report
@@ -116,6 +118,38 @@ def test_no_link_out_of_a_run_is_followed(
     assert _untouched(outside)
     place.unlink()
     assert command(["report", str(run)]) == 0
+
+
+@pytest.mark.parametrize("options", [{}, FULL], ids=["lora", "full"])
+def test_what_a_run_trained_is_not_read_through_a_link_out_of_it(
+    start: Start,
+    tmp_path: Path,
+    tiny_path: Path,
+    outside: Path,
+    options: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = start("run", steps=1, **options).path
+    place = run / ("model.gguf" if options else "adapter_model.safetensors")
+    place.unlink()
+    place.symlink_to(outside / "file")
+    words = ["generate", str(run)] if options else ["generate", str(tiny_path), "--adapter", str(run)]
+    target = ["--to", "merged", "--type", "f16"] if options else ["--to", "gguf"]
+    for asked in (
+        [*words, "--prompt", "x"],
+        ["export", str(run), *target, "--out", str(tmp_path / "new.gguf")],
+    ):
+        assert command(asked) == 2
+        assert capsys.readouterr().err.startswith(f"error: {place} is a link to {outside / 'file'}")
+
+
+def test_a_run_in_hugging_faces_cache_is_an_adapter(start: Start, tmp_path: Path, tiny_path: Path) -> None:
+    """Every file of it is a link, run.json too."""
+    run, snapshot = start("run", steps=1).path, tmp_path / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    for name in ("run.json", "adapter_config.json", "adapter_model.safetensors"):
+        (snapshot / name).symlink_to(run / name)
+    formats.load(load(tiny_path), snapshot)
 
 
 def test_links_in_a_folder_for_a_new_run_are_not_followed(

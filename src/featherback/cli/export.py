@@ -63,8 +63,10 @@ def export(
     from featherback.export.base_of import model_path
     from featherback.files import remove_abandoned
     from featherback.models.loader import results
+    from featherback.private import check_run
 
     target = TARGETS[to]
+    check_run(source)
     if (trained := next((path for path in results(source) if path.exists()), None)) is not None:
         _model(trained, target, _type(kind), out, force, json)
         return

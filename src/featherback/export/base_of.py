@@ -7,8 +7,9 @@ from pathlib import Path
 from featherback.errors import FeatherbackError, shown
 from featherback.files import read_json
 from featherback.hub.locate import locate
+from featherback.private import RUN_FILE
 
-RUN_FILE, CONFIG_FILE = "run.json", "adapter_config.json"
+CONFIG_FILE = "adapter_config.json"
 MOST_RECORD = 64 << 20
 
 

@@ -50,7 +50,7 @@ try:
 except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
-RUN_FILE = "run.json"
+RUN_FILE = private.RUN_FILE
 MOST_RECORD = 64 << 20  # bytes; every evaluation of a run is in it
 FORMAT = 1
 _RECORD = {
