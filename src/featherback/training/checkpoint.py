@@ -132,9 +132,9 @@ def _load(path: Path, identity: str, arrays: Arrays) -> dict[str, Any]:
                     file.readinto(row.data.cast("B"))  # type: ignore[attr-defined]
                     array.write(layer, row)
             progress = dict(state["progress"])
-            counts = progress["updates"]  # of the optimiser: one, or one for each weight
+            counts = progress.get("updates", 0)  # of the optimiser: one, or one for each weight
             if not all(
-                map(is_count, [progress["step"], *(counts if isinstance(counts, list) else [counts])])
+                map(is_count, [progress.get("step", 0), *(counts if isinstance(counts, list) else [counts])])
             ):
                 raise FeatherbackError(f"{path.name} holds no state that this version can read")
             return progress

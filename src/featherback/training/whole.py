@@ -130,7 +130,7 @@ class TrainedWeights:
         if state is None:
             return None, []
         kept = self._run.path / _kept_name(state["step"])
-        updates, files = state.pop("updates"), state.pop("files", None)
+        updates, files = state.pop("updates", None), state.pop("files", None)
         again = f"delete {kept.name} and {checkpoint.latest(self._run.path)} to train from the start."
         if not isinstance(files, dict) or not isinstance(updates, list) or len(updates) != len(self._places):
             raise FeatherbackError(
