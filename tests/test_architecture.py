@@ -15,6 +15,8 @@ ORDER = (
     "options",
     "registry",
     "failure",
+    "private",
+    "signals",
     "files",
     "hub.cache",
     "noise",

@@ -13,6 +13,7 @@ from featherback.files import remove_abandoned
 from featherback.hub.locate import locate
 from featherback.models.loader import results
 from featherback.naming import argument_is
+from featherback.private import check_run
 from featherback.targets import TARGETS
 from featherback.targets.base import Exported, Request, Target, WholeRequest, check_out
 from featherback.targets.base_of import base_of_run, model_path
@@ -35,6 +36,7 @@ def export(
     number format of what is written, None for the target's choice. `force`: replace what is there. FeatherbackError for
     what does not fit together, and if nothing can be written.
     """
+    check_run(source)
     target, stored = TARGETS[to], _type(kind)
     request: Request | WholeRequest
     if (trained := next((path for path in results(source) if path.exists()), None)) is not None:

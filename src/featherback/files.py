@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from featherback import private
 from featherback.errors import FeatherbackError
 
 try:
@@ -22,7 +23,7 @@ try:
 except ImportError:  # not a POSIX system
     fcntl = None  # type: ignore[assignment]
 
-_LEFTOVER = re.compile(r"\..+\.\d+\.tmp")
+_LEFTOVER = re.compile(rf"\..+\.{private.TEMPORARY}\.tmp")
 """The temporary files of `atomic_file`, of which a killed process leaves one behind."""
 
 MOST_JSON = 4 << 20
@@ -78,24 +79,39 @@ def cut_short(*paths: str | os.PathLike[str]) -> FeatherbackError:
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Write `path` through a temporary file beside it: flushed to the disk, then renamed.
 
-    A reader, or a power cut, sees the old file or the new one, never a part. FeatherbackError if that fails.
+    A reader, or a power cut, sees the old file or the new one, never a part. A link that has the name is replaced, not
+    followed; the file is as private as its folder. FeatherbackError if that fails.
     """
+    with _renamed(path) as (folder, temporary), private.create(folder, temporary) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _renamed(path: Path) -> Iterator[tuple[int, str]]:
+    """The open folder of `path` and a name in it: what is made there inside takes the name `path` at the end."""
     if not path.name:
         raise FeatherbackError(f"Cannot write {path}: it is a folder.")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = private.temporary_name(path.name)
     try:
         remove_abandoned(path)
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_directory(path.parent)
+        with private.opened_folder(path.parent) as folder:
+            try:
+                yield folder, temporary
+                os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+                os.fsync(folder)
+            finally:
+                with suppress(OSError):  # it was renamed, or could not be made
+                    os.unlink(temporary, dir_fd=folder)
     except OSError as error:
-        raise FeatherbackError(f"Cannot write {path}: {error.strerror or error}.") from error
-    finally:
-        with suppress(OSError):  # it was renamed, or could not be made
-            temporary.unlink()
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> FeatherbackError:
+    if error.errno == errno.ELOOP:
+        return FeatherbackError(f"Cannot write {path}: it is a link, which is not followed; delete it.")
+    return FeatherbackError(f"Cannot write {path}: {error.strerror or error}.")
 
 
 _FICLONE = 0x40049409
@@ -112,13 +128,14 @@ def clone_file(source: Path, path: Path, *, in_place: bool = False) -> None:
     try:
         with open_regular(source) as file:
             if in_place:
-                with open(path, "r+b") as copy:
+                with private.open_to_change(path) as copy:
                     shutil.copyfileobj(file, copy, 1 << 20)
                 return
             with atomic_file(path) as copy:
-                if not _shared(file.fileno(), copy.fileno()):
-                    shutil.copyfileobj(file, copy, 1 << 20)
+                _fill(copy, file)
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _unwritable(path, error) from error
         raise FeatherbackError(f"Cannot copy {source} to {path}: {error.strerror or error}.") from error
 
 
@@ -128,21 +145,20 @@ def link_file(source: Path, path: Path) -> None:
     It appears whole or not at all, in a folder that is made if need be. FeatherbackError if that fails.
     """
     make_folder(path.parent)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        remove_abandoned(path)
-        os.link(source, temporary)
-    except OSError:  # exFAT, and some network disks
-        clone_file(source, path)
-        return
-    try:
-        os.replace(temporary, path)
-        sync_directory(path.parent)
-    except OSError as error:
-        raise FeatherbackError(f"Cannot write {path}: {error.strerror or error}.") from error
-    finally:
-        with suppress(OSError):  # it was renamed, unless both were names of one file before
-            temporary.unlink()
+    with _renamed(path) as (folder, temporary):
+        try:
+            os.link(source, temporary, dst_dir_fd=folder, follow_symlinks=False)
+        except OSError:  # exFAT, and some network disks
+            with open_regular(source) as file, private.create(folder, temporary) as copy:
+                _fill(copy, file)
+                copy.flush()
+                os.fsync(copy.fileno())
+
+
+def _fill(copy: IO[bytes], file: IO[bytes]) -> None:
+    """Let an empty file have the content of another."""
+    if not _shared(file.fileno(), copy.fileno()):
+        shutil.copyfileobj(file, copy, 1 << 20)
 
 
 def _shared(source: int, copy: int) -> bool:
@@ -165,13 +181,22 @@ def write_bytes(path: Path, content: bytes) -> None:
 def append_bytes(path: Path, content: bytes = b"", *, sync: bool = False) -> None:
     """Add to the end of a file, made if need be; `sync`: bring it to the disk. FeatherbackError if that fails."""
     try:
-        with open(path, "ab") as file:
+        with private.open_to_append(path) as file:
             file.write(content)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
     except OSError as error:
-        raise FeatherbackError(f"Cannot write {path}: {error.strerror}.") from error
+        raise _unwritable(path, error) from error
+
+
+def truncate(path: Path, nbytes: int) -> None:
+    """Cut a file behind its first `nbytes` bytes. FeatherbackError if that fails."""
+    try:
+        with private.open_to_change(path) as file:
+            file.truncate(nbytes)
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
 def copy_file(source: Path, path: Path) -> None:
@@ -230,7 +255,7 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
 def make_folder(path: Path) -> None:
     """Make a folder, and those above it, if it is not there; FeatherbackError if that is not possible."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        private.make_folder(path)
     except OSError as error:
         raise FeatherbackError(f"Cannot write to {path}: {error.strerror}.") from error
 
@@ -256,10 +281,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     if path.exists():
         yield path
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(private.temporary_name(path.name))
     try:
         remove_abandoned(path)
-        temporary.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
+        with private.opened_folder(path.parent) as folder:
+            private.create_folder(folder, temporary.name)
         yield temporary
         os.replace(temporary, path)
         sync_directory(path.parent)
@@ -272,16 +299,16 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 def remove_leftovers(folder: Path) -> None:
     """Delete the temporary files that killed processes left in `folder`; no process may be writing there."""
     for entry in folder.iterdir():
-        if _LEFTOVER.fullmatch(entry.name) and entry.is_file():
+        if _LEFTOVER.fullmatch(entry.name) and (entry.is_symlink() or not entry.is_dir()):
             entry.unlink(missing_ok=True)
 
 
 def remove_abandoned(path: Path) -> None:
     """Delete what killed processes had written of the file or folder `path`; a process that runs keeps its own."""
-    of_path = re.compile(rf"\.{re.escape(path.name)}\.(\d+)\.tmp")
+    of_path = re.compile(rf"\.{re.escape(path.name)}\.{private.TEMPORARY}\.tmp")
     with suppress(OSError):  # what cannot be listed or deleted stays
         for entry in path.parent.iterdir():
-            if (found := of_path.fullmatch(entry.name)) and not _runs(int(found[1])):
+            if (found := of_path.fullmatch(entry.name)) and not _runs(int(found["process"])):
                 if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry, ignore_errors=True)
                 else:

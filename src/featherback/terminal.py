@@ -15,6 +15,7 @@ import shlex
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ _STYLE = re.compile("\x1b\\[[0-9;]*m")
 _COMMAND = "featherback "
 
 
+DEBUG = "FEATHERBACK_DEBUG"
+"""The variable that --debug sets, for the processes that a command starts."""
 PROGRESS_SECONDS = 0.5
 _LONG_SECONDS = 2.0
 _COLUMNS, _NARROWEST = 80, 40
@@ -191,8 +194,10 @@ def open_streams(lasting: bool = False) -> None:
 
     A stream that is closed becomes the empty device, so that no file of ours takes its number. Output that does not
     wait is waited for. Output that fails raises FeatherbackError, a closed pipe BrokenPipeError; with `lasting` the
-    program goes on without it. A character that the terminal lacks is shown as "?".
+    program goes on without it. A character that the terminal lacks is shown as "?". Python's warnings are not shown.
     """
+    if not sys.warnoptions and DEBUG not in os.environ:
+        warnings.simplefilter("ignore")  # NumPy's and others' are for those who work on the program
     while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(spare, True)  # a process that takes this one's place needs it as well
     os.close(spare)

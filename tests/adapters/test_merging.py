@@ -203,6 +203,14 @@ def test_values_that_a_type_cannot_hold(tmp_path: Path) -> None:
     assert not [entry for entry in tmp_path.iterdir() if "merged" in entry.name]
 
 
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.filterwarnings("error")
+def test_an_update_that_is_not_finite_is_refused_without_a_warning(tmp_path: Path, dora: bool) -> None:
+    adapter = _filled(models.load(write_tiny(tmp_path / "m.gguf")), 1e25, dora=dora)
+    with pytest.raises(FeatherbackError, match="has a value that F32 cannot hold"):
+        MergedGGUF(adapter, TensorType.F32).write(tmp_path / "merged.gguf")
+
+
 def test_rows_are_merged_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few: the same bytes, each row once."""
     model = models.load(write_tiny(tmp_path / "m.gguf", TINY_LLAMA, TensorType.Q4_0))

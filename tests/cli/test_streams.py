@@ -249,3 +249,15 @@ def test_counting_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert [part.rpartition(": ")[2] for part in stream.getvalue().split("\r\x1b[K")[1:]] == [
         "25 % read", "50 % read", "75 % read", "100 % read", "",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_warnings_of_libraries_are_for_those_who_debug(debug: bool) -> None:
+    script = (
+        "from featherback.terminal import open_streams; open_streams(); import numpy as np; "
+        "np.float32(1e30) * np.float32(1e30)"
+    )
+    environment = {**os.environ, **({"FEATHERBACK_DEBUG": "1"} if debug else {})}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert ("RuntimeWarning: overflow" in done.stderr) is debug
+    assert debug or not done.stderr

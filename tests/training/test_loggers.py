@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tests.training.conftest import Start
 
+from featherback.cli.app import run as command
 from featherback.errors import FeatherbackError
 from featherback.training import loggers
 from featherback.training.config import TrainConfig
@@ -172,3 +173,35 @@ def test_a_training_process_loads_none_of_what_was_not_asked_for() -> None:
     }
     assert "featherback.training.loggers" in loaded
     assert not loaded & (foreign | {f"featherback.training.{name}" for name in ours})
+
+
+def test_what_a_run_was_logged_to_is_named_again_or_left_out(
+    start: Start,
+    heard: Heard,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = start("run", steps=1)
+    plan = RunDirectory.open(run.path).record["plan"]
+    record = json.loads((run.path / "run.json").read_text())
+    record["configuration"]["log_to"] = list(LOGGERS.names)
+    (run.path / "run.json").write_text(json.dumps(record))
+    resumed = start("run", steps=2, resume=True)
+    assert heard.begun == heard.values == []
+    every = ",".join(LOGGERS.names)
+    said = f"note: the run was logged to {every} and no longer is; to go on with that: --log-to {every}"
+    assert said in capsys.readouterr().err
+    record = RunDirectory.open(resumed.path).record
+    assert record["configuration"]["log_to"] is None
+    assert record["plan"] == plan  # which alone decides about bits
+    start("run", steps=3, resume=True, log_to="trackio")
+    assert len(heard.begun) == 1
+    assert "no longer" not in capsys.readouterr().err
+
+
+def test_none_is_an_answer(start: Start, heard: Heard, capsys: pytest.CaptureFixture[str]) -> None:
+    run = start("run", steps=1, log_to="trackio")
+    start("run", steps=2, resume=True, log_to="none")
+    assert len(heard.begun) == 1
+    assert "no longer" not in capsys.readouterr().err
+    assert command(["report", str(run.path)]) == 0
+    assert len(heard.begun) == 1

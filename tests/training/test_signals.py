@@ -213,6 +213,39 @@ sys.exit(run({words!r}))
     assert not out.exists()
 
 
+REPORTS = """
+import atexit, os, sys
+from featherback.host.interrupt import exit_with
+from featherback.training import worker
+from featherback.training.report import page
+when, number = sys.argv.pop(), int(sys.argv.pop())
+write_now = page.write_report
+def write(run):
+    if when == "report":
+        os.kill(os.getpid(), number)
+    return write_now(run)
+page.write_report = write
+if when == "end":
+    atexit.register(os.kill, os.getpid(), number)
+exit_with(lambda: worker.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("when", ["report", "end"])
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_after_the_last_step_is_no_crash(
+    tiny_path: Path, tmp_path: Path, number: signal.Signals, when: str
+) -> None:
+    run = runs.prepared(tiny_path, tmp_path / "run", steps=1)
+    run.release()
+    process = runs.worker(run.path, REPORTS, str(int(number)), when)
+    _, err = process.communicate(timeout=runs.PATIENCE)
+    assert process.returncode == (130 if when == "report" else 0)
+    told = f"\ninterrupted: the run is finished, and featherback report {run.path} draws it\n"
+    assert err == (told if when == "report" else "")
+    assert RunDirectory.open(run.path).record["status"] == "finished"
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_in_an_evaluate_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     """Its tokens are in a temporary folder, made by a child."""

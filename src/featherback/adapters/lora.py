@@ -382,9 +382,12 @@ def squared_rows(stored: Matrix, lora: Factors | None = None, scale: float = 1.0
     found = np.empty(stored.rows, np.float32)
     for first, last in row_blocks(stored.rows, stored.cols):
         rows = floats_of(stored.rows_between(first, last))
-        if lora is not None:
-            rows += np.float32(scale) * (np.ascontiguousarray(lora.bt[:, first:last].T) @ lora.a)
-        np.square(rows, out=rows)
-        found[first:last] = rows.sum(axis=1, dtype=np.float64)
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # of an adapter that does not fit: its loss says so
+            if lora is not None:
+                rows += np.float32(scale) * (np.ascontiguousarray(lora.bt[:, first:last].T) @ lora.a)
+            np.square(rows, out=rows)
+            found[first:last] = rows.sum(axis=1, dtype=np.float64)
         give_back(stored.data)
     return found

@@ -168,11 +168,11 @@ class Merge:
         scale = np.float32(self.adapter.form.scale(layer, target))
         for first, last in row_blocks(stored.rows, stored.cols):
             before = floats_of(stored.rows_between(first, last))
-            update = np.ascontiguousarray(bt[:, first:last].T) @ a
-            update *= scale
-            if m is not None:
-                update = _lengthened(before, update, m[first:last])
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"):  # what that comes to is looked at below
+                update = np.ascontiguousarray(bt[:, first:last].T) @ a
+                update *= scale
+                if m is not None:
+                    update = _lengthened(before, update, m[first:last])
                 data = quantize(before + update, kind)
             after = floats_of(Matrix(data, kind, last - first, stored.cols))
             yield Rows(before, update, data, after)

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
+from featherback import signals
+
 
 def main() -> None:
     """Run the command that sys.argv names, and exit with its status."""
-    try:
-        from featherback.cli.app import run
-    except KeyboardInterrupt:  # before there is anything to undo
-        raise SystemExit(130) from None
+    signals.block()  # until there is someone to take them
+    from featherback.host.interrupt import exit_with
+
+    exit_with(_run)
+
+
+def _run() -> int:
+    signals.unblock()
+    _keep_out_the_working_directory()
+    from featherback.cli.app import run
     from featherback.terminal import open_streams
 
     open_streams()
-    raise SystemExit(run())
+    return run()
+
+
+def _keep_out_the_working_directory() -> None:
+    """Let the programs that follow import nothing from there, unless this one does: it may be a stranger's directory,
+    with a numpy.py. Python knows how from 3.11 on."""
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:  # it is gone
+        return
+    if not {"", here} & set(sys.path):
+        os.environ["PYTHONSAFEPATH"] = "1"

@@ -6,18 +6,20 @@ import inspect
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
+from featherback import signals
 from featherback.cli.options import FromConfig
 from featherback.errors import FeatherbackError, did_you_mean, near
 from featherback.failure import report
-from featherback.host.interrupt import ended_by_signals
+from featherback.host.interrupt import INTERRUPTED, ended_by_signals
 from featherback.naming import as_flags
-from featherback.terminal import say
+from featherback.terminal import DEBUG, say
 from featherback.version import __version__
 
 COMPLETE = "_FEATHERBACK_COMPLETE"
@@ -118,15 +120,18 @@ def run(arguments: list[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if debug := "--debug" in arguments:
         arguments.remove("--debug")
-        os.environ["FEATHERBACK_DEBUG"] = "1"  # for the processes this one starts
+        os.environ[DEBUG] = "1"  # for the processes this one starts
+        warnings.simplefilter("default")
     try:
         words = _completed() or arguments
         chosen = next((word for word in words if not word.startswith("-")), None)
         with as_flags(), ended_by_signals():
-            code = application(chosen)(arguments, prog_name="featherback", standalone_mode=False)
+            with signals.waiting():  # NumPy's threads begin in here
+                app = application(chosen)
+            code = app(arguments, prog_name="featherback", standalone_mode=False)
             sys.stdout.flush()
     except (typer.Abort, KeyboardInterrupt):  # Ctrl-C, or another signal: what was begun is undone
-        return 130
+        return INTERRUPTED
     except Exception as error:
         if hasattr(error, "format_message"):  # of the arguments
             if not (said := _of_arguments(error)):  # without arguments: the help is what there is to say

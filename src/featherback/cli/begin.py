@@ -14,8 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from featherback.failure import report
-from featherback.host.interrupt import ended_by_signals
-from featherback.terminal import open_streams
+from featherback.host.interrupt import INTERRUPTED, ended_by_signals, exit_with
+from featherback.terminal import DEBUG, open_streams
 from featherback.training.account import MB, Account
 from featherback.training.worker_process import become, inherited, worker_baseline
 
@@ -50,13 +50,13 @@ def _go_on(account: Account, **asked: Any) -> NoReturn:
 
 def main(arguments: list[str]) -> int:
     """Begin the run and become the process that trains it; the exit status if that does not come about."""
-    debug = "FEATHERBACK_DEBUG" in os.environ
+    debug = DEBUG in os.environ
     try:
         with ended_by_signals(inherited(arguments, "signals")):
             _begin(**json_format.loads(arguments[0]), debug=debug)
             return 0
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except Exception as error:
         return report(error, debug)
 
@@ -247,7 +247,7 @@ def _prepared(asked: dict[str, Any], plan: dict[str, Any], account: Account) -> 
 
 
 def _resumed(named: dict[str, Any], account: Account) -> RunDirectory:
-    log_to = named["log_to"] if "log_to" in named else _logged_to(named["out"])
+    log_to = named.get("log_to")
     # Else the plan stays, most likely.
     baseline = worker_baseline(log_to or ()) if named.keys() - {"model", "out"} else None
     from featherback.memory.budget import BudgetError
@@ -259,19 +259,6 @@ def _resumed(named: dict[str, Any], account: Account) -> RunDirectory:
         account.add(error.needed)
         account.add_own()
         raise BudgetError(error.what, error.limit, account.needed, error.advice) from None
-
-
-def _logged_to(out: str) -> list[str] | None:
-    """What a run is logged to, if its record can be read; what else is wrong with that is found later."""
-    from contextlib import suppress
-
-    with (
-        suppress(OSError, ValueError, KeyError, TypeError),
-        open(os.path.join(out, "run.json"), "rb") as file,
-    ):
-        found = json_format.load(file)["configuration"]["log_to"]
-        return [str(name) for name in found or ()]
-    return None
 
 
 def _prepare(
@@ -294,4 +281,4 @@ def _prepare(
 
 if __name__ == "__main__":
     open_streams(lasting=True)  # as the training that follows
-    sys.exit(main(sys.argv[1:]))
+    exit_with(lambda: main(sys.argv[1:]))

@@ -58,6 +58,8 @@ def train(
         raise FeatherbackError("--dry-run shows what a new run would do; leave out --resume.")
     file = RunFile() if config is None else read(config)
     named = _named(context, options)
+    if config is not None:
+        _forget_programs(file, config, note=not resume and "log_to" not in named)
     values = replaced(file.values, named)
     name = model or file.model
     for given, missing in (
@@ -73,6 +75,16 @@ def train(
         go_on({"model": place, **values}, resume, None, json=json, profile=profile, dry_run=dry_run)
     whole = file.config({"model": place, **named})
     go_on(whole.to_json(), resume, _plan(file, whole), json=json, profile=profile, dry_run=dry_run)
+
+
+def _forget_programs(file: RunFile, path: Path, note: bool) -> None:
+    """Leave out the programs to log to that a run's own run.yaml names: the run may be a stranger's. To resume it,
+    run.json names the same, and it is noted there."""
+    from featherback.training.run_directory import RUN_FILE
+
+    if (path.parent / RUN_FILE).exists() and (programs := file.values.pop("log_to", None)) and note:
+        named = programs if isinstance(programs, str) else ",".join(programs)
+        complain(f"note: {path} logs to {named}, which a new run does only if you name it: --log-to {named}")
 
 
 def _plan(file: RunFile, config: TrainConfig) -> dict[str, Any] | None:

@@ -21,13 +21,14 @@ import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from featherback import private
 from featherback.errors import FeatherbackError
-from featherback.files import open_regular, sync_directory
+from featherback.files import open_regular
 
 MAGIC = b"FBTOKENS"
 VERSION = 2
@@ -35,6 +36,7 @@ _HEADER = struct.Struct("<8sI4xQQQQQI4x")  # 64 bytes
 _COUNTED = 56  # bytes of the header before its checksum
 _ALIGN = 64
 _WINDOW = 1 << 16  # sequences whose lengths are looked at together
+_BUFFER = 1 << 16  # bytes of each section that wait to be written
 _PIECE = 1 << 18  # bytes read at once where the whole file is read
 
 
@@ -54,12 +56,14 @@ class TokenFileWriter:
         self.metadata: dict[str, Any] = {}
         self.n_sequences = self.n_tokens = self.n_targets = self.max_length = 0
         self._checksum = 0  # of the tokens so far
-        self._temporary: list[Path] = []
-        self._files: list[BinaryIO] = []
+        self._temporary: list[str] = []
+        self._files: list[IO[bytes]] = []
+        self._open = contextlib.ExitStack()
         try:
+            self._folder = self._open.enter_context(private.opened_folder(self.path.parent))
             for section in ("tokens", "supervised", "offsets"):
-                temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.{section}")
-                self._files.append(open(temporary, "w+b", buffering=1 << 16))  # noqa: SIM115 (closed in _discard)
+                temporary = private.temporary_name(self.path.name, section)
+                self._files.append(private.create(self._folder, temporary, _BUFFER))
                 self._temporary.append(temporary)
         except OSError as error:
             self._discard()
@@ -115,8 +119,8 @@ class TokenFileWriter:
         """Join the sections and move the file into place."""
         try:
             self._join()
-            os.replace(self._temporary[0], self.path)
-            sync_directory(self.path.parent)
+            os.replace(self._temporary[0], self.path.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            os.fsync(self._folder)
         except OSError as error:
             raise _unwritable(self.path, error) from error
         finally:
@@ -148,8 +152,11 @@ class TokenFileWriter:
         for file in self._files:
             with contextlib.suppress(OSError):  # a full disk, already reported by the write that met it
                 file.close()
-        for path in self._temporary:
-            path.unlink(missing_ok=True)
+        for name in self._temporary:
+            with contextlib.suppress(FileNotFoundError):  # it was renamed
+                os.unlink(name, dir_fd=self._folder)
+        self._temporary.clear()
+        self._open.close()
 
     def __enter__(self) -> TokenFileWriter:
         return self
@@ -216,7 +223,7 @@ class TokenFile:
         checksum, at = 0, _HEADER.size
         least, most = 0, -1
         try:
-            with open(self.path, "rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(at)
                 while piece := file.read(_PIECE):
                     checksum = zlib.crc32(piece, checksum)

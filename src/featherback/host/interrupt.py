@@ -8,9 +8,13 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
-_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+from featherback import signals
+
+_SIGNALS = signals.ENDING
+INTERRUPTED = 130
+"""Exit status of a program that a signal ended."""
 
 _MOST_HELD = 4096
 
@@ -76,26 +80,52 @@ def ended_by_signals(held: int | None = None) -> Iterator[None]:
         _restore(before)
 
 
+def exit_with(program: Callable[[], int]) -> NoReturn:
+    """Run a program, and end this process with the status that it gives, or 130 if one of the signals came first.
+
+    It is the program's from the first line to the last: signals that were blocked until now come inside, and once its
+    status is known they are ignored, also while the interpreter ends. Those that were ignored stay so. What the
+    program was before (`held_signals`) is for the program to take up: its signals stay blocked.
+    """
+    over, status = False, INTERRUPTED
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if not over:
+            raise KeyboardInterrupt
+
+    before = _handle(end)
+    try:
+        status = program()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        over = True
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(status)
+
+
 @contextmanager
 def held_signals() -> Iterator[int]:
     """While entered, signals wait for the program that takes this one's place by `exec`, which gets the number given.
 
-    Blocked signals outlast `exec`, but where this process has other threads, one of those may take a signal: it writes
-    its number to a pipe, the end of which is what is given. If there is no `exec` after all, the signals come at the
-    end.
+    Blocked signals outlast `exec`. Threads of our own never get one (`signals.waiting`); if a library's takes one, it
+    writes its number to a pipe, the end of which is what is given. If there is no `exec` after all, the signals come at
+    the end.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     os.set_inheritable(reader, True)
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
-        yield reader
+        with signals.waiting():
+            before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+            try:
+                yield reader
+            finally:
+                signal.set_wakeup_fd(before)
     finally:
-        signal.set_wakeup_fd(before)
         os.close(reader)
         os.close(writer)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _let_come(held: int, handler: Handler) -> None:
@@ -106,7 +136,7 @@ def _let_come(held: int, handler: Handler) -> None:
         for number in sorted(set(came) & set(_SIGNALS)):
             handler(number, None)
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        signals.unblock()
 
 
 def _handle(handler: Handler, signals: Collection[signal.Signals] = _SIGNALS) -> dict[signal.Signals, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback import private
 from featherback.errors import FeatherbackError
 from featherback.host.positioned import read_exactly, write_exactly
 
@@ -32,7 +33,8 @@ class PagedArray:
             self._rows = np.zeros((layers, size), np.float32)
             return
         try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+            with private.create_anew(self.path) as file:
+                self._file = os.dup(file.fileno())
             os.ftruncate(self._file, layers * size * 4)
         except OSError as error:
             raise FeatherbackError(f"Cannot make {self.path}: {error.strerror}.") from error

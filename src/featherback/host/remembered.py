@@ -62,7 +62,7 @@ def update(subject: Mapping[str, Any], change: Callable[[Any], Any]) -> Any:
     """
     path = _path(subject)
     with suppress(OSError):  # then the file cannot be written either
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(path.parent)
     with _locked(path.parent):
         known = recall(subject)
         found = change(known)

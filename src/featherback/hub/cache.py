@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from featherback import private
 from featherback.errors import FeatherbackError
 from featherback.files import write_json
 
@@ -30,7 +31,7 @@ def cache_place() -> Path:
 def made(folder: Path) -> Path:
     """The folder, which is made if it is missing."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private.make_folder(folder)
     except OSError as error:
         raise unwritable(folder, error) from error
     return folder

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from featherback import _native
+from featherback import _native, signals
 from featherback._native import (
     Matrix,
     ReadAhead,
@@ -120,7 +120,8 @@ def set_threads(count: int) -> None:
     """Compute with this many threads; FeatherbackError if the number is impossible."""
     if not 1 <= count <= MAX_THREADS:
         raise FeatherbackError(f"{count} threads are not possible; choose 1 to {MAX_THREADS}.")
-    _native.set_threads(count)
+    with signals.waiting():
+        _native.set_threads(count)
 
 
 def default_threads() -> int:

@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback import private
 from featherback.errors import FeatherbackError
 from featherback.files import check_room, remove_leftovers
 from featherback.hub.cache import cache_folder, made, unwritable
@@ -183,7 +184,7 @@ def _write(path: Path, source: Source, shapes: Shapes) -> None:
 def _alone(folder: Path) -> Iterator[None]:
     """While no other process converts: it may convert the same, and two may not fit the disk."""
     try:
-        with open(folder / ".lock", "ab") as lock:
+        with private.open_to_append(folder / ".lock") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import TypeVar, overload
 
-from featherback import families
+from featherback import families, private
 from featherback.architecture.config import ModelConfig
 from featherback.architecture.gguf_metadata import GGUFKeys
 from featherback.architecture.hf_config import HFConfig
@@ -58,6 +58,7 @@ def load(
             f"{argument_is('quantize', repr(quantize))}; {expected(quantize, (NONE, *QUANTIZE))}"
         )
     if path.is_dir() and not (path / CONFIG).is_file():
+        private.check_run(path)
         path = next((each for each in results(path) if each.exists()), path)
     if path.is_dir():
         return _load_folder(path, quantize, kind, foresee)

@@ -5,14 +5,26 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from featherback import optim
+from featherback import models, optim
 from featherback.adapters import formats
 from featherback.adapters.formats.peft import FORMAT as PEFT
 from featherback.adapters.lora import LoRA, loraplus_rate
+from featherback.errors import FeatherbackError
 from featherback.models.model import Model
 from featherback.optim.average import MEAN, begin
 from featherback.training.config import TrainConfig
 from featherback.training.run_directory import RunDirectory
+from featherback.weights import fingerprint
+
+
+def base_model(run: RunDirectory, model: Model | None = None) -> Model:
+    """The `model` of a run, or the one that its record names, opened where it lay. FeatherbackError if it is another
+    one than the run was trained on: a record may be a stranger's, and name any file."""
+    config = run.config
+    model = model or models.load(config.model, config.quantize)
+    if run.record.get("model") != fingerprint.of_store(model.store):
+        raise FeatherbackError(f"{config.model} is not what it was when {run.path} was trained on it.")
+    return model
 
 
 def first_adapter(run: RunDirectory, model: Model, place: Path | None = None) -> LoRA:

@@ -26,7 +26,7 @@ from typing import IO, Any
 import numpy as np
 
 from featherback.errors import FeatherbackError
-from featherback.files import atomic_file
+from featherback.files import atomic_file, open_regular
 from featherback.files import checksum as file_checksum
 from featherback.host.paged import PagedArray
 
@@ -36,6 +36,8 @@ WEIGHTS = "weights-"
 _MAGIC = b"FBCHECK2"
 _FOOTER = struct.Struct("<QI4s")
 _END = b"END\n"
+_MOST = 2**53
+"""Of any count that is read again."""
 
 Arrays = Mapping[str, PagedArray]
 
@@ -118,7 +120,7 @@ def _load(path: Path, identity: str, arrays: Arrays) -> dict[str, Any]:
     if path.is_dir():
         raise FeatherbackError(f"{path.name} is of an earlier version of Featherback, without a checksum")
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             state = _state(file, path.name)
             expected = [[name, array.layers, array.size] for name, array in arrays.items()]
             if state["run"] != identity:
@@ -129,13 +131,24 @@ def _load(path: Path, identity: str, arrays: Arrays) -> dict[str, Any]:
             for array in arrays.values():
                 row = np.empty(array.size, "<f4")
                 for layer in range(array.layers):
-                    file.readinto(row.data.cast("B"))
+                    file.readinto(row.data.cast("B"))  # type: ignore[attr-defined]
                     array.write(layer, row)
-            return dict(state["progress"])
+            progress = dict(state["progress"])
+            counts = progress.get("updates", 0)  # of the optimiser: one, or one for each weight
+            if not all(
+                map(is_count, [progress.get("step", 0), *(counts if isinstance(counts, list) else [counts])])
+            ):
+                raise FeatherbackError(f"{path.name} holds no state that this version can read")
+            return progress
     except OSError as error:
         raise FeatherbackError(f"{path.name} cannot be read ({error.strerror})") from error
     except (KeyError, TypeError, ValueError) as error:
         raise FeatherbackError(f"{path.name} holds no state that this version can read") from error
+
+
+def is_count(value: object) -> bool:
+    """Whether it can be a number of steps, as a checkpoint records it."""
+    return type(value) is int and 0 <= value <= _MOST
 
 
 def _state(file: IO[bytes], name: str) -> Any:

@@ -11,7 +11,6 @@ Little-endian:
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from featherback.errors import FeatherbackError
-from featherback.files import append_bytes, atomic_file, open_regular
+from featherback.files import append_bytes, atomic_file, open_regular, truncate
 from featherback.naming import argument
 
 NAME = "directions.log"
@@ -72,10 +71,7 @@ class DirectionLog:
                     last, end = found.step, file.tell()
             except FeatherbackError:  # the process was killed while it wrote
                 pass
-        try:
-            os.truncate(self.path, end)
-        except OSError as error:
-            raise FeatherbackError(f"Cannot write {self.path}: {error.strerror}.") from error
+        truncate(self.path, end)
         return last
 
 

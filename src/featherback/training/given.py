@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from featherback import private
 from featherback.data.batch import IGNORE
 from featherback.data.report import PrepareReport
 from featherback.data.source import Source
@@ -61,11 +61,11 @@ def records_beside(path: Path, examples: Examples, source: Source) -> Source:
 
     It is for the caller to delete.
     """
-    place = path.with_name(f".{path.name}.{os.getpid()}.records")
+    place = path.with_name(private.temporary_name(path.name, "records"))
     try:
-        with open(place, "w", encoding="utf-8") as file:
+        with private.create_anew(place) as file:
             for line in _lines(examples):
-                file.write(line + "\n")
+                file.write(f"{line}\n".encode())
     except OSError as error:
         raise FeatherbackError(f"Cannot write {place}: {error.strerror}.") from error
     return replace(source, paths=(str(place),), title=TITLE)

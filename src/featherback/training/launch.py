@@ -22,7 +22,7 @@ from featherback.data.launch import prepare_in_subprocess
 from featherback.data.source import STDIN
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
-from featherback.files import check_room
+from featherback.files import check_room, make_folder
 from featherback.host.interrupt import ended_by_signals
 from featherback.host.machine import Baseline, memory_limit
 from featherback.host.maps import MapWatch
@@ -165,8 +165,10 @@ def resume_run(
     """Take up the run in `named["out"]`, with its own token files: returned locked, as by `prepare_run`.
 
     `named`: fields of TrainConfig that the user named, and "model", which must hold what it held at the start. All
-    others are the run's. `note` is called with messages for the user. FeatherbackError leaves the options as they were.
+    others are the run's. `note` is called with messages for the user. FeatherbackError leaves the options as they were,
+    and comes without a note.
     """
+    notes = list[str]()  # for when nothing is refused any more
     with ended_by_signals():
         run = RunDirectory.take(named["out"])
         try:
@@ -179,16 +181,24 @@ def resume_run(
                 )
             settle(run, opened, baseline)
             hold_out(run)
-            earlier = run.config
+            earlier = _unlogged(run.config, named, notes.append)
             config = continued(earlier, named, opened)
             _heed(config)
             if config.eval_data is not None and earlier.eval_data is None:
                 raise FeatherbackError(
                     f"Cannot resume {run.path} with {argument('eval_data')}: the run was begun without."
                 )
-            _check_data(run, "train", "data", named.get("data"), data, config, earlier, opened, note)
+            _check_data(run, "train", "data", named.get("data"), data, config, earlier, opened, notes.append)
             _check_data(
-                run, "eval", "eval_data", named.get("eval_data"), eval_data, config, earlier, opened, note
+                run,
+                "eval",
+                "eval_data",
+                named.get("eval_data"),
+                eval_data,
+                config,
+                earlier,
+                opened,
+                notes.append,
             )
             if is_closed(run):
                 check_over(run, config, earlier)
@@ -216,15 +226,27 @@ def resume_run(
                 run.plan_of(opened.blocks)
                 config = same
             if reason:
-                note(f"note: {reason}; the plan is made anew")
+                notes.append(f"note: {reason}; the plan is made anew")
             _be_patient(run, named, done)
             config = replace(config, data=earlier.data, eval_data=earlier.eval_data)
-            _tell_repeated(run, config, note)
+            _tell_repeated(run, config, notes.append)
             run.update(configuration=config.to_json())
         except BaseException:
             run.release()
             raise
+    for text in notes:
+        note(text)
     return run
+
+
+def _unlogged(recorded: TrainConfig, named: Mapping[str, Any], note: Callable[[str], None]) -> TrainConfig:
+    """The options of a run without the programs that it was logged to, unless the user named any: what a directory
+    says, which may be a stranger's, sends nothing anywhere."""
+    if not recorded.log_to or named.get("log_to") is not None:
+        return recorded
+    programs = ",".join(recorded.log_to)
+    note(f"note: the run was logged to {programs} and no longer is; to go on with that: --log-to {programs}")
+    return replace(recorded, log_to=None)
 
 
 def _no_plan(run: RunDirectory, plan: Plan | None) -> str:
@@ -307,7 +329,7 @@ def _fitting(config: TrainConfig, model: Model, data: Examples | None) -> TrainC
 
 def _keep_start(run: RunDirectory, source: str, model: Model, base: str) -> None:
     """Copy the adapter that the run starts from into its directory, holding little of it in memory."""
-    run.start.mkdir(parents=True, exist_ok=True)
+    make_folder(run.start)
     values = run.start / "values"
     PEFT.save(formats.load(model, source, file=values), run.start, base)
     values.unlink()

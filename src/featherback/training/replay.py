@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from featherback import methods, models, optim
+from featherback import methods, optim, private
 from featherback.adapters.formats.peft import FORMAT as PEFT
 from featherback.errors import FeatherbackError
 from featherback.host.paged import PagedArray
@@ -19,10 +19,9 @@ from featherback.methods.mezo import MeZO
 from featherback.models.model import Model
 from featherback.naming import argument
 from featherback.training import checkpoint
-from featherback.training.beginning import first_adapter, first_optimizer
+from featherback.training.beginning import base_model, first_adapter, first_optimizer
 from featherback.training.direction_log import NAME, read_steps
 from featherback.training.run_directory import RunDirectory, check_new
-from featherback.weights import fingerprint
 
 
 def replay(
@@ -51,9 +50,7 @@ def replay(
     if last < 1:
         raise FeatherbackError(f"{run.path} has saved no adapter yet; name a {argument('step')}.")
     check_new(out)
-    model = model or models.load(config.model, config.quantize)
-    if run.record.get("model") != fingerprint.of_store(model.store):
-        raise FeatherbackError(f"{config.model} is not what it was when {run.path} was trained on it.")
+    model = base_model(run, model)
     adapter = first_adapter(run, model)
     parameters = adapter.parameters
     optimizer = first_optimizer(config, adapter)
@@ -69,7 +66,7 @@ def replay(
             scale = optim.clip_scale(optim.global_norm(gradients), config.clip_norm)
             optimizer.step(gradients, logged.lr, scale)
             told(logged.step, last)
-        out.mkdir(parents=True, exist_ok=True)
+        private.make_private_folder(out)
         with adapter.holding(optimizer.kept if _is_mean(run, last) else parameters):
             PEFT.save(adapter, out, run.record.get("base_model"))
     except OSError as error:

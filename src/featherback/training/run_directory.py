@@ -16,6 +16,7 @@ work/                                        scratch files, gone when the run en
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -27,12 +28,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, get_args, get_origin, get_type_hints
 
+from featherback import private
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
 from featherback.files import (
     append_bytes,
     atomic_file,
     json_checksum,
+    open_regular,
     read_json,
     remove_leftovers,
     write_bytes,
@@ -48,7 +51,7 @@ try:
 except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
-RUN_FILE = "run.json"
+RUN_FILE = private.RUN_FILE
 MOST_RECORD = 64 << 20  # bytes; every evaluation of a run is in it
 FORMAT = 1
 _RECORD = {
@@ -69,17 +72,19 @@ _METRICS = ("step", "loss", "seconds", "tokens")
 """Numbers of a line of metrics.jsonl that are read again."""
 _MOST = 2**53
 """Of any number that is read again."""
-TOKENS, START = "tokens", "start"
+TOKENS, START, WORK = "tokens", "start", "work"
 RESERVE = 64 << 10
 """Bytes that a run keeps for its last record, should the disk be full by then."""
 
 # What can be there when there is no record yet, by the names that files.atomic_file and TokenFileWriter give.
-_RECORD_PART = re.compile(r"\.run\.json\.\d+\.tmp")
+_RECORD_PART = re.compile(rf"\.run\.json\.{private.TEMPORARY}\.tmp")
 _PREPARED = {
     TOKENS: re.compile(
-        r"(train|eval)\.tokens|\.(train|eval)\.tokens\.\d+\.(tokens|supervised|offsets|records)"
+        rf"(train|eval)\.tokens|\.(train|eval)\.tokens\.{private.TEMPORARY}\.(tokens|supervised|offsets|records)"
     ),
-    START: re.compile(r"(?P<part>\.)?adapter_(config\.json|model\.safetensors)(?(part)\.\d+\.tmp)"),
+    START: re.compile(
+        rf"(?P<part>\.)?adapter_(config\.json|model\.safetensors)(?(part)\.{private.TEMPORARY}\.tmp)"
+    ),
 }
 """By folder."""
 
@@ -100,7 +105,7 @@ class RunDirectory:
         check_new(path)
         run = cls(path, {"format": FORMAT, "created": _now(), "status": "prepared", **record})
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            private.make_private_folder(path)
         except OSError as error:
             raise FeatherbackError(
                 f"Cannot write to the output directory {path}: {error.strerror}."
@@ -113,6 +118,7 @@ class RunDirectory:
         path = Path(path)
         if not (path / RUN_FILE).is_file():
             raise FeatherbackError(f"{path} holds no training run (it has no {RUN_FILE}).")
+        private.check_links(path)
         record = read_json(path / RUN_FILE, MOST_RECORD)
         if not isinstance(record, dict) or record.get("format") != FORMAT:
             raise FeatherbackError(f"{path / RUN_FILE} is not a run of this version of Featherback.")
@@ -204,12 +210,17 @@ class RunDirectory:
     @property
     def work(self) -> Path:
         """Folder of the scratch files."""
-        return self.path / "work"
+        return self.path / WORK
 
     @property
     def metrics_path(self) -> Path:
         """The file of the steps' metrics."""
         return self.path / "metrics.jsonl"
+
+    def make_private(self) -> None:
+        """Let nobody but its owner read the directory, as those of earlier versions could be; FeatherbackError for
+        links out of it."""
+        private.check_links(self.path, tighten=True)
 
     def update(self, **values: Any) -> None:
         """Change entries of run.json, and run.yaml with them."""
@@ -233,8 +244,8 @@ class RunDirectory:
         if not self.metrics_path.exists():
             return
         try:
-            with open(self.metrics_path, encoding="utf-8") as file:
-                for line in file:
+            with open_regular(self.metrics_path) as file:
+                for line in io.TextIOWrapper(file, "utf-8"):
                     if line.endswith("\n"):
                         yield self._metrics_of(line)
         except OSError as error:
@@ -281,6 +292,11 @@ class RunDirectory:
                 ) from None
             raise FeatherbackError(f"Cannot lock {self.path}: {error.strerror}.") from error
         os.set_inheritable(descriptor, False)
+        try:
+            self.make_private()
+        except BaseException:
+            os.close(descriptor)
+            raise
         self._lock, self._unlock = descriptor, weakref.finalize(self, os.close, descriptor)
 
     def release(self) -> None:
@@ -315,7 +331,8 @@ class RunDirectory:
             shutil.rmtree(self.path / folder, ignore_errors=True)
         try:
             remove_leftovers(self.path)
-            self.tokens.mkdir()
+            with private.opened_folder(self.path) as home:
+                private.create_folder(home, TOKENS)
         except OSError as error:
             raise FeatherbackError(
                 f"Cannot write to the output directory {self.path}: {error.strerror}."
@@ -326,8 +343,10 @@ class RunDirectory:
         self.remove_work()
         try:
             remove_leftovers(self.path)
-            self.work.mkdir()
-            (self.work / "reserve").write_bytes(os.urandom(RESERVE))  # which no file system stores in less
+            with private.opened_folder(self.path) as folder:
+                private.create_folder(folder, WORK)
+            with private.create_anew(self.work / "reserve") as file:
+                file.write(os.urandom(RESERVE))  # which no file system stores in less
         except OSError as error:
             raise FeatherbackError(
                 f"Cannot write to the run directory {self.path}: {error.strerror}."
@@ -385,9 +404,9 @@ def check_new(path: Path) -> None:
 def _is_unfinished(path: Path) -> bool:
     """Whether a directory holds only what a preparation that was killed leaves: what it made, or parts of it."""
     ours = [entry for entry in path.iterdir() if not _RECORD_PART.fullmatch(entry.name)]
-    return all(entry.name in _PREPARED and entry.is_dir() for entry in ours) and all(
-        _PREPARED[folder.name].fullmatch(entry.name) for folder in ours for entry in folder.iterdir()
-    )
+    return all(
+        entry.name in _PREPARED and entry.is_dir() and not entry.is_symlink() for entry in ours
+    ) and all(_PREPARED[folder.name].fullmatch(entry.name) for folder in ours for entry in folder.iterdir())
 
 
 def _wrong_entry(record: dict[str, Any]) -> str | None:
@@ -397,15 +416,29 @@ def _wrong_entry(record: dict[str, Any]) -> str | None:
             return name
     if not all(isinstance(counts, dict) for counts in record.get("data", {}).values()):
         return "data"
-    for evaluation in record.get("evaluations", []):
-        if not isinstance(evaluation, dict) or not all(
-            is_number(evaluation.get(k)) for k in ("step", "loss")
-        ):
-            return "evaluations"
-        if not isinstance(evaluation.get("mean", False), bool):
-            return "evaluations"
+    if not are_evaluations(record.get("evaluations", [])):
+        return "evaluations"
+    if not all(map(_is_source, record.get("sources", {}).values())):
+        return "sources"
     peaks = [record.get("summary", {}).get(name, 0) for name in ("peak_footprint_mb", "peak_rss_mb")]
     return None if all(map(is_number, peaks)) else "summary"
+
+
+def are_evaluations(values: Any) -> bool:
+    """Whether they are held-out losses, as a run records them."""
+    return isinstance(values, list) and all(
+        isinstance(each, dict)
+        and is_number(each.get("step"))
+        and is_number(each.get("loss"))
+        and isinstance(each.get("mean", False), bool)
+        for each in values
+    )
+
+
+def _is_source(value: Any) -> bool:
+    """Whether it says where data were, which nothing reads again but a user who runs `train --config run.yaml`."""
+    paths = value.get("paths") if isinstance(value, dict) else None
+    return isinstance(paths, list) and all(isinstance(path, str) for path in paths)
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:

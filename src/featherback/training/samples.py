@@ -30,6 +30,7 @@ from featherback.memory.planner import SPARE
 from featherback.models.facts import matrices
 from featherback.models.model import Model
 from featherback.terminal import Progress, quoted
+from featherback.training.beginning import base_model
 from featherback.training.callback import Callback
 from featherback.training.events import Note, Sample
 from featherback.training.run_directory import RunDirectory
@@ -93,7 +94,7 @@ def sample(
     asked = list(islice(_asked(TokenFile(run.tokens / f"{data}.tokens")), count))
     if not asked:
         return []
-    model = model or models.load(config.model, config.quantize)
+    model = model or base_model(run)
     drop_maps(matrices(model))  # what was read of it before
     budget.ask(tokenizer_bytes(model.path), "The tokenizer of the answers")
     tokenizer = load_tokenizer(model.path)

@@ -28,7 +28,7 @@ from featherback.training.evaluation import evaluate
 from featherback.training.events import Begin, End, Evaluation, Note, Paused, Resumed, Saved, Step
 from featherback.training.loggers import loggers
 from featherback.training.outcome import changes, is_worse
-from featherback.training.run_directory import RunDirectory
+from featherback.training.run_directory import RunDirectory, are_evaluations
 from featherback.training.stream import BatchStream
 from featherback.training.totals import Totals
 from featherback.training.trained import Trained, TrainedAdapter
@@ -57,11 +57,18 @@ class Progress:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Progress:
         """The inverse of to_json; FeatherbackError if something is missing."""
+        damaged = FeatherbackError("The checkpoint's state is damaged.")
         try:
             best = math.inf if values["best_loss"] is None else values["best_loss"]
-            return cls(**{**values, "position": tuple(values["position"]), "best_loss": best})
+            progress = cls(**{**values, "position": tuple(values["position"]), "best_loss": best})
         except (KeyError, TypeError):
-            raise FeatherbackError("The checkpoint's state is damaged.") from None
+            raise damaged from None
+        counts = (progress.step, progress.stale, progress.best_step or 0, *progress.position)
+        if not all(map(checkpoint.is_count, counts)) or len(progress.position) != 2:
+            raise damaged
+        if not isinstance(best, (int, float)) or not are_evaluations(progress.evaluations):
+            raise damaged
+        return progress
 
 
 def train_run(

@@ -8,6 +8,7 @@ within a weight, goes on from the last one. Disk: the working copy, the one that
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +19,7 @@ from featherback import methods, models, optim
 from featherback.adapters.merged_hf import WEIGHTS
 from featherback.data.batch import Batch
 from featherback.errors import FeatherbackError
-from featherback.files import checksum, clone_file, link_file, sync_directory
+from featherback.files import checksum, clone_file, link_file, open_regular, sync_directory
 from featherback.memory import disk
 from featherback.memory.plan import Plan
 from featherback.methods.base import Draw
@@ -133,12 +134,18 @@ class TrainedWeights:
         if state is None:
             return None, []
         kept = self._run.path / _kept_name(state["step"])
-        self._updates = dict(zip(self._places, state.pop("updates"), strict=True))
-        for name, expected in state.pop("files").items():
-            if not (kept / name).is_file() or _checksum(kept / name) != expected:
+        updates, files = state.pop("updates", None), state.pop("files", None)
+        again = f"delete {kept.name} and {checkpoint.latest(self._run.path)} to train from the start."
+        if not isinstance(files, dict) or not isinstance(updates, list) or len(updates) != len(self._places):
+            raise FeatherbackError(
+                f"No checkpoint of {self._run.path} can be used: its state is damaged; {again}"
+            )
+        self._updates = dict(zip(self._places, updates))
+        there = {str(path.relative_to(kept)): path for path in self._kept_files(state["step"])}
+        for name, expected in files.items():
+            if name not in there or _checksum(there[name]) != expected:
                 raise FeatherbackError(
-                    f"No checkpoint of {self._run.path} can be used: {kept.name}/{name} is missing or damaged; "
-                    f"delete {kept.name} and {checkpoint.latest(self._run.path)} to train from the start."
+                    f"No checkpoint of {self._run.path} can be used: {kept.name}/{name} is missing or damaged; {again}"
                 )
         if self._weights_of != state["step"]:
             for path in self.model.files:
@@ -214,5 +221,5 @@ def _as_result(kept: Path, path: Path) -> None:
 
 
 def _checksum(path: Path) -> int:
-    with open(path, "rb") as file:
-        return checksum(file, path.stat().st_size)
+    with open_regular(path) as file:
+        return checksum(file, os.fstat(file.fileno()).st_size)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import sys
 
 from featherback.failure import report
+from featherback.host.interrupt import INTERRUPTED, exit_with
 from featherback.terminal import complain, open_streams, quoted
 
-EXIT_CODES = {"finished": 0, "stopped early": 0, "interrupted": 130}
+EXIT_CODES = {"finished": 0, "stopped early": 0, "interrupted": INTERRUPTED}
 WORSE = 3
 """Exit status of a run that ended, but keeps a result with a higher held-out loss than the model before training."""
 ENDED = (0, WORSE)
@@ -33,16 +34,22 @@ def main(arguments: list[str]) -> int:
     from featherback.training.trainer import train_run
     from featherback.training.worker_process import inherited
 
+    run, interrupt = None, Interrupt(inherited(flags, "signals"))
     shown = JSONReporter() if "--json" in flags else reporter()
     try:
         with profiled(shown, "--profile" in flags):
             run = RunDirectory.take(directory, inherited(flags, "lock"))
-            status = train_run(run, shown, interrupt=Interrupt(inherited(flags, "signals")))
+            status = train_run(run, shown, interrupt=interrupt)
     except Exception as error:
         return report(error, "--debug" in flags)
     except KeyboardInterrupt:
-        complain("\ninterrupted before the step ended; the last checkpoint is kept")
-        return 130
+        if run is not None and run.record.get("status") in ("finished", "stopped early"):
+            complain(
+                f"\ninterrupted: the run is finished, and {quoted('featherback', 'report', directory)} draws it"
+            )
+        else:
+            complain("\ninterrupted before the step ended; the last checkpoint is kept")
+        return INTERRUPTED
     if status == "interrupted" and not latest_step(run.path):
         shown.tell(
             Note(f"interrupted before the first step; the same command with --resume begins {directory}")
@@ -66,9 +73,9 @@ def main(arguments: list[str]) -> int:
         shown.tell(Note(verdict(run.record, f"Train again: {quoted(*again(run.record, directory))}")))
         return WORSE
     shown.tell(Note(f"next: {quoted(*talk(run.record, directory))}"))
-    return EXIT_CODES[status]
+    return INTERRUPTED if interrupt.requested else EXIT_CODES[status]
 
 
 if __name__ == "__main__":
     open_streams(lasting=True)  # the work of hours does not depend on who looks on
-    sys.exit(main(sys.argv[1:]))
+    exit_with(lambda: main(sys.argv[1:]))

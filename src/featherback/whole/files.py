@@ -12,8 +12,9 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback import private
 from featherback.errors import FeatherbackError
-from featherback.files import atomic_file
+from featherback.files import atomic_file, open_regular
 from featherback.host.positioned import read_exactly, write_exactly
 from featherback.layers.context import Context
 from featherback.models.model import Model
@@ -38,7 +39,8 @@ class WeightFiles:
         self._files: dict[Path, int] = {}
         for path in model.files:
             try:
-                self._files[path] = os.open(path, os.O_RDWR)
+                with private.open_to_change(path) as file:
+                    self._files[path] = os.dup(file.fileno())
             except OSError as error:
                 raise FeatherbackError(f"Cannot write {path}: {error.strerror}.") from error
 
@@ -99,7 +101,8 @@ class StateFile:
         self._file: int | None = None
         self._held = np.zeros(self.size if path is None else 0, np.float32)
         if path is not None:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            with private.create_anew(path) as file:
+                self._file = os.dup(file.fileno())
             os.ftruncate(self._file, self.size * 4)
 
     @contextmanager
@@ -119,7 +122,7 @@ class StateFile:
     def load(self, path: Path) -> None:
         """Take the states out of a file that `keep` made, where they are in RAM."""
         if self._file is None:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 if self.size:
                     read_exactly(file.fileno(), path, self._held, 0)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from featherback import private
 from featherback.adapters.base_model import is_base, recorded_names
 from featherback.adapters.formats.base import Factor, Format, MisfitError, StoredAdapter
 from featherback.adapters.lora import Form, LoRA
@@ -69,8 +70,13 @@ def is_model(path: Path) -> bool:
 
 
 def place_of(path: Path) -> Path:
-    """Where the adapter lies that `path` names: the directory of a .safetensors file, else `path` itself."""
-    return path.parent if path.suffix == ".safetensors" and path.is_file() else path
+    """Where the adapter lies that `path` names: the directory of a .safetensors file, else `path` itself.
+
+    FeatherbackError if that is a run with a link out of it.
+    """
+    place = path.parent if path.suffix == ".safetensors" and path.is_file() else path
+    private.check_run(place)
+    return place
 
 
 def form(model: Model, path: str | Path) -> Form:

@@ -87,6 +87,7 @@ def write_report(run: RunDirectory) -> Path:
 
     FeatherbackError if the record or the metrics are damaged, or the disk is full.
     """
+    run.make_private()
     curves = Curves(run)
     write_bytes(run.path / PICTURE, loss_svg(curves).encode())
     path = run.path / REPORT

@@ -20,6 +20,7 @@ def write_png(run: RunDirectory) -> Path:
         raise FeatherbackError(
             "A PNG is drawn by matplotlib, which is not installed: pip install 'featherback[png]', or take loss.svg."
         ) from None
+    run.make_private()
     curves, budget = Curves(run), run.config.budget
     figure = Figure(figsize=(11, 7), layout="constrained", dpi=144)
     (loss, memory), (speed, rate) = figure.subplots(2, 2)

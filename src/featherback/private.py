@@ -1,0 +1,183 @@
+"""How files and folders are made: through no link, under no name that can be guessed, as private as their folder.
+
+A run directory holds private text, and may come from a stranger. So it is made for its owner alone, what is made in it
+takes that over whatever the umask, and what is in it is never reached through a link that leads out of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from featherback.errors import FeatherbackError
+
+TEMPORARY = r"(?P<process>\d+)(-[0-9a-f]{16})?"
+"""A regular expression for the middle of a temporary name: the process that made it. Earlier versions had no more."""
+
+RUN_FILE = "run.json"
+"""By which a directory is known as a run's."""
+
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # a pipe is not waited for
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+_DEEPEST = 32
+"""Folders inside each other in a run directory; the deepest that is made is two below it."""
+
+
+def temporary_name(name: str, end: str = "tmp") -> str:
+    """A hidden name beside `name` that nobody can foresee: .NAME.PROCESS-RANDOM.END"""
+    return f".{name}.{os.getpid()}-{os.urandom(8).hex()}.{end}"
+
+
+@contextmanager
+def opened_folder(path: Path) -> Iterator[int]:
+    """A descriptor of the folder `path`: what is made, renamed or deleted by it stays in this folder, should another
+    take its name meanwhile. OSError if there is none."""
+    folder = os.open(path, _FOLDER)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def create(folder: int, name: str, buffering: int = -1) -> IO[bytes]:
+    """A new file in an open folder, to be written and read. OSError if the name is taken, by whatever."""
+    return os.fdopen(_made(folder, name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NOFOLLOW), "w+b", buffering)
+
+
+def create_anew(path: Path) -> IO[bytes]:
+    """A new file `path` in place of what had the name. OSError if that is a folder."""
+    with opened_folder(path.parent) as folder:
+        with suppress(FileNotFoundError):
+            os.unlink(path.name, dir_fd=folder)
+        return create(folder, path.name)
+
+
+def open_to_append(path: Path) -> IO[bytes]:
+    """The file `path`, made if need be, to be written at its end. OSError for a link."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NOFOLLOW | _NONBLOCK
+    with opened_folder(path.parent) as folder:
+        return os.fdopen(_made(folder, path.name, flags), "ab")
+
+
+def open_to_change(path: Path) -> IO[bytes]:
+    """The file `path`, which must be there, to be read and overwritten. OSError for a link."""
+    with opened_folder(path.parent) as folder:
+        file = os.open(path.name, os.O_RDWR | _NOFOLLOW | _NONBLOCK, dir_fd=folder)
+    return os.fdopen(_regular(file, path.name), "r+b")
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, as private as the one that it is made in; nothing if it is there. OSError if
+    that is not possible."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    with opened_folder(path.parent) as folder, suppress(FileExistsError):
+        create_folder(folder, path.name)
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(path))
+
+
+def create_folder(folder: int, name: str, private: bool = False) -> None:
+    """Make a folder in an open folder, for its owner alone if that is, or if it is to be `private`. OSError if the
+    name is taken."""
+    above = stat.S_IMODE(os.fstat(folder).st_mode)
+    private = private or not above & 0o077
+    os.mkdir(name, 0o700 if private else 0o777, dir_fd=folder)
+    if private:  # a umask may have taken more away
+        with suppress(OSError):  # exFAT, which knows no permissions
+            os.chmod(name, 0o700, dir_fd=folder)
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder that its owner alone can enter, from its first moment, or let one that is there become so; those
+    above it are made as usual. OSError if that is not possible."""
+    make_folder(path.parent)
+    if not path.is_dir():
+        with suppress(FileExistsError), opened_folder(path.parent) as folder:
+            create_folder(folder, path.name, private=True)
+    with opened_folder(path) as folder:
+        _tighten(folder, 0o700)
+
+
+def check_links(root: Path, tighten: bool = False) -> None:
+    """FeatherbackError if a run directory has a link that leads out of it, or something that is no file or folder.
+
+    `root` may itself be a link: the user named it. `tighten`: nobody but their owner may read its files from now on.
+    """
+    home = os.path.realpath(root)
+    try:
+        with opened_folder(root) as folder:
+            if tighten:
+                _tighten(folder, 0o700)
+            _check_entries(folder, root, home, tighten, 1)
+    except OSError as error:
+        raise FeatherbackError(f"Cannot read {error.filename or root}: {error.strerror}.") from error
+
+
+def check_run(path: Path) -> None:
+    """`check_links` for what may be a run directory, if it is one. A run from Hugging Face's cache, all of whose files
+    are links, counts as an adapter or a model that the user named."""
+    with suppress(OSError, ValueError):  # a name that no file can have
+        if not stat.S_ISREG(os.lstat(path / RUN_FILE).st_mode):
+            return
+        check_links(path)
+
+
+def _check_entries(folder: int, path: Path, home: str, tighten: bool, depth: int) -> None:
+    if depth > _DEEPEST:
+        raise FeatherbackError(f"{path} is nested too deeply for a run directory.")
+    with os.scandir(folder) as entries:
+        found = list(entries)
+    for entry in found:
+        place, mode = path / entry.name, entry.stat(follow_symlinks=False).st_mode
+        if stat.S_ISLNK(mode):
+            target = os.path.realpath(place)
+            if os.path.commonpath([home, target]) != home:
+                raise FeatherbackError(
+                    f"{place} is a link to {target}, outside the run directory, and is not followed: put what it "
+                    f"leads to in its place, or delete it."
+                )
+        elif stat.S_ISDIR(mode):
+            below = os.open(entry.name, _FOLDER | _NOFOLLOW, dir_fd=folder)
+            try:
+                if tighten:
+                    _tighten(below, 0o700)
+                _check_entries(below, place, home, tighten, depth + 1)
+            finally:
+                os.close(below)
+        elif not stat.S_ISREG(mode):
+            raise FeatherbackError(f"{place} is not a file, as all in a run directory must be: delete it.")
+        elif tighten and mode & 0o077:
+            with suppress(OSError):  # another user's, or exFAT, which knows no permissions
+                os.chmod(entry.name, 0o600, dir_fd=folder)
+
+
+def _tighten(file: int, mode: int) -> None:
+    """Let nobody but its owner have a file or folder, if it is ours and its disk knows permissions."""
+    if stat.S_IMODE(os.fstat(file).st_mode) != mode:
+        with suppress(OSError):
+            os.fchmod(file, mode)
+
+
+def _made(folder: int, name: str, flags: int) -> int:
+    """The descriptor of a file in a folder: if it is made, for its owner alone if the folder is."""
+    above = stat.S_IMODE(os.fstat(folder).st_mode)
+    private = not above & 0o077
+    file = _regular(os.open(name, flags, 0o600 if private else 0o666, dir_fd=folder), name)
+    if private:
+        _tighten(file, 0o600)  # a umask may have taken more away
+    return file
+
+
+def _regular(file: int, name: str) -> int:
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is not a file", name)
+    return file
