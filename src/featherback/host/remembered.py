@@ -20,6 +20,7 @@ from featherback import kernels
 from featherback.errors import FeatherbackError
 from featherback.files import json_checksum, read_json, write_json
 from featherback.hub.cache import cache_place
+from featherback.private import make_private_folder
 from featherback.version import __version__
 
 try:

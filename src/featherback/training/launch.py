@@ -245,7 +245,9 @@ def _unlogged(recorded: TrainConfig, named: Mapping[str, Any], note: Callable[[s
     if not recorded.log_to or named.get("log_to") is not None:
         return recorded
     programs = ",".join(recorded.log_to)
-    note(f"note: the run was logged to {programs} and no longer is; to go on with that: --log-to {programs}")
+    note(
+        f"note: the run was logged to {programs} and no longer is; to go on with that: {argument('log_to', programs)}"
+    )
     return replace(recorded, log_to=None)
 
 
