@@ -15,7 +15,7 @@ from tests.cli.conftest import Command
 import featherback as fb
 from featherback.training.worker import WORSE
 
-ABSURD = 30.0
+ABSURD = 1000.0
 OPTIONS = ("--seq-len", 96, "--samples", 0, "--compute", "fp32", "--epochs", 4)
 
 
@@ -28,8 +28,8 @@ def _run(*words: object) -> subprocess.CompletedProcess[str]:
 def good(chat_model: Path, messages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An adapter that has begun to learn the messages: a model of random weights could hardly become worse."""
     out = tmp_path_factory.mktemp("runs") / "good"
-    options: dict[str, Any] = {"seq_len": 96, "samples": 0, "progress": False, "eval_data": messages}
-    fb.train(chat_model, messages, out, lr=3e-3, rank=4, steps=8, **options)
+    options: dict[str, Any] = {"seq_len": 96, "samples": 0, "progress": False, "compute": "fp32"}
+    fb.train(chat_model, messages, out, eval_data=messages, lr=3e-3, rank=4, steps=8, **options)
     return out
 
 
@@ -75,7 +75,8 @@ def test_json_has_it_in_the_event_of_the_end(
 
 
 def test_python_warns_and_the_run_knows(chat_model: Path, messages: Path, good: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"seq_len": 96, "samples": 0, "progress": False, "eval_data": messages}
+    options: dict[str, Any] = {"seq_len": 96, "samples": 0, "progress": False, "compute": "fp32"}
+    options["eval_data"] = messages
     with pytest.warns(UserWarning, match="worse than before training: .* Train again with lr=") as warned:
         run = fb.train(chat_model, messages, tmp_path / "run", start=good, lr=ABSURD, **options)
     assert warned[0].filename == __file__
