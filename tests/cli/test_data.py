@@ -359,14 +359,18 @@ def test_columns_of_usual_names_are_read(
     data = tmp_path / f"d.{kind}"
     WRITERS[f"data.{kind}"](data, [row])
     [example] = read_examples(data)
-    asked = next(name for name in names if name.strip().lower() in ("prompt", "instruction", "question", "input"))
+    asked = next(
+        name for name in names if name.strip().lower() in ("prompt", "instruction", "question", "input")
+    )
     context = "\n\nof context" * ("context" in names)
     assert example.prompt == f"of {asked.strip()}{context}"
     assert example.completion == f"of {read.get('completion', read.get('output', '')).strip()}"
     said = command("inspect", data)
     assert said.code == 0, said.err
     note = " and ".join(f"{column!r} as {key}" for key, column in read.items())
-    assert f"Reading {note}; --map {next(iter(read))}=COLUMN reads another column." in " ".join(said.out.split())
+    assert f"Reading {note}; --map {next(iter(read))}=COLUMN reads another column." in " ".join(
+        said.out.split()
+    )
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,11 @@ def _is_data(path: Path) -> bool:
     if path.is_dir():
         return not (path / "config.json").exists() and seems_data(path, b"")
     head = _head(path)
-    return head is not None and not head.startswith(b"GGUF") and (is_name_of_data(path.name) or seems_data(path, head))
+    return (
+        head is not None
+        and not head.startswith(b"GGUF")
+        and (is_name_of_data(path.name) or seems_data(path, head))
+    )
 
 
 def _is_model(name: str) -> bool:

@@ -87,6 +87,10 @@ class ChatTemplate:
             if not re.search(f"[\"']{role}[\"']", self._template)
         }
 
+    def start(self) -> None:
+        """Have the process ready that renders."""
+        self._renderer.start()
+
     def render(
         self, messages: Messages, add_generation_prompt: bool = False, tools: Tools | None = None
     ) -> str:
@@ -162,7 +166,9 @@ class ChatTemplate:
         # A token is supervised if the first span that ends behind its start begins before its end.
         spans = np.array([*rendering.supervised, (len(rendering.text) + 1,) * 2], np.uint32)
         mask = np.empty(ids.size, np.bool_)
-        for at in range(0, ids.size, _BLOCK):  # what is made on the way takes several times as much as the result
+        for at in range(
+            0, ids.size, _BLOCK
+        ):  # what is made on the way takes several times as much as the result
             block = slice(at, at + _BLOCK)
             starts, ends = offsets[block, 0], np.maximum(offsets[block, 1], offsets[block, 0] + 1)
             mask[block] = spans[np.searchsorted(spans[:, 1], starts, side="right"), 0] < ends

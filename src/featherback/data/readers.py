@@ -60,9 +60,7 @@ class DataFile:
         return self.container.read(self.data)
 
 
-def data_files(
-    source: Source, watch: Watch | None = None, room: RecordRoom | None = None
-) -> list[DataFile]:
+def data_files(source: Source, watch: Watch | None = None, room: RecordRoom | None = None) -> list[DataFile]:
     """The files of a source; `watch` is told of what is read, `room` asked about long records.
 
     FeatherbackError if one is missing, empty, not readable or of no known format, or an unknown key is mapped.

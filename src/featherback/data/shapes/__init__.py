@@ -16,7 +16,9 @@ from featherback.errors import FeatherbackError, shown
 from featherback.registry import Registry
 from featherback.terminal import quoted
 
-SHAPES: Registry[Shape] = Registry(__name__, "SHAPE", "shape of data", shared=("base", "tools", "turns", "usual"))
+SHAPES: Registry[Shape] = Registry(
+    __name__, "SHAPE", "shape of data", shared=("base", "tools", "turns", "usual")
+)
 
 Columns = Mapping[str, str]
 """Key that a shape reads -> the column of the data that holds it."""
