@@ -85,8 +85,10 @@ class Encoder:
                 else:
                     size = sum(map(len, _texts(example)))
                     ahead += size
-                    as_it_is = isinstance(example, Bad) or _is_streamed(example)
-                    waiting.append((example, None if as_it_is else self._begun(example), size))
+                    finish = (
+                        None if isinstance(example, Bad) or _is_streamed(example) else self._begun(example)
+                    )
+                    waiting.append((example, finish, size))
                     del example
             if waiting:
                 example, finish, size = waiting.popleft()

@@ -31,10 +31,13 @@ _PIECE = 1 << 16
 class RecordRoom(Protocol):
     """Who decides whether a record may be read."""
 
-    most: int
-    """Bytes of a record that are read before it is asked for."""
-    refused: bool
-    """Whether a record was refused: then the others are only looked at, to find what all of them need."""
+    @property
+    def most(self) -> int:
+        """Bytes of a record that are read before it is asked for."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether a record was refused: then the others are only looked at, to find what all of them need."""
 
     def look(self, now: bool = False) -> None:
         """See what is held; unless it has to be `now`, only once in a while."""
@@ -57,7 +60,10 @@ class Unbounded:
 
 
 class RawSize:
-    """What a record takes, by its bytes, which may come piece by piece. `beside`: what its reader holds for each byte."""
+    """What a record takes, by its bytes, which may come piece by piece.
+
+    `beside`: bytes that its reader holds for each.
+    """
 
     def __init__(self, *pieces: bytes, beside: int = 0) -> None:
         self.size, self._width, self._structure, self._objects, self._escaped = 0, 1, 0, 0, 1
