@@ -250,5 +250,5 @@ def test_parts_of_absurd_size_are_refused(part, says, tmp_path):
     content = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content | part))
     with pytest.raises(FeatherbackError, match=says) as refusal:
-        from_folder(tmp_path)
+        load_tokenizer(tmp_path)
     assert "the most that is read is" in str(refusal.value)
