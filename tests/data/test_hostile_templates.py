@@ -31,16 +31,16 @@ HOSTILE = {
     "a method's width": ("{{ 'a'.ljust(10**9) }}", "memory"),
     "a format's width": ("{{ '%1000000000d' | format(1) }}", "memory"),
     "a list": ("{% set x = [0] * 10**9 %}", "memory"),
-    "a power": ("{% set x = 7 ** (9 ** 9) %}", "memory|time"),
+    "a power": ("{% set x = 7 ** (9 ** 9) %}", "memory|processor time"),
     "doubled text": (DOUBLED + "{% set n.x = n.x ~ n.x %}{% endfor %}", "memory"),
     "doubled blocks": (DOUBLED + "{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}", "memory"),
-    "doubled lists": (DOUBLED + "{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}", "memory|time"),
+    "doubled lists": (DOUBLED + "{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}", "memory|processor time"),
     "much output": ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "more text|memory"),
-    "nested loops": (NESTED, "time"),
+    "nested loops": (NESTED, "processor time"),
     "a macro that calls itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "too deeply"),
     "a macro that doubles": (
         "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(99) }}",
-        "time",
+        "processor time",
     ),
     "parentheses": ("{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}", "too deeply"),
     "loops in loops": ("{% if 1 %}" * 3000 + "{% endif %}" * 3000, "too deeply|nested"),
@@ -126,9 +126,24 @@ def test_requests_behind_the_one_that_ends_the_process_are_answered() -> None:
     asked = [renderer.ask(template, {}, "It", [(messages, False)]) for messages in ([], [{}], [], [])]
     assert renderer.take(asked[3], "It") == ["ok"]
     assert renderer.take(asked[0], "It") == ["ok"]
-    with pytest.raises(FeatherbackError, match="more time"):
+    with pytest.raises(FeatherbackError, match="processor time"):
         renderer.take(asked[1], "It")
     assert renderer.take(asked[2], "It") == ["ok"]
+
+
+def test_a_template_that_ends_process_after_process_is_given_up() -> None:
+    """Each of very many conversations had its seconds."""
+    renderer = Renderer()
+    asked = [renderer.ask(ENDLESS, {}, "It", [([], False)]) for _ in range(40)]
+    for number in asked:
+        with pytest.raises(FeatherbackError, match="It takes more than 1 s of processor time"):
+            renderer.take(number, "It")
+    assert renderer._ends == 3
+    assert renderer._process is None
+    with pytest.raises(FeatherbackError, match="It takes more than 1 s"):
+        renderer.ask(ENDLESS, {}, "It", [([], False)])
+    assert renderer._process is None
+    assert renderer.render("a", {}, "It", [([], False)]) == ["a"]
 
 
 def test_a_process_that_cannot_load_the_template_again_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +151,7 @@ def test_a_process_that_cannot_load_the_template_again_is_told(monkeypatch: pyte
     template = "{% if messages %}" + ENDLESS + "{% endif %}ok"
     asked = [renderer.ask(template, {}, "It", [(messages, False)]) for messages in ([{}], [], [])]
     renderer._loading = renderer._loading.replace(b"{% if", b"{% fi")
-    with pytest.raises(FeatherbackError, match="more time"):
+    with pytest.raises(FeatherbackError, match="processor time"):
         renderer.take(asked[0], "It")
     for number in asked[1:]:
         with pytest.raises(FeatherbackError, match="It has an error in line 1"):
@@ -172,7 +187,7 @@ def test_a_process_that_never_starts_well_is_not_started_for_ever(monkeypatch: p
     renderer = Renderer()
     template = "{% if messages %}" + ENDLESS + "{% endif %}ok"
     asked = [renderer.ask(template, {}, "It", [(messages, False)]) for messages in ([{}], [])]
-    with pytest.raises(FeatherbackError, match="more time"):
+    with pytest.raises(FeatherbackError, match="processor time"):
         renderer.take(asked[0], "It")
     with pytest.raises(FeatherbackError, match="It fails on this conversation: its process ended"):
         renderer.take(asked[1], "It")

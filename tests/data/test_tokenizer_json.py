@@ -226,3 +226,29 @@ def test_forms_that_only_look_known_go_to_the_library(core, tmp_path):
 def _with(library, normalizer):
     library.normalizer = normalizer
     return library
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        (
+            {"normalizer": {"type": "Prepend", "prepend": "x" * 1_000_000}},
+            "its 'prepend' has 1000000 characters",
+        ),
+        (
+            {"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "x" * 10_000}},
+            "its 'content' has 10000 characters",
+        ),
+        (
+            {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 65}},
+            "its 'normalizers' has 65 entries",
+        ),
+    ],
+)
+def test_parts_of_absurd_size_are_refused(part, says, tmp_path):
+    """A prefix of a megabyte, before each piece of a text, took 592 MB and a minute."""
+    content = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content | part))
+    with pytest.raises(FeatherbackError, match=says) as refusal:
+        load_tokenizer(tmp_path)
+    assert "the most that is read is" in str(refusal.value)

@@ -230,9 +230,11 @@ def test_held_out_examples_that_are_trained_are_counted(
 ) -> None:
     """Token for token, and with the same ones trained: nothing was said of them."""
     known = _examples(3)
-    unlike = (known[1][0], [-100, -100, *known[1][1][2:]])
+    unlike = (known[1][0], [-100] * 5 + known[1][0][5:])
     held = [known[0], known[0], unlike, ([1, 2, 3], [1, 2, 3])]
-    options = TrainConfig(model=str(tiny_path), out=str(tmp_path / "run"), rank=2, steps=1)
+    options = TrainConfig(
+        model=str(tiny_path), eval_data=("given",), out=str(tmp_path / "run"), seq_len=16, rank=2, steps=1
+    )
     run = prepare_run(options, data=known, eval_data=held, baseline=rehearsed_baseline)
     run.release()
     assert run.record["data"]["eval"]["also_trained"] == 2

@@ -94,6 +94,10 @@ class ChatTemplate:
             if not re.search(f"[\"']{role}[\"']", self._template)
         }
 
+    def start(self) -> None:
+        """Have the process ready that renders."""
+        self._renderer.start()
+
     def render(
         self, messages: Messages, add_generation_prompt: bool = False, tools: Tools | None = None
     ) -> str:

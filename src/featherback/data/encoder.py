@@ -57,6 +57,11 @@ class Encoder:
         """Messages whose role the template does not know and that were given its other name: role -> how many."""
         return {} if self._template is None else dict(self._template.renamed)
 
+    def start(self) -> None:
+        """Have all processes that will be at work."""
+        if self._template is not None:
+            self._template.start()
+
     def encode(self, example: Example) -> Encoded:
         """An example by itself. A text ends with the end token; all of it is supervised."""
         return self._begin(example)()

@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -104,12 +103,13 @@ def prepare(
 def _rehearse(tokenizer: Tokenizer, source: Source, watch: Watch) -> None:
     """Have `watch` see the tokenizer, the template's process and the encoder at work; what they make is dropped."""
     with Encoder(tokenizer) as encoder:
-        with suppress(FeatherbackError):  # what the template says of it matters to nobody
-            encoder.encode(Example("", prompt="a", completion="b"))
+        encoder.start()
         watch.look(now=True)
         for file in data_files(source, room=watch):
-            for _ in islice(_encoded(encoder, file), REHEARSED):
+            for item in islice(_encoded(encoder, file), REHEARSED):
                 watch.look(now=True)
+                if isinstance(item, Bad) and not source.skip_bad:
+                    break  # which the preparation itself ends with
     watch.conclude()
     watch.check()
 

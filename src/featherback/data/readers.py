@@ -39,8 +39,10 @@ class DataFile:
         return self.container.not_read(self.data)
 
     def examples(self) -> Iterator[Example | Bad]:
-        """Its records, up to one without room. FeatherbackError if there is none, or if no further ones can
-        be read."""
+        """Its records, up to one that there is no room for.
+
+        FeatherbackError if there is none, or if no further ones can be read.
+        """
         assert isinstance(self.container, Records)
         found, room = False, self.data.room
         for record in self.container.read(self.data):

@@ -21,7 +21,7 @@ MOST_RECORD = 16 << 20
 """Bytes that a record may have, as it is read at once."""
 
 _JSON, _TEXT, _TOKENS, _MESSAGE = 16, 4, 30, 2000
-"""Of a chat: for each byte of its JSON, of its strings in memory, of its UTF-8 (a token at most), and each message."""
+"""Of a chat: for each byte of its JSON, of its strings in memory and of its UTF-8 (a token at most), each message."""
 _LIST, _VALUE, _PAIR, _OBJECT = 64, 48, 150, 600
 """Of parsed JSON, besides its strings: for each list, value, key and object."""
 _WIDE = tuple(bytes([lead]) for lead in range(0xF0, 0xF5))  # begin characters beyond 16 bits
@@ -60,7 +60,10 @@ class Unbounded:
 
 
 class RawSize:
-    """What a record takes, by its bytes, piece by piece. `beside`: what its reader holds for each byte."""
+    """What a record takes, by its bytes, which may come piece by piece.
+
+    `beside`: bytes that its reader holds for each.
+    """
 
     def __init__(self, *pieces: bytes, beside: int = 0) -> None:
         self.size, self._width, self._structure, self._objects, self._escaped = 0, 1, 0, 0, 1

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
+from featherback.data.template_limits import SECONDS
 from featherback.errors import FeatherbackError
 
 MOST_CHARACTERS = 1 << 20
@@ -33,6 +34,7 @@ Tools = Sequence[Mapping[str, Any]]
 Answers = list["str | RenderingError"]
 """Each conversation as text, or why there is none."""
 
+_PATIENCE = 3  # processes that a template may end; then it is not rendered any more
 _PIECE = 1 << 16  # bytes read from the process at once
 LOADING = 0  # the number of what loads a template anew; requests count from 1
 
@@ -64,6 +66,12 @@ class Renderer:
         self._asked: deque[_Request] = deque()  # not answered yet
         self._replies: dict[int, dict[str, Any] | FeatherbackError] = {}  # not taken yet
         self._unsent, self._unread = bytearray(), bytearray()
+        self._ends = 0  # processes that the loaded template ended
+        self._given_up: tuple[tuple[str, Mapping[str, str]], FeatherbackError] | None = None
+
+    def start(self) -> None:
+        """Have the process ready, without any template of a model's."""
+        self.render("", {}, "", [])
 
     def render(
         self,
@@ -90,6 +98,8 @@ class Renderer:
         tools: Tools | None = None,
     ) -> int:
         """Begin what `render` does; the number to `take` the answers by, once."""
+        if self._given_up is not None and self._given_up[0] == (template, names):
+            raise self._given_up[1]
         if self._loaded != (template, names):
             if len(template) > MOST_CHARACTERS:
                 raise FeatherbackError(
@@ -99,7 +109,7 @@ class Renderer:
             reply = self._reply(self._send(self._loading, source))
             if "error" in reply:
                 raise _failure(source, *reply["error"])
-            self._loaded = template, dict(names)
+            self._loaded, self._ends = (template, dict(names)), 0
         return self._send(_line({"conversations": conversations, "tools": tools}), source)
 
     def take(self, number: int, source: str) -> Answers:
@@ -180,10 +190,13 @@ class Renderer:
         assert self._complaints is not None
         failed = self._asked.popleft()
         reason = self._ended(self._process, self._complaints, failed.source)
-        if failed.number == LOADING:
-            self._fail(reason)
-        else:
+        self._ends += 1
+        if self._ends == _PATIENCE and self._loaded is not None:
+            self._given_up = self._loaded, reason
+        if failed.number != LOADING:
             self._replies[failed.number] = reason
+        if failed.number == LOADING or self._ends == _PATIENCE:
+            self._fail(reason)
         self._drop()
         if not self._asked:
             self._loaded = None
@@ -240,7 +253,8 @@ def _failure(source: str, kind: str, detail: str) -> RenderingError:
             "refused": f"{source} refuses this conversation: {said}",
             "failed": f"{source} fails on this conversation: {said}",
             "memory": f"{source} needs more memory than any conversation takes; it is not used.",
-            "time": f"{source} takes more time than any conversation needs; it is not used.",
+            "time": f"{source} takes more than {SECONDS:g} s of processor time, which no conversation needs; it is "
+            "not used.",
             "output": f"{source} writes more text than any conversation holds; it is not used.",
         }[kind]
     )

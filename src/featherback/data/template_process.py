@@ -33,8 +33,10 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from featherback.data.template_limits import SECONDS
+
 # Of a request; a character of it adds to what it may take, so that a long conversation has more.
-SECONDS, SECONDS_EACH = 2.0, 2e-6
+SECONDS_EACH = 2e-6
 MEMORY, MEMORY_EACH = 48 << 20, 40
 OUTPUT, OUTPUT_EACH = 1 << 20, 16
 

@@ -38,6 +38,10 @@ _MALFORMED = (
 )  # fmt: skip
 """What the parts of a file raise that are not what they should be."""
 _MOST_TOKENS = 1 << 22
+_MOST_STRING, _MOST_STEPS = 1 << 13, 64
+"""Of the facts: the longest known expression has 500 characters, the longest sequence of steps ten."""
+_CHARACTER_MAP = "precompiled_charsmap"  # a table, which has its own check
+_STEPS = ("normalizers", "pretokenizers", "processors", "decoders", "single", "pair")
 
 
 class UnknownTokenizerError(Exception):
@@ -85,6 +89,7 @@ def read_tokenizer(path: Path) -> TokenizerFile:
         with open_regular(path) as file:
             vocabulary = _native.read_vocabulary(file.fileno())
         facts = json.loads(vocabulary.facts, object_pairs_hook=_object)
+        _check_sizes(facts)
         added = tuple(map(_added, facts.get("added_tokens") or ()))
         if not isinstance(facts["model"], dict):
             raise TypeError("its model is no object")
@@ -95,6 +100,27 @@ def read_tokenizer(path: Path) -> TokenizerFile:
         raise FeatherbackError(f"Cannot read {path}: {error.strerror or error}.") from error
     except _MALFORMED as error:
         raise FeatherbackError(f"{path} is not a readable tokenizer: {error}.") from error
+
+
+def _check_sizes(value: Any, name: str = "") -> None:
+    """ValueError for a string, or a list of steps, that is longer than in any tokenizer: what the steps of a tokenizer
+    put into a text they put into each piece of it."""
+    if isinstance(value, str):
+        if len(value) > _MOST_STRING and name != _CHARACTER_MAP:
+            raise ValueError(
+                f"its {shown(name)} has {len(value)} characters, the most that is read is {_MOST_STRING}"
+            )
+    elif isinstance(value, list) and len(value) > _MOST_STEPS and name in _STEPS:
+        raise ValueError(
+            f"its {shown(name)} has {len(value)} entries, the most that is read is {_MOST_STEPS}"
+        )
+    elif isinstance(value, (list, dict)):
+        for key, each in value.items() if isinstance(value, dict) else ((name, each) for each in value):
+            if isinstance(value, dict) and len(key) > _MOST_STRING:
+                raise ValueError(
+                    f"it has a key of {len(key)} characters, the most that is read is {_MOST_STRING}"
+                )
+            _check_sizes(each, key)
 
 
 def native_core(file: TokenizerFile) -> _native.TextEncoder:

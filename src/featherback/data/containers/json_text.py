@@ -41,7 +41,7 @@ class RepeatedKeyError(ValueError):
 
 
 def parsed(text: str) -> Any:
-    """The value that JSON spells. RepeatedKeyError, another ValueError or RecursionError if it is not to be read."""
+    """The value that JSON spells. RepeatedKeyError, another ValueError or RecursionError if it cannot be read."""
     return json.loads(text, object_pairs_hook=_object)
 
 

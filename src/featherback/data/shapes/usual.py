@@ -17,8 +17,9 @@ _ALPACA = {"instruction", "output"}
 
 
 def usual_columns(row: Mapping[str, Any]) -> dict[str, str]:
-    """Key that a shape reads -> the column of the row, for each that is called otherwise; none if the keys are known,
-    or if no question, or no answer, is among them.
+    """Key that a shape reads -> the column of the row, for each that is called otherwise.
+
+    None if the keys are known, or if no question, or no answer, is among them.
 
     FeatherbackError, with the options to choose by, if several columns could be the question or the answer.
     """
