@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,78 +13,141 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support.tiny_chat import byte_level_metadata
-from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
+from tests.support.tiny_models import TINY_WIDE, tiny, write_tiny
 
 from featherback.bench import watch
+from featherback.training.worker import ENDED
+from featherback.weights.types import TensorType
 
 MB = 10**6
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what processes share")
 
 
-def _train(model: Path, data: Path, out: Path, memory: int) -> list[str]:
+LENGTH = 96
+
+
+def _train(model: Path, data: Path, out: Path, memory: str, *others: object) -> list[str]:
     words = (
-        "train",
-        model,
-        "--data",
-        data,
-        "--out",
-        out,
-        "--memory",
-        f"{memory}MB",
-        "--seq-len",
-        96,
-        "--steps",
-        2,
+        *(
+            "train",
+            model,
+            "--data",
+            data,
+            "--out",
+            out,
+            "--memory",
+            memory,
+            "--seq-len",
+            LENGTH,
+            "--steps",
+            2,
+        ),
+        *others,
     )
     return [sys.executable, "-m", "featherback", *map(str, words)]
 
 
-def _least(model: Path, data: Path, out: Path) -> tuple[int, list[str]]:
-    """The budget that refusals name in the end, and what they said on the way."""
-    budget, said = 1, list[str]()
-    for _ in range(4):  # first what training needs, then what preparation does
-        done = subprocess.run(_train(model, data, out, budget), capture_output=True, text=True)
-        if done.returncode == 0:
-            return budget, said
-        assert len(done.stderr.splitlines()) == 1
-        assert not out.exists()
-        said.append(done.stderr)
-        budget = int(re.findall(r"--memory (\d+)MB", done.stderr)[0])
-    pytest.fail(f"none of the budgets named will do: {said}")
-
-
-def test_the_budget_is_the_whole_commands(chat_model: Path, messages: Path, tmp_path: Path) -> None:
-    budget, _ = _least(chat_model, messages, tmp_path / "run")
-    outcome = watch.run(_train(chat_model, messages, tmp_path / "again", budget), tree=True)
-    assert outcome.tree_mb is not None
-    assert outcome.tree_mb <= budget
-
-
 @pytest.fixture(scope="module")
-def large_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with 200,000 more tokens and merges, which the tokenizer keeps tables of."""
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with 150,000 tokens: its head, the tokenizer's tables and its six layers each take megabytes."""
     metadata = byte_level_metadata()
     plain = [token for token in metadata["tokenizer.ggml.tokens"] if len(token) == 1]  # type: ignore[union-attr]
     pairs = [(a, b) for a in plain for b in plain]
-    triples = [(a + b, c) for a, b in pairs[:800] for c in plain][: 200_000 - len(pairs)]
+    triples = [(a + b, c) for a, b in pairs[:400] for c in plain][: 150_000 - len(pairs)]
     merged = pairs + triples
     metadata["tokenizer.ggml.tokens"] += [a + b for a, b in merged]  # type: ignore[operator]
     metadata["tokenizer.ggml.merges"] = [f"{a} {b}" for a, b in merged]
     types = metadata["tokenizer.ggml.token_type"]
     metadata["tokenizer.ggml.token_type"] = np.concatenate([types, np.ones(len(merged), np.int32)])
-    count = len(metadata["tokenizer.ggml.tokens"])  # type: ignore[arg-type]
+    config = tiny(
+        TINY_WIDE,
+        vocab_size=len(metadata["tokenizer.ggml.tokens"]),  # type: ignore[arg-type]
+        intermediate_size=2560,
+        num_hidden_layers=6,
+    )
     path = tmp_path_factory.mktemp("model") / "large.gguf"
-    return write_tiny(path, tiny(TINY_LLAMA, vocab_size=count), metadata=metadata)
+    return write_tiny(path, config, TensorType.Q8_0, metadata=metadata)
 
 
-def test_a_budget_that_preparation_exceeds_is_refused_with_one_that_does(
-    large_vocabulary: Path, messages: Path, tmp_path: Path
-) -> None:
-    budget, said = _least(large_vocabulary, messages, tmp_path / "run")
-    assert said[-1].startswith(f"error: Preparing {messages} does not fit in")
-    outcome = watch.run(_train(large_vocabulary, messages, tmp_path / "again", budget), tree=True)
+@pytest.fixture(scope="module")
+def first(large: Path, messages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that can be resumed, or gone on from."""
+    out = tmp_path_factory.mktemp("first") / "run"
+    options = ("--keep-checkpoints", "--samples", 0)
+    subprocess.run(_train(large, messages, out, "least", *options), check=True, capture_output=True)
+    return out
+
+
+CASES: dict[str, tuple[object, ...]] = {
+    "default": (),
+    "from": ("--from", "FIRST"),
+    "evaluation": ("--eval-data", "DATA", "--eval-every", 1),
+    "dora": ("--dora",),
+    "high rank": ("--rank", 128),
+    "full": ("--train", "full", "--dequantize"),
+    "full, by examples": ("--train", "full", "--dequantize", "--batch-size", 2),
+    "mebp": ("--method", "mebp"),
+    "fp32": ("--compute", "fp32"),
+}
+"""Options of a command; FIRST and DATA stand for an earlier run and a data file."""
+
+
+def _within(command: list[str], out: Path) -> int:
+    """Run a command to its end and see that it held no more than its budget, in every phase; the budget in MB."""
+    outcome = watch.run(command, tree=True, ends=ENDED)
+    record = json.loads((out / "run.json").read_text())
+    budget, summary = record["configuration"]["memory"] / MB, record["summary"]
     assert outcome.tree_mb is not None
     assert outcome.tree_mb <= budget
+    assert summary["peak_rss_mb"] <= budget
+    assert len(record["samples"]) == 2, "the answers before and after are within the budget, too"
+    return int(budget)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_least_budget_is_the_whole_commands(
+    large: Path, messages: Path, first: Path, tmp_path: Path, case: str
+) -> None:
+    """The answers of a run took 82 MB of 62: no part of a command may come after the budget was looked at."""
+    stand_ins = {"FIRST": first, "DATA": messages}
+    options = [stand_ins.get(str(word), word) for word in CASES[case]]
+    _within(_train(large, messages, tmp_path / "run", "least", *options), tmp_path / "run")
+
+
+def test_a_run_that_is_resumed_stays_within_its_budget(
+    large: Path, messages: Path, first: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(first, out)
+    words = ("train", large, "--out", out, "--resume", "--steps", 4, "--samples", 2)
+    _within([sys.executable, "-m", "featherback", *map(str, words)], out)
+
+
+@pytest.mark.parametrize("seq_len", [LENGTH, None])
+def test_the_least_that_a_refusal_names_is_enough_for_the_whole_command(
+    large: Path, messages: Path, tmp_path: Path, seq_len: int | None
+) -> None:
+    """Training refused 20 MB and named an amount that preparing the data then refused."""
+    data = tmp_path / "long.jsonl"
+    data.write_text(messages.read_text() + json.dumps({"prompt": "Hi?", "completion": "word " * 120}) + "\n")
+    out = tmp_path / "run"
+
+    def command(memory: str) -> list[str]:
+        words = _train(large, data if seq_len is None else messages, out, memory)
+        if seq_len is None:  # the data's longest example decides, once they are tokens
+            at = words.index("--seq-len")
+            del words[at : at + 2]
+        return words
+
+    refused = subprocess.run(command("20MB"), capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(
+        "error: Training does not fit in 20MB: with these options the least is --memory "
+    )
+    assert len(refused.stderr.splitlines()) == 1
+    assert not out.exists()
+    named = re.findall(r"--memory (\d+)MB", refused.stderr)[0]
+    assert _within(command(f"{named}MB"), out) == int(named)
 
 
 def _rows(path: Path, lengths: tuple[int, ...]) -> Path:
@@ -107,12 +171,12 @@ def test_a_long_record_is_refused_with_a_budget_that_has_room_for_all(
     """A chat of 14 MB in one line took seven times the budget, and the amount named was refused again."""
     data, out = _rows(tmp_path / name, (50, 700_000, 50, 1_500_000)), tmp_path / "run"
     enough = subprocess.run(
-        [*_train(chat_model, data, out, 60), "--cut"], capture_output=True, text=True, check=False
+        [*_train(chat_model, data, out, "60MB"), "--cut"], capture_output=True, text=True, check=False
     )
     assert enough.returncode == 2
     assert f"Preparing {data} does not fit in 60MB: the example in {data}, " in enough.stderr
     assert len(enough.stderr.splitlines()) == 1
     budget = int(re.findall(r"--memory (\d+)MB has room for it", enough.stderr)[0])
-    outcome = watch.run([*_train(chat_model, data, out, budget), "--cut"], tree=True)
+    outcome = watch.run([*_train(chat_model, data, out, f"{budget}MB"), "--cut"], tree=True)
     assert outcome.tree_mb is not None
     assert outcome.tree_mb <= budget
