@@ -22,7 +22,7 @@ from featherback.adapters.formats import peft
 from featherback.adapters.formats.base import describe
 from featherback.adapters.lora import LoRA
 from featherback.architecture.permute import hf_to_gguf_rows
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, shown
 from featherback.inference.decoder import Decoder
 from featherback.models.model import Model
 
@@ -228,7 +228,7 @@ def test_an_adapter_of_another_family_is_refused_in_a_sentence(tmp_path: Path) -
         with pytest.raises(FeatherbackError) as raised:
             formats.load(mine, folder)
         assert str(raised.value) == (
-            f"The adapter in {folder} was trained on {str(theirs.path)!r} and does not fit {mine.path}, a "
+            f"The adapter in {folder} was trained on {shown(str(theirs.path))} and does not fit {mine.path}, a "
             f"{describe(mine)}: it adapts {names[theirs.path.stem]}, and the model has {names[mine.path.stem]}. Name "
             f"the model that it was trained on."
         )

@@ -1,7 +1,8 @@
-"""A mistake in the options or the paths is found by the first process: nothing is measured or started for it."""
+"""A mistake in the options or the paths is found before anything is measured or planned."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,13 +18,21 @@ from featherback.training import choose
 
 
 def _forbid_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let whatever measures, or takes this process's place, fail."""
+    """Let whatever measures, or takes this process's place with more than a check in mind, fail."""
+
+    go_on = begin.become
 
     def fail(*_: object, **__: object) -> NoReturn:
         raise AssertionError("work was begun")
 
+    def only_check(module: str, *arguments: str) -> NoReturn:
+        """Of the programs that take this process's place, only the one that checks."""
+        if json.loads(arguments[0]).get("checked", True):
+            fail()
+        go_on(module, *arguments)
+
+    monkeypatch.setattr(begin, "become", only_check)
     for place, name in (
-        (begin, "become"),
         (begin, "worker_baseline"),
         (api, "rehearsed_baseline"),
         (Machine, "measure"),

@@ -106,7 +106,7 @@ def test_what_cannot_be_exported(command: Command, here: Path, chat_model: Path,
         ((here, "--to", "merged", "--out", ".", "--force"), "Cannot write .: it is a folder."),
         (
             (here, "--to", "peft", "--out", chat_model / "new"),
-            f"Cannot write {chat_model / 'new'}: Not a directory.",
+            f"Cannot write to {chat_model}: Not a directory.",
         ),
     ):
         done = command("export", *arguments)

@@ -266,7 +266,7 @@ def test_options_that_cannot_be_used(command: Command, tmp_path: Path) -> None:
     done = command("inspect", tmp_path / "o.yaml")
     assert done.code == 2
     assert "o.yaml, line 1: " in done.err
-    assert "did you mean rank" in done.err
+    assert "Did you mean `rank`" in done.err
 
 
 def test_a_page_of_somebody_else(command: Command, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from featherback.backend.cpu import CPUOperations
 from featherback.errors import FeatherbackError
 from featherback.layers.attention import Attention
 from featherback.layers.linear import Projection
-from featherback.methods import base
+from featherback.methods import assembly
 from tests.methods.conftest import Twins
 from tests.methods.support import Result, adapter_of, assert_close, assert_equal, errors, ours
 from tests.methods.test_exact_gradients import BOUND, draw
@@ -118,14 +118,14 @@ def test_bf16(all_twins: dict[str, Twins], name: str) -> None:
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, np.ndarray]]:
     """Where each layer's c will be: target -> (out,)."""
     found: list[dict[str, np.ndarray]] = []
-    measure = base.measure_columns
+    measure = assembly.measure_columns
 
     def spied(ctx: Any, w: Any, pairs: Any, squares: Any, columns: Any) -> None:
         measure(ctx, w, pairs, squares, columns)
         if isinstance(next(iter(columns.values())), np.ndarray):  # not in a dry run
             found.append({name: c.copy() for name, c in columns.items()})
 
-    monkeypatch.setattr(base, "measure_columns", spied)
+    monkeypatch.setattr(assembly, "measure_columns", spied)
     return found
 
 

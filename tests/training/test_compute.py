@@ -11,11 +11,11 @@ from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
 from tests.training.conftest import Start, sequences
 
 from featherback import models
-from featherback.cli.options import compute_of
 from featherback.cli.preamble import describe_compute
 from featherback.errors import FeatherbackError
 from featherback.memory.plan import Plan
 from featherback.training import choose
+from featherback.training.computed import compute_of
 from featherback.training.config import AUTO, TrainConfig
 from featherback.training.launch import resume_run
 from featherback.training.outlook import least_memory, outlook

@@ -168,7 +168,7 @@ def test_other_data_are_refused(start: Start, tiny_path: Path) -> None:
 def test_the_file_of_the_data_may_move_or_go_but_not_be_another(tmp_path: Path) -> None:
     model, data = write_tiny_chat(tmp_path / "m.gguf"), write_messages(tmp_path / "d.jsonl")
     other = write_messages(tmp_path / "other.jsonl", 5)
-    options: dict[str, Any] = {"seq_len": 64, "rank": 2, "steps": 1}
+    options: dict[str, Any] = {"seq_len": 64, "rank": 2, "steps": 1, "keep_checkpoints": True}
     run = prepare_run(TrainConfig(model=str(model), data=(str(data),), out=str(tmp_path / "run"), **options))
     train_run(run)
     named = {"model": str(model), "out": str(run.path)}

@@ -13,14 +13,18 @@ from tests.training.conftest import sequences
 
 import featherback as fb
 from featherback import kernels
+from featherback.data.tokenizer_loader import tokenizer_bytes
 from featherback.errors import FeatherbackError
+from featherback.inference import needs
+from featherback.inference.layout import layouts
+from featherback.memory.budget import Budget, BudgetError
 from featherback.training import samples
 from featherback.training.callback import Callback
 from featherback.training.events import Note, Sample
 from featherback.training.outcome import talk
 from featherback.training.reporter import TextReporter
 from featherback.training.run_directory import RunDirectory
-from featherback.training.samples import ALLOWANCE, ANSWER, BEGINNING, sample
+from featherback.training.samples import ANSWER, BEGINNING, sample
 
 OPTIONS: dict[str, Any] = {"steps": 4, "seq_len": 64, "lr": 0.05, "compute": "fp32", "progress": False}
 
@@ -79,7 +83,7 @@ def test_the_held_out_examples_are_answered_by_both(
     assert RunDirectory.open(run.path).record["samples"] == [each.values() for each in heard.samples]
     report = (run.path / "report.html").read_text()
     assert report.count("<td>expected</td>") == 2
-    assert "&lt;|im_start|&gt;user\nWhat is 1 plus 1?" in report
+    assert "What is 1 plus 1?" in report
 
 
 def test_a_run_that_goes_on_from_an_adapter_compares_with_that(
@@ -121,16 +125,30 @@ def test_a_whole_model_answers_as_it_was_and_as_it_is(model: fb.Model, chats: Pa
 
 
 def test_answers_do_not_exceed_the_budget(model: fb.Model, chats: Path, tmp_path: Path) -> None:
-    """A model that a run streams through little memory would lie in memory as a whole to answer."""
+    """Nothing is taken that was not asked for: in a process with little to spare, the smallest decoder answers."""
     run = fb.train(model, chats, out=tmp_path / "run", samples=0, **OPTIONS)
-    with pytest.raises(FeatherbackError, match=r"^they need \d+ MB, and the run has 1\.$"):
-        sample(run.directory, 1, most=10**6)
+    with pytest.raises(
+        BudgetError, match=r"^The tokenizer of the answers does not fit in 1MB: with these"
+    ) as refused:
+        sample(run.directory, 1, budget=Budget(10**6))
+    assert refused.value.needed > kernels.memory_now()[1] - 10**6
     assert "samples" not in run.directory.record
     peaks = []
-    least = kernels.memory_now()[1] + ALLOWANCE + 4 * 10**6
-    assert len(sample(run.directory, 1, most=least, check=lambda: peaks.append(kernels.memory_now()[1]))) == 1
+    least = kernels.memory_now()[1] + tokenizer_bytes(model.path) + 10 * 10**6
+    budget = Budget(least)
+    assert len(sample(run.directory, 1, None, budget, lambda: peaks.append(kernels.memory_now()[1]))) == 1
     assert peaks
     assert max(peaks) <= least
+
+
+def test_answers_are_the_same_however_little_memory_there_is(
+    model: fb.Model, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = fb.train(model, chats, out=tmp_path / "run", **OPTIONS)
+    expected = run.directory.record["samples"]
+    for layout in [*layouts(), *layouts("streamed")]:
+        monkeypatch.setattr(samples, "fitting", lambda *_, layout=layout: layout)
+        assert [each.values() for each in sample(run.directory, 2)] == expected, layout
 
 
 def test_a_run_whose_answers_do_not_fit_says_how_to_get_them(
@@ -139,12 +157,12 @@ def test_a_run_whose_answers_do_not_fit_says_how_to_get_them(
     """And keeps none of an earlier end of it."""
     out = tmp_path / "a run"
     fb.train(model, chats, out=out, keep_checkpoints=True, **OPTIONS)
-    monkeypatch.setattr(samples, "ALLOWANCE", 10**12)
+    monkeypatch.setattr(needs, "CODE", 10**12)
     heard = Heard()
     run = fb.train(model, chats, out=out, resume=True, callbacks=[heard], **OPTIONS | {"steps": 6})
     assert run.status == "finished"
     (note,) = (each.text for each in heard.notes)
-    assert "left out: they need 1" in note
+    assert "left out: The smallest decoder does not fit in" in note
     assert f"featherback report '{out}' --samples 2 makes them" in note
     assert run.directory.record["samples"] == []
     assert "Answers before" not in (run.path / "report.html").read_text()

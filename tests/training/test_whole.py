@@ -401,7 +401,7 @@ def test_states_in_memory_are_there_once_while_they_are_read(tmp_path: Path) -> 
             r"^--freeze: no weight of .* is called layer\.0\.\*; .* such as layers\.0\.q_proj",
         ),
         ("lm_head", "^--freeze: no weight of .* is called lm_head; "),  # tied: it is embed_tokens
-        ("*", r"^--freeze \* leaves nothing to train"),
+        ("*", r"^--freeze '\*' leaves nothing to train"),
     ],
 )
 def test_what_is_frozen_is_there_and_is_not_all(start: Start, tmp_path: Path, freeze: str, said: str) -> None:

@@ -244,8 +244,8 @@ class RunDirectory:
         if not self.metrics_path.exists():
             return
         try:
-            with open_regular(self.metrics_path) as file:
-                for line in io.TextIOWrapper(file, "utf-8"):
+            with open_regular(self.metrics_path) as file, io.TextIOWrapper(file, "utf-8") as lines:
+                for line in lines:
                     if line.endswith("\n"):
                         yield self._metrics_of(line)
         except OSError as error:
