@@ -101,5 +101,5 @@ def test_no_thread_of_ours_takes_a_signal_from_the_program_that_follows(tmp_path
     programs = [line[0] for line in listed if line[1] == "True"]
     assert set(programs[:-1]) == {"featherback.cli.begin"}
     assert programs[-1] == "featherback.training.worker"
-    assert len(listed) > 3  # there are threads
+    assert len(listed) > len(programs)  # there are threads
     assert {line[2] for line in listed} == {"True"}
