@@ -15,6 +15,7 @@ from featherback.errors import FeatherbackError
 from featherback.files import atomic_file, check_room, copy_file, make_folder
 from featherback.models.converted import ConvertedWeights
 from featherback.models.streams import copied
+from featherback.naming import argument
 from featherback.weights.safetensors import INDEX, SINGLE, TYPES, SafetensorsFile
 from featherback.weights.types import TensorType
 from featherback.weights.writer import OutTensor
@@ -29,12 +30,14 @@ class MergedHF:
     def __init__(self, adapter: LoRA, kind: TensorType | None = None) -> None:
         if kind is not None and kind not in TYPES.values():
             raise FeatherbackError(
-                f"A Hugging Face folder holds {', '.join(TYPES)}, not {kind.name}; choose one of them as --type."
+                f"A Hugging Face folder holds {', '.join(TYPES)}, not {kind.name}; choose one of them as "
+                f"{argument('type')}."
             )
         if isinstance(adapter.model.store, ConvertedWeights):
             raise FeatherbackError(
                 f"The weights of {adapter.model.path} were converted when it was opened, and are not written back; "
-                f"merge into a folder of floats, named as --model, or export --to mlx and merge with mlx_lm.fuse."
+                f"merge into a folder of floats, named as {argument('model')}, or export with "
+                f"{argument('to', 'mlx')} and merge with mlx_lm.fuse."
             )
         self.adapter, self._kind = adapter, kind
         self.merge = Merge(adapter, tuple(TYPES.values()))
@@ -125,5 +128,5 @@ def _check_no_other_weights(folder: Path, names: set[str]) -> None:
     if others:
         raise FeatherbackError(
             f"{folder} holds other weights ({', '.join(others[:3])}), which could be taken for the merged model's; "
-            f"choose another --out."
+            f"choose another {argument('out')}."
         )

@@ -14,6 +14,7 @@ from featherback.adapters.lora import LoRA
 from featherback.errors import FeatherbackError
 from featherback.files import check_room
 from featherback.models.model import Model
+from featherback.naming import argument, argument_is
 from featherback.weights.quantize import quantizable
 from featherback.weights.types import TensorType
 
@@ -88,8 +89,8 @@ class Target(ABC):
         types = self.whole_types if isinstance(request, WholeRequest) else self.types
         if request.kind is not None and request.kind not in types:
             known = ", ".join(kind.name.lower() for kind in types)
-            refusal = f"choose from {known}" if known else "this target stores its own; leave it out"
-            raise FeatherbackError(f"--type is {request.kind.name.lower()}; {refusal}.")
+            refusal = f"expected one of: {known}" if known else "this target stores its own; leave it out"
+            raise FeatherbackError(f"{argument_is('type', request.kind.name.lower())}; {refusal}.")
         if self.format is not None:
             _check_no_other_adapter(request.out, self.format)
 
@@ -97,7 +98,7 @@ class Target(ABC):
 def _adapters_only(model: Model) -> FeatherbackError:
     return FeatherbackError(
         f"{model.path} is a whole model, trained without an adapter: programs that read models open it as it is; "
-        f"--to merged, gguf or ollama write it for others."
+        f"{argument('to', 'merged')}, gguf or ollama write it for others."
     )
 
 
@@ -113,14 +114,14 @@ def _check_no_other_adapter(out: Path, own: Format) -> None:
         if FORMATS[name] is not own and FORMATS[name].recognises(out):
             raise FeatherbackError(
                 f"{out} holds an adapter in another format ({FORMATS[name].title}), which this one would spoil; "
-                f"choose another --out."
+                f"choose another {argument('out')}."
             )
 
 
 def check_not_base(out: Path, model: Model) -> None:
     """FeatherbackError if `out` is the base model, or one of its files."""
     if out.exists() and any(path.exists() and out.samefile(path) for path in (model.path, *model.files)):
-        raise FeatherbackError(f"{out} is the base itself; choose another --out.")
+        raise FeatherbackError(f"{out} is the base itself; choose another {argument('out')}.")
 
 
 def check_out(out: Path, source: Path, model: Model, force: bool) -> None:
@@ -130,7 +131,9 @@ def check_out(out: Path, source: Path, model: Model, force: bool) -> None:
     """
     check_not_base(out, model)
     if out.exists() and out.resolve() == source.resolve():
-        raise FeatherbackError(f"{out} is the adapter itself; choose another --out.")
+        raise FeatherbackError(f"{out} is the adapter itself; choose another {argument('out')}.")
     there = any(out.iterdir()) if out.is_dir() else out.exists()
     if there and not force:
-        raise FeatherbackError(f"{out} is there already; choose another --out, or replace it with --force.")
+        raise FeatherbackError(
+            f"{out} is there already; choose another {argument('out')}, or replace it with {argument('force', True)}."
+        )

@@ -10,6 +10,7 @@ from featherback.errors import FeatherbackError, shown
 from featherback.files import read_json
 from featherback.hub.locate import locate
 from featherback.models.model import Model
+from featherback.naming import argument, argument_is
 from featherback.weights import fingerprint
 
 
@@ -29,7 +30,7 @@ def model_path(adapter: Path, named: str | None) -> Path:
         if found
         else "it does not say on which it was trained"
     )
-    raise FeatherbackError(f"Name the model of {adapter} with --model: {told}.")
+    raise FeatherbackError(f"Name the model of {adapter} with {argument('model')}: {told}.")
 
 
 def base_of_run(run: Path, named: str | None) -> Model | None:
@@ -53,7 +54,9 @@ def base_of_run(run: Path, named: str | None) -> Model | None:
             if named is not None:
                 raise
     if named is not None:
-        raise FeatherbackError(f"--model is {named}, which is not the model that {run} was trained from.")
+        raise FeatherbackError(
+            f"{argument_is('model', named)}, which is not the model that {run} was trained from."
+        )
     return None
 
 

@@ -29,8 +29,8 @@ class GGUF(Target):
                 request.out, quoted("llama-cli", "-m", first_part(model), "--lora", request.out), notes
             )
         notes.append(
-            f"llama.cpp applies it to a GGUF of {model.path}, which its convert_hf_to_gguf.py makes: llama-cli -m "
-            f"MODEL.gguf --lora {quoted(request.out)}"
+            f"llama.cpp applies it to a GGUF of {model.path}, which its convert_hf_to_gguf.py makes: "
+            f"{quoted('llama-cli', '-m', 'MODEL.gguf', '--lora', request.out)}"
         )
         return Exported(request.out, try_adapter(model, request.out), notes)
 

@@ -9,6 +9,7 @@ from featherback.adapters.merged_gguf import MergedGGUF
 from featherback.adapters.merged_hf import MergedHF
 from featherback.errors import FeatherbackError
 from featherback.files import atomic_folder
+from featherback.naming import argument
 from featherback.targets.base import QUANTIZABLE, Exported, Request, Target, WholeRequest, check_not_base
 from featherback.targets.report import merge_facts, merge_notes
 from featherback.targets.whole import suffix, write_model
@@ -47,7 +48,7 @@ class Merged(Target):
         if request.out.suffix == ".gguf":
             raise FeatherbackError(
                 f"{request.adapter.model.path} is a Hugging Face folder, and is merged into one; name a folder as "
-                f"--out, and make a GGUF of it with llama.cpp's convert_hf_to_gguf.py."
+                f"{argument('out')}, and make a GGUF of it with llama.cpp's convert_hf_to_gguf.py."
             )
         merged = MergedHF(request.adapter, request.kind)
         with atomic_folder(request.out) as folder:

@@ -16,6 +16,7 @@ from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.errors import FeatherbackError
 from featherback.files import atomic_folder, write_bytes
 from featherback.models.model import Model
+from featherback.naming import argument
 from featherback.targets.base import (
     QUANTIZABLE,
     Exported,
@@ -49,15 +50,19 @@ class Ollama(Target):
     def write(self, request: Request) -> Exported:
         model, notes, facts = request.adapter.model, [], {}
         if model.source != "gguf":
-            raise _no_gguf(model, "export --to merged, and make a GGUF of it")
+            raise _no_gguf(model, f"export it with {argument('to', 'merged')}, and make a GGUF of it")
         architecture = model.family.architecture
         own = architecture in OWN_ENGINE
         with atomic_folder(request.out) as folder:
             if own or request.kind is not None or request.adapter.form.dora:
                 merged = write_merged_gguf(request.adapter, folder / MODEL, request.kind)
                 source = [f"FROM ./{MODEL}"]
-                why = "applies no adapters" if own else "would also take the adapter: leave --type out for it"
-                notes = [f"merged, as --type asks: Ollama's engine for {architecture} {why}"]
+                why = (
+                    "applies no adapters"
+                    if own
+                    else f"would also take the adapter: leave {argument('type')} out for it"
+                )
+                notes = [f"merged, as {argument('type')} asks: Ollama's engine for {architecture} {why}"]
                 if own and request.kind is None:
                     notes = [f"merged: Ollama's engine for {architecture} {why}"]
                 elif request.adapter.form.dora:
@@ -70,8 +75,8 @@ class Ollama(Target):
                 FORMAT.save(request.adapter, folder / ADAPTER, request.base_model)
                 source = [f"FROM {_path(first_part(model))}", f"ADAPTER ./{ADAPTER}"]
                 notes = [
-                    f"Ollama applies adapters to {architecture}; with --type it gets a merged model instead, which "
-                    f"does not need the base's file"
+                    f"Ollama applies adapters to {architecture}; with {argument('type')} it gets a merged model "
+                    f"instead, which does not need the base's file"
                 ]
             notes += _write_modelfile(folder, source, model)
         return Exported(request.out, create_command(request.out), notes, facts)
@@ -88,7 +93,7 @@ class Ollama(Target):
             if request.kind is None:
                 source = [f"FROM {_path(model.path)}"]
                 notes = [
-                    "the Modelfile names the trained model where it lies; with --type the folder holds it"
+                    f"the Modelfile names the trained model where it lies; with {argument('type')} the folder holds it"
                 ]
             else:
                 source = [f"FROM ./{MODEL}"]

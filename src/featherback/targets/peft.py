@@ -9,6 +9,7 @@ from featherback.adapters.formats.peft import FORMAT
 from featherback.files import atomic_folder
 from featherback.models.converted import ConvertedWeights
 from featherback.models.model import Model
+from featherback.naming import argument
 from featherback.targets.base import Exported, Request, Target, check_adapter_room
 from featherback.targets.words import first_part, try_adapter
 from featherback.terminal import quoted
@@ -37,7 +38,10 @@ class PEFT(Target):
         is_path = base == str(model.path.absolute())
         if not is_path or _opens_folder(model):
             return Exported(request.out, _python(_AUTO.format(out=str(request.out))), notes)
-        place = "which is a path here: name the model's place on the Hub with --base-model, so that others find it"
+        place = (
+            f"which is a path here: name the model's place on the Hub with {argument('base_model')}, so that others "
+            f"find it"
+        )
         if not _opens_gguf(model):
             notes.append(
                 f"transformers cannot open {model.path.name}, {place}. PEFT then opens the adapter as it stands: "

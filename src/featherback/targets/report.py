@@ -9,6 +9,7 @@ from typing import Any
 from featherback.adapters.merged_gguf import MergedGGUF
 from featherback.adapters.merged_hf import MergedHF
 from featherback.adapters.merging import ENOUGH, MergeCost
+from featherback.naming import argument
 from featherback.weights.types import TensorType
 
 LOST = 10.0
@@ -50,7 +51,7 @@ def cost_notes(cost: MergeCost, update: str) -> list[str]:
     if cost.update and not cost.keeps_enough:
         lost = f"most of {update} is lost: " if cost.surviving < 0.5 else ""
         notes.append(
-            f"{lost}to keep {ENOUGH:.0%} of it, leave --type out, or name a finer type, such as q8_0 or f16"
+            f"{lost}to keep {ENOUGH:.0%} of it, leave {argument('type')} out, or name a finer type, such as q8_0 or f16"
         )
     return notes
 

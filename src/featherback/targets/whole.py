@@ -7,6 +7,7 @@ from typing import Any
 
 from featherback.errors import FeatherbackError
 from featherback.models.model import Model
+from featherback.naming import argument
 from featherback.targets.base import WholeRequest, check_not_base
 from featherback.targets.report import cost_facts, cost_notes, type_counts
 from featherback.whole.copy import copy_as
@@ -26,7 +27,7 @@ def write_model(request: WholeRequest, out: Path) -> tuple[list[str], dict[str, 
         return [*notes, *cost_notes(cost, TRAINING)], {"types": types, **cost_facts(cost)}
     notes.append(
         f"error of storing them: {cost.relative_error:.2%} of the weights (relative Frobenius norm); how much of "
-        f"{TRAINING} survives is not known without the model that it began with: name that with --model"
+        f"{TRAINING} survives is not known without the model that it began with: name that with {argument('model')}"
     )
     return notes, {"types": types, "relative_error": cost.relative_error}
 
