@@ -154,8 +154,8 @@ class Merge:
         for rows in self._rows(place, kind):
             if not np.isfinite(rows.after).all():
                 raise FeatherbackError(
-                    f"The merged {target} of layer {layer} has a value that {kind.name} cannot hold; choose another "
-                    f"--type, such as bf16."
+                    f"The merged {target} of layer {layer} has a value that {kind.name} cannot hold; choose "
+                    f"another {argument('type')}, such as bf16."
                 )
             self.cost.add(rows.before, rows.update, rows.after)
             yield rows.data.data
