@@ -19,6 +19,7 @@ from featherback.adapters.lora import LoRA, Place
 from featherback.errors import FeatherbackError
 from featherback.layers.linear import Factors
 from featherback.models.streams import floats_of, give_back, row_blocks
+from featherback.naming import argument
 from featherback.weights.matrix import Matrix
 from featherback.weights.quantize import quantizable, quantize
 from featherback.weights.types import TensorType
