@@ -180,3 +180,19 @@ def test_a_long_record_is_refused_with_a_budget_that_has_room_for_all(
     outcome = watch.run([*_train(chat_model, data, out, f"{budget}MB"), "--cut"], tree=True)
     assert outcome.tree_mb is not None
     assert outcome.tree_mb <= budget
+
+
+def test_examples_are_held_out_of_large_data_in_little_memory(chat_model: Path, tmp_path: Path) -> None:
+    """Looking for copies of them mapped the whole token file: 123 MB of a budget of 60, and not a word."""
+    data, out = tmp_path / "text.txt", tmp_path / "run"
+    random = np.random.default_rng(0)
+    letters = random.integers(97, 123, 6_000_000).astype(np.uint8)
+    letters[::6], letters[::60] = ord(" "), ord("\n")
+    data.write_bytes(letters.tobytes())
+    words = _train(chat_model, data, out, "60MB", "--samples", 0, "--epochs", 0.0001)
+    at = words.index("--steps")
+    del words[at : at + 2]
+    outcome = watch.run(words, tree=True)
+    assert outcome.rss_mb is not None
+    assert outcome.tree_mb is not None
+    assert outcome.tree_mb <= 60

@@ -98,6 +98,8 @@ def _begin(
         _hand_on(run, existed, counted, settle=False, **asked)
     if counted.searches:
         _conclude(run, existed, counted)
+    elif not resume:
+        _check_held(run, existed, counted)
     if flags.pop("dry_run", False):
         _show(run, flags["json"], existed)
         return
@@ -145,12 +147,23 @@ def _taken(
             opened = models.load(run.config.model, run.config.quantize)
             lengths.settle(run, opened, lambda: baseline)
             held_out.hold_out(run)
-            account.add((run.plan.least_mb or 0) * MB if account.searches else 0)
             account.add_own()
         except BaseException:
             undo(run, existed)
             raise
     return run
+
+
+def _check_held(run: RunDirectory, existed: bool, account: Account) -> None:
+    """BudgetError, and nothing is left behind, if this program has held more than the budget."""
+    from featherback.memory.budget import BudgetError
+    from featherback.training.launch import undo
+
+    try:
+        account.check_own()
+    except BudgetError:
+        undo(run, existed)
+        raise
 
 
 def _conclude(run: RunDirectory, existed: bool, account: Account) -> None:
@@ -162,6 +175,7 @@ def _conclude(run: RunDirectory, existed: bool, account: Account) -> None:
     from featherback.training.launch import undo
 
     config = run.config
+    account.add((run.plan.least_mb or 0) * MB)
     if account.refused:
         undo(run, existed)
         change = smaller(config.whole is None, config.batching.full > config.sequence)
@@ -218,8 +232,6 @@ def _planned(options: dict[str, Any], account: Account) -> dict[str, Any]:
         account.refused = True
         options["memory"] = LEAST
         plan = plan_run(TrainConfig.from_json(options), lambda: baseline)
-    if account.searches:
-        account.add(plan["least_mb"] * MB)
     return plan
 
 

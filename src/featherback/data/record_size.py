@@ -8,6 +8,7 @@ very many messages; docs/data.md states them.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
@@ -25,6 +26,7 @@ _JSON, _TEXT, _TOKENS, _MESSAGE = 16, 4, 30, 2000
 _LIST, _VALUE, _PAIR, _OBJECT = 64, 48, 150, 600
 """Of parsed JSON, besides its strings: for each list, value, key and object."""
 _WIDE = tuple(bytes([lead]) for lead in range(0xF0, 0xF5))  # begin characters beyond 16 bits
+_BEGIN_OF_OBJECT, _END_OF_KEY = re.compile(rb'\{\s*"'), re.compile(rb'"\s*:')
 _PIECE = 1 << 16
 
 
@@ -87,8 +89,10 @@ class RawSize:
         if b"\\u" in piece:
             self._width = max(self._width, 4 if b"\\ud" in piece or b"\\uD" in piece else 2)
         lists = piece.count(b"[") + piece.count(b"{")
-        self._objects += piece.count(b'{"') + piece.count(b"{\n")
-        self._structure += _LIST * lists + _VALUE * piece.count(b",") + _PAIR * piece.count(b'":')
+        self._objects += len(_BEGIN_OF_OBJECT.findall(piece))
+        self._structure += (
+            _LIST * lists + _VALUE * piece.count(b",") + _PAIR * len(_END_OF_KEY.findall(piece))
+        )
 
     @property
     def reading(self) -> int:

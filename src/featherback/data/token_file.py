@@ -95,6 +95,7 @@ class TokenFileWriter:
             part = slice(first, int(file.offsets[stop]))
             ends = file.offsets[start + 1 : stop + 1] - first
             self._write(file.tokens[part], file.supervised[part].view(np.bool_), ends)
+            file.drop_pages()
             start = stop
 
     def _write(self, ids: npt.NDArray[Any], mask: npt.NDArray[np.bool_], ends: npt.NDArray[np.int64]) -> None:

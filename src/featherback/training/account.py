@@ -46,6 +46,14 @@ class Account:
         """Whether more is needed than the limit, which is not known to be too little yet."""
         return not self.searches and self.limit is not None and self.needed > self.limit
 
+    def check_own(self) -> None:
+        """BudgetError if this program has held more than the limit."""
+        peak = own_peak()
+        if not self.searches and self.limit is not None and peak > self.limit:
+            from featherback.memory.budget import BudgetError
+
+            raise BudgetError("The preparation of the data", self.limit, peak + BETWEEN_RUNS)
+
     def to_json(self) -> dict[str, Any]:
         """Of which Account(**...) is the inverse."""
         return asdict(self)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featherback.data.duplicates import Known, marked
 from featherback.data.token_file import TokenFile, TokenFileWriter
@@ -70,11 +71,19 @@ def also_trained(path: Path, trained: Path) -> dict[str, Any]:
 
 def _marks(file: TokenFile, lengths: set[int] | None = None) -> Iterator[tuple[int, int]]:
     """(mark, number of tokens) of each sequence of one of these lengths, or of all; little of the file is held."""
+    for _, tokens, supervised in _sequences(file, lengths):
+        yield marked(supervised.tobytes(), marked(tokens.tobytes())), tokens.size
+
+
+def _sequences(
+    file: TokenFile, lengths: Collection[int] | None = None
+) -> Iterator[tuple[int, NDArray[np.int32], NDArray[np.bool_]]]:
+    """(number, tokens, supervised) of each sequence of one of these lengths, or of all; little of the file is held."""
     wanted, read = None if lengths is None else list(lengths), 0
     for start, some in file.all_lengths():
         for at in range(some.size) if wanted is None else np.flatnonzero(np.isin(some, wanted)):
             tokens, supervised = file.seq(start + int(at))
-            yield marked(supervised.tobytes(), marked(tokens.tobytes())), tokens.size
+            yield start + int(at), tokens, supervised
             if (read := read + tokens.nbytes) > _HELD:
                 file.drop_pages()
                 read = 0
@@ -124,10 +133,7 @@ def _copies(file: TokenFile, picked: Sequence[int]) -> set[int]:
         tokens, _ = file.seq(i)
         by_length.setdefault(tokens.size, {}).setdefault(tokens.tobytes(), []).append(i)
     copies: set[int] = set()
-    for start, lengths in file.all_lengths():
-        for at in np.flatnonzero(np.isin(lengths, list(by_length))):
-            i = start + int(at)
-            tokens, _ = file.seq(i)
-            alike = by_length[tokens.size].get(tokens.tobytes(), [])
-            copies.update(each for each in alike if each != i)
+    for i, tokens, _ in _sequences(file, by_length):
+        alike = by_length[tokens.size].get(tokens.tobytes(), [])
+        copies.update(each for each in alike if each != i)
     return copies
