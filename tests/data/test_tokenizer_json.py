@@ -243,6 +243,33 @@ def _with(library, normalizer):
             {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 65}},
             "its 'normalizers' has 65 entries",
         ),
+        (
+            {
+                "normalizer": {
+                    "type": "Sequence",
+                    "normalizers": [{"type": "Sequence", "normalizers": [{"type": "NFC"}] * 60}] * 2,
+                }
+            },
+            "its normalizer has 123 steps",
+        ),
+        (
+            {
+                "normalizer": {
+                    "type": "Sequence",
+                    "normalizers": [{"type": "Replace", "pattern": {"String": "e"}, "content": "ee"}] * 40,
+                }
+            },
+            "the steps of its normalizer make a text longer",
+        ),
+        (
+            {
+                "normalizer": {
+                    "type": "Sequence",
+                    "normalizers": [{"type": "Prepend", "prepend": "x" * 8_000}] * 2,
+                }
+            },
+            "the steps of its normalizer make a text longer",
+        ),
     ],
 )
 def test_parts_of_absurd_size_are_refused(part, says, tmp_path):

@@ -7,7 +7,7 @@ made; all else in it is the `facts`, a dictionary.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ _MALFORMED = (
 )  # fmt: skip
 """What the parts of a file raise that are not what they should be."""
 _MOST_TOKENS = 1 << 22
-_MOST_STRING, _MOST_STEPS = 1 << 13, 64
+_MOST_STRING, _MOST_STEPS, _MOST_GROWTH = 1 << 13, 64, 64
 """Of the facts: the longest known expression has 500 characters, the longest sequence of steps ten."""
 _CHARACTER_MAP = "precompiled_charsmap"  # a table, which has its own check
 _STEPS = ("normalizers", "pretokenizers", "processors", "decoders", "single", "pair")
@@ -90,6 +90,8 @@ def read_tokenizer(path: Path) -> TokenizerFile:
             vocabulary = _native.read_vocabulary(file.fileno())
         facts = json.loads(vocabulary.facts, object_pairs_hook=_object)
         _check_sizes(facts)
+        for name in ("normalizer", "pre_tokenizer", "decoder"):
+            _check_growth(name, facts.get(name))
         added = tuple(map(_added, facts.get("added_tokens") or ()))
         if not isinstance(facts["model"], dict):
             raise TypeError("its model is no object")
@@ -121,6 +123,39 @@ def _check_sizes(value: Any, name: str = "") -> None:
                     f"it has a key of {len(key)} characters, the most that is read is {_MOST_STRING}"
                 )
             _check_sizes(each, key)
+
+
+def _check_growth(name: str, step: Any) -> None:
+    """ValueError for steps that together make much more of a text than any tokenizer does, each of them small."""
+    steps = list(_nested(step))
+    if len(steps) > _MOST_STEPS:
+        raise ValueError(f"its {name} has {len(steps)} steps, the most that is read is {_MOST_STEPS}")
+    growth, put = 1.0, 0
+    for each in steps:
+        content, pattern = each.get("content"), each.get("pattern")
+        if isinstance(content, str) and isinstance(pattern, dict):
+            replaced = pattern.get("String")
+            growth *= max(
+                1.0, len(content) / len(replaced or "x") if isinstance(replaced, str) else len(content)
+            )
+        prepended = each.get("prepend")
+        put += len(prepended) if isinstance(prepended, str) else 0
+    if growth > _MOST_GROWTH or put > _MOST_STRING:
+        raise ValueError(
+            f"the steps of its {name} make a text longer than any tokenizer does; the most that is read is "
+            f"{_MOST_GROWTH} times as long"
+        )
+
+
+def _nested(step: Any) -> Iterator[dict[str, Any]]:
+    """A step and those within it."""
+    if isinstance(step, list):
+        for each in step:
+            yield from _nested(each)
+    elif isinstance(step, dict):
+        yield step
+        for key in _STEPS:
+            yield from _nested(step.get(key))
 
 
 def native_core(file: TokenizerFile) -> _native.TextEncoder:
