@@ -125,9 +125,14 @@ def check_run(path: Path) -> None:
         _check(path, [*_names_of(path), *blobs], tighten=False)
 
 
-def leads_out(link: Path) -> bool:
-    """Whether a link leads out of its folder. A file of Hugging Face's cache counts as lying in its folder."""
-    return _outside(link, [*_names_of(link.parent), *_blobs(link.parent)]) is not None
+def check_link(path: Path) -> None:
+    """FeatherbackError if `path` is a link out of its folder; one in Hugging Face's cache may lead to the repository's
+    folder of files."""
+    if path.is_symlink() and (target := _outside(path, [*_names_of(path.parent), *_blobs(path.parent)])):
+        raise FeatherbackError(
+            f"{path} is a link to {target}, outside its folder, and is not copied: put what it leads to in its place, "
+            f"or delete it."
+        )
 
 
 def _names_of(folder: Path) -> list[str]:
