@@ -57,7 +57,9 @@ def test_a_run_yaml_of_a_run_names_no_program_to_log_to(
     assert command([*words, "--config", str(run / "run.yaml"), "--log-to", "trackio"]) == 0
     assert command([*words, "--config", str(own)]) == 0
     assert not capsys.readouterr().err
-    assert [list(each or ()) for each in asked] == [[], ["trackio"], ["wandb"]]
+    own.write_text("log_to: wandb\nplan: {keep: 0}\n")  # what a run wrote, without its run.json
+    assert command([*words, "--config", str(own)]) == 0
+    assert [list(each or ()) for each in asked] == [[], ["trackio"], ["wandb"], []]
 
 
 def test_a_model_that_the_run_was_not_trained_on_is_not_used_for_its_report(
