@@ -219,7 +219,7 @@ def test_a_large_matrix_is_given_back_block_by_block(tmp_path: Path, monkeypatch
 
 def test_converted_weights_are_their_owners_alone(tmp_path: Path, cache: Path) -> None:
     """They may be of a model that was trained on private text; a folder that is there becomes so."""
-    folder = cache / "weights"
+    folder = cache
     folder.mkdir(parents=True, mode=0o755)
     hf, _ = folder_and_gguf(tmp_path, TINY_LLAMA)
     load(hf, "q8_0").close()

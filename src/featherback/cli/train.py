@@ -79,7 +79,7 @@ def train(
 
 
 def _forget_programs(file: RunFile, path: Path, note: bool) -> None:
-    """Leave out the programs to log to that a run's own run.yaml names, wherever that lies: the run may be a stranger's.
+    """Leave out the programs to log to that a run's own run.yaml names, wherever it lies: it may be a stranger's.
     To resume it, run.json names the same, and it is noted there."""
     from featherback.training.run_directory import RUN_FILE
 
