@@ -226,7 +226,7 @@ def test_files_of_any_length_beside_the_weights_are_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference_model(write_tiny(tmp_path / "m.gguf")).save_pretrained(str(tmp_path / "base"))
-    with (tmp_path / "base" / "notes.zip").open("wb") as file:
+    with (tmp_path / "base" / "tokenizer.json").open("wb") as file:
         file.truncate(300 << 20)
     taken = []
     monkeypatch.setattr(
@@ -236,6 +236,28 @@ def test_files_of_any_length_beside_the_weights_are_copied(
     )
     MergedHF(_filled(models.load(tmp_path / "base"))).write(tmp_path / "merged")
     assert (300 << 20, 1 << 20) in taken
+
+
+def test_only_the_files_of_a_model_are_copied_and_through_no_link_out_of_its_folder(tmp_path: Path) -> None:
+    """Except in Hugging Face's cache, whose links lead to the repository's folder of files."""
+    base, blobs = tmp_path / "snapshots" / "main", tmp_path / "blobs"
+    reference_model(write_tiny(tmp_path / "m.gguf")).save_pretrained(str(base))
+    blobs.mkdir()
+    (blobs / "1").write_text("words")
+    (tmp_path / "secret").write_text("secret")
+    (base / "tokenizer.json").symlink_to("../../blobs/1")
+    (base / "LICENSE").symlink_to("../../blobs/1")
+    (base / "notes.txt").symlink_to(tmp_path / "secret")
+    (base / ".env").write_text("secret")
+    adapter = _filled(models.load(base))
+    MergedHF(adapter).write(tmp_path / "merged")
+    names = {path.name for path in (tmp_path / "merged").iterdir()}
+    assert {"config.json", "tokenizer.json", "LICENSE", "model.safetensors"} <= names
+    assert not names & {"notes.txt", ".env"}
+    (base / "NOTICE").symlink_to("../../secret")
+    with pytest.raises(FeatherbackError, match=r"NOTICE is a link to .*secret, outside its folder"):
+        MergedHF(adapter).write(tmp_path / "other")
+    assert not (tmp_path / "other" / "NOTICE").exists()
 
 
 def test_the_base_is_not_written_over(tmp_path: Path) -> None:
@@ -251,7 +273,7 @@ def test_a_hugging_face_folder_stays_one(tmp_path: Path) -> None:
     """Its shards, its other files, its type; transformers computes what PEFT does with base and adapter."""
     reference = reference_model(write_tiny(tmp_path / "m.gguf", TINY_LLAMA))
     reference.to(torch.bfloat16).save_pretrained(str(tmp_path / "base"), max_shard_size="150KB")
-    (tmp_path / "base" / "notes.txt").write_text("kept")
+    (tmp_path / "base" / "LICENSE.txt").write_text("kept")
     model = models.load(tmp_path / "base")
     shards = sorted(path.name for path in (tmp_path / "base").glob("*.safetensors"))
     assert len(shards) > 1
@@ -264,7 +286,7 @@ def test_a_hugging_face_folder_stays_one(tmp_path: Path) -> None:
     merged = MergedHF(adapter)
     merged.write(tmp_path / "merged")
     assert sorted(path.name for path in (tmp_path / "merged").glob("*.safetensors")) == shards
-    assert (tmp_path / "merged" / "notes.txt").read_text() == "kept"
+    assert (tmp_path / "merged" / "LICENSE.txt").read_text() == "kept"
     assert merged.types == {TensorType.BF16: 14}
     assert merged.merge.cost.relative_error < 4e-3
     peft.FORMAT.save(adapter, tmp_path / "adapter")

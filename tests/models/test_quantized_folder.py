@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
 from pathlib import Path
 
 import gguf
@@ -214,3 +215,13 @@ def test_a_large_matrix_is_given_back_block_by_block(tmp_path: Path, monkeypatch
     pieces = len(list(copied(store.data("w"))))
     assert (blocks, pieces) == (10, 3)
     assert dropped == [path.stat().st_size] * (blocks + pieces)
+
+
+def test_converted_weights_are_their_owners_alone(tmp_path: Path, cache: Path) -> None:
+    """They may be of a model that was trained on private text; a folder that is there becomes so."""
+    folder = cache
+    folder.mkdir(parents=True, mode=0o755)
+    hf, _ = folder_and_gguf(tmp_path, TINY_LLAMA)
+    load(hf, "q8_0").close()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.models.test_hf_folder import folder_and_gguf
+from tests.support.tiny_models import TINY_QWEN2
 from tests.training.conftest import Start
 from tests.training.test_whole import FULL
 
@@ -144,12 +147,74 @@ def test_what_a_run_trained_is_not_read_through_a_link_out_of_it(
 
 
 def test_a_run_in_hugging_faces_cache_is_an_adapter(start: Start, tmp_path: Path, tiny_path: Path) -> None:
-    """Every file of it is a link, run.json too."""
+    """Every file of it is a link, run.json too: to the repository's folder of files, and to nowhere else."""
     run, snapshot = start("run", steps=1).path, tmp_path / "snapshots" / "main"
     snapshot.mkdir(parents=True)
+    (tmp_path / "blobs").mkdir()
     for name in ("run.json", "adapter_config.json", "adapter_model.safetensors"):
-        (snapshot / name).symlink_to(run / name)
+        shutil.copy(run / name, tmp_path / "blobs" / name)
+        (snapshot / name).symlink_to(f"../../blobs/{name}")
     formats.load(load(tiny_path), snapshot)
+    (snapshot / "NOTICE").symlink_to(run / "metrics.jsonl")
+    with pytest.raises(FeatherbackError, match=r"NOTICE is a link to .*, outside the run directory"):
+        formats.load(load(tiny_path), snapshot)
+
+
+@pytest.mark.parametrize("shape", ["record is a link", "config.json at its root", "model in it"])
+def test_a_model_of_a_run_with_a_link_out_of_it_is_not_opened(
+    tmp_path: Path, outside: Path, shape: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However the run is named, and whatever its run.json is."""
+    run = tmp_path / "run"
+    folder_and_gguf(tmp_path, TINY_QWEN2)
+    run.mkdir()
+    (tmp_path / "hf").rename(run / "model")
+    if shape == "record is a link":
+        (run / "r.json").write_text("{}")
+        (run / "run.json").symlink_to("r.json")
+    else:
+        (run / "run.json").write_text("{}")
+    if shape == "config.json at its root":
+        shutil.copytree(run / "model", run, dirs_exist_ok=True)
+    place = run / "model" / "NOTICE"
+    place.symlink_to(outside / "file")
+    named, out = run / "model" if shape == "model in it" else run, tmp_path / "new"
+    words = [["generate", str(named), "--prompt", "x"]]
+    if named == run:
+        words.append(["export", str(run), "--to", "merged", "--out", str(out)])
+    for each in words:
+        assert command(each) == 2
+        assert f"{place} is a link to {outside / 'file'}" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "target", ["/proc/self/fd/3", "../{up}proc/self/fd/3", "up/../up/../{up}x", "{run}/../x"]
+)
+def test_a_link_that_leads_inside_only_by_chance_is_refused(start: Start, target: str) -> None:
+    """Through /proc it leads to another place each time."""
+    run = start("run", steps=1).path
+    (run / "up").symlink_to(".")
+    (run / "link").symlink_to(target.format(run=run, up="../" * (len(run.parts) - 2)))
+    with pytest.raises(FeatherbackError, match=r"link is a link to .*, outside the run directory"):
+        RunDirectory.open(run)
+
+
+def test_a_file_that_has_another_name_outside_is_not_changed(start: Start, outside: Path) -> None:
+    """Neither its content nor its permissions."""
+    run, file = start("run", steps=1).path, outside / "file"
+    file.chmod(0o644)
+    os.link(file, run / "notes")
+    (run / "own").write_bytes(b"")
+    os.link(run / "own", run / "own-too")
+    (run / "own").chmod(0o644)
+    RunDirectory.open(run).make_private()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    assert stat.S_IMODE((run / "own").stat().st_mode) == 0o600
+    for change in (append_bytes, lambda path, _: truncate(path, 0)):
+        with pytest.raises(FeatherbackError, match="another name"):
+            change(run / "notes", b"new")
+    assert _untouched(outside)
 
 
 def test_links_in_a_folder_for_a_new_run_are_not_followed(
@@ -185,6 +250,7 @@ def test_links_that_stay_inside_and_a_run_that_is_named_by_a_link_are_fine(
     run = start("run", steps=1).path
     (run / "wandb").mkdir()
     (run / "wandb" / "latest").symlink_to("../metrics.jsonl")
+    (run / "wandb" / "debug.log").symlink_to(place / "metrics.jsonl")
     start("run", steps=2, resume=True)
     assert RunDirectory.open(place).record["status"] == "finished"
     assert (tmp_path / "run").is_symlink()

@@ -57,7 +57,9 @@ def test_a_run_yaml_of_a_run_names_no_program_to_log_to(
     assert command([*words, "--config", str(run / "run.yaml"), "--log-to", "trackio"]) == 0
     assert command([*words, "--config", str(own)]) == 0
     assert not capsys.readouterr().err
-    assert [list(each or ()) for each in asked] == [[], ["trackio"], ["wandb"]]
+    own.write_text("log_to: wandb\nplan: {keep: 0}\n")  # what a run wrote, without its run.json
+    assert command([*words, "--config", str(own)]) == 0
+    assert [list(each or ()) for each in asked] == [[], ["trackio"], ["wandb"], []]
 
 
 def test_a_model_that_the_run_was_not_trained_on_is_not_used_for_its_report(
@@ -180,3 +182,31 @@ def test_nothing_is_imported_from_the_directory_of_a_run(tmp_path: Path) -> None
     done = subprocess.run(list(map(str, words)), cwd=here, capture_output=True, text=True)
     assert not (tmp_path / "imported").exists()
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"best_eval_loss": {"a": 1}},
+        {"best_eval_loss": 1.0, "best_step": None},
+        {"seconds": "many"},
+        {"predicted_rss_mb": []},
+        {"recommended": {"lr; id": 1}},
+    ],
+)
+def test_a_summary_that_is_not_of_numbers_is_told(
+    start: Start, entry: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = start("run", steps=1)
+    run.update(summary={**run.record["summary"], "first_eval_loss": 1.0, **entry})
+    assert command(["report", str(run.path)]) == 2
+    assert "run.json is damaged: its entry 'summary' cannot be read" in capsys.readouterr().err
+
+
+def test_a_model_without_a_length_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As those of /proc, which have content all the same."""
+    path = Path("/proc/self/status")
+    if not path.exists():
+        pytest.skip("no /proc here")
+    assert command(["generate", str(path), "--prompt", "x"]) == 2
+    assert capsys.readouterr().err == f"error: {path} has no length of its own, as a file under /proc.\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -16,12 +17,20 @@ from featherback.files import atomic_file, check_room, copy_file, make_folder
 from featherback.models.converted import ConvertedWeights
 from featherback.models.streams import copied
 from featherback.naming import argument
+from featherback.private import check_link
 from featherback.weights.safetensors import INDEX, SINGLE, TYPES, SafetensorsFile
 from featherback.weights.types import TensorType
 from featherback.weights.writer import OutTensor
 
 _DTYPES = {TensorType.F32: "float32", TensorType.F16: "float16", TensorType.BF16: "bfloat16"}
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+BESIDE = re.compile(
+    rf"(generation_|preprocessor_|processor_|image_processor_|video_preprocessor_)?config\.json|{re.escape(INDEX)}"
+    r"|(tokenizer|special_tokens_map|added_tokens|vocab|chat_template).*\.json|tokenizer\.model.*|vocab\.txt|merges\.txt"
+    r"|.*\.jinja|(LICENSE|NOTICE|README|USE_POLICY)([._-].*)?",
+    re.IGNORECASE,
+)
+"""The names of the files of a Hugging Face folder that are copied with its weights: any other may be private."""
 
 
 class MergedHF:
@@ -89,12 +98,14 @@ class MergedHF:
 def write_folder(
     base: Path, folder: Path, shards: Mapping[str, Sequence[OutTensor]], kinds: set[TensorType]
 ) -> None:
-    """Write weights by the names of their files, and what stands beside those of the folder `base`.
+    """Write weights by the names of their files, and the files of a model (BESIDE) that the folder `base` has as well.
 
     `kinds`: the types to be named in config.json, if they are not as they were. FeatherbackError if the disk has no
-    room.
+    room, or one of those files is a link out of the folder.
     """
-    beside = [path for path in sorted(base.iterdir()) if path.is_file() and path.suffix not in WEIGHTS]
+    beside = [path for path in sorted(base.iterdir()) if path.is_file() and BESIDE.fullmatch(path.name)]
+    for path in beside:
+        check_link(path)
     if set(shards) == {SINGLE}:
         beside = [path for path in beside if path.name != INDEX]  # of shards
     make_folder(folder)

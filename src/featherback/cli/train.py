@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,11 +79,12 @@ def train(
 
 
 def _forget_programs(file: RunFile, path: Path, note: bool) -> None:
-    """Leave out the programs to log to that a run's own run.yaml names: the run may be a stranger's. To resume it,
-    run.json names the same, and it is noted there."""
+    """Leave out the programs to log to that a run's own run.yaml names, wherever it lies: it may be a stranger's.
+    To resume it, run.json names the same, and it is noted there."""
     from featherback.training.run_directory import RUN_FILE
 
-    if (path.parent / RUN_FILE).exists() and (programs := file.values.pop("log_to", None)) and note:
+    of_a_run = file.plan is not None or os.path.lexists(path.parent / RUN_FILE)
+    if of_a_run and (programs := file.values.pop("log_to", None)) and note:
         named = programs if isinstance(programs, str) else ",".join(programs)
         complain(f"note: {path} logs to {named}, which a new run does only if you name it: --log-to {named}")
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from featherback import private
 from featherback.errors import FeatherbackError
 from featherback.files import check_room, remove_leftovers
-from featherback.hub.cache import cache_folder, made, unwritable
+from featherback.hub.cache import cache_folder, unwritable
 from featherback.models.streams import copied, counted, quantized
 from featherback.terminal import Converting, complain
 from featherback.weights import fingerprint
@@ -146,7 +146,11 @@ def converted(source: Source, shapes: Shapes) -> ConvertedWeights:
 
     FeatherbackError if they cannot be converted, or there is no room for them.
     """
-    folder = made(cache_folder() / "weights")
+    folder = cache_folder() / "weights"
+    try:
+        private.make_private_folder(folder)  # the model may be what a run made of private text
+    except OSError as error:
+        raise unwritable(folder, error) from error
     print_of = f"{fingerprint.of_store(source.store)}-v{VERSION}"
     path = folder / f"{source.path.resolve().name[:100]}-{print_of}-{source.label}.gguf"
     if (file := _known(path, shapes)) is None:

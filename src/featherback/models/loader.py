@@ -57,8 +57,11 @@ def load(
         raise FeatherbackError(
             f"{argument_is('quantize', repr(quantize))}; {expected(quantize, (NONE, *QUANTIZE))}"
         )
-    if path.is_dir() and not (path / CONFIG).is_file():
+    if path.is_dir():
         private.check_run(path)
+    if (whole := path.absolute()) in results(whole.parent):
+        private.check_run(whole.parent)
+    if path.is_dir() and not (path / CONFIG).is_file():
         path = next((each for each in results(path) if each.exists()), path)
     if path.is_dir():
         return _load_folder(path, quantize, kind, foresee)

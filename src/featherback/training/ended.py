@@ -11,12 +11,9 @@ from featherback.naming import argument
 from featherback.terminal import quoted
 from featherback.training import checkpoint
 from featherback.training.config import TrainConfig
-from featherback.training.run_directory import RUN_FILE, RunDirectory, is_number
+from featherback.training.run_directory import NUMBERS, RUN_FILE, RunDirectory
 
 FINISHED, STOPPED_EARLY = "finished", "stopped early"
-_NUMBERS = ("steps", "seconds", "step_seconds", "tokens_per_second", "peak_footprint_mb", "peak_rss_mb")
-_LOSSES = ("first_loss", "final_loss", "first_eval_loss", "final_eval_loss", "best_eval_loss")
-"""Entries of a summary that are read again; a loss may be None."""
 
 
 def is_closed(run: RunDirectory) -> bool:
@@ -27,8 +24,7 @@ def is_closed(run: RunDirectory) -> bool:
     if run.record.get("status") not in (FINISHED, STOPPED_EARLY) or checkpoint.latest(run.path):
         return False
     summary = run.record.get("summary", {})
-    losses = [summary[name] for name in _LOSSES if summary.get(name) is not None]
-    if not all(map(is_number, [*(summary.get(name) for name in _NUMBERS), *losses])):
+    if not summary.keys() >= set(NUMBERS):
         raise FeatherbackError(f"{run.path / RUN_FILE} is damaged: its entry 'summary' cannot be read.")
     return True
 

@@ -35,7 +35,7 @@ def held_out(summary: Mapping[str, Any]) -> str | None:
     first, last = summary.get("first_eval_loss"), summary.get("final_eval_loss")
     if first is None or last is None:
         return None
-    if (best := summary["best_eval_loss"]) is None:
+    if (best := summary.get("best_eval_loss")) is None:
         return f"held-out loss {first:.4f} before training"
     # Where the last is the best there is nothing to choose from.
     kept = "" if best == last else f"; best {best:.4f} at step {summary['best_step']}, kept"

@@ -70,6 +70,13 @@ _OPTIONS = {"configuration", "sources", "plan"}
 """Entries of run.json that run.yaml renders."""
 _METRICS = ("step", "loss", "seconds", "tokens")
 """Numbers of a line of metrics.jsonl that are read again."""
+NUMBERS = ("steps", "seconds", "step_seconds", "tokens_per_second", "peak_footprint_mb", "peak_rss_mb")
+"""Entries of a summary that are read again."""
+LOSSES = ("first_loss", "final_loss", "first_eval_loss", "final_eval_loss", "best_eval_loss")
+"""The same; a loss may be None."""
+_PREDICTED = ("predicted_footprint_mb", "predicted_rss_mb")
+RECOMMENDED = {"lr", "epochs"}
+"""Options with which a run that ended worse than it began is to be repeated."""
 _MOST = 2**53
 """Of any number that is read again."""
 TOKENS, START, WORK = "tokens", "start", "work"
@@ -420,8 +427,19 @@ def _wrong_entry(record: dict[str, Any]) -> str | None:
         return "evaluations"
     if not all(map(_is_source, record.get("sources", {}).values())):
         return "sources"
-    peaks = [record.get("summary", {}).get(name, 0) for name in ("peak_footprint_mb", "peak_rss_mb")]
-    return None if all(map(is_number, peaks)) else "summary"
+    return None if _is_summary(record.get("summary", {})) else "summary"
+
+
+def _is_summary(values: dict[str, Any]) -> bool:
+    """Whether what is there of a run's summary can be read again: numbers, some of which may be None."""
+    recommended = values.get("recommended", {})
+    if not isinstance(recommended, dict) or not recommended.keys() <= RECOMMENDED:
+        return False
+    numbers = [*(values[name] for name in NUMBERS if name in values), *recommended.values()]
+    maybe = [values[name] for name in (*LOSSES, *_PREDICTED, "best_step") if values.get(name) is not None]
+    if values.get("best_eval_loss") is not None and values.get("best_step") is None:
+        return False
+    return all(map(is_number, numbers + maybe)) and isinstance(values.get("worse", False), bool)
 
 
 def are_evaluations(values: Any) -> bool:

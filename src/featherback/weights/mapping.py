@@ -36,7 +36,12 @@ class MappedFile:
             with open_regular(path) as file:
                 if not file.read(1):
                     raise FeatherbackError(f"{path} is empty.")
-                self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                try:
+                    self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                except ValueError:  # no length: the system makes its content when it is read
+                    raise FeatherbackError(
+                        f"{path} has no length of its own, as a file under /proc."
+                    ) from None
         except OSError as error:
             raise FeatherbackError(f"Cannot read {path}: {error.strerror or error}.") from error
         # In pieces of 2 MB, where the file system has them, a layer takes few touches to map.
