@@ -15,7 +15,15 @@ from featherback.training.run_directory import RUN_FILE, RunDirectory, is_number
 
 FINISHED, STOPPED_EARLY = "finished", "stopped early"
 _NUMBERS = ("steps", "seconds", "step_seconds", "tokens_per_second", "peak_footprint_mb", "peak_rss_mb")
-_LOSSES = ("first_loss", "final_loss", "first_eval_loss", "final_eval_loss", "best_eval_loss")
+_LOSSES = (
+    "first_loss",
+    "final_loss",
+    "early_loss",
+    "late_loss",
+    "first_eval_loss",
+    "final_eval_loss",
+    "best_eval_loss",
+)
 """Entries of a summary that are read again; a loss may be None."""
 
 
