@@ -15,7 +15,7 @@ from featherback.training.run_directory import RUN_FILE, RunDirectory
 LOWER = 4.0
 """What the learning rate of a run that ended worse than it began is divided by, for the next."""
 LEAST_RISE, RISE = 0.5, 0.25
-"""How far a training loss must rise for the run to be worse: in nats, and as a share of what it was. The larger counts."""
+"""How far a training loss must rise for the run to be worse: in nats, as a share of what it was; the larger counts."""
 
 
 def talk(record: Mapping[str, Any], result: str) -> list[str]:
@@ -54,7 +54,7 @@ def worsening(summary: Mapping[str, Any]) -> str | None:
     """Which loss rose, and how far, if a run ended worse than it began; None if it did not.
 
     That is the held-out loss of what is kept, above the one before training. Without held-out data it is the mean
-    training loss of the last quarter of the steps, if it is clearly above that of the first ones: single batches differ.
+    training loss of the last quarter of the steps, if it is clearly above that of the first ones: batches differ.
     """
     first, best = summary.get("first_eval_loss"), summary.get("best_eval_loss")
     if first is not None:
