@@ -101,6 +101,12 @@ def test_without_held_out_data_a_training_loss_that_rises_is_worse(
     assert "do not use this adapter. Train again: featherback train --config" in last
     assert "the training loss rose from" in command("inspect", out).out
     assert "the training loss rose from" in (out / "report.html").read_text()
+    exported = command("export", out, "--to", "peft").out
+    assert f"note: {out} is worse than before training: the training loss rose from" in exported
+
+    resumed = _run("train", "--out", out, "--resume")  # with the model on its record
+    assert resumed.returncode == WORSE, resumed.stderr
+    assert f"note: the model is {chat_model}, which {out} was begun with" in resumed.stderr
 
 
 def test_a_training_loss_must_rise_clearly() -> None:
