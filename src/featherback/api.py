@@ -18,7 +18,7 @@ from featherback.adapters.formats import form
 from featherback.adapters.lora import LoRA
 from featherback.data.batch import IGNORE, Batch
 from featherback.data.source import Source, columns_of
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, shown
 from featherback.host.paged import PagedArray
 from featherback.memory.plan import Plan
 from featherback.model import Adapter, Model
@@ -156,6 +156,7 @@ def train(
     named_options = fields_of({**asked, "memory": memory}, "featherback.train")
     if resume and not isinstance(model, models.Model):
         named_options.setdefault("quantize", RunDirectory.open(Path(out)).config.quantize)
+    _check_data(data)
     opened = _opened(model, named_options)
     shown = Together([reporter() if progress else Callback(), *map(_guarded, callbacks)])
     named: dict[str, Any] = {
@@ -342,6 +343,17 @@ def _paths_of(source: Any) -> tuple[str, ...] | None:
     if not _is_paths(source):
         return ("tokens",)
     return (str(source),) if isinstance(source, (str, os.PathLike)) else tuple(map(str, source))
+
+
+def _check_data(data: object) -> None:
+    """FeatherbackError for a prompt and its completion that are not in a list, which would be taken for two files."""
+    if not (isinstance(data, tuple) and len(data) == 2 and all(isinstance(text, str) for text in data)):
+        return
+    if not any(os.path.exists(text) for text in data):
+        raise FeatherbackError(
+            f"data={shown(data)} names two files that do not exist; give examples as a list of (prompt, completion) "
+            f"tuples: data=[{shown(data)}]."
+        )
 
 
 def _is_paths(source: object) -> bool:

@@ -56,7 +56,19 @@ def export(
     target.check(request)
     check_out(request.out, place, opened, force)
     remove_abandoned(request.out)  # it may hold the room that is needed
-    return target.write(request) if isinstance(request, Request) else target.write_whole(request)
+    done = target.write(request) if isinstance(request, Request) else target.write_whole(request)
+    return replace(done, notes=[*done.notes, *_warning(source)])
+
+
+def _warning(source: Path) -> list[str]:
+    """That `source` is a run that ended worse than it began, if it is."""
+    from featherback.training.outcome import worsening
+    from featherback.training.run_directory import RunDirectory
+
+    with suppress(FeatherbackError):  # an adapter, or a run of another version
+        rise = worsening(RunDirectory.open(source).record.get("summary", {}))
+        return [] if rise is None else [f"{source} is worse than before training: {rise}"]
+    return []
 
 
 def _found(source: Path) -> Path:

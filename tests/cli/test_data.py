@@ -380,7 +380,10 @@ def test_columns_of_usual_names_are_read(
         ("prompt,question,answer", "--map prompt=prompt --map completion=answer"),
         ("input,output,response", "--map prompt=input --map completion=output"),
         ("question,context,answer", "--map instruction=question --map output=answer --map input=context"),
-        ("Customer question,Agent answer", "--map prompt=question, and again for others"),
+        (
+            "Customer question,Agent answer",
+            "--map 'prompt=Customer question' --map 'completion=Agent answer'",
+        ),
     ],
 )
 def test_columns_that_could_be_several_things_are_refused_with_a_choice(

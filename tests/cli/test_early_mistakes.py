@@ -117,3 +117,18 @@ def test_a_mistake_in_python_costs_no_work(
         fb.train(chat_model, messages, places / "new", eval_data=places / "typo.jsonl")
     with pytest.raises(FeatherbackError, match="is not empty"):
         fb.train(chat_model, messages, places / "taken")
+
+
+def test_a_pair_that_is_not_in_a_list(chat_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(FeatherbackError, match=r"data=\[\('q', 'a'\)\]"):
+        fb.train(chat_model, ("q", "a"), tmp_path / "run", progress=False)
+
+
+def test_names_that_are_nearly_right(
+    command: Command, chat_model: Path, messages: Path, tmp_path: Path
+) -> None:
+    words = ("train", chat_model, "--out", tmp_path / "run")
+    wrong = messages.with_suffix(".json")
+    assert f"does not exist. Did you mean `{messages}`?" in command(*words, "--data", wrong).err
+    said = command(*words, "--data", messages, "--memory", "leest").err
+    assert "Did you mean `least`?" in said

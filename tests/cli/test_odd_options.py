@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,61 @@ def test_what_was_probably_meant(command: Command, words: tuple[str, ...], says:
     assert (code, out) == (2, "")
     assert says in err
     assert err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("generate", "m.gguf", "hello you"), "featherback generate m.gguf --prompt 'hello you'"),
+        (("evaluate", "m.gguf", "d.jsonl", "--json"), "featherback evaluate m.gguf --data d.jsonl --json"),
+        (("train", "m.gguf", "d.jsonl", "--out", "run"), "featherback train m.gguf --data d.jsonl --out run"),
+    ],
+)
+def test_a_word_too_many_gets_its_option(command: Command, words: tuple[str, ...], meant: str) -> None:
+    code, _, err = command(*words)
+    assert code == 2
+    assert f"Did you mean `{meant}`?" in err
+
+
+def test_a_run_of_an_adapter_is_no_model(command: Command, tmp_path: Path) -> None:
+    run = tmp_path / "my run"
+    run.mkdir()
+    (run / "run.json").write_text(json.dumps({"configuration": {"model": "some model.gguf"}}))
+    for words in (("generate", run, "--prompt", "a"), ("evaluate", run, "--data", "d.jsonl")):
+        code, _, err = command(*words)
+        assert code == 2
+        assert "is a run that trained an adapter; use it with its model: featherback chat " in err
+        assert f"--adapter '{run}'" in err
+
+
+def test_batches_smaller_than_a_sequence(
+    command: Command, chat_model: Path, messages: Path, tmp_path: Path
+) -> None:
+    words = ("train", chat_model, "--data", messages, "--out", tmp_path / "run", "--dry-run")
+    code, _, err = command(*words, "--seq-len", 96, "--batch-tokens", 10)
+    assert code == 2
+    assert "--batch-tokens is 10, less than --seq-len 96: a batch must hold a whole sequence" in err
+    assert "--batch-tokens 10 is less than the longest example" in command(*words, "--batch-tokens", 10).out
+    assert "--batch-size 100 is more than there are examples" in command(*words, "--batch-size", 100).out
+
+
+def test_two_columns_of_any_name_are_mapped_as_they_are_called(
+    command: Command, chat_model: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "d.csv"
+    for columns, meant in (
+        ("qq,aa", "--map prompt=qq --map completion=aa"),
+        ("qq,aa,bb", "--map prompt=qq, and again for others"),
+    ):
+        data.write_text(f"{columns}\n{','.join('xyz'[: len(columns.split(','))])}\n")
+        code, _, err = command("train", chat_model, "--data", data, "--out", tmp_path / "run")
+        assert code == 2
+        assert meant in err
+
+
+def test_model_and_data_are_swapped_with_the_directory_kept(
+    command: Command, chat_model: Path, messages: Path, tmp_path: Path
+) -> None:
+    code, _, err = command("train", messages, "--data", chat_model, "--out", tmp_path / "run")
+    assert code == 2
+    assert f"--data {messages} --out {tmp_path / 'run'}" in err

@@ -13,6 +13,7 @@ import pytest
 from tests.cli.conftest import Command
 
 import featherback as fb
+from featherback.training.outcome import is_worse
 from featherback.training.worker import WORSE
 
 ABSURD = 1000.0
@@ -86,3 +87,31 @@ def test_python_warns_and_the_run_knows(chat_model: Path, messages: Path, good: 
     )
     assert not better.worse
     assert better.summary["worse"] is False
+
+
+def test_without_held_out_data_a_training_loss_that_rises_is_worse(
+    command: Command, chat_model: Path, messages: Path, good: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    data = ("--data", messages, "--from", good, "--out", out, "--lr", ABSURD, "--steps", 4, "--seq-len", 96)
+    done = _run("train", chat_model, *data, "--eval-share", 0, "--samples", 0, "--compute", "fp32")
+    assert done.returncode == WORSE, done.stdout + done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("worse than before training: the training loss rose from ")
+    assert "do not use this adapter. Train again: featherback train --config" in last
+    assert "the training loss rose from" in command("inspect", out).out
+    assert "the training loss rose from" in (out / "report.html").read_text()
+    exported = command("export", out, "--to", "peft").out
+    assert f"note: {out} is worse than before training: the training loss rose from" in exported
+
+    resumed = _run("train", "--out", out, "--resume")  # with the model on its record
+    assert resumed.returncode == WORSE, resumed.stderr
+    assert f"note: the model is {chat_model}, which {out} was begun with" in resumed.stderr
+
+
+def test_a_training_loss_must_rise_clearly() -> None:
+    assert not is_worse({"early_loss": 1.0, "late_loss": 1.4})
+    assert is_worse({"early_loss": 1.0, "late_loss": 1.6})
+    assert not is_worse({"early_loss": 4.0, "late_loss": 4.9})
+    assert not is_worse({"early_loss": 1.0, "late_loss": 3.0, "first_eval_loss": 2.0, "best_eval_loss": 1.9})
+    assert not is_worse({})

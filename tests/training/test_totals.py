@@ -23,18 +23,18 @@ def _lines(count: int) -> Iterator[dict[str, Any]]:
 
 def test_a_short_run_is_told_exactly() -> None:
     lines = list(_lines(101))
-    totals = Totals(lines)
+    totals = Totals(lines, len(lines))
     assert totals.step_seconds == statistics.median(line["seconds"] for line in lines)
     assert (totals.first_loss, totals.final_loss) == (lines[0]["loss"], lines[-1]["loss"])
     assert (totals.seconds, totals.tokens) == (sum(line["seconds"] for line in lines), 1010)
-    empty = Totals([])
+    empty = Totals([], 0)
     assert (empty.first_loss, empty.step_seconds) == (None, 0.0)
 
 
 def test_a_long_run_keeps_its_shape_in_bounded_memory() -> None:
     count = 50_000
     tracemalloc.start()
-    totals, losses = Totals(_lines(count)), Series()
+    totals, losses = Totals(_lines(count), count), Series()
     for line in _lines(count):
         losses.add(line["step"], line["loss"])
     peak = tracemalloc.get_traced_memory()[1]

@@ -19,11 +19,14 @@ from featherback.errors import FeatherbackError, did_you_mean, near
 from featherback.failure import report
 from featherback.host.interrupt import INTERRUPTED, ended_by_signals
 from featherback.naming import as_flags
-from featherback.terminal import DEBUG, say
+from featherback.terminal import DEBUG, quoted, say
 from featherback.version import __version__
 
 COMPLETE = "_FEATHERBACK_COMPLETE"
 """The variable in which a shell's completion says what it wants, as Typer names it."""
+
+POSITIONAL = ("data", "prompt")
+"""Options whose value is often written without them, after MODEL."""
 
 # A command is a module of this package with a function of its name. The help has them in this order.
 COMMANDS = (
@@ -134,7 +137,9 @@ def run(arguments: list[str] | None = None) -> int:
         return INTERRUPTED
     except Exception as error:
         if hasattr(error, "format_message"):  # of the arguments
-            if not (said := _of_arguments(error)):  # without arguments: the help is what there is to say
+            if not (
+                said := _of_arguments(error, arguments)
+            ):  # without arguments: the help is what there is to say
                 return 2
             help_of = " ".join(("featherback", *([chosen] if chosen in COMMANDS else []), "--help"))
             error = FeatherbackError(f"{said} See {help_of}.")
@@ -142,8 +147,8 @@ def run(arguments: list[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _of_arguments(error: Any) -> str:
-    """What the parser of the command line complains of, in sentences; empty if that is nothing."""
+def _of_arguments(error: Any, words: list[str]) -> str:
+    """What the parser complains of in the `words` of the command line, in sentences; empty if that is nothing."""
     if option := getattr(error, "option_name", None) if hasattr(error, "possibilities") else None:
         known = [
             flag for parameter in error.ctx.command.params for flag in parameter.opts if flag[:2] == "--"
@@ -152,4 +157,24 @@ def _of_arguments(error: Any) -> str:
     said = str(error.format_message()).rstrip(".")
     if unknown := re.fullmatch(r"No such command '(.*?)'.*", said):
         return f"There is no command {unknown[1]}.{did_you_mean(near(unknown[1], COMMANDS))}"
+    if meant := _with_option(error, words):
+        return f"{said}. Did you mean `{meant}`?"
     return f"{said}." if said else ""
+
+
+def _with_option(error: Any, words: list[str]) -> str:
+    """The command line with the option of POSITIONAL before the one word too many; empty if that is not the mistake."""
+    context = getattr(error, "ctx", None)
+    if context is None or context.parent is None:
+        return ""
+    first = words.index(context.info_name) + 1
+    try:
+        given, extra, _ = context.command.make_parser(context).parse_args(words[first:])
+    except type(error):  # another mistake, which is reported
+        return ""
+    known = {parameter.name for parameter in context.command.params}
+    free = [name for name in POSITIONAL if name in known and not given.get(name)]
+    if len(extra) != 1 or not free:
+        return ""
+    place = len(words) - 1 - words[::-1].index(extra[0])
+    return quoted("featherback", *words[:place], f"--{free[0]}", *words[place:])

@@ -7,6 +7,7 @@ import sys
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
+from featherback.naming import argument
 from featherback.terminal import clean, columns_of, folded, say, say_styled, several
 
 if TYPE_CHECKING:
@@ -68,7 +69,10 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
     kernels.set_threads(config.threads or kernels.default_threads())  # as the process that will train does
     row("kernels", kernels.describe())
     row(*describe_trained(config, model))
-    row("batch", describe_batches(config, TokenFile(run.tokens / "train.tokens")))
+    tokens = TokenFile(run.tokens / "train.tokens")
+    row("batch", describe_batches(config, tokens))
+    if note := batch_note(config, tokens):
+        row("", note)
     length, unit = (config.steps, "step") if config.steps else (config.epochs, "epoch")
     assert length is not None  # a run has one of them
     row(
@@ -110,6 +114,21 @@ def describe_batch(config: TrainConfig) -> str:
     """What a batch holds at most."""
     full = f"{config.batching.full} tokens"
     return full if config.batch_size is None else f"{several(config.batch_size, 'example')}, up to {full}"
+
+
+def batch_note(config: TrainConfig, tokens: TokenFile) -> str:
+    """That batches hold something else than the user named, if they do."""
+    if config.batch_tokens is not None and config.batch_tokens < tokens.max_length:
+        return (
+            f"{argument('batch_tokens', config.batch_tokens)} is less than the longest example, "
+            f"{tokens.max_length} tokens: a batch holds up to {config.batching.full}"
+        )
+    if config.batch_size is not None and config.batch_size > len(tokens):
+        return (
+            f"{argument('batch_size', config.batch_size)} is more than there are examples: a batch holds all "
+            f"{len(tokens)}"
+        )
+    return ""
 
 
 def describe_batches(config: TrainConfig, tokens: TokenFile) -> str:

@@ -8,13 +8,18 @@ from pathlib import Path
 from featherback.errors import FeatherbackError
 
 
-def check_not_swapped(command: str, model: str, data: str | Sequence[str] | None) -> None:
-    """FeatherbackError, with the command as it was meant, if `model` is a file of data and `data` a model."""
+def check_not_swapped(command: str, model: str, data: str | Sequence[str] | None, out: object = None) -> None:
+    """FeatherbackError, with the command as it was meant, if `model` is a file of data and `data` a model.
+
+    `out`: the --out that the user named, if any.
+    """
     paths = [data] if isinstance(data, str) else list(data or ())
     if len(paths) == 1 and _is_data(Path(model)) and _is_model(paths[0]):
         from featherback.terminal import quoted
 
-        meant = quoted("featherback", command, paths[0], "--data", model)
+        meant = quoted(
+            "featherback", command, paths[0], "--data", model, *([] if out is None else ["--out", out])
+        )
         raise FeatherbackError(f"MODEL and data seem swapped: {meant}")
 
 

@@ -63,6 +63,8 @@ def train(
         _forget_programs(file, config, note=not resume and "log_to" not in named)
     values = replaced(file.values, named)
     name = model or file.model
+    if name is None and resume and values.get("out") is not None:
+        name = _recorded_model(values["out"])
     for given, missing in (
         (name, "MODEL is missing: name a model"),
         (values.get("out"), "--out is missing: name a new directory"),
@@ -70,12 +72,28 @@ def train(
         if given is None:
             raise FeatherbackError(f"{missing}, or a --config file that does. See featherback train --help.")
     if not resume:
-        check_not_swapped("train", str(name), values.get("data"))
+        check_not_swapped("train", str(name), values.get("data"), values.get("out"))
     place = str(locate(str(name)))
     if resume:
         go_on({"model": place, **values}, resume, None, json=json, profile=profile, dry_run=dry_run)
     whole = file.config({"model": place, **named})
     go_on(whole.to_json(), resume, _plan(file, whole), json=json, profile=profile, dry_run=dry_run)
+
+
+def _recorded_model(out: str) -> str | None:
+    """The path of the model that the run in `out` was begun with, if it is there.
+
+    The run may be a stranger's: the model is compared with the fingerprint on its record, like one that is named.
+    """
+    from featherback.training.run_directory import RunDirectory
+
+    recorded = RunDirectory.open(out).config.model
+    if not Path(recorded).exists():
+        raise FeatherbackError(
+            f"MODEL is missing: {out} was begun with {recorded}, which is not there; name it."
+        )
+    complain(f"note: the model is {recorded}, which {out} was begun with")
+    return recorded
 
 
 def _forget_programs(file: RunFile, path: Path, note: bool) -> None:

@@ -7,15 +7,17 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
 from featherback.data.record_size import RawSize, RecordRoom, Unbounded
 from featherback.data.source import STDIN, called
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, did_you_mean, near
 from featherback.files import open_regular
 
 _PIECE = 1 << 16  # bytes read at once
+_MOST_NAMES = 1000  # of a folder, among which a misspelled one is looked for
 
 Watch = Callable[[int], object]
 """Called with the number of bytes of each piece that is read."""
@@ -67,9 +69,18 @@ class Input:
         try:
             return io.BufferedReader(_Again(_spooled(None))) if self.is_stdin else open_regular(self.path)
         except FileNotFoundError:
-            raise FeatherbackError(f"The data file {self.path} does not exist.") from None
+            raise FeatherbackError(f"The data file {self.path} does not exist.{self._beside()}") from None
         except OSError as error:
             raise self.unreadable(error) from error
+
+    def _beside(self) -> str:
+        """A file of a like name in the same folder, as a question."""
+        try:
+            with os.scandir(self.path.parent) as entries:
+                names = sorted(entry.name for entry in islice(entries, _MOST_NAMES))
+        except OSError:
+            return ""
+        return did_you_mean([str(self.path.parent / name) for name in near(self.path.name, names, 1)])
 
     def head(self) -> bytes:
         """The first bytes; FeatherbackError if there is none."""

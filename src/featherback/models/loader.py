@@ -15,7 +15,8 @@ from featherback.models import mlx
 from featherback.models.converted import NONE, QUANTIZE, Foreseen, Quantizing, Source, converted
 from featherback.models.layout import Named, check, tensor_shapes
 from featherback.models.model import Model
-from featherback.naming import argument, argument_is
+from featherback.naming import argument, argument_is, in_python
+from featherback.terminal import quoted
 from featherback.weights.safetensors import CONFIG, SafetensorsFolder
 from featherback.weights.split import open_gguf
 from featherback.weights.store import TensorStore
@@ -93,8 +94,22 @@ def _load_gguf(path: Path, kind: type[Model]) -> Model:
         raise
 
 
+def _of_adapter(run: Path) -> str:
+    """What to do with the directory of a run that trained an adapter, where a model is wanted."""
+    from featherback.adapters.base_model import recorded_names  # rarely
+
+    model = next(iter(recorded_names(run)), "MODEL")
+    if in_python():
+        use = f"{model!r}, with {argument('adapter', run)}"
+    else:
+        use = quoted("featherback", "chat", model, "--adapter", run)
+    return f"{run} is a run that trained an adapter; use it with its model: {use}"
+
+
 def _load_folder(path: Path, quantize: str, kind: type[Model], foresee: bool) -> Model:
     if not (path / CONFIG).is_file():
+        if (path / private.RUN_FILE).is_file():
+            raise FeatherbackError(_of_adapter(path))
         raise FeatherbackError(f"{path} is not a Hugging Face model folder (it has no {CONFIG}).")
     entries = read_json(path / CONFIG)
     if not isinstance(entries, dict):

@@ -30,7 +30,7 @@ from featherback.host.priority import step_back
 from featherback.host.sensors import Sensors
 from featherback.memory.plan import Plan
 from featherback.models.model import Model
-from featherback.naming import argument, arguments
+from featherback.naming import argument, argument_is, arguments
 from featherback.options import checked
 from featherback.terminal import complain
 from featherback.training import checkpoint
@@ -41,6 +41,7 @@ from featherback.training.given import Examples, Prepare, make_tokens, same_toke
 from featherback.training.held_out import also_trained, counts, hold_out, most_before, split, was_split
 from featherback.training.lengths import hold_to, settle
 from featherback.training.loggers import check_installed
+from featherback.training.outcome import worsening
 from featherback.training.run_directory import RUN_FILE, RunDirectory, check_new, plan_from_json
 from featherback.training.run_file import RUN_YAML
 from featherback.training.worker_process import become, worker_baseline, worker_environment
@@ -270,8 +271,10 @@ def _be_patient(run: RunDirectory, named: Mapping[str, Any], done: int) -> None:
         return
     if not named.keys() & {"steps", "epochs", "patience", "eval_every"}:
         best = "model" if run.config.train == "full" else "adapter"
+        rise = worsening(run.record.get("summary", {}))
+        kept = f"Its best {best} is kept." if rise is None else f"It is worse than before training: {rise}."
         raise FeatherbackError(
-            f"{run.path} stopped early, after step {done}: the held-out loss no longer fell. Its best {best} is kept. "
+            f"{run.path} stopped early, after step {done}: the held-out loss no longer fell. {kept} "
             f"To go on all the same, name {arguments('steps', 'epochs', 'patience')}."
         )
     run.record["patient_since"] = done
@@ -318,6 +321,15 @@ def _fitting(config: TrainConfig, model: Model, data: Examples | None) -> TrainC
         place = os.path.abspath(config.start)  # the run may be resumed from another folder
         config = replace(config.starting_from(formats.form(model, config.start), model), start=place)
     config = config.for_model(model)
+    if (
+        config.seq_len is not None
+        and config.batch_tokens is not None
+        and config.batch_tokens < config.seq_len
+    ):
+        raise FeatherbackError(
+            f"{argument_is('batch_tokens', config.batch_tokens)}, less than {argument('seq_len', config.seq_len)}: a "
+            f"batch must hold a whole sequence; name at least {argument('batch_tokens', config.seq_len)}."
+        )
     if config.whole is not None:
         from featherback.training.choose import job_of
         from featherback.whole.copy import check_writable, stored_names

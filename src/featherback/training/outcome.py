@@ -14,6 +14,8 @@ from featherback.training.run_directory import RUN_FILE, RunDirectory
 
 LOWER = 4.0
 """What the learning rate of a run that ended worse than it began is divided by, for the next."""
+LEAST_RISE, RISE = 0.5, 0.25
+"""How far a training loss must rise for the run to be worse: in nats, as a share of what it was; the larger counts."""
 
 
 def talk(record: Mapping[str, Any], result: str) -> list[str]:
@@ -44,9 +46,25 @@ def held_out(summary: Mapping[str, Any]) -> str | None:
 
 
 def is_worse(summary: Mapping[str, Any]) -> bool:
-    """Whether the held-out loss of what is kept is above that before training; False if it was not measured."""
+    """Whether a run ended worse than it began."""
+    return worsening(summary) is not None
+
+
+def worsening(summary: Mapping[str, Any]) -> str | None:
+    """Which loss rose, and how far, if a run ended worse than it began; None if it did not.
+
+    That is the held-out loss of what is kept, above the one before training. Without held-out data it is the mean
+    training loss of the last quarter of the steps, if it is clearly above that of the first ones: batches differ.
+    """
     first, best = summary.get("first_eval_loss"), summary.get("best_eval_loss")
-    return first is not None and best is not None and best > first
+    if first is not None:
+        if best is None or best <= first:
+            return None
+        return f"the held-out loss was {first:.4f} and is {best:.4f} at best"
+    early, late = summary.get("early_loss"), summary.get("late_loss")
+    if early is None or late is None or late <= early + max(LEAST_RISE, RISE * early):
+        return None
+    return f"the training loss rose from {early:.4f} to {late:.4f}"
 
 
 def changes(summary: Mapping[str, Any], rate: float, usual: float, epochs: float | None) -> dict[str, float]:
@@ -75,12 +93,8 @@ def again(record: Mapping[str, Any], result: str) -> list[str]:
 
 def verdict(record: Mapping[str, Any], advice: str) -> str:
     """The sentence about a run that ended worse than it began. `advice`: what to do."""
-    first, best = (record["summary"][name] for name in ("first_eval_loss", "best_eval_loss"))
     name = "model" if record["configuration"].get("train") == "full" else "adapter"
-    return (
-        f"worse than before training: the held-out loss was {first:.4f} and is {best:.4f} at best; do not use this "
-        f"{name}. {advice}"
-    )
+    return f"worse than before training: {worsening(record['summary'])}; do not use this {name}. {advice}"
 
 
 def over_budget(run: RunDirectory) -> str | None:

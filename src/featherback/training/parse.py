@@ -11,7 +11,7 @@ from numbers import Real
 from featherback import families
 from featherback.architecture.names import parse_targets
 from featherback.data.source import columns_of
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, did_you_mean, near
 from featherback.memory.plan import BUDGETS
 from featherback.naming import argument, argument_is
 
@@ -30,6 +30,7 @@ def memory(text: str) -> int:
     if not match or unit is None:
         raise FeatherbackError(
             f"{argument_is('memory', repr(text))}; write an amount such as 96MB or 1.5GB, or least or max."
+            f"{did_you_mean(near(text, ('least', 'max')))}"
         )
     if not match[2] and float(match[1]) >= MOST_BARE:
         raise FeatherbackError(

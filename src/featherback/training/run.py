@@ -39,8 +39,9 @@ class Run:
 
     @property
     def worse(self) -> bool:
-        """Whether the held-out loss of what is kept is higher than before training: it should not be used, and
-        `summary["recommended"]` has the options to train again with."""
+        """Whether the held-out loss of what is kept is higher than before training or, without held-out data, the
+        training loss rose clearly: it should not be used, and `summary["recommended"]` has the options to train again
+        with."""
         return is_worse(self.summary)
 
     @cached_property

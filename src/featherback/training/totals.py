@@ -107,17 +107,28 @@ class Sample:
 
 
 class Totals:
-    """Of the lines of metrics.jsonl."""
+    """Of the lines of metrics.jsonl, one for each of the run's steps.
 
-    def __init__(self, lines: Iterable[Mapping[str, Any]]) -> None:
+    `early_loss`: the mean training loss of the first `span_of` steps; `late_loss`: that of the last quarter, at least
+    of one step.
+    """
+
+    def __init__(self, lines: Iterable[Mapping[str, Any]], count: int) -> None:
+        """`count`: the number of lines."""
         steps = Sample()
+        early, late = span_of(count), max(1, count // 4)
+        early_sum = late_sum = 0.0
         self.first_loss: float | None = None
         self.final_loss: float | None = None
         self.seconds, self.tokens = 0.0, 0
-        for line in lines:
+        for number, line in enumerate(lines):
             loss, seconds = line["loss"], line["seconds"]
             steps.add(seconds)
             self.first_loss = loss if self.first_loss is None else self.first_loss
             self.final_loss = loss
+            early_sum += loss if number < early else 0.0
+            late_sum += loss if number >= count - late else 0.0
             self.seconds, self.tokens = self.seconds + seconds, self.tokens + line["tokens"]
+        self.early_loss = early_sum / early if count else None
+        self.late_loss = late_sum / late if count else None
         self.step_seconds = steps.median

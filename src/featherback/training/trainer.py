@@ -419,7 +419,7 @@ class Trainer:
         return any(each["step"] == step and each.get("mean") for each in self.progress.evaluations)
 
     def _finish(self, status: str) -> None:
-        totals = Totals(self.run_directory.metrics())
+        totals = Totals(self.run_directory.metrics(), self.progress.step)
         evaluations = self.progress.evaluations
         # A resumed run has had more than one process: its peak is the highest of them.
         earlier = self.run_directory.record.get("summary", {})
@@ -434,6 +434,8 @@ class Trainer:
             "tokens_per_second": totals.tokens / totals.seconds if totals.seconds else 0.0,
             "first_loss": totals.first_loss,
             "final_loss": totals.final_loss,
+            "early_loss": totals.early_loss,
+            "late_loss": totals.late_loss,
             "first_eval_loss": evaluations[0]["loss"] if evaluations else None,
             "final_eval_loss": evaluations[-1]["loss"] if evaluations else None,
             "best_step": self.progress.best_step,

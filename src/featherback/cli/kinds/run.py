@@ -33,7 +33,7 @@ class Run(Kind):
         }
 
     def outlook(self, path: Path, named: str) -> Outlook:
-        from featherback.training.outcome import again, is_worse, talk
+        from featherback.training.outcome import again, talk, worsening
         from featherback.training.run_directory import RunDirectory
 
         record = RunDirectory.open(path).record
@@ -41,8 +41,8 @@ class Run(Kind):
         notes = [] if Path(model).exists() else [f"its model is not where it was: {model}"]
         if record.get("status") not in ("finished", "stopped early"):
             return Outlook([quoted("featherback", "train", model, "--out", named, "--resume")], notes=notes)
-        if is_worse(record.get("summary", {})):
-            notes.append("its held-out loss is higher than before training")
+        if (rise := worsening(record.get("summary", {}))) is not None:
+            notes.append(f"it is worse than before training: {rise}")
             return Outlook([quoted(*again(record, named))], notes=notes)
         if record["configuration"].get("train") == "full":
             more = quoted("featherback", "train", named, "--data", DATA, "--out", OTHER_OUT)

@@ -20,6 +20,9 @@ SHAPES: Registry[Shape] = Registry(
     __name__, "SHAPE", "shape of data", shared=("base", "tools", "turns", "usual")
 )
 
+_LONGEST = 40
+"""Characters of a column's name that is shown in an example."""
+
 Columns = Mapping[str, str]
 """Key that a shape reads -> the column of the data that holds it."""
 
@@ -73,5 +76,18 @@ def _called(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
 def _unknown(row: Mapping[str, Any]) -> str:
     shapes = ", ".join(shape.expects for shape in _in_order() if shape.expects)
     keys = ", ".join(shown(key) for key in list(row)[:6]) or "none"
-    example = f"{argument('map', 'prompt=question')}, and again for others"
+    example = argument("map", _pairs(row))
+    if len(row) != 2:
+        example += ", and again for others"
     return f"expected {shapes}; found the keys {keys}. {argument('map')} says what is what: {example}."
+
+
+def _pairs(row: Mapping[str, Any]) -> list[str]:
+    """An example of what to say of these columns: both of two, else the first."""
+    free = [key for key in ("prompt", "completion") if key not in row] or ["prompt"]
+    columns = [column for column in row if column not in ("prompt", "completion")][
+        : 2 if len(row) == 2 else 1
+    ]
+    if not columns or max(map(len, columns)) > _LONGEST:
+        columns = ["question"]
+    return [f"{key}={column}" for key, column in zip(free, columns, strict=False)]
