@@ -8,7 +8,7 @@ from pathlib import Path
 
 from featherback import models
 from featherback.adapters import formats
-from featherback.errors import FeatherbackError, expected
+from featherback.errors import FeatherbackError, did_you_mean, expected
 from featherback.files import remove_abandoned
 from featherback.hub.locate import locate
 from featherback.models.loader import results
@@ -19,6 +19,9 @@ from featherback.targets.base import Exported, Request, Target, WholeRequest, ch
 from featherback.targets.base_of import base_of_run, model_path
 from featherback.weights.quantize import quantizable
 from featherback.weights.types import TensorType
+
+_OTHER_NAMES = dict.fromkeys(("hf", "huggingface", "transformers", "safetensors"), ("merged", "peft"))
+"""What users call a target -> the targets that they may mean."""
 
 
 def export(
@@ -37,6 +40,9 @@ def export(
     what does not fit together, and if nothing can be written.
     """
     check_run(source)
+    if to.lower() in _OTHER_NAMES and to not in TARGETS.names:
+        meant = did_you_mean(_OTHER_NAMES[to.lower()])
+        raise FeatherbackError(f"{argument_is('to', repr(to))}; {expected(to, TARGETS.names)}{meant}")
     target, stored = TARGETS[to], _type(kind)
     request: Request | WholeRequest
     if (trained := next((path for path in results(source) if path.exists()), None)) is not None:

@@ -48,6 +48,7 @@ def test_nothing_is_a_bug(
         (("train", "m", "--out", "o", "--method", "mez"), "Did you mean `mezo`?"),
         (("train", "m", "--out", "o", "--compute", "bf-16"), "Did you mean `bf16`?"),
         (("export", "run", "--to", "olama"), "Did you mean `ollama`?"),
+        (("export", "run", "--to", "hf"), "peft. Did you mean `merged` or `peft`?"),
         (("export", "run", "--to", "merged", "--type", "q8"), "--type is 'q8'; expected one of: f32, f16, q4_0, "),
         (("generate", "smollm2", "--prompt", "a"), "Did you mean `smollm2-135m`"),
         (("generate", "Qwen/Qwen2-0.5B", "--prompt", "a"), "featherback fetch Qwen/Qwen2-0.5B"),

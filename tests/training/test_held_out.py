@@ -207,6 +207,11 @@ def test_a_run_that_stopped_early_goes_on_when_it_is_told_to(tiny_path: Path, tm
     named = {"model": str(tiny_path), "out": str(run.path)}
     with pytest.raises(fb.FeatherbackError, match=r"stopped early, after step 8: .* name --steps, --epochs"):
         resume_run(named)
+    kept = run.summary
+    run.directory.update(summary={**kept, "first_eval_loss": kept["best_eval_loss"] / 2})
+    with pytest.raises(fb.FeatherbackError, match=r"It is worse than before training: the held-out loss was"):
+        resume_run(named)
+    run.directory.update(summary=kept)
     onward = resume_run({**named, "steps": 30})
     trainer.train_run(onward)
     assert onward.record["summary"]["steps"] == 15  # three more measurements, every third step
