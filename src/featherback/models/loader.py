@@ -96,9 +96,10 @@ def _load_gguf(path: Path, kind: type[Model]) -> Model:
 
 def _of_adapter(run: Path) -> str:
     """What to do with the directory of a run that trained an adapter, where a model is wanted."""
-    from featherback.adapters.base_model import recorded_names  # rarely
-
-    model = next(iter(recorded_names(run)), "MODEL")
+    record = read_json(run / private.RUN_FILE)
+    options = record.get("configuration") if isinstance(record, dict) else None
+    recorded = options.get("model") if isinstance(options, dict) else None
+    model = recorded if isinstance(recorded, str) else "MODEL"
     if in_python():
         use = f"{model!r}, with {argument('adapter', run)}"
     else:

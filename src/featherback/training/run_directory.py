@@ -72,7 +72,15 @@ _METRICS = ("step", "loss", "seconds", "tokens")
 """Numbers of a line of metrics.jsonl that are read again."""
 NUMBERS = ("steps", "seconds", "step_seconds", "tokens_per_second", "peak_footprint_mb", "peak_rss_mb")
 """Entries of a summary that are read again."""
-LOSSES = ("first_loss", "final_loss", "first_eval_loss", "final_eval_loss", "best_eval_loss")
+LOSSES = (
+    "first_loss",
+    "final_loss",
+    "early_loss",
+    "late_loss",
+    "first_eval_loss",
+    "final_eval_loss",
+    "best_eval_loss",
+)
 """The same; a loss may be None."""
 _PREDICTED = ("predicted_footprint_mb", "predicted_rss_mb")
 RECOMMENDED = {"lr", "epochs"}
