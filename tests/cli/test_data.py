@@ -102,12 +102,13 @@ def test_a_folder_of_records_is_not_data_but_what_is_in_it(command: Command, tmp
 
 def test_model_and_data_in_each_others_place(command: Command, chat_model: Path, tmp_path: Path) -> None:
     data = _chats(tmp_path / "d.jsonl", 10)
-    meant = f"{chat_model} --data {data}\n"
-    for name in ("train", "evaluate"):
-        said = command(name, data, "--data", chat_model, *(("--out", tmp_path / "run") * (name == "train")))
-        assert (said.code, said.err) == (2, f"error: MODEL and data seem swapped: featherback {name} {meant}")
-    said = command("train", data, "--data", "smollm2-135m", "--out", tmp_path / "run")
-    assert said.err.endswith(f"featherback train smollm2-135m --data {data}\n")
+    run = tmp_path / "run"
+    for name, out, kept in (("train", ("--out", run), f" --out {run}"), ("evaluate", (), "")):
+        said = command(name, data, "--data", chat_model, *out)
+        meant = f"featherback {name} {chat_model} --data {data}{kept}\n"
+        assert (said.code, said.err) == (2, f"error: MODEL and data seem swapped: {meant}")
+    said = command("train", data, "--data", "smollm2-135m", "--out", run)
+    assert said.err.endswith(f"featherback train smollm2-135m --data {data} --out {run}\n")
     assert not (tmp_path / "run").exists()
 
 
