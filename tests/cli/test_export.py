@@ -90,7 +90,7 @@ def test_what_cannot_be_exported(command: Command, here: Path, chat_model: Path,
     for arguments, complaint in (
         (
             (here, "--to", "safetensors"),
-            "Unknown export target 'safetensors'; expected one of: gguf, merged, mlx, ",
+            "--to is 'safetensors'; expected one of: gguf, merged, mlx, ",
         ),
         ((here, "--to", "gguf", "--type", "q4_0"), "--type is q4_0; choose from f32, f16, bf16."),
         ((here, "--to", "mlx", "--type", "f16"), "--type is f16; this target stores its own; leave it out."),
