@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.budget import least_mb
 from tests.support.tiny_chat import byte_level_metadata
 from tests.support.tiny_models import TINY_WIDE, tiny, write_tiny
 
@@ -26,25 +27,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tell
 LENGTH = 96
 
 
-def _train(model: Path, data: Path, out: Path, memory: str, *others: object) -> list[str]:
-    words = (
-        *(
-            "train",
-            model,
-            "--data",
-            data,
-            "--out",
-            out,
-            "--memory",
-            memory,
-            "--seq-len",
-            LENGTH,
-            "--steps",
-            2,
-        ),
-        *others,
-    )
+def _train(model: Path, data: Path, out: Path, *others: object) -> list[str]:
+    words = ("train", model, "--data", data, "--out", out, "--seq-len", LENGTH, *others)
     return [sys.executable, "-m", "featherback", *map(str, words)]
+
+
+def _steps(model: Path, data: Path, out: Path, memory: str, *others: object) -> list[str]:
+    return _train(model, data, out, "--memory", memory, "--steps", 2, *others)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +63,7 @@ def first(large: Path, messages: Path, tmp_path_factory: pytest.TempPathFactory)
     """A run that can be resumed, or gone on from."""
     out = tmp_path_factory.mktemp("first") / "run"
     options = ("--keep-checkpoints", "--samples", 0)
-    subprocess.run(_train(large, messages, out, "least", *options), check=True, capture_output=True)
+    subprocess.run(_steps(large, messages, out, "least", *options), check=True, capture_output=True)
     return out
 
 
@@ -111,7 +100,7 @@ def test_the_least_budget_is_the_whole_commands(
     """The answers of a run took 82 MB of 62: no part of a command may come after the budget was looked at."""
     stand_ins = {"FIRST": first, "DATA": messages}
     options = [stand_ins.get(str(word), word) for word in CASES[case]]
-    _within(_train(large, messages, tmp_path / "run", "least", *options), tmp_path / "run")
+    _within(_steps(large, messages, tmp_path / "run", "least", *options), tmp_path / "run")
 
 
 def test_a_run_that_is_resumed_stays_within_its_budget(
@@ -133,7 +122,7 @@ def test_the_least_that_a_refusal_names_is_enough_for_the_whole_command(
     out = tmp_path / "run"
 
     def command(memory: str) -> list[str]:
-        words = _train(large, data if seq_len is None else messages, out, memory)
+        words = _steps(large, data if seq_len is None else messages, out, memory)
         if seq_len is None:  # the data's longest example decides, once they are tokens
             at = words.index("--seq-len")
             del words[at : at + 2]
@@ -166,18 +155,19 @@ def _rows(path: Path, lengths: tuple[int, ...]) -> Path:
 
 @pytest.mark.parametrize("name", ["d.jsonl", "d.json", "d.csv"])
 def test_a_long_record_is_refused_with_a_budget_that_has_room_for_all(
-    chat_model: Path, tmp_path: Path, name: str
+    chat_model: Path, messages: Path, tmp_path: Path, name: str
 ) -> None:
     """A chat of 14 MB in one line took seven times the budget, and the amount named was refused again."""
     data, out = _rows(tmp_path / name, (50, 700_000, 50, 1_500_000)), tmp_path / "run"
-    enough = subprocess.run(
-        [*_train(chat_model, data, out, "60MB"), "--cut"], capture_output=True, text=True, check=False
+    little = f"{least_mb(_train(chat_model, messages, out)) + 4}MB"
+    refused = subprocess.run(
+        [*_steps(chat_model, data, out, little), "--cut"], capture_output=True, text=True, check=False
     )
-    assert enough.returncode == 2
-    assert f"Preparing {data} does not fit in 60MB: the example in {data}, " in enough.stderr
-    assert len(enough.stderr.splitlines()) == 1
-    budget = int(re.findall(r"--memory (\d+)MB has room for it", enough.stderr)[0])
-    outcome = watch.run([*_train(chat_model, data, out, f"{budget}MB"), "--cut"], tree=True)
+    assert refused.returncode == 2
+    assert f"Preparing {data} does not fit in {little}: the example in {data}, " in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+    budget = int(re.findall(r"--memory (\d+)MB has room for it", refused.stderr)[0])
+    outcome = watch.run([*_steps(chat_model, data, out, f"{budget}MB"), "--cut"], tree=True)
     assert outcome.tree_mb is not None
     assert outcome.tree_mb <= budget
 
@@ -189,10 +179,8 @@ def test_examples_are_held_out_of_large_data_in_little_memory(chat_model: Path, 
     letters = random.integers(97, 123, 6_000_000).astype(np.uint8)
     letters[::6], letters[::60] = ord(" "), ord("\n")
     data.write_bytes(letters.tobytes())
-    words = _train(chat_model, data, out, "60MB", "--samples", 0, "--epochs", 0.0001)
-    at = words.index("--steps")
-    del words[at : at + 2]
-    outcome = watch.run(words, tree=True)
-    assert outcome.rss_mb is not None
+    words = _train(chat_model, data, out, "--samples", 0, "--epochs", 0.0001)
+    budget = least_mb(words)
+    outcome = watch.run([*words, "--memory", f"{budget}MB"], tree=True)
     assert outcome.tree_mb is not None
-    assert outcome.tree_mb <= 60
+    assert outcome.tree_mb <= budget

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.budget import least_mb
 from tests.support.tiny_chat import N_VOCAB, byte_level_metadata, write_messages
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
 
@@ -37,27 +38,19 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("model") / "wide.gguf", shape, metadata=byte_level_metadata())
 
 
-def _command(folder: Path, model: Path, seed: int, *more: str) -> subprocess.CompletedProcess[str]:
-    words = [
-        "train",
-        str(model),
-        "--data",
-        str(folder / "data.jsonl"),
-        "--seq-len",
-        "96",
-        "--batch-size",
-        "4",
-    ]
-    words += ["--memory", "56MB", "--steps", "2", "--samples", "0", *more]
+def _train(model: Path, folder: Path, out: str, *more: str) -> list[str]:
+    words = f"--out {folder / out} --data {folder / 'data.jsonl'} --seq-len 96 --batch-size 4 --steps 2 --samples 0".split()
+    return [sys.executable, "-m", "featherback", "train", str(model), *words, *more]
+
+
+def _command(folder: Path, command: list[str], seed: int) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         "PYTHONPATH": str(folder),
         "FEATHERBACK_CACHE": str(folder / "cache"),
         "PERTURBED": str(seed),
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "featherback", *words], env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -71,11 +64,12 @@ def test_the_same_command_gives_the_same_bits(wide_model: Path, tmp_path: Path) 
     """The plan keeps a part of what it could, and in what arithmetic is left open."""
     (tmp_path / "sitecustomize.py").write_text(_PERTURBED)
     write_messages(tmp_path / "data.jsonl", 40)
-    foretold = _command(tmp_path, wide_model, 1, "--out", str(tmp_path / "dry"), "--dry-run", "--json")
-    plans, adapters = [_decided(json.loads(foretold.stdout)["plan"])], []
+    memory = ("--memory", f"{least_mb(_train(wide_model, tmp_path, 'least')) + 1}MB")
+    dry = _train(wide_model, tmp_path, "dry", *memory, "--dry-run", "--json")
+    plans, adapters = [_decided(json.loads(_command(tmp_path, dry, 1).stdout)["plan"])], []
     for seed in (2, 3):
         out = tmp_path / f"run-{seed}"
-        _command(tmp_path, wide_model, seed, "--out", str(out))
+        _command(tmp_path, _train(wide_model, tmp_path, out.name, *memory), seed)
         plans.append(_decided(json.loads((out / "run.json").read_text())["plan"]))
         adapters.append((out / "adapter_model.safetensors").read_bytes())
     assert plans == plans[:1] * 3  # --dry-run says what is done

@@ -1,0 +1,17 @@
+"""The least budget of a command on this machine: Python and its libraries take more on some than on others."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+
+
+def least_mb(command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+    """What the refusal of `command`, which has no `--memory`, names at a budget in which nothing runs."""
+    words = [*command, "--memory", "1MB"]
+    refused = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    named = re.findall(r"the least is --memory (\d+)MB", refused.stderr)
+    assert named, refused.stderr
+    return int(named[0])
