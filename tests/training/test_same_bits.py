@@ -40,7 +40,7 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _train(model: Path, folder: Path, out: str, *more: str) -> list[str]:
     words = ["--out", str(folder / out), "--data", str(folder / "data.jsonl")]
-    words += "--seq-len 96 --batch-size 4 --steps 2 --samples 0".split()
+    words += ["--seq-len", "96", "--batch-size", "4", "--steps", "2", "--samples", "0"]
     return [sys.executable, "-m", "featherback", "train", str(model), *words, *more]
 
 
@@ -65,6 +65,7 @@ def test_the_same_command_gives_the_same_bits(wide_model: Path, tmp_path: Path) 
     """The plan keeps a part of what it could, and in what arithmetic is left open."""
     (tmp_path / "sitecustomize.py").write_text(_PERTURBED)
     write_messages(tmp_path / "data.jsonl", 40)
+    least = least_mb(_train(wide_model, tmp_path, "least"))
     memory = ("--memory", f"{least + 1}MB")
     dry = _train(wide_model, tmp_path, "dry", *memory, "--dry-run", "--json")
     plans, adapters = [_decided(json.loads(_command(tmp_path, dry, 1).stdout)["plan"])], []
