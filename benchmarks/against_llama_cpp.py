@@ -151,9 +151,7 @@ def typed(folder: Path, kind: TensorType) -> Path:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     models = parser.add_mutually_exclusive_group()
     models.add_argument("--files", type=Path, nargs="+", help="GGUF files; default: the two named above")
     models.add_argument("--types", nargs="+", help="GGUF types, of which synthetic models are made")
@@ -168,10 +166,7 @@ def main() -> int:
     try:
         import llama_cpp
     except ImportError:
-        print(
-            "This needs llama-cpp-python: run `make bench-llama`, or pip install llama-cpp-python.",
-            file=sys.stderr,
-        )
+        print("This needs llama-cpp-python: run `make bench-llama`, or pip install llama-cpp-python.", file=sys.stderr)
         return 2
     from featherback.bench.markdown import number, table
     from featherback.bench.synthetic import write_synthetic
@@ -191,17 +186,11 @@ def main() -> int:
         for path in files:
             for threads in options.threads:
                 for line in compare(path, threads, *how):
-                    print(
-                        json.dumps({"file": path.name, "threads": threads, **line}),
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                    print(json.dumps({"file": path.name, "threads": threads, **line}), file=sys.stderr, flush=True)
                     rates = [number(line[key], 1) for key in ("ours", "theirs")]
                     rows.append([path.stem, str(threads), line["what"], *rates, number(line["ratio"], 2)])
     seconds = "CPU time" if options.cpu_time else "wall clock"
-    print(
-        f"llama-cpp-python {llama_cpp.__version__}, {options.compute} operands, {seconds}, {os.uname().machine}\n"
-    )
+    print(f"llama-cpp-python {llama_cpp.__version__}, {options.compute} operands, {seconds}, {os.uname().machine}\n")
     print(table(["model", "threads", "what", "Featherback tok/s", "llama.cpp tok/s", "ratio"], rows))
     return 0
 

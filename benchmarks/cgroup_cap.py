@@ -51,11 +51,7 @@ def main() -> int:
         free = _again(given, limit, f"{place}/free", RunDirectory.open(f"{place}/capped"))
     same = {name: capped.pop(name) == free.pop(name) for name in ("losses", "tokens")}
     ratios = {f"{name}_ratio": capped[name] / free[name] for name in ("seconds", "cpu_seconds")}
-    print(
-        json.dumps(
-            {"limit_mb": limit / 1e6, "capped": capped, "free": free, "same": same, **ratios}, indent=1
-        )
-    )
+    print(json.dumps({"limit_mb": limit / 1e6, "capped": capped, "free": free, "same": same, **ratios}, indent=1))
     return 0 if all(same.values()) else 1
 
 

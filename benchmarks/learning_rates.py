@@ -47,9 +47,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="paragraphs, one a line")
     parser.add_argument("--kinds", default="tone,extract,code,text")
     parser.add_argument("--share", type=float, default=1.0, help="of the examples that are trained on")
-    parser.add_argument(
-        "--seeds", type=int, default=1, help="runs for each rate, of which the mean loss is taken"
-    )
+    parser.add_argument("--seeds", type=int, default=1, help="runs for each rate, of which the mean loss is taken")
     parser.add_argument("--all", action="store_true", help="leave out no rate")
     parser.add_argument("--log", type=Path, help="file of the runs, a line each")
     options = parser.parse_args()
@@ -68,10 +66,7 @@ def walk(measure: Callable[[float | None], tuple[float, float]], every: bool) ->
     """Rate (None: the default) -> held-out loss, of the rates that may be the best."""
     default, loss = measure(None)
     found: dict[float | None, float] = {None: loss}
-    for direction in (
-        [rate for rate in GRID if rate >= default],
-        [rate for rate in reversed(GRID) if rate < default],
-    ):
+    for direction in ([rate for rate in GRID if rate >= default], [rate for rate in reversed(GRID) if rate < default]):
         bad = 0
         for rate in direction:
             found[rate] = measure(rate)[1]
@@ -204,10 +199,7 @@ def _chats(place: Path, name: str, train: list[Pair], held: list[Pair], share: f
     for path, pairs in zip(paths, (train[: int(share * len(train))], held)):
         with path.open("w") as file:
             for user, assistant in pairs:
-                messages = [
-                    {"role": "user", "content": user},
-                    {"role": "assistant", "content": assistant},
-                ]
+                messages = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
                 file.write(json.dumps({"messages": messages}) + "\n")
     return paths
 

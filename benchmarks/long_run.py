@@ -40,9 +40,7 @@ def main() -> int:
         run = train_synthetic(
             model, tokens=8, steps=options.steps, folder=Path(place), memory=budget, rank=2, threads=1
         )
-    peaks = {
-        name: getattr(run, name) for name in ("budget_mb", "predicted_rss_mb", "rss_mb", "outside_rss_mb")
-    }
+    peaks = {name: getattr(run, name) for name in ("budget_mb", "predicted_rss_mb", "rss_mb", "outside_rss_mb")}
     print(json.dumps({"steps": len(run.losses), **peaks}))
     return 0 if max(run.rss_mb, run.outside_rss_mb or 0) * 1e6 <= budget else 1
 

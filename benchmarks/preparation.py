@@ -72,16 +72,7 @@ def main() -> int:
                         f"{one['seconds'] / two['seconds']:.2f}", f"{two['peak']:.0f}", f"{library['peak']:.0f}",
                     ]
                 )  # fmt: skip
-    head = [
-        "tokenizer",
-        "data",
-        "library, MB/s",
-        "own, MB/s",
-        "ratio",
-        "cores",
-        "own peak, MB",
-        "library peak, MB",
-    ]
+    head = ["tokenizer", "data", "library, MB/s", "own, MB/s", "ratio", "cores", "own peak, MB", "library peak, MB"]
     print(table(head, rows))
     print("one core and two wrote the same tokens" if same else "ONE CORE AND TWO WROTE OTHER TOKENS")
     return 0 if same else 1
@@ -89,18 +80,7 @@ def main() -> int:
 
 def _measured(side: str, folder: Path, data: Path, cores: int) -> dict[str, Any]:
     """One side in a process of its own."""
-    command = [
-        sys.executable,
-        __file__,
-        str(folder),
-        "-",
-        "--side",
-        side,
-        "--data",
-        str(data),
-        "--cores",
-        str(cores),
-    ]
+    command = [sys.executable, __file__, str(folder), "-", "--side", side, "--data", str(data), "--cores", str(cores)]
     outcome = run(command, interval=0.02)
     return {**json.loads(outcome.output), "peak": outcome.rss_mb}
 
@@ -137,9 +117,7 @@ def _own(folder: Path, data: Path, cores: int) -> dict[str, Any]:
             "cpu": _cpu() - began - loading,
             "seconds": report.seconds - loading,
             "tokens": tokens.n_tokens,
-            "checksum": [
-                zlib.crc32(part.tobytes()) for part in (tokens.tokens, tokens.supervised, tokens.offsets)
-            ],
+            "checksum": [zlib.crc32(part.tobytes()) for part in (tokens.tokens, tokens.supervised, tokens.offsets)],
         }
 
 
@@ -177,14 +155,10 @@ def _write_tokenizer(folder: Path, name: str, model: Path, text: Path) -> Path:
     from tokenizers import AddedToken
 
     core = _byte_level(CUTS[name], model) if name in CUTS else _sentencepiece(text)
-    core.add_special_tokens(
-        [AddedToken(t, special=True, normalized=False) for t in ("<|im_start|>", "<|im_end|>")]
-    )
+    core.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in ("<|im_start|>", "<|im_end|>")])
     folder.mkdir()
     core.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"chat_template": TEMPLATE, "eos_token": "<|im_end|>"})
-    )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "<|im_end|>"}))
     return folder
 
 
@@ -197,9 +171,7 @@ def _byte_level(cut: str, model: Path) -> Any:
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=cut == "llama3"))
     expression = next(e for e, known in EXPRESSIONS.items() if known == cut)
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(expression), "isolated"), letters]
-    )
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(expression), "isolated"), letters])
     core.decoder = decoders.ByteLevel()
     if cut == "llama3-digits":
         core.normalizer = normalizers.NFC()
@@ -214,16 +186,10 @@ def _sentencepiece(text: Path) -> Any:
     learner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     learner.train([str(text)], trainers.BpeTrainer(vocab_size=32_000 - 257, show_progress=False))
     learned = json.loads(learner.to_str())["model"]
-    names = [
-        "<unk>",
-        *(f"<0x{byte:02X}>" for byte in range(256)),
-        *sorted(learned["vocab"], key=learned["vocab"].get),
-    ]
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *sorted(learned["vocab"], key=learned["vocab"].get)]
     merges = [tuple(merge) for merge in learned["merges"]]
     core = Tokenizer(
-        models.BPE(
-            {t: i for i, t in enumerate(names)}, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True
-        )
+        models.BPE({t: i for i, t in enumerate(names)}, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
     )
     core.normalizer = normalizers.Replace(" ", "▁")
     core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])

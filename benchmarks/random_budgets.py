@@ -45,10 +45,7 @@ def main() -> int:
     rng = random.Random(options.seed)
     done: list[tuple[str, Measured]] = []
     with tempfile.TemporaryDirectory() as place:
-        paths = {
-            name: write_synthetic(Path(place) / f"{name}.gguf", name, **sizes)
-            for name, sizes in MODELS.items()
-        }
+        paths = {name: write_synthetic(Path(place) / f"{name}.gguf", name, **sizes) for name, sizes in MODELS.items()}
         paths |= {path.name: path for path in options.file}
         chats = Path(demo.__file__).with_name("train.jsonl")
         text = Path(place) / "text.txt"  # fills sequences of any length
@@ -92,9 +89,7 @@ def draw(rng: random.Random, least: int) -> dict[str, Any]:
         "optimizer": rng.choice(("adamw", "sgd")),
         "compute": rng.choice(("bf16", "bf16", "fp32")),
         "threads": rng.choice((1, 2)),
-        "memory": None
-        if rng.random() < 0.25
-        else rng.randrange(least, 600 if method == "mebp" else 160) * MB,
+        "memory": None if rng.random() < 0.25 else rng.randrange(least, 600 if method == "mebp" else 160) * MB,
     }
 
 
@@ -105,9 +100,7 @@ def _least_budget(attempt: Callable[..., Measured | str]) -> int:
     return int(re.findall(r"--memory (\d+)MB", refusal)[0]) * MB
 
 
-def _attempt(
-    model: Path, data: Path | None, place: Path, what: dict[str, Any], memory: int
-) -> Measured | str:
+def _attempt(model: Path, data: Path | None, place: Path, what: dict[str, Any], memory: int) -> Measured | str:
     """The run, or the refusal."""
     run = train_synthetic if data is None else partial(train_command, data=data)
     try:

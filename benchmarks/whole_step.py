@@ -40,9 +40,7 @@ def lora(model: Path, tokens: np.ndarray[Any, Any], work: Path) -> Callable[[], 
     adapter = LoRA(opened, 8)
     optimizer = optim.create("adamw", adapter.parameters, adapter.layout.slots)
     gradients = PagedArray(adapter.parameters.layers, adapter.parameters.size)
-    method = methods.create(
-        "mesp", opened, adapter, Plan.default(opened.config, tokens=len(tokens), compute="bf16")
-    )
+    method = methods.create("mesp", opened, adapter, Plan.default(opened.config, tokens=len(tokens), compute="bf16"))
 
     def step() -> None:
         gradients.clear()
@@ -69,20 +67,14 @@ def lomo(model: Path, tokens: np.ndarray[Any, Any], work: Path) -> Callable[[], 
     run = prepare_run(config, data=[tokens])
     run.begin_work()
     copy = working_copy(run, models.load(model), lambda: None)
-    plan = Plan.default(
-        copy.config, tokens=len(tokens), compute="bf16"
-    )  # the adapter's: blocks computed again
+    plan = Plan.default(copy.config, tokens=len(tokens), compute="bf16")  # the adapter's: blocks computed again
     trained = TrainedWeights(run, copy, plan)
     batch = Batch.from_sequences([tokens])
     steps = iter(range(1, sys.maxsize))
-    return lambda: trained.step(
-        Group(iter([batch]), batch.n_targets, batch.n_tokens), RATE, next(steps), lambda: None
-    )
+    return lambda: trained.step(Group(iter([batch]), batch.n_targets, batch.n_tokens), RATE, next(steps), lambda: None)
 
 
-def by_torch(
-    dtype: str, authors: str, name: str, tokens: np.ndarray[Any, Any], threads: int
-) -> Callable[[], object]:
+def by_torch(dtype: str, authors: str, name: str, tokens: np.ndarray[Any, Any], threads: int) -> Callable[[], object]:
     """A step of the authors' LOMO."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -139,9 +131,7 @@ OURS = {"LoRA, MeSP": lora, "whole, LOMO": lomo}
 
 def main() -> None:
     """Measure as the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
@@ -178,9 +168,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     for side in sides:
         times = [each[side] for each in rounds]
         ratios = (median(each[side] / each[other] for each in rounds) for other in OURS)
-        print(
-            f"| {side} | {median(times):.2f} | {min(times):.2f} | {' | '.join(f'{r:.2f}' for r in ratios)} |"
-        )
+        print(f"| {side} | {median(times):.2f} | {min(times):.2f} | {' | '.join(f'{r:.2f}' for r in ratios)} |")
     for side in OURS if options.profile else ():
         print(f"\n{side}\n" + "\n".join(ask(pipes[side], "profile")), flush=True)
     for pipe, process in zip(pipes.values(), processes, strict=True):

@@ -55,9 +55,7 @@ def navigation(_: Sphinx, name: str, source: list[str]) -> None:
     if name != "index" and not name.endswith("/README"):
         return
     whole = name != "index"
-    sections = (
-        [("", source[0])] if whole else re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", source[0], re.MULTILINE)
-    )
+    sections = [("", source[0])] if whole else re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", source[0], re.MULTILINE)
     for caption, text in sections:
         if pages := _LISTED.findall(text):
             caption = f":caption: {caption}\n" if caption else ""
@@ -75,8 +73,7 @@ def code_in_docstrings(*arguments: object) -> None:
 def aliases(*arguments: object) -> tuple[str | None, ...]:
     """The signature with the names of our types, without what Sphinx puts around them."""
     return tuple(
-        None if part is None else re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", str(part))
-        for part in arguments[-2:]
+        None if part is None else re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", str(part)) for part in arguments[-2:]
     )
 
 

@@ -52,9 +52,7 @@ def main(kind: str, build: str) -> int:
     environment["ASAN_OPTIONS"] = f"detect_leaks=0:{environment.get('ASAN_OPTIONS', '')}"
     python = [sys.executable, "-m"]
     # --capture=sys: what a sanitizer says as it ends the process must not end in pytest's own file.
-    if not passes(
-        kind, [*python, "pytest", "--capture=sys", "-m", "not memory_figures", *SUITES[kind]], environment
-    ):
+    if not passes(kind, [*python, "pytest", "--capture=sys", "-m", "not memory_figures", *SUITES[kind]], environment):
         failed.append("tests")
     if FUZZED[kind] and not passes(kind, [*python, "tests.fuzz", *FUZZING, *FUZZED[kind]], environment):
         failed.append("fuzz")
@@ -70,10 +68,7 @@ def passes(kind: str, command: Sequence[str], environment: Mapping[str, str]) ->
 def fixed_addresses(kind: str) -> list[str]:
     """What a command begins with so that its addresses are where the thread sanitizer expects them, if we may."""
     prefix = ["setarch", "-R"]
-    if (
-        kind != "thread"
-        or subprocess.run([*prefix, "true"], stderr=subprocess.DEVNULL, check=False).returncode
-    ):
+    if kind != "thread" or subprocess.run([*prefix, "true"], stderr=subprocess.DEVNULL, check=False).returncode:
         return []
     return prefix
 

@@ -121,9 +121,7 @@ def _floor(module: str) -> int:
 
 def _graph(package: Path) -> dict[str, set[str]]:
     """Module -> modules of the package that it imports when it runs; a folder's name stands for its __init__."""
-    return {
-        _name(package, path): _imports(path, package, annotations=False) for path in package.rglob("*.py")
-    }
+    return {_name(package, path): _imports(path, package, annotations=False) for path in package.rglob("*.py")}
 
 
 def _circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
@@ -168,9 +166,7 @@ def _imports(path: Path, package: Path = PACKAGE, annotations: bool = True) -> s
                 found.add(candidate if place.with_suffix(".py").exists() or place.is_dir() else base)
         elif isinstance(node, ast.Import):
             found.update(
-                alias.name.removeprefix("featherback.")
-                for alias in node.names
-                if alias.name.startswith("featherback.")
+                alias.name.removeprefix("featherback.") for alias in node.names if alias.name.startswith("featherback.")
             )
     return {name for name in found if name and not name.startswith("_native")}
 

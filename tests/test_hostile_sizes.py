@@ -59,9 +59,7 @@ def _changed(good: Path, folder: Path, **entries: Any) -> Path:
 
 
 @pytest.mark.parametrize("rank", [100_000, 10**30])
-def test_a_rank_that_the_file_does_not_have(
-    adapter: tuple[fb.Model, Path], tmp_path: Path, rank: int
-) -> None:
+def test_a_rank_that_the_file_does_not_have(adapter: tuple[fb.Model, Path], tmp_path: Path, rank: int) -> None:
     model, good = adapter
     with at_most(6 * MB), pytest.raises(FeatherbackError, match="does not fit"):
         formats.load(model, _changed(good, tmp_path, r=rank))
@@ -79,9 +77,7 @@ def test_a_rank_that_the_file_does_not_have(
         {"r": None},
     ],
 )
-def test_numbers_that_are_none(
-    adapter: tuple[fb.Model, Path], tmp_path: Path, entries: dict[str, Any]
-) -> None:
+def test_numbers_that_are_none(adapter: tuple[fb.Model, Path], tmp_path: Path, entries: dict[str, Any]) -> None:
     model, good = adapter
     with pytest.raises(FeatherbackError) as refusal:
         formats.load(model, _changed(good, tmp_path, **entries))
@@ -119,12 +115,7 @@ def _tensors(count: int) -> bytes:
             "a string of 9437184 bytes",
         ),
         (0, 1, lambda: struct.pack("<Q", 2000) + b"k" * 2000 + bytes(99), "a string of 2000 bytes"),
-        (
-            0,
-            1,
-            lambda: _key(0, struct.pack("<IQ", 8, 5 << 20) + bytes(8 * (5 << 20)), 9),
-            "more than 4194304 strings",
-        ),
+        (0, 1, lambda: _key(0, struct.pack("<IQ", 8, 5 << 20) + bytes(8 * (5 << 20)), 9), "more than 4194304 strings"),
     ],
 )
 def test_gguf(tmp_path: Path, tensors: int, keys: int, rest: Callable[[], bytes], says: str) -> None:
@@ -163,10 +154,7 @@ def test_safetensors(tmp_path: Path) -> None:
     path.write_bytes(struct.pack("<Q", len(header)) + header)
     with at_most(10 * MB), pytest.raises(FeatherbackError, match="a header of"):
         SafetensorsFile(path)
-    for numbers in (
-        '"shape":[1e400],"data_offsets":[0,4]',
-        f'"shape":[{10**50}],"data_offsets":[0,{4 * 10**50}]',
-    ):
+    for numbers in ('"shape":[1e400],"data_offsets":[0,4]', f'"shape":[{10**50}],"data_offsets":[0,{4 * 10**50}]'):
         text = b'{"a":{"dtype":"F32",' + numbers.encode() + b"}}"
         path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(8))
         with pytest.raises(FeatherbackError, match="malformed entry"):

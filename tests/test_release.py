@@ -41,8 +41,6 @@ def test_the_workflow_has_every_python_that_wheels_are_built_for_and_tried_on() 
         ("cp312-abi3-manylinux2014_aarch64.manylinux_2_17_aarch64", (3, 11), "aarch64", False),
     ],
 )
-def test_wheels_are_tried_on_what_they_are_for(
-    wheel: str, version: tuple[int, int], machine: str, fits: bool
-) -> None:
+def test_wheels_are_tried_on_what_they_are_for(wheel: str, version: tuple[int, int], machine: str, fits: bool) -> None:
     python = SimpleNamespace(version=version, machine=machine)
     assert Python.runs(python, Path(f"dist/featherback-0.1.0-{wheel}.whl")) is fits  # type: ignore[arg-type]

@@ -19,31 +19,10 @@ EXCUSED = {
     "data/token_file.py: os.replace": "by the descriptor of the folder, between names that `private` made",
 }
 
-_WRITES = {
-    "write_text",
-    "write_bytes",
-    "mkdir",
-    "touch",
-    "symlink_to",
-    "hardlink_to",
-    "rename",
-    "tofile",
-    "savez",
-}
+_WRITES = {"write_text", "write_bytes", "mkdir", "touch", "symlink_to", "hardlink_to", "rename", "tofile", "savez"}
 """Methods of paths and arrays."""
 _OF_MODULES = {
-    "os": {
-        "mkdir",
-        "makedirs",
-        "replace",
-        "rename",
-        "renames",
-        "link",
-        "symlink",
-        "truncate",
-        "mkfifo",
-        "mknod",
-    },
+    "os": {"mkdir", "makedirs", "replace", "rename", "renames", "link", "symlink", "truncate", "mkfifo", "mknod"},
     "shutil": {"copy", "copy2", "copyfile", "copytree", "move"},
     "np": {"save", "savez", "savez_compressed", "savetxt", "memmap"},
 }
@@ -53,8 +32,7 @@ def test_no_other_module_makes_files() -> None:
     found = [
         f"{where}: {what} (line {line})"
         for path in sorted(PACKAGE.rglob("*.py"))
-        if (where := path.relative_to(PACKAGE).as_posix()) not in MAKERS
-        and where.split("/")[0] not in EXCUSED
+        if (where := path.relative_to(PACKAGE).as_posix()) not in MAKERS and where.split("/")[0] not in EXCUSED
         for line, what in _writing(ast.parse(path.read_text()))
         if f"{where}: {what}" not in EXCUSED
     ]
@@ -119,6 +97,4 @@ def _opens_to_write(call: ast.Call, place: int) -> bool:
     """Whether a call of `open`, whose mode is the argument at `place`, opens to write."""
     named = [word.value for word in call.keywords if word.arg == "mode"]
     mode = named[0] if named else call.args[place] if len(call.args) > place else None
-    return (
-        isinstance(mode, ast.Constant) and isinstance(mode.value, str) and bool(set("wax+") & set(mode.value))
-    )
+    return isinstance(mode, ast.Constant) and isinstance(mode.value, str) and bool(set("wax+") & set(mode.value))

@@ -26,13 +26,9 @@ def main() -> None:
         run = Path(folder, "run")
         # The memory of an emulator counts, too.
         options = f"--steps {STEPS} --lr 0.01 --compute fp32 --memory 256MB --seed 1".split()
-        subprocess.run(
-            [command, "train", model, "--data", data, "--out", run, *options], stdout=sys.stderr, check=True
-        )
+        subprocess.run([command, "train", model, "--data", data, "--out", run, *options], stdout=sys.stderr, check=True)
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    version = subprocess.run(
-        [command, "--version"], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    version = subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     losses = [record["loss"] for record in records if "loss" in record]
     print(json.dumps({"version": version, "kernels": kernels.available(), "losses": losses}))
 

@@ -177,10 +177,7 @@ def interpreters() -> list[Python]:
     for name in names:
         try:
             python = Python(name)
-        except (
-            OSError,
-            subprocess.CalledProcessError,
-        ):  # not there, or pyenv's word for a version that is not chosen
+        except (OSError, subprocess.CalledProcessError):  # not there, or pyenv's word for a version that is not chosen
             continue
         found.setdefault((python.version, python.machine), python)
     return list(found.values())

@@ -40,9 +40,7 @@ def quartiles(clock: Callable[[], float], calls: list[Callable[[], object]], rou
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--types", default=TYPES)
     parser.add_argument("--shapes", default=SHAPES)
@@ -84,10 +82,7 @@ def main() -> None:
                 rival, rival_back, ours, ours_back = quartiles(clock, calls, max(7, min(41, int(10 / work))))
             cells.append(f"{name} {rival / ours:.2f} {rival_back / ours_back:.2f}")
             ratios += [rival / ours, rival_back / ours_back]
-        print(
-            f"{rows}x{columns}: rival {work / rival:.0f} {work / rival_back:.0f} | " + "; ".join(cells),
-            flush=True,
-        )
+        print(f"{rows}x{columns}: rival {work / rival:.0f} {work / rival_back:.0f} | " + "; ".join(cells), flush=True)
     print(f"geometric mean {np.exp(np.mean(np.log(ratios))):.3f}, least {min(ratios):.2f}")
 
 

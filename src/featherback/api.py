@@ -65,9 +65,7 @@ def _with_names(function: F) -> F:
         name, kind = python_names(field)[0], python_type(field)
         default, (meant, shown) = default_of(known()[field][0], field), told(field)
         if name not in taken and field not in taken:
-            found.append(
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            )
+            found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
             lines.append(f"    {name}: {meant}" + (f" Default: {shown}." if shown else ""))
     function.__signature__ = signature.replace(parameters=[*own, *found])  # type: ignore[attr-defined]
     function.__doc__ = f"{inspect.getdoc(function)}\n" + "\n".join(lines)
@@ -108,14 +106,10 @@ def gradients(
     wanted = batch.targets[batch.targets != IGNORE]
     if wanted.size and not 0 <= wanted.min() <= wanted.max() <= last:
         wrong = wanted.min() if wanted.min() < 0 else wanted.max()
-        raise FeatherbackError(
-            f"A label is {wrong}; it must be a token id, 0 to {last}, or {IGNORE} (not trained)."
-        )
+        raise FeatherbackError(f"A label is {wrong}; it must be a token id, 0 to {last}, or {IGNORE} (not trained).")
     kernels.check_compute(compute)
     if not batch.n_targets:
-        raise FeatherbackError(
-            "No token is trained: every label is -100, or the sequences have one token each."
-        )
+        raise FeatherbackError("No token is trained: every label is -100, or the sequences have one token each.")
     plan = Plan.default(model.config, tokens=batch.n_tokens, compute=compute)
     parameters = adapter.parameters
     gathered = PagedArray(parameters.layers, parameters.size)
@@ -149,9 +143,7 @@ def train(
     not named are the run's, and so are the data; data that are named must be those that it was begun with.
     """
     if out is None:
-        raise FeatherbackError(
-            f"{argument('out')} is missing: name a new directory, or that of a run to resume."
-        )
+        raise FeatherbackError(f"{argument('out')} is missing: name a new directory, or that of a run to resume.")
     asked = {name: value for name, value in options.items() if value is not None or not resume}
     named_options = fields_of({**asked, "memory": memory}, "featherback.train")
     if resume and not isinstance(model, models.Model):
@@ -209,14 +201,7 @@ def evaluate(
     cannot be used.
     """
     named = fields_of(
-        {
-            "seq_len": seq_len,
-            "cut": cut,
-            "map": map,
-            "skip_bad": skip_bad,
-            "compute": compute,
-            "threads": threads,
-        },
+        {"seq_len": seq_len, "cut": cut, "map": map, "skip_bad": skip_bad, "compute": compute, "threads": threads},
         "featherback.evaluate",
     )
     opened = _opened(model, {} if quantize is None else {"quantize": quantize})
@@ -282,10 +267,7 @@ def merge(
 
 @_with_names
 def plan(
-    model: models.Model | str | os.PathLike[str],
-    *,
-    memory: str | float | None = None,
-    **options: Unpack[TrainOptions],
+    model: models.Model | str | os.PathLike[str], *, memory: str | float | None = None, **options: Unpack[TrainOptions]
 ) -> Plan:
     """How `featherback train` with these options would lay out its memory, and the predicted peaks.
 

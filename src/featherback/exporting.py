@@ -84,9 +84,7 @@ def _found(source: Path) -> Path:
     return source
 
 
-def _whole(
-    source: Path, trained: Path, target: Target, kind: TensorType | None, named: str | None
-) -> WholeRequest:
+def _whole(source: Path, trained: Path, target: Target, kind: TensorType | None, named: str | None) -> WholeRequest:
     """What is asked of a model that the run `source` trained."""
     opened = models.load(trained)
     request = WholeRequest(opened, Path(), kind, base_of_run(source, named))

@@ -9,12 +9,7 @@ from featherback.errors import FeatherbackError
 from featherback.terminal import clean, complain
 
 _MOST = 2000  # characters of a sentence
-_OUR_FAULT = (
-    errno.EBADF,
-    errno.EFAULT,
-    errno.EINVAL,
-    errno.ENOTTY,
-)  # a system's error that nobody else can cause
+_OUR_FAULT = (errno.EBADF, errno.EFAULT, errno.EINVAL, errno.ENOTTY)  # a system's error that nobody else can cause
 
 
 def report(error: BaseException, debug: bool) -> int:

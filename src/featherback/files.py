@@ -29,12 +29,7 @@ _LEFTOVER = re.compile(rf"\..+\.{private.TEMPORARY}\.tmp")
 MOST_JSON = 4 << 20
 """Bytes of a JSON file that is read: what they become in memory can be twenty times as much."""
 
-_KINDS = {
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:

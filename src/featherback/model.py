@@ -54,14 +54,10 @@ class Model(models.Model):
         return load_tokenizer(self.path)
 
     @overload
-    def generate(
-        self, prompt: Prompt, *, stream: Literal[False] = ..., **options: Unpack[Generation]
-    ) -> str: ...
+    def generate(self, prompt: Prompt, *, stream: Literal[False] = ..., **options: Unpack[Generation]) -> str: ...
 
     @overload
-    def generate(
-        self, prompt: Prompt, *, stream: Literal[True], **options: Unpack[Generation]
-    ) -> Iterator[str]: ...
+    def generate(self, prompt: Prompt, *, stream: Literal[True], **options: Unpack[Generation]) -> Iterator[str]: ...
 
     def generate(
         self,
@@ -150,6 +146,4 @@ def opened(model: models.Model, adapter: Adapter | None) -> LoRA | None:
     """The adapter itself."""
     if isinstance(adapter, Run):
         return adapter.adapter
-    return (
-        adapter if adapter is None or isinstance(adapter, LoRA) else formats.load(model, os.fspath(adapter))
-    )
+    return adapter if adapter is None or isinstance(adapter, LoRA) else formats.load(model, os.fspath(adapter))

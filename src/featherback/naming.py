@@ -67,6 +67,4 @@ def arguments(*names: str, last: str = "or") -> str:
 def _python(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_python, value))}]"
-    return (
-        repr(value) if isinstance(value, (bool, int, float)) else json.dumps(str(value), ensure_ascii=False)
-    )
+    return repr(value) if isinstance(value, (bool, int, float)) else json.dumps(str(value), ensure_ascii=False)

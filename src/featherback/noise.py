@@ -101,9 +101,7 @@ def _normal_pieces(key: Key, n: int) -> Iterator[tuple[slice, Float32]]:
     half = -(-n // 2)
     for first in range(0, half, PIECE):
         words = bits(key, min(PIECE, half - first), first)
-        radius = ((words >> np.uint64(40)).astype(np.float32) + np.float32(1)) * np.float32(
-            2.0**-24
-        )  # (0, 1]
+        radius = ((words >> np.uint64(40)).astype(np.float32) + np.float32(1)) * np.float32(2.0**-24)  # (0, 1]
         np.sqrt(-2 * np.log(radius), out=radius)
         angle = (words & np.uint64(0xFFFFFF)).astype(np.float32) * np.float32(2 * np.pi * 2.0**-24)
         count = words.size

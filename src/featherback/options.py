@@ -34,12 +34,8 @@ class Option:
     most: float | None = None
     above: float | None = None
     below: float | None = None
-    parse: Callable[[Any], Any] | None = (
-        None  # what may be given -> the field's value; leaves such a value as it is
-    )
-    given: Callable[[Any], Any] | None = (
-        None  # what may be written in Python or in a file -> what `parse` takes
-    )
+    parse: Callable[[Any], Any] | None = None  # what may be given -> the field's value; leaves such a value as it is
+    given: Callable[[Any], Any] | None = None  # what may be written in Python or in a file -> what `parse` takes
     written: Callable[[Any], Any] | None = None  # the field's value -> what a person would write
     is_path: bool = False  # names files, as seen from the working directory
     several: bool = False  # may be given again and again; what is parsed is a list then
@@ -54,11 +50,7 @@ def option(default: Any = MISSING, **description: Any) -> Any:
 
 def described(kind: type) -> dict[str, Option]:
     """Field name -> description, of the fields of a dataclass that have one."""
-    return {
-        field.name: field.metadata["option"]
-        for field in dataclasses.fields(kind)
-        if "option" in field.metadata
-    }
+    return {field.name: field.metadata["option"] for field in dataclasses.fields(kind) if "option" in field.metadata}
 
 
 def flags(kind: type, name: str) -> tuple[str, ...]:
@@ -154,9 +146,7 @@ def _limits(about: Option) -> list[tuple[str, Callable[[float], bool]]]:
     if least is not None:
         limits.append((f"at least {least}", lambda value: value >= least))
     if above is not None:
-        limits.append(
-            ("a positive number" if above == 0 else f"more than {above}", lambda value: value > above)
-        )
+        limits.append(("a positive number" if above == 0 else f"more than {above}", lambda value: value > above))
     if most is not None:
         limits.append((f"at most {most}", lambda value: value <= most))
     if below is not None:

@@ -238,8 +238,6 @@ def _single(file: int, name: str) -> int:
     if os.fstat(file).st_nlink > 1:
         os.close(file)
         raise OSError(
-            errno.EMLINK,
-            "it has another name (a hard link), and would change there too; replace it by a copy",
-            name,
+            errno.EMLINK, "it has another name (a hard link), and would change there too; replace it by a copy", name
         )
     return file

@@ -95,9 +95,7 @@ def test_what_peft_stored_comes_back_in_its_dtype(tmp_path: Path, dtype: torch.d
 
 @pytest.mark.parametrize("name", formats.FORMATS.names)
 @pytest.mark.parametrize("rslora", [False, True])
-def test_patterns_and_rank_stabilised_scales_mean_the_same_everywhere(
-    tmp_path: Path, name: str, rslora: bool
-) -> None:
+def test_patterns_and_rank_stabilised_scales_mean_the_same_everywhere(tmp_path: Path, name: str, rslora: bool) -> None:
     """Ranks and scales that differ, a projection without factors: the logits are those of the adapter itself."""
     model = models.load(write_tiny(tmp_path / "m.gguf"))
     adapter = _filled(model, rslora=rslora, exceptions=PATTERN)
@@ -234,9 +232,7 @@ def test_the_gguf_file_is_llama_cpps(tmp_path: Path, source: str) -> None:
     assert len(tensors) == 2 * 7 * 2
     q = "model.layers.1.self_attn.q_proj.lora"
     assert np.array_equal(tensors["blk.1.attn_q.weight.lora_a"], state[f"{q}_A.weight"])
-    assert np.array_equal(
-        tensors["blk.1.attn_q.weight.lora_b"], state[f"{q}_B.weight"][hf_to_gguf_rows(4, 96)]
-    )
+    assert np.array_equal(tensors["blk.1.attn_q.weight.lora_b"], state[f"{q}_B.weight"][hf_to_gguf_rows(4, 96)])
     v = "model.layers.0.self_attn.v_proj.lora_B.weight"
     assert np.array_equal(tensors["blk.0.attn_v.weight.lora_b"], state[v])
     _same(formats.load(adapter.model, tmp_path / "a.gguf"), adapter)
@@ -282,12 +278,7 @@ def test_the_mlx_directory_is_mlx_lms(tmp_path: Path) -> None:
         "fine_tune_type": "lora",
         "model": "someone/tiny",
         "num_layers": 1,  # counted from the last
-        "lora_parameters": {
-            "rank": 4,
-            "scale": 3.0,
-            "dropout": 0.0,
-            "keys": ["self_attn.q_proj", "mlp.down_proj"],
-        },
+        "lora_parameters": {"rank": 4, "scale": 3.0, "dropout": 0.0, "keys": ["self_attn.q_proj", "mlp.down_proj"]},
     }
     state, tensors = adapter.state(), load_file(tmp_path / "mlx" / mlx.WEIGHTS_FILE)
     assert len(tensors) == 4
@@ -346,11 +337,7 @@ GOOD = {"blk.0.attn_q.weight.lora_a": (4, 96), "blk.0.attn_q.weight.lora_b": (96
         (GOOD, {"adapter__lora__alpha": float("nan")}, "adapter.lora.alpha nan"),
         (GOOD, {"adapter__lora__alpha": -1.0}, "adapter.lora.alpha -1.0"),
         (GOOD, {"adapter__lora__alpha": np.array([8.0], np.float32)}, "adapter.lora.alpha 'of many values'"),
-        (
-            GOOD,
-            {"adapter__alora__invocation_tokens": np.array([1], np.uint32)},
-            "is an activated LoRA",
-        ),
+        (GOOD, {"adapter__alora__invocation_tokens": np.array([1], np.uint32)}, "is an activated LoRA"),
         (GOOD | {"token_embd.weight.lora_a": (4, 96)}, {}, "token_embd.weight.lora_a is not a LoRA tensor"),
         ({"blk.0.attn_q.weight.lora_a": (4, 96)}, {}, "blk.0.attn_q.weight.lora_b is missing"),
         (GOOD | {"blk.0.attn_q.weight.lora_b": (96, 3)}, {}, "lora_b is (96, 3), not (96, 4)"),
@@ -403,13 +390,9 @@ def test_alphas_that_float32_may_not_hold(tmp_path: Path, alpha: float) -> None:
 @pytest.mark.filterwarnings("error")
 def test_scales_too_far_apart_to_be_written_as_one(tmp_path: Path, name: str) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf"))
-    saved = _changed(
-        _save(_filled(model), "peft", tmp_path), lora_alpha=1e-30, alpha_pattern={"k_proj": 1e30}
-    )
+    saved = _changed(_save(_filled(model), "peft", tmp_path), lora_alpha=1e-30, alpha_pattern={"k_proj": 1e30})
     read = formats.load(model, saved)
-    with pytest.raises(
-        FeatherbackError, match="differ too much to be written as one: k_proj of layer 0 overflows"
-    ):
+    with pytest.raises(FeatherbackError, match="differ too much to be written as one: k_proj of layer 0 overflows"):
         _save(read, name, tmp_path)
 
 

@@ -173,9 +173,7 @@ def test_metadata_and_what_is_not_adapted_are_copied_byte_for_byte(tmp_path: Pat
 
 
 def test_the_file_type_is_that_of_most_weights(tmp_path: Path) -> None:
-    path = write_tiny(
-        tmp_path / "m.gguf", TINY_LLAMA, TensorType.Q4_0, metadata={"general.file_type": np.uint32(2)}
-    )
+    path = write_tiny(tmp_path / "m.gguf", TINY_LLAMA, TensorType.Q4_0, metadata={"general.file_type": np.uint32(2)})
     MergedGGUF(_filled(models.load(path)), TensorType.F16).write(tmp_path / "merged.gguf")
     assert GGUFFile(tmp_path / "merged.gguf").metadata["general.file_type"] == 1
 
@@ -188,17 +186,13 @@ def test_types_that_cannot_be_written_become_finer_ones(tmp_path: Path) -> None:
     assert merged.merge.unwritable == {TensorType.Q4_K: TensorType.Q8_0, TensorType.Q6_K: TensorType.Q8_0}
     assert merged.types == {TensorType.Q8_0: 14}
     narrow = replace(TINY_LLAMA, intermediate_size=168)  # no row of 168 fills blocks of 32
-    matrix = (
-        models.load(write_tiny(tmp_path / "n.gguf", narrow, TensorType.F16)).layer(0).matrices["down_proj"]
-    )
+    matrix = models.load(write_tiny(tmp_path / "n.gguf", narrow, TensorType.F16)).layer(0).matrices["down_proj"]
     assert stored_type(matrix, TensorType.Q8_0) is TensorType.F16
 
 
 def test_values_that_a_type_cannot_hold(tmp_path: Path) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf", TINY_LLAMA, TensorType.F32))
-    with pytest.raises(
-        FeatherbackError, match="layer 0 has a value that F16 cannot hold; choose another --type"
-    ):
+    with pytest.raises(FeatherbackError, match="layer 0 has a value that F16 cannot hold; choose another --type"):
         MergedGGUF(_filled(model, 300.0), TensorType.F16).write(tmp_path / "merged.gguf")
     assert not [entry for entry in tmp_path.iterdir() if "merged" in entry.name]
 
@@ -222,17 +216,13 @@ def test_rows_are_merged_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.Mon
     assert b"".join(parts) == whole
 
 
-def test_files_of_any_length_beside_the_weights_are_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_any_length_beside_the_weights_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reference_model(write_tiny(tmp_path / "m.gguf")).save_pretrained(str(tmp_path / "base"))
     with (tmp_path / "base" / "tokenizer.json").open("wb") as file:
         file.truncate(300 << 20)
     taken = []
     monkeypatch.setattr(
-        shutil,
-        "copyfileobj",
-        lambda source, _, piece: taken.append((os.fstat(source.fileno()).st_size, piece)),
+        shutil, "copyfileobj", lambda source, _, piece: taken.append((os.fstat(source.fileno()).st_size, piece))
     )
     MergedHF(_filled(models.load(tmp_path / "base"))).write(tmp_path / "merged")
     assert (300 << 20, 1 << 20) in taken
@@ -302,9 +292,7 @@ def test_a_hugging_face_folder_stays_one(tmp_path: Path) -> None:
         ).logits
     assert (wanted - alone).abs().max() > 0.1
     assert (found - wanted).norm() < 0.02 * (wanted - alone).norm() + 0.01 * wanted.norm()
-    with pytest.raises(
-        FeatherbackError, match="holds F32, F16, BF16, not Q8_0; choose one of them as --type"
-    ):
+    with pytest.raises(FeatherbackError, match="holds F32, F16, BF16, not Q8_0; choose one of them as --type"):
         MergedHF(adapter, TensorType.Q8_0)
 
 
@@ -346,11 +334,7 @@ def test_a_merge_keeps_the_update_unless_a_type_is_named(
     merged.write(tmp_path / "merged.gguf")
     assert set(merged.types) <= chosen
     assert 0.99 <= merged.merge.cost.surviving <= 1.01
-    before, after, updates = (
-        _weights(tmp_path / "m.gguf"),
-        _weights(tmp_path / "merged.gguf"),
-        _updates(adapter),
-    )
+    before, after, updates = (_weights(tmp_path / "m.gguf"), _weights(tmp_path / "merged.gguf"), _updates(adapter))
     kept = sum(((after[n] - before[n]) * d).sum() for n, d in updates.items())
     assert 0.99 <= kept / sum(np.square(d).sum() for d in updates.values()) <= 1.01
     named = MergedGGUF(adapter, base)
@@ -378,9 +362,7 @@ def test_each_matrix_has_the_coarsest_type_that_will_do(tmp_path: Path) -> None:
 
 def test_a_folder_keeps_the_update_too(tmp_path: Path) -> None:
     """transformers is then told of the finer type."""
-    reference_model(write_tiny(tmp_path / "m.gguf")).to(torch.bfloat16).save_pretrained(
-        str(tmp_path / "base")
-    )
+    reference_model(write_tiny(tmp_path / "m.gguf")).to(torch.bfloat16).save_pretrained(str(tmp_path / "base"))
     merged = MergedHF(_filled(models.load(tmp_path / "base"), 0.0005))
     merged.write(tmp_path / "merged")
     assert TensorType.BF16 not in merged.types

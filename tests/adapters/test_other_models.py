@@ -22,9 +22,7 @@ def _saved(name: str, folder: Path, **options: str) -> Path:
 
 @pytest.mark.parametrize("name", ["peft", "mlx", "gguf"])
 @pytest.mark.parametrize("called", [{}, {"base_model": "some/Tiny-Llama"}])
-def test_the_error_names_the_model_that_it_was_trained_on(
-    tmp_path: Path, name: str, called: dict[str, str]
-) -> None:
+def test_the_error_names_the_model_that_it_was_trained_on(tmp_path: Path, name: str, called: dict[str, str]) -> None:
     path = _saved(name, tmp_path, **called)
     other = models.load(write_tiny(tmp_path / "other.gguf", tiny(TINY_LLAMA, intermediate_size=192)))
     base = called.get("base_model", str(tmp_path)[:40])  # a name may be cut

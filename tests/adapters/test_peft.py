@@ -39,9 +39,7 @@ def model(path: Path) -> Model:
     return models.load(path)
 
 
-def _trained(
-    model: Model, theirs: PreTrainedModel, rank: int = 4, targets: tuple[str, ...] | None = None
-) -> LoRA:
+def _trained(model: Model, theirs: PreTrainedModel, rank: int = 4, targets: tuple[str, ...] | None = None) -> LoRA:
     adapter = LoRA(model, rank=rank, alpha=12, targets=targets or "all")
     adapter.load_state(random_adapter(theirs, rank, adapter.targets, seed=3))
     return adapter
@@ -66,9 +64,7 @@ def _check_that_peft_opens(path: Path, model: Model, targets: tuple[str, ...] | 
 
 
 @pytest.mark.parametrize("targets", [None, ("q_proj", "v_proj")])
-def test_peft_opens_what_we_save(
-    path: Path, model: Model, tmp_path: Path, targets: tuple[str, ...] | None
-) -> None:
+def test_peft_opens_what_we_save(path: Path, model: Model, tmp_path: Path, targets: tuple[str, ...] | None) -> None:
     _check_that_peft_opens(path, model, targets, tmp_path / "adapter")
 
 
@@ -78,12 +74,9 @@ def test_peft_opens_fused_projections(tmp_path: Path, targets: tuple[str, ...] |
     model = models.load(path)
     adapter = _check_that_peft_opens(path, model, targets, tmp_path / "adapter")
     modules = targets or ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-    assert json.loads((tmp_path / "adapter" / peft.CONFIG_FILE).read_text())["target_modules"] == list(
-        modules
-    )
+    assert json.loads((tmp_path / "adapter" / peft.CONFIG_FILE).read_text())["target_modules"] == list(modules)
     stored = {
-        name.split(".lora_")[0].split("layers.1.")[-1]
-        for name in load_file(tmp_path / "adapter" / peft.WEIGHTS_FILE)
+        name.split(".lora_")[0].split("layers.1.")[-1] for name in load_file(tmp_path / "adapter" / peft.WEIGHTS_FILE)
     }
     for module in modules:
         assert {f"self_attn.{module}", f"mlp.{module}"} & stored
@@ -100,8 +93,7 @@ def test_rows_of_one_part_of_a_fused_projection_are_reordered(tmp_path: Path) ->
     model.blocks[0].attention.interleaved_heads = {"q": 4, "k": 2}
     name = "model.layers.0.self_attn.qkv_proj.lora_B.weight"
     state = {
-        key: np.arange(value.size, dtype=np.float32).reshape(value.shape)
-        for key, value in adapter.state().items()
+        key: np.arange(value.size, dtype=np.float32).reshape(value.shape) for key, value in adapter.state().items()
     }
     adapter.load_state(state)
     assert np.array_equal(adapter.state()[name], state[name])
@@ -109,23 +101,15 @@ def test_rows_of_one_part_of_a_fused_projection_are_reordered(tmp_path: Path) ->
     adapter.parameters.read(0, flat)
     inside = adapter.layout.view(0, flat)["qkv_proj"][1].T
     for first, last, heads in ((0, 128, 4), (128, 192, 2)):
-        assert np.array_equal(
-            inside[first:last], state[name][first:last][hf_to_gguf_rows(heads, last - first)]
-        )
+        assert np.array_equal(inside[first:last], state[name][first:last][hf_to_gguf_rows(heads, last - first)])
     assert np.array_equal(inside[192:], state[name][192:])
 
 
 @pytest.mark.parametrize("rslora", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_we_open_what_peft_saves(
-    path: Path, model: Model, tmp_path: Path, rslora: bool, dtype: torch.dtype
-) -> None:
+def test_we_open_what_peft_saves(path: Path, model: Model, tmp_path: Path, rslora: bool, dtype: torch.dtype) -> None:
     config = LoraConfig(
-        r=5,
-        lora_alpha=7,
-        target_modules=["k_proj", "o_proj", "up_proj"],
-        use_rslora=rslora,
-        task_type="CAUSAL_LM",
+        r=5, lora_alpha=7, target_modules=["k_proj", "o_proj", "up_proj"], use_rslora=rslora, task_type="CAUSAL_LM"
     )
     theirs = get_peft_model(reference_model(path), config).eval()
     generator = torch.Generator().manual_seed(1)
@@ -143,9 +127,7 @@ def test_we_open_what_peft_saves(
 
 def test_save_load_save_is_byte_identical(path: Path, model: Model, tmp_path: Path) -> None:
     peft.FORMAT.save(_trained(model, reference_model(path)), tmp_path / "first")
-    peft.FORMAT.save(
-        formats.load(model, tmp_path / "first", file=tmp_path / "parameters.f32"), tmp_path / "second"
-    )
+    peft.FORMAT.save(formats.load(model, tmp_path / "first", file=tmp_path / "parameters.f32"), tmp_path / "second")
     for name in (peft.CONFIG_FILE, peft.WEIGHTS_FILE):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
 
@@ -154,9 +136,7 @@ def test_the_base_model_is_named(tmp_path: Path) -> None:
     plain = models.load(write_tiny(tmp_path / "plain.gguf"))
     assert base_model_name(plain) == str((tmp_path / "plain.gguf").absolute())
     source = {"general.source.huggingface.repository": "someone/tiny"}
-    assert (
-        base_model_name(models.load(write_tiny(tmp_path / "named.gguf", metadata=source))) == "someone/tiny"
-    )
+    assert base_model_name(models.load(write_tiny(tmp_path / "named.gguf", metadata=source))) == "someone/tiny"
     url = {"general.source.repo_url": "https://huggingface.co/someone/tiny"}
     assert base_model_name(models.load(write_tiny(tmp_path / "url.gguf", metadata=url))) == "someone/tiny"
 
@@ -172,10 +152,7 @@ def test_the_base_model_is_named(tmp_path: Path) -> None:
         ({"layers_pattern": "h"}, "layers_pattern = 'h'"),
         ({"use_bdlora": {"nblocks": 2}}, "use_bdlora"),
         ({"use_unheard_of": True}, "use_unheard_of = True"),
-        (
-            {"exclude_modules": ["q_proj"]},
-            "q_proj.lora_A.weight is of a module that its configuration leaves out",
-        ),
+        ({"exclude_modules": ["q_proj"]}, "q_proj.lora_A.weight is of a module that its configuration leaves out"),
         ({"bias": "all"}, "bias = 'all'"),
         ({"peft_type": "LOHA"}, "peft_type = 'LOHA'"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
@@ -206,11 +183,7 @@ def test_every_misfit_is_named(tmp_path: Path) -> None:
     save_file(tensors, file)
     with pytest.raises(FeatherbackError) as raised:
         formats.load(model, tmp_path / "a")
-    for part in (
-        f"{first} is missing",
-        f"{second} is (7, 4), not (96, 4)",
-        "lm_head.lora_A.weight is not a LoRA",
-    ):
+    for part in (f"{first} is missing", f"{second} is (7, 4), not (96, 4)", "lm_head.lora_A.weight is not a LoRA"):
         assert part in str(raised.value)
 
 
@@ -233,9 +206,7 @@ def test_an_adapter_of_another_family_is_refused_in_a_sentence(tmp_path: Path) -
             f"the model that it was trained on."
         )
     peft.FORMAT.save(LoRA(apart, rank=4, targets="q,v"), tmp_path / "few")
-    with pytest.raises(
-        FeatherbackError, match="it adapts q_proj, v_proj, and the model has qkv_proj, o_proj, "
-    ):
+    with pytest.raises(FeatherbackError, match="it adapts q_proj, v_proj, and the model has qkv_proj, o_proj, "):
         formats.load(fused, tmp_path / "few")
 
 
@@ -244,9 +215,7 @@ def test_modules_that_are_unknown_are_not_all_listed(tmp_path: Path) -> None:
     peft.FORMAT.save(LoRA(model), tmp_path / "adapter")
     names = [f"base_model.model.model.layers.0.m{number}.lora_A.weight" for number in range(100)]
     save_file(dict.fromkeys(names, np.zeros((1, 1), np.float32)), tmp_path / "adapter" / peft.WEIGHTS_FILE)
-    with pytest.raises(
-        FeatherbackError, match=r"it adapts m0, .*, and 92 more, and the model has q_proj"
-    ) as caught:
+    with pytest.raises(FeatherbackError, match=r"it adapts m0, .*, and 92 more, and the model has q_proj") as caught:
         formats.load(model, tmp_path / "adapter")
     assert len(str(caught.value)) < 500
 
@@ -279,13 +248,9 @@ def test_a_configuration_that_is_no_object(tmp_path: Path) -> None:
 
 def test_no_adapter_there(tmp_path: Path) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf"))
-    with pytest.raises(
-        FeatherbackError, match="is not an adapter that Featherback reads: a GGUF LoRA file, "
-    ):
+    with pytest.raises(FeatherbackError, match="is not an adapter that Featherback reads: a GGUF LoRA file, "):
         formats.load(model, tmp_path)
-    with pytest.raises(
-        FeatherbackError, match=r"There is no adapter .*none; name one of: a GGUF LoRA file, "
-    ):
+    with pytest.raises(FeatherbackError, match=r"There is no adapter .*none; name one of: a GGUF LoRA file, "):
         formats.load(model, tmp_path / "none")
     (tmp_path / "adapter_model.bin").write_bytes(b"\x80")
     (tmp_path / peft.CONFIG_FILE).write_text("{}")

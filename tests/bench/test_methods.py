@@ -45,9 +45,7 @@ def test_every_row_is_of_a_registry() -> None:
 @pytest.mark.parametrize("name", ["mezo", "adamw"])
 def test_the_numbers_are_those_of_the_run(model: Path, tmp_path: Path, name: str) -> None:
     (row,) = rows([name], [0.5])
-    seen = train_row(
-        row, models.load(model), [str(write_messages(tmp_path / "d", 60))], tmp_path / "run", STEPS
-    )
+    seen = train_row(row, models.load(model), [str(write_messages(tmp_path / "d", 60))], tmp_path / "run", STEPS)
     run = RunDirectory.open(tmp_path / "run")
     lines, summary = list(run.metrics()), run.record["summary"]
     assert seen.failure is None

@@ -52,9 +52,7 @@ def _parameters(name: str) -> int:
 
 def test_weights_are_small_and_layers_differ(tmp_path: Path) -> None:
     path = write_synthetic(tmp_path / "a.gguf", "qwen2.5-0.5b", TensorType.Q4_0, **SMALL)
-    matrices = {
-        t.name: dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(path).tensors if len(t.shape) == 2
-    }
+    matrices = {t.name: dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(path).tensors if len(t.shape) == 2}
     for name, weights in matrices.items():
         assert weights.std() == pytest.approx(0.02, rel=0.05), name
         assert abs(weights.mean()) < 0.001, name
@@ -73,9 +71,7 @@ def test_equal_seeds_give_equal_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [TensorType.Q4_K, TensorType.Q6_K, TensorType.BF16])
 def test_other_formats_fall_back_as_llama_cpp_does(tmp_path: Path, kind: TensorType) -> None:
-    model = load(
-        write_synthetic(tmp_path / "a.gguf", "qwen2.5-0.5b", kind, embedding_type=TensorType.Q8_0, **SMALL)
-    )
+    model = load(write_synthetic(tmp_path / "a.gguf", "qwen2.5-0.5b", kind, embedding_type=TensorType.Q8_0, **SMALL))
     fallback = {TensorType.Q4_K: TensorType.Q5_0, TensorType.Q6_K: TensorType.Q8_0}.get(kind, kind)
     layer = model.layer(0)  # rows of 896 do not fill blocks of 256, rows of 4864 do
     assert (layer.matrices["q_proj"].type, layer.matrices["down_proj"].type) == (fallback, kind)
@@ -92,7 +88,5 @@ def test_activations_and_gradients_are_sane(tmp_path: Path) -> None:
 
 
 def test_unknown_name(tmp_path: Path) -> None:
-    with pytest.raises(
-        FeatherbackError, match=r"no synthetic model 'gpt-9'; expected one of: qwen2\.5-0\.5b"
-    ):
+    with pytest.raises(FeatherbackError, match=r"no synthetic model 'gpt-9'; expected one of: qwen2\.5-0\.5b"):
         write_synthetic(tmp_path / "a.gguf", "gpt-9")

@@ -41,9 +41,7 @@ def test_a_budget_is_kept(model: Path, tmp_path: Path) -> None:
 def test_the_whole_command_is_more_than_its_training(tmp_path: Path) -> None:
     model = write_tiny_chat(tmp_path / "m.gguf")
     data = write_messages(tmp_path / "d.jsonl")
-    measured = train_command(
-        model, data, tokens=64, steps=1, folder=tmp_path, memory=200 * 10**6, rank=2, threads=1
-    )
+    measured = train_command(model, data, tokens=64, steps=1, folder=tmp_path, memory=200 * 10**6, rank=2, threads=1)
     assert len(measured.losses) == 1
     if measured.tree_mb is not None:
         assert measured.tree_mb > measured.footprint_mb
@@ -75,9 +73,7 @@ def measured(**changed: object) -> Measured:
 
 
 def test_the_tables_have_published_columns_beside_ours() -> None:
-    rows = [
-        Row(setting, measured(tokens=setting.tokens)) for setting in settings([MAIN, "qwen2.5-3b"], False)
-    ]
+    rows = [Row(setting, measured(tokens=setting.tokens)) for setting in settings([MAIN, "qwen2.5-3b"], False)]
     text = markdown(rows, {True: measured(), False: measured()})
     for expected in ("| qwen2.5-0.5b | mesp, adamw | 136.2 | **40.5** | 60.0 | 0.86 | 1.50 | 48 (80) |",):
         assert expected in text

@@ -8,9 +8,7 @@ from featherback.bench import watch
 from featherback.errors import FeatherbackError
 
 _CHILD = "import time; data = bytearray(b'x') * 40_000_000; time.sleep(0.3); print(len(data))"
-_PARENT = (
-    f"import subprocess, sys; print(subprocess.check_output([sys.executable, '-c', {_CHILD!r}], text=True))"
-)
+_PARENT = f"import subprocess, sys; print(subprocess.check_output([sys.executable, '-c', {_CHILD!r}], text=True))"
 
 
 def test_peaks_of_a_process() -> None:

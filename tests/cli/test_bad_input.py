@@ -76,18 +76,9 @@ def _wrong_shape(path: Path) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(
     "make",
-    [
-        _not_a_gguf,
-        _truncated,
-        _truncated_in_the_header,
-        _unknown_architecture,
-        _unknown_tensor_type,
-        _wrong_shape,
-    ],
+    [_not_a_gguf, _truncated, _truncated_in_the_header, _unknown_architecture, _unknown_tensor_type, _wrong_shape],
 )
-def test_models(
-    command: Command, tmp_path: Path, messages: Path, make: Callable[[Path], tuple[str, ...]]
-) -> None:
+def test_models(command: Command, tmp_path: Path, messages: Path, make: Callable[[Path], tuple[str, ...]]) -> None:
     model, out = tmp_path / "bad.gguf", tmp_path / "run"
     says = (str(model), *make(model))
     _refused(command, "train", model, "--data", messages, "--out", out, says=says)
@@ -106,8 +97,7 @@ def _nonsense_in_the_header(path: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [_not_a_gguf, _truncated, _truncated_in_the_header, _nonsense_after_the_magic, _nonsense_in_the_header],
+    "make", [_not_a_gguf, _truncated, _truncated_in_the_header, _nonsense_after_the_magic, _nonsense_in_the_header]
 )
 def test_inspecting_what_is_named_gguf(
     command: Command, tmp_path: Path, make: Callable[[Path], tuple[str, ...]]
@@ -134,9 +124,7 @@ def test_a_model_that_is_not_there(command: Command, tmp_path: Path, messages: P
         ('{"messages": [{"role": "user", "content": "a"}]}\n', ("no supervised token", "no assistant turn")),
     ],
 )
-def test_data(
-    command: Command, tmp_path: Path, chat_model: Path, content: str | None, says: tuple[str, ...]
-) -> None:
+def test_data(command: Command, tmp_path: Path, chat_model: Path, content: str | None, says: tuple[str, ...]) -> None:
     data, out = tmp_path / "data.jsonl", tmp_path / "run"
     if content is not None:
         data.write_text(content)
@@ -150,9 +138,7 @@ def _pipe(path: Path) -> Path:
     return path
 
 
-def test_pipes_where_files_are_expected(
-    command: Command, tmp_path: Path, chat_model: Path, messages: Path
-) -> None:
+def test_pipes_where_files_are_expected(command: Command, tmp_path: Path, chat_model: Path, messages: Path) -> None:
     """Nobody writes to them: reading one would never end."""
     pipe = _pipe(tmp_path / "pipe")
     folder, adapter = tmp_path / "folder", tmp_path / "adapter"
@@ -208,9 +194,7 @@ def test_data_without_a_supervised_token(command: Command, tmp_path: Path, chat_
     data = tmp_path / "data.jsonl"
     data.write_text(GOOD.replace('"a"', '"' + "long " * 50 + '"'))
     arguments = ("train", chat_model, "--data", data, "--out", tmp_path / "run", "--seq-len", 64)
-    _refused(
-        command, *arguments, says=(str(data), "1 of 1 examples", "longer than 64 tokens", "--cut cuts them")
-    )
+    _refused(command, *arguments, says=(str(data), "1 of 1 examples", "longer than 64 tokens", "--cut cuts them"))
     _refused(command, *arguments, "--cut", says=(str(data), "no supervised token", "64"))
     assert not (tmp_path / "run").exists()
 
@@ -226,10 +210,7 @@ def test_data_without_a_supervised_token(command: Command, tmp_path: Path, chat_
         (("--steps", 0), ("--steps is 0",)),
         (("--method", "autograd"), ("'autograd'", "mesp")),
         (("--optimizer", "adam"), ("'adam'", ", ".join(optim.RULES.names))),
-        (
-            ("--optimizer", "sgd", "--beta1", 0.5),
-            ("--beta1 is no option of the optimizer sgd", "--weight-decay"),
-        ),
+        (("--optimizer", "sgd", "--beta1", 0.5), ("--beta1 is no option of the optimizer sgd", "--weight-decay")),
         (("--beta1", 1.5), ("--beta1 is 1.5", "less than 1")),
         (("--memory", "lots"), ("'lots'", "96MB")),
         (("--memory", "5MB"), ("does not fit in 5MB", "the least is --memory")),
@@ -266,9 +247,7 @@ def test_an_output_directory_with_something_in_it(
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_output_that_cannot_be_written(
-    command: Command, tmp_path: Path, chat_model: Path, messages: Path
-) -> None:
+def test_output_that_cannot_be_written(command: Command, tmp_path: Path, chat_model: Path, messages: Path) -> None:
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
         arguments = ("train", chat_model, "--data", messages, "--out", out)
@@ -276,9 +255,7 @@ def test_output_that_cannot_be_written(
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission(
-    command: Command, tmp_path: Path, chat_model: Path, messages: Path
-) -> None:
+def test_a_folder_without_permission(command: Command, tmp_path: Path, chat_model: Path, messages: Path) -> None:
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o500)
     arguments = ("train", chat_model, "--data", messages, "--out", locked / "run")
@@ -305,9 +282,7 @@ def test_a_place_the_system_keeps(command: Command, chat_model: Path, messages: 
         (("--adapter", "/nonexistent"), ("/nonexistent", "adapter")),
     ],
 )
-def test_generation(
-    command: Command, chat_model: Path, options: tuple[object, ...], says: tuple[str, ...]
-) -> None:
+def test_generation(command: Command, chat_model: Path, options: tuple[object, ...], says: tuple[str, ...]) -> None:
     _refused(command, "generate", chat_model, "--prompt", "hello", *options, says=says)
 
 

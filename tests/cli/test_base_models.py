@@ -15,9 +15,7 @@ from featherback.adapters.lora import LoRA
 
 
 @pytest.mark.parametrize("adapted", [False, True])
-def test_chat_with_a_base_model_prints_a_command_that_works(
-    command: Command, tmp_path: Path, adapted: bool
-) -> None:
+def test_chat_with_a_base_model_prints_a_command_that_works(command: Command, tmp_path: Path, adapted: bool) -> None:
     model = write_tiny_base(tmp_path / "base model.gguf")
     options: tuple[object, ...] = ()
     if adapted:

@@ -132,18 +132,13 @@ def test_evaluate_agrees_with_the_run(
     assert "perplexity" in command("evaluate", chat_model, *options[:-1]).out
 
 
-def test_generate(
-    command: Command, trained: tuple[Path, subprocess.CompletedProcess[str]], chat_model: Path
-) -> None:
+def test_generate(command: Command, trained: tuple[Path, subprocess.CompletedProcess[str]], chat_model: Path) -> None:
     options = ("--prompt", "What is 3 plus 3?", "--max-tokens", 12)
     base = command("generate", chat_model, *options)
     adapted = command("generate", chat_model, "--adapter", trained[0], *options)
     assert base.code == adapted.code == 0
     assert base.out != adapted.out
-    drawn = [
-        command("generate", chat_model, *options, "--temperature", 1, "--seed", seed).out
-        for seed in (1, 1, 2)
-    ]
+    drawn = [command("generate", chat_model, *options, "--temperature", 1, "--seed", seed).out for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
@@ -156,10 +151,7 @@ def test_chat(command: Command, chat_model: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_inspect(
-    command: Command,
-    trained: tuple[Path, subprocess.CompletedProcess[str]],
-    chat_model: Path,
-    messages: Path,
+    command: Command, trained: tuple[Path, subprocess.CompletedProcess[str]], chat_model: Path, messages: Path
 ) -> None:
     model = json.loads(command("inspect", chat_model, "--json").out)
     assert (model["architecture"], model["layers"], model["vocabulary"]) == ("llama", 2, 259)
@@ -199,17 +191,7 @@ def test_ctrl_c_saves_and_resume_ends_as_if_it_had_not_been_pressed(
     chat_model: Path, messages: Path, tmp_path: Path
 ) -> None:
     def arguments(out: str) -> list[object]:
-        return [
-            "train",
-            chat_model,
-            "--data",
-            messages,
-            "--out",
-            tmp_path / out,
-            *OPTIONS[:-1],
-            300,
-            "--json",
-        ]
+        return ["train", chat_model, "--data", messages, "--out", tmp_path / out, *OPTIONS[:-1], 300, "--json"]
 
     _featherback(*arguments("whole"))
     # The same plan: another planning has other timings, and sums in other tiles.
@@ -268,9 +250,7 @@ def test_the_memory_budget_is_kept(chat_model: Path, messages: Path, tmp_path: P
         assert summary["peak_rss_mb"] <= budget
     parts, whole = (load_file(out / "adapter_model.safetensors") for out in (small, large))
     for name, values in whole.items():  # tiles of other sizes are summed in another order
-        assert np.linalg.norm(parts[name] - values) < 1e-3 * np.linalg.norm(values), (
-            f"the plan changes {name}"
-        )
+        assert np.linalg.norm(parts[name] - values) < 1e-3 * np.linalg.norm(values), f"the plan changes {name}"
 
 
 def test_a_budget_beyond_the_machine_is_said(chat_model: Path, messages: Path, tmp_path: Path) -> None:

@@ -27,9 +27,7 @@ FEATHERBACK = [sys.executable, "-m", "featherback"]
 
 
 def _featherback(*arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*FEATHERBACK, *map(str, arguments)], capture_output=True, text=True, check=False, **how
-    )
+    return subprocess.run([*FEATHERBACK, *map(str, arguments)], capture_output=True, text=True, check=False, **how)
 
 
 def _chats(path: Path, *sizes: int) -> Path:
@@ -146,20 +144,7 @@ def test_long_chats_are_trained_whole(chat_model: Path, tmp_path: Path) -> None:
     """They used to be cut at 256 tokens."""
     data, held_out = _chats(tmp_path / "d.jsonl", 10, 300, 20), _chats(tmp_path / "e.jsonl", 400)
     out = tmp_path / "run"
-    arguments = (
-        "train",
-        chat_model,
-        "--data",
-        data,
-        "--eval-data",
-        held_out,
-        "--out",
-        out,
-        "--steps",
-        2,
-        "--rank",
-        2,
-    )
+    arguments = ("train", chat_model, "--data", data, "--eval-data", held_out, "--out", out, "--steps", 2, "--rank", 2)
     done = _featherback(*arguments, "--memory", "200MB", "--keep-checkpoints")
     assert done.returncode == 0, done.stderr
     run = RunDirectory.open(out)
@@ -191,9 +176,7 @@ def test_short_chats_change_nothing(chat_model: Path, tmp_path: Path) -> None:
     ).read_bytes()
 
 
-def test_chats_beyond_the_model_are_refused_or_cut(
-    command: Command, chat_model: Path, tmp_path: Path
-) -> None:
+def test_chats_beyond_the_model_are_refused_or_cut(command: Command, chat_model: Path, tmp_path: Path) -> None:
     data, out = _chats(tmp_path / "d.jsonl", 10, 700, 900), tmp_path / "run"
     says = (
         f"2 of 3 examples in {data} are longer than the 512 tokens that tiny.gguf was made for (the longest has 9",
@@ -212,9 +195,7 @@ def test_chats_beyond_the_model_are_refused_or_cut(
     assert not out.exists()
     measured = json.loads(command("evaluate", chat_model, "--data", data, "--cut", "--json").out)
     assert (measured["examples"], measured["truncated"], measured["dropped"]) == (3, 2, 0)
-    done = _featherback(
-        "train", chat_model, "--data", data, "--out", out, "--cut", "--epochs", 1, "--rank", 2
-    )
+    done = _featherback("train", chat_model, "--data", data, "--out", out, "--cut", "--epochs", 1, "--rank", 2)
     assert done.returncode == 0, done.stderr
     assert "2 of 3 examples are longer than 512 tokens and were cut" in " ".join(done.stdout.split())
     assert TokenFile(RunDirectory.open(out).tokens / "train.tokens").max_length == 512
@@ -258,20 +239,11 @@ def test_a_long_example_is_shown_where_it_is_trained(capsys: pytest.CaptureFixtu
 
     def shown(before: int, after: int) -> list[str]:
         asked, answer = "".join(f"asked {i}\n" for i in range(before)), "\n".join(map(str, range(after)))
-        print_sample(
-            Preview("d.jsonl, line 1", [(asked, False), (answer, True), ("\nnext\n", False)], 9, 9, 0)
-        )
+        print_sample(Preview("d.jsonl, line 1", [(asked, False), (answer, True), ("\nnext\n", False)], 9, 9, 0))
         return [line.removeprefix("  | ") for line in capsys.readouterr().out.splitlines()[1:]]
 
-    assert shown(30, 2) == [
-        *("asked 0", "asked 1", "asked 2", "... 26 lines more", "asked 29", "[0]", "[1]", "next"),
-    ]
-    assert shown(30, 30)[3:] == [
-        "... 26 lines more",
-        "asked 29",
-        *(f"[{i}]" for i in range(8)),
-        "... 23 lines more",
-    ]
+    assert shown(30, 2) == [*("asked 0", "asked 1", "asked 2", "... 26 lines more", "asked 29", "[0]", "[1]", "next")]
+    assert shown(30, 30)[3:] == ["... 26 lines more", "asked 29", *(f"[{i}]" for i in range(8)), "... 23 lines more"]
     assert shown(3, 30)[3:] == [*(f"[{i}]" for i in range(9)), "... 22 lines more"]
     assert shown(3, 2) == ["asked 0", "asked 1", "asked 2", "[0]", "[1]", "next"]
     assert len(shown(10, 1)) == 12  # no more than there is room for
@@ -361,18 +333,14 @@ def test_columns_of_usual_names_are_read(
     data = tmp_path / f"d.{kind}"
     WRITERS[f"data.{kind}"](data, [row])
     [example] = read_examples(data)
-    asked = next(
-        name for name in names if name.strip().lower() in ("prompt", "instruction", "question", "input")
-    )
+    asked = next(name for name in names if name.strip().lower() in ("prompt", "instruction", "question", "input"))
     context = "\n\nof context" * ("context" in names)
     assert example.prompt == f"of {asked.strip()}{context}"
     assert example.completion == f"of {read.get('completion', read.get('output', '')).strip()}"
     said = command("inspect", data)
     assert said.code == 0, said.err
     note = " and ".join(f"{column!r} as {key}" for key, column in read.items())
-    assert f"Reading {note}; --map {next(iter(read))}=COLUMN reads another column." in " ".join(
-        said.out.split()
-    )
+    assert f"Reading {note}; --map {next(iter(read))}=COLUMN reads another column." in " ".join(said.out.split())
 
 
 @pytest.mark.parametrize(
@@ -381,10 +349,7 @@ def test_columns_of_usual_names_are_read(
         ("prompt,question,answer", "--map prompt=prompt --map completion=answer"),
         ("input,output,response", "--map prompt=input --map completion=output"),
         ("question,context,answer", "--map instruction=question --map output=answer --map input=context"),
-        (
-            "Customer question,Agent answer",
-            "--map 'prompt=Customer question' --map 'completion=Agent answer'",
-        ),
+        ("Customer question,Agent answer", "--map 'prompt=Customer question' --map 'completion=Agent answer'"),
     ],
 )
 def test_columns_that_could_be_several_things_are_refused_with_a_choice(

@@ -28,11 +28,7 @@ def test_the_demo_learns(smollm2_path: Path, tmp_path: Path) -> None:
 
 
 def test_demo(
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    chat_model: Path,
-    messages: Path,
-    tmp_path: Path,
+    command: Command, monkeypatch: pytest.MonkeyPatch, chat_model: Path, messages: Path, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("featherback.hub.fetch.fetch", lambda *_, **__: chat_model)
     monkeypatch.setattr("featherback.demo.TRAIN", messages)

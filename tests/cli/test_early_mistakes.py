@@ -124,9 +124,7 @@ def test_a_pair_that_is_not_in_a_list(chat_model: Path, tmp_path: Path) -> None:
         fb.train(chat_model, ("q", "a"), tmp_path / "run", progress=False)
 
 
-def test_names_that_are_nearly_right(
-    command: Command, chat_model: Path, messages: Path, tmp_path: Path
-) -> None:
+def test_names_that_are_nearly_right(command: Command, chat_model: Path, messages: Path, tmp_path: Path) -> None:
     words = ("train", chat_model, "--out", tmp_path / "run")
     wrong = messages.with_suffix(".json")
     assert f"does not exist. Did you mean `{messages}`?" in command(*words, "--data", wrong).err

@@ -77,24 +77,9 @@ def test_no_thread_of_ours_takes_a_signal_from_the_program_that_follows(tmp_path
     model, data = write_tiny_chat(tmp_path / "m.gguf"), tmp_path / "few.jsonl"
     write_messages(data, 12)
     script = f"SCRIPT = {_LISTS!r}\nexec(SCRIPT)\nfrom featherback.cli import main\nmain()"
-    words = [
-        "train",
-        model,
-        "--data",
-        data,
-        "--out",
-        tmp_path / "run",
-        "--steps",
-        "1",
-        "--json",
-        "--threads",
-        "3",
-    ]
+    words = ["train", model, "--data", data, "--out", tmp_path / "run", "--steps", "1", "--json", "--threads", "3"]
     done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=runs.PATIENCE,
+        [sys.executable, "-c", script, *map(str, words)], capture_output=True, text=True, timeout=runs.PATIENCE
     )
     assert done.returncode == 0, done.stderr
     listed = [line.split() for line in done.stdout.splitlines() if line.startswith("featherback.")]

@@ -27,9 +27,7 @@ def adapter(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adapter") / "poet"
     made = LoRA(models.load(chat_model), 4, 8, "q,v,down")
     rng = np.random.default_rng(0)
-    made.load_state(
-        {name: rng.normal(0, 0.2, shape).astype(np.float32) for name, shape in made.shapes().items()}
-    )
+    made.load_state({name: rng.normal(0, 0.2, shape).astype(np.float32) for name, shape in made.shapes().items()})
     formats.FORMATS["peft"].save(made, folder)
     return folder
 
@@ -88,26 +86,17 @@ def test_what_is_there_is_not_replaced_unless_told(command: Command, here: Path)
 
 def test_what_cannot_be_exported(command: Command, here: Path, chat_model: Path, tmp_path: Path) -> None:
     for arguments, complaint in (
-        (
-            (here, "--to", "safetensors"),
-            "--to is 'safetensors'; expected one of: gguf, merged, mlx, ",
-        ),
+        ((here, "--to", "safetensors"), "--to is 'safetensors'; expected one of: gguf, merged, mlx, "),
         ((here, "--to", "gguf", "--type", "q4_0"), "--type is q4_0; expected one of: f32, f16, bf16."),
         ((here, "--to", "mlx", "--type", "f16"), "--type is f16; this target stores its own; leave it out."),
         ((here, "--to", "merged", "--type", "q6_k"), "--type is 'q6_k'; expected one of: "),
         ((tmp_path / "none", "--to", "gguf"), "There is no adapter "),
         ((here, "--to", "peft", "--out", here), "is the adapter itself; choose another --out."),
-        (
-            (here, "--to", "merged", "--out", chat_model, "--force"),
-            "is the base itself; choose another --out.",
-        ),
+        ((here, "--to", "merged", "--out", chat_model, "--force"), "is the base itself; choose another --out."),
         ((here, "--to", "gguf", "--out", chat_model, "--force"), "is the base itself; choose another --out."),
         ((here, "--to", "gguf", "--out", "/", "--force"), "Cannot write /: it is a folder."),
         ((here, "--to", "merged", "--out", ".", "--force"), "Cannot write .: it is a folder."),
-        (
-            (here, "--to", "peft", "--out", chat_model / "new"),
-            f"Cannot write to {chat_model}: Not a directory.",
-        ),
+        ((here, "--to", "peft", "--out", chat_model / "new"), f"Cannot write to {chat_model}: Not a directory."),
     ):
         done = command("export", *arguments)
         assert done.code == 2
@@ -125,9 +114,7 @@ def test_a_model_in_place_of_an_adapter_is_told_from_one(
         named.mkdir()
         (named / "config.json").write_text("{}")
     elif how == "name":
-        monkeypatch.setattr(
-            "featherback.hub.stores.find", lambda name: chat_model if name == "lm:tiny" else None
-        )
+        monkeypatch.setattr("featherback.hub.stores.find", lambda name: chat_model if name == "lm:tiny" else None)
     typed = "lm:tiny" if how == "name" else named
     for arguments in (
         ("export", typed, "--to", "gguf"),
@@ -219,9 +206,7 @@ def unusual(chat_model: Path, tmp_path: Path) -> Path:
     exceptions = {(0, "v_proj"): Pair(3, 9.0), (1, "q_proj"): None}
     made = LoRA(models.load(chat_model), 5, 10, "q,v", exceptions=exceptions)
     rng = np.random.default_rng(0)
-    made.load_state(
-        {name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in made.shapes().items()}
-    )
+    made.load_state({name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in made.shapes().items()})
     gguf.FORMAT.save(made, tmp_path / "unusual.gguf")
     return tmp_path / "unusual.gguf"
 

@@ -81,15 +81,9 @@ def test_a_folder_as_it_would_be_quantised(
 
 def test_what_cannot_be_quantised(command: Command, tmp_path: Path, chat_model: Path, messages: Path) -> None:
     for arguments, complaint in (
-        (
-            (chat_model, "--quantize", "q4_0"),
-            "is a GGUF file, whose weights are used as they are; --quantize is",
-        ),
+        ((chat_model, "--quantize", "q4_0"), "is a GGUF file, whose weights are used as they are; --quantize is"),
         ((messages, "--quantize", "q4_0"), "--quantize is for Hugging Face folders: leave it out."),
-        (
-            (messages, "--model", chat_model, "--quantize", "q4_0"),
-            "With --model, data are shown; --quantize is",
-        ),
+        ((messages, "--model", chat_model, "--quantize", "q4_0"), "With --model, data are shown; --quantize is"),
         ((chat_model, "--quantize", "q5"), "'q5'"),
     ):
         done = command("inspect", *arguments)
@@ -284,9 +278,7 @@ def test_a_page_of_somebody_else(command: Command, tmp_path: Path) -> None:
         ("ollama", "folder for Ollama"),
     ],
 )
-def test_what_is_exported_is_known(
-    command: Command, trained: Path, tmp_path: Path, target: str, kind: str
-) -> None:
+def test_what_is_exported_is_known(command: Command, trained: Path, tmp_path: Path, target: str, kind: str) -> None:
     out = tmp_path / ("x.gguf" if target in ("gguf", "merged") else "x")
     done = command("export", trained, "--to", target, "--out", out)
     assert done.code == 0, done.err

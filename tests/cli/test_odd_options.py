@@ -13,15 +13,11 @@ from featherback.training.config import TrainConfig
 
 ABSURD = (10**30, -(10**30), 1e300, "nan", "1e999", "", "\x1b[31m", "9" * 400)
 # What would be computed with, if it is accepted: here the model is not there, so that nothing is.
-NUMBERS = [
-    name for name, about in described(TrainConfig).items() if about.parse is None and not about.choices
-]
+NUMBERS = [name for name, about in described(TrainConfig).items() if about.parse is None and not about.choices]
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_nothing_is_a_bug(
-    command: Command, messages: Path, tmp_path: Path, chat_model: Path, name: str
-) -> None:
+def test_nothing_is_a_bug(command: Command, messages: Path, tmp_path: Path, chat_model: Path, name: str) -> None:
     flag = flags(TrainConfig, name)[0]
     for value in ABSURD:
         options = {"--data": messages, "--out": tmp_path / "run", "--seq-len": 10**6, flag: value}
@@ -86,9 +82,7 @@ def test_a_run_of_an_adapter_is_no_model(command: Command, tmp_path: Path) -> No
         assert f"--adapter '{run}'" in err
 
 
-def test_batches_smaller_than_a_sequence(
-    command: Command, chat_model: Path, messages: Path, tmp_path: Path
-) -> None:
+def test_batches_smaller_than_a_sequence(command: Command, chat_model: Path, messages: Path, tmp_path: Path) -> None:
     words = ("train", chat_model, "--data", messages, "--out", tmp_path / "run", "--dry-run")
     code, _, err = command(*words, "--seq-len", 96, "--batch-tokens", 10)
     assert code == 2

@@ -24,9 +24,7 @@ def help_of(command: Command, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def read(name: str) -> dict[str, str]:
         text = command(name, "--help").out
-        starts = [
-            (match[1], match.start()) for match in re.finditer(r"^│ [ *]*(--[\w-]+)", text, re.MULTILINE)
-        ]
+        starts = [(match[1], match.start()) for match in re.finditer(r"^│ [ *]*(--[\w-]+)", text, re.MULTILINE)]
         ends = [start for _, start in starts[1:]] + [len(text)]
         return {flag: text[start:end] for (flag, start), end in zip(starts, ends, strict=True)}
 
@@ -95,11 +93,7 @@ def test_own_options_reach_the_configuration(
     assert (
         second.to_json()
         == TrainConfig(
-            model=str(chat_model),
-            data=str(messages),
-            out=str(tmp_path / "run"),
-            memory=96_000_000,
-            optimizer="sgd",
+            model=str(chat_model), data=str(messages), out=str(tmp_path / "run"), memory=96_000_000, optimizer="sgd"
         ).to_json()
     )
 

@@ -35,9 +35,7 @@ def test_every_method_is_predicted(model: Path, capsys: pytest.CaptureFixture[st
         assert row["plan"]["predicted_rss_mb"] >= row["least_rss_mb"] > 10
         assert row["least_memory_mb"] > row["least_rss_mb"]
     assert methods["lcsb"]["least_rss_mb"] <= methods["mesp"]["least_rss_mb"]
-    assert (
-        methods["mezo"]["least_rss_mb"] <= methods["mesp"]["least_rss_mb"] <= methods["mebp"]["least_rss_mb"]
-    )
+    assert methods["mezo"]["least_rss_mb"] <= methods["mesp"]["least_rss_mb"] <= methods["mebp"]["least_rss_mb"]
 
 
 @pytest.mark.usefixtures("small_yardstick")
@@ -63,12 +61,8 @@ def test_a_batch_is_of_examples_or_of_tokens(
 def test_an_option_of_a_method_changes_its_row_alone(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        Machine, "measure", lambda *_: Machine(1e9, 1e9, 1e9)
-    )  # so that seconds can be compared
-    monkeypatch.setattr(
-        "featherback.training.worker_process.worker_baseline", lambda: Baseline(10**7, 2 * 10**7)
-    )
+    monkeypatch.setattr(Machine, "measure", lambda *_: Machine(1e9, 1e9, 1e9))  # so that seconds can be compared
+    monkeypatch.setattr("featherback.training.worker_process.worker_baseline", lambda: Baseline(10**7, 2 * 10**7))
     seconds = {}
     for directions in (1, 3):
         options = ["--json", "--threads", "1", "--directions", str(directions)]
@@ -115,13 +109,7 @@ def test_a_budget_that_is_too_small_is_said(model: Path, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(
     "option",
-    [
-        ["--memory", "lots"],
-        ["--rank", "0"],
-        ["--seq-len", "100000"],
-        ["--threads", "0"],
-        ["--directions", "0"],
-    ],
+    [["--memory", "lots"], ["--rank", "0"], ["--seq-len", "100000"], ["--threads", "0"], ["--directions", "0"]],
 )
 def test_bad_options(model: Path, option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", str(model), *option]) == 2

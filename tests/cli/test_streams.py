@@ -177,9 +177,7 @@ def test_a_working_directory_that_is_gone(chat_model: Path, messages: Path, tmp_
     gone.mkdir()
     done = _train(chat_model, messages, "run", preexec_fn=leave)
     assert done.returncode == 2
-    assert (
-        done.stderr == "error: The working directory is gone: change to another one, or name whole paths.\n"
-    )
+    assert done.stderr == "error: The working directory is gone: change to another one, or name whole paths.\n"
 
 
 @pytest.mark.parametrize("option", ["model", "--data", "--out", "--adapter", "--eval-data"])
@@ -203,8 +201,7 @@ def test_names_that_no_file_can_have(
 
 def test_a_directory_that_looks_like_an_option(chat_model: Path, messages: Path, tmp_path: Path) -> None:
     done = _featherback(
-        *("train", chat_model, "--data", messages, "--out=--json", "--steps", 2, "--seq-len", 64),
-        cwd=tmp_path,
+        *("train", chat_model, "--data", messages, "--out=--json", "--steps", 2, "--seq-len", 64), cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "--json" / "adapter_model.safetensors").is_file()

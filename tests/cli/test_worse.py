@@ -34,9 +34,7 @@ def good(chat_model: Path, messages: Path, tmp_path_factory: pytest.TempPathFact
     return out
 
 
-def _train(
-    model: Path, messages: Path, good: Path, out: Path, *flags: str
-) -> subprocess.CompletedProcess[str]:
+def _train(model: Path, messages: Path, good: Path, out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     data = ("--data", messages, "--eval-data", messages, "--from", good, "--out", out)
     return _run("train", model, *data, "--lr", ABSURD, *OPTIONS, *flags)
 
@@ -64,9 +62,7 @@ def test_the_last_line_is_the_verdict_and_its_command_works(
     assert again.stdout.splitlines()[-1].startswith("next: featherback chat")
 
 
-def test_json_has_it_in_the_event_of_the_end(
-    chat_model: Path, messages: Path, good: Path, tmp_path: Path
-) -> None:
+def test_json_has_it_in_the_event_of_the_end(chat_model: Path, messages: Path, good: Path, tmp_path: Path) -> None:
     done = _train(chat_model, messages, good, tmp_path / "run", "--json")
     assert done.returncode == WORSE
     end = json.loads(done.stdout.splitlines()[-1])
@@ -82,9 +78,7 @@ def test_python_warns_and_the_run_knows(chat_model: Path, messages: Path, good: 
         run = fb.train(chat_model, messages, tmp_path / "run", start=good, lr=ABSURD, **options)
     assert warned[0].filename == __file__
     assert run.worse
-    better = fb.train(
-        chat_model, messages, tmp_path / "again", start=good, **run.summary["recommended"], **options
-    )
+    better = fb.train(chat_model, messages, tmp_path / "again", start=good, **run.summary["recommended"], **options)
     assert not better.worse
     assert better.summary["worse"] is False
 

@@ -53,11 +53,7 @@ CASES: dict[str, ModelConfig] = {
     "qwen3": TINY_QWEN3,
     # Of a Gemma 3, llama.cpp follows neither caps, nor a base or period of its own.
     "gemma3": replace(
-        TINY_GEMMA3,
-        attention_softcap=0.0,
-        final_softcap=0.0,
-        local_theta=10_000.0,
-        attention_scale=GEMMA_SCALE,
+        TINY_GEMMA3, attention_softcap=0.0, final_softcap=0.0, local_theta=10_000.0, attention_scale=GEMMA_SCALE
     ),
     "gemma2": replace(TINY_GEMMA2, attention_scale=GEMMA_SCALE),
     "granite": TINY_GRANITE,
@@ -75,9 +71,7 @@ QUESTIONS = ("What is the capital of France?", "Name a colour.")
 ANSWER = "Ahoy! Ask the parrot on my shoulder; I only sail the ship."
 STEPS, ANSWER_TOKENS = 20, 12
 BESIDE_THE_CHANGE = 0.25
-HEAD_ALONE = (
-    0.02  # of the logits' spread: activations in 8 bits are off by 1/254 of the largest of 32, at most
-)
+HEAD_ALONE = 0.02  # of the logits' spread: activations in 8 bits are off by 1/254 of the largest of 32, at most
 
 
 def _llama(path: Path, lora: Path | None = None, context: int = 128) -> Llama:
@@ -134,16 +128,12 @@ def test_tiny_models(tmp_path: Path, name: str, unusual: bool) -> None:
         (_llama(path, tmp_path / "a.gguf"), ours),
         (_llama(tmp_path / "merged.gguf"), ours),
     ):
-        np.testing.assert_allclose(
-            _their_logits(theirs, TOKENS), wanted, rtol=0, atol=bound * np.abs(wanted).max()
-        )
+        np.testing.assert_allclose(_their_logits(theirs, TOKENS), wanted, rtol=0, atol=bound * np.abs(wanted).max())
     assert np.abs(ours - base).max() > 8 * bound * np.abs(base).max(), "the adapter changed nothing"
 
 
 @pytest.mark.parametrize("name", ["llama"])
-def test_a_planted_permutation_fault_is_caught(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_permutation_fault_is_caught(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf, "hf_to_gguf_rows", lambda heads, rows: np.arange(rows))
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         test_tiny_models(tmp_path, name, False)
@@ -158,20 +148,12 @@ class Trained:
         self.tokenizer = load_tokenizer(path)
         self.prompts = [encode_prompt(self.tokenizer, question) for question in QUESTIONS]
         rows = [
-            {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": ANSWER}]}
-            for q in QUESTIONS
+            {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": ANSWER}]} for q in QUESTIONS
         ]
         data = folder / "pirate.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
         run = fb.train(
-            self.model,
-            data,
-            folder / "run",
-            steps=STEPS,
-            seq_len=64,
-            learning_rate=3e-3,
-            targets="all",
-            progress=False,
+            self.model, data, folder / "run", steps=STEPS, seq_len=64, learning_rate=3e-3, targets="all", progress=False
         )
         self.adapter = run.adapter
         self.lora = folder / "a.gguf"
@@ -221,9 +203,7 @@ def test_the_same_greedy_text(trained: Trained) -> None:
     tokens = trained.prompts[0] + after[0]
     base, ours = (_our_logits(trained.model, a, tokens) for a in (None, trained.adapter))
     change, distance = _distance(base, ours), _distance(_their_logits(llama, tokens), ours)
-    print(
-        f"4 bits: logits differ by {distance:.4f} of their spread; the adapter changes them by {change:.4f}"
-    )
+    print(f"4 bits: logits differ by {distance:.4f} of their spread; the adapter changes them by {change:.4f}")
     assert distance < BESIDE_THE_CHANGE * change
 
 

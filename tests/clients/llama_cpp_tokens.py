@@ -33,9 +33,7 @@ def _compare(path: Path, seen_by_theirs: Callable[[str], str] = str, texts: Iter
     ours, library = load_tokenizer(path), oracle(path)
     for text in texts:
         tokens = ours.encode(text)
-        assert tokens == llama.tokenize(seen_by_theirs(text).encode(), add_bos=False, special=False), repr(
-            text
-        )
+        assert tokens == llama.tokenize(seen_by_theirs(text).encode(), add_bos=False, special=False), repr(text)
         spaced = f" {text}" if text and ours.space_prefix == "each" else text
         assert tokens == library.encode(spaced, add_special_tokens=False).ids, repr(text)
 

@@ -172,9 +172,7 @@ def test_their_quantised_bases(tmp_path: Path, name: str, bits: int, size: int) 
         module = model.naming.tensors[part].format(1).removesuffix(".weight")
         codes, scales, biases = (parts[f"{module}.{end}"] for end in ("weight", "scales", "biases"))
         values = np.array(mx.dequantize(codes, scales, biases, size, bits))
-        np.testing.assert_allclose(
-            floats_of(matrix), values, rtol=0, atol=float(np.abs(values).max()) * 2**-23
-        )
+        np.testing.assert_allclose(floats_of(matrix), values, rtol=0, atol=float(np.abs(values).max()) * 2**-23)
     _check(_their_logits(theirs), _our_logits(model, None))
     adapter = _filled(model, False)
     TARGETS["mlx"].write(Request(adapter, tmp_path / "adapter"))

@@ -3,17 +3,7 @@
 import functools
 import json
 
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tests.data.oracle import GPT2, LLAMA3, QWEN2
 from tests.data.support import STRINGS
@@ -32,9 +22,7 @@ def trained(metaspace):
     else:
         core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = [] if metaspace else pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=1500, initial_alphabet=alphabet, show_progress=False, limit_alphabet=400
-    )
+    trainer = trainers.BpeTrainer(vocab_size=1500, initial_alphabet=alphabet, show_progress=False, limit_alphabet=400)
     core.train_from_iterator([*TORTURE, *STRINGS] * 2, trainer)
     model = json.loads(core.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
@@ -63,17 +51,11 @@ def pieces(strip, with_bytes=True):
     pairs = [tuple(merge.split(" ")) for merge in merges]
     core = Tokenizer(
         models.BPE(
-            {t: i for i, t in enumerate(names)},
-            pairs,
-            unk_token="<unk>",
-            byte_fallback=with_bytes,
-            fuse_unk=True,
+            {t: i for i, t in enumerate(names)}, pairs, unk_token="<unk>", byte_fallback=with_bytes, fuse_unk=True
         )
     )
     last = [decoders.Strip(" ", 1, 0)] * strip
-    core.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *last]
-    )
+    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *last])
     return core
 
 
@@ -98,9 +80,7 @@ def gemma(with_bytes=True):
 
 FAMILIES = {
     "gpt-2": lambda: byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)),
-    "smollm": lambda: byte_level(
-        pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)
-    ),
+    "smollm": lambda: byte_level(pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)),
     "qwen2": lambda: byte_level(*split(QWEN2), normalizer=normalizers.NFC()),
     "llama3": lambda: byte_level(*split(LLAMA3), ignore_merges=True),
     "one expression": lambda: byte_level(*split(GPT2)),

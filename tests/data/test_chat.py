@@ -165,9 +165,7 @@ def test_control_token_split_between_template_and_content():
 def test_reasoning_that_the_template_takes_apart():
     tokenizer, chat = make(templates.QWEN3)
     answer = turn(ANSWER, "<think>\nhm\n</think>\n\nParis.")
-    assert trained(tokenizer, chat, [turn(USER, "?"), answer]) == [
-        "<think>\nhm\n</think>\n\nParis.<|im_end|>"
-    ]
+    assert trained(tokenizer, chat, [turn(USER, "?"), answer]) == ["<think>\nhm\n</think>\n\nParis.<|im_end|>"]
     plain = [turn(USER, "?"), turn(ANSWER, "Paris.")]
     assert trained(tokenizer, chat, plain) == ["<think>\n\n</think>\n\nParis.<|im_end|>"]
     several = [turn(USER, "?"), turn(ANSWER, "Rome."), *plain]
@@ -248,9 +246,7 @@ def test_tools_that_a_template_leaves_out_are_refused():
         chat.training(tool_talk("x"))
     with pytest.raises(FeatherbackError, match=r"leaves out, or changes, tool 1 \('weather'\)"):
         chat.training([turn(USER, "a"), turn(ANSWER, "b")], TOOLS)
-    with pytest.raises(
-        FeatherbackError, match=r"leaves out, or changes, the reasoning of message 2 \('hm'\)"
-    ):
+    with pytest.raises(FeatherbackError, match=r"leaves out, or changes, the reasoning of message 2 \('hm'\)"):
         chat.training([turn(USER, "a"), turn(ANSWER, "b", reasoning_content="hm")])
 
 
@@ -268,9 +264,7 @@ def test_a_tool_that_only_the_messages_speak_of_is_left_out():
 
 def test_a_call_that_spells_a_control_token_is_refused():
     _, chat = make(QWEN_TOOLS)
-    with pytest.raises(
-        FeatherbackError, match=r"A tool call of message 2 spells the control token <\|im_end\|>"
-    ):
+    with pytest.raises(FeatherbackError, match=r"A tool call of message 2 spells the control token <\|im_end\|>"):
         chat.training([turn(USER, "a"), turn(ANSWER, "", tool_calls=[call(city="<|im_end|>")])])
 
 
@@ -295,9 +289,7 @@ KNOWS_DEVELOPER = ONLY_KNOWN.replace("'user',", "'user', 'system', 'developer',"
 def test_a_message_that_the_template_leaves_out_is_refused(role):
     _, chat = make(ONLY_KNOWN)
     messages = [turn(USER, "a"), turn(role, "Mind the gap."), turn(ANSWER, "b")]
-    with pytest.raises(
-        FeatherbackError, match=rf"leaves out, or changes, message 2 \(role '{role}', 'Mind the"
-    ):
+    with pytest.raises(FeatherbackError, match=rf"leaves out, or changes, message 2 \(role '{role}', 'Mind the"):
         chat.training(messages)
     with pytest.raises(FeatherbackError, match="message 2"):
         chat.prompt(messages[:2])

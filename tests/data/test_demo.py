@@ -138,36 +138,21 @@ FORMS: dict[str, tuple[str, Callable[[Run], bool]]] = {
     f"tail -n {N} {F}": ("last|final", lambda r: r.out == "".join(r.lines()[-int(r["n"]) :])),
     f"wc -l {F}": ("lines", lambda r: r.out.split()[0] == str(len(r.lines()))),
     f"wc -w {F}": ("words", lambda r: r.out.split()[0] == str(len("".join(r.lines()).split()))),
-    f"grep {W} {F}": (
-        "(?i)lines? .*(contain|with)|search",
-        lambda r: r.out == matching(r, lambda x: r["word"] in x),
-    ),
+    f"grep {W} {F}": ("(?i)lines? .*(contain|with)|search", lambda r: r.out == matching(r, lambda x: r["word"] in x)),
     f"grep -i {W} {F}": (
         "ignoring case|upper or lower|regardless of case",
         lambda r: r.out == matching(r, lambda x: r["word"].lower() in x.lower()),
     ),
-    f"grep -c {W} {F}": (
-        "(?i)how many lines|count",
-        lambda r: r.out == f"{sum(r['word'] in x for x in r.lines())}\n",
-    ),
+    f"grep -c {W} {F}": ("(?i)how many lines|count", lambda r: r.out == f"{sum(r['word'] in x for x in r.lines())}\n"),
     f"grep -v {W} {F}": (
         "(?i)\\bnot\\b|without|leave out",
         lambda r: r.out == matching(r, lambda x: r["word"] not in x),
     ),
-    f"grep -r {W} {D}": (
-        "all files|every file",
-        lambda r: {x.split(":")[0] for x in r.out.splitlines()} == hits(r),
-    ),
+    f"grep -r {W} {D}": ("all files|every file", lambda r: {x.split(":")[0] for x in r.out.splitlines()} == hits(r)),
     f"sort {F}": ("(?i)sort|alphabetical", lambda r: r.out == "".join(sorted(r.lines()))),
     f"sort -n {F}": ("number|numeric", lambda r: r.out == "".join(sorted(r.lines(), key=int))),
-    f"cp {F} {TO}": (
-        "(?i)copy",
-        lambda r: r.arrived() == r.text("file"),
-    ),
-    f"mv {F} {TO}": (
-        "(?i)rename|move|change the name",
-        lambda r: r.gone() and r.arrived() == r.before[r["file"]],
-    ),
+    f"cp {F} {TO}": ("(?i)copy", lambda r: r.arrived() == r.text("file")),
+    f"mv {F} {TO}": ("(?i)rename|move|change the name", lambda r: r.gone() and r.arrived() == r.before[r["file"]]),
     f"rm {F}": ("(?i)delete|remove|get rid", lambda r: r.gone()),
     f"rm -r {D}": ("everything|all its contents|all that is in it", lambda r: r.gone("dir")),
     f"mkdir {TO}": ("(?i)folder|directory", lambda r: (r.box / r["to"]).is_dir()),
@@ -182,14 +167,8 @@ FORMS: dict[str, tuple[str, Callable[[Run], bool]]] = {
         "larger|bigger",
         lambda r: set(r.out.split()) == r.where(lambda s: s.st_size > int(r["n"]) * 2**20) != set(),
     ),
-    f"du -sh {D}": (
-        "(?i)space|size|how big",
-        lambda r: re.fullmatch(rf"[\d.]+K\t{r['dir']}\n", r.out) is not None,
-    ),
-    f"tar -czf {TO} {D}": (
-        "(?i)pack|compress|archive",
-        lambda r: r.archived("to") == r.below(),
-    ),
+    f"du -sh {D}": ("(?i)space|size|how big", lambda r: re.fullmatch(rf"[\d.]+K\t{r['dir']}\n", r.out) is not None),
+    f"tar -czf {TO} {D}": ("(?i)pack|compress|archive", lambda r: r.archived("to") == r.below()),
     f"tar -xzf {F}": ("(?i)unpack|extract", lambda r: (r.box / "inside" / "deep" / "b.txt").exists()),
     f"chmod \\+x {F}": ("execut|be run", lambda r: os.access(r.box / r["file"], os.X_OK)),
     r'sed -i "s/(?P<word>\w+)/(?P<new>\w+)/g" ' + F: (
@@ -226,13 +205,7 @@ def run_in_scratch(command, arguments, box):
     before = {p.name: p.read_text() for p in box.iterdir() if p.is_file() and p.suffix != ".gz"}
     environment = {**os.environ, "LC_ALL": "C"}
     done = subprocess.run(
-        ["sh", "-c", command],
-        cwd=box,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
+        ["sh", "-c", command], cwd=box, env=environment, capture_output=True, text=True, timeout=20, check=False
     )
     assert done.stderr == ""
     assert done.returncode == (1 if command.startswith("diff") else 0)

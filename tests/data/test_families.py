@@ -53,9 +53,7 @@ FAMILIES = {
     "mistral-v1": Family(templates.MISTRAL_V1, "<s>", "</s>"),
     "mistral-v3": Family(templates.MISTRAL_V3, "<s>", "</s>", TOOLS),
     "olmo2": Family(templates.family("olmo2"), "<|endoftext|>", "<|endoftext|>"),
-    "phi3.5": Family(
-        templates.family("phi3.5"), "<s>", "<|endoftext|>", "<|system|> <|user|> <|assistant|> <|end|>"
-    ),
+    "phi3.5": Family(templates.family("phi3.5"), "<s>", "<|endoftext|>", "<|system|> <|user|> <|assistant|> <|end|>"),
     "phi4": Family(templates.family("phi4"), "<|endoftext|>", "<|im_end|>", "<|im_start|> <|im_sep|>"),
     "qwen2.5": Family(templates.QWEN2_5, None, "<|im_end|>", CHATML),
     "qwen3": Family(templates.QWEN3, None, "<|im_end|>", CHATML),
@@ -123,9 +121,7 @@ def test_what_is_seen_and_what_of_it_is_trained(name: str, case: str) -> None:
 
 
 def test_every_family_is_written_out() -> None:
-    assert set(EXPECTED) >= {
-        (name, case) for name in FAMILIES for case in ("turns", "system", "spaced", "tools")
-    }
+    assert set(EXPECTED) >= {(name, case) for name in FAMILIES for case in ("turns", "system", "spaced", "tools")}
     for (name, case), text in EXPECTED.items():  # what is written out loses nothing itself
         said = [message["content"].strip() for message in CONVERSATIONS[case]]
         answers = sum(message["role"] == "assistant" for message in CONVERSATIONS[case])

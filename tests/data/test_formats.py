@@ -27,8 +27,7 @@ TALK = [
     {"role": "assistant", "content": "é 日本 [1] {2}"},
 ]
 SHAREGPT = [
-    {"from": role, "value": turn["content"]}
-    for role, turn in zip(("system", "human", "gpt"), TALK, strict=True)
+    {"from": role, "value": turn["content"]} for role, turn in zip(("system", "human", "gpt"), TALK, strict=True)
 ]
 PAIR = (TALK[1]["content"], TALK[2]["content"])
 
@@ -67,9 +66,7 @@ def as_table(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def as_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
     names = dict.fromkeys(name for row in rows for name in row)
-    parquet.write_table(
-        pyarrow.Table.from_pylist([{name: row.get(name) for name in names} for row in rows]), path
-    )
+    parquet.write_table(pyarrow.Table.from_pylist([{name: row.get(name) for name in names} for row in rows]), path)
 
 
 WRITERS = {
@@ -123,9 +120,7 @@ CALLED = [{"type": "function", "function": CALL}]
 def test_tool_calls_are_objects_as_templates_take_them(tmp_path: Path, turn: dict[str, Any]) -> None:
     tool = {"name": "add", "parameters": {"default": None}}
     for tools in ({"tools": [{"type": "function", "function": tool}]}, {"tools": json.dumps([tool])}):
-        as_jsonl(
-            tmp_path / "d.jsonl", [{"conversations": [{"from": "human", "value": "1+1?"}, turn], **tools}]
-        )
+        as_jsonl(tmp_path / "d.jsonl", [{"conversations": [{"from": "human", "value": "1+1?"}, turn], **tools}])
         [example] = read(tmp_path / "d.jsonl")
         assert example.messages == [
             {"role": "user", "content": "1+1?"},
@@ -138,12 +133,7 @@ def test_lists_of_messages_as_prompt_and_completion(tmp_path: Path) -> None:
     row = {"prompt": [*TALK, {"role": "user", "content": "?"}], "completion": [TALK[2]]}
     as_jsonl(tmp_path / "d.jsonl", [row])
     [example] = read(tmp_path / "d.jsonl")
-    assert example.messages == [
-        *TALK[:2],
-        {**TALK[2], "weight": 0},
-        {"role": "user", "content": "?"},
-        TALK[2],
-    ]
+    assert example.messages == [*TALK[:2], {**TALK[2], "weight": 0}, {"role": "user", "content": "?"}, TALK[2]]
 
 
 def test_parts_of_a_content_are_joined_and_what_is_no_text_is_refused(tmp_path: Path) -> None:
@@ -154,9 +144,7 @@ def test_parts_of_a_content_are_joined_and_what_is_no_text_is_refused(tmp_path: 
     assert example.messages[0]["content"] == "Say a."
     parts.append({"type": "image_url", "image_url": "x"})
     path = write(tmp_path, {"messages": [{"role": "user", "content": parts}, TALK[2]]})
-    with pytest.raises(
-        FeatherbackError, match=r"Part 3 of message 1 is of type 'image_url'; only text can be"
-    ):
+    with pytest.raises(FeatherbackError, match=r"Part 3 of message 1 is of type 'image_url'; only text can be"):
         read(path)
 
 
@@ -171,19 +159,10 @@ def test_parts_of_a_content_are_joined_and_what_is_no_text_is_refused(tmp_path: 
         ({"instruction": "a", "output": ""}, '"output" is empty'),
         ({"instruction": "a"}, '"output" is missing'),
         ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, '"history" is not read'),
-        (
-            {"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]},
-            "only the assistant calls tools",
-        ),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "only the assistant calls tools"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"a": 1}]}]}, 'has no "name" of a function'),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "arguments": "{"}]}]},
-            "are not valid JSON",
-        ),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "arguments": 1}]}]},
-            "must be an object",
-        ),
+        ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "arguments": "{"}]}]}, "are not valid JSON"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "arguments": 1}]}]}, "must be an object"),
         ({"prompt": "a", "completion": "b", "tools": [CALL]}, '"tools" stand beside a prompt that is text'),
     ],
 )
@@ -200,13 +179,9 @@ def test_columns_by_other_names(tmp_path: Path) -> None:
     columns = columns_of(["prompt=question", "completion=answer"])
     [example] = read(path, columns=columns)
     assert (example.prompt, example.completion, example.unused) == ("Why?", "Because", ())
-    with pytest.raises(
-        FeatherbackError, match=r"line 2: there is no column 'q', which --map names for 'prompt'"
-    ):
+    with pytest.raises(FeatherbackError, match=r"line 2: there is no column 'q', which --map names for 'prompt'"):
         read(path, columns={"prompt": "q"})
-    with pytest.raises(
-        FeatherbackError, match=r"--map names 'promt', which is no key of data; expected one of:"
-    ):
+    with pytest.raises(FeatherbackError, match=r"--map names 'promt', which is no key of data; expected one of:"):
         read(path, columns={"promt": "question"})
     for wrong in ("prompt", "prompt=", "=a"):
         with pytest.raises(FeatherbackError, match="write what a key is called"):
@@ -238,9 +213,7 @@ def test_an_array_is_cut_into_elements_wherever_pieces_end(
     monkeypatch.setattr(Input, "pieces", lambda self: pieces(self, size))
     for indent in (None, 2):
         path = tmp_path / "d.json"
-        path.write_text(
-            "\ufeff\n" + json.dumps(rows, indent=indent, ensure_ascii=False) + "\n ", encoding="utf-8"
-        )
+        path.write_text("\ufeff\n" + json.dumps(rows, indent=indent, ensure_ascii=False) + "\n ", encoding="utf-8")
         assert [example.text for example in read(path)] == [row["text"] for row in rows]
 
 
@@ -310,9 +283,7 @@ def test_an_array_of_nothing(tmp_path: Path) -> None:
 def test_an_element_without_end_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_array, "MOST_RECORD", 1 << 17)
     (tmp_path / "d.json").write_text('[{"text": "a"}, {"text": "' + "b" * (1 << 19))
-    with pytest.raises(
-        FeatherbackError, match=r"d.json, line 1, column 16: longer than 0 MB, or a quotation mark"
-    ):
+    with pytest.raises(FeatherbackError, match=r"d.json, line 1, column 16: longer than 0 MB, or a quotation mark"):
         read(tmp_path / "d.json")
 
 

@@ -87,9 +87,7 @@ def test_inspecting(tmp_path: Path) -> None:
     """The model's name is told; a preview begins no rendering that does not end."""
     model = write_tiny_chat(tmp_path / "hostile.gguf", {"tokenizer.chat_template": HOSTILE["a list"][0]})
     (tmp_path / "d.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
-    with pytest.raises(
-        FeatherbackError, match=r"line 1: The chat template of .*hostile.gguf needs more memory"
-    ):
+    with pytest.raises(FeatherbackError, match=r"line 1: The chat template of .*hostile.gguf needs more memory"):
         preview(model, tmp_path / "d.jsonl")
 
 

@@ -52,9 +52,7 @@ def _folder(tmp_path: Path, table: Any, nested: bool = False) -> Path:
         _table(0x100, value=1),  # within a character
     ],
 )
-def test_a_wrong_table_is_told(
-    tmp_path: Path, table: Any, nested: bool, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_table_is_told(tmp_path: Path, table: Any, nested: bool, capfd: pytest.CaptureFixture[str]) -> None:
     folder = _folder(tmp_path, table, nested)
     with pytest.raises(FeatherbackError) as raised:
         load_tokenizer(folder)

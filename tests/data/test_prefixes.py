@@ -23,9 +23,7 @@ def read_back(batch: Batch) -> list[tuple[list[int], list[int], list[int]]]:
     found = []
     for s in set(range(batch.n_sequences)) - set(prefix.tolist()):
         rows = places[s] if prefix[s] < 0 else np.concatenate([places[prefix[s]], places[s]])
-        found.append(
-            (batch.tokens[rows].tolist(), batch.targets[rows].tolist(), batch.positions[rows].tolist())
-        )
+        found.append((batch.tokens[rows].tolist(), batch.targets[rows].tolist(), batch.positions[rows].tolist()))
     return sorted(found)
 
 

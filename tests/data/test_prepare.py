@@ -56,11 +56,7 @@ def base_model(tmp_path):
 
 
 def test_the_three_shapes_with_a_chat_model(smollm2_path, tokenizer, tmp_path):
-    rows = [
-        chat("Capital of France?", "Paris."),
-        {"prompt": "2+2?", "completion": "4"},
-        {"text": "Once upon a time"},
-    ]
+    rows = [chat("Capital of France?", "Paris."), {"prompt": "2+2?", "completion": "4"}, {"text": "Once upon a time"}]
     report = prepare(smollm2_path, write(tmp_path / "d.jsonl", *rows), tmp_path / "d.tok", 64)
     file = TokenFile(tmp_path / "d.tok")
     assert trained(tokenizer, file, 0) == "Paris.<|im_end|>"
@@ -78,18 +74,12 @@ def test_the_three_shapes_with_a_chat_model(smollm2_path, tokenizer, tmp_path):
 
 
 def test_prompt_and_completion_without_a_chat_template(base_model, tmp_path):
-    data = write(
-        tmp_path / "d.jsonl", {"prompt": "the cat", "completion": " sat"}, {"prompt": "", "completion": "on"}
-    )
+    data = write(tmp_path / "d.jsonl", {"prompt": "the cat", "completion": " sat"}, {"prompt": "", "completion": "on"})
     prepare(base_model, data, tmp_path / "d.tok", 64)
     tokenizer, file = load_tokenizer(base_model), TokenFile(tmp_path / "d.tok")
     assert trained(tokenizer, file, 0) == " sat<|end|>"
     # The prompt has the tokens it has when a prompt is all there is, so that training and generation meet.
-    assert file.seq(0)[0].tolist() == [
-        *tokenizer.encode("the cat"),
-        *tokenizer.encode(" sat"),
-        tokenizer.eos_id,
-    ]
+    assert file.seq(0)[0].tolist() == [*tokenizer.encode("the cat"), *tokenizer.encode(" sat"), tokenizer.eos_id]
     assert tokenizer.decode(file.seq(1)[0], special=True) == "on<|end|>"
 
 
@@ -219,9 +209,7 @@ def test_bad_records_are_left_out_and_listed(smollm2_path, tmp_path):
     good = [json.dumps(chat("a", str(n))) for n in range(3)]
     lines = [good[0], "{", good[1], json.dumps(chat("a", "\ud800")), json.dumps({"q": 1}), good[2]]
     (tmp_path / "d.jsonl").write_text("\n".join(lines))
-    with pytest.raises(
-        FeatherbackError, match=r"line 2: not valid JSON.* --skip-bad leaves such examples out\."
-    ):
+    with pytest.raises(FeatherbackError, match=r"line 2: not valid JSON.* --skip-bad leaves such examples out\."):
         prepare(smollm2_path, tmp_path / "d.jsonl", tmp_path / "d.tok", 64)
     report = prepare(smollm2_path, Source.of(tmp_path / "d.jsonl", skip_bad=True), tmp_path / "d.tok", 64)
     assert (report.examples, report.skipped) == (3, 3)
@@ -229,9 +217,7 @@ def test_bad_records_are_left_out_and_listed(smollm2_path, tmp_path):
     assert told == "3 records cannot be used and were left out:"
     assert [note.partition("line ")[2][:1] for note in listed] == ["2", "4", "5"]
     (tmp_path / "d.jsonl").write_text("{\n" * 30)
-    with pytest.raises(
-        FeatherbackError, match=r"has no example that can be used; the first: .*line 1: not valid"
-    ):
+    with pytest.raises(FeatherbackError, match=r"has no example that can be used; the first: .*line 1: not valid"):
         prepare(smollm2_path, Source.of(tmp_path / "d.jsonl", skip_bad=True), tmp_path / "d.tok", 64)
 
 
@@ -274,12 +260,7 @@ def test_spelled_control_tokens_are_noted(smollm2_path, tokenizer, tmp_path):
 )
 def test_refusals(smollm2_path, tmp_path, rows, seq_len, word):
     with pytest.raises(FeatherbackError, match=word):
-        prepare(
-            smollm2_path,
-            Source.of(write(tmp_path / "d.jsonl", *rows), long="cut"),
-            tmp_path / "d.tok",
-            seq_len,
-        )
+        prepare(smollm2_path, Source.of(write(tmp_path / "d.jsonl", *rows), long="cut"), tmp_path / "d.tok", seq_len)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.jsonl"]
 
 
@@ -433,9 +414,7 @@ def test_full_disk(smollm2_path, tmp_path):
         "out": str(tmp_path / "d.tok"),
         "seq_len": 64,
     }
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(config)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(config)], capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert "Cannot write the token file" in json.loads(done.stdout)["error"]
     assert [path.name for path in tmp_path.iterdir()] == ["d.jsonl"]
@@ -451,9 +430,7 @@ def test_preview(smollm2_path, tmp_path):
     assert before.endswith("Capital of France?<|im_end|>\n<|im_start|>assistant\n")
     assert (answer, after) == (("Paris.<|im_end|>", True), ("\n", False))
     assert second.runs[1] == ("日本 👍<|im_end|>", True)
-    assert [text for text, supervised in third.runs if supervised] == [
-        "<|im_end|>"
-    ]  # one token, then the end
+    assert [text for text, supervised in third.runs if supervised] == ["<|im_end|>"]  # one token, then the end
     assert (first.truncated, third.n_tokens, third.n_supervised) == (0, 2, 1)
     [cut] = preview(smollm2_path, tmp_path / "d.jsonl", 16, start=1)
     assert cut.n_tokens == 16

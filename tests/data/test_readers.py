@@ -130,11 +130,7 @@ def test_bad_lines(tmp_path, line, word):
 
 def test_system_beside_a_prompt_or_messages(tmp_path):
     """It used to vanish."""
-    rows = [
-        {"prompt": "p", "completion": "c", "system": "s"},
-        {**CHAT, "system": "s"},
-        {**CHAT, "system": ""},
-    ]
+    rows = [{"prompt": "p", "completion": "c", "system": "s"}, {**CHAT, "system": "s"}, {**CHAT, "system": ""}]
     pair, chat, empty = read(write(tmp_path, *rows))
     assert pair.system == "s"
     assert chat.messages == [{"role": "system", "content": "s"}, *CHAT["messages"]]

@@ -63,9 +63,7 @@ def test_every_code_point_is_cut_as_the_expressions_say(pre):
     cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in PUBLISHED[pre]]
     reference = pre_tokenizers.Sequence(cuts)
     letters = [c for c in CODE_POINTS if re.search("[strevmld]", c.casefold())]
-    folded = "".join(
-        f"a'{c}x a'{c}{c}x a'r{c}x a'V{c}x" for c in letters
-    )  # what follows shows where they end
+    folded = "".join(f"a'{c}x a'{c}{c}x a'r{c}x a'V{c}x" for c in letters)  # what follows shows where they end
     for text in ("".join(CODE_POINTS), folded):
         assert cut_text(text, PRE_TOKENIZERS[pre]) == [piece for piece, _ in reference.pre_tokenize_str(text)]
 
@@ -119,12 +117,7 @@ def test_sentencepiece_takes_the_leftmost_of_equals(tmp_path):
 def test_bytes_without_a_token_are_left_out(tmp_path):
     """As in the library, before anything is joined; what is behind them keeps its place."""
     path = write_vocabulary_gguf(
-        tmp_path / "v.gguf",
-        "gpt2",
-        ["a", "b", "ab"],
-        [NORMAL] * 3,
-        token_merges=["a b"],
-        tokenizer_pre="gpt-2",
+        tmp_path / "v.gguf", "gpt2", ["a", "b", "ab"], [NORMAL] * 3, token_merges=["a b"], tokenizer_pre="gpt-2"
     )
     core, reference = load_tokenizer(path).core, oracle(path)
     for text, places in {"é ab": [[2, 4]], "aéb": [[0, 3]], "béa b": [[0, 2], [2, 3], [4, 5]]}.items():
@@ -145,10 +138,7 @@ def test_names_are_found():
     random_ = random.Random(1)
     for _ in range(300):
         letters = random_.choice(["ab", "abc", "aé字👍"])
-        words = {
-            "".join(random_.choices(letters, k=random_.randrange(1, 6)))
-            for _ in range(random_.randrange(1, 9))
-        }
+        words = {"".join(random_.choices(letters, k=random_.randrange(1, 6))) for _ in range(random_.randrange(1, 9))}
         names = sorted(words)
         text = "".join(random_.choices(letters + "-", k=60))
         assert NameFinder(names).find(text) == spelled(names, text)
@@ -285,9 +275,7 @@ def test_damaged_vocabularies_end_in_a_sentence(byte_level_path, tmp_path):
 
 
 def test_scores_that_are_no_numbers_are_refused(tmp_path):
-    path = write_vocabulary_gguf(
-        tmp_path / "v.gguf", "llama", [b"a", b"b"], [1, 1], token_scores=[0.0, float("nan")]
-    )
+    path = write_vocabulary_gguf(tmp_path / "v.gguf", "llama", [b"a", b"b"], [1, 1], token_scores=[0.0, float("nan")])
     with pytest.raises(FeatherbackError, match="damaged tokenizer: token 1's score is NaN"):
         load_tokenizer(path)
 

@@ -169,9 +169,7 @@ def test_missing_pre_tokenizer_is_llama_cpps_default(tmp_path):
     unnamed = load_tokenizer(byte_level_gguf(tmp_path / "b.gguf", None))
     for text in STRINGS:
         assert named.encode(text) == unnamed.encode(text)
-    assert named.encode("1234") != load_tokenizer(byte_level_gguf(tmp_path / "c.gguf", "qwen2")).encode(
-        "1234"
-    )
+    assert named.encode("1234") != load_tokenizer(byte_level_gguf(tmp_path / "c.gguf", "qwen2")).encode("1234")
 
 
 def test_user_defined_tokens_are_always_matched(tmp_path):

@@ -53,9 +53,7 @@ VARIANTS = {
 
 
 def save(core, folder, config=None, bos=True, wide=()):
-    core.add_special_tokens(
-        [AddedToken(name, special=True, normalized=False, rstrip=name in wide) for name in CONTROL]
-    )
+    core.add_special_tokens([AddedToken(name, special=True, normalized=False, rstrip=name in wide) for name in CONTROL])
     if bos:
         start = ("<s>", core.token_to_id("<s>"))
         core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[start])
@@ -113,7 +111,5 @@ def test_bad_folders(tmp_path):
     with pytest.raises(FeatherbackError, match=r"tokenizer_config\.json is not valid JSON"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "a\ud800"}}))
-    with pytest.raises(
-        FeatherbackError, match=r"tokenizer_config\.json has half a surrogate pair in its eos_token"
-    ):
+    with pytest.raises(FeatherbackError, match=r"tokenizer_config\.json has half a surrogate pair in its eos_token"):
         load_tokenizer(tmp_path)

@@ -11,14 +11,7 @@ from featherback._native import TextEncoder, read_vocabulary
 from featherback.data.tokenizer_library import LibraryCore
 from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.errors import FeatherbackError
-from tests.data.library_tokenizers import (
-    ALWAYS,
-    FAMILIES,
-    byte_level,
-    llama2,
-    save,
-    split,
-)
+from tests.data.library_tokenizers import ALWAYS, FAMILIES, byte_level, llama2, save, split
 from tests.data.oracle import GPT2, QWEN2
 from tests.data.support import STRINGS
 from tests.data.test_text_encoder import run_child
@@ -203,9 +196,7 @@ def test_malformed_parts_end_in_a_sentence(what, tmp_path):
     "core",
     [
         # What is put in front is not what stands for a space.
-        lambda: _with(
-            llama2(), normalizers.Sequence([normalizers.Prepend("a"), normalizers.Replace(" ", "▁")])
-        ),
+        lambda: _with(llama2(), normalizers.Sequence([normalizers.Prepend("a"), normalizers.Replace(" ", "▁")])),
         # Characters become bytes twice.
         lambda: byte_level(
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
@@ -231,10 +222,7 @@ def _with(library, normalizer):
 @pytest.mark.parametrize(
     ("part", "says"),
     [
-        (
-            {"normalizer": {"type": "Prepend", "prepend": "x" * 1_000_000}},
-            "its 'prepend' has 1000000 characters",
-        ),
+        ({"normalizer": {"type": "Prepend", "prepend": "x" * 1_000_000}}, "its 'prepend' has 1000000 characters"),
         (
             {"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "x" * 10_000}},
             "its 'content' has 10000 characters",
@@ -262,12 +250,7 @@ def _with(library, normalizer):
             "the steps of its normalizer make a text longer",
         ),
         (
-            {
-                "normalizer": {
-                    "type": "Sequence",
-                    "normalizers": [{"type": "Prepend", "prepend": "x" * 8_000}] * 2,
-                }
-            },
+            {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "x" * 8_000}] * 2}},
             "the steps of its normalizer make a text longer",
         ),
     ],

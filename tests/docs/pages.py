@@ -69,10 +69,7 @@ def name_of(page: Path) -> str:
 def blocks(page: Path) -> list[Block]:
     """The fenced blocks of a page."""
     text = page.read_text(encoding="utf-8")
-    found = [
-        Block(page, text.count("\n", 0, match.start()) + 1, *match.groups())
-        for match in _FENCED.finditer(text)
-    ]
+    found = [Block(page, text.count("\n", 0, match.start()) + 1, *match.groups()) for match in _FENCED.finditer(text)]
     fences = len(re.findall(r"^[ \t]*```", text, re.MULTILINE))
     assert fences == 2 * len(found), f"{page}: a fence is indented, or not closed"
     return found

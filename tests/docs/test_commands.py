@@ -41,11 +41,7 @@ def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def walk(
-    home: Path,
-    model: Path,
-    trained: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    home: Path, model: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Walk:
     """Run what a page says, and fail with the first command that does."""
     furnish_home(home, model)

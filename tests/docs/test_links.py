@@ -46,9 +46,7 @@ def test_links(page: Path) -> None:
 def test_broken_links_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "b.md").write_text("# What `it` is, now\n")
     page = tmp_path / "a.md"
-    page.write_text(
-        "[a](b.md) [b](b.md#what-it-is-now) [c](c.md) [d](b.md#what) [e](#here) [f](https://x.y)\n"
-    )
+    page.write_text("[a](b.md) [b](b.md#what-it-is-now) [c](c.md) [d](b.md#what) [e](#here) [f](https://x.y)\n")
     assert broken(page) == ["c.md", "b.md#what", "#here"]
 
 

@@ -32,20 +32,14 @@ def part_of(node: ast.expr) -> str:
     if isinstance(node, ast.Constant):
         return str(node.value)
     call = node.value if isinstance(node, ast.FormattedValue) else None
-    named = (
-        NAMING.get(call.func.id) if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else None
-    )
+    named = NAMING.get(call.func.id) if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else None
     if named is None or not isinstance(call, ast.Call):
         return "\0"
     words = [each.value if isinstance(each, ast.Constant) else "\0" for each in call.args]
     return named(*words) if isinstance(words[0], str) and words[0] != "\0" else "\0"
 
 
-NAMING: dict[str, Callable[..., str]] = {
-    "argument": argument,
-    "argument_is": argument_is,
-    "arguments": arguments,
-}
+NAMING: dict[str, Callable[..., str]] = {"argument": argument, "argument_is": argument_is, "arguments": arguments}
 SAID = [text for source in (ROOT / "src").rglob("*.py") for text in messages(source)]
 
 

@@ -97,9 +97,7 @@ def _of_python(words: list[str]) -> str | None:
     if source is None:
         return f"no file {path}"
     text = source.read_text(encoding="utf-8")
-    return next(
-        (f"no option {word}" for word in words[1:] if word.startswith("--") and word not in text), None
-    )
+    return next((f"no option {word}" for word in words[1:] if word.startswith("--") and word not in text), None)
 
 
 def options_of(command: Any) -> set[str]:
@@ -114,9 +112,7 @@ def unknown(word: str, known: set[str]) -> bool:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_that_are_only_named(page: Path) -> None:
     wrong = [
-        f"{where}: {' '.join(words)}: {what}"
-        for where, words, whole in said(page)
-        if (what := problem(words, whole))
+        f"{where}: {' '.join(words)}: {what}" for where, words, whole in said(page) if (what := problem(words, whole))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -131,9 +127,7 @@ def every_option() -> set[str]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "decisions"], ids=name_of)
 def test_options_in_sentences(page: Path) -> None:
-    wrong = [
-        span for span in spans(page) if span.startswith("--") and unknown(span.split()[0], every_option())
-    ]
+    wrong = [span for span in spans(page) if span.startswith("--") and unknown(span.split()[0], every_option())]
     assert not wrong, f"{name_of(page)}: no such option: {', '.join(wrong)}"
 
 

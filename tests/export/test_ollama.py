@@ -172,9 +172,7 @@ class Go:
             return ""
         if action.startswith('"'):  # in these escapes Go's are Python's
             return str(ast.literal_eval(action))
-        return str(
-            {".Content": lambda: scope["message"]["content"], "$.System": lambda: self.system}[action]()
-        )
+        return str({".Content": lambda: scope["message"]["content"], "$.System": lambda: self.system}[action]())
 
     def _if(self, condition: str, scope: dict[str, Any], live: bool) -> str:
         chosen = self._holds(condition, scope) if live else False
@@ -211,9 +209,7 @@ def _exported(
     model = models.load(path)
     adapter = LoRA(model, 2, dora=dora)
     rng = np.random.default_rng(0)
-    adapter.load_state(
-        {name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in adapter.shapes().items()}
-    )
+    adapter.load_state({name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in adapter.shapes().items()})
     done = TARGETS["ollama"].write(Request(adapter, out, kind))
     found: dict[str, list[str]] = {}
     for name, key, value in modelfile.check_folder(out):
@@ -225,13 +221,7 @@ def test_an_adapter_for_llama_cpps_architectures(tmp_path: Path) -> None:
     path = write_tiny_chat(tmp_path / "tiny chat.gguf")
     done, found = _exported(path, tmp_path / "Poet 2-ollama")
     create, run = done.next.split(" && ")
-    assert shlex.split(create) == [
-        "ollama",
-        "create",
-        "poet-2",
-        "-f",
-        str(tmp_path / "Poet 2-ollama/Modelfile"),
-    ]
+    assert shlex.split(create) == ["ollama", "create", "poet-2", "-f", str(tmp_path / "Poet 2-ollama/Modelfile")]
     assert shlex.split(run) == ["ollama", "run", "poet-2"]
     assert found["FROM"] == [str(path)]
     assert found["ADAPTER"] == ["./adapter.gguf"]
@@ -296,10 +286,7 @@ FAULTS = {
     "no base": (("FROM ", "# FROM "), "there is no FROM"),
     "two bases": (("FROM ", "FROM x\nfrom "), "there are several FROM"),
     "a base that is not there": (("/m.gguf", "/n.gguf"), "FROM names .*n.gguf', which is no file"),
-    "an adapter that is not there": (
-        ("./adapter", "./adaptor"),
-        "ADAPTER names './adaptor.gguf', which is no",
-    ),
+    "an adapter that is not there": (("./adapter", "./adaptor"), "ADAPTER names './adaptor.gguf', which is no"),
     "an unknown instruction": (("TEMPLATE", "TEMPLATES"), "line 3: 'TEMPLATES .* is no instruction"),
     "no space": (("PARAMETER stop", "PARAMETER_stop"), "is no instruction"),
     "an unknown parameter": (("PARAMETER stop", "PARAMETER stopp"), "there is no parameter 'stopp'"),
@@ -310,10 +297,7 @@ FAULTS = {
     "three quotes that are open": (('{{ end }}"""', "{{ end }}"), "three quotes are not closed"),
     "three quotes within": (("<|im_start|>user", '"""<|im_start|>user'), "stands behind the closing quotes"),
     "one quote before the last": (('{{ end }}"""', '{{ end }}""""'), "'\"' stands behind the closing quotes"),
-    "an action that is open": (
-        ("{{ .Content }}", "{{ .Content }"),
-        "an action of the template is not closed",
-    ),
+    "an action that is open": (("{{ .Content }}", "{{ .Content }"), "an action of the template is not closed"),
     "a block without its end": (('{{ end }}"""', '"""'), "a block of the template has no end"),
     "an end too many": (('{{ end }}"""', '{{ end }}{{ end }}"""'), "{{ end }} outside of a block"),
     "a character that is dropped": (("<|im_start|>user", "\u200b<|im_start|>user"), "drops the character"),

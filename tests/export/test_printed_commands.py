@@ -26,22 +26,8 @@ from featherback.targets import TARGETS
 from tests.support import modelfile
 from tests.support.mlx_folder import mlx_folder
 from tests.support.oracle import reference_model
-from tests.support.tiny_chat import (
-    N_VOCAB,
-    byte_level_metadata,
-    write_messages,
-    write_tiny_base,
-    write_tiny_chat,
-)
-from tests.support.tiny_models import (
-    TINY_GEMMA2,
-    TINY_LLAMA,
-    TINY_QWEN2,
-    TINY_QWEN3,
-    TINY_WIDE,
-    tiny,
-    write_tiny,
-)
+from tests.support.tiny_chat import N_VOCAB, byte_level_metadata, write_messages, write_tiny_base, write_tiny_chat
+from tests.support.tiny_models import TINY_GEMMA2, TINY_LLAMA, TINY_QWEN2, TINY_QWEN3, TINY_WIDE, tiny, write_tiny
 
 IDS = [1, 5, 9, 2, 77]
 OTHERS = ("llama-cli", "mlx_lm.generate", "ollama")
@@ -153,12 +139,7 @@ def test_the_first_line_works(terminal: Terminal, tmp_path: Path, base: str, to:
 
 @pytest.mark.parametrize(
     ("config", "opens"),
-    [
-        (TINY_QWEN2, True),
-        (replace(TINY_QWEN3, head_dim=128), True),
-        (TINY_QWEN3, False),
-        (TINY_GEMMA2, False),
-    ],
+    [(TINY_QWEN2, True), (replace(TINY_QWEN3, head_dim=128), True), (TINY_QWEN3, False), (TINY_GEMMA2, False)],
     ids=["qwen2", "qwen3", "qwen3 of other heads", "gemma2"],
 )
 def test_peft_on_a_gguf_file(terminal: Terminal, tmp_path: Path, config: ModelConfig, opens: bool) -> None:

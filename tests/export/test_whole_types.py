@@ -45,9 +45,7 @@ def test_how_much_of_the_training_survives_is_measured_and_told(
     arguments = ["export", str(run), "--to", "merged", "--type", kind, "--out", str(tmp_path / "m.gguf")]
     assert command([*arguments, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    before, wanted, after = map(
-        _matrices, (run.parent / "base.gguf", run / "model.gguf", tmp_path / "m.gguf")
-    )
+    before, wanted, after = map(_matrices, (run.parent / "base.gguf", run / "model.gguf", tmp_path / "m.gguf"))
     stored = load(tmp_path / "m.gguf").store.tensors
     changed = [name for name in wanted if stored[name].type.name == kind.upper()]
     assert len(changed) > 10
@@ -70,24 +68,17 @@ def test_without_a_type_the_weights_are_those_that_were_trained(
     assert all(np.array_equal(a.data, b.data) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_without_the_model_that_it_began_with(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_model_that_it_began_with(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Only the error is known, until the model is named; another one is refused."""
     base = (run.parent / "base.gguf").rename(run.parent / "moved.gguf")
     arguments = ["export", str(run), "--to", "gguf", "--type", "q4_1", "--out", str(tmp_path / "m.gguf")]
     try:
         assert command(arguments) == 0
-        assert (
-            "survives is not known without the model that it began with: name that" in capsys.readouterr().out
-        )
+        assert "survives is not known without the model that it began with: name that" in capsys.readouterr().out
         assert command([*arguments, "--force", "--model", str(base)]) == 0
         assert ADVICE in capsys.readouterr().out
         other = run.parent / "f32.gguf"
         assert command([*arguments, "--force", "--model", str(other)]) == 2
-        assert (
-            f"--model is {other}, which is not the model that {run} was trained from."
-            in capsys.readouterr().err
-        )
+        assert f"--model is {other}, which is not the model that {run} was trained from." in capsys.readouterr().err
     finally:
         base.rename(run.parent / "base.gguf")

@@ -15,13 +15,9 @@ from tests.fuzz.run import fuzz
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "kinds", nargs="*", choices=[[], *KINDS], metavar="KIND", help=f"of {', '.join(KINDS)}"
-    )
+    parser.add_argument("kinds", nargs="*", choices=[[], *KINDS], metavar="KIND", help=f"of {', '.join(KINDS)}")
     parser.add_argument("--cases", type=int, default=2000, help="of each kind")
-    parser.add_argument(
-        "--seed", type=int, default=int(time.time()), help="the same seed makes the same cases"
-    )
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="the same seed makes the same cases")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     chosen = parser.parse_args()
     bad = 0

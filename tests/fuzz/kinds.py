@@ -206,9 +206,7 @@ class TokenizerFolder(Kind):
     def files(self) -> list[Path]:
         tokenizer, config = self.folder / "tokenizer.json", self.folder / "tokenizer_config.json"
         tokenizer.write_text(byte_core().to_str())
-        config.write_text(
-            json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "T"})
-        )
+        config.write_text(json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "T"}))
         (self.folder / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
         return [tokenizer, config, self.folder / "generation_config.json"]
 
@@ -440,9 +438,7 @@ class Run(Several):
     def files(self) -> list[Path]:
         self.model = fb.load(write_tiny(self.folder / "model.gguf", tiny(TINY_LLAMA, **SMALL)))
         self._train(self.folder / "run", resume=False)
-        return sorted(
-            path for path in (self.folder / "run").rglob("*") if path.suffix not in (".svg", ".safetensors")
-        )
+        return sorted(path for path in (self.folder / "run").rglob("*") if path.suffix not in (".svg", ".safetensors"))
 
     def use(self, changed: Path) -> None:
         place = self.folder / "place"

@@ -8,34 +8,12 @@ import numpy as np
 
 _NUMBER = re.compile(rb"-?\d+(\.\d+)?")
 _STRING = re.compile(rb'"[^"\\]*"')
-_ODD_NUMBERS = (
-    b"0",
-    b"-1",
-    b"1e400",
-    b"NaN",
-    b"9" * 20,
-    b"9" * 400,
-    b"2147483648",
-    b"0.5",
-    b"null",
-    b"true",
-    b'"7"',
-)
+_ODD_NUMBERS = (b"0", b"-1", b"1e400", b"NaN", b"9" * 20, b"9" * 400, b"2147483648", b"0.5", b"null", b"true", b'"7"')
 _ODD_TEXTS = (
     b'""', b'"\\u0000"', b'"\\ud800"', b'"\\u001b[2J"', b'"' + b"x" * 5000 + b'"', b"[]", b"{}", b"-3", b'"../../x"',
     b'"' + "é日👍\u202e".encode() + b'"',
 )  # fmt: skip
-_ODD_PIECES = (
-    b"[" * 2000,
-    b"{" * 50,
-    b'{"a":' * 2000,
-    b"\xff\xfe",
-    b"\0",
-    b"\n",
-    b"'" * 9,
-    b"*10**9",
-    b"(" * 300,
-)
+_ODD_PIECES = (b"[" * 2000, b"{" * 50, b'{"a":' * 2000, b"\xff\xfe", b"\0", b"\n", b"'" * 9, b"*10**9", b"(" * 300)
 
 
 def damaged(rng: np.random.Generator, good: bytes, header: int) -> bytes:
@@ -50,9 +28,7 @@ def damaged(rng: np.random.Generator, good: bytes, header: int) -> bytes:
     if how == 3:  # a number of 32 or 64 bits
         size = int(rng.choice([4, 8]))
         at = int(rng.integers(max(1, header - size)))
-        value = int(rng.choice([0, 1, 2**31 - 1, 2**31, 2**32 - 1])) << (
-            0 if size == 4 else int(rng.integers(32))
-        )
+        value = int(rng.choice([0, 1, 2**31 - 1, 2**31, 2**32 - 1])) << (0 if size == 4 else int(rng.integers(32)))
         data[at : at + size] = value.to_bytes(8, "little")[:size]
     return bytes(data)
 
@@ -67,9 +43,7 @@ def reworded(rng: np.random.Generator, good: bytes, _: int) -> bytes:
         elif how == 1:
             data = _replaced(rng, data, _STRING, _ODD_TEXTS)
         elif how == 2:  # a value moves
-            data = _replaced(
-                rng, data, _STRING, tuple(match[0] for match in _STRING.finditer(good)) or (b"",)
-            )
+            data = _replaced(rng, data, _STRING, tuple(match[0] for match in _STRING.finditer(good)) or (b"",))
         else:
             a, b = sorted(int(at) for at in rng.integers(len(data) + 1, size=2))
             b = min(b, a + 60)

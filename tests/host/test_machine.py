@@ -16,9 +16,7 @@ SHARED = Path("/dev/shm")
 @pytest.mark.parametrize(
     ("filesystem", "expected"), [("tmpfs", True), ("ramfs", True), ("ext4", False), ("overlay", False)]
 )
-def test_a_ram_disk_is_told_by_the_mount_of_the_nearest_folder(
-    filesystem: str, expected: bool, tmp_path: Path
-) -> None:
+def test_a_ram_disk_is_told_by_the_mount_of_the_nearest_folder(filesystem: str, expected: bool, tmp_path: Path) -> None:
     device = tmp_path.stat().st_dev
     here = f"{os.major(device)}:{os.minor(device)}"
     mounts = tmp_path / "mountinfo"
@@ -58,10 +56,7 @@ def _system(folder: Path, groups: str, files: dict[str, str], available: int = 8
         ("0::/\n", {"memory.max": "98000000"}, 98_000_000),
         (
             "4:cpu,memory:/job\n0::/\n",
-            {
-                "memory/job/memory.limit_in_bytes": "99000000",
-                "memory/memory.limit_in_bytes": str(2**63 - 4096),
-            },
+            {"memory/job/memory.limit_in_bytes": "99000000", "memory/memory.limit_in_bytes": str(2**63 - 4096)},
             99_000_000,
         ),
         ("4:memory:/docker/of the host\n", {"memory/memory.limit_in_bytes": "95000000"}, 95_000_000),
@@ -70,9 +65,7 @@ def _system(folder: Path, groups: str, files: dict[str, str], available: int = 8
     ],
     ids=["v2", "v2 parent", "v2 container", "v1", "v1 container", "another controller", "another group"],
 )
-def test_a_cgroup_bounds_what_is_free(
-    groups: str, files: dict[str, str], expected: int | None, tmp_path: Path
-) -> None:
+def test_a_cgroup_bounds_what_is_free(groups: str, files: dict[str, str], expected: int | None, tmp_path: Path) -> None:
     free = 300_000  # kB
     limit = memory_limit(**_system(tmp_path, groups, files, free))
     if expected is None:
@@ -87,10 +80,7 @@ def test_this_system_has_memory_for_its_tests() -> None:
 
 @pytest.mark.parametrize(
     ("line", "limit", "held"),
-    [
-        ("0::/job", "job/memory.max", "anon"),
-        ("4:memory:/job", "memory/job/memory.limit_in_bytes", "total_rss"),
-    ],
+    [("0::/job", "job/memory.max", "anon"), ("4:memory:/job", "memory/job/memory.limit_in_bytes", "total_rss")],
     ids=["v2", "v1"],
 )
 def test_what_others_of_the_cgroup_hold_is_not_free(line: str, limit: str, held: str, tmp_path: Path) -> None:

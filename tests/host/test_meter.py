@@ -33,9 +33,7 @@ print(json.dumps([before, during, (meter.footprint_mb, meter.rss_mb), (meter.pea
 def child(kind: str, path: Path | None = None) -> list[tuple[float, float]]:
     import json
 
-    done = subprocess.run(
-        [sys.executable, "-c", _CHILD, kind, str(path)], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", _CHILD, kind, str(path)], capture_output=True, text=True, check=True)
     found: list[tuple[float, float]] = json.loads(done.stdout)
     return found
 
@@ -68,7 +66,5 @@ def test_the_meter_is_the_systems_own_account() -> None:
         if rest.strip().endswith("kB"):
             values[name] = int(rest.split()[0]) * 1024 / MB
     meter = Meter()
-    assert meter.footprint_mb == pytest.approx(
-        values["RssAnon"] + values["RssShmem"] + values["VmSwap"], abs=2
-    )
+    assert meter.footprint_mb == pytest.approx(values["RssAnon"] + values["RssShmem"] + values["VmSwap"], abs=2)
     assert meter.rss_mb == pytest.approx(values["VmRSS"], abs=2)

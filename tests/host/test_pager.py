@@ -53,9 +53,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(path: Path, policy: str) -> dict:  # type: ignore[type-arg]
-    done = subprocess.run(
-        [sys.executable, "-c", _CHILD, str(path), policy], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", _CHILD, str(path), policy], capture_output=True, text=True, check=True)
     found: dict = json.loads(done.stdout)  # type: ignore[type-arg]
     return found
 
@@ -81,14 +79,9 @@ def test_dropping_keeps_one_layer(model_path: Path) -> None:
         ([(0, 12), (5 * FOLIO, 5 * FOLIO + 12)], 2),  # what lies between is not touched
     ],
 )
-def test_every_piece_that_is_touched_counts(
-    tmp_path: Path, spans: list[tuple[int, int]], pieces: int
-) -> None:
+def test_every_piece_that_is_touched_counts(tmp_path: Path, spans: list[tuple[int, int]], pieces: int) -> None:
     file = np.zeros(6 * FOLIO, np.uint8)
-    matrices = [
-        Matrix(file[begin:end], TensorType.F32, 1, (end - begin) // 4, tmp_path, begin)
-        for begin, end in spans
-    ]
+    matrices = [Matrix(file[begin:end], TensorType.F32, 1, (end - begin) // 4, tmp_path, begin) for begin, end in spans]
     assert mapped(matrices) == pieces * FOLIO
     for begin, end in spans:
         assert most_mapped(end - begin) >= FOLIO * (1 + (end - 1) // FOLIO - begin // FOLIO)

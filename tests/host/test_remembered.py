@@ -70,9 +70,7 @@ def test_damaged_contents_are_measured_anew(remembered_folder: Path, content: by
     assert _measured(30 * MB + 8).settled(process="worker").rss == 30 * MB + 9 + VARIATION  # mended
 
 
-@pytest.mark.parametrize(
-    "found", [None, 5, "31000000", [True, None, "x", 3.05e7, -1], {"bf16": 1}, [10**30, 0]]
-)
+@pytest.mark.parametrize("found", [None, 5, "31000000", [True, None, "x", 3.05e7, -1], {"bf16": 1}, [10**30, 0]])
 def test_sizes_that_cannot_be_are_measured_anew(remembered_folder: Path, found: object) -> None:
     _measured(30 * MB).settled(process="worker")
     (file,) = remembered_folder.iterdir()
@@ -80,9 +78,7 @@ def test_sizes_that_cannot_be_are_measured_anew(remembered_folder: Path, found: 
     assert _measured(30 * MB + 9).settled(process="worker").rss == 30 * MB + 9 + VARIATION
 
 
-def test_another_machine_or_version_is_measured_anew(
-    remembered_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_machine_or_version_is_measured_anew(remembered_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     for number, (name, value) in enumerate(
         [("_cpu", lambda: "this"), ("_cpu", lambda: "another"), ("__version__", "9.9.9")]

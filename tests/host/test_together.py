@@ -100,12 +100,7 @@ def test_two_models_are_opened_used_and_closed(tmp_path: Path) -> None:
             meter.stop()
             time.sleep(0.01)  # the models are to get on
 
-    at_once(
-        work(0, ["paged", "streamed", "by_matrix"]),
-        work(1, ["streamed", "by_matrix", "paged"]),
-        around,
-        around,
-    )
+    at_once(work(0, ["paged", "streamed", "by_matrix"]), work(1, ["streamed", "by_matrix", "paged"]), around, around)
 
 
 def test_two_threads_start_and_stop_the_meter() -> None:

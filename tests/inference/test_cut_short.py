@@ -106,9 +106,7 @@ def test_a_preparation_from_python(model: Path, tmp_path: Path, met: str) -> Non
     runs.wait_for(lambda: list(out.glob("tokens/.train.tokens.*")), process)
     os.truncate(model, 0)
     if met == "the child meets it":
-        (child,) = {
-            int(path.name.split(".")[3].partition("-")[0]) for path in out.glob("tokens/.train.tokens.*")
-        }
+        (child,) = {int(path.name.split(".")[3].partition("-")[0]) for path in out.glob("tokens/.train.tokens.*")}
         os.kill(child, signal.SIGBUS)
     _, err = process.communicate(timeout=runs.PATIENCE)
     assert process.returncode == 1

@@ -192,7 +192,5 @@ def test_the_capacity_is_kept(tmp_path: Path) -> None:
 
 def test_a_compute_that_nothing_computes_in(tmp_path: Path) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf"))
-    with pytest.raises(
-        FeatherbackError, match=r"Unknown compute 'auto'; expected one of: bf16, int16, fp32\."
-    ):
+    with pytest.raises(FeatherbackError, match=r"Unknown compute 'auto'; expected one of: bf16, int16, fp32\."):
         Decoder(model, compute="auto")

@@ -147,13 +147,7 @@ def test_a_conversation_computes_only_what_is_new(tiny: Model, monkeypatch: pyte
     first = "".join(talk.answer("hello", 8))
     passed.clear()
     second = "".join(talk.answer("and now?", 8))
-    assert [message["role"] for message in talk.messages] == [
-        "system",
-        "user",
-        "assistant",
-        "user",
-        "assistant",
-    ]
+    assert [message["role"] for message in talk.messages] == ["system", "user", "assistant", "user", "assistant"]
     assert [talk.messages[2]["content"], talk.messages[4]["content"]] == [first, second]
     prompt = template.encode_prompt(talk.messages[:4])
     assert passed[0] < len(prompt) / 2

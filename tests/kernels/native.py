@@ -70,9 +70,7 @@ class Stored:
         rows, cols = self.values.shape
         return kernels.Matrix(self.data.reshape(-1), TYPES[self.type], rows, cols)
 
-    def slice(
-        self, rows: tuple[int, int] | None, cols: tuple[int, int] | None
-    ) -> tuple[Any, NDArray[np.float64]]:
+    def slice(self, rows: tuple[int, int] | None, cols: tuple[int, int] | None) -> tuple[Any, NDArray[np.float64]]:
         """A rectangle of it: the native handle, and its values."""
         (r0, r1), (c0, c1) = rows or (0, self.values.shape[0]), cols or (0, self.values.shape[1])
         return self.matrix.slice(rows=rows, cols=cols), self.values[r0:r1, c0:c1]
@@ -121,9 +119,7 @@ def stored(rng: np.random.Generator, type: str, rows: int, cols: int) -> Stored:
             half = blocks[:, :, offset : offset + 2].copy().view(np.float16).astype(np.float32) / cols**0.5
             blocks[:, :, offset : offset + 2] = half.astype(np.float16).view(np.uint8)
         for offset in SINGLES.get(type, ()):
-            single = (blocks[:, :, offset : offset + 4].copy().view(np.float32) / cols**0.5).astype(
-                np.float16
-            )
+            single = (blocks[:, :, offset : offset + 4].copy().view(np.float32) / cols**0.5).astype(np.float16)
             blocks[:, :, offset : offset + 4] = single.astype(np.float32).view(np.uint8)
         if type in POWERS:
             blocks[:, :, POWERS[type]] -= np.uint8(round(np.log2(cols) / 2))

@@ -17,18 +17,12 @@ Array = NDArray[Any]
 
 
 def autograd(
-    forward: Callable[..., Mapping[str, torch.Tensor]],
-    inputs: Mapping[str, Array],
-    cotangents: Mapping[str, Array],
+    forward: Callable[..., Mapping[str, torch.Tensor]], inputs: Mapping[str, Array], cotangents: Mapping[str, Array]
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Results of `forward`, and the gradients of sum(cotangent * result) with respect to every input."""
-    leaves = {
-        name: torch.tensor(array, dtype=torch.float64, requires_grad=True) for name, array in inputs.items()
-    }
+    leaves = {name: torch.tensor(array, dtype=torch.float64, requires_grad=True) for name, array in inputs.items()}
     results = forward(**leaves)
-    total = sum(
-        (results[name] * torch.tensor(c, dtype=torch.float64)).sum() for name, c in cotangents.items()
-    )
+    total = sum((results[name] * torch.tensor(c, dtype=torch.float64)).sum() for name, c in cotangents.items())
     assert isinstance(total, torch.Tensor)
     gradients = torch.autograd.grad(total, list(leaves.values()))
     return (
@@ -40,9 +34,7 @@ def autograd(
 # --- linear with LoRA: out = x W^T + bias + h b -------------------------------------------------------------
 
 
-def linear(
-    x: Array, w: Array, bias: Array | None = None, h: Array | None = None, b: Array | None = None
-) -> Array:
+def linear(x: Array, w: Array, bias: Array | None = None, h: Array | None = None, b: Array | None = None) -> Array:
     """out (T,N) of x (T,K), w (N,K), bias (N), h (T,r), b (r,N); of absolute values: its magnitude."""
     out = x @ w.T
     if bias is not None:
@@ -62,9 +54,7 @@ def lora_linear(w: Array, scale: float) -> Callable[..., dict[str, torch.Tensor]
     """y = x W^T + bias + scale (x A^T) Bt, as the block uses it."""
     weight = torch.tensor(w, dtype=torch.float64)
 
-    def forward(
-        x: torch.Tensor, bias: torch.Tensor, a: torch.Tensor, bt: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
+    def forward(x: torch.Tensor, bias: torch.Tensor, a: torch.Tensor, bt: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"y": torch.nn.functional.linear(x, weight, bias) + scale * (x @ a.T) @ bt}
 
     return forward
@@ -104,9 +94,7 @@ def angles(positions: Array, head_dim: int, theta: float = 10000.0) -> tuple[Arr
 
 def rope(cos: Array, sin: Array, head_dim: int, interleaved: bool) -> Callable[..., dict[str, torch.Tensor]]:
     """Rotation as multiplication by e^(i angle), on complex numbers, of as many columns as the tables have."""
-    turn = torch.complex(torch.tensor(cos, dtype=torch.float64), torch.tensor(sin, dtype=torch.float64))[
-        :, None
-    ]
+    turn = torch.complex(torch.tensor(cos, dtype=torch.float64), torch.tensor(sin, dtype=torch.float64))[:, None]
 
     def forward(x: torch.Tensor) -> dict[str, torch.Tensor]:
         heads = x.reshape(x.shape[0], -1, head_dim)
@@ -114,9 +102,7 @@ def rope(cos: Array, sin: Array, head_dim: int, interleaved: bool) -> Callable[.
         heads, rest = heads[..., : 2 * half], heads[..., 2 * half :]
         u, v = (heads[..., 0::2], heads[..., 1::2]) if interleaved else (heads[..., :half], heads[..., half:])
         z = torch.complex(u, v) * turn
-        out = (
-            torch.stack([z.real, z.imag], -1).flatten(-2) if interleaved else torch.cat([z.real, z.imag], -1)
-        )
+        out = torch.stack([z.real, z.imag], -1).flatten(-2) if interleaved else torch.cat([z.real, z.imag], -1)
         return {"out": torch.cat([out, rest], -1).reshape(x.shape)}
 
     return forward

@@ -22,13 +22,7 @@ def cu(*bounds: int) -> NDArray[np.int32]:
 
 
 def attention(**changes: Any) -> None:
-    arguments: dict[str, Any] = {
-        "q": f32(4, 16),
-        "k": f32(4, 8),
-        "v": f32(4, 8),
-        "out": f32(4, 16),
-        "lse": f32(2, 4),
-    }
+    arguments: dict[str, Any] = {"q": f32(4, 16), "k": f32(4, 8), "v": f32(4, 8), "out": f32(4, 16), "lse": f32(2, 4)}
     arguments |= {"heads": 2, "kv_heads": 1, "cu_q": cu(0, 4)}
     kernels.attention(**{**arguments, **changes})
 
@@ -43,9 +37,7 @@ WRONG = {
     "bias too long": lambda: kernels.linear(f32(2, 32), W, f32(2, 6), bias=f32(7)),
     "b without h": lambda: kernels.linear(f32(2, 32), W, f32(2, 6), b=f32(3, 6)),
     "ranks differ": lambda: kernels.linear(f32(2, 32), W, f32(2, 6), h=f32(2, 4), b=f32(3, 6)),
-    "h of another type": lambda: kernels.linear(
-        f32(2, 32), W, f32(2, 6), h=np.zeros((2, 3), np.uint16), b=f32(3, 6)
-    ),
+    "h of another type": lambda: kernels.linear(f32(2, 32), W, f32(2, 6), h=np.zeros((2, 3), np.uint16), b=f32(3, 6)),
     "columns not contiguous": lambda: kernels.linear(f32(32, 2).T, W, f32(2, 6)),
     "float64 into vector kernels": lambda: kernels.linear(np.zeros((2, 32)), W, f32(2, 6)),
     "integers": lambda: kernels.cast(np.zeros((2, 2), np.int32), f32(2, 2)),
@@ -60,9 +52,7 @@ WRONG = {
     "tables of two widths": lambda: kernels.rope(f32(2, 8), f32(2, 2), f32(2, 1), f32(2, 8), 4, False),
     "weight that does not divide": lambda: kernels.rms_norm(f32(2, 6), f32(4), 1e-5, f32(2, 6)),
     "empty weight": lambda: kernels.rms_norm(f32(2, 6), f32(0), 1e-5, f32(2, 6)),
-    "bf16 added to": lambda: kernels.rms_norm(
-        f32(2, 6), f32(6), 1e-5, np.zeros((2, 6), np.uint16), accumulate=True
-    ),
+    "bf16 added to": lambda: kernels.rms_norm(f32(2, 6), f32(6), 1e-5, np.zeros((2, 6), np.uint16), accumulate=True),
     "gradients in bf16 added to": lambda: kernels.rms_norm_backward(
         f32(2, 6), f32(2, 6), f32(6), 1e-5, np.zeros((2, 6), np.uint16)
     ),
@@ -96,9 +86,7 @@ WRONG = {
     "a part of a file's map": lambda: kernels.Matrix(READ_ONLY[8:16], 0, 1, 2, READ_ONLY[8:]),
     "releasing a negative surrounding": lambda: kernels.Matrix(READ_ONLY[:8], 0, 1, 2, READ_ONLY).release(-1),
     "loss of another length": lambda: kernels.cross_entropy_finish(f32(2), f32(2), f32(2), f32(3)),
-    "step zero": lambda: kernels.adamw(
-        f32(1, 2), f32(1, 2), f32(1, 2), f32(1, 2), 1e-3, 0.9, 0.999, 1e-8, 0.0, 0
-    ),
+    "step zero": lambda: kernels.adamw(f32(1, 2), f32(1, 2), f32(1, 2), f32(1, 2), 1e-3, 0.9, 0.999, 1e-8, 0.0, 0),
     "moments of another shape": lambda: kernels.adamw(
         f32(1, 2), f32(1, 2), f32(1, 3), f32(1, 2), 1e-3, 0.9, 0.999, 1e-8, 0.0, 1
     ),
@@ -107,10 +95,7 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_call_is_refused(case: str) -> None:
-    with (
-        using(next(name for name in kernels.available() if name != REFERENCE)),
-        pytest.raises((ValueError, TypeError)),
-    ):
+    with using(next(name for name in kernels.available() if name != REFERENCE)), pytest.raises((ValueError, TypeError)):
         WRONG[case]()
 
 

@@ -148,9 +148,7 @@ def outputs(case: Case, inputs: dict[str, Array], dtype: str) -> dict[str, Outpu
     """The backward's outputs, its scratch included."""
     shapes = {"dq": "q", "dk": "k", "dv": "v"}
     rows = (case.heads, len(inputs["q"]))
-    return {name: Output(inputs[of].shape, dtype) for name, of in shapes.items()} | {
-        "delta": Output(rows, dtype)
-    }
+    return {name: Output(inputs[of].shape, dtype) for name, of in shapes.items()} | {"delta": Output(rows, dtype)}
 
 
 def select(bounds: dict[str, Bound], *names: str) -> dict[str, Bound]:
@@ -395,9 +393,6 @@ def test_gradients_are_added_only_if_asked(rng: np.random.Generator, isa: str) -
         kernel(isa, "attention_backward", **case.fixed, accumulate=True),
         kernel(REFERENCE, "attention_backward", **case.fixed, accumulate=True),
         {"dout": dout, **inputs, "out": narrow(out, "f32"), "lse": lse.astype(np.float32)},
-        {
-            name: Output(output.shape, "f32", start.get(name))
-            for name, output in outputs(case, inputs, "f32").items()
-        },
+        {name: Output(output.shape, "f32", start.get(name)) for name, output in outputs(case, inputs, "f32").items()},
         bounds,
     )

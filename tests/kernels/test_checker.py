@@ -38,9 +38,7 @@ def attention(q: Array, k: Array, v: Array, ahead: int = 0) -> dict[str, Array]:
 class Case:
     """An operation with inputs, outputs and bounds; `run` checks a stand-in for it."""
 
-    def __init__(
-        self, rng: np.random.Generator, operation: Callable[..., dict[str, Array]], dtype: str = "f32"
-    ):
+    def __init__(self, rng: np.random.Generator, operation: Callable[..., dict[str, Array]], dtype: str = "f32"):
         self.operation = operation
         all_shapes: dict[Any, dict[str, tuple[int, ...]]] = {
             forward: {"x": (T, T), "w": (T, T), "bias": (T,), "a": (3, T), "b": (3, T)},
@@ -53,9 +51,7 @@ class Case:
         if operation is attention:
             self.magnitude = attention(wide["q"], wide["k"], np.abs(wide["v"]))["out"]
         else:
-            self.magnitude = next(
-                iter(operation(**{name: np.abs(array) for name, array in wide.items()}).values())
-            )
+            self.magnitude = next(iter(operation(**{name: np.abs(array) for name, array in wide.items()}).values()))
         self.name = "dx" if operation is backward else "out"
         self.output = Output(self.magnitude.shape, dtype)
 
@@ -91,9 +87,7 @@ def altered(
     return run
 
 
-def spoiled(
-    operation: Callable[..., dict[str, Array]], change: Callable[[Array], None]
-) -> Callable[..., None]:
+def spoiled(operation: Callable[..., dict[str, Array]], change: Callable[[Array], None]) -> Callable[..., None]:
     """The sound operation, then a change to its output."""
 
     def run(**arrays: Array) -> None:
@@ -197,9 +191,7 @@ def test_reading_outside_of_an_input_is_caught(rng: np.random.Generator) -> None
     def run(**arrays: Array) -> None:
         x = arrays["x"]
         past = np.lib.stride_tricks.as_strided(x, (x.shape[0], x.shape[1] + 1), x.strides)
-        arrays["out"][...] = (
-            forward(**{n: a for n, a in arrays.items() if n != "out"})["out"] + 0 * past[:, -1:]
-        )
+        arrays["out"][...] = forward(**{n: a for n, a in arrays.items() if n != "out"})["out"] + 0 * past[:, -1:]
 
     with pytest.raises(AssertionError, match="not finite"):
         Case(rng, forward).run(run)
@@ -220,13 +212,7 @@ def test_a_meaningless_reference_is_refused(value: float, message: str) -> None:
         out[...] = value
 
     with pytest.raises(AssertionError, match=f"reference is {message}"):
-        check_op(
-            run,
-            run,
-            {"x": np.ones((2, 2))},
-            {"out": Output((2, 2))},
-            {"out": Bound("linear", np.ones((2, 2)))},
-        )
+        check_op(run, run, {"x": np.ones((2, 2))}, {"out": Output((2, 2))}, {"out": Bound("linear", np.ones((2, 2)))})
 
 
 def test_a_bound_that_would_pass_zeros_is_refused() -> None:
@@ -235,11 +221,7 @@ def test_a_bound_that_would_pass_zeros_is_refused() -> None:
 
     with pytest.raises(AssertionError, match="too loose"):
         check_op(
-            run,
-            run,
-            {"x": np.ones((2, 2))},
-            {"out": Output((2, 2))},
-            {"out": Bound("linear", np.full((2, 2), 1e6))},
+            run, run, {"x": np.ones((2, 2))}, {"out": Output((2, 2))}, {"out": Bound("linear", np.full((2, 2), 1e6))}
         )
 
 
@@ -255,13 +237,7 @@ def test_accumulation_is_told_from_overwriting(rng: np.random.Generator) -> None
     def check(ours: Callable[..., None], accumulate: bool) -> None:
         output = Output((3, 4), start=start if accumulate else None)
         reference = filling(lambda x: {"out": x}, accumulate)
-        check_op(
-            ours,
-            reference,
-            {"x": x},
-            {"out": output},
-            {"out": Bound("elementwise", np.abs(x) + np.abs(start))},
-        )
+        check_op(ours, reference, {"x": x}, {"out": output}, {"out": Bound("elementwise", np.abs(x) + np.abs(start))})
 
     check(overwrite, False)
     check(add, True)

@@ -80,9 +80,7 @@ def test_linear(
         assert scratch == peak(isa, threads, lambda: kernels.linear(x, w, out, h=h, b=b, fixed=True))
         flops, scratch = cost(isa, "linear_backward", **shape, fixed=True)
         assert flops == 2 * T * (N + r) * K
-        assert scratch == peak(
-            isa, threads, lambda: kernels.linear_backward(dy, w, dx, dh=h, a=a, fixed=True)
-        )
+        assert scratch == peak(isa, threads, lambda: kernels.linear_backward(dy, w, dx, dh=h, a=a, fixed=True))
 
 
 @isas
@@ -140,9 +138,7 @@ def test_attention(
     pairs = int(oracles.visible(cu_q, cu_k, window).sum())
 
     for backward_follows in (False, True):
-        flops, scratch = cost(
-            isa, "attention", **shape, head_dim=d, **named, backward_follows=backward_follows
-        )
+        flops, scratch = cost(isa, "attention", **shape, head_dim=d, **named, backward_follows=backward_follows)
         assert flops == 2 * 2 * pairs * heads * d
         wanted = lse if backward_follows else None
         assert scratch == peak(
@@ -151,9 +147,7 @@ def test_attention(
     flops, scratch = cost(isa, "attention_backward", **shape, head_dim=d, **named)
     assert flops == 5 * 2 * pairs * heads * d
     assert scratch == peak(
-        isa,
-        threads,
-        lambda: kernels.attention_backward(dout, q, k, v, out, lse, delta, dq, dk, dv, **shape, **named),
+        isa, threads, lambda: kernels.attention_backward(dout, q, k, v, out, lse, delta, dq, dk, dv, **shape, **named)
     )
 
 

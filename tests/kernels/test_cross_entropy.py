@@ -72,9 +72,7 @@ def fused(
         kernel(isa, "linear_backward")(dy=p.view, w=matrix, dx=dh, accumulate=True)
     rows = np.full((n, dh.shape[1]), np.nan, np.float32)
     kernel(isa, "gather_rows")(w=head.matrix, ids=targets, out=rows)
-    kernel(isa, "cross_entropy_finish", softcap=softcap)(
-        **state, loss=loss, target_rows=rows, dh=dh, scale=SCALE
-    )
+    kernel(isa, "cross_entropy_finish", softcap=softcap)(**state, loss=loss, target_rows=rows, dh=dh, scale=SCALE)
 
 
 def oracle(head: Stored, targets: Array, softcap: float = 0) -> Any:
@@ -114,27 +112,12 @@ def bounds(logits: Array, targets: Array, head: Stored, softcap: float = 0) -> d
     }
 
 
-SHAPES = [
-    (1, 5, 1, 3),
-    (2, 257, 64, 33),
-    (7, 1000, 128, 100),
-    (33, 300, 7, 64),
-    (3, 130, 4096, 31),
-    (130, 70, 32, 8),
-]
+SHAPES = [(1, 5, 1, 3), (2, 257, 64, 33), (7, 1000, 128, 100), (33, 300, 7, 64), (3, 130, 4096, 31), (130, 70, 32, 8)]
 shapes = pytest.mark.parametrize(("n", "V", "tile", "D"), SHAPES)
 
 
 def check_fused(
-    rng: np.random.Generator,
-    isa: str,
-    kind: str,
-    n: int,
-    V: int,
-    tile: int,
-    D: int,
-    dtype: str,
-    softcap: float = 0,
+    rng: np.random.Generator, isa: str, kind: str, n: int, V: int, tile: int, D: int, dtype: str, softcap: float = 0
 ) -> None:
     head = stored(rng, "BF16" if dtype == "bf16" else "F32", V, D)
     targets = rng.integers(0, V, n).astype(np.int32)
@@ -186,14 +169,10 @@ def test_loss_alone(rng: np.random.Generator, isa: str) -> None:
     state = {name: np.full(n, x, np.float32) for name, x in
              {"reference": -np.inf, "sum": 0, "target_logit": np.nan}.items()}  # fmt: skip
     for first in range(0, V, 50):
-        kernel(isa, "cross_entropy_tile")(
-            logits=logits[:, first : first + 50], first=first, targets=targets, **state
-        )
+        kernel(isa, "cross_entropy_tile")(logits=logits[:, first : first + 50], first=first, targets=targets, **state)
     loss = Guarded((n,), np.float32)
     kernel(isa, "cross_entropy_finish")(**state, loss=loss.view)
-    expected = oracles.autograd(oracles.cross_entropy(targets), {"logits": logits}, {"loss": np.ones(n)})[0][
-        "loss"
-    ]
+    expected = oracles.autograd(oracles.cross_entropy(targets), {"logits": logits}, {"loss": np.ones(n)})[0]["loss"]
     np.testing.assert_allclose(loss.view, expected, rtol=1e-6, atol=1e-6)
     assert loss.surroundings_intact()
 

@@ -12,18 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from featherback import kernels
-from tests.kernels.native import (
-    HALVES,
-    POWERS,
-    SINGLES,
-    TYPES,
-    Stored,
-    block,
-    decode,
-    kernel,
-    random_blocks,
-    stored,
-)
+from tests.kernels.native import HALVES, POWERS, SINGLES, TYPES, Stored, block, decode, kernel, random_blocks, stored
 from tests.support.bf16 import to_bf16, widen
 from tests.support.guard import Guarded
 
@@ -48,9 +37,7 @@ SCALES = [
 ]
 
 
-def dequantize(
-    instruction_set: str, matrix: Any, shape: tuple[int, int], dtype: Any = np.float32
-) -> NDArray[Any]:
+def dequantize(instruction_set: str, matrix: Any, shape: tuple[int, int], dtype: Any = np.float32) -> NDArray[Any]:
     out = Guarded(shape, dtype)
     kernel(instruction_set, "dequantize")(w=matrix, out=out.view)
     assert out.surroundings_intact()
@@ -65,9 +52,7 @@ def assert_same_floats(ours: NDArray[Any], expected: NDArray[Any]) -> None:
 def set_halves(data: NDArray[np.uint8], type: str, halves: list[NDArray[np.uint16]]) -> None:
     blocks = data.reshape(data.shape[0], -1, block(type)[1])
     for offset, bits in zip(HALVES[type], halves):
-        blocks[:, :, offset : offset + 2] = (
-            bits.astype("<u2").reshape(blocks.shape[:2])[..., None].view(np.uint8)
-        )
+        blocks[:, :, offset : offset + 2] = bits.astype("<u2").reshape(blocks.shape[:2])[..., None].view(np.uint8)
     for offset, bits in zip(SINGLES.get(type, ()), halves):
         single = bits.astype(np.uint16).view(np.float16).astype(np.float32).reshape(blocks.shape[:2])
         blocks[:, :, offset : offset + 4] = single[..., None].view(np.uint8)
@@ -97,9 +82,7 @@ def test_every_code_in_every_place(rng: np.random.Generator, isa: str, type: str
     ours = dequantize(isa, matrix, (1024, weights))
     assert_same_floats(ours, decode(type, data))
     if weights == 32:
-        levels = {"Q4": 16, "Q5": 32, "Q8": 256, "IQ": 16, "MX": 15, "AF": 256}[
-            type[:2]
-        ]  # MXFP4 has two zeros
+        levels = {"Q4": 16, "Q5": 32, "Q8": 256, "IQ": 16, "MX": 15, "AF": 256}[type[:2]]  # MXFP4 has two zeros
         assert all(len(set(column)) == levels for column in ours.T)
 
 
@@ -138,11 +121,7 @@ def test_every_power_of_two(isa: str, type: str) -> None:
 def test_every_half(isa: str, type: str) -> None:
     """All 65,536 bit patterns, infinities and NaN included."""
     bits = np.arange(65536, dtype=np.uint16)
-    expected = (
-        bits.view(np.float16).astype(np.float32)
-        if type == "F16"
-        else (bits.astype(np.uint32) << 16).view("f4")
-    )
+    expected = bits.view(np.float16).astype(np.float32) if type == "F16" else (bits.astype(np.uint32) << 16).view("f4")
     matrix = kernels.Matrix(bits.view(np.uint8), TYPES[type], 256, 256)
     ours = dequantize(isa, matrix, (256, 256))
     assert_same_floats(ours, expected.reshape(256, 256))
@@ -197,11 +176,6 @@ def test_a_slice_outside_of_the_matrix_or_through_a_block_is_refused(
 
 def test_bytes_that_do_not_fit_the_shape_are_refused(rng: np.random.Generator) -> None:
     data = random_blocks(rng, "Q4_0", 4, 64).reshape(-1)
-    for cut, type, rows, cols in [
-        (data[:-1], 2, 4, 64),
-        (data, 2, 5, 64),
-        (data, 2, 4, 63),
-        (data, 99, 4, 64),
-    ]:
+    for cut, type, rows, cols in [(data[:-1], 2, 4, 64), (data, 2, 5, 64), (data, 2, 4, 63), (data, 99, 4, 64)]:
         with pytest.raises(ValueError, match=r"elements|blocks|unknown"):
             kernels.Matrix(cut, type, rows, cols)

@@ -41,9 +41,7 @@ def uneven(rng: np.random.Generator, rows: int, cols: int) -> Array:
     return x.astype(np.float32)
 
 
-def inputs(
-    rng: np.random.Generator, shape: Any, backward: bool
-) -> tuple[Any, dict[str, Array], Array, Array]:
+def inputs(rng: np.random.Generator, shape: Any, backward: bool) -> tuple[Any, dict[str, Array], Array, Array]:
     """The operation's stored weight and arrays; the two operands whose reduction runs along their rows."""
     T, K, N, r, type = shape
     w = stored(rng, type, N, K)
@@ -161,9 +159,7 @@ def test_same_bits(rng: np.random.Generator, isa: str, shape: Any, backward: boo
         more["bias"] = rng.standard_normal(len(columns)).astype(np.float32)
     alone: Any = {}
     for options in (alone, more):
-        ours, reference = (
-            run(name, w, arrays, backward, len(columns), **options) for name in (isa, REFERENCE)
-        )
+        ours, reference = (run(name, w, arrays, backward, len(columns), **options) for name in (isa, REFERENCE))
         np.testing.assert_array_equal(ours, reference)
 
 

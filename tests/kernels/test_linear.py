@@ -168,9 +168,7 @@ def projection(w: Any, scale: float, x: Array, bias: Array, a: Array, bt: Array)
 
 
 @pytest.mark.parametrize(("T", "K", "N", "r"), [(1, 5, 3, 1), (7, 33, 20, 3), (2, 64, 31, 8)])
-def test_reference_gradients_of_a_projection(
-    rng: np.random.Generator, T: int, K: int, N: int, r: int
-) -> None:
+def test_reference_gradients_of_a_projection(rng: np.random.Generator, T: int, K: int, N: int, r: int) -> None:
     """The adapter's whole backward, composed as the block does, against autograd and finite differences."""
     scale = 1.75  # exact in float32, as every kernel holds it
     w = stored(rng, "F32", N, K)
@@ -187,9 +185,7 @@ def test_reference_gradients_of_a_projection(
     kernel(REFERENCE, "lora_gradient", dh=dh, x=x)(da=da)  # dA = dh^T x
     kernel(REFERENCE, "linear_backward", dy=dy, w=w.matrix, dh=dh, a=a)(dx=dx)  # dx = dy W + dh A
 
-    results, gradients = oracles.autograd(
-        oracles.lora_linear(w.values, scale), {**leaves, "bias": bias}, {"y": dy}
-    )
+    results, gradients = oracles.autograd(oracles.lora_linear(w.values, scale), {**leaves, "bias": bias}, {"y": dy})
     np.testing.assert_allclose(y, results["y"], rtol=1e-12, atol=1e-12)
     for name, ours in {"x": dx, "a": da, "bt": dbt}.items():
         np.testing.assert_allclose(ours, gradients[name], rtol=1e-11, atol=1e-12, err_msg=name)
@@ -227,9 +223,7 @@ def test_linear(rng: np.random.Generator, isa: str, shape: Any, dtype: str, accu
 @dtypes
 @accumulates
 @shapes
-def test_linear_backward(
-    rng: np.random.Generator, isa: str, shape: Any, dtype: str, accumulate: bool
-) -> None:
+def test_linear_backward(rng: np.random.Generator, isa: str, shape: Any, dtype: str, accumulate: bool) -> None:
     T, K, N, r, type = shape
     w = stored(rng, type, N, K)
     inputs = backward_inputs(rng, T, K, N, r, dtype)
@@ -330,9 +324,7 @@ adapters = pytest.mark.parametrize(("T", "K", "r"), ADAPTERS)
 @dtypes
 @accumulates
 @adapters
-def test_lora_in(
-    rng: np.random.Generator, isa: str, dtype: str, accumulate: bool, T: int, K: int, r: int
-) -> None:
+def test_lora_in(rng: np.random.Generator, isa: str, dtype: str, accumulate: bool, T: int, K: int, r: int) -> None:
     inputs = {"x": random(rng, T, K, dtype), "a": random(rng, r, K)}
     size = np.abs(widen(inputs["x"])) @ np.abs(widen(inputs["a"])).T
     start = rng.standard_normal((T, r)) if accumulate else None

@@ -32,16 +32,7 @@ def random(rng: np.random.Generator, *shape: int, dtype: str = "f32") -> Array:
 
 
 # Columns, and how many of them a group has: rows of one group, heads, a single column.
-GROUPED = [
-    (1, 1, 1),
-    (2, 7, 7),
-    (33, 64, 64),
-    (5, 1531, 1531),
-    (257, 100, 100),
-    (7, 48, 16),
-    (3, 330, 33),
-    (9, 6, 1),
-]
+GROUPED = [(1, 1, 1), (2, 7, 7), (33, 64, 64), (5, 1531, 1531), (257, 100, 100), (7, 48, 16), (3, 330, 33), (9, 6, 1)]
 groups = pytest.mark.parametrize(("T", "D", "group"), GROUPED)
 accumulates = pytest.mark.parametrize("accumulate", [False, True], ids=["overwrite", "accumulate"])
 
@@ -87,9 +78,7 @@ def test_reference_rms_norm(rng: np.random.Generator, T: int, D: int, group: int
 @dtypes
 @pytest.mark.parametrize("stored", ["f32", "bf16", "added"])
 @groups
-def test_rms_norm(
-    rng: np.random.Generator, isa: str, dtype: str, stored: str, T: int, D: int, group: int
-) -> None:
+def test_rms_norm(rng: np.random.Generator, isa: str, dtype: str, stored: str, T: int, D: int, group: int) -> None:
     inputs = {"x": random(rng, T, D, dtype=dtype), "weight": random(rng, group)}
     if T > 2:
         inputs["x"][1] = 0  # a row of zeros: eps alone keeps it finite
@@ -213,9 +202,7 @@ def test_rope(
     cos, sin = oracles.angles(rng.integers(0, 5000, T), rotated)
     x = random(rng, T, count * head_dim)
     fixed: dict[str, Any] = {"head_dim": head_dim, "interleaved": interleaved, "inverse": inverse}
-    partner = kernel_result(
-        "rope", {"x": np.ones_like(x)}, x.shape, cos=np.abs(cos), sin=-np.abs(sin), **fixed
-    )
+    partner = kernel_result("rope", {"x": np.ones_like(x)}, x.shape, cos=np.abs(cos), sin=-np.abs(sin), **fixed)
     bound = {"out": Bound("rope", np.abs(x).max() * (np.abs(partner) + 1))}
     check_op(
         kernel(isa, "rope", **fixed),
@@ -266,10 +253,7 @@ def test_reference_glu(rng: np.random.Generator, activation: str, T: int, D: int
         compute="f64",
     )
     check_gradient(
-        lambda **arrays: float(np.sum(da * kernel_result("glu", arrays, (T, D), **fixed))),
-        leaves,
-        gradients,
-        rng,
+        lambda **arrays: float(np.sum(da * kernel_result("glu", arrays, (T, D), **fixed))), leaves, gradients, rng
     )
 
 
@@ -278,9 +262,7 @@ def test_reference_glu(rng: np.random.Generator, activation: str, T: int, D: int
 @dtypes
 @pytest.mark.parametrize("stored", ["f32", "bf16"])
 @shapes
-def test_glu(
-    rng: np.random.Generator, isa: str, activation: str, dtype: str, stored: str, T: int, D: int
-) -> None:
+def test_glu(rng: np.random.Generator, isa: str, activation: str, dtype: str, stored: str, T: int, D: int) -> None:
     gate, up, da = (rng.standard_normal((T, D)) for _ in range(3))
     if T > 2:  # far out on both sides, where the exponential overflows or vanishes
         gate[1] *= 60
@@ -303,11 +285,7 @@ def test_glu(
         kernel(REFERENCE, "glu_backward", **fixed),
         {"da": da, **inputs},
         {name: Output((T, D), stored) for name in ("dgate", "dup", "a")},
-        {
-            "dgate": Bound("glu", sizes["dgate"]),
-            "dup": Bound("glu", sizes["dup"]),
-            "a": Bound("glu", sizes["out"]),
-        },
+        {"dgate": Bound("glu", sizes["dgate"]), "dup": Bound("glu", sizes["dup"]), "a": Bound("glu", sizes["out"])},
     )
 
 

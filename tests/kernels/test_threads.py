@@ -64,9 +64,7 @@ OUTPUTS: dict[str, dict[str, tuple[int, ...]]] = {
 @pytest.mark.parametrize("isa", VECTOR_SETS)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("operation", OUTPUTS)
-def test_results_do_not_depend_on_the_threads(
-    rng: np.random.Generator, isa: str, dtype: str, operation: str
-) -> None:
+def test_results_do_not_depend_on_the_threads(rng: np.random.Generator, isa: str, dtype: str, operation: str) -> None:
     arguments = calls(rng, dtype)[operation]
     results = []
     for count in (1, 2, 3, 7):

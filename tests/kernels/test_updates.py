@@ -88,10 +88,7 @@ def test_adamw(rng: np.random.Generator, isa: str, rows: int, cols: int, step: i
         kernel(isa, "adamw", **fixed),
         kernel(REFERENCE, "adamw", **fixed),
         {"grad": grad},
-        {
-            name: Output((rows, cols), "f32", start)
-            for name, start in {"param": param, "m": m, "v": v}.items()
-        },
+        {name: Output((rows, cols), "f32", start) for name, start in {"param": param, "m": m, "v": v}.items()},
         {"param": Bound("adamw", size), "m": Bound("adamw", size_m), "v": Bound("adamw", size_v)},
     )
 
@@ -117,9 +114,7 @@ def test_sgd(rng: np.random.Generator, isa: str, rows: int, cols: int) -> None:
 @shapes
 def test_cast(rng: np.random.Generator, isa: str, source: str, target: str, rows: int, cols: int) -> None:
     """Exact: round to nearest even into bf16, and every bf16 as it is into float32."""
-    x = Guarded.holding(
-        narrow(rng.standard_normal((rows, cols)) * 10.0 ** rng.integers(-30, 30, (rows, cols)), source)
-    )
+    x = Guarded.holding(narrow(rng.standard_normal((rows, cols)) * 10.0 ** rng.integers(-30, 30, (rows, cols)), source))
     out = Guarded((rows, cols), np.float32 if target == "f32" else np.uint16)
     kernel(isa, "cast")(x=x.view, out=out.view)
     np.testing.assert_array_equal(widen(out.view), widen(narrow(widen(x.view), target)))

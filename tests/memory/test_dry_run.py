@@ -75,11 +75,7 @@ MODELS: dict[str, tuple[ModelConfig, Types]] = {
 }
 ADAPTERS = [(4, "all"), (8, "q,down"), (3, "v,o,gate"), (1, "k"), (33, "all")]
 TILES = [(256, 33), (512, 101), (1024, 1024)]
-KEPT = [
-    {"m": 2, "attn_out": 1},
-    {"gate": 1, "up": 2, "mlp_out": 2},
-    {"q": 2, "k": 1, "v": 2, "o": 1, "lse": 1},
-]
+KEPT = [{"m": 2, "attn_out": 1}, {"gate": 1, "up": 2, "mlp_out": 2}, {"q": 2, "k": 1, "v": 2, "o": 1, "lse": 1}]
 EVERY_PAIR = {"wide"}
 """The others meet every adapter and tiling, but not every pair of them."""
 
@@ -103,9 +99,7 @@ def stored(model: Model, targets: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "compute"),
-    [((1,), "bf16"), ((20, 1, 43), "fp32"), ((20, 1, 43), "bf16"), ((300,), "bf16")],
-    ids=str,
+    ("lengths", "compute"), [((1,), "bf16"), ((20, 1, 43), "fp32"), ((20, 1, 43), "bf16"), ((300,), "bf16")], ids=str
 )
 @pytest.mark.parametrize("name", METHODS.names)
 def test_high_water_is_the_dry_runs(model: Model, name: str, lengths: tuple[int, ...], compute: str) -> None:
@@ -172,9 +166,7 @@ def test_high_water_with_dropout(model: Model, name: str) -> None:
         adapter = LoRA(model, 4)
         adapter.dropout = 0.1
         gradients = PagedArray(adapter.parameters.layers, adapter.layer_size)
-        at_work = methods.create(
-            name, model, adapter, Plan(tokens=64, chunk=chunk, mlp_tile=256, vocab_tile=33)
-        )
+        at_work = methods.create(name, model, adapter, Plan(tokens=64, chunk=chunk, mlp_tile=256, vocab_tile=33))
         at_work.gradients(batch, 1.0, gradients)
         at_work.loss(batch)
         scratch = at_work.resources.scratch
@@ -183,10 +175,7 @@ def test_high_water_with_dropout(model: Model, name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS.names)
 def test_high_water_with_dora(model: Model, name: str) -> None:
-    batch, method = (
-        all_supervised(np.random.default_rng(0), model.config.vocab_size, 20, 1, 43),
-        METHODS[name],
-    )
+    batch, method = (all_supervised(np.random.default_rng(0), model.config.vocab_size, 20, 1, 43), METHODS[name])
     outputs = {"attn_out": 1, "mlp_out": 2} if method.can_keep else {}
     for rank, targets, compute, chunk, keep in (
         (33, "all", "bf16", None, {}),
@@ -317,13 +306,7 @@ def test_nothing_of_t_by_f_or_t_by_v_exists() -> None:
     tokens = 300
     config = tiny(TINY_LLAMA, intermediate_size=9984, vocab_size=8888)
     job = Job.of_shape(
-        config,
-        TensorType.Q4_0,
-        method=METHODS["mesp"],
-        rank=4,
-        targets=("q_proj",),
-        tokens=tokens,
-        sequence=tokens,
+        config, TensorType.Q4_0, method=METHODS["mesp"], rank=4, targets=("q_proj",), tokens=tokens, sequence=tokens
     )
     ledger = step_ledger(job, Plan(tokens=tokens, mlp_tile=256, vocab_tile=64))
     assert max(int(np.prod(entry.shape)) for entry in ledger.entries) == tokens * 256

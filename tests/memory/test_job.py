@@ -54,8 +54,7 @@ def test_copies_of_norms_and_biases_are_counted(
     for weights in get_args(Weights):
         plan = Plan(tokens=256, weights=weights)
         with_copies, without = (
-            planner.predict(j, plan, BASELINE, MACHINE)
-            for j in (job, replace(job, vector_copies=0, accounts={}))
+            planner.predict(j, plan, BASELINE, MACHINE) for j in (job, replace(job, vector_copies=0, accounts={}))
         )
         more = 0 if weights == "streamed" else job.vector_copies  # all are copied there, whatever they are
         assert with_copies.footprint - without.footprint == with_copies.rss - without.rss == more

@@ -27,13 +27,7 @@ BASELINE = Baseline(15 * MB, 29 * MB)
 
 def job(name: str = "qwen2.5-0.5b", method: str = "mesp", tokens: int = 256, **options: object) -> Job:
     return Job.of_shape(
-        CONFIGS[name],
-        TensorType.Q4_0,
-        method=METHODS[method],
-        tokens=tokens,
-        sequence=tokens,
-        threads=2,
-        **options,
+        CONFIGS[name], TensorType.Q4_0, method=METHODS[method], tokens=tokens, sequence=tokens, threads=2, **options
     )
 
 
@@ -158,11 +152,7 @@ def test_the_methods_stand_in_the_papers_order() -> None:
 def test_depth_costs_nothing_once_paged() -> None:
     asked = job()
     deeper = replace(
-        asked,
-        blocks=[*asked.blocks] * 4,
-        stored=[*asked.stored] * 4,
-        accounts={},
-        weight_bytes=asked.weight_bytes * 4,
+        asked, blocks=[*asked.blocks] * 4, stored=[*asked.stored] * 4, accounts={}, weight_bytes=asked.weight_bytes * 4
     )
     least = [planner.smallest(j, BASELINE, MACHINE) for j in (asked, deeper)]
     assert least[0].rss == least[1].rss
@@ -180,9 +170,7 @@ def test_no_plan_takes_more_than_the_machine_has() -> None:
     assert (plan.predicted_rss_mb or 0) * MB <= least
     full = replace(MACHINE, memory=least - MB)
     for budget in (None, 10 * least, 20 * MB):  # no budget would do, so none is named
-        with pytest.raises(
-            FeatherbackError, match=r"only \d+MB are free .* least is \d+MB; a smaller"
-        ) as refusal:
+        with pytest.raises(FeatherbackError, match=r"only \d+MB are free .* least is \d+MB; a smaller") as refusal:
             planner.choose(asked, budget, BASELINE, full)
         assert "--memory" not in str(refusal.value)
         assert f"only {(least - MB) // MB}MB" in str(refusal.value)
@@ -214,9 +202,7 @@ def test_without_a_budget_the_plan_is_frugal() -> None:
 @pytest.mark.parametrize("free", [400, 1000, 8000])
 def test_without_a_budget_a_share_of_what_is_free_is_taken_for_speed(free: int) -> None:
     asked, machine = job(), replace(MACHINE, memory=free * MB)
-    share = int(
-        max(planner.SPARE * free * MB, planner.FRUGAL * planner.smallest(asked, BASELINE, machine).rss)
-    )
+    share = int(max(planner.SPARE * free * MB, planner.FRUGAL * planner.smallest(asked, BASELINE, machine).rss))
     plan = planner.choose(asked, None, BASELINE, machine)
     assert (plan.predicted_rss_mb or 0) * MB <= share
     assert plan == planner.choose(asked, share, BASELINE, machine)
@@ -227,9 +213,7 @@ def test_a_plan_says_what_the_least_and_the_most_memory_would_give() -> None:
     plan = planner.choose(asked, 60 * MB, BASELINE, MACHINE)
     assert plan.least_mb
     assert plan.fastest_mb
-    least, fastest = (
-        planner.choose(asked, mb * MB, BASELINE, MACHINE) for mb in (plan.least_mb, plan.fastest_mb)
-    )
+    least, fastest = (planner.choose(asked, mb * MB, BASELINE, MACHINE) for mb in (plan.least_mb, plan.fastest_mb))
     assert least.predicted_step_seconds == plan.least_step_seconds
     assert fastest.predicted_step_seconds == plan.fastest_step_seconds
     more = planner.choose(asked, 2 * plan.fastest_mb * MB, BASELINE, MACHINE)
@@ -238,9 +222,7 @@ def test_a_plan_says_what_the_least_and_the_most_memory_would_give() -> None:
         planner.choose(asked, (plan.least_mb - 2) * MB, BASELINE, MACHINE)
 
 
-@pytest.mark.parametrize(
-    ("free", "weights"), [(None, "paged"), (10_000 * MB, "paged"), (200 * MB, "streamed")]
-)
+@pytest.mark.parametrize(("free", "weights"), [(None, "paged"), (10_000 * MB, "paged"), (200 * MB, "streamed")])
 def test_weights_are_streamed_where_the_page_cache_cannot_hold_them(free: int | None, weights: str) -> None:
     plan = planner.choose(job(), 96 * MB, BASELINE, replace(MACHINE, memory=free))
     assert plan.weights == weights

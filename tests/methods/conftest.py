@@ -77,10 +77,7 @@ CASES: dict[str, tuple[ModelConfig, Types]] = {
         {"": TensorType.Q8_0, "qkv_proj": TensorType.F16},
     ),
     "phi4-mini": (TINY_PHI4, TensorType.Q8_0),
-    "wide-heads": (
-        tiny(TINY_WIDE, intermediate_size=768),
-        {"": TensorType.Q4_K, "down_proj": TensorType.Q6_K},
-    ),
+    "wide-heads": (tiny(TINY_WIDE, intermediate_size=768), {"": TensorType.Q4_K, "down_proj": TensorType.Q6_K}),
 }
 
 
@@ -96,9 +93,7 @@ class Twins:
 @pytest.fixture(scope="session")
 def all_twins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Twins]:
     folder = tmp_path_factory.mktemp("tiny")
-    paths = {
-        name: write_tiny(folder / f"{name}.gguf", config, types) for name, (config, types) in CASES.items()
-    }
+    paths = {name: write_tiny(folder / f"{name}.gguf", config, types) for name, (config, types) in CASES.items()}
     return {name: Twins(path, models.load(path), reference_model(path)) for name, path in paths.items()}
 
 

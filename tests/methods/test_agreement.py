@@ -76,15 +76,7 @@ def test_keeping_h(twins: Twins, lengths: tuple[int, ...], compute: str) -> None
 def test_checkpoints_in_a_file(twins: Twins, tmp_path: Path, compute: str, method: str) -> None:
     sequences = draw((33, 8), twins.model.config.vocab_size)
     in_ram, in_file = (
-        ours(
-            twins.model,
-            adapter(twins),
-            sequences,
-            compute=compute,
-            method=method,
-            folder=tmp_path,
-            checkpoints=place,
-        )
+        ours(twins.model, adapter(twins), sequences, compute=compute, method=method, folder=tmp_path, checkpoints=place)
         for place in ("ram", "file")
     )
     assert_equal(in_ram, in_file)

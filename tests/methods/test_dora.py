@@ -43,9 +43,7 @@ def adapter(twins: Twins, targets: Any = None, rank: int = 4) -> State:
     return random_adapter(twins.reference, rank, targets, seed=1, dora=True)
 
 
-def check(
-    twins: Twins, method: str, lengths: tuple[int, ...], targets: Any = None, rank: int = 4, **plan: Any
-) -> None:
+def check(twins: Twins, method: str, lengths: tuple[int, ...], targets: Any = None, rank: int = 4, **plan: Any) -> None:
     sequences, state = draw(lengths, twins.model.config.vocab_size), adapter(twins, targets, rank)
     truth = reference(twins.reference, state, sequences)
     found = ours(twins.model, state, sequences, method=method, **{**TILES, **plan})
@@ -54,9 +52,7 @@ def check(
 
 @pytest.mark.parametrize(("method", "plan"), [("mesp", {}), ("mesp", {"chunk": 5}), ("mebp", {})], ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_are_autograds(
-    all_twins: dict[str, Twins], name: str, method: str, plan: dict[str, Any]
-) -> None:
+def test_gradients_are_autograds(all_twins: dict[str, Twins], name: str, method: str, plan: dict[str, Any]) -> None:
     check(all_twins[name], method, (5, 1, 33), **plan)
 
 
@@ -75,9 +71,7 @@ def test_ranks(all_twins: dict[str, Twins], rank: int) -> None:
 def test_mebp_is_mesp(all_twins: dict[str, Twins], name: str, compute: str) -> None:
     twins = all_twins[name]
     sequences, state = draw((40, 3, 21), twins.model.config.vocab_size), adapter(twins)
-    assert_equal(
-        *(ours(twins.model, state, sequences, compute=compute, method=m, **TILES) for m in ("mesp", "mebp"))
-    )
+    assert_equal(*(ours(twins.model, state, sequences, compute=compute, method=m, **TILES) for m in ("mesp", "mebp")))
 
 
 @pytest.mark.parametrize("name", ["llama", "phi4-mini", "gemma3"])
@@ -86,11 +80,7 @@ def test_what_is_kept_changes_no_bit_in_fp32(all_twins: dict[str, Twins], name: 
     sequences, state = draw((21, 6), twins.model.config.vocab_size), adapter(twins)
     expected = ours(twins.model, state, sequences)
     layers, every = twins.model.config.num_hidden_layers, twins.model.blocks[0].intermediates
-    for keep in (
-        dict.fromkeys(every, layers),
-        {"attn_out": 1, "mlp_out": layers},
-        {"m": 1, "gate": 1, "up": 1},
-    ):
+    for keep in (dict.fromkeys(every, layers), {"attn_out": 1, "mlp_out": layers}, {"m": 1, "gate": 1, "up": 1}):
         assert_equal(ours(twins.model, state, sequences, keep=keep), expected)
     assert_equal(ours(twins.model, state, sequences, keep_h=False), expected)
 
@@ -208,18 +198,14 @@ def _bias_scaled(patch: pytest.MonkeyPatch) -> None:
 def _bias_in_dm(patch: pytest.MonkeyPatch) -> None:
     """dm from y with its bias."""
     dots = CPUOperations.column_dots
-    patch.setattr(
-        CPUOperations, "column_dots", staticmethod(lambda *a, less=None, over=None: dots(*a, over=over))
-    )
+    patch.setattr(CPUOperations, "column_dots", staticmethod(lambda *a, less=None, over=None: dots(*a, over=over)))
 
 
 def _norm_of_the_base(patch: pytest.MonkeyPatch) -> None:
     """n = ||W||."""
     over_norm = CPUOperations.over_norm
     patch.setattr(
-        CPUOperations,
-        "over_norm",
-        staticmethod(lambda m, squares, dots, f, out: over_norm(m, squares, dots, 0, out)),
+        CPUOperations, "over_norm", staticmethod(lambda m, squares, dots, f, out: over_norm(m, squares, dots, 0, out))
     )
 
 
@@ -265,9 +251,7 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_found(
-    all_twins: dict[str, Twins], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_fault_is_found(all_twins: dict[str, Twins], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, plant = FAULTS[name]
     plant(monkeypatch)
     if name == "no fault":

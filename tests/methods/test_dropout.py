@@ -36,9 +36,7 @@ def mask_of(layer: int, target: str, first: int, count: int, width: int, origin:
     threshold = round(RATE * 65536)
     left = np.empty((count, width), bool)
     for row, start in enumerate(noise.bits(key, count, origin.first_token + first)):
-        z = ((int(start) >> 32) + 0x9E3779B9 * np.arange(-(-width // 2), dtype=np.uint64)) & np.uint64(
-            2**32 - 1
-        )
+        z = ((int(start) >> 32) + 0x9E3779B9 * np.arange(-(-width // 2), dtype=np.uint64)) & np.uint64(2**32 - 1)
         for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97), (15, 1)):
             z = (z ^ z >> np.uint64(shift)) * np.uint64(factor) & np.uint64(2**32 - 1)
         numbers = np.stack([z & np.uint64(0xFFFF), z >> np.uint64(16)], axis=-1).ravel()
@@ -65,9 +63,7 @@ def masked(peft: PeftModel, first: int, count: int) -> None:
             module.lora_dropout["default"] = Masked(layer, target, first, count)
 
 
-def check(
-    twins: Twins, method: str, lengths: tuple[int, ...], targets: Any = None, rank: int = 4, **plan: Any
-) -> None:
+def check(twins: Twins, method: str, lengths: tuple[int, ...], targets: Any = None, rank: int = 4, **plan: Any) -> None:
     sequences = draw(lengths, twins.model.config.vocab_size)
     state = random_adapter(twins.reference, rank, targets, seed=1)
     truth = reference(twins.reference, state, sequences, before=masked)
@@ -119,8 +115,7 @@ def test_sequences_of_a_step_are_masked_alike_in_one_batch_and_in_two(all_twins:
     sequences, state = draw((9, 20), 101), random_adapter(twins.reference, 4)
     both = ours(twins.model, state, sequences, dropout=RATE, draw=Draw(1, 2))
     parts = [
-        ours(twins.model, state, [row], dropout=RATE, draw=Draw(1, 2, first))
-        for row, first in zip(sequences, (0, 9))
+        ours(twins.model, state, [row], dropout=RATE, draw=Draw(1, 2, first)) for row, first in zip(sequences, (0, 9))
     ]
     loss = (8 * parts[0].loss + 19 * parts[1].loss) / 27
     grads = {name: (8 * parts[0].grads[name] + 19 * parts[1].grads[name]) / 27 for name in both.grads}
@@ -190,9 +185,7 @@ def every_chunk_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks that count tokens from the chunk's first."""
     drop = CPUOperations.drop
 
-    def from_the_first(
-        x: Any, key: Any, rate: float, corner: tuple[int, int], *rest: Any, **how: Any
-    ) -> None:
+    def from_the_first(x: Any, key: Any, rate: float, corner: tuple[int, int], *rest: Any, **how: Any) -> None:
         drop(x, key, rate, (STEP.first_token, corner[1]), *rest, **how)
 
     monkeypatch.setattr(CPUOperations, "drop", staticmethod(from_the_first))

@@ -81,9 +81,7 @@ def test_subsets_of_targets(all_twins: dict[str, Twins], targets: tuple[str, ...
 
 
 @pytest.mark.parametrize(
-    "targets",
-    [("qkv_proj",), ("gate_up_proj",), ("qkv_proj", "gate_up_proj"), ("o_proj", "down_proj")],
-    ids="+".join,
+    "targets", [("qkv_proj",), ("gate_up_proj",), ("qkv_proj", "gate_up_proj"), ("o_proj", "down_proj")], ids="+".join
 )
 @pytest.mark.parametrize(
     ("method", "plan"),
@@ -110,8 +108,6 @@ def test_gradients_accumulate(all_twins: dict[str, Twins]) -> None:
     both = ours(twins.model, state, sequences)
     parts = [ours(twins.model, state, [row]) for row in sequences]
     weights = [(len(row) - 1) / 27 for row in sequences]
-    summed = {
-        name: sum(np.float32(w) * part.grads[name] for w, part in zip(weights, parts)) for name in both.grads
-    }
+    summed = {name: sum(np.float32(w) * part.grads[name] for w, part in zip(weights, parts)) for name in both.grads}
     loss = sum(w * part.loss for w, part in zip(weights, parts))
     assert_close(both, Result(loss, summed), 1e-5)

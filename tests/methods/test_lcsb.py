@@ -39,9 +39,7 @@ def skipping(twins: Twins, state: State, sequences: list[list[int]], skipped: Se
             hook.remove()
 
 
-def check(
-    twins: Twins, selected: Sequence[int], options: LCSBOptions = HALF, step: int = 0, **plan: Any
-) -> None:
+def check(twins: Twins, selected: Sequence[int], options: LCSBOptions = HALF, step: int = 0, **plan: Any) -> None:
     sequences = draw((33, 9), twins.model.config.vocab_size)
     state = random_adapter(twins.reference, 4, seed=1)
     skipped = sorted(set(range(twins.model.config.num_hidden_layers)) - set(selected))
@@ -130,9 +128,7 @@ def test_orders(all_twins: dict[str, Twins]) -> None:
     assert [chosen("cyclic", 0, step) for step in range(4)] == [(1, 0), (3, 2), (5, 4), (6, 0)]
     drawn = [chosen("random", 5, step) for step in range(40)]
     assert (
-        drawn
-        == [chosen("random", 5, step) for step in range(40)]
-        != [chosen("random", 6, step) for step in range(40)]
+        drawn == [chosen("random", 5, step) for step in range(40)] != [chosen("random", 6, step) for step in range(40)]
     )
     assert all(len(set(blocks)) == 2 and sorted(blocks, reverse=True) == list(blocks) for blocks in drawn)
     assert {block for blocks in drawn for block in blocks} == set(range(7))

@@ -50,9 +50,7 @@ def rows(array: PagedArray) -> np.ndarray:
 
 
 def z(adapter: LoRA, seed: int, step: int, direction: int = 0) -> np.ndarray:
-    return np.stack(
-        [normal((seed, step, direction, i), adapter.layer_size) for i in range(adapter.parameters.layers)]
-    )
+    return np.stack([normal((seed, step, direction, i), adapter.layer_size) for i in range(adapter.parameters.layers)])
 
 
 @pytest.mark.parametrize(("seed", "step"), [(0, 0), (5, 3)])

@@ -81,11 +81,7 @@ def test_the_loss_of_moved_weights(twins: Twins) -> None:
     with moved(twins.reference, model, {place: np.float32(FACTOR) * part for place, part in z.items()}):
         wanted = weight_gradients(twins.reference, sequences).loss
     assert found == pytest.approx(wanted, rel=TIGHT)
-    for part in (
-        "embed_tokens",
-        "o_proj",
-        "post_attention_layernorm",
-    ):  # one that stays where it is would be seen
+    for part in ("embed_tokens", "o_proj", "post_attention_layernorm"):  # one that stays where it is would be seen
         planted = sink_of(model, method, {}, leave=part)
         assert method.loss(batch, moves=planted.moved(ops, KEY, FACTOR)) / batch.n_targets != pytest.approx(
             wanted, rel=2 * TIGHT
@@ -104,9 +100,7 @@ def test_the_gradient_is_the_slope_along_each_direction(twins: Twins) -> None:
     for number in range(2):
         z, both = direction(model, method, (5, 2, number)), []
         for sign in (1, -1):
-            with moved(
-                twins.reference, model, {p: np.float32(sign * epsilon) * part for p, part in z.items()}
-            ):
+            with moved(twins.reference, model, {p: np.float32(sign * epsilon) * part for p, part in z.items()}):
                 both.append(weight_gradients(twins.reference, sequences).loss)
         losses += both
         for place, part in z.items():

@@ -156,9 +156,7 @@ def test_what_is_kept_is_no_less_exact_in_bf16(model: Model) -> None:
 def test_mebp_is_mesp_in_every_tiling(model: Model, compute: str) -> None:
     batch = Batch.from_sequences([np.arange(TOKENS)])
     state = random_state(model)
-    emitted = {
-        replace(p, states="ram", checkpoints="ram", weights="resident") for p in plans(model, "mebp", compute)
-    }
+    emitted = {replace(p, states="ram", checkpoints="ram", weights="resident") for p in plans(model, "mebp", compute)}
     assert len(emitted) == 16 * 2
     for plan in emitted:
         assert_equal(*(with_plan(model, state, batch, plan, method) for method in ("mesp", "mebp")))

@@ -64,10 +64,7 @@ def with_multipliers(**changes: float) -> Callable[[Model], None]:
 
     def plant(model: Model) -> None:
         config = replace(model.config, **changes)  # type: ignore[arg-type]
-        model.blocks, model.embedding_scale = (
-            model.family.blocks(config),
-            model.family.embedding_scale(config),
-        )
+        model.blocks, model.embedding_scale = (model.family.blocks(config), model.family.embedding_scale(config))
         model.rotaries = rotaries(model.blocks)
         divided = model.family.logit_divisor(config) / model.family.logit_divisor(model.config)
         model.head = replace(model.head, norm=model.head.norm / divided, eps=model.family.norm_eps(config))
@@ -132,9 +129,7 @@ def swapped(half: str, one: str, other: str) -> Callable[[Model], None]:
     """Each of two parts of a fused projection takes the rows of the other, which are as many."""
 
     def plant(model: Model) -> None:
-        for parts in {
-            id(part): part for part in (getattr(block, half).parts for block in model.blocks)
-        }.values():
+        for parts in {id(part): part for part in (getattr(block, half).parts for block in model.blocks)}.values():
             parts[one], parts[other] = parts[other], parts[one]
 
     return plant

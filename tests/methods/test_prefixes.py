@@ -55,16 +55,13 @@ def test_gradients_are_autograds(all_twins: dict[str, Twins], name: str, plan: d
     assert_close(found, Result(truth.loss, truth.grads), BOUND)
 
 
-def alone(
-    model: Model, state: Any, sequences: list[list[int]], labels: list[list[int]], **how: Any
-) -> Result:
+def alone(model: Model, state: Any, sequences: list[list[int]], labels: list[list[int]], **how: Any) -> Result:
     """The gradient of the plain batch: sequences one by one, weighted by their supervised tokens."""
     parts = [ours(model, state, [row], [label], **how) for row, label in zip(sequences, labels)]
     counts = np.array([sum(t != -100 for t in label[1:]) for label in labels], np.float64)
     weights = counts / counts.sum()
     grads = {
-        name: sum(w * part.grads[name].astype(np.float64) for w, part in zip(weights, parts))
-        for name in parts[0].grads
+        name: sum(w * part.grads[name].astype(np.float64) for w, part in zip(weights, parts)) for name in parts[0].grads
     }
     return Result(float(sum(w * part.loss for w, part in zip(weights, parts))), grads)
 

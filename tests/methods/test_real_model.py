@@ -46,39 +46,25 @@ def truth(smollm2_reference: PreTrainedModel, state: State, tokens: list[int]) -
     return autograd(smollm2_reference, state, tokens, torch.float64)
 
 
-def test_fp32(
-    model: Model,
-    smollm2_reference: PreTrainedModel,
-    state: State,
-    tokens: list[int],
-    truth: Result,
-) -> None:
+def test_fp32(model: Model, smollm2_reference: PreTrainedModel, state: State, tokens: list[int], truth: Result) -> None:
     found = ours(model, state, [tokens])
     assert_close(found, truth, BOUND)
     single = autograd(smollm2_reference, state, tokens, torch.float32)
     own_error = max(errors(single.grads, truth.grads).values())
     assert_close(found, single, BOUND + own_error)
-    assert max(errors(found.grads, truth.grads).values()) < own_error, (
-        "we were closer to the truth than autograd"
-    )
+    assert max(errors(found.grads, truth.grads).values()) < own_error, "we were closer to the truth than autograd"
 
 
 @pytest.mark.parametrize("lengths", [(1, 2), (129,), (40, 1, 3, 21)], ids=str)
 def test_fp32_at_other_lengths(
-    model: Model,
-    smollm2_reference: PreTrainedModel,
-    state: State,
-    tokens: list[int],
-    lengths: tuple[int, ...],
+    model: Model, smollm2_reference: PreTrainedModel, state: State, tokens: list[int], lengths: tuple[int, ...]
 ) -> None:
     """A sequence, or several packed; one token alone predicts nothing."""
     text = tokens * 5
     starts = np.cumsum((0, *lengths))
     sequences = [text[start : start + length] for start, length in zip(starts, lengths)]
     parts = [
-        (len(row) - 1, autograd(smollm2_reference, state, row, torch.float64))
-        for row in sequences
-        if len(row) > 1
+        (len(row) - 1, autograd(smollm2_reference, state, row, torch.float64)) for row in sequences if len(row) > 1
     ]
     targets = sum(count for count, _ in parts)
     truth = Result(
@@ -88,9 +74,7 @@ def test_fp32_at_other_lengths(
     assert_close(ours(model, state, sequences), truth, BOUND)
 
 
-def test_bf16(
-    model: Model, smollm2_reference: PreTrainedModel, state: State, tokens: list[int], truth: Result
-) -> None:
+def test_bf16(model: Model, smollm2_reference: PreTrainedModel, state: State, tokens: list[int], truth: Result) -> None:
     found = ours(model, state, [tokens], compute="bf16")
     naive = errors(autograd(smollm2_reference, state, tokens, torch.bfloat16).grads, truth.grads)
     ratios = {name: error / naive[name] for name, error in errors(found.grads, truth.grads).items()}

@@ -27,17 +27,11 @@ from tests.support.oracle import weight_gradients
 
 def places_of(model: Model) -> dict[Place, tuple[int, int]]:
     config = model.config
-    return dict(
-        trained_places(model.blocks, config.vocab_size, config.hidden_size, config.tie_word_embeddings)
-    )
+    return dict(trained_places(model.blocks, config.vocab_size, config.hidden_size, config.tie_word_embeddings))
 
 
 def whole_gradients(
-    model: Model,
-    sequences: Sequence[Sequence[int]],
-    labels: Labels | None = None,
-    height: int = 7,
-    **plan: Any,
+    model: Model, sequences: Sequence[Sequence[int]], labels: Labels | None = None, height: int = 7, **plan: Any
 ) -> tuple[float, dict[Place, Array]]:
     """The mean loss, and the gradient of every place."""
     batch = Batch.from_sequences(list(sequences), None if labels is None else list(labels))
@@ -60,9 +54,7 @@ def whole_gradients(
             np.testing.assert_array_equal(few, found[place])
 
     tied = model.config.tie_word_embeddings
-    sink = WeightGradients(
-        model.head, method.resources.weights, model.embedding_scale, tied, take, places_of(model)
-    )
+    sink = WeightGradients(model.head, method.resources.weights, model.embedding_scale, tied, take, places_of(model))
     loss = method.gradients(batch, 1 / batch.n_targets, sink)
     method.close()
     return loss / batch.n_targets, found

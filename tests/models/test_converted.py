@@ -128,12 +128,8 @@ def test_every_family_has_a_case() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_file_and_folder_are_one_model(tmp_path: Path, case: str) -> None:
     torch.manual_seed(0)
-    entries = json.loads(
-        json.dumps(SIZES | CASES[case])
-    )  # transformers changes the mappings that it is given
-    theirs = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(**entries), attn_implementation="eager"
-    ).eval()
+    entries = json.loads(json.dumps(SIZES | CASES[case]))  # transformers changes the mappings that it is given
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**entries), attn_implementation="eager").eval()
     with torch.no_grad():  # norms begin as ones, or as zeros that stand for ones
         for name, weights in theirs.named_parameters():
             if "norm" in name:
@@ -147,9 +143,7 @@ def test_file_and_folder_are_one_model(tmp_path: Path, case: str) -> None:
             found = Decoder(model, compute="fp32").forward(tokens[:length], every=True)
             with torch.no_grad():
                 expected = theirs(torch.tensor([tokens[:length]])).logits[0].numpy()
-            np.testing.assert_allclose(
-                found, expected, atol=TOLERANCE * np.abs(expected).max(), err_msg=path.name
-            )
+            np.testing.assert_allclose(found, expected, atol=TOLERANCE * np.abs(expected).max(), err_msg=path.name)
 
 
 def convert(model: PreTrainedModel, path: Path) -> None:

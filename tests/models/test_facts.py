@@ -14,9 +14,7 @@ from featherback.models.facts import parameters
 
 
 @pytest.mark.parametrize(
-    "config",
-    [TINY_LLAMA, TINY_QWEN2, TINY_QWEN3, TINY_GEMMA2, TINY_GEMMA3],
-    ids=lambda config: config.architecture,
+    "config", [TINY_LLAMA, TINY_QWEN2, TINY_QWEN3, TINY_GEMMA2, TINY_GEMMA3], ids=lambda config: config.architecture
 )
 def test_parameters_are_the_elements_of_the_file(config: ModelConfig, tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", config)

@@ -28,12 +28,7 @@ from featherback.inference.sampler import Sampler
 # transformers caps neither scores nor logits where there are images.
 TEXT = tiny(TINY_GEMMA3, attention_softcap=0.0, final_softcap=0.0)
 VISION = SiglipVisionConfig(
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    image_size=28,
-    patch_size=14,
+    hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
 )
 
 
@@ -80,10 +75,7 @@ def adapter_in(folders: Folders, place: Path) -> LoRA:
     adapter = LoRA(model, rank=4, alpha=16)
     rng = np.random.default_rng(2)
     adapter.load_state(
-        {
-            name: (0.2 * rng.standard_normal(shape)).astype(np.float32)
-            for name, shape in adapter.shapes().items()
-        }
+        {name: (0.2 * rng.standard_normal(shape)).astype(np.float32) for name, shape in adapter.shapes().items()}
     )
     peft.FORMAT.save(adapter, place)
     return adapter

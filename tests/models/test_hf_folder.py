@@ -25,14 +25,7 @@ from tests.support.tiny_models import (
     tiny,
     write_tiny,
 )
-from transformers import (
-    Gemma2Config,
-    Gemma3TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Olmo2Config,
-    Phi3Config,
-)
+from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Olmo2Config, Phi3Config
 from transformers import GraniteConfig as HFGraniteConfig
 
 from featherback.architecture.permute import gguf_to_hf_rows
@@ -47,9 +40,7 @@ from featherback.weights.types import TensorType
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def folder_and_gguf(
-    tmp_path: Path, config: ModelConfig, dtype: str = "F32", **save: Any
-) -> tuple[Path, Path]:
+def folder_and_gguf(tmp_path: Path, config: ModelConfig, dtype: str = "F32", **save: Any) -> tuple[Path, Path]:
     """The same random model as a Hugging Face folder, saved by transformers, and as GGUF."""
     gguf = write_tiny(tmp_path / "a.gguf", config, TensorType[dtype])
     reference_model(gguf).to(DTYPES[dtype]).save_pretrained(tmp_path / "hf", **save)
@@ -63,9 +54,7 @@ FOLDERS = {
     "mistral": tiny(windows=(7, 7)),
     "qwen3": TINY_QWEN3,
     "gemma2": TINY_GEMMA2,
-    "gemma2, untied, no caps": tiny(
-        TINY_GEMMA2, tie_word_embeddings=False, attention_softcap=0.0, final_softcap=0.0
-    ),
+    "gemma2, untied, no caps": tiny(TINY_GEMMA2, tie_word_embeddings=False, attention_softcap=0.0, final_softcap=0.0),
     "gemma3": TINY_GEMMA3,
     "gemma3, untied": tiny(TINY_GEMMA3, tie_word_embeddings=False, rope_divisor=1.0, final_softcap=0.0),
     "qwen3, late window": tiny(TINY_QWEN3, tie_word_embeddings=False, windows=(0, 7)),
@@ -80,19 +69,13 @@ FOLDERS = {
     "llama, linear": tiny(rope_scaling=Linear(4.0)),
     "ministral": tiny(windows=(7, 0)),
     "smollm3": TINY_SMOLLM3,
-    "smollm3, window, yarn": tiny(
-        TINY_SMOLLM3, rope_scaling=YARN, windows=(0, 0, 0, 7, 0), tie_word_embeddings=False
-    ),
+    "smollm3, window, yarn": tiny(TINY_SMOLLM3, rope_scaling=YARN, windows=(0, 0, 0, 7, 0), tie_word_embeddings=False),
     "qwen2, late window": tiny(TINY_QWEN2, num_hidden_layers=3, windows=(0, 7, 7)),
 }
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "config",
-    FOLDERS.values(),
-    ids=FOLDERS,
-)
+@pytest.mark.parametrize("config", FOLDERS.values(), ids=FOLDERS)
 def test_folder_and_gguf_are_the_same_model(tmp_path: Path, config: ModelConfig, dtype: str) -> None:
     hf, gguf = (load(path) for path in folder_and_gguf(tmp_path, config, dtype))
     assert hf.source == "hf"
@@ -171,12 +154,7 @@ def changed(folders: dict[str, Path], tmp_path: Path, family: str, changes: dict
 
 def longrope(**changes: object) -> dict[str, Any]:
     """The entries of "phi4", with some changed."""
-    rope = {
-        "rope_theta": 1e6,
-        "rope_type": "longrope",
-        "partial_rotary_factor": 0.75,
-        "attention_factor": 1.19,
-    }
+    rope = {"rope_theta": 1e6, "rope_type": "longrope", "partial_rotary_factor": 0.75, "attention_factor": 1.19}
     factors = {"short_factor": [1.0] * 12, "long_factor": [2.0] * 12}
     return {"rope_parameters": rope | factors | changes}
 
@@ -202,11 +180,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "rope_theta is 1",
     ),
     "linear without a factor": ("qwen2", {"rope_parameters": {"rope_type": "linear"}}, "factor is 0"),
-    "half a llama3": (
-        "llama",
-        {"rope_parameters": {"rope_type": "llama3", "factor": 8}},
-        "rope_scaling .* 'llama3'",
-    ),
+    "half a llama3": ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "rope_scaling .* 'llama3'"),
     "scaling": ("llama", {"rope_scaling": 4}, "rope_scaling .* is 4"),
     "partial": ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     "layers of another kind": (
@@ -270,35 +244,19 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.8}},
         "rotates 25 columns of each head",
     ),
-    "phi3, more than a head": (
-        "phi3",
-        {"rope_parameters": None, "partial_rotary_factor": 1.5},
-        "factor .* is 1.5",
-    ),
+    "phi3, more than a head": ("phi3", {"rope_parameters": None, "partial_rotary_factor": 1.5}, "factor .* is 1.5"),
     "phi3's scaling": (
         "phi3",
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.0}},
         r"rope_type .* 'linear', which is not supported \(supported: default, longrope\)",
     ),
-    "longrope's factors": (
-        "phi4",
-        longrope(long_factor=[1.0] * 16),
-        "long_factor .* a list of 12 numbers",
-    ),
+    "longrope's factors": ("phi4", longrope(long_factor=[1.0] * 16), "long_factor .* a list of 12 numbers"),
     "longrope's words": ("phi4", longrope(short_factor=["one"] * 12), "short_factor .* is 'one'"),
     "longrope's zero": ("phi4", longrope(short_factor=[0.0] * 12), "factors are not all finite and positive"),
     "longrope's context": ("phi4", longrope() | {"original_max_position_embeddings": -1}, "context is -1"),
-    "layers that rotate": (
-        "smollm3",
-        {"no_rope_layers": [1, 1, 0]},
-        "no_rope_layers .* list of 0 and 1 for 5",
-    ),
+    "layers that rotate": ("smollm3", {"no_rope_layers": [1, 1, 0]}, "no_rope_layers .* list of 0 and 1 for 5"),
     "layers that rotate in part": ("smollm3", {"no_rope_layers": [1, 1, 1, 0.5, 1]}, "no_rope_layers"),
-    "no interval": (
-        "smollm3",
-        {"no_rope_layers": None, "no_rope_layer_interval": 0},
-        "no_rope_layer_interval .* is 0",
-    ),
+    "no interval": ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, "no_rope_layer_interval .* is 0"),
     "window that is not in use": (
         "smollm3",
         {"layer_types": ["full_attention"] * 4 + ["sliding_attention"]},
@@ -412,20 +370,12 @@ def test_gemma2_whose_caps_are_null_has_none(folders: dict[str, Path], tmp_path:
 
 WINDOWS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "mistral": ("llama", {"model_type": "mistral", "sliding_window": 64}, (64, 64)),
-    "mistral's default": (
-        "llama",
-        {"model_type": "mistral", "max_position_embeddings": 8192},
-        (4096, 4096),
-    ),
+    "mistral's default": ("llama", {"model_type": "mistral", "max_position_embeddings": 8192}, (4096, 4096)),
     "phi3": ("phi3", {"sliding_window": 64}, (64, 64)),
     "phi3 without one": ("phi3", {"sliding_window": None}, ()),
     "ministral": ("llama", {"model_type": "ministral", "sliding_window": 64}, (64, 64)),
     "ministral without one": ("llama", {"model_type": "ministral", "sliding_window": None}, ()),
-    "smollm3": (
-        "smollm3",
-        {"use_sliding_window": True, "sliding_window": 64, "layer_types": None},
-        (0, 0, 0, 64, 0),
-    ),
+    "smollm3": ("smollm3", {"use_sliding_window": True, "sliding_window": 64, "layer_types": None}, (0, 0, 0, 64, 0)),
     "from a layer on": (
         "qwen2",
         {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1, "layer_types": None},
@@ -433,11 +383,7 @@ WINDOWS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     ),
     "layers by name": (
         "qwen2",
-        {
-            "use_sliding_window": True,
-            "sliding_window": 64,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
+        {"use_sliding_window": True, "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
         (64, 0),
     ),
 }
@@ -485,12 +431,7 @@ def test_granite_where_config_json_does_not_say(folders: dict[str, Path], tmp_pa
     theirs, ours = HFGraniteConfig(**entries), load(folder).config
     assert isinstance(ours, GraniteConfig)
     assert [getattr(theirs, name) for name in names] == [1, 1, 1, 1]
-    assert (ours.embedding_scale, ours.residual_scale, ours.attention_scale, ours.logit_divisor) == (
-        1,
-        1,
-        1,
-        1,
-    )
+    assert (ours.embedding_scale, ours.residual_scale, ours.attention_scale, ours.logit_divisor) == (1, 1, 1, 1)
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
 

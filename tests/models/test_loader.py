@@ -35,12 +35,7 @@ from featherback.weights.gguf import GGUFFile
 from featherback.weights.types import TensorType
 from featherback.weights.writer import OutTensor, Value, tensor_of_array
 
-K_MIX = {
-    "": TensorType.Q4_K,
-    "v_proj": TensorType.Q6_K,
-    "down_proj": TensorType.Q5_K,
-    "lm_head": TensorType.Q6_K,
-}
+K_MIX = {"": TensorType.Q4_K, "v_proj": TensorType.Q6_K, "down_proj": TensorType.Q5_K, "lm_head": TensorType.Q6_K}
 CASES: dict[str, tuple[ModelConfig, Any]] = {
     "llama": (TINY_LLAMA, TensorType.Q4_1),
     "llama, biases": (tiny(attention_bias=True), TensorType.F16),
@@ -117,9 +112,7 @@ def test_a_granite_file_may_leave_out_multipliers(tmp_path: Path) -> None:
 
 
 def test_gemma2_as_llama_cpp_reads_a_silent_file(tmp_path: Path) -> None:
-    path = write_tiny(
-        tmp_path / "a.gguf", tiny(TINY_GEMMA2, windows=(), attention_softcap=50, final_softcap=30)
-    )
+    path = write_tiny(tmp_path / "a.gguf", tiny(TINY_GEMMA2, windows=(), attention_softcap=50, final_softcap=30))
     keys = {key.removeprefix("gemma2.") for key in GGUFFile(path).metadata}
     assert not keys & {"attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
     config = load(path).config
@@ -160,21 +153,11 @@ def yarn(**keys: Value) -> dict[str, Value]:
 
 
 REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], str]] = {
-    "architecture": (
-        TINY_LLAMA,
-        {"general.architecture": "mamba"},
-        (),
-        r"'mamba'.*supported: .*llama, .*qwen2",
-    ),
+    "architecture": (TINY_LLAMA, {"general.architecture": "mamba"}, (), r"'mamba'.*supported: .*llama, .*qwen2"),
     "no architecture": (TINY_LLAMA, {"general.architecture": 3}, (), "no metadata key general.architecture"),
     "adapter": (TINY_LLAMA, {"general.type": "adapter"}, (), "type 'adapter', not a model"),
     "split": (TINY_LLAMA, {"split.count": 3}, (), "one of 3 parts of a split model; its file must be named"),
-    "missing key": (
-        TINY_LLAMA,
-        {"general.architecture": "qwen2"},
-        (),
-        "no metadata key qwen2.embedding_length",
-    ),
+    "missing key": (TINY_LLAMA, {"general.architecture": "qwen2"}, (), "no metadata key qwen2.embedding_length"),
     "list": (TINY_LLAMA, {"llama.feed_forward_length": np.array([1, 2])}, (), "is 'a list'"),
     "text for a number": (TINY_LLAMA, {"llama.block_count": "two"}, (), "block_count .* is 'two'"),
     "number for a count": (TINY_LLAMA, {"llama.block_count": 2.5}, (), "block_count .* is 2.5"),
@@ -184,19 +167,11 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
     "groups": (TINY_LLAMA, {"llama.attention.head_count_kv": 3}, (), "4 attention heads .* groups of 3"),
     "odd heads": (
         TINY_LLAMA,
-        {
-            f"llama.{key}": 23
-            for key in ("attention.key_length", "attention.value_length", "rope.dimension_count")
-        },
+        {f"llama.{key}": 23 for key in ("attention.key_length", "attention.value_length", "rope.dimension_count")},
         (),
         "head_dim is 23",
     ),
-    "partial rotary": (
-        TINY_LLAMA,
-        {"llama.rope.dimension_count": 12},
-        (),
-        "dimension_count .* is 12; .* size 24",
-    ),
+    "partial rotary": (TINY_LLAMA, {"llama.rope.dimension_count": 12}, (), "dimension_count .* is 12; .* size 24"),
     "value heads": (TINY_LLAMA, {"llama.attention.value_length": 12}, (), "value_length .* is 12"),
     "unknown scaling": (
         TINY_LLAMA,
@@ -244,12 +219,7 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         (),
         r"scales rotary embedding twice \(linear and llama3\)",
     ),
-    "longrope in name": (
-        TINY_PHI3,
-        {"phi3.rope.scaling.type": "longrope"},
-        (),
-        "no tensor rope_factors_short.weight",
-    ),
+    "longrope in name": (TINY_PHI3, {"phi3.rope.scaling.type": "longrope"}, (), "no tensor rope_factors_short.weight"),
     "longrope without attention": (
         TINY_PHI3,
         {"phi3.rope.scaling.original_context_length": 64},
@@ -268,12 +238,7 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         (),
         "original_context is 0",
     ),
-    "longrope's attention": (
-        TINY_PHI4,
-        {"phi3.rope.scaling.attn_factor": -1.0},
-        (),
-        "attention factor is -1.0",
-    ),
+    "longrope's attention": (TINY_PHI4, {"phi3.rope.scaling.attn_factor": -1.0}, (), "attention factor is -1.0"),
     "old scaling": (TINY_LLAMA, {"llama.rope.scale_linear": 4.0}, (), "rope.scale_linear"),
     "experts": (TINY_LLAMA, {"llama.expert_count": 8}, (), "expert_count .* is 8"),
     "a window of unknown layers": (
@@ -284,19 +249,13 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
     ),
     "a window of other layers": (
         TINY_QWEN2,
-        {
-            "qwen2.attention.sliding_window": 64,
-            "qwen2.attention.sliding_window_pattern": np.array([True, False, True]),
-        },
+        {"qwen2.attention.sliding_window": 64, "qwen2.attention.sliding_window_pattern": np.array([True, False, True])},
         (),
         "sliding_window_pattern .* a list of 2 booleans",
     ),
     "a window of layers 1 and 7": (
         TINY_LLAMA,
-        {
-            "llama.attention.sliding_window": 64,
-            "llama.attention.sliding_window_pattern": np.array([1, 7], np.uint32),
-        },
+        {"llama.attention.sliding_window": 64, "llama.attention.sliding_window_pattern": np.array([1, 7], np.uint32)},
         (),
         "sliding_window_pattern .* a list of 2 booleans",
     ),
@@ -309,12 +268,7 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         (),
         "not part of a supported llama .*'blk.1.attn_q.weight', .* and 1 more",
     ),
-    "missing layer": (
-        TINY_LLAMA,
-        {"llama.block_count": 3},
-        (),
-        r"tensor blk.2.attn_norm.weight \(96,\) is missing",
-    ),
+    "missing layer": (TINY_LLAMA, {"llama.block_count": 3}, (), r"tensor blk.2.attn_norm.weight \(96,\) is missing"),
     "shape": (
         TINY_LLAMA,
         {"llama.feed_forward_length": 128},
@@ -360,31 +314,11 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         named("blk.0.attn_norm.weight", 96),
         "not part of a supported olmo2 model.*: 'blk.0.attn_norm.weight'",
     ),
-    "half of longrope": (
-        TINY_PHI3,
-        {},
-        named("rope_factors_long.weight", 16),
-        "no tensor rope_factors_short.weight",
-    ),
-    "phi3, odd columns": (
-        TINY_PHI3,
-        {"phi3.rope.dimension_count": 17},
-        (),
-        "rotates 17 columns of each head",
-    ),
+    "half of longrope": (TINY_PHI3, {}, named("rope_factors_long.weight", 16), "no tensor rope_factors_short.weight"),
+    "phi3, odd columns": (TINY_PHI3, {"phi3.rope.dimension_count": 17}, (), "rotates 17 columns of each head"),
     "phi3, no columns": (TINY_PHI3, {"phi3.rope.dimension_count": 0}, (), "rotates 0 columns of each head"),
-    "phi3, more columns": (
-        TINY_PHI3,
-        {"phi3.rope.dimension_count": 34},
-        (),
-        "rotates 34 columns .* up to 32",
-    ),
-    "gemma3 with factors": (
-        TINY_GEMMA3,
-        {},
-        named("rope_freqs.weight", 16),
-        "not part .*: 'rope_freqs.weight'",
-    ),
+    "phi3, more columns": (TINY_PHI3, {"phi3.rope.dimension_count": 34}, (), "rotates 34 columns .* up to 32"),
+    "gemma3 with factors": (TINY_GEMMA3, {}, named("rope_freqs.weight", 16), "not part .*: 'rope_freqs.weight'"),
     "phi3 with parts apart": (
         TINY_PHI3,
         {},
@@ -404,31 +338,11 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         named("blk.1.attn_q_norm.weight", 24),
         "not part of a supported qwen2 model.*: 'blk.1.attn_q_norm.weight'",
     ),
-    "half the biases": (
-        TINY_LLAMA,
-        {},
-        named("blk.0.attn_q.bias", 96),
-        r"blk.0.attn_k.bias \(48,\) is missing",
-    ),
+    "half the biases": (TINY_LLAMA, {}, named("blk.0.attn_q.bias", 96), r"blk.0.attn_k.bias \(48,\) is missing"),
     "late bias": (TINY_LLAMA, {}, named("blk.1.attn_q.bias", 96), "not part .*: 'blk.1.attn_q.bias'"),
-    "qwen2 without biases": (
-        tiny(TINY_QWEN2, attention_bias=False),
-        {},
-        (),
-        "blk.0.attn_q.bias .* is missing",
-    ),
-    "factors": (
-        TINY_LLAMA,
-        {},
-        named("rope_freqs.weight", 5),
-        r"rope_freqs.weight .* shape \(5,\), not \(12,\)",
-    ),
-    "factor of zero": (
-        TINY_LLAMA,
-        {},
-        (tensor_of_array("rope_freqs.weight", np.zeros(12)),),
-        "finite and positive",
-    ),
+    "qwen2 without biases": (tiny(TINY_QWEN2, attention_bias=False), {}, (), "blk.0.attn_q.bias .* is missing"),
+    "factors": (TINY_LLAMA, {}, named("rope_freqs.weight", 5), r"rope_freqs.weight .* shape \(5,\), not \(12,\)"),
+    "factor of zero": (TINY_LLAMA, {}, (tensor_of_array("rope_freqs.weight", np.zeros(12)),), "finite and positive"),
     "head shape": (TINY_LLAMA, {}, named("output.weight", 100, 96), r"output.weight has shape \(100, 96\)"),
 }
 
@@ -462,10 +376,7 @@ WINDOWS: dict[str, tuple[ModelConfig, dict[str, Value], tuple[int, ...]]] = {
     "longer than the context": (TINY_LLAMA, {"llama.attention.sliding_window": 4096}, (512, 512)),
     "a list": (
         TINY_QWEN2,
-        {
-            "qwen2.attention.sliding_window": 64,
-            "qwen2.attention.sliding_window_pattern": np.array([False, True]),
-        },
+        {"qwen2.attention.sliding_window": 64, "qwen2.attention.sliding_window_pattern": np.array([False, True])},
         (0, 64),
     ),
     "a period": (

@@ -86,9 +86,7 @@ def test_every_weight_is_scale_times_code_plus_bias(
     if number == "f32":  # one rounding or two, as the instruction set has it
         for part, matrix in model.layer(0).matrices.items():
             expected = values[model.naming.tensors[part].format(0)]
-            np.testing.assert_allclose(
-                floats_of(matrix), expected, rtol=0, atol=float(abs(expected).max()) * 2**-23
-            )
+            np.testing.assert_allclose(floats_of(matrix), expected, rtol=0, atol=float(abs(expected).max()) * 2**-23)
     else:
         assert_holds(model, values)
     kind = TensorType.Q4_1 if bits == 4 and number != "f32" else TensorType.AFFINE8
@@ -143,9 +141,7 @@ def test_a_scale_that_no_code_uses_does_not_matter(tmp_path: Path, source: Path)
     assert_holds(model, values)
 
 
-@pytest.mark.parametrize(
-    ("part", "number"), [("scales", 3e-7), ("scales", 1e5), ("biases", 1e-9), ("biases", -7e4)]
-)
+@pytest.mark.parametrize(("part", "number"), [("scales", 3e-7), ("scales", 1e5), ("biases", 1e-9), ("biases", -7e4)])
 def test_numbers_that_float16_lacks_are_kept(tmp_path: Path, source: Path, part: str, number: float) -> None:
     def change(tensors: Tensors) -> None:
         tensors[f"model.layers.1.mlp.up_proj.{part}"][383, 1] = number
@@ -173,16 +169,12 @@ def test_it_trains_as_the_same_floats_do(tmp_path: Path, source: Path) -> None:
         model = load(folder)
         gradients.append(fb.gradients(model, LoRA(model, rank=2, alpha=4, seed=1), TOKENS)[1])
     for name, ours in gradients[0].items():
-        np.testing.assert_allclose(
-            ours, gradients[1][name], rtol=0, atol=1e-5 * float(abs(ours).max()) + 1e-12
-        )
+        np.testing.assert_allclose(ours, gradients[1][name], rtol=0, atol=1e-5 * float(abs(ours).max()) + 1e-12)
 
 
 def test_an_adapter_names_the_folder_and_not_the_cache(tmp_path: Path, source: Path) -> None:
     mlx_folder(source, tmp_path / "mlx")
-    run = fb.train(
-        tmp_path / "mlx", [TOKENS] * 4, tmp_path / "run", steps=2, seq_len=16, rank=2, progress=False
-    )
+    run = fb.train(tmp_path / "mlx", [TOKENS] * 4, tmp_path / "run", steps=2, seq_len=16, rank=2, progress=False)
     configuration = json.loads((run.path / "adapter_config.json").read_text())
     assert configuration["base_model_name_or_path"] == str(tmp_path / "mlx")
     assert run.model.path == tmp_path / "mlx"
@@ -198,9 +190,7 @@ def test_the_private_type_is_read_from_the_cache_alone(tmp_path: Path, source: P
     at = data.index(b"featherback weights")
     data[at : at + 11] = b"Featherback"
     (tmp_path / "other.gguf").write_bytes(data)
-    with pytest.raises(
-        FeatherbackError, match=r"has the type with ggml id \d+, which is not supported"
-    ) as caught:
+    with pytest.raises(FeatherbackError, match=r"has the type with ggml id \d+, which is not supported") as caught:
         GGUFFile(tmp_path / "other.gguf")
     assert "AFFINE8" not in str(caught.value)
 
@@ -225,30 +215,19 @@ def _infinite(tensors: Tensors) -> None:
 
 
 def _floats(tensors: Tensors) -> None:
-    tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].astype(
-        np.float32
-    )
+    tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].astype(np.float32)
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (
-            _drop("scales"),
-            r"up_proj\.weight of .* is packed, but there is no model\.layers\.0\.mlp\.up_proj\.scales",
-        ),
+        (_drop("scales"), r"up_proj\.weight of .* is packed, but there is no model\.layers\.0\.mlp\.up_proj\.scales"),
         (_drop("biases"), r"up_proj\.weight of .* has scales, but there is no .*up_proj\.biases"),
         (_drop("weight"), r"up_proj\.weight \(384, 128\) is missing"),
         (_cut("weight", 0), r"up_proj\.weight of .* has shape \(16,\); a packed matrix has two dimensions"),
         (_cut("weight", slice(9)), r"up_proj\.scales of .* has shape \(384, 2\); 9 rows .* need \(9, 2\)"),
-        (
-            _cut("biases", slice(None), slice(1)),
-            r"up_proj\.biases of .* has shape \(384, 1\); .* need \(384, 2\)",
-        ),
-        (
-            _cut("weight", slice(None), slice(9)),
-            r"rows of 72 weights of 4 bits, which its groups of 64 do not divide",
-        ),
+        (_cut("biases", slice(None), slice(1)), r"up_proj\.biases of .* has shape \(384, 1\); .* need \(384, 2\)"),
+        (_cut("weight", slice(None), slice(9)), r"rows of 72 weights of 4 bits, which its groups of 64 do not divide"),
         (_infinite, r"up_proj\.biases of .* holds a value that is not finite"),
         (_floats, r"up_proj\.weight of .* must be of U32, and its scales and biases floats"),
     ],
@@ -273,19 +252,11 @@ def test_damaged_folders(
         ({"bits": [4]}, r"bits .* is \[4\]; supported"),
         ({"group_size": 48}, r"group_size .* is 48; supported: 32, 64, 128"),
         ({"mode": "mxfp4"}, r"mode .* is 'mxfp4'; supported: affine"),
-        (
-            {"model.layers.1.mlp.up_proj": {"bits": 6}},
-            r"bits of model\.layers\.1\.mlp\.up_proj .* is 6; supported",
-        ),
-        (
-            {"model.layers.1.mlp.up_proj": False},
-            r"says that model\.layers\.1\.mlp\.up_proj is not quantised, but",
-        ),
+        ({"model.layers.1.mlp.up_proj": {"bits": 6}}, r"bits of model\.layers\.1\.mlp\.up_proj .* is 6; supported"),
+        ({"model.layers.1.mlp.up_proj": False}, r"says that model\.layers\.1\.mlp\.up_proj is not quantised, but"),
     ],
 )
-def test_other_quantisations_are_refused_by_name(
-    tmp_path: Path, source: Path, said: dict[str, Any], told: str
-) -> None:
+def test_other_quantisations_are_refused_by_name(tmp_path: Path, source: Path, said: dict[str, Any], told: str) -> None:
     mlx_folder(source, tmp_path / "mlx")
     path = tmp_path / "mlx" / "config.json"
     config = json.loads(path.read_text())

@@ -43,11 +43,7 @@ AS_READ = {
     # Its padding token is 32,000, and its head size that of hidden_size / heads, whatever the file says.
     "phi3": tiny(TINY_PHI3, vocab_size=32_064, head_dim=24),
     "gemma2": tiny(  # transformers reads no more of it
-        TINY_GEMMA2,
-        head_dim=256,
-        attention_scale=1 / 16,
-        attention_softcap=50.0,
-        final_softcap=30.0,
+        TINY_GEMMA2, head_dim=256, attention_scale=1 / 16, attention_softcap=50.0, final_softcap=30.0
     ),
     "gemma3": tiny(  # transformers reads no more of it
         TINY_GEMMA3,
@@ -79,9 +75,7 @@ def test_llama3_factors_give_the_frequencies_of_transformers(tmp_path: Path) -> 
     config = tiny(rope_scaling=llama3(TINY_LLAMA))
     model = reference_model(write_tiny(tmp_path / "a.gguf", config))
     theirs = LlamaRotaryEmbedding(
-        LlamaConfig(
-            head_dim=config.head_dim, rope_parameters={**LLAMA3_ROPE, "rope_theta": config.rope_theta}
-        )
+        LlamaConfig(head_dim=config.head_dim, rope_parameters={**LLAMA3_ROPE, "rope_theta": config.rope_theta})
     )
     assert torch.allclose(model.model.rotary_emb.inv_freq, theirs.inv_freq, rtol=1e-6)
 

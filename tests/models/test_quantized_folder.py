@@ -47,9 +47,7 @@ def made_files(cache: Path) -> list[Path]:
 
 @pytest.mark.parametrize("label", converted.QUANTIZE)
 @pytest.mark.parametrize(("config", "dtype"), CASES.values(), ids=CASES)
-def test_matrices_are_those_of_the_gguf_package(
-    tmp_path: Path, config: ModelConfig, dtype: str, label: str
-) -> None:
+def test_matrices_are_those_of_the_gguf_package(tmp_path: Path, config: ModelConfig, dtype: str, label: str) -> None:
     folder, _ = folder_and_gguf(tmp_path, config, dtype, max_shard_size="100KB")
     assert len(list(folder.glob("*.safetensors"))) > 3
     kind = gguf.GGMLQuantizationType[label.upper()]
@@ -115,22 +113,17 @@ def test_a_damaged_file_is_made_anew(tmp_path: Path, cache: Path) -> None:
     assert not list(cache.glob("*.tmp"))
 
 
-def test_what_does_not_work_leaves_nothing(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_work_leaves_nothing(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = folder_and_gguf(tmp_path, TINY_LLAMA)
     with monkeypatch.context() as context:
         context.setattr(files.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 10**4))  # type: ignore[attr-defined]
-        with pytest.raises(
-            FeatherbackError, match=r"The disk of .*weights has 0.0 MB free and .*-q4_0\.gguf needs"
-        ):
+        with pytest.raises(FeatherbackError, match=r"The disk of .*weights has 0.0 MB free and .*-q4_0\.gguf needs"):
             load(folder, "q4_0")
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][3, 3] = float("nan")
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(
-        FeatherbackError,
-        match=r"Tensor model\.layers\.1\.mlp\.up_proj\.weight of .* holds a value that Q4_0 cannot",
+        FeatherbackError, match=r"Tensor model\.layers\.1\.mlp\.up_proj\.weight of .* holds a value that Q4_0 cannot"
     ):
         load(folder, "q4_0")
     tensors["model.layers.1.mlp.up_proj.weight"][3, 3] = 1e9
@@ -146,9 +139,7 @@ def test_what_does_not_work_leaves_nothing(
 
 def test_what_cannot_be_quantised(tmp_path: Path) -> None:
     folder, file = folder_and_gguf(tmp_path, TINY_LLAMA)
-    with pytest.raises(
-        FeatherbackError, match="is a GGUF file, whose weights are used as they are; --quantize is for"
-    ):
+    with pytest.raises(FeatherbackError, match="is a GGUF file, whose weights are used as they are; --quantize is for"):
         load(file, "q4_0")
     with pytest.raises(FeatherbackError, match="--quantize is 'q5_k'; expected one of: none, q4_0, q8_0"):
         load(folder, "q5_k")
@@ -158,25 +149,19 @@ def test_a_run_names_the_folder_and_is_resumed_as_it_was(tmp_path: Path, cache: 
     """The adapter's base is the folder. Resuming takes the same weights, and needs them no longer in the cache."""
     folder, _ = folder_and_gguf(tmp_path, TINY_LLAMA)
     sizes = {"seq_len": 16, "rank": 2, "progress": False, "schedule": "constant", "warmup": 0}
-    half = fb.train(
-        folder, [TOKENS] * 4, tmp_path / "half", steps=2, quantize="q4_0", keep_checkpoints=True, **sizes
-    )  # type: ignore[arg-type]
+    half = fb.train(folder, [TOKENS] * 4, tmp_path / "half", steps=2, quantize="q4_0", keep_checkpoints=True, **sizes)  # type: ignore[arg-type]
     configuration = json.loads((half.path / "adapter_config.json").read_text())
     assert configuration["base_model_name_or_path"] == str(folder)
     plain = fb.train(folder, [TOKENS] * 4, tmp_path / "plain", steps=2, **sizes)  # type: ignore[arg-type]
     assert weights(plain.path) != weights(half.path)
-    shutil.copytree(
-        half.path, tmp_path / "twin"
-    )  # of the same plan, whatever the machine's memory is by then
+    shutil.copytree(half.path, tmp_path / "twin")  # of the same plan, whatever the machine's memory is by then
     twin = fb.train(folder, [TOKENS] * 4, tmp_path / "twin", steps=4, resume=True, progress=False)
     for file in made_files(cache):
         file.unlink()
     half = fb.train(folder, [TOKENS] * 4, tmp_path / "half", steps=4, resume=True, progress=False)
     assert weights(half.path) == weights(twin.path) != weights(plain.path)
     with pytest.raises(FeatherbackError, match=r"--quantize was q4_0, not none|not the model that the run"):
-        fb.train(
-            folder, [TOKENS] * 4, tmp_path / "half", steps=6, resume=True, quantize="none", progress=False
-        )
+        fb.train(folder, [TOKENS] * 4, tmp_path / "half", steps=6, resume=True, quantize="none", progress=False)
 
 
 def weights(run: Path) -> bytes:

@@ -86,11 +86,7 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], dict[str, Any]]] 
     "longrope called yarn": (Phi3Config, LONG | {"rope_type": "yarn"}, BESIDE),
     "phi3's own default of the context": (Phi3Config, LONG, {"max_position_embeddings": 8192}),
     "phi4-mini": (Phi3Config, LONG | THREE_QUARTERS | {"partial_rotary_factor": 0.75}, BESIDE),
-    "phi4-mini, as it is written": (
-        Phi3Config,
-        LONG | THREE_QUARTERS,
-        BESIDE | {"partial_rotary_factor": 0.75},
-    ),
+    "phi4-mini, as it is written": (Phi3Config, LONG | THREE_QUARTERS, BESIDE | {"partial_rotary_factor": 0.75}),
     "in part, unscaled": (Phi3Config, {"rope_type": "default", "partial_rotary_factor": 0.5}, {}),
 }
 
@@ -119,8 +115,5 @@ def test_tables_are_those_of_transformers(tmp_path: Path, case: str, style: str)
         for found, table in zip(ours[:, rows], expected, strict=True):
             # The angle, a float32 product, may differ in the last places of its frequency.
             np.testing.assert_allclose(
-                found,
-                table[0, :, : turn.dim // 2].numpy(),
-                rtol=0,
-                atol=4 * length * np.finfo(np.float32).eps,
+                found, table[0, :, : turn.dim // 2].numpy(), rtol=0, atol=4 * length * np.finfo(np.float32).eps
             )

@@ -66,10 +66,7 @@ def test_identical_gradients(tmp_path: Path, plan: str) -> None:
 def test_a_planned_run(tmp_path: Path) -> None:
     """The planner, the run's record of the model, and the training itself."""
     adapters = []
-    for name, model in (
-        ("whole", write_tiny(tmp_path / "a.gguf")),
-        ("split", write_tiny_parts(tmp_path, [4, 9])[1]),
-    ):
+    for name, model in (("whole", write_tiny(tmp_path / "a.gguf")), ("split", write_tiny_parts(tmp_path, [4, 9])[1])):
         run = prepared(model, tmp_path / name, steps=2, rank=4, memory=None)
         train_run(run)
         adapters.append((run.path / "adapter_model.safetensors").read_bytes())
@@ -148,9 +145,7 @@ def test_a_part_under_another_name(tmp_path: Path) -> None:
     parts = write_tiny_parts(tmp_path, [4])
     for name in ("other.gguf", "tiny-00003-of-00002.gguf"):
         path = parts[0].rename(tmp_path / name)
-        with pytest.raises(
-            FeatherbackError, match=r"one of 2 parts of a split model; its file must be named"
-        ):
+        with pytest.raises(FeatherbackError, match=r"one of 2 parts of a split model; its file must be named"):
             load(path)
         path.rename(parts[0])
 

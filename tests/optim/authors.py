@@ -75,9 +75,7 @@ def apollo(p: torch.nn.Parameter, rank: int, scale: float, kind: str) -> Step:
     class Projector(GradientProjector):  # type: ignore[misc]
         drawn = 0
 
-        def get_orthogonal_matrix(
-            self, weights: torch.Tensor, rank: int, type: str, seed: int
-        ) -> torch.Tensor:
+        def get_orthogonal_matrix(self, weights: torch.Tensor, rank: int, type: str, seed: int) -> torch.Tensor:
             shape = (weights.shape[0], rank) if type == "left" else (rank, weights.shape[1])
             key = (crc32(b"apollo"), 0, self.drawn, *KEY)
             self.drawn += 1

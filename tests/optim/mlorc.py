@@ -25,9 +25,7 @@ def mlorc(whole: Whole, lr: float, weight_decay: float = 0.0) -> None:
     rank = min(4, *p.shape)
     kept = []
     for name in ("m", "v"):
-        u, s, v = whole.state.get(
-            name, (torch.zeros(p.shape[0], 1), torch.zeros(1), torch.zeros(1, p.shape[1]))
-        )
+        u, s, v = whole.state.get(name, (torch.zeros(p.shape[0], 1), torch.zeros(1), torch.zeros(1, p.shape[1])))
         kept.append(u.double() @ torch.diag(s.double()) @ v.double())
     m, v = kept
     below = v < 0

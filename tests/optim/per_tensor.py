@@ -58,9 +58,7 @@ class PerTensor(torch.optim.Optimizer):
             self.p.data[layer, slot.start : slot.start + slot.size] = whole.p.reshape(-1).float()
 
 
-def by_torch(
-    optimizer: Callable[..., torch.optim.Optimizer], whole: Whole, lr: float, **options: Any
-) -> None:
+def by_torch(optimizer: Callable[..., torch.optim.Optimizer], whole: Whole, lr: float, **options: Any) -> None:
     """One of torch's optimisers; a vector has one dimension there."""
     if not whole.state:
         whole.state["p"] = torch.nn.Parameter(whole.p.squeeze(0).clone())

@@ -39,9 +39,7 @@ def test_the_mean_of_many_roundings_is_what_was_rounded() -> None:
         blocks = np.pad(state, (0, -SIZE % BLOCK)).reshape(-1, BLOCK)
         scale = np.repeat(np.abs(blocks).max(axis=1), BLOCK)[:SIZE]
         level = np.floor((np.abs(state) / scale) ** (1 / 2**code.roots) * code.most)
-        step_size = (
-            ((level + 1) / code.most) ** 2**code.roots - (level / code.most) ** 2**code.roots
-        ) * scale
+        step_size = (((level + 1) / code.most) ** 2**code.roots - (level / code.most) ** 2**code.roots) * scale
         above = level >= code.least  # below, what is not zero is raised
         error = np.abs(total / rounds - state)
         assert (error <= 5 * 0.5 * step_size / rounds**0.5 + 1e-6 * scale)[above].all()

@@ -30,23 +30,18 @@ def test_wider_models_learn_at_smaller_rates() -> None:
         ({"rank": 16, "rslora": True, "loraplus_ratio": 16.0}, 16),
     ],
 )
-def test_the_rate_accounts_for_rslora_and_loraplus(
-    tmp_path: Path, options: dict[str, Any], divisor: float
-) -> None:
+def test_the_rate_accounts_for_rslora_and_loraplus(tmp_path: Path, options: dict[str, Any], divisor: float) -> None:
     """rsLoRA's scale is sqrt(rank) times LoRA's; A and B of LoRA+ have LoRA's rate as their geometric mean."""
     model = models.load(write_tiny(tmp_path / "m.gguf"))
     plain, other = (
-        TrainConfig(model="m", out="o", **named).for_model(model).peak_learning_rate
-        for named in ({}, options)
+        TrainConfig(model="m", out="o", **named).for_model(model).peak_learning_rate for named in ({}, options)
     )
     assert other == pytest.approx(plain / divisor, rel=0.05)  # each has two digits
 
 
 @pytest.mark.parametrize("name", ["adafactor", "adalomo", "apollo", "apollo_mini", "mlorc"])
 def test_what_is_for_whole_models_is_refused_for_adapters(name: str) -> None:
-    with pytest.raises(
-        FeatherbackError, match=f"--optimizer {name} is for .* lomo or sgd, or add --train full"
-    ):
+    with pytest.raises(FeatherbackError, match=f"--optimizer {name} is for .* lomo or sgd, or add --train full"):
         TrainConfig(model="m", out="o", optimizer=name)
 
 

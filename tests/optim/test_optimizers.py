@@ -90,9 +90,7 @@ def test_steps_are_torchs(adapter: LoRA, tmp_path: Path, name: str, in_files: bo
 def test_loraplus_is_torchs_parameter_groups(adapter: LoRA, name: str) -> None:
     ratio, lr = 16.0, 0.01
     before = adapter.state()
-    groups = {
-        part: {k: torch.from_numpy(v) for k, v in before.items() if f".lora_{part}." in k} for part in "AB"
-    }
+    groups = {part: {k: torch.from_numpy(v) for k, v in before.items() if f".lora_{part}." in k} for part in "AB"}
     theirs = REFERENCES[name]([{"params": list(group.values())} for group in groups.values()])
     theirs.param_groups[0]["lr"], theirs.param_groups[1]["lr"] = lr, ratio * lr
     ours = optim.create(name, adapter.parameters, adapter.layout.slots, rate=partial(loraplus_rate, ratio))
@@ -144,9 +142,7 @@ def test_clipping_is_torchs(adapter: LoRA) -> None:
     norm = optim.global_norm(gradients)
     theirs = torch.nn.utils.clip_grad_norm_([parameter], max_norm=0.5)
     assert norm == pytest.approx(theirs.item(), rel=1e-6)
-    assert optim.clip_scale(norm, 0.5) * norm == pytest.approx(
-        torch.linalg.norm(parameter.grad).item(), rel=1e-5
-    )
+    assert optim.clip_scale(norm, 0.5) * norm == pytest.approx(torch.linalg.norm(parameter.grad).item(), rel=1e-5)
 
 
 def test_small_gradients_are_not_scaled_up_and_zero_means_off() -> None:

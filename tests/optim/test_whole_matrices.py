@@ -37,9 +37,7 @@ CANCELS = {"mlorc"}
 """A second moment is rebuilt as a difference there: where it comes out near 0 a step hangs on its last bits."""
 
 
-def _run(
-    name: str, shape: tuple[int, int], role: str = "matrix"
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _run(name: str, shape: tuple[int, int], role: str = "matrix") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Values before, ours after, and the truth."""
     change, lr = TRUTHS[name]
     rule, settings = made(name)

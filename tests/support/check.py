@@ -53,9 +53,7 @@ TOLERANCES = {
     "rope": Tolerance(4, 0, "two products and a sum"),
     "glu": Tolerance(16, 0, "an exponential (2 ulp), 1 + e, a division, two products"),
     "attention": Tolerance(4, 0, "scores' roundings reach p through exp: the magnitude carries that factor"),
-    "cross_entropy": Tolerance(
-        16, 0, "exponentials, their sum, a logarithm; the logits are float32 in any case"
-    ),
+    "cross_entropy": Tolerance(16, 0, "exponentials, their sum, a logarithm; the logits are float32 in any case"),
     "cross_entropy_gradient": Tolerance(16, 2, "p and W are rounded to bf16 in p W; the rest as above"),
     "adamw": Tolerance(16, 0, "a square root, two divisions, and some ten products and sums"),
     "sgd": Tolerance(6, 0, "three products and two sums"),
@@ -95,26 +93,15 @@ def narrow_and_widen(values: Array, dtype: str) -> Array:
 
 
 def compare(
-    name: str,
-    ours: Array,
-    reference: Array,
-    bound: Bound,
-    *,
-    stored: str,
-    compute: str,
-    vanishing: bool = False,
+    name: str, ours: Array, reference: Array, bound: Bound, *, stored: str, compute: str, vanishing: bool = False
 ) -> None:
     """Raise AssertionError unless `ours` is within the bound; `vanishing`: the exact result is zero."""
     ours, reference = widen(ours), widen(reference)
     assert ours.shape == reference.shape, f"{name}: shape {ours.shape}, expected {reference.shape}"
     assert np.isfinite(reference).all(), f"{name}: the reference is not finite"
-    assert vanishing or np.any(reference != 0), (
-        f"{name}: the reference is zero, the comparison would mean nothing"
-    )
+    assert vanishing or np.any(reference != 0), f"{name}: the reference is zero, the comparison would mean nothing"
     unwritten = ~np.isfinite(ours)
-    assert not unwritten.any(), (
-        f"{name}: {unwritten.sum()} of {ours.size} not finite, first at {_first(unwritten)}"
-    )
+    assert not unwritten.any(), f"{name}: {unwritten.sum()} of {ours.size} not finite, first at {_first(unwritten)}"
 
     tolerance = TOLERANCES[bound.tolerance]
     magnitude = np.broadcast_to(np.abs(bound.magnitude), ours.shape)
@@ -135,12 +122,8 @@ def compare(
     whole = rounding * np.linalg.norm(magnitude) + operand * np.linalg.norm(spread) + storage * total
     whole += FLOOR * ours.size**0.5
     distance = np.linalg.norm(ours - reference)
-    assert distance <= whole, (
-        f"{name}: norm of the error {distance:.3g} exceeds {whole:.3g} (reference {total:.3g})"
-    )
-    assert vanishing or whole < 0.1 * total, (
-        f"{name}: the bound {whole:.3g} is too loose for a result of {total:.3g}"
-    )
+    assert distance <= whole, f"{name}: norm of the error {distance:.3g} exceeds {whole:.3g} (reference {total:.3g})"
+    assert vanishing or whole < 0.1 * total, f"{name}: the bound {whole:.3g} is too loose for a result of {total:.3g}"
 
 
 def check_op(

@@ -110,9 +110,7 @@ def reference_model(path: str | Path) -> PreTrainedModel:
     model = family.model_class(config).float().eval()
     if architecture == "gemma3":
         _cap_scores(model)
-    permuted = (
-        {"attn_q": heads, "attn_k": kv_heads} if architecture in ("llama", "smollm3", "granite") else {}
-    )
+    permuted = {"attn_q": heads, "attn_k": kv_heads} if architecture in ("llama", "smollm3", "granite") else {}
     _fill(model, weights, family, permuted)
     return model
 
@@ -170,9 +168,7 @@ def _gemma2(reader: GGUFReader, head_dim: int) -> Specific:
     given = {name: value or None for name, value in stated.items() if value is not None}  # 0: no cap
     kinds = ["sliding_attention" if is_local else "full_attention" for is_local in local]
     own = {"query_pre_attn_scalar": round(scale**-2), "layer_types": kinds[: _field(reader, "block_count")]}
-    return Specific(
-        Gemma2Config, Gemma2ForCausalLM, own | given | _rope(reader), _GEMMA_BLOCK, norms_from_one=True
-    )
+    return Specific(Gemma2Config, Gemma2ForCausalLM, own | given | _rope(reader), _GEMMA_BLOCK, norms_from_one=True)
 
 
 def _gemma3(reader: GGUFReader, head_dim: int) -> Specific:
@@ -299,11 +295,7 @@ def _cap_scores(model: PreTrainedModel) -> None:
 
 
 def random_adapter(
-    model: PreTrainedModel,
-    rank: int,
-    targets: Iterable[str] | None = None,
-    seed: int = 0,
-    dora: bool = False,
+    model: PreTrainedModel, rank: int, targets: Iterable[str] | None = None, seed: int = 0, dora: bool = False
 ) -> State:
     """Random A (r, in) and B (out, r), neither zero, for each target of each layer (None: every linear module), by
     Hugging Face name. `dora`: with magnitudes m (out,), two thirds to four thirds of the weights' own.
@@ -340,18 +332,14 @@ def reference(
     peft = with_adapter(model, state, alpha)
     loss, logits = _loss(peft, sequences, labels, before)
     loss.backward()
-    grads = {
-        _public(name): p.grad.numpy().copy() for name, p in peft.named_parameters() if p.grad is not None
-    }
+    grads = {_public(name): p.grad.numpy().copy() for name, p in peft.named_parameters() if p.grad is not None}
     peft.unload()
     assert grads.keys() == state.keys(), "the oracle must differentiate exactly the adapter it was given"
     return Reference(loss.item(), grads, logits)
 
 
 def weight_gradients(
-    model: PreTrainedModel,
-    sequences: Sequence[Sequence[int]],
-    labels: Sequence[Sequence[int] | None] | None = None,
+    model: PreTrainedModel, sequences: Sequence[Sequence[int]], labels: Sequence[Sequence[int] | None] | None = None
 ) -> Reference:
     """As `reference`, of every weight of the model itself, by its name in transformers."""
     model.model.embed_tokens.padding_idx = None  # it would leave a row out, which a text may use
@@ -361,9 +349,7 @@ def weight_gradients(
     loss.backward()
     grads = {}
     for name, parameter in model.named_parameters():
-        grads[name] = (
-            np.zeros(parameter.shape, np.float32) if parameter.grad is None else parameter.grad.numpy().copy()
-        )
+        grads[name] = np.zeros(parameter.shape, np.float32) if parameter.grad is None else parameter.grad.numpy().copy()
         parameter.grad = None
         parameter.requires_grad_(False)
     return Reference(loss.item(), grads, logits)
@@ -424,10 +410,7 @@ def _field(reader: GGUFReader, key: str, default: Any = None) -> Any:
 
 
 def _fill(
-    model: PreTrainedModel,
-    weights: Mapping[str, np.ndarray],
-    family: Specific,
-    permuted: Mapping[str, int],
+    model: PreTrainedModel, weights: Mapping[str, np.ndarray], family: Specific, permuted: Mapping[str, int]
 ) -> None:
     """Put every tensor of the file into the model; each must find a place, and each place a tensor."""
     filled: dict[str, torch.Tensor] = {}

@@ -42,17 +42,10 @@ TINY_LLAMA = ModelConfig(
     rope_interleaved=True,
 )
 TINY_QWEN2 = replace(
-    TINY_LLAMA,
-    architecture="qwen2",
-    rms_norm_eps=1e-6,
-    rope_theta=1e6,
-    attention_bias=True,
-    rope_interleaved=False,
+    TINY_LLAMA, architecture="qwen2", rms_norm_eps=1e-6, rope_theta=1e6, attention_bias=True, rope_interleaved=False
 )
 TINY_QWEN3 = replace(TINY_QWEN2, architecture="qwen3", attention_bias=False, head_dim=32)
-TINY_PHI3 = replace(
-    TINY_QWEN2, architecture="phi3", attention_bias=False, head_dim=32, tie_word_embeddings=False
-)
+TINY_PHI3 = replace(TINY_QWEN2, architecture="phi3", attention_bias=False, head_dim=32, tie_word_embeddings=False)
 TINY_OLMO2 = replace(
     TINY_QWEN2, architecture="olmo2", attention_bias=False, rms_norm_eps=1e-5, tie_word_embeddings=False
 )
@@ -94,8 +87,7 @@ TINY_PHI4 = replace(
 YARN = Yarn(factor=8.0, original_context=100, beta_fast=5.0, beta_slow=0.5)
 # Its fourth layer does not rotate, its fifth does.
 TINY_SMOLLM3 = SmolLM3Config(
-    **{**vars(TINY_LLAMA), "architecture": "smollm3", "rms_norm_eps": 1e-6, "num_hidden_layers": 5},
-    rope_layers=(),
+    **{**vars(TINY_LLAMA), "architecture": "smollm3", "rms_norm_eps": 1e-6, "num_hidden_layers": 5}, rope_layers=()
 )
 # Everything that Gemma 3 may set. Its seventh layer begins the pattern anew.
 TINY_GEMMA3 = Gemma3Config(
@@ -246,9 +238,7 @@ def _tensors(config: ModelConfig, types: Types, seed: int) -> list[OutTensor]:
     return tensors
 
 
-def _tensor(
-    rng: np.random.Generator, name: str, part: str, shape: tuple[int, ...], types: Types
-) -> OutTensor:
+def _tensor(rng: np.random.Generator, name: str, part: str, shape: tuple[int, ...], types: Types) -> OutTensor:
     if "norm" in part:
         return tensor_of_array(name, 1 + 0.2 * rng.standard_normal(shape))
     if part.endswith("_bias"):

@@ -45,9 +45,7 @@ PATIENCE = 300  # seconds, which only what hangs takes: a busy machine may give 
 def prepared(model: Path, out: Path, **options: Any) -> RunDirectory:
     """A run that is ready to train, locked by this process."""
     options = {"keep_checkpoints": True, **options}  # many tests go on with it
-    config = TrainConfig(
-        model=str(model), data="tokens", out=str(out), seq_len=SEQ_LEN, compute="fp32", **options
-    )
+    config = TrainConfig(model=str(model), data="tokens", out=str(out), seq_len=SEQ_LEN, compute="fp32", **options)
     return prepare_run(config, sequences(), baseline=rehearsed_baseline)
 
 

@@ -112,9 +112,7 @@ def test_plan(tiny_path: Path) -> None:
 def test_train_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_tiny_chat(tmp_path / "m.gguf")
     data = write_messages(tmp_path / "d.jsonl")
-    run = fb.train(
-        str(path), str(data), tmp_path / "run", steps=2, seq_len=128, eval_data=data, memory="200GB"
-    )
+    run = fb.train(str(path), str(data), tmp_path / "run", steps=2, seq_len=128, eval_data=data, memory="200GB")
     configuration = json.loads((run.path / "run.json").read_text())["configuration"]
     assert configuration["memory"] == 200_000_000_000
     assert configuration["data"] == [str(data)]
@@ -178,13 +176,9 @@ def test_in_a_fresh_process_too_a_refusal_names_a_budget_that_is_accepted_and_ke
 
 
 @pytest.mark.parametrize(
-    "named",
-    [{"rank": 8}, {"alpha": 16.0}, {"targets": "all"}, {"rslora": False}],
-    ids=lambda named: next(iter(named)),
+    "named", [{"rank": 8}, {"alpha": 16.0}, {"targets": "all"}, {"rslora": False}], ids=lambda named: next(iter(named))
 )
-def test_an_adapter_to_start_from_is_taken_as_it_is(
-    tiny_path: Path, tmp_path: Path, named: dict[str, object]
-) -> None:
+def test_an_adapter_to_start_from_is_taken_as_it_is(tiny_path: Path, tmp_path: Path, named: dict[str, object]) -> None:
     """What is named is compared with it, be it what a new adapter would have unasked."""
     model = fb.load(tiny_path)
     options: dict[str, object] = {"steps": 1, "seq_len": SEQ_LEN, "progress": False}
@@ -193,17 +187,14 @@ def test_an_adapter_to_start_from_is_taken_as_it_is(
     (name,) = named
     with pytest.raises(fb.FeatherbackError, match=f"--{name} is .* leave --{name} out"):
         fb.train(model, sequences(), tmp_path / "second", start=str(first.path), **named, **options)
-    second = fb.train(
-        model, sequences(), tmp_path / "second", start=str(first.path), **{name: own[name]}, **options
-    )
+    second = fb.train(model, sequences(), tmp_path / "second", start=str(first.path), **{name: own[name]}, **options)
     assert (second.adapter.rank, second.adapter.targets) == (2, ("q_proj", "v_proj"))
 
 
 def _conversations(count: int = 6) -> list[list[dict[str, str]]]:
     lines = range(count)
     return [
-        [{"role": "user", "content": f"{i} plus {i}?"}, {"role": "assistant", "content": f"{2 * i}"}]
-        for i in lines
+        [{"role": "user", "content": f"{i} plus {i}?"}, {"role": "assistant", "content": f"{2 * i}"}] for i in lines
     ]
 
 
@@ -225,10 +216,7 @@ def test_conversations_and_records_as_data(tmp_path: Path) -> None:
     assert adapters[0] == adapters[1]
     assert [line["loss"] for line in as_lists.metrics] == [line["loss"] for line in from_file.metrics]
     assert as_lists.summary["first_eval_loss"] is not None
-    assert sorted(path.name for path in (as_lists.path / "tokens").iterdir()) == [
-        "eval.tokens",
-        "train.tokens",
-    ]
+    assert sorted(path.name for path in (as_lists.path / "tokens").iterdir()) == ["eval.tokens", "train.tokens"]
     again = fb.train(model, talks, tmp_path / "records", resume=True, steps=3, progress=False)
     assert again.summary["steps"] == 3
     with pytest.raises(fb.FeatherbackError, match="begun with other data"):
@@ -240,10 +228,7 @@ def test_conversations_and_records_as_data(tmp_path: Path) -> None:
     [
         (_conversations()[0], "are the messages of one conversation; give a list of conversations"),
         ([*_conversations(2), [{"role": "assistant"}]], 'the data, example 2: Message 1 has no "content"'),
-        (
-            [*_conversations(1), [1, 2, 3]],
-            r"Example 1 is \[1, 2, 3\]; it must be a record, a list of messages or a",
-        ),
+        ([*_conversations(1), [1, 2, 3]], r"Example 1 is \[1, 2, 3\]; it must be a record, a list of messages or a"),
         ([{"text": object()}], "Example 0 holds what JSON cannot"),
         ([{"question": "a"}], "the data, example 0"),
     ],
@@ -263,16 +248,10 @@ def test_options_by_their_names_on_the_command_line(tiny_path: Path, tmp_path: P
     configuration = json.loads((run.path / "run.json").read_text())["configuration"]
     assert (configuration["learning_rate"], configuration["memory"]) == (0.5, 10**11)
     wrong: list[tuple[dict[str, Any], str]] = [
-        (
-            {"leraning_rate": 1},
-            "featherback.train has no option 'leraning_rate'. Did you mean `learning_rate",
-        ),
+        ({"leraning_rate": 1}, "featherback.train has no option 'leraning_rate'. Did you mean `learning_rate"),
         ({"lr": 1, "learning_rate": 1}, "lr and learning_rate are the same option"),
         ({"rank": "8"}, "--rank is '8'; it must be a whole number"),
-        (
-            {"memory": 400_000_000},
-            "--memory is 400000000: a number alone means megabytes; write .* 400000000B",
-        ),
+        ({"memory": 400_000_000}, "--memory is 400000000: a number alone means megabytes; write .* 400000000B"),
     ]
     for options, says in wrong:
         with pytest.raises(fb.FeatherbackError, match=says):
@@ -291,9 +270,7 @@ def test_a_model_answers(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": question}]
     assert model.generate(messages, max_tokens=6) == said
     assert model.chat(temperature=0).ask(question, max_tokens=6) == said
-    tuned = {
-        model.generate(question, max_tokens=6, adapter=adapter) for adapter in (run, run.adapter, run.path)
-    }
+    tuned = {model.generate(question, max_tokens=6, adapter=adapter) for adapter in (run, run.adapter, run.path)}
     assert len(tuned) == 1
     assert tuned != {said}
     assert model.tokenizer.decode(model.tokenizer.encode("one")) == "one"
@@ -317,8 +294,6 @@ def test_what_things_say_of_themselves(tiny_path: Path, tmp_path: Path) -> None:
     run = fb.train(model, _conversations(), tmp_path / "run", steps=2, rank=2, targets="q,v", progress=False)
     assert re.fullmatch(r"Run\('.*run', finished, 2 steps, loss \d\.\d+ -> \d\.\d+\)", repr(run))
     assert re.fullmatch(r"LoRA\(rank 2, alpha 16, on q,v, [\d,]+ values, of 'm.gguf'\)", repr(run.adapter))
-    assert re.fullmatch(
-        r"Conversation\('m.gguf', 0 messages, 0 of 64 tokens used\)", repr(model.chat(context=64))
-    )
+    assert re.fullmatch(r"Conversation\('m.gguf', 0 messages, 0 of 64 tokens used\)", repr(model.chat(context=64)))
     model.close()
     assert repr(model) == "Model('m.gguf', closed)"

@@ -142,9 +142,7 @@ def test_its_checkpoints_are_known_by_the_checksum_of_then(start: Start, lengths
 
 def test_without_a_length_it_is_refused() -> None:
     values = {name: value for name, value in TrainConfig(**NAMED).to_json().items() if name != "batch_tokens"}
-    with pytest.raises(
-        FeatherbackError, match=r"wrote batch_size: 4, .* begin another run, with --batch-tokens"
-    ):
+    with pytest.raises(FeatherbackError, match=r"wrote batch_size: 4, .* begin another run, with --batch-tokens"):
         TrainConfig.from_json({**values, "batch_size": 4, "seq_len": None})
 
 

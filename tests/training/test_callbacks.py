@@ -45,9 +45,7 @@ def test_events_are_what_the_run_directory_holds(tiny_path: Path, tmp_path: Path
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert [event.values() for event in heard.of(Step)] == lines
     record = RunDirectory.open(run.path).record
-    told = [
-        {"step": event.step, "loss": event.eval_loss, "mean": event.mean} for event in heard.of(Evaluation)
-    ]
+    told = [{"step": event.step, "loss": event.eval_loss, "mean": event.mean} for event in heard.of(Evaluation)]
     assert told == record["evaluations"]
     assert [event.step for event in heard.of(Evaluation) if event.best][-1] == record["summary"]["best_step"]
     assert [event.step for event in heard.of(Saved)] == [2, 4, 6]
@@ -103,8 +101,6 @@ def test_one_that_fails_while_told_of_a_failure_does_not_hide_it(start: Start, t
 
 
 def test_what_is_no_callback_is_refused_before_anything_is_done(tiny_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        fb.FeatherbackError, match=r"callbacks holds .*print.*, which is no featherback\.Callback"
-    ):
+    with pytest.raises(fb.FeatherbackError, match=r"callbacks holds .*print.*, which is no featherback\.Callback"):
         _train(tiny_path, tmp_path / "run", print)
     assert not (tmp_path / "run").exists()

@@ -125,10 +125,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(start: Start) -> None:
 
 def test_two_are_kept(start: Start) -> None:
     run = start(steps=7, save_every=2)
-    assert sorted(p.name for p in run.path.glob("*.fbc")) == [
-        "checkpoint-000006.fbc",
-        "checkpoint-000007.fbc",
-    ]
+    assert sorted(p.name for p in run.path.glob("*.fbc")) == ["checkpoint-000006.fbc", "checkpoint-000007.fbc"]
 
 
 def test_saved_again_at_one_step_there_is_no_moment_without_a_good_one(

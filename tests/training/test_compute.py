@@ -75,12 +75,7 @@ def test_it_gives_way_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.
     shape = tiny(TINY_LLAMA, hidden_size=512, intermediate_size=2048, max_position_embeddings=4096)
     model = models.load(write_tiny(tmp_path / "wide.gguf", shape))
     config = TrainConfig.of(
-        model=str(model.path),
-        data="tokens",
-        out=str(tmp_path / "run"),
-        seq_len=256,
-        method="mebp",
-        compute=AUTO,
+        model=str(model.path), data="tokens", out=str(tmp_path / "run"), seq_len=256, method="mebp", compute=AUTO
     ).for_model(model)
     baseline = worker_baseline()
     least = {

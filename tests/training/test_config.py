@@ -73,14 +73,8 @@ BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
         ({"beta1": 1.0}, "--beta1 is 1.0; it must be at least 0 and less than 1"),
         ({"beta2": -0.1}, "--beta2 is -0.1"),
         ({"eps": 0}, "--eps is 0; it must be a positive number"),
-        (
-            {"optimizer": "sgd", "beta1": 0.5},
-            "--beta1 is no option of the optimizer sgd, which has --weight-decay;",
-        ),
-        (
-            {"optimizer_options": {"beta3": 1}},
-            "--beta3 is no option of the optimizer adamw, which has --beta1, ",
-        ),
+        ({"optimizer": "sgd", "beta1": 0.5}, "--beta1 is no option of the optimizer sgd, which has --weight-decay;"),
+        ({"optimizer_options": {"beta3": 1}}, "--beta3 is no option of the optimizer adamw, which has --beta1, "),
         ({"method": "mezo", "epsilon": 0}, "--epsilon is 0; it must be a positive number"),
         ({"method": "mezo", "directions": 0}, "--directions is 0; it must be at least 1"),
         ({"method": "mezo", "directions": 1.5}, "--directions is 1.5; it must be a whole number"),
@@ -117,11 +111,7 @@ def test_the_optimisers_options_are_recorded_in_full() -> None:
 def test_the_methods_options_are_recorded_in_full() -> None:
     config = TrainConfig(**BASE, method="mezo", method_options={"directions": 4})
     assert config == TrainConfig.of(**BASE, method="mezo", directions=4)
-    assert config.to_json()["method_options"] == {
-        "epsilon": 1e-2,
-        "directions": 4,
-        "log_directions": False,
-    }
+    assert config.to_json()["method_options"] == {"epsilon": 1e-2, "directions": 4, "log_directions": False}
     assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
 
 

@@ -31,9 +31,7 @@ def _names(run: RunDirectory) -> set[str]:
 
 
 @pytest.mark.parametrize(("trained", "options"), [("lora", {}), ("full", WHOLE)])
-def test_a_finished_run_holds_its_result_and_its_records(
-    start: Start, trained: str, options: dict[str, Any]
-) -> None:
+def test_a_finished_run_holds_its_result_and_its_records(start: Start, trained: str, options: dict[str, Any]) -> None:
     kept = start("kept", steps=3, **options)
     run = start("run", steps=3, keep_checkpoints=False, **options)
     assert _names(run) == RECORDS | RESULTS[trained]
@@ -49,9 +47,7 @@ def _stopped_early(start: Start) -> RunDirectory:
     heard = _Notes()
     run = start(reporter=heard, keep_checkpoints=False, **EARLY)
     assert RunDirectory.open(run.path).record["status"] == "stopped early"
-    assert any(
-        f"of checkpoints stay in {run.path}, so that the run can go on" in note for note in heard.notes
-    )
+    assert any(f"of checkpoints stay in {run.path}, so that the run can go on" in note for note in heard.notes)
     return run
 
 
@@ -70,16 +66,13 @@ def test_a_run_with_steps_left_goes_on_from_its_checkpoint(
     done = checkpoint.latest_step(run.path)
     assert done
     steps = done + 1 if ended == "stopped early" else 4
-    assert (
-        train_run(resume_run({"model": str(tiny_path), "out": str(run.path), "steps": steps})) == "finished"
-    )
+    assert train_run(resume_run({"model": str(tiny_path), "out": str(run.path), "steps": steps})) == "finished"
     assert len(list(run.metrics())) == steps
     assert checkpoint.latest(run.path) is None
 
 
 @pytest.mark.parametrize(
-    ("options", "onward"),
-    [({}, "train {model} --from {run}"), (WHOLE, "train {run} --train full")],
+    ("options", "onward"), [({}, "train {model} --from {run}"), (WHOLE, "train {run} --train full")]
 )
 def test_a_finished_run_cannot_go_on_and_says_what_to_do(
     start: Start, tiny_path: Path, options: dict[str, Any], onward: str

@@ -60,16 +60,12 @@ class Fills(Callback):
 
 
 @pytest.mark.parametrize("spare", [0, 1 << 12, 1 << 15, 1 << 16])
-def test_a_disk_that_fills_costs_a_step_and_no_more(
-    tiny_path: Path, tmp_path: Path, disk: Path, spare: int
-) -> None:
+def test_a_disk_that_fills_costs_a_step_and_no_more(tiny_path: Path, tmp_path: Path, disk: Path, spare: int) -> None:
     """Wherever the space ends, the last checkpoint is whole, the record says what was, and the run goes on later."""
     whole = runs.prepared(tiny_path, tmp_path / "whole", **OPTIONS)
     train_run(whole)
     run, ballast = runs.prepared(tiny_path, disk / "run", **OPTIONS), disk / "ballast"
-    with pytest.raises(
-        FeatherbackError, match=rf"Cannot write {run.path}/.*: No space left on device\."
-    ) as raised:
+    with pytest.raises(FeatherbackError, match=rf"Cannot write {run.path}/.*: No space left on device\.") as raised:
         train_run(run, Fills(ballast, spare))
     record = RunDirectory.open(run.path).record
     assert (record["status"], record["failure"]["reason"]) == ("failed", str(raised.value))

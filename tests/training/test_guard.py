@@ -36,9 +36,7 @@ def _record(run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_an_absurd_rate_never_leaves_a_broken_adapter(start: Start, tmp_path: Path, optimizer: str) -> None:
-    with pytest.raises(
-        FeatherbackError, match=r"not finite at step 1; lower --lr\. No adapter had been saved"
-    ):
+    with pytest.raises(FeatherbackError, match=r"not finite at step 1; lower --lr\. No adapter had been saved"):
         start(steps=1, learning_rate=1e300, optimizer=optimizer)
     record = _record(tmp_path / "run")
     assert record["status"] == "failed"
@@ -47,9 +45,7 @@ def test_an_absurd_rate_never_leaves_a_broken_adapter(start: Start, tmp_path: Pa
     assert not (tmp_path / "run" / "adapter_model.safetensors").exists()
 
 
-def test_parameters_that_explode_are_thrown_away_with_what_was_saved_of_them(
-    start: Start, tmp_path: Path
-) -> None:
+def test_parameters_that_explode_are_thrown_away_with_what_was_saved_of_them(start: Start, tmp_path: Path) -> None:
     """Finite but useless after step 3: the loss of step 4 tells. What step 2 left is good."""
     good = start("good", steps=2, schedule="constant", optimizer="sgd", learning_rate=1e-2)
 
@@ -185,13 +181,7 @@ def large(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("weights", "lost"),
-    [
-        ("resident", "most"),
-        ("paged", "most"),
-        ("by_matrix", "most"),
-        ("streamed", "most"),
-        ("paged", "3 bytes"),
-    ],
+    [("resident", "most"), ("paged", "most"), ("by_matrix", "most"), ("streamed", "most"), ("paged", "3 bytes")],
 )
 def test_a_model_cut_short_under_a_run_is_a_sentence(
     start: Start, large: Path, monkeypatch: pytest.MonkeyPatch, weights: Any, lost: str
@@ -223,10 +213,7 @@ def test_a_model_is_known_by_its_contents(tmp_path: Path) -> None:
     assert fingerprint.of_store(fb.load(write_tiny(tmp_path / "other.gguf", seed=1)).store) != known
     model = fb.load(path)
     seen = {known}
-    for (
-        name,
-        info,
-    ) in model.store.tensors.items():  # a flipped bit at the beginning, middle or end of any tensor
+    for name, info in model.store.tensors.items():  # a flipped bit at the beginning, middle or end of any tensor
         for at in (info.offset, info.offset + info.nbytes // 2, info.offset + info.nbytes - 1):
             content = bytearray(path.read_bytes())
             content[at] ^= 64

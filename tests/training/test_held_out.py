@@ -54,14 +54,7 @@ def _parts(run: RunDirectory) -> tuple[list[Sequence], list[Sequence]]:
 
 @pytest.mark.parametrize(
     ("count", "share", "expected"),
-    [
-        (FEWEST - 1, 0.05, 0),
-        (FEWEST, 0.05, LEAST),
-        (200, 0.05, 10),
-        (200, 0.2, 40),
-        (2000, 0.05, MOST),
-        (200, 0, 0),
-    ],
+    [(FEWEST - 1, 0.05, 0), (FEWEST, 0.05, LEAST), (200, 0.05, 10), (200, 0.2, 40), (2000, 0.05, MOST), (200, 0, 0)],
 )
 def test_a_share_is_held_out_and_nothing_lost(
     tiny_path: Path, tmp_path: Path, count: int, share: float, expected: int
@@ -132,14 +125,10 @@ def test_measuring_takes_a_fifth_of_the_time_at_most() -> None:
     config = TrainConfig(model="m", out="o", seq_len=100, batch_tokens=200, accumulate=5)
     assert config.measured_every(1000, 1000, mean=50) == 100
     assert config.measured_every(1000, 600_000, mean=50) == 1000
-    assert (
-        config.most_held_out(1000, mean=50) == 600
-    )  # measured once before and, the mean and the last, twice after
+    assert config.most_held_out(1000, mean=50) == 600  # measured once before and, the mean and the last, twice after
     assert replace(config, keep="last").most_held_out(1000, mean=50) == 900
     assert TrainConfig(model="m", out="o", eval_every=7).measured_every(1000, 600_000, mean=50) == 7
-    four = TrainConfig(
-        model="m", out="o", seq_len=100, batch_size=4, accumulate=5
-    )  # 1,000 tokens a step, not 2,000
+    four = TrainConfig(model="m", out="o", seq_len=100, batch_size=4, accumulate=5)  # 1,000 tokens a step, not 2,000
     assert four.measured_every(100, 60_000, mean=50) == 100
     assert four.measured_every(100, 66_000, mean=50) == 110
 
@@ -153,9 +142,7 @@ def rising(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("rising")
 @pytest.mark.parametrize(("named", "end"), [({}, 8), ({"eval_every": 2}, 20), ({"patience": 5}, 12)])
-def test_a_run_that_only_repeats_ends(
-    tiny_path: Path, tmp_path: Path, named: dict[str, int], end: int
-) -> None:
+def test_a_run_that_only_repeats_ends(tiny_path: Path, tmp_path: Path, named: dict[str, int], end: int) -> None:
     options: dict[str, Any] = {"seq_len": 64, "rank": 2, "progress": False, "steps": 20}
     run = fb.train(tiny_path, _examples(60), tmp_path / "run", **options, **named)
     assert (run.summary["steps"], run.summary["best_step"]) == (end, 2)
@@ -186,9 +173,7 @@ def test_copies_are_not_held_out(tiny_path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(3, 0), (60, 5)])
-def test_a_short_run_is_not_spent_on_measuring(
-    tiny_path: Path, tmp_path: Path, steps: int, expected: int
-) -> None:
+def test_a_short_run_is_not_spent_on_measuring(tiny_path: Path, tmp_path: Path, steps: int, expected: int) -> None:
     """Two measurements must take no more than a fifth of the time: 3 steps of 16 tokens leave room for 14 tokens."""
     run = _prepared(tiny_path, tmp_path / "run", 100, steps=steps)
     assert len(_parts(run)[1]) == expected
@@ -225,9 +210,7 @@ def test_a_plan_for_more_memory_than_there_is_is_made_anew(tiny_path: Path, tmp_
     again.release()
     assert again.plan.predicted_rss_mb is not None
     assert again.plan.predicted_rss_mb < 1e5
-    assert re.search(
-        r"the run's plan needs 900000000 MB, and \d+ MB are free; the plan is made anew", said[0]
-    )
+    assert re.search(r"the run's plan needs 900000000 MB, and \d+ MB are free; the plan is made anew", said[0])
 
 
 def test_held_out_examples_that_are_trained_are_counted(

@@ -32,9 +32,7 @@ def whole(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("number", range(KILLS))
-def test_a_killed_run_ends_as_if_it_had_not_been(
-    tiny_path: Path, tmp_path: Path, whole: Path, number: int
-) -> None:
+def test_a_killed_run_ends_as_if_it_had_not_been(tiny_path: Path, tmp_path: Path, whole: Path, number: int) -> None:
     """Even numbers die inside a write, odd ones at a random moment."""
     run = runs.killed_and_finished(number, tiny_path, tmp_path / "run", WRITES, 150, 0.3, **OPTIONS)
     assert _adapter(run.path) == _adapter(whole)

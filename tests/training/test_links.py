@@ -75,11 +75,7 @@ def _links(run: Path, names: set[Path], outside: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("options", [{}, FULL], ids=["lora", "full"])
 def test_no_link_out_of_a_run_is_followed(
-    start: Start,
-    tmp_path: Path,
-    outside: Path,
-    options: dict[str, Any],
-    capsys: pytest.CaptureFixture[str],
+    start: Start, tmp_path: Path, outside: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = Names(tmp_path / "run")
     run = start("run", names, steps=2, **OPTIONS, **options).path
@@ -91,11 +87,7 @@ def test_no_link_out_of_a_run_is_followed(
     opened = RunDirectory.open(run)
     for place in _links(run, found, outside):
         readable = place.name != "run.json" or place.exists()
-        said = (
-            f"{place} is a link to {place.resolve()}, outside the run directory"
-            if readable
-            else "no training run"
-        )
+        said = f"{place} is a link to {place.resolve()}, outside the run directory" if readable else "no training run"
         for opening in (RunDirectory.open, RunDirectory.take):
             with pytest.raises(FeatherbackError, match=re.escape(said)):
                 opening(run)
@@ -107,11 +99,7 @@ def test_no_link_out_of_a_run_is_followed(
     place = run / "report.html"
     place.unlink()
     place.symlink_to(outside / "missing")
-    for words in (
-        ["report", str(run)],
-        ["inspect", str(run)],
-        ["replay", str(run), "--out", str(tmp_path / "new")],
-    ):
+    for words in (["report", str(run)], ["inspect", str(run)], ["replay", str(run), "--out", str(tmp_path / "new")]):
         assert command(words) == 2
         _, err = capsys.readouterr()
         assert err.startswith(f"error: {place} is a link")
@@ -138,10 +126,7 @@ def test_what_a_run_trained_is_not_read_through_a_link_out_of_it(
     place.symlink_to(outside / "file")
     words = ["generate", str(run)] if options else ["generate", str(tiny_path), "--adapter", str(run)]
     target = ["--to", "merged", "--type", "f16"] if options else ["--to", "gguf"]
-    for asked in (
-        [*words, "--prompt", "x"],
-        ["export", str(run), *target, "--out", str(tmp_path / "new.gguf")],
-    ):
+    for asked in ([*words, "--prompt", "x"], ["export", str(run), *target, "--out", str(tmp_path / "new.gguf")]):
         assert command(asked) == 2
         assert capsys.readouterr().err.startswith(f"error: {place} is a link to {outside / 'file'}")
 
@@ -190,9 +175,7 @@ def test_a_model_of_a_run_with_a_link_out_of_it_is_not_opened(
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    "target", ["/proc/self/cwd", "../{up}proc/self/cwd", "up/../up/../{up}x", "{run}/../x"]
-)
+@pytest.mark.parametrize("target", ["/proc/self/cwd", "../{up}proc/self/cwd", "up/../up/../{up}x", "{run}/../x"])
 def test_a_link_that_leads_inside_only_by_chance_is_refused(
     start: Start, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,9 +205,7 @@ def test_a_file_that_has_another_name_outside_is_not_changed(start: Start, outsi
     assert _untouched(outside)
 
 
-def test_links_in_a_folder_for_a_new_run_are_not_followed(
-    start: Start, tmp_path: Path, outside: Path
-) -> None:
+def test_links_in_a_folder_for_a_new_run_are_not_followed(start: Start, tmp_path: Path, outside: Path) -> None:
     """What a preparation that was killed would have left."""
     run = tmp_path / "run"
     for name in ("tokens", "start", "tokens/train.tokens", ".run.json.7.tmp"):
@@ -245,9 +226,7 @@ def test_a_pipe_in_a_run_is_not_waited_for(start: Start, capsys: pytest.CaptureF
     assert "metrics.jsonl is not a file" in capsys.readouterr().err
 
 
-def test_links_that_stay_inside_and_a_run_that_is_named_by_a_link_are_fine(
-    start: Start, tmp_path: Path
-) -> None:
+def test_links_that_stay_inside_and_a_run_that_is_named_by_a_link_are_fine(start: Start, tmp_path: Path) -> None:
     """As W&B makes them in its folder; --out may be a link, as the user named it."""
     place = tmp_path / "elsewhere"
     place.mkdir()
@@ -308,9 +287,7 @@ def test_a_temporary_file_has_a_name_that_nobody_can_take_before(tmp_path: Path)
     assert all(len(name) >= len(f".name.{os.getpid()}-.tmp") + 16 for name in names)
 
 
-def test_a_folder_that_is_replaced_while_its_file_is_written_changes_nothing(
-    tmp_path: Path, outside: Path
-) -> None:
+def test_a_folder_that_is_replaced_while_its_file_is_written_changes_nothing(tmp_path: Path, outside: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     with atomic_file(folder / "name") as file:

@@ -67,9 +67,7 @@ class Screen(io.StringIO):
         """Lines that no longer fit are broken, as terminals do."""
         self.size = os.terminal_size((columns, self.size.lines))
         assert self.row == len(self.lines) - 1
-        self.lines = [
-            line[at : at + columns] for line in self.lines for at in range(0, max(1, len(line)), columns)
-        ]
+        self.lines = [line[at : at + columns] for line in self.lines for at in range(0, max(1, len(line)), columns)]
         self.row = len(self.lines) - 1
 
     @property
@@ -97,9 +95,7 @@ def _view(screen: Screen) -> LiveView:
 @pytest.mark.parametrize("held_out", [True, False])
 @pytest.mark.parametrize("columns", [1, 7, 20, 31, 45, 60, 80, 140])
 @pytest.mark.parametrize("rows", [2, 9, 24])
-def test_it_never_exceeds_the_screen(
-    columns: int, rows: int, held_out: bool, memory_mb: float | None
-) -> None:
+def test_it_never_exceeds_the_screen(columns: int, rows: int, held_out: bool, memory_mb: float | None) -> None:
     screen = Screen(columns, rows)
     view = _view(screen)
     for event in [*_events(memory_mb, held_out), Paused("too hot " * 30), Resumed()]:
@@ -118,8 +114,7 @@ def test_what_it_shows_at_60_columns() -> None:
     assert any("◆" in line for line in lines)
     assert any(re.search("[⠁-⣿]", line) for line in lines)
     assert any(
-        re.fullmatch(r"  loss      0\.[56]\d{3}   average of 10 steps   the last 0\.5781", line)
-        for line in lines
+        re.fullmatch(r"  loss      0\.[56]\d{3}   average of 10 steps   the last 0\.5781", line) for line in lines
     )
     assert "  held-out  1.0952   at step 20, the best so far" in lines
     assert "  speed     253 tok/s   0.98 s a step   lr 2.0e-04" in lines
@@ -156,10 +151,7 @@ def test_it_survives_a_terminal_made_narrower_and_wider() -> None:
 
 @pytest.mark.parametrize(
     ("last", "state"),
-    [
-        (End("finished", {**SUMMARY, "steps": STEPS}), "done"),
-        (Failed(STEPS, "the disk is full"), "failed"),
-    ],
+    [(End("finished", {**SUMMARY, "steps": STEPS}), "done"), (Failed(STEPS, "the disk is full"), "failed")],
 )
 def test_the_last_state_stays(last: Event, state: str) -> None:
     screen = Screen(80)

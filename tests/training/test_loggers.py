@@ -57,9 +57,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
         run.finish = lambda exit_code=0: kept.ended.append((exit_code, run.summary))
         return run
 
-    modules: dict[str, Any] = {
-        name: types.ModuleType(name) for name in (*LOGGERS.names, "tensorboard.summary")
-    }
+    modules: dict[str, Any] = {name: types.ModuleType(name) for name in (*LOGGERS.names, "tensorboard.summary")}
     modules["tensorboard.summary"].Writer = Writer
     modules["wandb"].init, modules["wandb"].Settings = begin, dict
 
@@ -115,9 +113,7 @@ def test_a_program_that_fails_ends_the_run_in_a_sentence(start: Start, heard: He
         raise ValueError("no more room")
 
     sys.modules["trackio"].log = broken  # type: ignore[attr-defined]
-    with pytest.raises(
-        FeatherbackError, match=r"The callback Trackio failed in step\(\) at step 1: ValueError: no"
-    ):
+    with pytest.raises(FeatherbackError, match=r"The callback Trackio failed in step\(\) at step 1: ValueError: no"):
         start(steps=2, log_to="trackio")
     assert RunDirectory.open(tmp_path / "run").record["status"] == "failed"
 
@@ -143,9 +139,7 @@ def test_log_to(given: Any, means: Any) -> None:
 
 
 def test_log_to_what_there_is_not() -> None:
-    with pytest.raises(
-        FeatherbackError, match=r"--log-to is 'mlflow'; write none, or a list of tensorboard, t"
-    ):
+    with pytest.raises(FeatherbackError, match=r"--log-to is 'mlflow'; write none, or a list of tensorboard, t"):
         TrainConfig(model="m", out="o", log_to="mlflow")
 
 
@@ -163,22 +157,13 @@ def test_a_training_process_loads_none_of_what_was_not_asked_for() -> None:
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     foreign = {*LOGGERS.names, "matplotlib", "rich", "typer", "jinja2", "tokenizers", "html"}
-    ours = {
-        "live",
-        "frame",
-        "braille",
-        "report",
-        "report.page",
-        *(f"loggers.{name}" for name in LOGGERS.names),
-    }
+    ours = {"live", "frame", "braille", "report", "report.page", *(f"loggers.{name}" for name in LOGGERS.names)}
     assert "featherback.training.loggers" in loaded
     assert not loaded & (foreign | {f"featherback.training.{name}" for name in ours})
 
 
 def test_what_a_run_was_logged_to_is_named_again_or_left_out(
-    start: Start,
-    heard: Heard,
-    capsys: pytest.CaptureFixture[str],
+    start: Start, heard: Heard, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = start("run", steps=1)
     plan = RunDirectory.open(run.path).record["plan"]

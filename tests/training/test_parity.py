@@ -69,9 +69,7 @@ def test_ten_steps_are_pefts(tmp_path: Path, base: Any, keep: str) -> None:
     assert (last == 0) == (keep == "last")  # or the check could not tell them apart
 
 
-def _with_peft(
-    path: Path, initial: State, tokens: TokenFile, config: TrainConfig
-) -> tuple[list[float], list[State]]:
+def _with_peft(path: Path, initial: State, tokens: TokenFile, config: TrainConfig) -> tuple[list[float], list[State]]:
     """Each step's loss and adapter of the same training by torch: autograd, AdamW, clip_grad_norm_, a rate by hand."""
     model = get_peft_model(
         reference_model(path),
@@ -85,9 +83,7 @@ def _with_peft(
     assert parameters.keys() == initial.keys()
     for name, parameter in parameters.items():
         parameter.data = torch.from_numpy(initial[name].copy())
-    optimizer = torch.optim.AdamW(
-        parameters.values(), lr=LR, weight_decay=config.optimizer_options["weight_decay"]
-    )
+    optimizer = torch.optim.AdamW(parameters.values(), lr=LR, weight_decay=config.optimizer_options["weight_decay"])
     stream = BatchStream(tokens, config.batching, SEED)
     losses: list[float] = []
     states: list[State] = []
@@ -98,13 +94,9 @@ def _with_peft(
         loss = torch.zeros(())
         for batch in group.batches:
             for start, end in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
-                logits = model(
-                    input_ids=torch.from_numpy(batch.tokens[start:end].copy())[None].long()
-                ).logits[0]
+                logits = model(input_ids=torch.from_numpy(batch.tokens[start:end].copy())[None].long()).logits[0]
                 wanted = torch.from_numpy(batch.targets[start:end].copy()).long()
-                loss = loss + torch.nn.functional.cross_entropy(
-                    logits, wanted, ignore_index=-100, reduction="sum"
-                )
+                loss = loss + torch.nn.functional.cross_entropy(logits, wanted, ignore_index=-100, reduction="sum")
         optimizer.zero_grad()
         (loss / targets).backward()
         torch.nn.utils.clip_grad_norm_(parameters.values(), CLIP)

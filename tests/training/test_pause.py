@@ -91,12 +91,7 @@ def test_an_evaluation_waits_too(tiny_path: Path, tmp_path: Path) -> None:
     reporter, sensors = _plugged(tmp_path, lambda: reporter.cell.write_text("Charging\n"))
     reporter.cell.write_text("Discharging\n")
     config = TrainConfig(
-        model=str(tiny_path),
-        data="tokens",
-        eval_data="tokens",
-        out=str(tmp_path / "run"),
-        seq_len=16,
-        steps=1,
+        model=str(tiny_path), data="tokens", eval_data="tokens", out=str(tmp_path / "run"), seq_len=16, steps=1
     )
     run = prepare_run(config, sequences(), sequences(3, seed=1))
     assert train_run(run, reporter, sensors=sensors) == "finished"
@@ -151,17 +146,13 @@ def test_pause_on(given: Any, means: Any) -> None:
 
 @pytest.mark.parametrize("given", ["cold", "battery;heat", "", 3, ["battery", 1]])
 def test_pause_on_what_there_is_not(given: Any) -> None:
-    with pytest.raises(
-        FeatherbackError, match=r"--pause-on is .*; write battery, heat, battery,heat or none\."
-    ):
+    with pytest.raises(FeatherbackError, match=r"--pause-on is .*; write battery, heat, battery,heat or none\."):
         TrainConfig(model="m", out="o", pause_on=given)
 
 
 @pytest.mark.parametrize("wrong", [20, -1, 1.5])
 def test_nice_out_of_range(wrong: Any) -> None:
-    with pytest.raises(
-        FeatherbackError, match=r"--nice is .*; it must be (at least 0 and at most 19|a whole)"
-    ):
+    with pytest.raises(FeatherbackError, match=r"--nice is .*; it must be (at least 0 and at most 19|a whole)"):
         TrainConfig(model="m", out="o", nice=wrong)
 
 

@@ -60,9 +60,7 @@ def test_a_run_is_private(start: Start, tmp_path: Path, umask: int, options: dic
     assert _open_to_others(run.path) == []
 
 
-def test_no_file_of_a_run_is_ever_open_to_others(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_file_of_a_run_is_ever_open_to_others(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even between the calls that make it and make it private."""
     made, open_now, mkdir_now, before = [], os.open, os.mkdir, os.umask(0)
 

@@ -63,17 +63,7 @@ class Parsed(HTMLParser):
 def _check(text: str) -> Parsed:
     """Self-contained: no script, nothing to fetch, nothing to click."""
     parsed = Parsed(text)
-    assert not parsed.tags & {
-        "script",
-        "img",
-        "link",
-        "a",
-        "iframe",
-        "object",
-        "foreignObject",
-        "use",
-        "image",
-    }
+    assert not parsed.tags & {"script", "img", "link", "a", "iframe", "object", "foreignObject", "use", "image"}
     for name, value in parsed.attributes:
         assert name not in ("src", "href", "xlink:href", "srcset", "style")
         assert not name.startswith("on")
@@ -104,9 +94,7 @@ def test_every_run_leaves_a_report(start: Start) -> None:
     (run.path / "report.html").unlink()
     assert command(["report", str(run.path)]) == 0
     assert (run.path / "report.html").read_bytes() == before
-    assert (
-        ElementTree.fromstring((run.path / "loss.svg").read_text()).tag == "{http://www.w3.org/2000/svg}svg"
-    )
+    assert ElementTree.fromstring((run.path / "loss.svg").read_text()).tag == "{http://www.w3.org/2000/svg}svg"
 
 
 def test_the_held_out_loss_is_that_of_the_adapter_that_is_kept(start: Start) -> None:
@@ -250,9 +238,7 @@ def test_what_is_no_run_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "holds no training run" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "losses", [[], [2.5], [2.5, 2.5], [5e-4, 3e-4], [3.0, 2.0, 1000.0], [-1.0, 1.0], [0.0]]
-)
+@pytest.mark.parametrize("losses", [[], [2.5], [2.5, 2.5], [5e-4, 3e-4], [3.0, 2.0, 1000.0], [-1.0, 1.0], [0.0]])
 @pytest.mark.parametrize("limit", [(), (("budget", 7.0),)])
 def test_a_chart_is_well_formed_and_stays_inside(losses: list[float], limit: Any) -> None:
     points = [(float(i + 1), loss) for i, loss in enumerate(losses)]
@@ -284,9 +270,7 @@ def test_a_logarithmic_axis_is_named_and_labelled() -> None:
 
 @pytest.mark.parametrize("values", [(1e-9, 3.0), (5e-4, 1e6), (1.0, 10.0), (0.999, 10.001)])
 def test_a_logarithmic_axis_holds_its_values(values: tuple[float, float]) -> None:
-    root = ElementTree.fromstring(
-        chart("Loss", [Line("mean", "", [*enumerate(values)], dots=True)], by_ratio=True)
-    )
+    root = ElementTree.fromstring(chart("Loss", [Line("mean", "", [*enumerate(values)], dots=True)], by_ratio=True))
     height = float(root.attrib["viewBox"].split()[3])
     assert all(0 <= float(dot.attrib["cy"]) <= height for dot in root.iter("circle"))
     assert len(list(root.iter("line"))) <= 20
@@ -338,7 +322,5 @@ def test_the_picture_of_the_loss_shows_every_step(start: Start) -> None:
     run = start(steps=90)
     root = ElementTree.fromstring(loss_svg(Curves(run)))
     assert root.attrib["viewBox"] == f"0 0 {LARGE[0]} {LARGE[1]}"
-    drawn = {
-        line.attrib["class"]: line.attrib["points"].split() for line in root.iter() if "points" in line.attrib
-    }
+    drawn = {line.attrib["class"]: line.attrib["points"].split() for line in root.iter() if "points" in line.attrib}
     assert {kind: len(points) for kind, points in drawn.items()} == {"raw": 90, "mean": 90}

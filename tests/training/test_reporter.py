@@ -16,14 +16,7 @@ from tests.training.conftest import Start
 from featherback.terminal import folded
 from featherback.training.callback import Callback
 from featherback.training.events import Begin, End, Evaluation, Event, Note, Sample, Step
-from featherback.training.reporter import (
-    LEAST_SECONDS,
-    MOST_SECONDS,
-    SHARE,
-    JSONReporter,
-    TextReporter,
-    duration,
-)
+from featherback.training.reporter import LEAST_SECONDS, MOST_SECONDS, SHARE, JSONReporter, TextReporter, duration
 from featherback.training.run import Run
 from featherback.training.run_directory import RunDirectory
 from featherback.training.show import reporter
@@ -85,13 +78,7 @@ def _printed(steps: int, seconds: float) -> list[int]:
 
 @pytest.mark.parametrize(
     ("steps", "seconds", "least", "most"),
-    [
-        (1000, 0.01, 6, 9),
-        (40, 3.0, 15, 25),
-        (1000, 20.0, 40, 70),
-        (3000, 60.0, 180, 260),
-        (100_000, 0.1, 40, 70),
-    ],
+    [(1000, 0.01, 6, 9), (40, 3.0, 15, 25), (1000, 20.0, 40, 70), (3000, 60.0, 180, 260), (100_000, 0.1, 40, 70)],
 )
 def test_lines_of_steps_get_rarer(steps: int, seconds: float, least: int, most: int) -> None:
     """The first and the last are there; in between they are never so far apart as an eighth of the time, nor as a
@@ -180,12 +167,7 @@ _WORSE = "worse than before training"
 def test_the_adapter_that_is_kept_is_named(
     tmp_path: Path, best_step: int | None, first: float, best: float | None, last: float, said: str
 ) -> None:
-    held_out = {
-        "first_eval_loss": first,
-        "final_eval_loss": last,
-        "best_step": best_step,
-        "best_eval_loss": best,
-    }
+    held_out = {"first_eval_loss": first, "final_eval_loss": last, "best_step": best_step, "best_eval_loss": best}
     summary = {**SUMMARY, **held_out, "steps": 20}
     out = io.StringIO()
     TextReporter(out).tell(End("finished", summary))

@@ -73,9 +73,7 @@ def test_a_plan_of_another_version_is_made_anew(
     ],
     ids=["a name", "layers", "a part of a bundle"],
 )
-def test_a_plan_that_keeps_what_the_model_has_not_is_refused(
-    start: Start, keep: dict[str, int], says: str
-) -> None:
+def test_a_plan_that_keeps_what_the_model_has_not_is_refused(start: Start, keep: dict[str, int], says: str) -> None:
     run = start(steps=1)
     record = rewrite(run.path, lambda record: record["plan"].update(keep=keep))
     refusal = rf"{re.escape(str(run.path))}/run\.json is damaged: plan\.keep {re.escape(says)}\. Correct it, or delete"
@@ -98,10 +96,7 @@ def test_a_refused_resume_leaves_the_record_as_it_was(start: Start) -> None:
         with pytest.raises(FeatherbackError, match=says):
             start(**{"steps": 2, "resume": True, **refused})
         assert (run.path / "run.json").read_bytes() == record
-    with (
-        RunDirectory.open(run.path).locked(),
-        pytest.raises(FeatherbackError, match="by another process"),
-    ):
+    with RunDirectory.open(run.path).locked(), pytest.raises(FeatherbackError, match="by another process"):
         start(steps=2, resume=True)
     assert (run.path / "run.json").read_bytes() == record
 
@@ -154,13 +149,9 @@ def test_other_data_are_refused(start: Start, tiny_path: Path) -> None:
     named = {"model": str(tiny_path), "out": str(run.path), "steps": 2}
     record = (run.path / "run.json").read_bytes()
     for given in ({"data": sequences(seed=5)}, {"data": sequences(11)}):
-        with pytest.raises(
-            FeatherbackError, match="begun with other data, whose tokens it keeps; leave --data out"
-        ):
+        with pytest.raises(FeatherbackError, match="begun with other data, whose tokens it keeps; leave --data out"):
             resume_run(named, **given)
-    with pytest.raises(
-        FeatherbackError, match=r"with --data other\.jsonl: the run was begun with other data"
-    ):
+    with pytest.raises(FeatherbackError, match=r"with --data other\.jsonl: the run was begun with other data"):
         resume_run({**named, "data": "other.jsonl"})
     assert (run.path / "run.json").read_bytes() == record
 
@@ -232,9 +223,7 @@ ENTRIES: dict[str, Change] = {
     "evaluations": lambda record: record.update(evaluations=[{"step": 1}]),
     "summary": lambda record: record.update(summary=7),
     "a peak": lambda record: record.update(summary={"peak_rss_mb": "much"}),
-    "an evaluation that is no number": lambda record: record.update(
-        evaluations=[{"step": 1, "loss": math.nan}]
-    ),
+    "an evaluation that is no number": lambda record: record.update(evaluations=[{"step": 1, "loss": math.nan}]),
     "a number that nobody reads": lambda record: record.update(machine={"cores": math.inf}),
     "status": lambda record: record.update(status=None),
     "data": lambda record: record.update(data=[]),
@@ -262,16 +251,7 @@ def test_a_damaged_entry_is_named_in_one_sentence(start: Start, change: Change) 
 
 def test_the_command_line_resumes_a_run_begun_from_python(start: Start, tiny_path: Path) -> None:
     run = start(steps=2)
-    command = [
-        sys.executable,
-        "-m",
-        "featherback",
-        "train",
-        str(tiny_path),
-        "--out",
-        str(run.path),
-        "--resume",
-    ]
+    command = [sys.executable, "-m", "featherback", "train", str(tiny_path), "--out", str(run.path), "--resume"]
     done = subprocess.run([*command, "--steps", "3"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "tokens given" in done.stdout

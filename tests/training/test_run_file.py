@@ -105,9 +105,7 @@ def test_deep_nesting_is_refused(tmp_path: Path) -> None:
 
 def test_as_people_write_it(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(
-        "seq-len: 64\nmemory: 64\nlr: 1e-4\nfrom: no\nmap: a=b\ntargets: q,v\nsteps:\neps: 1.e-7\n"
-    )
+    path.write_text("seq-len: 64\nmemory: 64\nlr: 1e-4\nfrom: no\nmap: a=b\ntargets: q,v\nsteps:\neps: 1.e-7\n")
     assert read(path).values == {
         "seq_len": 64,
         "memory": 64_000_000,
@@ -142,11 +140,7 @@ def test_a_rate_goes_with_the_scale_that_it_was_for() -> None:
     for named in ({"rslora": True}, {"loraplus_ratio": 16.0}):
         assert replaced(values, named) == {"rank": 8, **named}
         assert replaced({**values, **named}, named) == {**values, **named}
-        assert replaced(values, {**named, "learning_rate": 1e-3}) == {
-            **values,
-            **named,
-            "learning_rate": 1e-3,
-        }
+        assert replaced(values, {**named, "learning_rate": 1e-3}) == {**values, **named, "learning_rate": 1e-3}
     assert "learning_rate" not in replaced({**values, "rslora": True}, {"rank": 16})
 
 
@@ -231,9 +225,7 @@ def test_a_run_is_repeated_to_the_bit_from_another_folder(tmp_path: Path) -> Non
     assert told("again")["plan"] == told("first")["plan"]
     for name in ("adapter_model.safetensors", RUN_YAML):
         assert (tmp_path / "again" / name).read_bytes() == (first / name).read_bytes()
-    assert not train(
-        "--config", "first/run.yaml", "--out", "other", "--epochs", 0.5, "--lr", 1e-3, "--seq-len", 300
-    )
+    assert not train("--config", "first/run.yaml", "--out", "other", "--epochs", 0.5, "--lr", 1e-3, "--seq-len", 300)
     other = told("other")["configuration"]
     assert (other["epochs"], other["steps"], other["learning_rate"], other["rank"]) == (0.5, None, 1e-3, 2)
     assert told("other")["plan"]["tokens"] == 300

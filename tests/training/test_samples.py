@@ -64,16 +64,11 @@ def _said(model: fb.Model, sample: Sample, adapter: Any = None) -> str:
     return model.generate(question, max_tokens=ANSWER, adapter=adapter, compute="fp32")
 
 
-def test_the_held_out_examples_are_answered_by_both(
-    model: fb.Model, chats: Path, other: Path, tmp_path: Path
-) -> None:
+def test_the_held_out_examples_are_answered_by_both(model: fb.Model, chats: Path, other: Path, tmp_path: Path) -> None:
     heard = Heard()
     run = fb.train(model, chats, out=tmp_path / "run", eval_data=other, callbacks=[heard], **OPTIONS)
     assert [(each.prompt, each.expected) for each in heard.samples] == [
-        (
-            f"<|im_start|>user\nWhat is {i} plus {i}?<|im_end|>\n<|im_start|>assistant\n",
-            f"It is {2 * i}{dots}",
-        )
+        (f"<|im_start|>user\nWhat is {i} plus {i}?<|im_end|>\n<|im_start|>assistant\n", f"It is {2 * i}{dots}")
         for i, dots in enumerate(["", "."])
     ]
     for each in heard.samples:
@@ -86,9 +81,7 @@ def test_the_held_out_examples_are_answered_by_both(
     assert "What is 1 plus 1?" in report
 
 
-def test_a_run_that_goes_on_from_an_adapter_compares_with_that(
-    model: fb.Model, chats: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_goes_on_from_an_adapter_compares_with_that(model: fb.Model, chats: Path, tmp_path: Path) -> None:
     first = fb.train(model, chats, out=tmp_path / "first", **OPTIONS)
     heard = Heard()
     fb.train(model, chats, out=tmp_path / "second", start=first.path, callbacks=[heard], samples=1, **OPTIONS)
@@ -127,9 +120,7 @@ def test_a_whole_model_answers_as_it_was_and_as_it_is(model: fb.Model, chats: Pa
 def test_answers_do_not_exceed_the_budget(model: fb.Model, chats: Path, tmp_path: Path) -> None:
     """Nothing is taken that was not asked for: in a process with little to spare, the smallest decoder answers."""
     run = fb.train(model, chats, out=tmp_path / "run", samples=0, **OPTIONS)
-    with pytest.raises(
-        BudgetError, match=r"^The tokenizer of the answers does not fit in 1MB: with these"
-    ) as refused:
+    with pytest.raises(BudgetError, match=r"^The tokenizer of the answers does not fit in 1MB: with these") as refused:
         sample(run.directory, 1, budget=Budget(10**6))
     assert refused.value.needed > kernels.memory_now()[1] - 10**6
     assert "samples" not in run.directory.record
@@ -206,19 +197,10 @@ def test_a_model_that_is_gone_is_said(chats: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "words"),
     [
+        ({"configuration": {"model": "m"}, "data": {"train": {"shapes": {"messages": 3}}}}, "chat m --adapter r"),
+        ({"configuration": {"model": "m"}, "data": {"train": {"shapes": {"text": 3}}}}, "generate m --adapter r "),
         (
-            {"configuration": {"model": "m"}, "data": {"train": {"shapes": {"messages": 3}}}},
-            "chat m --adapter r",
-        ),
-        (
-            {"configuration": {"model": "m"}, "data": {"train": {"shapes": {"text": 3}}}},
-            "generate m --adapter r ",
-        ),
-        (
-            {
-                "configuration": {"model": "m", "quantize": "q4_0"},
-                "data": {"train": {"shapes": {"prompt": 1}}},
-            },
+            {"configuration": {"model": "m", "quantize": "q4_0"}, "data": {"train": {"shapes": {"prompt": 1}}}},
             "chat m --quantize q4_0 --adapter r",
         ),
         ({"configuration": {"train": "full"}, "data": {"train": {"shapes": {"messages": 3}}}}, "chat r"),

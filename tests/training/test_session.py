@@ -48,8 +48,7 @@ def test_a_session(tmp_path: Path) -> None:
     assert after.report is not None
     assert after.report.examples == len(PAIRS)
     assert (
-        fb.evaluate(model, questions, adapter=run.path).loss
-        == fb.evaluate(model, questions, adapter=run.adapter).loss
+        fb.evaluate(model, questions, adapter=run.path).loss == fb.evaluate(model, questions, adapter=run.adapter).loss
     )
     tokens = fb.evaluate(model, [[1, 2, 3, 4]])
     assert (tokens.tokens, tokens.report) == (3, None)
@@ -89,8 +88,6 @@ def test_the_public_names_are_what_they_say() -> None:
 
     for name in fb.__all__:
         assert getattr(fb, name) is not featherback.targets
-    assert all(
-        callable(getattr(fb, name)) for name in ("evaluate", "export", "merge", "train", "plan", "load")
-    )
+    assert all(callable(getattr(fb, name)) for name in ("evaluate", "export", "merge", "train", "plan", "load"))
     for name in ("evaluate", "export", "merge"):
         assert "FeatherbackError" in (getattr(fb, name).__doc__ or "")

@@ -128,9 +128,7 @@ with ended_by_signals():
 """
 
 
-@pytest.mark.parametrize(
-    ("when", "threads"), [("before", "threads"), ("before", "alone"), ("after", "threads")]
-)
+@pytest.mark.parametrize(("when", "threads"), [("before", "threads"), ("before", "alone"), ("after", "threads")])
 @pytest.mark.parametrize("numbers", [(1,), (2,), (2, 15)])
 def test_a_signal_as_the_command_gives_way_ends_the_run_cleanly(
     tiny_path: Path, tmp_path: Path, numbers: tuple[int, ...], when: str, threads: str
@@ -155,24 +153,10 @@ def test_a_signal_as_the_command_gives_way_ends_the_run_cleanly(
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_in_the_preparation_ends_its_child_and_leaves_nothing(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_signal_in_the_preparation_ends_its_child_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     model, data, out = write_tiny_chat(tmp_path / "m.gguf"), tmp_path / "many.jsonl", tmp_path / "run"
     write_messages(data, 40_000)
-    command = [
-        sys.executable,
-        "-m",
-        "featherback",
-        "train",
-        model,
-        "--data",
-        data,
-        "--out",
-        out,
-        "--epochs",
-        "1",
-    ]
+    command = [sys.executable, "-m", "featherback", "train", model, "--data", data, "--out", out, "--epochs", "1"]
     process = subprocess.Popen(
         [*map(str, command), "--seq-len", "64"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -182,15 +166,11 @@ def test_a_signal_in_the_preparation_ends_its_child_and_leaves_nothing(
     _, err = process.communicate(timeout=runs.PATIENCE)
     assert (process.returncode, err) == (130, "")
     assert not out.exists()
-    runs.wait_for(
-        lambda: not any(map(_is_alive, children))
-    )  # one that loses its owner needs a moment to see it
+    runs.wait_for(lambda: not any(map(_is_alive, children)))  # one that loses its owner needs a moment to see it
 
 
 @pytest.mark.parametrize("numbers", [(1,), (2,), (15,)])
-def test_a_signal_between_two_programs_of_the_command_ends_it(
-    tmp_path: Path, numbers: tuple[int, ...]
-) -> None:
+def test_a_signal_between_two_programs_of_the_command_ends_it(tmp_path: Path, numbers: tuple[int, ...]) -> None:
     """What came while signals were held is the next program's first."""
     model, data, out = write_tiny_chat(tmp_path / "m.gguf"), tmp_path / "few.jsonl", tmp_path / "run"
     write_messages(data, 12)
@@ -206,9 +186,7 @@ os.execve = exec_later
 from featherback.cli.app import run
 sys.exit(run({words!r}))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=runs.PATIENCE
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=runs.PATIENCE)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
     assert not out.exists()
 
@@ -264,9 +242,7 @@ def test_a_signal_in_an_evaluate_leaves_nothing(tmp_path: Path, number: signal.S
     _, err = process.communicate(timeout=runs.PATIENCE)
     assert process.returncode == 130
     assert "Traceback" not in err
-    left = list(
-        place.iterdir()
-    )  # an empty file may be: by it Python tries a folder, and a child may be ended in that
+    left = list(place.iterdir())  # an empty file may be: by it Python tries a folder, and a child may be ended in that
     assert not [path for path in left if path.is_dir() or path.stat().st_size]
 
 

@@ -86,9 +86,7 @@ def test_files_that_a_checkpoint_names_are_the_kept_ones(start: Start, tmp_path:
     (tmp_path / "outside").write_bytes(content)
     for name in ("../../outside", str(tmp_path / "outside")):
         _change_state(run, lambda state, name=name: state["files"].update({name: zlib.crc32(content)}))
-        with pytest.raises(
-            FeatherbackError, match=r"outside is missing or damaged; delete weights-000001 and "
-        ):
+        with pytest.raises(FeatherbackError, match=r"outside is missing or damaged; delete weights-000001 and "):
             start("run", steps=2, resume=True, **FULL)
 
 
@@ -113,9 +111,7 @@ ABSURD: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", [{}, FULL], ids=["lora", "full"])
-def test_absurd_numbers_of_a_checkpoint_are_refused_in_a_sentence(
-    start: Start, options: dict[str, Any]
-) -> None:
+def test_absurd_numbers_of_a_checkpoint_are_refused_in_a_sentence(start: Start, options: dict[str, Any]) -> None:
     run = start("run", steps=1, **options)
     content = (run.path / "checkpoint-000001.fbc").read_bytes()
     for name, value in ABSURD:
@@ -139,9 +135,7 @@ def _change_state(run: RunDirectory, change: Callable[[dict[str, Any]], Any]) ->
     path.write_bytes(body + footer)
 
 
-@pytest.mark.parametrize(
-    "sources", [{"train": "x"}, {"train": {"paths": 1}}, {"train": {"paths": [1]}}, {"train": {}}]
-)
+@pytest.mark.parametrize("sources", [{"train": "x"}, {"train": {"paths": 1}}, {"train": {"paths": [1]}}, {"train": {}}])
 def test_sources_that_are_none_are_refused_in_a_sentence(start: Start, sources: dict[str, Any]) -> None:
     run = start("run", steps=1)
     record = json.loads((run.path / "run.json").read_text())

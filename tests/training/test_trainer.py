@@ -74,10 +74,7 @@ class _Notes(Callback):
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
 @pytest.mark.parametrize(
     ("options", "said"),
-    [
-        ({}, "adapter and optimizer stay"),
-        ({"train": "full", "rank": None}, "saves that, and the copies of the model"),
-    ],
+    [({}, "adapter and optimizer stay"), ({"train": "full", "rank": None}, "saves that, and the copies of the model")],
 )
 def test_a_run_on_a_ram_disk_says_so_and_keeps_nothing_in_files(
     start: Start, options: dict[str, Any], said: str
@@ -135,9 +132,7 @@ def test_the_plan_is_chosen_once(start: Start, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
-def test_twenty_steps_of_mesp_and_mebp_are_one_run(
-    start: Start, monkeypatch: pytest.MonkeyPatch, compute: str
-) -> None:
+def test_twenty_steps_of_mesp_and_mebp_are_one_run(start: Start, monkeypatch: pytest.MonkeyPatch, compute: str) -> None:
     monkeypatch.setattr("featherback.training.choose.plan_for", _same_tiles)
     runs = [start(name, steps=20, method=name, compute=compute, batch_size=2) for name in ("mesp", "mebp")]
     mesp, mebp = map(_exact, runs)

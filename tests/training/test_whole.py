@@ -72,9 +72,7 @@ def assert_moved_alike(start: Path, found: Path, theirs: torch.nn.Module, tolera
     before, after = reference_model(start).state_dict(), reference_model(found).state_dict()
     for name, expected in theirs.state_dict().items():
         moved = float((expected - before[name]).norm())
-        assert float((after[name] - expected).norm()) <= tolerance * moved + 1e-6 * float(expected.norm()), (
-            name
-        )
+        assert float((after[name] - expected).norm()) <= tolerance * moved + 1e-6 * float(expected.norm()), name
         assert moved > 0
 
 
@@ -95,9 +93,7 @@ def test_steps_are_torchs(start: Start, tmp_path: Path, config: ModelConfig, cli
         losses = []
         for tokens, labels in examples:
             logits = theirs(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, :-1]
-            losses.append(
-                torch.nn.functional.cross_entropy(logits, torch.tensor(labels[1:]), reduction="sum")
-            )
+            losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(labels[1:]), reduction="sum"))
         count = sum(label != -100 for _, labels in examples for label in labels[1:])
         optimizer.zero_grad()
         (torch.stack(losses).sum() / count).backward()
@@ -126,9 +122,7 @@ def test_steps_that_skip_blocks_are_torchs(start: Start, tmp_path: Path, config:
         total, count = torch.zeros(()), 0
         for tokens, labels in examples:
             logits = theirs(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, :-1]
-            total = total + torch.nn.functional.cross_entropy(
-                logits, torch.tensor(labels[1:]), reduction="sum"
-            )
+            total = total + torch.nn.functional.cross_entropy(logits, torch.tensor(labels[1:]), reduction="sum")
             count += sum(label != -100 for label in labels[1:])
         optimizer.zero_grad()
         (total / count).backward()
@@ -168,9 +162,7 @@ def test_a_step_of_mezo_moves_every_weight_along_its_direction(start: Start, tmp
         key = (4, 0, 0, zlib.crc32(part.encode()), layer)
         z = quantiles()[numbers(key, range(shape[0]), range(shape[1]))].reshape(before[name].shape)
         slopes.append(-np.vdot(moved[name], z) / np.vdot(z, z) / 1e-3)
-        np.testing.assert_allclose(
-            moved[name], -1e-3 * slopes[-1] * z, atol=2e-7 * np.abs(before[name]).max()
-        )
+        np.testing.assert_allclose(moved[name], -1e-3 * slopes[-1] * z, atol=2e-7 * np.abs(before[name]).max())
     assert slopes == pytest.approx([slopes[0]] * len(slopes), rel=1e-2)
     assert abs(slopes[0]) > 1e-3
 
@@ -194,9 +186,7 @@ def test_in_bf16_it_learns(start: Start, tmp_path: Path, optimizer: str) -> None
     start(model=str(model), steps=60, **{**FULL, "optimizer": optimizer, "learning_rate": rate})
     summary = json.loads((tmp_path / "run" / "run.json").read_text())["summary"]
     assert summary["final_loss"] < 0.7 * summary["first_loss"]
-    stored = {
-        tensor.name: tensor.tensor_type.name for tensor in GGUFReader(tmp_path / "run/model.gguf").tensors
-    }
+    stored = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(tmp_path / "run/model.gguf").tensors}
     assert stored["blk.0.attn_q.weight"] == "BF16"
     assert stored["blk.0.attn_norm.weight"] == "F32"
 
@@ -233,9 +223,7 @@ def test_a_folder_becomes_a_folder(start: Start, tmp_path: Path) -> None:
 def test_a_quantised_model_is_dequantised_if_asked(start: Start, tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "m.gguf", TINY_LLAMA, TensorType.Q4_0)
     before = digest(model)
-    with pytest.raises(
-        FeatherbackError, match=r"holds Q4_0 weights, .*: --dequantize trains them as BF16, which"
-    ):
+    with pytest.raises(FeatherbackError, match=r"holds Q4_0 weights, .*: --dequantize trains them as BF16, which"):
         start(model=str(model), steps=2, **FULL)
     assert not (tmp_path / "run").exists()
     run = start(model=str(model), steps=2, dequantize=True, **FULL)
@@ -244,9 +232,7 @@ def test_a_quantised_model_is_dequantised_if_asked(start: Start, tmp_path: Path)
 
 
 def test_what_is_frozen_stays(start: Start, tmp_path: Path) -> None:
-    model = write_tiny(
-        tmp_path / "m.gguf", TINY_LLAMA, {"": TensorType.BF16, "embed_tokens": TensorType.Q8_0}
-    )
+    model = write_tiny(tmp_path / "m.gguf", TINY_LLAMA, {"": TensorType.BF16, "embed_tokens": TensorType.Q8_0})
     run = start(model=str(model), steps=3, freeze="embed_tokens,layers.0.*,*norm", **FULL)
     before, after = tensors(model), tensors(run.path / "model.gguf")
     changed = {name for name, values in after.items() if not np.array_equal(values, before[name])}
@@ -277,33 +263,21 @@ def test_the_model_is_written_in_another_format(
         ({"lora_dropout": 0.1}, "--lora-dropout is for adapters"),
         ({"accumulate": 2}, "--accumulate is 2, but with --train full a weight changes as soon as"),
         ({"method": "mebp"}, "--method mebp is for adapters; with --train full, choose lcsb, mesp or mezo."),
-        (
-            {"method": "mezo", "log_directions": True},
-            "--log-directions is for adapters; leave it out",
-        ),
-        (
-            {"train": "lora", "freeze": "norm"},
-            "--freeze is for --train full; leave it out, or add --train full.",
-        ),
+        ({"method": "mezo", "log_directions": True}, "--log-directions is for adapters; leave it out"),
+        ({"train": "lora", "freeze": "norm"}, "--freeze is for --train full; leave it out, or add --train full."),
         ({"freeze": ","}, "--freeze is ','; write a list of names such as"),
     ],
     ids=str,
 )
 def test_what_does_not_go_together(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(
-        FeatherbackError, match="^" + said.replace("(", r"\(").replace(".", r"\.").replace("*", r"\*")
-    ):
+    with pytest.raises(FeatherbackError, match="^" + said.replace("(", r"\(").replace(".", r"\.").replace("*", r"\*")):
         TrainConfig.of(model="m", out="o", **{"train": "full", **options})
 
 
-def test_a_rate_beyond_reason_keeps_the_last_good_model(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rate_beyond_reason_keeps_the_last_good_model(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     good = start("good", steps=2, **FULL)
     monkeypatch.setattr(Schedule, "__call__", lambda schedule, step: 0.1 if step <= 2 else 1e30)
-    with pytest.raises(
-        FeatherbackError, match=r"lower --lr\. The checkpoint and the model of step 2 are kept\."
-    ):
+    with pytest.raises(FeatherbackError, match=r"lower --lr\. The checkpoint and the model of step 2 are kept\."):
         start("bad", steps=6, save_every=2, **FULL)
     bad = good.path.with_name("bad")
     assert digest(bad / "model.gguf") == digest(good.path / "model.gguf")
@@ -361,9 +335,7 @@ def test_the_best_model_stays_until_the_next_is_there(
     assert result.is_file()
 
 
-def test_a_disk_without_room_is_said_to_have_none_for_the_model(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_room_is_said_to_have_none_for_the_model(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(trainer, "disk_usage", lambda path: usage._replace(free=10**5))
     with pytest.raises(FeatherbackError, match="for checkpoints, model and scratch files: free some"):
@@ -396,10 +368,7 @@ def test_states_in_memory_are_there_once_while_they_are_read(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("freeze", "said"),
     [
-        (
-            "embed_tokens,layer.0.*",
-            r"^--freeze: no weight of .* is called layer\.0\.\*; .* such as layers\.0\.q_proj",
-        ),
+        ("embed_tokens,layer.0.*", r"^--freeze: no weight of .* is called layer\.0\.\*; .* such as layers\.0\.q_proj"),
         ("lm_head", "^--freeze: no weight of .* is called lm_head; "),  # tied: it is embed_tokens
         ("*", r"^--freeze '\*' leaves nothing to train"),
     ],
@@ -434,9 +403,7 @@ def test_a_run_is_opened_as_a_model_and_not_as_an_adapter(start: Start) -> None:
         ("lora", ("master", "dequantize", "freeze")),
     ],
 )
-def test_a_run_says_the_options_that_mean_something(
-    start: Start, train: str, others: tuple[str, ...]
-) -> None:
+def test_a_run_says_the_options_that_mean_something(start: Start, train: str, others: tuple[str, ...]) -> None:
     run = start(steps=1, **(FULL if train == "full" else {}))
     text, page = (run.path / "run.yaml").read_text(), (run.path / "report.html").read_text()
     assert f"train: {train}\n" in text
@@ -469,9 +436,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_stopped(
     from featherback.memory import planner
 
     candidates = planner.candidates
-    monkeypatch.setattr(
-        planner, "candidates", lambda job: (plan for plan in candidates(job) if plan.states == states)
-    )
+    monkeypatch.setattr(planner, "candidates", lambda job: (plan for plan in candidates(job) if plan.states == states))
     options = {**FULL, "optimizer": "adamw", "learning_rate": 1e-2, "threads": 1, "seed": 3}
     whole = start("whole", steps=6, save_every=4, **options)
     start("cut", steps=4, save_every=4, **options)
@@ -513,9 +478,7 @@ def undisturbed(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> st
     return digest(runs.finished(run).path / "model.gguf")
 
 
-def test_a_signal_ends_the_first_copy(
-    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_ends_the_first_copy(tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = runs.prepared(tiny_path, tmp_path / "run", **FULL, steps=2)
     interrupt, pieces, wrote = Interrupt(), [], Converting.wrote
 

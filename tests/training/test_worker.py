@@ -12,17 +12,7 @@ from tests.training.conftest import SEQ_LEN, sequences
 from featherback.training.config import TrainConfig
 from featherback.training.launch import prepare_run, worker_command
 
-HEAVY = (
-    "typer",
-    "rich",
-    "jinja2",
-    "tokenizers",
-    "safetensors",
-    "huggingface_hub",
-    "torch",
-    "transformers",
-    "gguf",
-)
+HEAVY = ("typer", "rich", "jinja2", "tokenizers", "safetensors", "huggingface_hub", "torch", "transformers", "gguf")
 
 SPY = """
 import json, sys
@@ -34,12 +24,7 @@ print(json.dumps({"status": status, "modules": sorted(sys.modules)}))
 
 def test_the_worker_imports_nothing_heavy(tiny_path: Path, tmp_path: Path) -> None:
     config = TrainConfig(
-        model=str(tiny_path),
-        data="tokens",
-        eval_data="tokens",
-        out=str(tmp_path / "run"),
-        seq_len=SEQ_LEN,
-        steps=2,
+        model=str(tiny_path), data="tokens", eval_data="tokens", out=str(tmp_path / "run"), seq_len=SEQ_LEN, steps=2
     )
     run = prepare_run(config, data=sequences(), eval_data=sequences(3, seed=1))
     command, environment = worker_command(run, "--json")

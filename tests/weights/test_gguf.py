@@ -108,14 +108,8 @@ BAD = {
     "unaligned": (header(tensors=1) + entry("t", (4,), 0, 8) + bytes(99), "'t' at an unaligned"),
     "past the end": (header(tensors=1) + entry("t", (99,), 0, 0) + bytes(99), "truncated: tensor 't' ends"),
     "far past the end": (header(tensors=1) + entry("t", (2**63, 2**63), 0, 0) + bytes(99), "truncated"),
-    "twice a tensor": (
-        header(tensors=2) + entry("t", (1,), 0, 0) + entry("t", (1,), 0, 32) + bytes(99),
-        "'t' twice",
-    ),
-    "overlap": (
-        header(tensors=2) + entry("t", (9,), 0, 0) + entry("u", (1,), 0, 32) + bytes(99),
-        "'u' overlapping",
-    ),
+    "twice a tensor": (header(tensors=2) + entry("t", (1,), 0, 0) + entry("t", (1,), 0, 32) + bytes(99), "'t' twice"),
+    "overlap": (header(tensors=2) + entry("t", (9,), 0, 0) + entry("u", (1,), 0, 32) + bytes(99), "'u' overlapping"),
 }
 
 

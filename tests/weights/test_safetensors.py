@@ -72,10 +72,7 @@ BAD = {
     "size": (made(entry(offsets=[0, 4]), bytes(8)), "4 bytes do not fit its shape"),
     "backwards": (made(entry(offsets=[8, 0]), bytes(8)), "-8 bytes do not fit"),
     "cut": (made(entry(), bytes(7)), "truncated: tensor 't' ends"),
-    "overlap": (
-        made(entry() | {"u": entry(offsets=[4, 12])["t"]}, bytes(12)),
-        "the tensor 'u' overlapping another",
-    ),
+    "overlap": (made(entry() | {"u": entry(offsets=[4, 12])["t"]}, bytes(12)), "the tensor 'u' overlapping another"),
     "same": (made(entry() | {"u": entry()["t"]}, bytes(8)), "the tensor 'u' overlapping another"),
     "far": (made(entry(shape=[2**62, 2**62], offsets=[0, 2**126]), bytes(7)), "truncated"),
 }
@@ -123,9 +120,7 @@ def test_a_tensor_that_two_parts_hold(tmp_path: Path) -> None:
     save_file({"b": torch.ones(7), "d": torch.ones(4)}, tmp_path / "two.safetensors")
     weight_map = dict.fromkeys("abc", "one.safetensors") | {"d": "two.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(
-        FeatherbackError, match=r"one.safetensors and .*two.safetensors both hold the tensor 'b'"
-    ):
+    with pytest.raises(FeatherbackError, match=r"one.safetensors and .*two.safetensors both hold the tensor 'b'"):
         SafetensorsFolder(tmp_path)
 
 

@@ -43,9 +43,7 @@ def test_row_bytes() -> None:
         TensorType.Q4_0.row_bytes(48)
 
 
-@pytest.mark.parametrize(
-    "theirs", [t for t in gguf.GGMLQuantizationType if t.name not in TensorType.__members__]
-)
+@pytest.mark.parametrize("theirs", [t for t in gguf.GGMLQuantizationType if t.name not in TensorType.__members__])
 def test_every_other_type_is_refused_by_name(theirs: gguf.GGMLQuantizationType) -> None:
     name_or_number = rf"{theirs.name}|ggml id {theirs.value}"  # a newer gguf may know newer types
     with pytest.raises(FeatherbackError, match=rf"blk\.0\.ffn_up\.weight.*({name_or_number})"):

@@ -209,9 +209,7 @@ class LoRA:
             self._initialise(seed)
 
     def __repr__(self) -> str:
-        values = sum(
-            slot.size for layer in range(self.layout.slots.layers) for slot in self.layout.slots.layer(layer)
-        )
+        values = sum(slot.size for layer in range(self.layout.slots.layers) for slot in self.layout.slots.layer(layer))
         scaled = ", rslora" if self.form.rslora else ""
         return (
             f"LoRA(rank {self.layout.most_rank}, alpha {self.alpha:g}{scaled}, on {short(self.targets)}, "
@@ -301,9 +299,7 @@ class LoRA:
                 self.squares.read(layer, squares)
             for target, (a, _, m) in self.layout.view(layer, flat).items():
                 bound = a.shape[1] ** -0.5  # Kaiming-uniform with a = sqrt(5), as nn.Linear and PEFT have it
-                a[...] = (2 * uniform((seed, layer, numbers.index(target)), a.size) - 1).reshape(
-                    a.shape
-                ) * bound
+                a[...] = (2 * uniform((seed, layer, numbers.index(target)), a.size) - 1).reshape(a.shape) * bound
                 if m is not None:
                     np.sqrt(self.layout.columns(layer, squares)[target], out=m)
             self.parameters.write(layer, flat)
@@ -344,9 +340,7 @@ class LoRA:
         """Hugging Face's name of a projection: "model.layers.3.self_attn.q_proj"."""
         return hf_module(self.model.naming.modules, layer, target)
 
-    def _rows(
-        self, layer: int, target: str, order: Callable[[int, int], NDArray[np.intp]]
-    ) -> NDArray[np.intp]:
+    def _rows(self, layer: int, target: str, order: Callable[[int, int], NDArray[np.intp]]) -> NDArray[np.intp]:
         """The order of B's rows beyond the border."""
         block = self.model.blocks[layer]
         return reordered(block, target, block.attention.interleaved_heads, order)
@@ -382,9 +376,7 @@ def squared_rows(stored: Matrix, lora: Factors | None = None, scale: float = 1.0
     found = np.empty(stored.rows, np.float32)
     for first, last in row_blocks(stored.rows, stored.cols):
         rows = floats_of(stored.rows_between(first, last))
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # of an adapter that does not fit: its loss says so
+        with np.errstate(over="ignore", invalid="ignore"):  # of an adapter that does not fit: its loss says so
             if lora is not None:
                 rows += np.float32(scale) * (np.ascontiguousarray(lora.bt[:, first:last].T) @ lora.a)
             np.square(rows, out=rows)

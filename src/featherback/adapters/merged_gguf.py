@@ -69,9 +69,7 @@ class MergedGGUF:
         return OutTensor(info.name, info.type, info.shape, lambda: copied(store.data(info.name)))
 
 
-def write_with_metadata(
-    base: Path, path: Path, tensors: Sequence[OutTensor], kind: TensorType | None = None
-) -> None:
+def write_with_metadata(base: Path, path: Path, tensors: Sequence[OutTensor], kind: TensorType | None = None) -> None:
     """Write `tensors` with the metadata of the GGUF model `base`, whole or not at all.
 
     `kind`: the type of most weights, if it is not as it was. FeatherbackError if it cannot be written, or the disk has

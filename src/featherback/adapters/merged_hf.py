@@ -95,9 +95,7 @@ class MergedHF:
         return copied(self.adapter.model.store.data(name))
 
 
-def write_folder(
-    base: Path, folder: Path, shards: Mapping[str, Sequence[OutTensor]], kinds: set[TensorType]
-) -> None:
+def write_folder(base: Path, folder: Path, shards: Mapping[str, Sequence[OutTensor]], kinds: set[TensorType]) -> None:
     """Write weights by the names of their files, and the files of a model (BESIDE) that the folder `base` has as well.
 
     `kinds`: the types to be named in config.json, if they are not as they were. FeatherbackError if the disk has no
@@ -133,9 +131,7 @@ def _name_type(path: Path, kinds: set[TensorType]) -> None:
 
 def _check_no_other_weights(folder: Path, names: set[str]) -> None:
     """FeatherbackError if weights lie in the folder that will not be replaced: a reader might take those."""
-    others = sorted(
-        path.name for path in folder.iterdir() if path.suffix in WEIGHTS and path.name not in names
-    )
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in WEIGHTS and path.name not in names)
     if others:
         raise FeatherbackError(
             f"{folder} holds other weights ({', '.join(others[:3])}), which could be taken for the merged model's; "

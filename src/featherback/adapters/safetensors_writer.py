@@ -41,9 +41,7 @@ def write_safetensors(
             file.write(np.ascontiguousarray(tensor, "<f4").data)
 
 
-def write_tensors(
-    path: Path, tensors: Sequence[OutTensor], metadata: Mapping[str, str] | None = None
-) -> None:
+def write_tensors(path: Path, tensors: Sequence[OutTensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write `tensors` of any type that safetensors know; else like `write_safetensors`."""
     with atomic_file(path) as file:
         file.write(_header(tensors, metadata))
@@ -57,11 +55,7 @@ def _header(tensors: Sequence[OutTensor], metadata: Mapping[str, str] | None) ->
     start = 0
     for tensor in tensors:
         end = start + tensor.nbytes
-        entries[tensor.name] = {
-            "dtype": _NAMES[tensor.type],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
+        entries[tensor.name] = {"dtype": _NAMES[tensor.type], "shape": list(tensor.shape), "data_offsets": [start, end]}
         start = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

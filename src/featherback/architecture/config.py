@@ -46,9 +46,7 @@ class ModelConfig:
     rope_interleaved: bool  # rotate neighbours (GGUF llama) instead of halves; see `permute`
     rope_scaling: Scaling | None = None  # how the frequencies differ from powers of rope_theta
     rotary_dim: int | None = None  # columns of a head that are rotated, its first; None: all
-    windows: tuple[
-        int, ...
-    ] = ()  # most keys a query sees, layer by layer (0: all before it); empty: 0 in all
+    windows: tuple[int, ...] = ()  # most keys a query sees, layer by layer (0: all before it); empty: 0 in all
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -63,9 +61,7 @@ class ModelConfig:
         if self.head_dim > MOST_HEAD_DIM:
             raise FeatherbackError(f"The model's head_dim is {self.head_dim}; the most is {MOST_HEAD_DIM}.")
         if self.head_dim % 2:
-            raise FeatherbackError(
-                f"The model's head_dim is {self.head_dim}; rotary embedding needs an even one."
-            )
+            raise FeatherbackError(f"The model's head_dim is {self.head_dim}; rotary embedding needs an even one.")
         if self.windows and (len(self.windows) != self.num_hidden_layers or min(self.windows) < 0):
             raise FeatherbackError(
                 f"The model's attention windows are {self.windows}; each of its {self.num_hidden_layers} layers "

@@ -102,9 +102,7 @@ class GGUFKeys:
         """The values of a tensor (count,), copied."""
         info = self.tensor(name, 1)
         if info.shape != (count,):
-            raise FeatherbackError(
-                f"Tensor {name} of {self.file.path} has shape {info.shape}, not ({count},)."
-            )
+            raise FeatherbackError(f"Tensor {name} of {self.file.path} has shape {info.shape}, not ({count},).")
         return floats(self.file, name).copy()
 
     def _value(self, key: str, default: Any) -> Any:
@@ -139,9 +137,7 @@ class GGUFKeys:
                 raise self.wrong(key, size, f"only the head size {head_dim}")
 
 
-def common_config(
-    keys: GGUFKeys, window_period: int | None, followed: Collection[str] = ()
-) -> dict[str, Any]:
+def common_config(keys: GGUFKeys, window_period: int | None, followed: Collection[str] = ()) -> dict[str, Any]:
     """Arguments of ModelConfig read alike for every family; FeatherbackError if one is absent or unfit.
 
     `window_period`: as `layer_windows` has it. `followed`: keys beyond these that the family follows; others must have
@@ -175,18 +171,14 @@ def common_config(
     }
 
 
-def layer_windows(
-    keys: GGUFKeys, layers: int, context: int, period: int | None, default: int = 0
-) -> tuple[int, ...]:
+def layer_windows(keys: GGUFKeys, layers: int, context: int, period: int | None, default: int = 0) -> tuple[int, ...]:
     """ModelConfig's `windows`. Which layers have the file's window is said by a list of booleans, or by a period.
 
     `period` holds where the file says neither; None: such a file is refused, unless the window is the whole context.
     `default`: the window where the file has none.
     """
     window = min(keys.integer(WINDOW, default), context)
-    if window <= 0 or layers > len(
-        keys.file.tensors
-    ):  # a corrupt count of layers is refused with the tensors
+    if window <= 0 or layers > len(keys.file.tensors):  # a corrupt count of layers is refused with the tensors
         return ()
     local = keys.flags(WINDOW_PATTERN, layers)
     if local is None:
@@ -218,7 +210,5 @@ def window_keys(windows: tuple[int, ...], period: int | None) -> dict[str, Value
 def _even_split(file: GGUFFile, width: int, heads: int) -> int:
     """The head size where the file does not give one."""
     if heads < 1 or width % heads:
-        raise FeatherbackError(
-            f"{file.path} has {heads} attention heads, which do not divide its width {width}."
-        )
+        raise FeatherbackError(f"{file.path} has {heads} attention heads, which do not divide its width {width}.")
     return width // heads

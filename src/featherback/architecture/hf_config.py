@@ -63,9 +63,7 @@ class HFConfig:
     def unsupported(self, name: str, value: object, known: Collection[str] = ()) -> FeatherbackError:
         """The error of an entry whose value Featherback cannot follow; `known` are values that it can."""
         listed = f" (supported: {', '.join(known)})" if known else ""
-        return FeatherbackError(
-            f"The entry {name} of {self.path} is {shown(value)}, which is not supported{listed}."
-        )
+        return FeatherbackError(f"The entry {name} of {self.path} is {shown(value)}, which is not supported{listed}.")
 
     def windows(self, window: int, is_local: Callable[[int], bool]) -> tuple[int, ...]:
         """ModelConfig's `windows`. `window` (0: none) is that of the layers that the entry `layer_types` names.
@@ -77,11 +75,7 @@ class HFConfig:
             raise self.unsupported("num_hidden_layers", layers)
         if types is None:
             types = [LOCAL if is_local(layer) else GLOBAL for layer in range(layers)]
-        if (
-            not isinstance(types, list)
-            or len(types) != layers
-            or not {LOCAL, GLOBAL}.issuperset(map(str, types))
-        ):
+        if not isinstance(types, list) or len(types) != layers or not {LOCAL, GLOBAL}.issuperset(map(str, types)):
             raise self.unsupported("layer_types", types)
         window = min(window, self.integer("max_position_embeddings"))
         if window <= 0 or LOCAL not in types:
@@ -108,10 +102,7 @@ class HFConfig:
 
 
 def common_config(
-    config: HFConfig,
-    architecture: str,
-    followed: Collection[str] = (),
-    rotation: Mapping[str, Any] | None = None,
+    config: HFConfig, architecture: str, followed: Collection[str] = (), rotation: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Arguments of ModelConfig read alike for every family; FeatherbackError if one is absent or unfit.
 
@@ -147,9 +138,7 @@ def common_config(
     }
 
 
-def _rotary_dim(
-    config: HFConfig, rotation: Mapping[str, Any], head_dim: int, followed: Collection[str]
-) -> int | None:
+def _rotary_dim(config: HFConfig, rotation: Mapping[str, Any], head_dim: int, followed: Collection[str]) -> int | None:
     """ModelConfig's `rotary_dim`; FeatherbackError if the family rotates whole heads but the entries say otherwise."""
     name = "partial_rotary_factor"
     entries = rotation if rotation.get(name) is not None else config.entries

@@ -25,9 +25,7 @@ def parse_targets(targets: str | Iterable[str], projections: Iterable[str]) -> t
         elif full in known:
             chosen.add(full)
         else:
-            raise FeatherbackError(
-                f"Unknown LoRA target {name!r}; {expected(name, [*short(known).split(','), 'all'])}"
-            )
+            raise FeatherbackError(f"Unknown LoRA target {name!r}; {expected(name, [*short(known).split(','), 'all'])}")
     if not chosen:
         raise FeatherbackError("No LoRA target is named; choose some projections, or all.")
     return tuple(target for target in known if target in chosen)

@@ -135,9 +135,7 @@ class BlankMatrix:
 
     def slice(self, rows: tuple[int, int] | None = None, cols: tuple[int, int] | None = None) -> BlankMatrix:
         """The rectangle [rows) x [cols); whole rows are what a file has mapped."""
-        height, width = (
-            last - first for first, last in (rows or (0, self.shape[0]), cols or (0, self.shape[1]))
-        )
+        height, width = (last - first for first, last in (rows or (0, self.shape[0]), cols or (0, self.shape[1])))
         return BlankMatrix((height, width), self.row_bytes, self.name, self.type)
 
     @property
@@ -202,14 +200,7 @@ class CountingOperations:
         self.work.thread_scratch = max(self.work.thread_scratch, scratch)
 
     def linear(
-        self,
-        x: Blank,
-        w: BlankMatrix,
-        out: Blank,
-        *,
-        h: Blank | None = None,
-        accumulate: bool = False,
-        **_: Any,
+        self, x: Blank, w: BlankMatrix, out: Blank, *, h: Blank | None = None, accumulate: bool = False, **_: Any
     ) -> None:
         self._use(w)
         self.work.moved += 2 * out.nbytes * accumulate
@@ -218,14 +209,7 @@ class CountingOperations:
         self._count("products", kernels.linear_cost(len(x), inputs, outputs, rank, type=w.type, **self._kind))
 
     def linear_backward(
-        self,
-        dy: Blank,
-        w: BlankMatrix,
-        dx: Blank,
-        *,
-        dh: Blank | None = None,
-        accumulate: bool = False,
-        **_: Any,
+        self, dy: Blank, w: BlankMatrix, dx: Blank, *, dh: Blank | None = None, accumulate: bool = False, **_: Any
     ) -> None:
         self._use(w)
         self.work.moved += 2 * dx.nbytes * accumulate
@@ -245,8 +229,7 @@ class CountingOperations:
     ) -> None:  # fmt: skip
         head_dim, follows = q.shape[1] // heads, lse is not None
         self._count(
-            "attention",
-            kernels.attention_cost(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap, follows, prefix),
+            "attention", kernels.attention_cost(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap, follows, prefix)
         )
 
     def attention_backward(
@@ -256,8 +239,7 @@ class CountingOperations:
     ) -> None:  # fmt: skip
         head_dim = q.shape[1] // heads
         self._count(
-            "attention",
-            kernels.attention_backward_cost(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap, prefix),
+            "attention", kernels.attention_backward_cost(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap, prefix)
         )
 
     def total(self, x: Blank) -> float:

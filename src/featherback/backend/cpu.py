@@ -101,9 +101,7 @@ class CPUOperations:
         softcap: float = 0.0,
     ) -> None:  # fmt: skip
         gap = target_logit.astype(np.float64) - reference
-        below = np.exp(
-            -np.maximum(gap, 0)
-        )  # both over the larger of the reference's and the target's exponential
+        below = np.exp(-np.maximum(gap, 0))  # both over the larger of the reference's and the target's exponential
         shares[...] = scale * below / (sum * below + np.exp(np.minimum(gap, 0)))
         pulls[...] = -sum if not softcap else -sum * (1 - np.square(target_logit / softcap))
 

@@ -55,9 +55,7 @@ class Operations(Protocol):
     def lora_in(self, x: Array, a: Array, h: Array, scale: float, *, accumulate: bool = False) -> None: ...
     def lora_gradient(self, dh: Array, x: Array, da: Array, *, accumulate: bool = False) -> None: ...
     def dequantize(self, w: Handle, out: Array) -> None: ...
-    def rms_norm(
-        self, x: Array, weight: Array, eps: float, out: Array, *, accumulate: bool = False
-    ) -> None: ...
+    def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, *, accumulate: bool = False) -> None: ...
     def rms_norm_backward(
         self, dn: Array, x: Array, weight: Array, eps: float, dx: Array, *, accumulate: bool = True
     ) -> None: ...
@@ -92,9 +90,7 @@ class Operations(Protocol):
     def scale_columns(
         self, x: Array, factors: Array, out: Array, *, bias: Array = None, accumulate: bool = False
     ) -> None: ...
-    def column_dots(
-        self, x: Array, y: Array, out: Array, *, less: Array = None, over: Array = None
-    ) -> None: ...
+    def column_dots(self, x: Array, y: Array, out: Array, *, less: Array = None, over: Array = None) -> None: ...
     def fill(self, out: Array, value: float) -> None:
         """Every element = value."""
 
@@ -166,9 +162,7 @@ class Operations(Protocol):
     ) -> None:  # fmt: skip
         """out (T, n) (+)= x (T, n) where `noise.kept` leaves it, 0 elsewhere; to accumulate, both float32."""
 
-    def rotary_table(
-        self, inverse_frequencies: NDArray[np.float32], positions: Int32, cos: Array, sin: Array
-    ) -> None:
+    def rotary_table(self, inverse_frequencies: NDArray[np.float32], positions: Int32, cos: Array, sin: Array) -> None:
         """cos and sin (T, n) of positions (T,) times inverse frequencies (n,), in float32."""
 
     def dense(self, matrix: Array) -> Handle:

@@ -42,22 +42,18 @@ def run(names: list[str], cache: Path, steps: int, quick: bool, keep: bool, say:
         named = dict.fromkeys(setting.model for setting in chosen)
         paths = {name: stack.enter_context(made(name, cache, keep)) for name in named}
         found = {
-            setting: _curve(setting, paths[setting.model], cache, steps, points, rounds, say)
-            for setting in chosen
+            setting: _curve(setting, paths[setting.model], cache, steps, points, rounds, say) for setting in chosen
         }
     return {
         "curves": [
-            {**asdict(setting), "points": [asdict(point) for point in curve]}
-            for setting, curve in found.items()
+            {**asdict(setting), "points": [asdict(point) for point in curve]} for setting, curve in found.items()
         ],
         "markdown": "\n\n".join(_markdown(setting, curve) for setting, curve in found.items()),
         "plots": {"curve": _plot(found)},
     }
 
 
-def _curve(
-    setting: Setting, path: Path, cache: Path, steps: int, points: int, rounds: int, say: Say
-) -> list[Point]:
+def _curve(setting: Setting, path: Path, cache: Path, steps: int, points: int, rounds: int, say: Say) -> list[Point]:
     """Rounds over all budgets in turn, so that a slow minute of the machine meets all of them."""
     job, tokens = job_of(path, setting.tokens), setting.tokens
     machine, baseline = Machine.measure(job.config, tokens, job.compute), worker_baseline()
@@ -71,9 +67,7 @@ def _curve(
         for budget, plan, runs in zip(budgets, plans, results):
             runs.append(run_step(path, plan, cache, tokens=tokens, steps=steps))
             seconds = fastest(runs[-1]["seconds"])
-            say(
-                f"{setting.model}, {tokens} tokens, {budget} MB, round {number + 1}: {seconds:.3f} s per step"
-            )
+            say(f"{setting.model}, {tokens} tokens, {budget} MB, round {number + 1}: {seconds:.3f} s per step")
     return [
         Point(
             budget,
@@ -87,16 +81,7 @@ def _curve(
 
 
 def _markdown(setting: Setting, curve: list[Point]) -> str:
-    head = [
-        "--memory, MB",
-        "kept",
-        "weights",
-        "footprint",
-        "RSS",
-        "s per step",
-        "of the least budget's",
-        "predicted",
-    ]
+    head = ["--memory, MB", "kept", "weights", "footprint", "RSS", "s per step", "of the least budget's", "predicted"]
     first = curve[0]
     lines = []
     for point in curve:
@@ -108,9 +93,7 @@ def _markdown(setting: Setting, curve: list[Point]) -> str:
             + [f"{v:.0f}" for v in (point.footprint_mb, point.rss_mb)]
             + [f"{point.seconds:.2f}", f"{relative:.2f}", f"{predicted:.2f}"]
         )
-    return (
-        f"{setting.model}, {setting.tokens} tokens (kept: intermediate and layers):\n\n{table(head, lines)}"
-    )
+    return f"{setting.model}, {setting.tokens} tokens (kept: intermediate and layers):\n\n{table(head, lines)}"
 
 
 def _plot(found: dict[Setting, list[Point]]) -> str:

@@ -98,9 +98,7 @@ def _setting(path: Path) -> tuple[Model, LoRA, Batch]:
     return model, adapter, Batch.from_sequences([load_tokenizer(path).encode(TEXT)])
 
 
-def _gradients(
-    model: Model, adapter: LoRA, batch: Batch, name: str, compute: str, directions: int = 1
-) -> Float32:
+def _gradients(model: Model, adapter: LoRA, batch: Batch, name: str, compute: str, directions: int = 1) -> Float32:
     """(layers, layer_size)"""
     plan = Plan.default(model.config, tokens=batch.n_tokens, compute=compute)
     options = MeZOOptions(directions=directions) if name == "mezo" else None
@@ -127,9 +125,7 @@ def _plot(layers: dict[str, list[Closeness]], name: str) -> str:
     )
 
 
-def _markdown(
-    overall: dict[str, Closeness], layers: dict[str, list[Closeness]], name: str, tokens: int
-) -> str:
+def _markdown(overall: dict[str, Closeness], layers: dict[str, list[Closeness]], name: str, tokens: int) -> str:
     head = ["method", "cosine", "worst layer", "best layer", "signs agree", "relative error"]
     lines = []
     for label, c in overall.items():

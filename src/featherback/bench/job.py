@@ -133,10 +133,7 @@ def _compared(
     ours, request, supervised = train_ours(path, chats, folder, steps)
     yield ours
     request |= {"model": str(unpacked), "data": str(chats.train), "held_out": str(chats.held_out)}
-    request |= {
-        "dtype": dtype,
-        "checkpointing": quick or _with_checkpointing({**request, "dtype": dtype}, folder),
-    }
+    request |= {"dtype": dtype, "checkpointing": quick or _with_checkpointing({**request, "dtype": dtype}, folder)}
     theirs = train_peft(chats, request, folder, supervised)
     yield theirs
     if not quick and theirs.tree_mb is not None:
@@ -153,8 +150,7 @@ def _with_checkpointing(request: dict[str, Any], folder: Path) -> bool:
         "evaluated": 1,
     }
     with_it, without = (
-        min(_peft({**short, "checkpointing": checkpointing}, folder)[0]["seconds"])
-        for checkpointing in (True, False)
+        min(_peft({**short, "checkpointing": checkpointing}, folder)[0]["seconds"]) for checkpointing in (True, False)
     )
     return with_it < without
 
@@ -255,19 +251,7 @@ def _peft(request: dict[str, Any], folder: Path) -> tuple[dict[str, Any], watch.
 
 def markdown(jobs: list[Job]) -> str:
     """A table; PEFT's time and memory relative to ours in the last columns."""
-    head = [
-        "data",
-        "what",
-        "s",
-        "preparing",
-        "steps",
-        "rest",
-        "MB",
-        "before",
-        "after",
-        "PEFT's s",
-        "PEFT's MB",
-    ]
+    head = ["data", "what", "s", "preparing", "steps", "rest", "MB", "before", "after", "PEFT's s", "PEFT's MB"]
     peers = {job.data: job for job in jobs if job.what.startswith("PEFT")}
     return table(head, [_line(job, peers[job.data]) for job in jobs])
 

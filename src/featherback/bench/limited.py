@@ -60,15 +60,11 @@ def run(
             ]
             for label in sides
         ]
-        parts.append(
-            table([f"{name}, {TOKENS} tokens, {isa}", "s per step", "rate relative to our fp32"], lines)
-        )
+        parts.append(table([f"{name}, {TOKENS} tokens, {isa}", "s per step", "rate relative to our fp32"], lines))
     return {"isa": isa, "rounds": rounds, "markdown": "\n\n".join(parts)}
 
 
-def _sides(
-    name: str, path: Path, isa: str, cache: Path, steps: int
-) -> dict[str, Callable[[], dict[str, Any]]]:
+def _sides(name: str, path: Path, isa: str, cache: Path, steps: int) -> dict[str, Callable[[], dict[str, Any]]]:
     """label -> what measures a few steps of it."""
     environment = ISAS[isa]
 
@@ -81,13 +77,7 @@ def _sides(
 
     def peft(dtype: str, checkpointing: bool) -> Callable[[], dict[str, Any]]:
         return lambda: peft_step(
-            name,
-            dtype,
-            checkpointing,
-            tokens=TOKENS,
-            steps=steps,
-            interval=watch.RARELY,
-            environment=environment,
+            name, dtype, checkpointing, tokens=TOKENS, steps=steps, interval=watch.RARELY, environment=environment
         )
 
     return {f"ours, {compute}": ours(compute) for compute in reversed(kernels.OPERANDS)} | {

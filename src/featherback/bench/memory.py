@@ -75,9 +75,7 @@ def settings(models: list[str], quick: bool) -> Iterator[Setting]:
             yield Setting("budgets", model, budget_mb=budget)
 
 
-def run(
-    models: list[str], cache: Path, steps: int, quick: bool, keep: bool, say: Say, save: Save
-) -> dict[str, Any]:
+def run(models: list[str], cache: Path, steps: int, quick: bool, keep: bool, say: Say, save: Save) -> dict[str, Any]:
     """Run every setting; the results as JSON values and as Markdown. Model files are made in `cache`.
 
     `keep`: leave them there; otherwise each goes when its rows are done. `save` gets what there is after every row.
@@ -99,11 +97,7 @@ def run(
 
 
 def _results(rows: list[Row], kept: dict[bool, Measured]) -> dict[str, Any]:
-    return {
-        "rows": [_json(row) for row in rows],
-        "kept_h": _kept_json(kept),
-        "markdown": markdown(rows, kept),
-    }
+    return {"rows": [_json(row) for row in rows], "kept_h": _kept_json(kept), "markdown": markdown(rows, kept)}
 
 
 def _progress(row: Row) -> str:
@@ -137,9 +131,7 @@ def markdown(rows: list[Row], kept: dict[bool, Measured]) -> str:
         if chosen:
             parts.append(f"### {title}\n\n{_paper_table(chosen, key)}")
     if kept:
-        parts.append(
-            f"### h stored or recomputed (Table 5, published for the 3B model)\n\n{_kept_table(kept)}"
-        )
+        parts.append(f"### h stored or recomputed (Table 5, published for the 3B model)\n\n{_kept_table(kept)}")
     parts.append(f"### Predicted and measured RSS\n\n{_prediction_table(rows)}")
     return "\n\n".join(parts)
 
@@ -151,16 +143,7 @@ def _belongs(setting: Setting, name: str) -> bool:
 
 
 def _paper_table(rows: list[Row], key: Callable[[Setting], str]) -> str:
-    head = [
-        "",
-        "method",
-        "published MB",
-        "footprint MB",
-        "RSS MB",
-        "published s",
-        "s per step",
-        "goal MB (RSS)",
-    ]
+    head = ["", "method", "published MB", "footprint MB", "RSS MB", "published s", "s per step", "goal MB (RSS)"]
     ordered = sorted(rows, key=lambda row: (row.setting.tokens, row.setting.rank))
     return table(head, [_paper_line(row, key) for row in ordered])
 
@@ -193,13 +176,7 @@ def _kept_table(kept: dict[bool, Measured]) -> str:
         megabytes, seconds = published.KEEP_H[keep]
         name = "stored" if keep else "recomputed"
         lines.append(
-            [
-                name,
-                f"{megabytes}",
-                f"**{measured.footprint_mb:.1f}**",
-                f"{seconds}",
-                f"{measured.step_seconds:.2f}",
-            ]
+            [name, f"{megabytes}", f"**{measured.footprint_mb:.1f}**", f"{seconds}", f"{measured.step_seconds:.2f}"]
         )
     return table(["h", "published MB", "footprint MB", "published s", "s per step"], lines)
 

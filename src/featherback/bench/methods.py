@@ -79,9 +79,7 @@ def rows(names: Sequence[str] = (), factors: Sequence[float] = (1.0,)) -> list[R
     factors of their defaults."""
     of_all = {"keep": "last"}  # as whole models do
     lora = [Row(name, {"method": name, **of_all, **_suited(name)}) for name in METHODS.names]
-    lora.sort(
-        key=lambda row: row.name != TrainConfig(model="", out="").method
-    )  # the default is the measure of time
+    lora.sort(key=lambda row: row.name != TrainConfig(model="", out="").method)  # the default is the measure of time
     whole = [Row(name, {"train": "full", "optimizer": name, "dequantize": True}) for name in RULES.names]
     known = {row.name: row for row in (*lora, *whole) if row.name not in _ALIKE}
     if unknown := [name for name in names if name not in known]:
@@ -95,13 +93,7 @@ def _suited(method: str) -> dict[str, Any]:
 
 
 def run(
-    model: str,
-    data: Sequence[str],
-    chosen: list[Row],
-    cache: Path,
-    steps: int,
-    seconds: float | None,
-    say: Say,
+    model: str, data: Sequence[str], chosen: list[Row], cache: Path, steps: int, seconds: float | None, say: Say
 ) -> dict[str, Any]:
     """Train in every way, each in a fresh process: `steps` steps, and on until `seconds` of their time are over.
 
@@ -133,9 +125,7 @@ def run(
     }
 
 
-def train_row(
-    row: Row, model: Model, data: Sequence[str], place: Path, steps: int, seconds: float = 0.0
-) -> Learned:
+def train_row(row: Row, model: Model, data: Sequence[str], place: Path, steps: int, seconds: float = 0.0) -> Learned:
     """One of the runs of `run`, in the directory `place`, which stays."""
     held_out = {"data": tuple(data)} if data else {"data": (str(TRAIN),), "eval_data": (str(HELD_OUT),)}
     named = TrainConfig.of(
@@ -192,17 +182,7 @@ def _told(result: Learned, steps: int) -> str:
 
 def markdown(found: Sequence[Learned], steps: int, seconds: float) -> str:
     """The table, and what failed under it."""
-    head = [
-        "",
-        "--lr",
-        f"{steps} steps",
-        "s",
-        f"{seconds:.0f} s",
-        "steps",
-        "footprint MB",
-        "RSS MB",
-        "disk MB",
-    ]
+    head = ["", "--lr", f"{steps} steps", "s", f"{seconds:.0f} s", "steps", "footprint MB", "RSS MB", "disk MB"]
     text = table(head, [list(_cells(each, steps, seconds)) for each in found])
     return "\n".join([text, *(f"\n{each.row}: {each.failure}" for each in found if each.failure)])
 

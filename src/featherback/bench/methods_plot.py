@@ -34,15 +34,11 @@ class Axis:
         return self.start + (value - self.ticks[0]) / (self.ticks[-1] - self.ticks[0]) * self.length
 
 
-def learning_svg(
-    title: str, curves: Mapping[str, Points], ends: Mapping[str, tuple[float, float]], below: str
-) -> str:
+def learning_svg(title: str, curves: Mapping[str, Points], ends: Mapping[str, tuple[float, float]], below: str) -> str:
     """`curves`: label -> (seconds, loss); `ends`: label -> (MB, loss). `below`: what the second panel shows."""
     labels, losses = list(curves), [loss for points in curves.values() for _, loss in points]
     second = TOP + HEIGHT + GAP
-    seconds = Axis.over(
-        [0.0, *(end for points in curves.values() for end, _ in points)], LEFT, WIDTH - RIGHT - LEFT
-    )
+    seconds = Axis.over([0.0, *(end for points in curves.values() for end, _ in points)], LEFT, WIDTH - RIGHT - LEFT)
     memory = Axis.over([0.0, *(size for size, _ in ends.values())], LEFT, WIDTH - RIGHT - LEFT)
     parts = [*_frame(seconds, high := Axis.over(losses, TOP + HEIGHT, -HEIGHT), "seconds of training")]
     for index, points in enumerate(curves.values()):

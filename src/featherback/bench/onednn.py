@@ -69,10 +69,7 @@ def _in_turn(calls: list[Callable[[], object]]) -> dict[str, Any]:
         seconds.append(row)
     found: dict[str, Any] = {"onednn": median(row[0] for row in seconds)}
     if len(calls) > 1:
-        found |= {
-            "ours": median(row[1] for row in seconds),
-            "ratio": median(row[0] / row[1] for row in seconds),
-        }
+        found |= {"ours": median(row[1] for row in seconds), "ratio": median(row[0] / row[1] for row in seconds)}
     return found
 
 

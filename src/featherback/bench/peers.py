@@ -17,14 +17,7 @@ from featherback.bench.synthetic import CONFIGS, made
 from featherback.bench.training_run import train_synthetic
 from featherback.errors import FeatherbackError
 
-_UNKNOWN_TO_TRANSFORMERS = (
-    "attention_bias",
-    "rope_interleaved",
-    "rope_scaling",
-    "rotary_dim",
-    "rope_theta",
-    "windows",
-)
+_UNKNOWN_TO_TRANSFORMERS = ("attention_bias", "rope_interleaved", "rope_scaling", "rotary_dim", "rope_theta", "windows")
 
 
 def require_torch() -> None:
@@ -85,21 +78,13 @@ def run(
             label = f"PEFT {dtype}" + (", checkpointing" if checkpointing else "")
             rows.append({"model": model, "what": label, **found})
             seconds = min(found["seconds"][1:] or found["seconds"])
-            lines.append(
-                [model, label, number(found["footprint_mb"]), number(found["rss_mb"]), number(seconds, 2)]
-            )
+            lines.append([model, label, number(found["footprint_mb"]), number(found["rss_mb"]), number(seconds, 2)])
             say(" ".join(lines[-1]))
         with made(model, cache, keep) as path:
             ours = train_synthetic(path, steps=steps, folder=cache)
         rows.append({"model": model, "what": "featherback mesp", **ours.to_json()})
         lines.append(
-            [
-                model,
-                "Featherback, bf16",
-                number(ours.footprint_mb),
-                number(ours.rss_mb),
-                number(ours.step_seconds, 2),
-            ]
+            [model, "Featherback, bf16", number(ours.footprint_mb), number(ours.rss_mb), number(ours.step_seconds, 2)]
         )
         say(" ".join(lines[-1]))
     head = ["model", "what", "footprint MB", "RSS MB", "s per step"]

@@ -29,9 +29,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[request["dtype"]]
     model = AutoModelForCausalLM.from_pretrained(request["model"], dtype=dtype)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    config = LoraConfig(
-        r=request["rank"], lora_alpha=request["alpha"], lora_dropout=0.0, target_modules=targets
-    )
+    config = LoraConfig(r=request["rank"], lora_alpha=request["alpha"], lora_dropout=0.0, target_modules=targets)
     peft = get_peft_model(model, config).train()
     peft.config.use_cache = False
     if request["checkpointing"]:
@@ -118,10 +116,7 @@ def unpack(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     AutoModelForCausalLM.from_pretrained(
-        gguf.parent,
-        gguf_file=gguf.name,
-        quantization_config=GgufConfig(dequantize=True),
-        dtype=torch.bfloat16,
+        gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
     ).save_pretrained(folder)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
 

@@ -46,15 +46,12 @@ def run(names: list[str], cache: Path, steps: int, quick: bool, keep: bool, say:
     with ExitStack() as stack:
         names = list(dict.fromkeys(setting.model for setting in chosen))
         paths = {name: stack.enter_context(made(name, cache, keep)) for name in names}
-        found = {
-            setting: _rounds(setting, paths[setting.model], cache, steps, rounds, say) for setting in chosen
-        }
+        found = {setting: _rounds(setting, paths[setting.model], cache, steps, rounds, say) for setting in chosen}
         products = [] if quick else _products(CONFIGS[names[0]], say)
     parts = [_step_table(setting, rows) for setting, rows in found.items()]
     if products:
         parts.append(
-            "Our products' rate relative to oneDNN's in bf16 (forward, backward):\n\n"
-            + _product_table(products)
+            "Our products' rate relative to oneDNN's in bf16 (forward, backward):\n\n" + _product_table(products)
         )
     return {
         "steps": [{**asdict(setting), "rounds": rows} for setting, rows in found.items()],
@@ -63,9 +60,7 @@ def run(names: list[str], cache: Path, steps: int, quick: bool, keep: bool, say:
     }
 
 
-def _rounds(
-    setting: Setting, path: Path, cache: Path, steps: int, rounds: int, say: Say
-) -> list[dict[str, float]]:
+def _rounds(setting: Setting, path: Path, cache: Path, steps: int, rounds: int, say: Say) -> list[dict[str, float]]:
     """One dictionary per round: seconds of everything, measured one after the other."""
     cores = kernels.default_threads()
     plans = {name: plan_of(job_of(path, setting.tokens, name)) for name in ("mesp", "mebp")}
@@ -87,14 +82,9 @@ def _rounds(
 
     def peft(checkpointing: bool) -> float:
         return fastest(
-            peft_step(
-                setting.model,
-                "bf16",
-                checkpointing,
-                tokens=setting.tokens,
-                steps=steps,
-                interval=watch.RARELY,
-            )["seconds"]
+            peft_step(setting.model, "bf16", checkpointing, tokens=setting.tokens, steps=steps, interval=watch.RARELY)[
+                "seconds"
+            ]
         )
 
     rows = []
@@ -133,9 +123,7 @@ def _onednn_sum(config: ModelConfig, tokens: int, threads: int) -> float:
     return float(total)
 
 
-def _onednn(
-    shapes: list[tuple[int, int]], tokens: int, threads: int, types: tuple[str, ...]
-) -> list[dict[str, Any]]:
+def _onednn(shapes: list[tuple[int, int]], tokens: int, threads: int, types: tuple[str, ...]) -> list[dict[str, Any]]:
     request = {"shapes": shapes, "tokens": tokens, "types": types, "threads": threads}
     command = [sys.executable, "-m", "featherback.bench.onednn", json.dumps(request)]
     outcome = watch.run(command, interval=watch.RARELY)
@@ -172,8 +160,6 @@ def _product_table(lines: list[dict[str, Any]]) -> str:
         row = [f"{key[0]}", f"{key[1]} x {key[2]}"]
         for name in TYPES:
             line = cells.get((*key, name))
-            row.append(
-                "" if line is None else f"{line['forward']['ratio']:.2f} {line['backward']['ratio']:.2f}"
-            )
+            row.append("" if line is None else f"{line['forward']['ratio']:.2f} {line['backward']['ratio']:.2f}")
         body.append(row)
     return table(["tokens", "weight", *TYPES], body)

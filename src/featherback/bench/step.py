@@ -28,9 +28,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     states = folder if plan.states == "file" else None
     adapter = LoRA(model, request["rank"], path=states and states / "parameters.f32")
     optimizer = optim.create(request["optimizer"], adapter.parameters, adapter.layout.slots, place=states)
-    gradients = PagedArray(
-        adapter.parameters.layers, adapter.parameters.size, states and states / "gradients.f32"
-    )
+    gradients = PagedArray(adapter.parameters.layers, adapter.parameters.size, states and states / "gradients.f32")
     method = methods.create(request["method"], model, adapter, plan, folder)
     seconds, losses = [], []
     for tokens in request["tokens"]:
@@ -41,12 +39,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         optimizer.step(gradients, 1e-4)
         seconds.append(time.perf_counter() - start)
     meter.stop()
-    return {
-        "footprint_mb": meter.peak_footprint_mb,
-        "rss_mb": meter.peak_rss_mb,
-        "seconds": seconds,
-        "losses": losses,
-    }
+    return {"footprint_mb": meter.peak_footprint_mb, "rss_mb": meter.peak_rss_mb, "seconds": seconds, "losses": losses}
 
 
 if __name__ == "__main__":

@@ -39,9 +39,7 @@ def line(points: str, index: int) -> str:
 def dot(x: float, y: float, index: int) -> str:
     """Where line number `index` ends, hollow where another has its colour."""
     fill = colour(index) if index < len(COLOURS) else "white"
-    return (
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{fill}" stroke="{colour(index)}" stroke-width="2"/>'
-    )
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{fill}" stroke="{colour(index)}" stroke-width="2"/>'
 
 
 def colour(index: int) -> str:
@@ -52,6 +50,5 @@ def colour(index: int) -> str:
 def written(x: float, y: float, text: str, anchor: str = "middle", size: int = 12, colour: str = INK) -> str:
     """Text at a place."""
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}">'
-        f"{escape(text)}</text>"
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}">{escape(text)}</text>'
     )

@@ -25,11 +25,7 @@ STD = 0.02  # of every weight, as transformers are initialised
 POOL = 131_071  # blocks drawn; a prime, so that repeating them repeats no row in step with the row length
 
 # What llama.cpp stores instead where rows do not fill whole blocks of 256.
-FALLBACK = {
-    TensorType.Q4_K: TensorType.Q5_0,
-    TensorType.Q5_K: TensorType.Q5_1,
-    TensorType.Q6_K: TensorType.Q8_0,
-}
+FALLBACK = {TensorType.Q4_K: TensorType.Q5_0, TensorType.Q5_K: TensorType.Q5_1, TensorType.Q6_K: TensorType.Q8_0}
 
 
 CONFIGS: dict[str, ModelConfig] = {
@@ -126,9 +122,7 @@ def gguf_metadata(config: ModelConfig, name: str) -> dict[str, Value]:
     return {"general.architecture": config.architecture, "general.name": name, **prefixed}
 
 
-def _tensors(
-    config: ModelConfig, kind: TensorType, embedding: TensorType | None, seed: int
-) -> Iterator[OutTensor]:
+def _tensors(config: ModelConfig, kind: TensorType, embedding: TensorType | None, seed: int) -> Iterator[OutTensor]:
     source, names = _Source(seed), families.family_of(config).gguf_names
     for part, shape in top_shapes(config).items():
         yield source.tensor(names[part], shape, embedding or kind)

@@ -81,14 +81,7 @@ def train_synthetic(
 
 
 def train_command(
-    model: Path,
-    data: Path,
-    *,
-    tokens: int,
-    steps: int,
-    folder: Path,
-    memory: int,
-    **options: Any,
+    model: Path, data: Path, *, tokens: int, steps: int, folder: Path, memory: int, **options: Any
 ) -> Measured:
     """`featherback train` from its first instruction to its last; `options` are its flags.
 

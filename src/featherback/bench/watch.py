@@ -42,9 +42,7 @@ def run(
     system a millisecond a process.
     """
     start = time.perf_counter()
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     sampler = _Sampler(process.pid, interval, tree)
     sampler.start()
     try:
@@ -78,10 +76,7 @@ class _Sampler(threading.Thread):
             if not values:
                 continue
             self._seen = True
-            sums = (
-                sum(sum(v.get(k, 0) for k in _FOOTPRINT) for v in values),
-                sum(v.get("VmRSS", 0) for v in values),
-            )
+            sums = (sum(sum(v.get(k, 0) for k in _FOOTPRINT) for v in values), sum(v.get("VmRSS", 0) for v in values))
             self._peaks = [max(pair) for pair in zip(self._peaks, sums)]
             self._marks = max(self._marks, *(v.get("VmHWM", 0) for v in values))
             if self._together:

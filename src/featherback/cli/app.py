@@ -137,9 +137,7 @@ def run(arguments: list[str] | None = None) -> int:
         return INTERRUPTED
     except Exception as error:
         if hasattr(error, "format_message"):  # of the arguments
-            if not (
-                said := _of_arguments(error, arguments)
-            ):  # without arguments: the help is what there is to say
+            if not (said := _of_arguments(error, arguments)):  # without arguments: the help is what there is to say
                 return 2
             help_of = " ".join(("featherback", *([chosen] if chosen in COMMANDS else []), "--help"))
             error = FeatherbackError(f"{said} See {help_of}.")
@@ -150,9 +148,7 @@ def run(arguments: list[str] | None = None) -> int:
 def _of_arguments(error: Any, words: list[str]) -> str:
     """What the parser complains of in the `words` of the command line, in sentences; empty if that is nothing."""
     if option := getattr(error, "option_name", None) if hasattr(error, "possibilities") else None:
-        known = [
-            flag for parameter in error.ctx.command.params for flag in parameter.opts if flag[:2] == "--"
-        ]
+        known = [flag for parameter in error.ctx.command.params for flag in parameter.opts if flag[:2] == "--"]
         return f"There is no option {option}.{did_you_mean(near(option, known))}"
     said = str(error.format_message()).rstrip(".")
     if unknown := re.fullmatch(r"No such command '(.*?)'.*", said):

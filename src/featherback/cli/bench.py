@@ -24,22 +24,16 @@ USUAL_STEPS = 3  # of the others
 def bench(
     what: Annotated[str, typer.Argument(metavar="|".join(WHAT), help="What to measure.")],
     models: Annotated[
-        str,
-        typer.Option(help="memory, peers, speed, curve: the synthetic models, e.g. qwen2.5-0.5b,qwen2.5-3b."),
+        str, typer.Option(help="memory, peers, speed, curve: the synthetic models, e.g. qwen2.5-0.5b,qwen2.5-3b.")
     ] = "qwen2.5-0.5b",
     model: Annotated[
         str, typer.Option(metavar="MODEL", help="gradients, job, methods: the model that is trained.")
     ] = "smollm2-135m",
     data: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="PATH", help="methods: what is learnt, as for train.", show_default="the demo's"
-        ),
+        typer.Option(metavar="PATH", help="methods: what is learnt, as for train.", show_default="the demo's"),
     ] = None,
-    rows: Annotated[
-        str | None,
-        typer.Option(help="methods: some of them, e.g. mesp,lomo.", show_default="all"),
-    ] = None,
+    rows: Annotated[str | None, typer.Option(help="methods: some of them, e.g. mesp,lomo.", show_default="all")] = None,
     lr_factors: Annotated[
         str, typer.Option(help="methods: factors of the default learning rates, e.g. 0.3,1,3.")
     ] = "1",
@@ -53,36 +47,24 @@ def bench(
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(
-            min=0, help="methods: of steps, that every run is given.", show_default="as the first row takes"
-        ),
+        typer.Option(min=0, help="methods: of steps, that every run is given.", show_default="as the first row takes"),
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--dir",
-            metavar="DIR",
-            help="Folder for synthetic models and runs.",
-            show_default="the cache",
-        ),
+        typer.Option("--dir", metavar="DIR", help="Folder for synthetic models and runs.", show_default="the cache"),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write all results here as JSON; a plot goes beside it."),
+        Path | None, typer.Option(metavar="FILE", help="Write all results here as JSON; a plot goes beside it.")
     ] = None,
     steps: Annotated[
         int | None,
         typer.Option(
             min=1,
             help="Steps of each measured run; the first is not timed, but in a job.",
-            show_default="; ".join(
-                (str(USUAL_STEPS), *(f"{what}: {count}" for what, count in STEPS.items()))
-            ),
+            show_default="; ".join((str(USUAL_STEPS), *(f"{what}: {count}" for what, count in STEPS.items()))),
         ),
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Only a few rows, to check that the benchmark runs.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Only a few rows, to check that the benchmark runs.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the synthetic model files.")] = False,
     json: JSONOption = False,
 ) -> None:

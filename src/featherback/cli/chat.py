@@ -95,10 +95,7 @@ def _continues(model: str, adapter: Path | None, quantize: str) -> str:
     """What can be done with a base model in place of a chat."""
     from featherback.models.converted import NONE
 
-    named = [
-        *([] if quantize == NONE else ["--quantize", quantize]),
-        *(["--adapter", adapter] if adapter else []),
-    ]
+    named = [*([] if quantize == NONE else ["--quantize", quantize]), *(["--adapter", adapter] if adapter else [])]
     instead = quoted("featherback", "generate", model, *named, "--raw", "--prompt", "Once upon a time")
     return (
         f"{model} has no chat template: it is a base model, which continues text and cannot chat. Let it continue one "

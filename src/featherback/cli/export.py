@@ -15,19 +15,15 @@ from featherback.terminal import say
 
 def export(
     source: Annotated[
-        Path,
-        typer.Argument(metavar="RUN|ADAPTER", help="A run, or an adapter in PEFT's, MLX's or GGUF's format."),
+        Path, typer.Argument(metavar="RUN|ADAPTER", help="A run, or an adapter in PEFT's, MLX's or GGUF's format.")
     ],
     to: Annotated[str, typer.Option(metavar="|".join(TARGETS.names), help="Where it is to go.")],
     model: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="The base model.", show_default="the one that it was trained on"),
+        str | None, typer.Option(metavar="MODEL", help="The base model.", show_default="the one that it was trained on")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH", help="What to write.", show_default="beside RUN|ADAPTER, named after it"
-        ),
+        typer.Option(metavar="PATH", help="What to write.", show_default="beside RUN|ADAPTER, named after it"),
     ] = None,
     kind: Annotated[
         str | None,

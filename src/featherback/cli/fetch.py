@@ -12,9 +12,7 @@ from featherback.terminal import complain, say
 def fetch(
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME|HF_REPO[:FILE]", help="smollm2-135m, or a Hugging Face repository and its file."
-        ),
+        typer.Argument(metavar="NAME|HF_REPO[:FILE]", help="smollm2-135m, or a Hugging Face repository and its file."),
     ],
 ) -> None:
     """Download a model into the cache, verify its SHA-256, and print its path."""

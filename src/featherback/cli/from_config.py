@@ -109,9 +109,7 @@ def _own_parameter(name: str, panel: str | None = None) -> Parameter:
     """The flag of an option that some optimisers, or methods, have."""
     kinds = known()[name]
     help, shown = told(name)
-    option = typer.Option(
-        *flags(kinds[0], name), help=help, rich_help_panel=panel, show_default=shown or True
-    )
+    option = typer.Option(*flags(kinds[0], name), help=help, rich_help_panel=panel, show_default=shown or True)
     accepted = {value for kind in kinds for value in field_types(kind, name)}
     return _option(name, reduce(or_, accepted) | None, option, None)
 

@@ -35,12 +35,8 @@ def generate(
         ),
     ] = None,
     adapter: AdapterOption = None,
-    system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="A system message before the prompt.")
-    ] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as plain text: no chat template.")
-    ] = False,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message before the prompt.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as plain text: no chat template.")] = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")] = GENERATED_TOKENS,
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,

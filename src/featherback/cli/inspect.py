@@ -33,9 +33,7 @@ def inspect(
     ],
     model: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODEL", help="Show examples of a data file as this model would be trained on them."
-        ),
+        typer.Option(metavar="MODEL", help="Show examples of a data file as this model would be trained on them."),
     ] = None,
     examples: Annotated[int, typer.Option(min=1, help="With --model: how many.")] = 3,
     *,
@@ -106,9 +104,7 @@ def _show_examples(model: str, data: Source, seq_len: int | None, cut: bool, cou
     with as_tokens(opened, data, seq_len, cut) as (_, report):
         assert report is not None  # the data are files
         kept = replace(data, long="cut") if report.truncated else data
-        samples = preview(
-            opened.path, kept, report.seq_len if report.truncated else seq_len or SEQUENCE, count
-        )
+        samples = preview(opened.path, kept, report.seq_len if report.truncated else seq_len or SEQUENCE, count)
     if json:
         facts = {"data": data.name, "model": model, "report": report.to_json()}
         say(json_format.dumps({**facts, "examples": [asdict(sample) for sample in samples]}))

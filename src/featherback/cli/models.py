@@ -95,22 +95,12 @@ def _lines(listed: Listed) -> Iterator[str]:
     if len(name) > _NAME:
         yield name
         name = ""
-    facts = (
-        listed.architecture or "-",
-        _short(listed.parameters),
-        listed.type or "-",
-        _megabytes(listed.bytes),
-    )
+    facts = (listed.architecture or "-", _short(listed.parameters), listed.type or "-", _megabytes(listed.bytes))
     yield _ROW.format(name, *facts, "yes" if listed.trainable else "no", name=_NAME).rstrip()
     if listed.reason is not None:
         words = clean(_few_words(listed.reason, listed.path), one_line=True)
         yield from textwrap.wrap(
-            words,
-            _WIDTH,
-            initial_indent="    ",
-            subsequent_indent="    ",
-            max_lines=3,
-            break_on_hyphens=False,
+            words, _WIDTH, initial_indent="    ", subsequent_indent="    ", max_lines=3, break_on_hyphens=False
         )
 
 

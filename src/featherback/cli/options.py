@@ -20,9 +20,7 @@ ModelArgument = Annotated[str, _MODEL]
 ModelOrNone = Annotated[str | None, _MODEL]
 AdapterOption = Annotated[
     Path | None,
-    typer.Option(
-        "--adapter", metavar="PATH", help="A run, or an adapter in PEFT's, MLX's or GGUF's format, to apply."
-    ),
+    typer.Option("--adapter", metavar="PATH", help="A run, or an adapter in PEFT's, MLX's or GGUF's format, to apply."),
 ]
 
 
@@ -58,12 +56,8 @@ JSONOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard
 TemperatureOption = Annotated[
     float, typer.Option("--temperature", help="0 always takes the likeliest token; higher is more varied.")
 ]
-TopPOption = Annotated[
-    float, typer.Option("--top-p", help="Draw from the likeliest tokens that make up this share.")
-]
-TopKOption = Annotated[
-    int, typer.Option("--top-k", help="Draw from this many of the likeliest tokens. 0: from all.")
-]
+TopPOption = Annotated[float, typer.Option("--top-p", help="Draw from the likeliest tokens that make up this share.")]
+TopKOption = Annotated[int, typer.Option("--top-k", help="Draw from this many of the likeliest tokens. 0: from all.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="The same seed gives the same result.")]
 
 

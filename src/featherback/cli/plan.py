@@ -27,8 +27,7 @@ def plan(
     model: ModelArgument,
     json: JSONOption = False,
     everything: Annotated[
-        bool,
-        typer.Option("--all", help="Every method with every optimizer, for adapters and for whole models."),
+        bool, typer.Option("--all", help="Every method with every optimizer, for adapters and for whole models.")
     ] = False,
     **options: Annotated[Any, FromConfig(fields=FIELDS, own_of=("method",))],
 ) -> None:
@@ -68,20 +67,13 @@ def plan(
         f"{config.optimizer}, {config.compute}: {asked}\n"
     )
     _print_methods(rows)
-    shape = (
-        "4-bit Qwen2.5 shape that fits with all projections adapted"
-        if whole is None
-        else "Qwen2.5 shape that fits"
-    )
+    shape = "4-bit Qwen2.5 shape that fits with all projections adapted" if whole is None else "Qwen2.5 shape that fits"
     say(f"\nThe largest {shape}, resident memory counted:\n")
     names = [row.method for row in rows]
     widths = {name: max(8, len(name) + 2) for name in names}
     say(f"{'memory':<10}" + "".join(f"{name:>{width}}" for name, width in widths.items()))
     for amount, sizes in family:
-        say(
-            f"{amount / 1e6:<7.0f}MB "
-            + "".join(f"{sizes[name] or '-':>{width}}" for name, width in widths.items())
-        )
+        say(f"{amount / 1e6:<7.0f}MB " + "".join(f"{sizes[name] or '-':>{width}}" for name, width in widths.items()))
 
 
 def _asked(config: TrainConfig) -> str:
@@ -99,9 +91,7 @@ def _print_all(found: Iterable[Combination], config: TrainConfig, json: bool) ->
         say(dumps({"combinations": [asdict(row) for row in found]}))
         return
     largest = "largest Qwen2.5" if config.budget else "largest Qwen2.5 here"
-    say(
-        f"{'train':<6}{'method':<13}{'optimizer':<13}{'least --memory':>15}{'disk':>10}{'s/step':>8}  {largest}"
-    )
+    say(f"{'train':<6}{'method':<13}{'optimizer':<13}{'least --memory':>15}{'disk':>10}{'s/step':>8}  {largest}")
     for row in found:
         seconds = "-" if row.plan is None else f"{row.plan.predicted_step_seconds:.2f}"
         say(

@@ -52,9 +52,7 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
             continue
         less = " without those held out" if name == "train" and was_split(run) else ""
         if "paths" not in values:  # given as tokens, from Python
-            row(
-                label, f"{values['tokens']} tokens given{less}, {values['supervised_tokens']} of them trained"
-            )
+            row(label, f"{values['tokens']} tokens given{less}, {values['supervised_tokens']} of them trained")
             also = values.get("also_trained", 0), values["sequences"], values.get("also_trained_exact", True)
             for note in also_trained_note(*also):
                 row("", note)
@@ -219,9 +217,7 @@ def describe_compute(compute: str, rates: Mapping[str, float]) -> str:
 
 def describe_plan(plan: Plan, held: str = "adapter and optimizer") -> str:
     """One line: the predicted peaks, what is recomputed, and what does not lie in RAM, `held` among it."""
-    predicted = (
-        f"footprint {plan.predicted_footprint_mb:.0f} MB, rss {plan.predicted_rss_mb:.0f} MB predicted"
-    )
+    predicted = f"footprint {plan.predicted_footprint_mb:.0f} MB, rss {plan.predicted_rss_mb:.0f} MB predicted"
     policies = describe_work(plan)
     if plan.checkpoints != "ram":
         policies.append("block inputs in a file")
@@ -274,11 +270,7 @@ def print_sample(sample: Preview) -> None:
     """An example, the trained tokens marked: green on a terminal, in [brackets] elsewhere."""
     colour = sys.stdout.isatty()
     row("sample", f"{_short(sample.where)}; " + ("green" if colour else "[brackets]") + " = trained")
-    marks = (
-        {True: (_TRAINED, _PLAIN), False: (_CONTEXT, _PLAIN)}
-        if colour
-        else {True: ("[", "]"), False: ("", "")}
-    )
+    marks = {True: (_TRAINED, _PLAIN), False: (_CONTEXT, _PLAIN)} if colour else {True: ("[", "]"), False: ("", "")}
     lines = "".join(_mark(clean(text), *marks[trained]) for text, trained in sample.runs).splitlines()
     asked = "".join(clean(text) for text, _ in takewhile(lambda run: not run[1], sample.runs))
     answer = len(f"{asked}.".splitlines()) - 1  # the line that is trained first

@@ -15,9 +15,7 @@ def replay(
     out: Annotated[Path, typer.Option(metavar="DIR", help="New directory for the adapter.")],
     step: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="N", help="The step to stop after.", show_default="that of the run's adapter"
-        ),
+        typer.Option(min=1, metavar="N", help="The step to stop after.", show_default="that of the run's adapter"),
     ] = None,
 ) -> None:
     """Make the adapter of a MeZO run again from its options and its log of directions, without its data.

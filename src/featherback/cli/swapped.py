@@ -17,9 +17,7 @@ def check_not_swapped(command: str, model: str, data: str | Sequence[str] | None
     if len(paths) == 1 and _is_data(Path(model)) and _is_model(paths[0]):
         from featherback.terminal import quoted
 
-        meant = quoted(
-            "featherback", command, paths[0], "--data", model, *([] if out is None else ["--out", out])
-        )
+        meant = quoted("featherback", command, paths[0], "--data", model, *([] if out is None else ["--out", out]))
         raise FeatherbackError(f"MODEL and data seem swapped: {meant}")
 
 
@@ -30,11 +28,7 @@ def _is_data(path: Path) -> bool:
     if path.is_dir():
         return not (path / "config.json").exists() and seems_data(path, b"")
     head = _head(path)
-    return (
-        head is not None
-        and not head.startswith(b"GGUF")
-        and (is_name_of_data(path.name) or seems_data(path, head))
-    )
+    return head is not None and not head.startswith(b"GGUF") and (is_name_of_data(path.name) or seems_data(path, head))
 
 
 def _is_model(name: str) -> bool:

@@ -89,9 +89,7 @@ def _recorded_model(out: str) -> str | None:
 
     recorded = RunDirectory.open(out).config.model
     if not Path(recorded).exists():
-        raise FeatherbackError(
-            f"MODEL is missing: {out} was begun with {recorded}, which is not there; name it."
-        )
+        raise FeatherbackError(f"MODEL is missing: {out} was begun with {recorded}, which is not there; name it.")
     complain(f"note: the model is {recorded}, which {out} was begun with")
     return recorded
 
@@ -118,9 +116,7 @@ def _plan(file: RunFile, config: TrainConfig) -> dict[str, Any] | None:
         return None
     needed, free = plan.predicted_rss_mb, memory_limit() / 1e6
     if needed > free:
-        complain(
-            f"note: the plan of the file needs {needed:.0f} MB, and {free:.0f} MB are free: another is made"
-        )
+        complain(f"note: the plan of the file needs {needed:.0f} MB, and {free:.0f} MB are free: another is made")
         return None
     return values
 

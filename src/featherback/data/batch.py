@@ -25,9 +25,7 @@ class Batch:
     targets: Int32  # (T,)  IGNORE where nothing is trained; always IGNORE at the last token of a sequence
     positions: Int32  # (T,)  counted from 0 in each sequence
     cu_seqlens: Int32  # (S + 1,)  sequence s is tokens[cu_seqlens[s]:cu_seqlens[s + 1]]
-    prefix: Int32 | None = (
-        None  # (S,)  the sequence that s continues, or -1 (data/prefixes.py); None: all are whole
-    )
+    prefix: Int32 | None = None  # (S,)  the sequence that s continues, or -1 (data/prefixes.py); None: all are whole
 
     @property
     def n_tokens(self) -> int:
@@ -44,9 +42,7 @@ class Batch:
 
     @classmethod
     def from_sequences(
-        cls,
-        sequences: Sequence[npt.ArrayLike],
-        labels: Sequence[npt.ArrayLike | None] | None = None,
+        cls, sequences: Sequence[npt.ArrayLike], labels: Sequence[npt.ArrayLike | None] | None = None
     ) -> Batch:
         """Lay sequences of token ids end to end.
 
@@ -56,9 +52,7 @@ class Batch:
         if len(sequences) == 0:
             raise FeatherbackError("A batch needs at least one sequence of tokens.")
         if labels is not None and len(labels) != len(sequences):
-            raise FeatherbackError(
-                f"There are {len(sequences)} sequences of tokens but {len(labels)} of labels."
-            )
+            raise FeatherbackError(f"There are {len(sequences)} sequences of tokens but {len(labels)} of labels.")
         rows = [_ids(sequence, f"Sequence {s}") for s, sequence in enumerate(sequences)]
         cu_seqlens = np.zeros(len(rows) + 1, np.int32)
         np.cumsum([row.size for row in rows], out=cu_seqlens[1:])

@@ -89,18 +89,14 @@ class ChatTemplate:
         self.renamed: Counter[str] = Counter()
         """Messages so far whose role the template does not know and that were rendered with its other name."""
         self._synonyms = {
-            role: other
-            for role, other in SYNONYMS.items()
-            if not re.search(f"[\"']{role}[\"']", self._template)
+            role: other for role, other in SYNONYMS.items() if not re.search(f"[\"']{role}[\"']", self._template)
         }
 
     def start(self) -> None:
         """Have the process ready that renders."""
         self._renderer.start()
 
-    def render(
-        self, messages: Messages, add_generation_prompt: bool = False, tools: Tools | None = None
-    ) -> str:
+    def render(self, messages: Messages, add_generation_prompt: bool = False, tools: Tools | None = None) -> str:
         """The conversation as text. Raises FeatherbackError where the template refuses it."""
         (text,) = self._render((messages, add_generation_prompt), tools=tools)
         return _text(text)
@@ -114,9 +110,7 @@ class ChatTemplate:
             for messages, prompt in conversations
         ]
         tokenizer = self._tokenizer
-        return self._renderer.ask(
-            self._template, tokenizer.special_names, tokenizer.template_source, bare, tools
-        )
+        return self._renderer.ask(self._template, tokenizer.special_names, tokenizer.template_source, bare, tools)
 
     def _taken(self, number: int) -> Answers:
         return self._renderer.take(number, self._tokenizer.template_source)
@@ -167,15 +161,11 @@ class ChatTemplate:
     def encode_arrays(self, rendering: Rendering) -> tuple[Ids, NDArray[np.bool_]]:
         """`encode` without a Python object for each token."""
         tokenizer = self._tokenizer
-        ids, offsets = tokenizer.encode_with_offsets(
-            rendering.text, special=True, protected=rendering.contents
-        )
+        ids, offsets = tokenizer.encode_with_offsets(rendering.text, special=True, protected=rendering.contents)
         # A token is supervised if the first span that ends behind its start begins before its end.
         spans = np.array([*rendering.supervised, (len(rendering.text) + 1,) * 2], np.uint32)
         mask = np.empty(ids.size, np.bool_)
-        for at in range(
-            0, ids.size, _BLOCK
-        ):  # what is made on the way takes several times as much as the result
+        for at in range(0, ids.size, _BLOCK):  # what is made on the way takes several times as much as the result
             block = slice(at, at + _BLOCK)
             starts, ends = offsets[block, 0], np.maximum(offsets[block, 1], offsets[block, 0] + 1)
             mask[block] = spans[np.searchsorted(spans[:, 1], starts, side="right"), 0] < ends
@@ -192,11 +182,7 @@ class ChatTemplate:
         """The control token that ends an assistant turn; FeatherbackError if the template writes none."""
         if self._end is None:
             text, spans = self._marked([_message("user", "a"), _message("assistant", "b")])
-            end = (
-                text[spans[1][0][1] :].lstrip()
-                if spans and len(spans[1]) == 1
-                else text.rpartition("b")[2].lstrip()
-            )
+            end = text[spans[1][0][1] :].lstrip() if spans and len(spans[1]) == 1 else text.rpartition("b")[2].lstrip()
             token = next(self._tokenizer.control_tokens(end), None)
             if token is None or token[1] != 0:
                 raise FeatherbackError(
@@ -251,10 +237,7 @@ class ChatTemplate:
             spoken = sum(
                 _squeezed(said).count(_squeezed(name))
                 for message in messages
-                for said in (
-                    message["content"],
-                    *_leaves([c["function"] for c in message.get("tool_calls", ())]),
-                )
+                for said in (message["content"], *_leaves([c["function"] for c in message.get("tool_calls", ())]))
             )
             if max(squeezed.count(_squeezed(form)) for form in _spellings(name)) <= spoken:
                 raise self._left_out(what, name)
@@ -262,10 +245,7 @@ class ChatTemplate:
 
     def _check_calls(self, turn: str, i: int, message: Message) -> None:
         """FeatherbackError if a call or the reasoning of message `i` is not in its turn, or spells a control token."""
-        said = [
-            (f"a tool call of message {i + 1}", call, call["function"])
-            for call in message.get("tool_calls", ())
-        ]
+        said = [(f"a tool call of message {i + 1}", call, call["function"]) for call in message.get("tool_calls", ())]
         if reasoning := message.get("reasoning_content"):
             said.append((f"the reasoning of message {i + 1}", reasoning, reasoning))
         squeezed = _squeezed(turn) if said else ""
@@ -288,9 +268,7 @@ class ChatTemplate:
                 f"{what[0].upper()}{what[1:]} spells the control token {self._tokenizer.name(token[0])}; remove it."
             )
 
-    def _marked(
-        self, messages: Messages, add_generation_prompt: bool = False
-    ) -> tuple[str, list[list[Span]] | None]:
+    def _marked(self, messages: Messages, add_generation_prompt: bool = False) -> tuple[str, list[list[Span]] | None]:
         """The rendering and where each message's content is in it (several places, one or none); None if
         marks change what the template does."""
         return _unmarked(self._render(*_with_marks(messages, add_generation_prompt)), len(messages))
@@ -370,9 +348,7 @@ class ChatTemplate:
         return ()
 
 
-def _with_marks(
-    messages: Messages, add_generation_prompt: bool
-) -> tuple[tuple[Messages, bool], tuple[Messages, bool]]:
+def _with_marks(messages: Messages, add_generation_prompt: bool) -> tuple[tuple[Messages, bool], tuple[Messages, bool]]:
     """What to render: the conversation, and again with marks around each content."""
     marked = []
     for i, message in enumerate(messages):
@@ -447,13 +423,9 @@ def check_messages(messages: Any) -> None:
                 raise FeatherbackError(f'Message {i} has no "{key}".')
         for key in ("role", "content", "name", "tool_call_id", "reasoning_content"):
             if key in message and not isinstance(message[key], str):
-                raise FeatherbackError(
-                    f'"{key}" of message {i} must be a string, not {type(message[key]).__name__}.'
-                )
+                raise FeatherbackError(f'"{key}" of message {i} must be a string, not {type(message[key]).__name__}.')
         if not _ROLE.fullmatch(message["role"]):
-            raise FeatherbackError(
-                f"Message {i} has the role {message['role']!r}; expected user, assistant or system."
-            )
+            raise FeatherbackError(f"Message {i} has the role {message['role']!r}; expected user, assistant or system.")
         calls = message.get("tool_calls", ())
         if calls and message["role"] != "assistant":
             raise FeatherbackError(f'Message {i} has "tool_calls"; only the assistant calls tools.')

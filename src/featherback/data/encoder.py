@@ -66,9 +66,7 @@ class Encoder:
         """An example by itself. A text ends with the end token; all of it is supervised."""
         return self._begin(example)()
 
-    def encode_all(
-        self, examples: Iterable[Example | Bad]
-    ) -> Iterator[tuple[Example, Encoded] | Example | Bad]:
+    def encode_all(self, examples: Iterable[Example | Bad]) -> Iterator[tuple[Example, Encoded] | Example | Bad]:
         """Examples in order, those that cannot be encoded as what is wrong with them, and long texts as they are, for
         `stream`. What is wrong with reading them is raised in its turn: FeatherbackError."""
         waiting: deque[tuple[Example | Bad, Callable[[], Encoded] | None, int]] = deque()

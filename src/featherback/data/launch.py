@@ -66,6 +66,4 @@ def prepare_in_subprocess(
             f"memory: close other programs, or split the data."
         )
     reason = complaint.splitlines()[-1] if complaint else f"exit status {status}"
-    raise FeatherbackError(
-        f"Preparing the data {source.name} failed: {reason}. This is a fault of Featherback."
-    )
+    raise FeatherbackError(f"Preparing the data {source.name} failed: {reason}. This is a fault of Featherback.")

@@ -43,12 +43,7 @@ class Batching:
 
 
 def batches(
-    token_file: TokenFile,
-    batching: Batching,
-    seed: int = 0,
-    epoch: int = 0,
-    start: int = 0,
-    shuffle: bool = True,
+    token_file: TokenFile, batching: Batching, seed: int = 0, epoch: int = 0, start: int = 0, shuffle: bool = True
 ) -> Iterator[Batch]:
     """The batches of one epoch from batch `start` on: every sequence exactly once, shuffled unless `shuffle` is off."""
     for indices in islice(rows(token_file, batching, seed, epoch, shuffle), start, None):
@@ -66,22 +61,14 @@ def batch_of(token_file: TokenFile, indices: Indices) -> Batch:
 
 
 def count_batches(
-    token_file: TokenFile,
-    batching: Batching,
-    seed: int = 0,
-    epoch: int = 0,
-    shuffle: bool = True,
+    token_file: TokenFile, batching: Batching, seed: int = 0, epoch: int = 0, shuffle: bool = True
 ) -> int:
     """Number of batches of that epoch (it differs a little from epoch to epoch where they are packed)."""
     return sum(1 for _ in rows(token_file, batching, seed, epoch, shuffle))
 
 
 def rows(
-    token_file: TokenFile,
-    batching: Batching,
-    seed: int = 0,
-    epoch: int = 0,
-    shuffle: bool = True,
+    token_file: TokenFile, batching: Batching, seed: int = 0, epoch: int = 0, shuffle: bool = True
 ) -> Iterator[Indices]:
     """The sequence indices of each batch of an epoch; only the sequences' lengths are read."""
     seq_len = batching.seq_len

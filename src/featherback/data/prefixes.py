@@ -28,8 +28,7 @@ def share_prefixes(batch: Batch) -> Batch:
         return batch
     order = sorted(candidates, key=lambda s: batch.tokens[bounds[s]].tolist())
     common = [
-        min(free[a], free[b], _common(batch.tokens[bounds[a]], batch.tokens[bounds[b]]))
-        for a, b in pairwise(order)
+        min(free[a], free[b], _common(batch.tokens[bounds[a]], batch.tokens[bounds[b]])) for a, b in pairwise(order)
     ]
     _, found = _best(common, 0, len(order))
     if not found:

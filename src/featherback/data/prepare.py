@@ -300,10 +300,7 @@ class _Preparation:
 
 
 def _too_long(report: PrepareReport) -> str:
-    beyond, change = (
-        f"{report.seq_len} tokens",
-        f"{argument('seq_len', report.longest_chat)} takes them whole",
-    )
+    beyond, change = (f"{report.seq_len} tokens", f"{argument('seq_len', report.longest_chat)} takes them whole")
     data = f"{report.data} (first: {report.first_truncated})"
     return too_long(report.too_long, report.examples, data, beyond, report.longest_chat, change)
 

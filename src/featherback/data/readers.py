@@ -52,9 +52,7 @@ class DataFile:
             if (isinstance(item, Bad) or admits_example(room, item)) and not room.refused:
                 yield item
         if not found and not room.refused:
-            raise FeatherbackError(
-                f"The data file {self.data.name} holds no example, {self.container.nothing}."
-            )
+            raise FeatherbackError(f"The data file {self.data.name} holds no example, {self.container.nothing}.")
 
     def documents(self) -> Iterator[Document]:
         """Its texts; each is to be read before the next."""

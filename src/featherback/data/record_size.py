@@ -90,9 +90,7 @@ class RawSize:
             self._width = max(self._width, 4 if b"\\ud" in piece or b"\\uD" in piece else 2)
         lists = piece.count(b"[") + piece.count(b"{")
         self._objects += len(_BEGIN_OF_OBJECT.findall(piece))
-        self._structure += (
-            _LIST * lists + _VALUE * piece.count(b",") + _PAIR * len(_END_OF_KEY.findall(piece))
-        )
+        self._structure += _LIST * lists + _VALUE * piece.count(b",") + _PAIR * len(_END_OF_KEY.findall(piece))
 
     @property
     def reading(self) -> int:

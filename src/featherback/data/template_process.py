@@ -51,9 +51,7 @@ def main() -> None:
         size = len(line)
         with _bounded(size, used):
             request = json.loads(line)
-            del (
-                line
-            )  # a conversation may have megabytes: of each form no more is held than the next one needs
+            del line  # a conversation may have megabytes: of each form no more is held than the next one needs
             reply = service.reply(request, size)
             del request
             answer = json.dumps(reply)
@@ -98,9 +96,7 @@ def _bounded(size: int, used: int | None) -> Iterator[None]:
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     if used is not None:
         limit = used + MEMORY + MEMORY_EACH * size
-        resource.setrlimit(
-            resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most)
-        )
+        resource.setrlimit(resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
     signal.setitimer(signal.ITIMER_PROF, SECONDS + SECONDS_EACH * size)
     try:
         yield

@@ -162,9 +162,7 @@ class TokenFileWriter:
     def __enter__(self) -> TokenFileWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         if kind is None:
             self.close()
         else:
@@ -187,9 +185,7 @@ class TokenFile:
             raise FeatherbackError(f"Cannot read the token file {self.path}: {error.strerror}.") from error
         _, version, *counts = _HEADER.unpack(head)
         if version != VERSION:
-            raise FeatherbackError(
-                f"{self.path} is a token file of version {version}; this program reads {VERSION}."
-            )
+            raise FeatherbackError(f"{self.path} is a token file of version {version}; this program reads {VERSION}.")
         self._head = head[:_COUNTED]
         self.n_sequences, self.n_tokens, self.n_targets, self.max_length, metadata_bytes, self.checksum = (
             int(c) for c in counts
@@ -243,9 +239,7 @@ class TokenFile:
                 f"{vocab_size - 1}. Was the data prepared with another model's tokenizer?"
             )
         if not self.n_targets:
-            raise FeatherbackError(
-                f"{self.path} has no supervised token: there is nothing to train or measure."
-            )
+            raise FeatherbackError(f"{self.path} has no supervised token: there is nothing to train or measure.")
 
     def _damaged(self, how: str) -> FeatherbackError:
         return FeatherbackError(f"The token file {self.path} is damaged: {how}.")

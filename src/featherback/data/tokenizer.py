@@ -103,18 +103,14 @@ class Tokenizer:
     def is_chat(self) -> bool:
         return self.chat_template is not None
 
-    def encode(
-        self, text: str, special: bool = False, bos: bool = False, continues: bool = False
-    ) -> list[int]:
+    def encode(self, text: str, special: bool = False, bos: bool = False, continues: bool = False) -> list[int]:
         """Token ids of a text. `special`: control tokens spelled in it become tokens. `bos`: begin with BOS
         if the model is used with one. `continues`: the text goes on from earlier text, so it gets no leading
         space."""
         found: list[int] = self.encode_array(text, special, bos, continues).tolist()
         return found
 
-    def encode_array(
-        self, text: str, special: bool = False, bos: bool = False, continues: bool = False
-    ) -> Ids:
+    def encode_array(self, text: str, special: bool = False, bos: bool = False, continues: bool = False) -> Ids:
         """`encode` without a Python number for each token; threads may call it at the same time."""
         begin = [(self.bos_id, 0, 0)] if bos and self.add_bos and self.bos_id is not None else []
         with _whole_characters():
@@ -150,9 +146,7 @@ class Tokenizer:
                 if token is not None and self._names[token] in self.control:
                     yield token, start, end
 
-    def _parts(
-        self, text: str, special: bool, protected: Sequence[Span], continues: bool = False
-    ) -> list[Part]:
+    def _parts(self, text: str, special: bool, protected: Sequence[Span], continues: bool = False) -> list[Part]:
         return [
             (
                 token
@@ -166,9 +160,7 @@ class Tokenizer:
             for token, start, end in self._stretches(text, special, protected)
         ]
 
-    def _stretches(
-        self, text: str, special: bool, protected: Sequence[Span]
-    ) -> Iterator[tuple[int | None, int, int]]:
+    def _stretches(self, text: str, special: bool, protected: Sequence[Span]) -> Iterator[tuple[int | None, int, int]]:
         """Cut at special tokens: (token, start, end), token None for plain text, of which none is empty."""
         names = self._special_names if special else self._always_names
         finder = self._special_finder if special else self._always_finder

@@ -7,12 +7,7 @@ from typing import Any
 
 from featherback.data.renderer import MOST_CHARACTERS
 from featherback.data.tokenizer import END_TOKENS, Core, Tokenizer
-from featherback.data.tokenizer_json import (
-    TokenizerFile,
-    UnknownTokenizerError,
-    native_core,
-    read_tokenizer,
-)
+from featherback.data.tokenizer_json import TokenizerFile, UnknownTokenizerError, native_core, read_tokenizer
 from featherback.errors import FeatherbackError
 from featherback.files import read_bytes, read_json
 
@@ -29,9 +24,7 @@ def from_folder(folder: str | Path) -> Tokenizer:
     control = {token.content: token.id for token in file.added if token.special and token.content}
     # What the library finds by itself, where it is the core, is not looked for here.
     found = {} if note else {t.content: t.id for t in file.added if not t.special and t.content}
-    bos_id, eos_id = (
-        file.ids(names[name])[0] if name in names else None for name in ("bos_token", "eos_token")
-    )
+    bos_id, eos_id = (file.ids(names[name])[0] if name in names else None for name in ("bos_token", "eos_token"))
     ends = {i for token, i in control.items() if token in END_TOKENS} | _generation_ends(folder)
     return Tokenizer(
         core=core,
@@ -94,9 +87,7 @@ def _special_names(config: dict[str, Any], path: Path) -> dict[str, str]:
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str):
             if any("\ud800" <= character <= "\udfff" for character in value):
-                raise FeatherbackError(
-                    f"{path} has half a surrogate pair in its {name}, which is not valid Unicode."
-                )
+                raise FeatherbackError(f"{path} has half a surrogate pair in its {name}, which is not valid Unicode.")
             names[name] = value
     return names
 

@@ -58,20 +58,12 @@ def check_known(path: str | Path) -> None:
 
 def _facts(file: GGUFFile) -> dict[str, Scalar]:
     """What the metadata tell of the tokenizer, their prefix left out; FeatherbackError if it is not known."""
-    facts = {
-        k.removeprefix("tokenizer.ggml."): v
-        for k, v in file.metadata.items()
-        if k.startswith("tokenizer.ggml.")
-    }
+    facts = {k.removeprefix("tokenizer.ggml."): v for k, v in file.metadata.items() if k.startswith("tokenizer.ggml.")}
     kind = facts.get("model")
     if kind is None or "tokenizer.ggml.tokens" not in file.arrays:
-        raise FeatherbackError(
-            f"{file.path} holds no tokenizer (tokenizer.ggml.model and tokenizer.ggml.tokens)."
-        )
+        raise FeatherbackError(f"{file.path} holds no tokenizer (tokenizer.ggml.model and tokenizer.ggml.tokens).")
     if kind not in ("gpt2", "llama"):
-        raise FeatherbackError(
-            f"{file.path} has a tokenizer of type {kind!r}; supported are 'gpt2' and 'llama'."
-        )
+        raise FeatherbackError(f"{file.path} has a tokenizer of type {kind!r}; supported are 'gpt2' and 'llama'.")
     if kind == "gpt2" and (pre := str(facts.get("pre", "default"))) not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
         raise FeatherbackError(
@@ -93,9 +85,7 @@ def _build(file: GGUFFile) -> Tokenizer:
     spm = kind == "llama"
     bos_default = spm or facts.get("pre") in _LLAMA3_NAMES
     prefix = spm and bool(facts.get("add_space_prefix", True))
-    names = {
-        name: _token(file, facts, core.n_vocab, f"{name}_token_id") for name in ("bos", "eos", "eot", "eom")
-    }
+    names = {name: _token(file, facts, core.n_vocab, f"{name}_token_id") for name in ("bos", "eos", "eot", "eom")}
     ends = {i for name, i in names.items() if i is not None and name != "bos"}
     template = file.metadata.get("tokenizer.chat_template")
     return Tokenizer(
@@ -154,9 +144,7 @@ def _token(file: GGUFFile, facts: Mapping[str, Scalar], n_vocab: int, key: str) 
     if value is None:
         return None
     if not isinstance(value, int) or not 0 <= value < n_vocab:
-        raise FeatherbackError(
-            f"{file.path} is damaged: {key} is {value!r}, the vocabulary has {n_vocab} tokens."
-        )
+        raise FeatherbackError(f"{file.path} is damaged: {key} is {value!r}, the vocabulary has {n_vocab} tokens.")
     return value
 
 
@@ -183,10 +171,7 @@ def _sentencepiece(file: GGUFFile, types: NDArray[np.int32]) -> _native.TextEnco
     scores = _numbers(file, "tokenizer.ggml.scores", "scores")
     try:
         return _native.sentencepiece_encoder(
-            file.bytes,
-            tokens=_strings(file, "tokenizer.ggml.tokens"),
-            types=types,
-            scores=scores.astype(np.float32),
+            file.bytes, tokens=_strings(file, "tokenizer.ggml.tokens"), types=types, scores=scores.astype(np.float32)
         )
     except ValueError as error:
         raise FeatherbackError(f"{file.path} has a damaged tokenizer: {error}.") from error

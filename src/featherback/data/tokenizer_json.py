@@ -109,19 +109,13 @@ def _check_sizes(value: Any, name: str = "") -> None:
     put into a text they put into each piece of it."""
     if isinstance(value, str):
         if len(value) > _MOST_STRING and name != _CHARACTER_MAP:
-            raise ValueError(
-                f"its {shown(name)} has {len(value)} characters, the most that is read is {_MOST_STRING}"
-            )
+            raise ValueError(f"its {shown(name)} has {len(value)} characters, the most that is read is {_MOST_STRING}")
     elif isinstance(value, list) and len(value) > _MOST_STEPS and name in _STEPS:
-        raise ValueError(
-            f"its {shown(name)} has {len(value)} entries, the most that is read is {_MOST_STEPS}"
-        )
+        raise ValueError(f"its {shown(name)} has {len(value)} entries, the most that is read is {_MOST_STEPS}")
     elif isinstance(value, (list, dict)):
         for key, each in value.items() if isinstance(value, dict) else ((name, each) for each in value):
             if isinstance(value, dict) and len(key) > _MOST_STRING:
-                raise ValueError(
-                    f"it has a key of {len(key)} characters, the most that is read is {_MOST_STRING}"
-                )
+                raise ValueError(f"it has a key of {len(key)} characters, the most that is read is {_MOST_STRING}")
             _check_sizes(each, key)
 
 
@@ -135,9 +129,7 @@ def _check_growth(name: str, step: Any) -> None:
         content, pattern = each.get("content"), each.get("pattern")
         if isinstance(content, str) and isinstance(pattern, dict):
             replaced = pattern.get("String")
-            growth *= max(
-                1.0, len(content) / len(replaced or "x") if isinstance(replaced, str) else len(content)
-            )
+            growth *= max(1.0, len(content) / len(replaced or "x") if isinstance(replaced, str) else len(content))
         prepended = each.get("prepend")
         put += len(prepended) if isinstance(prepended, str) else 0
     if growth > _MOST_GROWTH or put > _MOST_STRING:
@@ -177,15 +169,10 @@ def native_core(file: TokenizerFile) -> _native.TextEncoder:
 
 
 def _byte_level(file: TokenizerFile, model: Mapping[str, Any]) -> _native.TextEncoder:
-    _require(
-        not model.get("byte_fallback") and model.get("unk_token") is None, "an unknown token beside bytes"
-    )
+    _require(not model.get("byte_fallback") and model.get("unk_token") is None, "an unknown token beside bytes")
     normalizer = [step["type"] for step in _steps(file.steps["normalizer"], "normalizers")]
     _require(normalizer in ([], ["NFC"]), f"the normalizer {' + '.join(normalizer)}")
-    _require(
-        [step["type"] for step in _steps(file.facts.get("decoder"), "decoders")] == ["ByteLevel"],
-        "its decoder",
-    )
+    _require([step["type"] for step in _steps(file.facts.get("decoder"), "decoders")] == ["ByteLevel"], "its decoder")
     cuts = []
     for step in _steps(file.steps["pre_tokenizer"], "pretokenizers"):
         cuts += _cuts(step)
@@ -231,19 +218,14 @@ def _sentencepiece(file: TokenizerFile, model: Mapping[str, Any]) -> _native.Tex
     _require(_marks_spaces(file.steps), "spaces that are no part of a token")
     _require(not model.get("ignore_merges"), "whole words beside merges")
     decoder = [step["type"] for step in _steps(file.facts.get("decoder"), "decoders")]
-    strips = {
-        ("Replace", "ByteFallback", "Fuse", "Strip"): True,
-        ("Replace", "ByteFallback", "Fuse"): False,
-    }
+    strips = {("Replace", "ByteFallback", "Fuse", "Strip"): True, ("Replace", "ByteFallback", "Fuse"): False}
     _require(tuple(decoder) in strips, f"the decoder {' + '.join(decoder)}")
     vocabulary = file.vocabulary
     names = [f"<0x{byte:02X}>" for byte in range(256)] if model.get("byte_fallback") else []
     spelled = file.ids(*names)
     unknown = file.ids(str(model["unk_token"]))[0] if model.get("unk_token") is not None else None
     complete = bool(names) and None not in spelled
-    _require(
-        complete or (unknown is not None and model.get("fuse_unk")), "characters that no token stands for"
-    )
+    _require(complete or (unknown is not None and model.get("fuse_unk")), "characters that no token stands for")
     for token in file.added:
         vocabulary.add(token.id, token.content)
     types = _types(file)
@@ -325,8 +307,7 @@ def _added(values: Mapping[str, Any]) -> AddedToken:
         special=bool(values.get("special")),
         lstrip=bool(values.get("lstrip")),
         rstrip=bool(values.get("rstrip")),
-        plain=not values.get("single_word")
-        and bool(values.get("special") or not values.get("normalized", True)),
+        plain=not values.get("single_word") and bool(values.get("special") or not values.get("normalized", True)),
     )
 
 

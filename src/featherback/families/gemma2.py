@@ -61,9 +61,7 @@ class GemmaConfig(ModelConfig):
         for name in ("attention_softcap", "final_softcap"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise FeatherbackError(
-                    f"The model's {name} is {value}; it must be finite, and 0 if there is none."
-                )
+                raise FeatherbackError(f"The model's {name} is {value}; it must be finite, and 0 if there is none.")
 
 
 class GemmaBlock(Block):

@@ -17,25 +17,11 @@ import numpy as np
 
 from featherback.architecture import hf_config
 from featherback.architecture.config import ModelConfig
-from featherback.architecture.gguf_metadata import (
-    LOCAL_THETA,
-    SCALING,
-    SCALING_FACTOR,
-    GGUFKeys,
-    common_config,
-)
+from featherback.architecture.gguf_metadata import LOCAL_THETA, SCALING, SCALING_FACTOR, GGUFKeys, common_config
 from featherback.architecture.hf_config import GLOBAL, LOCAL, HFConfig
 from featherback.architecture.names import Naming
 from featherback.families.base import by_window
-from featherback.families.gemma2 import (
-    CAPS,
-    SCALE,
-    Gemma,
-    GemmaBlock,
-    GemmaConfig,
-    hf_scores,
-    with_defaults,
-)
+from featherback.families.gemma2 import CAPS, SCALE, Gemma, GemmaBlock, GemmaConfig, hf_scores, with_defaults
 from featherback.layers.block import Block
 from featherback.layers.rope import Rotary
 from featherback.weights.writer import Value
@@ -97,12 +83,8 @@ class Gemma3(Gemma):
         everywhere, local = _rope(config)
         period = config.integer("sliding_window_pattern", PERIOD)
         return Gemma3Config(
-            **hf_config.common_config(
-                config, "gemma3", ("hidden_act",), {"rope_theta": everywhere.get("rope_theta")}
-            ),
-            windows=config.windows(
-                config.integer("sliding_window"), lambda layer: (layer + 1) % max(period, 1) != 0
-            ),
+            **hf_config.common_config(config, "gemma3", ("hidden_act",), {"rope_theta": everywhere.get("rope_theta")}),
+            windows=config.windows(config.integer("sliding_window"), lambda layer: (layer + 1) % max(period, 1) != 0),
             local_theta=config.number("rope_theta", LOCAL_BASE, local),
             rope_divisor=_divisor(config, everywhere),
             **hf_scores(config),
@@ -113,9 +95,7 @@ class Gemma3(Gemma):
         if config is None or config.entries["model_type"] != WITH_IMAGES:
             return naming
         tensors = {part: f"language_model.{name}" for part, name in self.hf_names.items()}
-        modules = {
-            part: name.replace("model.", "model.language_model.", 1) for part, name in self.hf_names.items()
-        }
+        modules = {part: name.replace("model.", "model.language_model.", 1) for part, name in self.hf_names.items()}
         return Naming(tensors, modules, IMAGE_PARTS)
 
     def blocks(self, config: ModelConfig) -> list[Block]:
@@ -126,8 +106,7 @@ class Gemma3(Gemma):
         everywhere = Rotary(config.rope_theta, config.head_dim, config.rope_interleaved, factors)
         local = Rotary(config.local_theta, config.head_dim, config.rope_interleaved)
         return by_window(
-            config,
-            lambda window: GemmaBlock(config, local if window else everywhere, window, qk_norm="heads"),
+            config, lambda window: GemmaBlock(config, local if window else everywhere, window, qk_norm="heads")
         )
 
     def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:

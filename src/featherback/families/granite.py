@@ -68,9 +68,7 @@ class Granite(Family):
         for name in ("attention_bias", "mlp_bias"):
             if config.flag(name, False):
                 raise config.unsupported(name, True)
-        stated: dict[str, Any] = {
-            field: config.number(entry, 1.0) for field, (_, entry) in MULTIPLIERS.items()
-        }
+        stated: dict[str, Any] = {field: config.number(entry, 1.0) for field, (_, entry) in MULTIPLIERS.items()}
         return GraniteConfig(**hf_config.common_config(config, "granite"), attention_bias=False, **stated)
 
     def blocks(self, config: ModelConfig) -> list[Block]:

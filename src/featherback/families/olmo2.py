@@ -57,9 +57,7 @@ class Olmo2(Family):
         if config.flag("attention_bias", False):  # o would have one as well
             raise config.unsupported("attention_bias", True)
         common = hf_config.common_config(config, "olmo2")
-        return ModelConfig(
-            **common | {"rms_norm_eps": config.number("rms_norm_eps", EPS)}, attention_bias=False
-        )
+        return ModelConfig(**common | {"rms_norm_eps": config.number("rms_norm_eps", EPS)}, attention_bias=False)
 
     def blocks(self, config: ModelConfig) -> list[Block]:
         turn = rotary(config)

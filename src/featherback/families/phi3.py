@@ -36,9 +36,7 @@ class Phi3(Family):
     model_types = ("phi3",)
     gguf_names: ClassVar[Names] = _fused(GGUF_NAMES, "blk.{}.attn_qkv.weight", "blk.{}.ffn_up.weight")
     hf_names: ClassVar[Names] = _fused(
-        HF_NAMES,
-        "model.layers.{}.self_attn.qkv_proj.weight",
-        "model.layers.{}.mlp.gate_up_proj.weight",
+        HF_NAMES, "model.layers.{}.self_attn.qkv_proj.weight", "model.layers.{}.mlp.gate_up_proj.weight"
     )
     window_period = 0
 
@@ -63,9 +61,7 @@ class Phi3(Family):
 
     def blocks(self, config: ModelConfig) -> list[Block]:
         turn = rotary(config)
-        return by_window(
-            config, lambda window: silu_block(config, turn, window, fused=QKV, fused_mlp=GATE_UP)
-        )
+        return by_window(config, lambda window: silu_block(config, turn, window, fused=QKV, fused_mlp=GATE_UP))
 
 
 FAMILY = Phi3()

@@ -62,9 +62,7 @@ class SmolLM3(Family):
             raise config.unsupported("num_hidden_layers", layers)
         rotated = _rope_layers(config, layers)
         in_use = config.flag("use_sliding_window", False)
-        windows = config.windows(
-            config.integer("sliding_window", 0) if in_use else 0, lambda layer: not rotated[layer]
-        )
+        windows = config.windows(config.integer("sliding_window", 0) if in_use else 0, lambda layer: not rotated[layer])
         if not in_use and hf_config.LOCAL in (types := config.entries.get("layer_types") or ()):
             raise config.unsupported("layer_types", types)
         return SmolLM3Config(
@@ -79,17 +77,14 @@ class SmolLM3(Family):
         turn, layers = rotary(config), config.num_hidden_layers
         kinds = list(zip(map(config.rotates, range(layers)), config.windows or (0,) * layers))
         made = {
-            (rotates, window): silu_block(config, turn if rotates else None, window)
-            for rotates, window in set(kinds)
+            (rotates, window): silu_block(config, turn if rotates else None, window) for rotates, window in set(kinds)
         }
         return [made[kind] for kind in kinds]
 
     def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
         assert isinstance(config, SmolLM3Config)
         if config.rope_layers:
-            raise FeatherbackError(
-                "GGUF cannot tell which layers of a SmolLM 3 rotate, if not three of four."
-            )
+            raise FeatherbackError("GGUF cannot tell which layers of a SmolLM 3 rotate, if not three of four.")
         return {}
 
 

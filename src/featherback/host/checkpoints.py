@@ -18,9 +18,7 @@ from featherback.host.positioned import read_at, write_at
 class Checkpoints:
     """One (T, D) array per layer, bf16 (uint16) or float32; in RAM (`folder` None) or an unnamed file of `folder`."""
 
-    def __init__(
-        self, layers: int, max_tokens: int, width: int, dtype: np.dtype[Any], folder: Path | None
-    ) -> None:
+    def __init__(self, layers: int, max_tokens: int, width: int, dtype: np.dtype[Any], folder: Path | None) -> None:
         self._dtype, self._width = dtype, width
         self._slot = max_tokens * width * dtype.itemsize
         self._file = None
@@ -45,9 +43,7 @@ class Checkpoints:
         try:
             write_at(self._descriptor(), x, self._offset(layer, first))
         except OSError as error:
-            raise FeatherbackError(
-                f"Cannot write the checkpoint of layer {layer}: {error.strerror}."
-            ) from error
+            raise FeatherbackError(f"Cannot write the checkpoint of layer {layer}: {error.strerror}.") from error
 
     def load(self, layer: int, out: NDArray[Any], first: int) -> None:
         """Copy rows [first, first + T) of `layer` into `out` (T, D), of the checkpoints' type."""

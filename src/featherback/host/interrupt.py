@@ -55,9 +55,7 @@ class Interrupt:
             raise KeyboardInterrupt
         self.requested = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         _restore(self._before)
 
 

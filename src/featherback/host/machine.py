@@ -143,9 +143,7 @@ def _cgroup_limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
         # In a container the path can be the host's, of which only the root is to be seen.
         group = root / path.lstrip("/")
         for folder in (group, *group.parents):
-            used = sum(
-                int(line.split()[1]) for line in _lines(folder / "memory.stat") if line.startswith(held)
-            )
+            used = sum(int(line.split()[1]) for line in _lines(folder / "memory.stat") if line.startswith(held))
             for text in _lines(folder / name):
                 if text.isdecimal():  # or "max"
                     yield int(text), used

@@ -49,9 +49,7 @@ class MapWatch:
                 found.append(path)
         return found
 
-    def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         kernels.unwatch_maps()
         if kind is not None and issubclass(kind, Exception):
             self.check()

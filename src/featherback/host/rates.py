@@ -23,9 +23,7 @@ class Rates:
     attention: float  # floating-point operations
 
 
-def _rates(
-    products: tuple[float, float, float], unpacked: tuple[float, float, float], attention: float
-) -> Rates:
+def _rates(products: tuple[float, float, float], unpacked: tuple[float, float, float], attention: float) -> Rates:
     computes = ("bf16", "int16", "fp32")
     return Rates(dict(zip(computes, products)), dict(zip(computes, unpacked)), attention)
 

@@ -30,9 +30,7 @@ class Sensors:
     `system`: where Linux shows its devices. `every`: seconds for which an answer holds.
     """
 
-    def __init__(
-        self, kinds: Collection[str] = (), system: Path = SYSTEM, every: float = LOOK_SECONDS
-    ) -> None:
+    def __init__(self, kinds: Collection[str] = (), system: Path = SYSTEM, every: float = LOOK_SECONDS) -> None:
         self._sensors = [KINDS[kind](system) for kind in kinds]
         self._every, self._next = every, 0.0
         self._reason: str | None = None

@@ -36,9 +36,7 @@ class WeightStream:
         self.model = model
         self._layers = without_map(model)
         self._files, self._scattered = OpenFiles(direct), ScatteredRows()
-        size = buffer_bytes(
-            [list(weights.matrices.values()) for weights in self._layers], model.head.weight, rows
-        )
+        size = buffer_bytes([list(weights.matrices.values()) for weights in self._layers], model.head.weight, rows)
         memories = [Arena(size).take("streamed weights", (size,), np.uint8) for _ in range(2)]
         self._buffers = [Buffer(memory, self._files) for memory in memories]
         self._last = self._buffers[0]

@@ -39,8 +39,7 @@ def made(folder: Path) -> Path:
 
 def unwritable(folder: Path, error: OSError) -> FeatherbackError:
     return FeatherbackError(
-        f"Cannot write to the cache folder {folder}: {error.strerror}. Set FEATHERBACK_CACHE to another "
-        "folder."
+        f"Cannot write to the cache folder {folder}: {error.strerror}. Set FEATHERBACK_CACHE to another folder."
     )
 
 

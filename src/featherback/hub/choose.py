@@ -29,9 +29,7 @@ def choose(repository: str, wanted: str | None, names: Iterable[str], join: str 
         if len(matching) == 1:
             return part_names(matching[0])
         found = f"fits {len(matching)} of its GGUF files"
-        raise FeatherbackError(
-            f"{repository}: {shown(wanted)} {found}; name one exactly. They are: {listing}."
-        )
+        raise FeatherbackError(f"{repository}: {shown(wanted)} {found}; name one exactly. They are: {listing}.")
     if len(ggufs) == 1:
         return part_names(ggufs[0])
     if ggufs:
@@ -57,9 +55,7 @@ def _models(names: list[str]) -> list[str]:
     return [
         name
         for name in names
-        if name.endswith(".gguf")
-        and part_names(name)[0] == name
-        and not name.rpartition("/")[2].startswith(_PROJECTOR)
+        if name.endswith(".gguf") and part_names(name)[0] == name and not name.rpartition("/")[2].startswith(_PROJECTOR)
     ]
 
 

@@ -79,7 +79,6 @@ def _check(path: Path, sha256: str | None, verify: bool) -> None:
         path.resolve().unlink(missing_ok=True)  # the client keeps a link to the content
         path.unlink(missing_ok=True)
         raise FeatherbackError(
-            f"The download of {path.name} is damaged (SHA-256 {found}, expected {sha256}). It was "
-            "deleted; try again."
+            f"The download of {path.name} is damaged (SHA-256 {found}, expected {sha256}). It was deleted; try again."
         )
     record(path, sha256)

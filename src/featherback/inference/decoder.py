@@ -63,13 +63,9 @@ class Decoder:
         )
         self._stores: dict[int, Checkpoints] = {}
         cache = self._cache(folder)
-        self._passes = Passes(
-            model, adapter, compute, layout, backend, scratch, held, weights, cache, columns
-        )
+        self._passes = Passes(model, adapter, compute, layout, backend, scratch, held, weights, cache, columns)
 
-    def forward(
-        self, tokens: Sequence[int], every: bool = False, check: Callable[[], None] | None = None
-    ) -> Float32:
+    def forward(self, tokens: Sequence[int], every: bool = False, check: Callable[[], None] | None = None) -> Float32:
         """Append `tokens` to the cache. Logits of the last one (vocab,), or of all (T, vocab) if `every`.
 
         `check` is called before each chunk of the prompt; what it raises leaves the cache with the tokens so far.
@@ -125,9 +121,7 @@ class Decoder:
             return RAMCache([KeyValues(*(np.empty(shape, float32) for _ in "kv")) for shape in shapes])
         assert folder is not None
         slots = 2 * len(widths)
-        self._stores = {
-            width: Checkpoints(slots, self.capacity, width, float32, folder) for width in set(widths)
-        }
+        self._stores = {width: Checkpoints(slots, self.capacity, width, float32, folder) for width in set(widths)}
         return FileCache(dict(self._stores))
 
 

@@ -47,9 +47,7 @@ class Needs:
         return self.scratch + self.held + self.beside + self.cache + self.weights
 
 
-def needs(
-    model: Model, adapter: LoRA | None, capacity: int, compute: str, layout: Layout, logits: int = 1
-) -> Needs:
+def needs(model: Model, adapter: LoRA | None, capacity: int, compute: str, layout: Layout, logits: int = 1) -> Needs:
     """What a decoder of `capacity` tokens takes, `logits` rows of them at a time."""
     sizes = StoredSizes.of(model)
     backend, scratch, held = Counting(compute), Ledger(), Ledger()
@@ -81,12 +79,7 @@ def needs(
 
 
 def fitting(
-    model: Model,
-    adapter: LoRA | None,
-    capacity: int,
-    compute: str,
-    budget: Budget,
-    weights: Weights | None = None,
+    model: Model, adapter: LoRA | None, capacity: int, compute: str, budget: Budget, weights: Weights | None = None
 ) -> Layout:
     """The fastest layout of a decoder that fits in the budget; BudgetError if even the smallest does not.
 

@@ -85,9 +85,7 @@ class Passes:
         self._layers: list[BlockWeights] = []
         if layout.is_resident:
             ctx = Context(backend, held, compute, Span.following(0, 1, 1))
-            self._layers = [
-                self._open.enter_context(self._assembled(ctx, index)) for index in range(len(model.blocks))
-            ]
+            self._layers = [self._open.enter_context(self._assembled(ctx, index)) for index in range(len(model.blocks))]
 
     def run(self, ids: NDArray[np.int32], span: Span, every: bool, logits: Array) -> None:
         """The tokens of `span` (T,) pass; `logits` (1, V) become those of the last one, or (T, V) of `every` one."""

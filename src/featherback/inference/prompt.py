@@ -14,9 +14,7 @@ Prompt = str | Sequence[Mapping[str, Any]]
 """A user's message, or the messages so far: [{"role": "user", "content": ...}, ...]."""
 
 
-def encode_prompt(
-    tokenizer: Tokenizer, prompt: Prompt, system: str | None = None, raw: bool = False
-) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, system: str | None = None, raw: bool = False) -> list[int]:
     """Token ids of a user's message for the model to answer; of the bare text if `raw` or no chat model.
 
     FeatherbackError if the prompt is empty.

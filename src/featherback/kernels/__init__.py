@@ -141,9 +141,7 @@ def _choose() -> None:
     if not named:
         return
     if named not in available():
-        raise FeatherbackError(
-            f"FEATHERBACK_KERNELS is {named!r}; this machine runs {', '.join(available())}."
-        )
+        raise FeatherbackError(f"FEATHERBACK_KERNELS is {named!r}; this machine runs {', '.join(available())}.")
     use(named)
 
 

@@ -18,14 +18,7 @@ import numpy as np
 from featherback.backend.protocol import Array
 from featherback.layers.context import Context
 from featherback.layers.kept import NOTHING, Intermediate, Kept
-from featherback.layers.linear import (
-    BlockWeights,
-    by_stored,
-    norm_backward,
-    normed,
-    row_ranges,
-    stored_shapes,
-)
+from featherback.layers.linear import BlockWeights, by_stored, norm_backward, normed, row_ranges, stored_shapes
 from featherback.layers.rope import Rotary
 from featherback.layers.span import Span
 
@@ -294,9 +287,7 @@ class Attention:
                 ctx.ops.fill(back[:, : self.rotary.dim], self.rotary.attention_factor**-2)
                 ctx.ops.scale_columns(turned, back.reshape(turned.shape[1]), turned)
 
-    def _turn_back(
-        self, ctx: Context, letter: str, w: BlockWeights, gradient: Array, raw: Array, dy: Array
-    ) -> None:
+    def _turn_back(self, ctx: Context, letter: str, w: BlockWeights, gradient: Array, raw: Array, dy: Array) -> None:
         """dy, an operand, the gradient of the product, from that of rope(rms(raw) g), which is overwritten."""
         norm = w.vectors.get(f"{letter}_norm")
         if letter != "v" and self.rotary is not None:

@@ -65,9 +65,7 @@ class Block:
             ctx.ops.cast(x, place)
         self.mlp.forward(ctx, x, w, kept)
 
-    def middle(
-        self, ctx: Context, x: Array, state: AttentionState, w: BlockWeights, kept: Kept = NOTHING
-    ) -> Array:
+    def middle(self, ctx: Context, x: Array, state: AttentionState, w: BlockWeights, kept: Kept = NOTHING) -> Array:
         """m (T, D) from the block's input x: kept, or computed again with attention's output projection."""
         place = kept.rows("m", ctx.span)
         if place is not None:

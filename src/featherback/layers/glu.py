@@ -47,16 +47,12 @@ class GatedUnit:
         fused: str | None = None,
     ) -> None:
         self.intermediate_size, self.eps, self.activation = intermediate_size, eps, activation
-        if (
-            pre_norm is None and post_norm is None
-        ):  # n may be m, which the products of down_proj would overwrite
+        if pre_norm is None and post_norm is None:  # n may be m, which the products of down_proj would overwrite
             raise ValueError("a gated unit without any norm")
         self.pre_norm, self.post_norm = pre_norm, post_norm
         sizes = {"gate": intermediate_size, "up": intermediate_size}
         self.parts = row_ranges(sizes, fused)
-        self.projections = stored_shapes(self.parts, hidden_size) | {
-            "down_proj": (hidden_size, intermediate_size)
-        }
+        self.projections = stored_shapes(self.parts, hidden_size) | {"down_proj": (hidden_size, intermediate_size)}
         self.vectors = {name: (hidden_size,) for name in (pre_norm, post_norm) if name}
         self.intermediates = {name: Intermediate(size) for name, size in sizes.items()}
         self.intermediates["mlp_out"] = Intermediate(hidden_size)
@@ -214,9 +210,7 @@ class GatedUnit:
             values.append(value)
         return values[0], values[1]
 
-    def _output_backward(
-        self, ctx: Context, dy: Array, n: Array, w: BlockWeights, kept: Kept, d_out: Array
-    ) -> None:
+    def _output_backward(self, ctx: Context, dy: Array, n: Array, w: BlockWeights, kept: Kept, d_out: Array) -> None:
         """d_out (T, D), an operand: the gradient of down(a), of its sum with DoRA, from dy, with y = m + down(a) or
         m + rms(down(a)) g'.
         """

@@ -102,14 +102,7 @@ class Projection(NamedTuple):
         ctx.release(self.weight)
 
     def backward(
-        self,
-        ctx: Context,
-        x: Array,
-        dy: Array,
-        dx: Array,
-        *,
-        h: Array | None = None,
-        accumulate: bool = False,
+        self, ctx: Context, x: Array, dy: Array, dx: Array, *, h: Array | None = None, accumulate: bool = False
     ) -> None:
         """The whole backward pass: dA += dh^T x, dB^T += h^T dy, dx (T, in) (+)= dy W + dh A. `h`, if it is there."""
         with ctx.frame():
@@ -131,9 +124,7 @@ class Projection(NamedTuple):
             if self.bias is not None:
                 self.sink.bias(ctx, self.name, self.corner[0], dy)
 
-    def forward(
-        self, ctx: Context, x: Array, h: Array | None, out: Array, *, accumulate: bool = False
-    ) -> None:
+    def forward(self, ctx: Context, x: Array, h: Array | None, out: Array, *, accumulate: bool = False) -> None:
         """out (T, out) (+)= x W^T + bias + h B^T, with h from `lora_in`; without h, LoRA's part is left out.
 
         With DoRA, out is overwritten.
@@ -142,9 +133,7 @@ class Projection(NamedTuple):
         self.product(ctx, x, h, out, accumulate=accumulate)
         self.finish(ctx, out)
 
-    def product(
-        self, ctx: Context, x: Array, h: Array | None, out: Array, *, accumulate: bool = False
-    ) -> None:
+    def product(self, ctx: Context, x: Array, h: Array | None, out: Array, *, accumulate: bool = False) -> None:
         """As `forward`, where more may be added to out before `finish`."""
         b = None if self.lora is None or h is None else self.lora.bt
         bias = self.bias if self.magnitude is None else None
@@ -178,9 +167,7 @@ class Projection(NamedTuple):
         ctx.ops.lora_in(dy, self.lora.bt, dh, self.lora.scale)
         return dh
 
-    def backward_input(
-        self, ctx: Context, dy: Array, dh: Array | None, dx: Array, *, accumulate: bool = False
-    ) -> None:
+    def backward_input(self, ctx: Context, dy: Array, dh: Array | None, dx: Array, *, accumulate: bool = False) -> None:
         """dx (T, in) (+)= dy W + dh A, with dh from `lora_in_backward`; without dh, LoRA's part is left out."""
         if self.lora is None or dh is None or self.lora.mask is None:
             a = None if self.lora is None or dh is None else self.lora.a
@@ -272,9 +259,7 @@ class Projection(NamedTuple):
     def _add_through_mask(self, ctx: Context, dh: Array, lora: LoRAFactors, mask: Mask, dx: Array) -> None:
         """dx (T, in) += M (dh A)."""
         with ctx.frame():
-            a = ctx.floats(
-                f"A of {self.name}, columns of a tile", *lora.a.shape
-            )  # a product reads whole rows
+            a = ctx.floats(f"A of {self.name}, columns of a tile", *lora.a.shape)  # a product reads whole rows
             ctx.ops.cast(lora.a, a)
             through = ctx.floats(f"gradient of the input of {self.name}, not dropped", *dx.shape)
             ctx.ops.linear_backward(dh, ctx.ops.dense(a), through)

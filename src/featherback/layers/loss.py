@@ -65,9 +65,7 @@ class HeadPass:
     targets: NDArray[np.int32]  # (n,)
     scale: float  # of the loss
 
-    def gradient(
-        self, ctx: Context, head: Head, source: HeadSource, height: int
-    ) -> Iterator[tuple[slice, Array]]:
+    def gradient(self, ctx: Context, head: Head, source: HeadSource, height: int) -> Iterator[tuple[slice, Array]]:
         """(rows, their gradient (height or fewer, D)) of scale * loss, in order."""
         n, width = self.hidden.shape
         with ctx.frame():
@@ -76,10 +74,7 @@ class HeadPass:
                 self.softmax.reference, self.softmax.sum, self.softmax.target_logit, self.scale, shares, pulls,
                 softcap=head.softcap,
             )  # fmt: skip
-            weighted, operand = (
-                ctx.floats("hidden, weighted", n, width),
-                ctx.operands("hidden, weighted", n, width),
-            )
+            weighted, operand = (ctx.floats("hidden, weighted", n, width), ctx.operands("hidden, weighted", n, width))
             ctx.ops.cast(self.hidden, weighted)
             ctx.ops.scale_rows(weighted, shares)
             ctx.ops.cast(weighted, operand)

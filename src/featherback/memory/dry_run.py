@@ -132,8 +132,7 @@ def _in_chunks(plan: Plan, run: Callable[[Plan], Account]) -> Account:
     if count <= fewest + period:
         return run(plan)
     few, more = (
-        run(replace(plan, tokens=plan.tokens - (count - n) * plan.chunk_tokens))
-        for n in (fewest, fewest + period)
+        run(replace(plan, tokens=plan.tokens - (count - n) * plan.chunk_tokens)) for n in (fewest, fewest + period)
     )
     return _continued(few, more, (count - fewest) // period - 1)
 
@@ -167,9 +166,7 @@ def step_ledger(job: Job, plan: Plan) -> Ledger:
     return ledger
 
 
-def run_step(
-    job: Job, plan: Plan, layers: Sequence[int], head: BlankMatrix, ledger: Ledger | None = None
-) -> Account:
+def run_step(job: Job, plan: Plan, layers: Sequence[int], head: BlankMatrix, ledger: Ledger | None = None) -> Account:
     """A step of a model that has only these layers, and this output head; its arrays are written down in `ledger`."""
     backend = Counting(plan.compute)
     model = _Shapes(job, layers, head)

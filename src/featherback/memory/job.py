@@ -40,9 +40,7 @@ class Job(StoredSizes):
     threads: int = 1
     whole: Whole | None = None  # None: an adapter is trained
     files: bool = True  # False: the run directory lies in memory, where a file would save none
-    accounts: dict[Any, Any] = field(
-        default_factory=dict, compare=False
-    )  # dry runs that were made: memory.dry_run
+    accounts: dict[Any, Any] = field(default_factory=dict, compare=False)  # dry runs that were made: memory.dry_run
 
     @classmethod
     def of(cls, model: Model, **options: Any) -> Job:
@@ -65,8 +63,7 @@ class Job(StoredSizes):
             stored=stored,
             head=outside[-1],
             layer_mapped=most_mapped(max(total(m.nbytes for m in layer.values()) for layer in stored)),
-            weight_bytes=total(m.nbytes for layer in stored for m in layer.values())
-            + total(m.nbytes for m in outside),
+            weight_bytes=total(m.nbytes for layer in stored for m in layer.values()) + total(m.nbytes for m in outside),
         )
 
     @classmethod

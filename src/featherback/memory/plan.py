@@ -74,7 +74,5 @@ class Plan:
     def default(cls, config: ModelConfig, *, tokens: int, compute: str = "bf16") -> Plan:
         """Everything in RAM: for a machine with memory to spare, or a single gradient."""
         return cls(
-            tokens=tokens,
-            compute=compute,
-            mlp_tile=min(512, -(-config.intermediate_size // MLP_STEP) * MLP_STEP),
+            tokens=tokens, compute=compute, mlp_tile=min(512, -(-config.intermediate_size // MLP_STEP) * MLP_STEP)
         )

@@ -67,17 +67,13 @@ def candidates(job: Job, chunks: Sequence[int] = CHUNKS) -> Iterator[Plan]:
     inner = -(-job.config.intermediate_size // MLP_STEP)
     mlp_tiles = sorted({min(steps, inner) * MLP_STEP for steps in MLP_TILES})
     vocab_tiles = sorted({min(rows, job.config.vocab_size) for rows in VOCAB_TILES})
-    can_chunk = (
-        job.method.can_chunk and job.whole is None
-    )  # a weight changes once all of its gradient is there
+    can_chunk = job.method.can_chunk and job.whole is None  # a weight changes once all of its gradient is there
     chunk_choices = [None, *(chunk for chunk in chunks if can_chunk and chunk < job.tokens)]
     places = ("ram", "file") if job.files else ("ram",)
     for chunk, mlp, vocab, keep_h, checkpoints, states, weights in product(
         chunk_choices, mlp_tiles, vocab_tiles, (True, False), places, places, get_args(Weights)
     ):
-        if job.whole is not None and (
-            keep_h or weights == "streamed"
-        ):  # no LoRA; what was just written is cached
+        if job.whole is not None and (keep_h or weights == "streamed"):  # no LoRA; what was just written is cached
             continue
         if keep_h and chunk is not None:  # from one chunk's recomputation to its gradients h is not kept
             continue
@@ -198,10 +194,7 @@ def gains(job: Job, plan: Plan, machine: Machine) -> list[Gain]:
     kept: tuple[str, ...] = ()
     before = account(job, replace(plan, keep={}))
     while left:
-        after = {
-            names: account(job, replace(plan, keep=dict.fromkeys(kept + names, job.returned)))
-            for names in left
-        }
+        after = {names: account(job, replace(plan, keep=dict.fromkeys(kept + names, job.returned))) for names in left}
         next_gains = [
             Gain(
                 names,
@@ -223,12 +216,7 @@ def gains(job: Job, plan: Plan, machine: Machine) -> list[Gain]:
 
 
 def _keeping(
-    job: Job,
-    fitting: list[Prediction],
-    limit: float,
-    worth: Sequence[Gain],
-    baseline: Baseline,
-    machine: Machine,
+    job: Job, fitting: list[Prediction], limit: float, worth: Sequence[Gain], baseline: Baseline, machine: Machine
 ) -> Prediction:
     """The fastest of some plans, each with the rest of the budget filled by what is `worth` keeping.
 

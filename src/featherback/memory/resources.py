@@ -60,9 +60,7 @@ class Resources:
     scratch: Scratch  # everything that dies within a step's phase
     kept: Scratch  # intermediates that stay from the forward to the backward pass
     weights: WeightSource
-    checkpoints: (
-        TokenStore | None
-    )  # block inputs, a slot per layer that it comes to; None: there is no backward pass
+    checkpoints: TokenStore | None  # block inputs, a slot per layer that it comes to; None: there is no backward pass
     residual: TokenStore | None  # the residual stream, then its gradient, where tokens pass in chunks
 
     def close(self) -> None:
@@ -74,14 +72,7 @@ class Resources:
 
 
 def resources(
-    model: Model,
-    plan: Plan,
-    scratch: int,
-    kept: int,
-    *,
-    checkpoints: int,
-    folder: Path | None,
-    changing: bool = False,
+    model: Model, plan: Plan, scratch: int, kept: int, *, checkpoints: int, folder: Path | None, changing: bool = False
 ) -> Resources:
     """The resources of a plan on this machine: `scratch` and `kept` in bytes; `folder` for what it keeps in files.
 

@@ -93,9 +93,7 @@ def layer_weights(
     with ctx.frame(), source.layer(index, then) as stored:
         if adapter is None:
             if ctx.moves is not None:
-                vectors = {
-                    name: vector(ctx, value, Spot(name, index)) for name, value in stored.vectors.items()
-                }
+                vectors = {name: vector(ctx, value, Spot(name, index)) for name, value in stored.vectors.items()}
                 stored = replace(stored, vectors=vectors)
             yield block_weights(ctx.backend, stored, sink=sink, layer=index)
             return

@@ -107,20 +107,14 @@ class Method(ABC):
         return None
 
     @abstractmethod
-    def gradients(
-        self, batch: Batch, scale: float, sink: GradientSink | WeightSink, draw: Draw = FIRST
-    ) -> float:
+    def gradients(self, batch: Batch, scale: float, sink: GradientSink | WeightSink, draw: Draw = FIRST) -> float:
         """The summed loss (nats) of `batch`; d(scale * loss)/d(parameters) goes to `sink`, a layer at a time.
 
         With an adapter it is a GradientSink, without one a WeightSink.
         """
 
     def loss(
-        self,
-        batch: Batch,
-        parameters: Parameters | None = None,
-        draw: Draw | None = None,
-        moves: Moves | None = None,
+        self, batch: Batch, parameters: Parameters | None = None, draw: Draw | None = None, moves: Moves | None = None
     ) -> float:
         """The summed loss (nats) over the batch's supervised tokens, with other values of the adapter if given.
 

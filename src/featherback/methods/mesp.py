@@ -39,9 +39,7 @@ class MeSP(Method):
     can_keep = True
     can_train_weights = True
 
-    def gradients(
-        self, batch: Batch, scale: float, sink: GradientSink | WeightSink, draw: Draw = FIRST
-    ) -> float:
+    def gradients(self, batch: Batch, scale: float, sink: GradientSink | WeightSink, draw: Draw = FIRST) -> float:
         way_back, kept = self._way_back(draw), dict[int, Kept]()
         whole = None if self.adapter is not None else cast(WeightSink, sink)
         with self._begin(batch, draw) as sweep, self.resources.kept.frame():
@@ -88,9 +86,7 @@ class MeSP(Method):
                 total += head.loss_and_gradient(ctx, x, sweep.targets(span), weights, scale, sink)
         return total
 
-    def _backward(
-        self, sweep: Sweep, index: int, then: int, kept: Kept, sink: GradientSink | WeightSink
-    ) -> None:
+    def _backward(self, sweep: Sweep, index: int, then: int, kept: Kept, sink: GradientSink | WeightSink) -> None:
         """The gradient of a block's output becomes that of its input; those of what is trained go to `sink`. `then` is
         the block that comes next.
 

@@ -79,9 +79,7 @@ class MeZO(Method):
     def slopes(self) -> list[float] | None:
         return [] if self.options.log_directions else None
 
-    def gradients(
-        self, batch: Batch, scale: float, sink: GradientSink | WeightSink, draw: Draw = FIRST
-    ) -> float:
+    def gradients(self, batch: Batch, scale: float, sink: GradientSink | WeightSink, draw: Draw = FIRST) -> float:
         if self.adapter is None:
             return self._of_weights(batch, scale, cast(WeightSink, sink), draw)
         parameters = self.adapter.parameters

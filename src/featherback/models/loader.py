@@ -41,9 +41,7 @@ def load(path: str | Path, quantize: str = NONE, *, foresee: bool = False) -> Mo
 def load(path: str | Path, quantize: str = NONE, *, kind: type[M]) -> M: ...
 
 
-def load(
-    path: str | Path, quantize: str = NONE, *, kind: type[Model] = Model, foresee: bool = False
-) -> Model:
+def load(path: str | Path, quantize: str = NONE, *, kind: type[Model] = Model, foresee: bool = False) -> Model:
     """Open the model in a GGUF file, a Hugging Face folder or an MLX folder, without reading its weights.
 
     Any part of a split GGUF stands for all of them, and a run's directory for the model that it trained. `quantize`
@@ -55,9 +53,7 @@ def load(
     """
     path = Path(path)
     if quantize not in (NONE, *QUANTIZE):
-        raise FeatherbackError(
-            f"{argument_is('quantize', repr(quantize))}; {expected(quantize, (NONE, *QUANTIZE))}"
-        )
+        raise FeatherbackError(f"{argument_is('quantize', repr(quantize))}; {expected(quantize, (NONE, *QUANTIZE))}")
     if path.is_dir():
         private.check_run(path)
     if (whole := path.absolute()) in results(whole.parent):
@@ -67,9 +63,7 @@ def load(
     if path.is_dir():
         return _load_folder(path, quantize, kind, foresee)
     if path.suffix == ".safetensors":
-        raise FeatherbackError(
-            f"{path} holds weights only; give the folder that it lies in with its {CONFIG}."
-        )
+        raise FeatherbackError(f"{path} holds weights only; give the folder that it lies in with its {CONFIG}.")
     if quantize != NONE:
         raise FeatherbackError(
             f"{path} is a GGUF file, whose weights are used as they are; {argument('quantize')} is for Hugging Face "

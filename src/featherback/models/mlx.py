@@ -111,9 +111,7 @@ class MLXFolder:
             raise FeatherbackError(f"Tensor {where} must be of U32, and its scales and biases floats.")
         bits, size = grouping
         if len(info.shape) != 2:
-            raise FeatherbackError(
-                f"Tensor {where} has shape {info.shape}; a packed matrix has two dimensions."
-            )
+            raise FeatherbackError(f"Tensor {where} has shape {info.shape}; a packed matrix has two dimensions.")
         rows, cols = info.shape[0], info.shape[1] * 32 // bits
         if cols % size:
             raise FeatherbackError(
@@ -126,9 +124,7 @@ class MLXFolder:
                     f"groups of {size} need {(rows, cols // size)}."
                 )
         stands_for = TensorInfo(name, info.type, (rows, cols), info.offset, info.nbytes)
-        return Packed(
-            stands_for, info, matrix(self.store, scales.name), matrix(self.store, biases.name), grouping
-        )
+        return Packed(stands_for, info, matrix(self.store, scales.name), matrix(self.store, biases.name), grouping)
 
     def _fits_halves(self, packed: Packed) -> Iterator[bool]:
         """Whether float16 has the same scales and biases, for a few rows at a time."""

@@ -110,12 +110,8 @@ class Model:
 
     def read_norm(self) -> None:
         """Take the final norm from its file, again if that has changed; logits = (rms(x) g / c) W^T."""
-        with np.errstate(
-            all="ignore"
-        ):  # a file may hold NaN: that is found where they are named (models.finite)
-            np.divide(
-                self._vector("norm", self._names["norm"]), np.float32(self.head.divisor), out=self.head.norm
-            )
+        with np.errstate(all="ignore"):  # a file may hold NaN: that is found where they are named (models.finite)
+            np.divide(self._vector("norm", self._names["norm"]), np.float32(self.head.divisor), out=self.head.norm)
 
     def stored_name(self, part: str, layer: int | None = None) -> str:
         """What the file calls a part of the model, such as "q_proj" of a layer."""

@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from featherback.host.paged import PagedArray
-from featherback.optim.layerwise import (
-    LayerwiseOptimizer,
-    Rate,
-    clip_scale,
-    global_norm,
-    held_rows,
-    state_sizes,
-)
+from featherback.optim.layerwise import LayerwiseOptimizer, Rate, clip_scale, global_norm, held_rows, state_sizes
 from featherback.optim.rule import Rule
 from featherback.optim.schedule import SCHEDULES, Schedule
 from featherback.parameters.slots import SlotTable

@@ -38,9 +38,7 @@ class LayerwiseOptimizer:
         self.updates = [0] * parameters.layers
         """Of each layer: the number of its steps, as the rule counts them."""
         self.states: Mapping[str, PagedArray] = {
-            name: PagedArray(
-                parameters.layers, elements, None if place is None else Path(place) / f"{name}.f32"
-            )
+            name: PagedArray(parameters.layers, elements, None if place is None else Path(place) / f"{name}.f32")
             for name, elements in state_sizes(rule, slots).items()
         }
 

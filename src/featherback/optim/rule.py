@@ -143,9 +143,7 @@ class Elementwise(Rule):
         for number, (rows, gradient) in enumerate(tensor.gradient()):
             count = self.held_size(gradient.size)
             with tensor.values(rows) as values, ExitStack() as stack:
-                held = [
-                    stack.enter_context(tensor.state(name, number * whole, count)) for name in self.STATES
-                ]
+                held = [stack.enter_context(tensor.state(name, number * whole, count)) for name in self.STATES]
                 states = self.unpack(held, gradient.size)
                 self.change(values.reshape(-1), gradient.reshape(-1), states, turn)
                 self.pack(states, held, (turn.seed, turn.step, *tensor.key, number))

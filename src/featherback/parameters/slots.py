@@ -43,8 +43,7 @@ class SlotTable:
     def view(self, index: int, flat: Any) -> dict[str, Any]:
         """name -> its values in the flat vector (size,) of a layer: views, in their shapes."""
         return {
-            slot.name: flat[slot.start : slot.start + slot.size].reshape(*slot.shape)
-            for slot in self._layers[index]
+            slot.name: flat[slot.start : slot.start + slot.size].reshape(*slot.shape) for slot in self._layers[index]
         }
 
     @staticmethod

@@ -25,11 +25,7 @@ def model_path(adapter: Path, named: str | None) -> Path:
     for name in found:
         if _is_here(name):
             return Path(name)
-    told = (
-        f"it names {shown(found[0])}, which is not here"
-        if found
-        else "it does not say on which it was trained"
-    )
+    told = f"it names {shown(found[0])}, which is not here" if found else "it does not say on which it was trained"
     raise FeatherbackError(f"Name the model of {adapter} with {argument('model')}: {told}.")
 
 
@@ -40,11 +36,7 @@ def base_of_run(run: Path, named: str | None) -> Model | None:
     """
     record = read_json(run / RUN_FILE, MOST_RECORD) if (run / RUN_FILE).is_file() else {}
     known = record.get("model") if isinstance(record, dict) else None
-    found = (
-        [locate(named)]
-        if named is not None
-        else [Path(name) for name in recorded_names(run) if _is_here(name)]
-    )
+    found = [locate(named)] if named is not None else [Path(name) for name in recorded_names(run) if _is_here(name)]
     for path in found:
         try:
             base = models.load(path)
@@ -54,9 +46,7 @@ def base_of_run(run: Path, named: str | None) -> Model | None:
             if named is not None:
                 raise
     if named is not None:
-        raise FeatherbackError(
-            f"{argument_is('model', named)}, which is not the model that {run} was trained from."
-        )
+        raise FeatherbackError(f"{argument_is('model', named)}, which is not the model that {run} was trained from.")
     return None
 
 

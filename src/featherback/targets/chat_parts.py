@@ -111,9 +111,7 @@ def _found(template: ChatTemplate) -> ChatParts:
     _, rest = template.render([FIRST, ANSWER, SECOND]).split(A)
     turn, rest = rest.split(B)
     between, _ = rest.split(C)
-    if not (
-        asked.startswith(after_user) and turn.startswith(after_user) and between.startswith(after_answer)
-    ):
+    if not (asked.startswith(after_user) and turn.startswith(after_user) and between.startswith(after_answer)):
         raise ValueError("a message changes what stands around another")
     before_user = between[len(after_answer) :]
     if not head.endswith(before_user):

@@ -25,9 +25,7 @@ class GGUF(Target):
         model = adapter.model
         notes = [f"factors as {kind.name}; they apply to any GGUF of the same model, however quantised"]
         if model.source == "gguf":
-            return Exported(
-                request.out, quoted("llama-cli", "-m", first_part(model), "--lora", request.out), notes
-            )
+            return Exported(request.out, quoted("llama-cli", "-m", first_part(model), "--lora", request.out), notes)
         notes.append(
             f"llama.cpp applies it to a GGUF of {model.path}, which its convert_hf_to_gguf.py makes: "
             f"{quoted('llama-cli', '-m', 'MODEL.gguf', '--lora', request.out)}"

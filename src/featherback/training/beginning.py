@@ -33,14 +33,7 @@ def first_adapter(run: RunDirectory, model: Model, place: Path | None = None) ->
     if config.start is None:
         form = config.form
         adapter = LoRA(
-            model,
-            form.rank,
-            form.alpha,
-            form.targets,
-            config.seed,
-            path=place,
-            rslora=form.rslora,
-            dora=form.dora,
+            model, form.rank, form.alpha, form.targets, config.seed, path=place, rslora=form.rslora, dora=form.dora
         )
     else:
         adapter = formats.load(model, run.start, place, PEFT)
@@ -48,9 +41,7 @@ def first_adapter(run: RunDirectory, model: Model, place: Path | None = None) ->
     return adapter
 
 
-def first_optimizer(
-    config: TrainConfig, adapter: LoRA, place: Path | None = None
-) -> optim.LayerwiseOptimizer:
+def first_optimizer(config: TrainConfig, adapter: LoRA, place: Path | None = None) -> optim.LayerwiseOptimizer:
     """The optimiser before the first step; its states in files of the folder `place`, or in RAM."""
     rate = partial(loraplus_rate, config.loraplus_ratio)
     slots = adapter.layout.slots

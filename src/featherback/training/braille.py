@@ -59,9 +59,7 @@ class Canvas:
                 cells.append((chr(_BRAILLE + self._dots[place]), self._kinds[place]))
             else:
                 cells.append((" ", ""))
-        return [
-            ("".join(text for text, _ in cells), kind) for kind, cells in groupby(cells, lambda cell: cell[1])
-        ]
+        return [("".join(text for text, _ in cells), kind) for kind, cells in groupby(cells, lambda cell: cell[1])]
 
     def _set(self, row: int, column: int, kind: str) -> None:
         place = (row // 4, column // 2)

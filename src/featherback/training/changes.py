@@ -50,11 +50,7 @@ def _of_what_was_trained(before: Mapping[str, Any], after: Mapping[str, Any]) ->
         return {
             *without_meaning(TrainConfig, after["train"]),
             *without_meaning(type(own), after["train"]),
-            *(
-                entry.name
-                for entry in fields(own)
-                if getattr(settled, entry.name) != getattr(own, entry.name)
-            ),
+            *(entry.name for entry in fields(own) if getattr(settled, entry.name) != getattr(own, entry.name)),
             "learning_rate",
             "max_grad_norm",
         }

@@ -42,9 +42,7 @@ _MOST = 2**53
 Arrays = Mapping[str, PagedArray]
 
 
-def save(
-    run: Path, step: int, identity: str, arrays: Arrays, progress: Mapping[str, Any], keep: int = 2
-) -> Path:
+def save(run: Path, step: int, identity: str, arrays: Arrays, progress: Mapping[str, Any], keep: int = 2) -> Path:
     """Write the checkpoint of `step`; of the others only those before it stay, `keep` in all. The file.
 
     FeatherbackError if it cannot be written: those that were there are untouched.
@@ -135,9 +133,7 @@ def _load(path: Path, identity: str, arrays: Arrays) -> dict[str, Any]:
                     array.write(layer, row)
             progress = dict(state["progress"])
             counts = progress.get("updates", 0)  # of the optimiser: one, or one for each weight
-            if not all(
-                map(is_count, [progress.get("step", 0), *(counts if isinstance(counts, list) else [counts])])
-            ):
+            if not all(map(is_count, [progress.get("step", 0), *(counts if isinstance(counts, list) else [counts])])):
                 raise FeatherbackError(f"{path.name} holds no state that this version can read")
             return progress
     except OSError as error:

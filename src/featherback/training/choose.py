@@ -58,9 +58,7 @@ def job_options(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def longest_fitting(
-    config: TrainConfig, model: Model, baseline: Baseline, least: int, most: int
-) -> tuple[int, int]:
+def longest_fitting(config: TrainConfig, model: Model, baseline: Baseline, least: int, most: int) -> tuple[int, int]:
     """The longest sequence, of `least` to `most` tokens, that a run has the memory for, and the budget that `most`
     needs, in bytes. `least` is known to fit."""
 
@@ -105,9 +103,7 @@ class Computes:
         if config.compute == AUTO:
             rates = measured_rates(config, model)
             names = [best(rates), COMPUTE[0]]
-        return cls(
-            {name: Machine.measure(model.config, tokens, name) for name in dict.fromkeys(names)}, rates
-        )
+        return cls({name: Machine.measure(model.config, tokens, name) for name in dict.fromkeys(names)}, rates)
 
     @property
     def least(self) -> Machine:
@@ -134,8 +130,7 @@ class Computes:
         usual = self.machines[plan.compute]
         job = replace(job, compute=plan.compute)
         here, now = (
-            planner.predict(job, plan, baseline, replace(usual, memory=memory))
-            for memory in (usual.memory, free)
+            planner.predict(job, plan, baseline, replace(usual, memory=memory)) for memory in (usual.memory, free)
         )
         share = MOST_OF_FREE if budget is None else 1
         return now.rss <= share * free and (here.crowded or not now.crowded)
@@ -154,9 +149,7 @@ class Computes:
             plan = planner.choose(job, budget, baseline, self.least)
             if planner.fits(better, None, baseline, fast):  # with more memory it would be this one
                 large = planner.choose(better, None, baseline, fast)
-                plan = replace(
-                    plan, fastest_mb=large.fastest_mb, fastest_step_seconds=large.fastest_step_seconds
-                )
+                plan = replace(plan, fastest_mb=large.fastest_mb, fastest_step_seconds=large.fastest_step_seconds)
         return replace(plan, rates=self.rates)
 
 

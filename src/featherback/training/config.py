@@ -84,9 +84,7 @@ def _learning_rates() -> str:
     )
     own = {name: methods.METHODS[name].FULL_LEARNING_RATE for name in methods.METHODS.names}
     whichever = "; ".join(
-        f"{name}: {rate:g} with any"
-        for name, rate in own.items()
-        if rate and methods.METHODS[name].can_train_weights
+        f"{name}: {rate:g} with any" for name, rate in own.items() if rate and methods.METHODS[name].can_train_weights
     )
     return f"{adapters}. Whole models: {models}; {whichever}"
 
@@ -96,18 +94,16 @@ class TrainConfig:
     """The options of `featherback train`, checked: FeatherbackError names the option that is wrong."""
 
     model: str  # GGUF file, Hugging Face folder or MLX folder
-    data: tuple[str, ...] | None = (
-        option(  # for the record; the run has its own token file. None: only to resume
-            None,
-            parse=partial(parse.paths, "data"),
-            is_path=True,
-            several=True,
-            metavar="PATH",
-            panel=DATA,
-            free_on_resume=True,
-            help="Chats, prompts with answers, or text, in JSON, CSV, Parquet, .txt, a folder, or - (standard input). "
-            "May be named again. A resumed run has its own.",
-        )
+    data: tuple[str, ...] | None = option(  # for the record; the run has its own token file. None: only to resume
+        None,
+        parse=partial(parse.paths, "data"),
+        is_path=True,
+        several=True,
+        metavar="PATH",
+        panel=DATA,
+        free_on_resume=True,
+        help="Chats, prompts with answers, or text, in JSON, CSV, Parquet, .txt, a folder, or - (standard input). "
+        "May be named again. A resumed run has its own.",
     )
     out: str = option(
         metavar="DIR",
@@ -144,10 +140,7 @@ class TrainConfig:
         help="Weights that stay as they are: a list of names and patterns, such as embed_tokens,layers.0.*,*norm.",
     )
     method: str = option(
-        "mesp",
-        choices=methods.METHODS.names,
-        panel=OPTIMISATION,
-        help="How gradients are computed or estimated.",
+        "mesp", choices=methods.METHODS.names, panel=OPTIMISATION, help="How gradients are computed or estimated."
     )
     method_options: Mapping[str, Any] = field(default_factory=dict)  # in the end all those of its method
     # Peak of the resident memory, in bytes; a word of `Plan.budget` until there is a plan, then what that came to.
@@ -233,9 +226,7 @@ class TrainConfig:
         None,
         least=2,
         panel=DATA,
-        shown_default=lambda: (
-            f"what the longest example needs, and at least {SEQUENCE} unless --batch-size is named"
-        ),
+        shown_default=lambda: f"what the longest example needs, and at least {SEQUENCE} unless --batch-size is named",
         help="Longest sequence, in tokens. Text is cut into such; a longer chat is refused, unless --cut.",
     )
     cut: bool = option(False, panel=DATA, help="Cut chats that are too long at the end, and say how many.")
@@ -255,9 +246,7 @@ class TrainConfig:
         "and at least one. They do not see each other.",
     )
     accumulate: int = option(1, least=1, panel=OPTIMISATION, help="Batches per step.")
-    steps: int | None = option(
-        None, least=1, panel=OPTIMISATION, free_on_resume=True, help="Optimiser steps."
-    )
+    steps: int | None = option(None, least=1, panel=OPTIMISATION, free_on_resume=True, help="Optimiser steps.")
     epochs: float | None = option(
         None,
         above=0,
@@ -398,9 +387,7 @@ class TrainConfig:
     )
     log_to: tuple[str, ...] | None = option(
         None,
-        parse=partial(
-            parse.listed, "log_to", LOGGERS.names, f"none, or a list of {', '.join(LOGGERS.names)}"
-        ),
+        parse=partial(parse.listed, "log_to", LOGGERS.names, f"none, or a list of {', '.join(LOGGERS.names)}"),
         words=lambda: (*LOGGERS.names, "none"),
         metavar="WHAT",
         panel=RUN,
@@ -496,9 +483,7 @@ class TrainConfig:
         if self.train == "full":
             own = methods.METHODS[self.method].FULL_LEARNING_RATE
             return own or optim.full_learning_rate(self.optimizer, model.hidden_size)
-        return optim.default_learning_rate(
-            self.optimizer, model.hidden_size, self.form.growth, self.loraplus_ratio
-        )
+        return optim.default_learning_rate(self.optimizer, model.hidden_size, self.form.growth, self.loraplus_ratio)
 
     @property
     def clip_norm(self) -> float:

@@ -81,9 +81,7 @@ def read_steps(path: Path, origin: str, last: int) -> Iterator[LoggedStep]:
         for before in range(last):
             found = _next(file, path, before)
             if found is None:
-                raise FeatherbackError(
-                    f"{path} is cut short: it ends after step {before} of {last}; {_mend()}"
-                )
+                raise FeatherbackError(f"{path} is cut short: it ends after step {before} of {last}; {_mend()}")
             yield found
 
 

@@ -73,9 +73,7 @@ class Line:
         """With escape sequences, if there is to be colour."""
         if not colour:
             return self.text
-        return "".join(
-            f"\x1b[{STYLES[style]}m{text}\x1b[0m" if STYLES[style] else text for text, style in self.parts
-        )
+        return "".join(f"\x1b[{STYLES[style]}m{text}\x1b[0m" if STYLES[style] else text for text, style in self.parts)
 
 
 def frame(facts: Facts, width: int, height: int) -> list[Line]:

@@ -45,9 +45,7 @@ def as_records(examples: Examples) -> tuple[bool, Examples]:
     items = iter(examples)
     first = next(items, None)
     if isinstance(first, Mapping) and "role" in first:
-        raise FeatherbackError(
-            "The data are the messages of one conversation; give a list of conversations: [[...]]."
-        )
+        raise FeatherbackError("The data are the messages of one conversation; give a list of conversations: [[...]].")
     if _is_text(first) and not _is_pair(first):
         raise FeatherbackError(
             f"Example 0 is {shown(first)}; texts are given as (prompt, completion) tuples, as "
@@ -151,9 +149,7 @@ def _as_record(example: Any) -> Mapping[str, Any]:
 
 def _tokens_and_labels(example: Any, number: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """A tuple of two lists is tokens and labels; anything else, a tuple of numbers too, is tokens alone."""
-    pair = (
-        isinstance(example, tuple) and len(example) == 2 and not all(np.ndim(part) == 0 for part in example)
-    )
+    pair = isinstance(example, tuple) and len(example) == 2 and not all(np.ndim(part) == 0 for part in example)
     tokens, labels = example if pair else (example, example)
     try:
         return np.asarray(tokens), np.asarray(labels)
@@ -178,9 +174,7 @@ def write_tokens(path: Path, examples: Examples, seq_len: int, vocab_size: int) 
                 )
             trained = wanted != IGNORE
             if not np.array_equal(wanted[trained], ids[trained]):
-                raise FeatherbackError(
-                    f"Example {number} has a label that is neither its token nor {IGNORE}."
-                )
+                raise FeatherbackError(f"Example {number} has a label that is neither its token nor {IGNORE}.")
             writer.add(ids, trained)
         if not writer.n_targets:
             raise FeatherbackError(

@@ -126,10 +126,7 @@ def prepare_run(
             if config.eval_data is not None:
                 sources["eval"] = (config.eval_data, eval_data)
             with MapWatch(opened.files, opened.close) as maps:
-                reports = {
-                    name: _tokens(run, name, config, *given, opened, prepare)
-                    for name, given in sources.items()
-                }
+                reports = {name: _tokens(run, name, config, *given, opened, prepare) for name, given in sources.items()}
                 maps.check()
             if "eval" in reports:
                 eval_file, train_file = (run.tokens / f"{name}.tokens" for name in ("eval", "train"))
@@ -191,15 +188,7 @@ def resume_run(
                 )
             _check_data(run, "train", "data", named.get("data"), data, config, earlier, opened, notes.append)
             _check_data(
-                run,
-                "eval",
-                "eval_data",
-                named.get("eval_data"),
-                eval_data,
-                config,
-                earlier,
-                opened,
-                notes.append,
+                run, "eval", "eval_data", named.get("eval_data"), eval_data, config, earlier, opened, notes.append
             )
             if is_closed(run):
                 check_over(run, config, earlier)
@@ -217,10 +206,7 @@ def resume_run(
             if (reason := _no_plan(run, plan)) or changed:
                 # What it computes in stays, as far as it is known.
                 compute = config.compute if plan is None else plan.compute
-                plan, rates = (
-                    _plan(replace(config, compute=compute), opened, baseline),
-                    plan.rates if plan else {},
-                )
+                plan, rates = (_plan(replace(config, compute=compute), opened, baseline), plan.rates if plan else {})
                 run.record["plan"] = asdict(replace(plan, rates=rates))
                 config = replace(config, memory=plan.budget(config.memory))
             else:
@@ -246,9 +232,7 @@ def _unlogged(recorded: TrainConfig, named: Mapping[str, Any], note: Callable[[s
     if not recorded.log_to or named.get("log_to") is not None:
         return recorded
     programs = ",".join(recorded.log_to)
-    note(
-        f"note: the run was logged to {programs} and no longer is; to go on with that: {argument('log_to', programs)}"
-    )
+    note(f"note: the run was logged to {programs} and no longer is; to go on with that: {argument('log_to', programs)}")
     return replace(recorded, log_to=None)
 
 
@@ -295,9 +279,7 @@ def become_worker(run: RunDirectory, *flags: str) -> NoReturn:
     become(_WORKER, str(run.path), *flags, *([] if lock is None else [f"--lock={lock}"]))
 
 
-def _check_paths(
-    config: TrainConfig, data: Examples | None = None, eval_data: Examples | None = None
-) -> None:
+def _check_paths(config: TrainConfig, data: Examples | None = None, eval_data: Examples | None = None) -> None:
     """Raise FeatherbackError if data cannot be read, or the output directory is not free.
 
     `data`, `eval_data`: examples that were given in place of files.
@@ -321,11 +303,7 @@ def _fitting(config: TrainConfig, model: Model, data: Examples | None) -> TrainC
         place = os.path.abspath(config.start)  # the run may be resumed from another folder
         config = replace(config.starting_from(formats.form(model, config.start), model), start=place)
     config = config.for_model(model)
-    if (
-        config.seq_len is not None
-        and config.batch_tokens is not None
-        and config.batch_tokens < config.seq_len
-    ):
+    if config.seq_len is not None and config.batch_tokens is not None and config.batch_tokens < config.seq_len:
         raise FeatherbackError(
             f"{argument_is('batch_tokens', config.batch_tokens)}, less than {argument('seq_len', config.seq_len)}: a "
             f"batch must hold a whole sequence; name at least {argument('batch_tokens', config.seq_len)}."
@@ -404,9 +382,7 @@ def _check_data(
             most = config.seq_len or model.config.max_position_embeddings
             report = make_tokens(file, source, length, most, examples, model, prepare_in_subprocess, enough)
             if report is not None:
-                hold_to(
-                    file, report, config.sequence, config.cut, "the run's length", "another run takes them"
-                )
+                hold_to(file, report, config.sequence, config.cut, "the run's length", "another run takes them")
             if name == "train" and was_split(run):
                 split(file, Path(folder) / "held.tokens", earlier)
             if not same_tokens(TokenFile(file), TokenFile(run.tokens / f"{name}.tokens")):
@@ -420,9 +396,7 @@ def _check_data(
             return
         if _places(paths) != known.get("paths"):
             raise refusal
-        note(
-            f"note: {places} {'is gone' if gone else 'has changed'}; the run goes on with the tokens made of it"
-        )
+        note(f"note: {places} {'is gone' if gone else 'has changed'}; the run goes on with the tokens made of it")
 
 
 def _tell_repeated(run: RunDirectory, config: TrainConfig, note: Callable[[str], None]) -> None:
@@ -439,11 +413,7 @@ def _tell_repeated(run: RunDirectory, config: TrainConfig, note: Callable[[str],
 def _record(config: TrainConfig) -> dict[str, Any]:
     return {
         "configuration": config.to_json(),
-        "versions": {
-            "featherback": __version__,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-        },
+        "versions": {"featherback": __version__, "python": platform.python_version(), "numpy": np.__version__},
         "machine": {
             "system": platform.platform(),
             "cores": os.cpu_count(),

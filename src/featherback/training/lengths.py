@@ -108,9 +108,7 @@ def as_tokens(
         yield tokens, report
 
 
-def hold_to(
-    path: Path, report: PrepareReport | None, length: int, cut: bool, beyond: str, change: str
-) -> None:
+def hold_to(path: Path, report: PrepareReport | None, length: int, cut: bool, beyond: str, change: str) -> None:
     """See that no sequence of a token file is longer than `length`: cut it, or refuse the data with a FeatherbackError.
 
     `report` is that of the file's data, and is kept true; None: they were given as tokens, which are never cut.

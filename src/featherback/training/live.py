@@ -24,10 +24,7 @@ class LiveView(TextReporter):
     """Redrawn after each step, at most every `redraw` seconds. `size` gives the terminal's columns and rows."""
 
     def __init__(
-        self,
-        out: IO[str],
-        size: Callable[[], os.terminal_size] | None = None,
-        redraw: float = _REDRAW,
+        self, out: IO[str], size: Callable[[], os.terminal_size] | None = None, redraw: float = _REDRAW
     ) -> None:
         super().__init__(out)
         self._size = size or (lambda: _size_of(out))

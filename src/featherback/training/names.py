@@ -19,9 +19,7 @@ def spellings(kind: type, field: str) -> tuple[str, ...]:
     own.
     """
     words = [flag.lstrip("-").replace("-", "_") for flag in flags(kind, field)]
-    return tuple(
-        dict.fromkeys(word for word in (*words, field) if word in words or keyword.iskeyword(words[0]))
-    )
+    return tuple(dict.fromkeys(word for word in (*words, field) if word in words or keyword.iskeyword(words[0])))
 
 
 @cache

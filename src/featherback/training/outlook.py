@@ -40,9 +40,7 @@ class MethodOutlook:
     plan: Plan | None
 
 
-def outlook(
-    config: TrainConfig, model: Model, baseline: Baseline, own: Mapping[str, Any]
-) -> list[MethodOutlook]:
+def outlook(config: TrainConfig, model: Model, baseline: Baseline, own: Mapping[str, Any]) -> list[MethodOutlook]:
     """Every method under the options and the budget of `config`, and those of the options `own` that it has."""
     computes, found = Computes.of(config, model), []
     for name, chosen in _of_methods(config, own):
@@ -104,14 +102,10 @@ def _combination(
         if planner.smallest(other, baseline, _UNTIMED).rss > limit:
             break
         largest = size
-    return Combination(
-        config.train, config.method, config.optimizer, budget, job.disk_bytes / MB, plan, largest
-    )
+    return Combination(config.train, config.method, config.optimizer, budget, job.disk_bytes / MB, plan, largest)
 
 
-def _trained_by(
-    config: TrainConfig, train: str, method: str, optimizer: str, own: Mapping[str, Any]
-) -> TrainConfig:
+def _trained_by(config: TrainConfig, train: str, method: str, optimizer: str, own: Mapping[str, Any]) -> TrainConfig:
     """`config` with these; FeatherbackError if they do not go together."""
     options = methods.OPTIONS.among(method, own)
     form: dict[str, Any] = {} if train == "lora" else dict.fromkeys(USUAL) | {"dequantize": True}
@@ -124,9 +118,7 @@ def _trained_by(
 def _shaped(shape: ModelConfig, config: TrainConfig) -> Job:
     """The job of training a model of this shape, in 4 bits if it stays as it is."""
     kind = TensorType.Q4_0 if config.whole is None else config.whole.kind
-    return Job.of_shape(
-        shape, kind, **job_options(replace(config, targets=None if config.whole else ("all",)))
-    )
+    return Job.of_shape(shape, kind, **job_options(replace(config, targets=None if config.whole else ("all",))))
 
 
 def largest_models(
@@ -162,10 +154,4 @@ def least_memory(config: TrainConfig, model: Model, baseline: Baseline) -> int:
 
 def _least(config: TrainConfig, baseline: Baseline) -> list[tuple[str, int]]:
     """(size, least resident bytes) of every model of the family."""
-    return [
-        (
-            size,
-            planner.smallest(_shaped(shape, config), baseline, _UNTIMED).rss,
-        )
-        for size, shape in QWEN2_5.items()
-    ]
+    return [(size, planner.smallest(_shaped(shape, config), baseline, _UNTIMED).rss) for size, shape in QWEN2_5.items()]

@@ -70,11 +70,7 @@ def paths(option: str, given: object) -> tuple[str, ...]:
     """Files of data; one may stand alone."""
     if isinstance(given, (str, os.PathLike)):
         return (os.fspath(given),)
-    if (
-        isinstance(given, (list, tuple))
-        and given
-        and all(isinstance(path, (str, os.PathLike)) for path in given)
-    ):
+    if isinstance(given, (list, tuple)) and given and all(isinstance(path, (str, os.PathLike)) for path in given):
         return tuple(map(os.fspath, given))
     raise FeatherbackError(f"{argument_is(option, repr(given))}; it must be text, or a list of texts.")
 

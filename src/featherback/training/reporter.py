@@ -51,9 +51,7 @@ class TextReporter(Callback):
         self.average = 0.0
         self._trained = 0.0  # seconds, in this process
         self._printed_at: float | None = None  # of them, the last line
-        self._recent: deque[tuple[float, int]] = deque(
-            maxlen=_RECENT
-        )  # (seconds, tokens) of the latest steps
+        self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)  # (seconds, tokens) of the latest steps
         self._paused = False
         self._samples: list[Sample] = []
 
@@ -133,11 +131,7 @@ class TextReporter(Callback):
         )
         for sample in self._samples:
             self.say("")
-            for name, text in (
-                ("expected", sample.expected),
-                ("before", sample.before),
-                ("after", sample.after),
-            ):
+            for name, text in (("expected", sample.expected), ("before", sample.before), ("after", sample.after)):
                 self.say(shorten(text), f"{name:<9} ")
 
     @property

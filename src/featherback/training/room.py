@@ -27,9 +27,7 @@ class Room:
         """`budget`: in bytes; infinite if it is to be found out how much is needed."""
         self._data, self._budget = data, budget
         self._most, self._looked = 0, 0.0
-        self._before = (
-            0  # held before the first long record; afterwards some of what it took may be held for the next
-        )
+        self._before = 0  # held before the first long record; afterwards some of what it took may be held for the next
         self._admitted = False
         self._needed, self._longest = 0, ("", 0)
 

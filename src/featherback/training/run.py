@@ -57,9 +57,7 @@ class Run:
         FeatherbackError if the run trained the model itself: that is `trained_model`.
         """
         if self.directory.config.train == "full":
-            raise FeatherbackError(
-                f"{self.path} trained no adapter but the model itself: it is `trained_model`."
-            )
+            raise FeatherbackError(f"{self.path} trained no adapter but the model itself: it is `trained_model`.")
         return formats.load(self.model, self.path)
 
     @cached_property

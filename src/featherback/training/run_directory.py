@@ -72,15 +72,7 @@ _METRICS = ("step", "loss", "seconds", "tokens")
 """Numbers of a line of metrics.jsonl that are read again."""
 NUMBERS = ("steps", "seconds", "step_seconds", "tokens_per_second", "peak_footprint_mb", "peak_rss_mb")
 """Entries of a summary that are read again."""
-LOSSES = (
-    "first_loss",
-    "final_loss",
-    "early_loss",
-    "late_loss",
-    "first_eval_loss",
-    "final_eval_loss",
-    "best_eval_loss",
-)
+LOSSES = ("first_loss", "final_loss", "early_loss", "late_loss", "first_eval_loss", "final_eval_loss", "best_eval_loss")
 """The same; a loss may be None."""
 _PREDICTED = ("predicted_footprint_mb", "predicted_rss_mb")
 RECOMMENDED = {"lr", "epochs"}
@@ -97,9 +89,7 @@ _PREPARED = {
     TOKENS: re.compile(
         rf"(train|eval)\.tokens|\.(train|eval)\.tokens\.{private.TEMPORARY}\.(tokens|supervised|offsets|records)"
     ),
-    START: re.compile(
-        rf"(?P<part>\.)?adapter_(config\.json|model\.safetensors)(?(part)\.{private.TEMPORARY}\.tmp)"
-    ),
+    START: re.compile(rf"(?P<part>\.)?adapter_(config\.json|model\.safetensors)(?(part)\.{private.TEMPORARY}\.tmp)"),
 }
 """By folder."""
 
@@ -122,9 +112,7 @@ class RunDirectory:
         try:
             private.make_private_folder(path)
         except OSError as error:
-            raise FeatherbackError(
-                f"Cannot write to the output directory {path}: {error.strerror}."
-            ) from error
+            raise FeatherbackError(f"Cannot write to the output directory {path}: {error.strerror}.") from error
         return run
 
     @classmethod
@@ -142,9 +130,7 @@ class RunDirectory:
         try:
             json.dumps(record, allow_nan=False)
         except ValueError:
-            raise FeatherbackError(
-                f"{path / RUN_FILE} is damaged: it holds a number that is not finite."
-            ) from None
+            raise FeatherbackError(f"{path / RUN_FILE} is damaged: it holds a number that is not finite.") from None
         return cls(path, record)
 
     @classmethod
@@ -165,9 +151,7 @@ class RunDirectory:
         try:
             return TrainConfig.from_json(self.record["configuration"])
         except (KeyError, TypeError, AttributeError):
-            raise FeatherbackError(
-                f"{self.path / RUN_FILE} is damaged: it holds no whole configuration."
-            ) from None
+            raise FeatherbackError(f"{self.path / RUN_FILE} is damaged: it holds no whole configuration.") from None
         except FeatherbackError as error:
             raise FeatherbackError(f"{self.path / RUN_FILE} cannot be used: {error}") from None
 
@@ -339,9 +323,7 @@ class RunDirectory:
 
     def begin_tokens(self) -> None:
         """Make an empty folder for token files; what a preparation that was killed left is deleted."""
-        check_new(
-            self.path
-        )  # once more: another process may have prepared a run before this one had the lock
+        check_new(self.path)  # once more: another process may have prepared a run before this one had the lock
         for folder in _PREPARED:
             shutil.rmtree(self.path / folder, ignore_errors=True)
         try:
@@ -349,9 +331,7 @@ class RunDirectory:
             with private.opened_folder(self.path) as home:
                 private.create_folder(home, TOKENS)
         except OSError as error:
-            raise FeatherbackError(
-                f"Cannot write to the output directory {self.path}: {error.strerror}."
-            ) from error
+            raise FeatherbackError(f"Cannot write to the output directory {self.path}: {error.strerror}.") from error
 
     def begin_work(self) -> None:
         """Make an empty folder for scratch files; what a run that was killed left is deleted."""
@@ -363,9 +343,7 @@ class RunDirectory:
             with private.create_anew(self.work / "reserve") as file:
                 file.write(os.urandom(RESERVE))  # which no file system stores in less
         except OSError as error:
-            raise FeatherbackError(
-                f"Cannot write to the run directory {self.path}: {error.strerror}."
-            ) from error
+            raise FeatherbackError(f"Cannot write to the run directory {self.path}: {error.strerror}.") from error
 
     def remove_work(self) -> None:
         """Delete the scratch files, and with them what was reserved for the record that comes next."""
@@ -404,24 +382,20 @@ def check_new(path: Path) -> None:
         )
     if path.is_dir():
         if any(path.iterdir()) and not _is_unfinished(path):
-            raise FeatherbackError(
-                f"The output directory {path} is not empty; choose another {argument('out')}."
-            )
+            raise FeatherbackError(f"The output directory {path} is not empty; choose another {argument('out')}.")
     elif path.exists():
         raise FeatherbackError(f"The output directory {path} is a file; choose another {argument('out')}.")
     home = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
-        raise FeatherbackError(
-            f"Cannot write to the output directory {path}: {home} is not a writable directory."
-        )
+        raise FeatherbackError(f"Cannot write to the output directory {path}: {home} is not a writable directory.")
 
 
 def _is_unfinished(path: Path) -> bool:
     """Whether a directory holds only what a preparation that was killed leaves: what it made, or parts of it."""
     ours = [entry for entry in path.iterdir() if not _RECORD_PART.fullmatch(entry.name)]
-    return all(
-        entry.name in _PREPARED and entry.is_dir() and not entry.is_symlink() for entry in ours
-    ) and all(_PREPARED[folder.name].fullmatch(entry.name) for folder in ours for entry in folder.iterdir())
+    return all(entry.name in _PREPARED and entry.is_dir() and not entry.is_symlink() for entry in ours) and all(
+        _PREPARED[folder.name].fullmatch(entry.name) for folder in ours for entry in folder.iterdir()
+    )
 
 
 def _wrong_entry(record: dict[str, Any]) -> str | None:

@@ -117,9 +117,7 @@ def read(path: str | os.PathLike[str]) -> RunFile:
         said = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
         raise FeatherbackError(f"{_where(path, mark)} is not YAML: {said}.") from None
     if root is not None and not isinstance(root, yaml.MappingNode):
-        raise FeatherbackError(
-            f"{_where(path, root.start_mark)} is no option: write lines such as lr: 0.0002."
-        )
+        raise FeatherbackError(f"{_where(path, root.start_mark)} is no option: write lines such as lr: 0.0002.")
     for key, value in root.value if root is not None else ():
         _take(found, lines, key, value, path)
     if PLAN in lines and "batch_size" in lines and "batch_tokens" not in lines:
@@ -214,9 +212,7 @@ def _stated(config: TrainConfig) -> dict[str, Any]:
 
 def _own(config: TrainConfig) -> dict[str, Any]:
     """The options that the optimiser and the method have of their own."""
-    return {
-        name: value for own in CHOICES for name, value in getattr(config, f"{own.choice}_options").items()
-    }
+    return {name: value for own in CHOICES for name, value in getattr(config, f"{own.choice}_options").items()}
 
 
 def _checksum(config: TrainConfig) -> str:

@@ -70,9 +70,7 @@ def tell_samples(run: RunDirectory, model: Model, callback: Callback, check: Cal
         callback.tell(Note(f"note: the answers before and after were left out; {later} makes them."))
     except FeatherbackError as error:
         callback.tell(
-            Note(
-                f"note: the answers before and after were left out: {error} {later} makes them, without a budget."
-            )
+            Note(f"note: the answers before and after were left out: {error} {later} makes them, without a budget.")
         )
 
 
@@ -162,11 +160,7 @@ def _asked(tokens: TokenFile) -> Iterator[_Asked]:
 
 
 def _answer(
-    decoder: Decoder,
-    tokenizer: Tokenizer,
-    prompt: list[int],
-    progress: Progress,
-    check: Callable[[], None] | None,
+    decoder: Decoder, tokenizer: Tokenizer, prompt: list[int], progress: Progress, check: Callable[[], None] | None
 ) -> str:
     text = ""
     for piece in generate_text(decoder, tokenizer, prompt, Sampler(), ANSWER, check):

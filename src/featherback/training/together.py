@@ -27,9 +27,7 @@ def check_together(config: TrainConfig) -> None:
             raise FeatherbackError(f"Name {arguments(*pair)}, not both.")
     for name in ("eval_every", "patience"):
         if getattr(config, name) is not None and config.eval_data is None and not config.eval_share:
-            raise FeatherbackError(
-                f"{spelled(type(config), name)} needs {arguments('eval_data', 'eval_share')}."
-            )
+            raise FeatherbackError(f"{spelled(type(config), name)} needs {arguments('eval_data', 'eval_share')}.")
     if config.train == "lora":
         _check_adapter(config)
     else:

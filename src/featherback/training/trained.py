@@ -106,9 +106,7 @@ class TrainedAdapter:
         guard.check_loss(loss, "the loss", step, step - 1, self.model)
         guard.check_finite(norm, "the gradient", step, step - 1, self.model)
         if not self.optimizer.step(self.gradients, lr, optim.clip_scale(norm, config.clip_norm)):
-            raise guard.DivergenceError(
-                f"the adapter is not finite at step {step}; lower {argument('lr')}", step
-            )
+            raise guard.DivergenceError(f"the adapter is not finite at step {step}; lower {argument('lr')}", step)
         if self.log is not None:
             slopes = self.method.slopes or []
             self.log.append(step, lr, slopes)

@@ -70,9 +70,7 @@ class TrainedWeights:
         self._places = whole.trained(model.config, model.blocks)
         self._numbers = {place: number for number, place in enumerate(self._places)}
         self._files = WeightFiles(model, config.seed, self._numbers)
-        self._weights_of: int | None = checkpoint.latest_step(
-            run.path
-        )  # the step that `model` is of, if it is kept
+        self._weights_of: int | None = checkpoint.latest_step(run.path)  # the step that `model` is of, if it is kept
         in_file = run.work / STATES if plan.states == "file" else None
         self._states = StateFile(whole.rule, self._places.items(), in_file)
         self._updates = dict.fromkeys(self._places, 0)
@@ -86,22 +84,16 @@ class TrainedWeights:
             self._gradients(batch, group.n_targets, step, only.train)
             scale = optim.clip_scale(only.found.norm, self._config.clip_norm)
         turn = Turn(step, lr, scale, self._config.seed)
-        at_work = WholeOptimizer(
-            self._whole.rule, self._files, self._states, turn, self._numbers, self._updates
-        )
+        at_work = WholeOptimizer(self._whole.rule, self._files, self._states, turn, self._numbers, self._updates)
         loss = self._gradients(batch, group.n_targets, step, at_work.train)
         self.model.read_norm()
         check()
         for what, value in (("the loss", loss), ("the gradient", at_work.found.norm)):
             if not math.isfinite(value):  # the copy is beyond help by now, whatever was to blame
-                raise guard.DivergenceError(
-                    f"{what} is not finite at step {step}; lower {argument('lr')}", step - 1
-                )
+                raise guard.DivergenceError(f"{what} is not finite at step {step}; lower {argument('lr')}", step - 1)
         guard.check_loss(loss, "the loss", step, step - 1, self.model)
         if not at_work.found.finite:
-            raise guard.DivergenceError(
-                f"the weights are not finite at step {step}; lower {argument('lr')}", step
-            )
+            raise guard.DivergenceError(f"the weights are not finite at step {step}; lower {argument('lr')}", step)
         return Outcome(loss, at_work.found.norm)
 
     def _gradients(self, batch: Batch, n_targets: int, step: int, train: Trains) -> float:
@@ -137,9 +129,7 @@ class TrainedWeights:
         updates, files = state.pop("updates", None), state.pop("files", None)
         again = f"delete {kept.name} and {checkpoint.latest(self._run.path)} to train from the start."
         if not isinstance(files, dict) or not isinstance(updates, list) or len(updates) != len(self._places):
-            raise FeatherbackError(
-                f"No checkpoint of {self._run.path} can be used: its state is damaged; {again}"
-            )
+            raise FeatherbackError(f"No checkpoint of {self._run.path} can be used: its state is damaged; {again}")
         self._updates = dict(zip(self._places, updates))
         there = {str(path.relative_to(kept)): path for path in self._kept_files(state["step"])}
         for name, expected in files.items():
@@ -172,12 +162,7 @@ class TrainedWeights:
         if export:
             _each(_as_result, kept / self.model.path.name, run.path / self.model.path.name)
         path = checkpoint.save(
-            run.path,
-            step,
-            run.identity,
-            {},
-            {**progress, "files": files, "updates": [*self._updates.values()]},
-            keep=1,
+            run.path, step, run.identity, {}, {**progress, "files": files, "updates": [*self._updates.values()]}, keep=1
         )
         for folder in run.path.glob(f"{checkpoint.WEIGHTS}*"):
             if folder != kept:

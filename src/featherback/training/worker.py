@@ -44,16 +44,12 @@ def main(arguments: list[str]) -> int:
         return report(error, "--debug" in flags)
     except KeyboardInterrupt:
         if run is not None and run.record.get("status") in ("finished", "stopped early"):
-            complain(
-                f"\ninterrupted: the run is finished, and {quoted('featherback', 'report', directory)} draws it"
-            )
+            complain(f"\ninterrupted: the run is finished, and {quoted('featherback', 'report', directory)} draws it")
         else:
             complain("\ninterrupted before the step ended; the last checkpoint is kept")
         return INTERRUPTED
     if status == "interrupted" and not latest_step(run.path):
-        shown.tell(
-            Note(f"interrupted before the first step; the same command with --resume begins {directory}")
-        )
+        shown.tell(Note(f"interrupted before the first step; the same command with --resume begins {directory}"))
         return EXIT_CODES[status]
     if status == "interrupted":
         shown.tell(Note(f"interrupted: saved; the same command with --resume continues {directory}"))

@@ -45,11 +45,7 @@ def worker_baseline(log_to: Iterable[str] = ()) -> Baseline:
     the same for the same command."""
     logged = sorted(log_to)
     probe = subprocess.run(
-        [sys.executable, "-c", _PROBE, *logged],
-        env=worker_environment(),
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", _PROBE, *logged], env=worker_environment(), capture_output=True, text=True, check=True
     )
     from featherback.host.machine import Baseline  # with NumPy, which may not be here while the other is
 

@@ -39,9 +39,7 @@ class MappedFile:
                 try:
                     self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 except ValueError:  # no length: the system makes its content when it is read
-                    raise FeatherbackError(
-                        f"{path} has no length of its own, as a file under /proc."
-                    ) from None
+                    raise FeatherbackError(f"{path} has no length of its own, as a file under /proc.") from None
         except OSError as error:
             raise FeatherbackError(f"Cannot read {path}: {error.strerror or error}.") from error
         # In pieces of 2 MB, where the file system has them, a layer takes few touches to map.

@@ -27,9 +27,7 @@ class Matrix:
 
     def __post_init__(self) -> None:
         if self.data.dtype != np.uint8 or self.data.shape != (self.nbytes,):
-            raise ValueError(
-                f"a {self.type.name} matrix {self.shape} needs {self.nbytes} bytes, not {self.data.shape}"
-            )
+            raise ValueError(f"a {self.type.name} matrix {self.shape} needs {self.nbytes} bytes, not {self.data.shape}")
 
     @property
     def home(self) -> Path:
@@ -56,6 +54,4 @@ class Matrix:
     def rows_between(self, first: int, last: int) -> "Matrix":
         """Rows [first, last), without a copy."""
         start, end = first * self.row_bytes, last * self.row_bytes
-        return Matrix(
-            self.data[start:end], self.type, last - first, self.cols, self.file, self.offset + start
-        )
+        return Matrix(self.data[start:end], self.type, last - first, self.cols, self.file, self.offset + start)

@@ -20,9 +20,7 @@ def quantize(weights: ArrayLike, kind: TensorType) -> Bytes:
     array = np.ascontiguousarray(weights, dtype=np.float32)
     kind.row_bytes(array.shape[-1])
     if kind not in _QUANTIZERS:
-        raise ValueError(
-            f"no quantiser for {kind.name}; there is one for {', '.join(k.name for k in _QUANTIZERS)}"
-        )
+        raise ValueError(f"no quantiser for {kind.name}; there is one for {', '.join(k.name for k in _QUANTIZERS)}")
     stored: NDArray[np.generic] = _QUANTIZERS[kind](array.reshape(-1, kind.block_size))
     return np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
 

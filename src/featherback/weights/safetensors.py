@@ -44,8 +44,7 @@ class SafetensorsFile:
             notes = header.pop("__metadata__", None)
             self.metadata: Mapping[str, Any] = notes if isinstance(notes, dict) else {}
             self.tensors: dict[str, TensorInfo] = {
-                name: _read_tensor_info(self._file, name, entry, start, types)
-                for name, entry in header.items()
+                name: _read_tensor_info(self._file, name, entry, start, types) for name, entry in header.items()
             }
             self.words = {name for name, entry in header.items() if entry["dtype"] == WORDS}
             _check_overlap(self.path, self.tensors)
@@ -114,9 +113,7 @@ def _parts(folder: Path) -> list[str]:
     if (folder / SINGLE).is_file():
         return [SINGLE]
     if not (folder / INDEX).is_file():
-        raise FeatherbackError(
-            f"{folder} has neither {SINGLE} nor {INDEX}; only safetensors weights are read."
-        )
+        raise FeatherbackError(f"{folder} has neither {SINGLE} nor {INDEX}; only safetensors weights are read.")
     index = read_json(folder / INDEX)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
@@ -173,9 +170,7 @@ def _read_tensor_info(
             f"{' '.join(TYPES)})."
         )
     if end - begin != math.prod(shape) * types[kind].block_bytes:
-        raise corrupt(
-            file.path, f"the tensor {name!r}, whose {end - begin} bytes do not fit its shape {shape}"
-        )
+        raise corrupt(file.path, f"the tensor {name!r}, whose {end - begin} bytes do not fit its shape {shape}")
     if start + end > file.size:
         raise truncated(file.path, f": tensor {name!r} ends at byte {start + end} of {file.size}")
     return TensorInfo(name, types[kind], shape, start + begin, end - begin)

@@ -25,9 +25,7 @@ def tensor_type(ggml_id: int, tensor: str, own: bool = False) -> TensorType:
     if kind is None or (kind in OWN and not own):
         name = FOREIGN.get(ggml_id, f"with ggml id {ggml_id}")
         known = " ".join(sorted(t.name for t in TensorType if t not in OWN))
-        raise FeatherbackError(
-            f"Tensor {tensor} has the type {name}, which is not supported (supported: {known})."
-        )
+        raise FeatherbackError(f"Tensor {tensor} has the type {name}, which is not supported (supported: {known}).")
     return kind
 
 

@@ -51,10 +51,7 @@ def tensor_of_array(name: str, weights: ArrayLike, kind: TensorType = TensorType
 
 
 def write_gguf(
-    path: str | Path,
-    metadata: Mapping[str, Value],
-    tensors: Sequence[OutTensor],
-    alignment: int = DEFAULT_ALIGNMENT,
+    path: str | Path, metadata: Mapping[str, Value], tensors: Sequence[OutTensor], alignment: int = DEFAULT_ALIGNMENT
 ) -> None:
     """Write a GGUF file, whole or not at all: it takes its name once every byte is on disk.
 
@@ -73,9 +70,7 @@ def write_gguf(
         _pad(file, alignment)
 
 
-def file_bytes(
-    metadata: Mapping[str, Value], tensors: Sequence[OutTensor], alignment: int = DEFAULT_ALIGNMENT
-) -> int:
+def file_bytes(metadata: Mapping[str, Value], tensors: Sequence[OutTensor], alignment: int = DEFAULT_ALIGNMENT) -> int:
     """Bytes of the file that `write_gguf` would write."""
     sizes = [sum(len(part) for part in _header(metadata, tensors, alignment)), *(t.nbytes for t in tensors)]
     return sum(-(-size // alignment) * alignment for size in sizes)

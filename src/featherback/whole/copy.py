@@ -55,11 +55,7 @@ def check_writable(model: Model, trained: Collection[str], kind: TensorType, deq
 
 
 def copy_writable(
-    model: Model,
-    path: Path,
-    trained: Collection[str],
-    kind: TensorType,
-    check: Callable[[], None] = lambda: None,
+    model: Model, path: Path, trained: Collection[str], kind: TensorType, check: Callable[[], None] = lambda: None
 ) -> None:
     """Write `model` to `path`, the tensors `trained` as `kind`, or vectors as F32, all others as they are.
 
@@ -111,9 +107,7 @@ def _measured(model: Model, base: Model | None, output: OutTensor, cost: MergeCo
         rows = floats_of(wanted.rows_between(first, last))
         base_rows = floats_of(before.rows_between(first, last))
         stored = np.frombuffer(data, np.uint8)
-        cost.add(
-            base_rows, rows - base_rows, floats_of(Matrix(stored, output.type, last - first, wanted.cols))
-        )
+        cost.add(base_rows, rows - base_rows, floats_of(Matrix(stored, output.type, last - first, wanted.cols)))
         yield data
         give_back(before.data)
 
@@ -159,6 +153,4 @@ def _output(model: Model, info: TensorInfo, kind: TensorType | None) -> OutTenso
     if len(info.shape) == 2:
         kind = stored_type(matrix(store, name), kind)
         return OutTensor(name, kind, info.shape, partial(quantized, matrix(store, name), kind, name))
-    return OutTensor(
-        name, kind, info.shape, lambda: (np.ascontiguousarray(floats(store, name)).data.cast("B"),)
-    )
+    return OutTensor(name, kind, info.shape, lambda: (np.ascontiguousarray(floats(store, name)).data.cast("B"),))

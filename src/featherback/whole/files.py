@@ -89,9 +89,7 @@ class WeightFiles:
 class StateFile:
     """The states of a rule for every weight, flat and one after the other, zero at first."""
 
-    def __init__(
-        self, rule: Rule, weights: Iterable[tuple[Place, tuple[int, int]]], path: Path | None = None
-    ) -> None:
+    def __init__(self, rule: Rule, weights: Iterable[tuple[Place, tuple[int, int]]], path: Path | None = None) -> None:
         """`path`: the file that they lie in, made or overwritten; None: in RAM."""
         self.path, self._places, self.size = path, dict[tuple[Place, str], tuple[int, int]](), 0
         for place, shape in weights:

@@ -59,9 +59,7 @@ class WholeOptimizer:
     states: States
     turn: Turn
     numbers: Mapping[Place, int]  # of every weight: its random numbers depend on it
-    updates: dict[Place, int] = field(
-        default_factory=dict
-    )  # of every weight, counted on: not all change in each step
+    updates: dict[Place, int] = field(default_factory=dict)  # of every weight, counted on: not all change in each step
     found: Found = field(default_factory=Found)
 
     def train(self, ctx: Context, place: Place, gradient: Gradient) -> None:

@@ -40,9 +40,7 @@ class Whole:
                     f"and names such as {layer.name}."
                 )
         if not any(map(self.wants, places)):
-            raise FeatherbackError(
-                f"{argument('freeze', ','.join(self.frozen))} leaves nothing to train; name less."
-            )
+            raise FeatherbackError(f"{argument('freeze', ','.join(self.frozen))} leaves nothing to train; name less.")
 
     def wanted_in(self, layer: int, block: Block) -> tuple[bool, ...]:
         """Of a layer's weights, which are: layers that differ in this cost differently."""
@@ -54,9 +52,7 @@ class Whole:
         """Every weight that is, with its shape. `layers`: which of the model's `blocks` are, if not all in order."""
 
         def named(place: Place) -> Place:
-            return (
-                place if place.layer is None or layers is None else place._replace(layer=layers[place.layer])
-            )
+            return place if place.layer is None or layers is None else place._replace(layer=layers[place.layer])
 
         return {place: shape for place, shape in _places(config, blocks) if self.wants(named(place))}
 

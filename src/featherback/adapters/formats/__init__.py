@@ -86,9 +86,7 @@ def form(model: Model, path: str | Path) -> Form:
         return stored.form
 
 
-def load(
-    model: Model, path: str | Path, file: str | Path | None = None, format: Format | None = None
-) -> LoRA:
+def load(model: Model, path: str | Path, file: str | Path | None = None, format: Format | None = None) -> LoRA:
     """Read the adapter of `model` at `path`, in the format `format` or in that which it has.
 
     `file`: for its parameters (None: in RAM). Beside them LOADED times a layer is held, and nothing stays of it.
@@ -115,9 +113,7 @@ def load(
                     name = adapter.name(layer, target, part)
                     state[name] = stored.factor(Factor((layer, target), part))
                     if not np.isfinite(state[name]).all():
-                        raise FeatherbackError(
-                            f"The adapter in {path} is broken: {name} holds NaN or infinity."
-                        )
+                        raise FeatherbackError(f"The adapter in {path} is broken: {name} holds NaN or infinity.")
             if state:
                 adapter.load_layer_state(layer, state)
             stored.give_back()

@@ -198,9 +198,7 @@ def form_of(
         raise FeatherbackError(f"{where} has ranks that differ too much between layers to be one adapter.")
     if usual is None or usual not in pairs.values():  # a rank that no projection has must not take memory
         usual = Counter(pairs.values()).most_common(1)[0][0]
-    targets = tuple(
-        name for name in model.blocks[0].projections if any(name == target for _, target in pairs)
-    )
+    targets = tuple(name for name in model.blocks[0].projections if any(name == target for _, target in pairs))
     exceptions = {
         (layer, target): pairs.get((layer, target))
         for layer in range(len(model.blocks))

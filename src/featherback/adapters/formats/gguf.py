@@ -71,13 +71,7 @@ class GGUF(Format):
         finally:
             file.close()
 
-    def save(
-        self,
-        adapter: LoRA,
-        path: Path,
-        base_model: str | None = None,
-        kind: TensorType = TensorType.F32,
-    ) -> None:
+    def save(self, adapter: LoRA, path: Path, base_model: str | None = None, kind: TensorType = TensorType.F32) -> None:
         """Write the adapter as one file, whole or not at all, its factors as `kind`, one of `TYPES`.
 
         `base_model`: the base's name on the Hub (default: `hub_name`). Where there is none, its file's name is written.
@@ -128,9 +122,7 @@ class _Values:
         with np.errstate(over="ignore"):
             stored = quantize(values, self._kind)
         if self._kind is TensorType.F16 and not np.isfinite(stored.view(np.float16)).all():
-            raise FeatherbackError(
-                f"{target} of layer {layer} has a value that F16 cannot hold; choose F32 or BF16."
-            )
+            raise FeatherbackError(f"{target} of layer {layer} has a value that F16 cannot hold; choose F32 or BF16.")
         yield stored.data
 
 
@@ -153,9 +145,7 @@ def layout_of(model: Model) -> Layout:
     """llama.cpp's names: those of the GGUF model's tensors, whatever `model` was read from."""
     return Layout(
         {
-            f"{model.family.gguf_names[target].format(layer)}.lora_{part.lower()}": Factor(
-                (layer, target), part
-            )
+            f"{model.family.gguf_names[target].format(layer)}.lora_{part.lower()}": Factor((layer, target), part)
             for layer, block in enumerate(model.blocks)
             for target in block.projections
             for part in "AB"

@@ -91,11 +91,7 @@ class _Stored(StoredAdapter):
 
 def layout_of(model: Model) -> Layout:
     """mlx-lm's names: of modules they are Hugging Face's."""
-    names = {
-        f"{module}.lora_{part.lower()}": Factor(place, part)
-        for place, module in places(model)
-        for part in "AB"
-    }
+    names = {f"{module}.lora_{part.lower()}": Factor(place, part) for place, module in places(model) for part in "AB"}
     return Layout(names, transposed=True)
 
 

@@ -57,15 +57,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _OFF: tuple[Any, ...] = (None, False, {}, [])
 # Of what stands in use_... or ..._config, unknown entries are taken to change what is computed; these do not, or are
 # read.
-_INERT = (
-    "use_rslora",
-    "use_dora",
-    "loftq_config",
-    "eva_config",
-    "corda_config",
-    "lora_ga_config",
-    "runtime_config",
-)
+_INERT = ("use_rslora", "use_dora", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config")
 _SWITCH = re.compile(r"use_.*|.*_config")
 
 
@@ -146,9 +138,7 @@ class _Configuration:
             or (_SWITCH.fullmatch(key) and key not in _INERT and value not in _OFF)
         ]
         if strange:
-            raise FeatherbackError(
-                f"{file} describes an adapter that is not a plain LoRA ({', '.join(strange)})."
-            )
+            raise FeatherbackError(f"{file} describes an adapter that is not a plain LoRA ({', '.join(strange)}).")
         self.usual = Pair(self._rank("rank", entries.get("r")), self._alpha(entries.get("lora_alpha", 8)))
         self.rslora, self.dora = self._switch("use_rslora"), self._switch("use_dora")
 
@@ -163,9 +153,7 @@ class _Configuration:
         ranks = _by_module(
             model, ((key, self._rank(f"rank {key}", rank)) for key, rank in self._entries("rank_pattern"))
         )
-        alphas = _by_module(
-            model, ((key, self._alpha(alpha)) for key, alpha in self._entries("alpha_pattern"))
-        )
+        alphas = _by_module(model, ((key, self._alpha(alpha)) for key, alpha in self._entries("alpha_pattern")))
         wanted = self._wanted(model, there)
         return {
             place: Pair(ranks.get(module, self.usual.rank), alphas.get(module, self.usual.alpha))
@@ -212,9 +200,7 @@ class _Configuration:
 
     def _rank(self, name: str, rank: Any) -> int:
         if type(rank) is not int or rank < 1:
-            raise FeatherbackError(
-                f"{self.file} has {name} {shown(rank)}; it must be a positive whole number."
-            )
+            raise FeatherbackError(f"{self.file} has {name} {shown(rank)}; it must be a positive whole number.")
         return rank
 
     def _alpha(self, alpha: Any) -> float:

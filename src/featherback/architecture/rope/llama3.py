@@ -28,9 +28,7 @@ class Llama3(Scaling):
 
     @classmethod
     def read_hf(cls, config: HFConfig, rope: Mapping[str, Any], plain: Plain) -> Llama3:
-        factor, low, high = (
-            config.number(name, 0, rope) for name in ("factor", "low_freq_factor", "high_freq_factor")
-        )
+        factor, low, high = (config.number(name, 0, rope) for name in ("factor", "low_freq_factor", "high_freq_factor"))
         if not (min(factor, low, high) > 0 and low != high):
             raise config.unsupported("rope_scaling", dict(rope))
         return cls(llama3_factors(plain, factor, low, high, original_context(config, rope, plain)))

@@ -73,11 +73,7 @@ class LongRope(Scaling):
         return self.original_context, self.long
 
     def gguf_keys(self) -> dict[str, Value]:
-        return {
-            TYPE: self.gguf_type,
-            ORIGINAL: self.original_context,
-            ATTENTION: self.stated_attention_factor,
-        }
+        return {TYPE: self.gguf_type, ORIGINAL: self.original_context, ATTENTION: self.stated_attention_factor}
 
     def gguf_arrays(self) -> dict[str, Float32]:
         return {LONG: self.long, SHORT: self.short}

@@ -61,9 +61,7 @@ class Yarn(Scaling):
         if rope.get("attention_factor") is not None:
             attention = config.number("attention_factor", 1, rope)
         elif rope.get("mscale") and rope.get("mscale_all_dim"):
-            above, below = (
-                _sharpness(factor, config.number(m, 1, rope)) for m in ("mscale", "mscale_all_dim")
-            )
+            above, below = (_sharpness(factor, config.number(m, 1, rope)) for m in ("mscale", "mscale_all_dim"))
             attention = above / below if below else math.inf
         return cls(
             factor,
@@ -115,9 +113,7 @@ class Yarn(Scaling):
 
     def gguf_keys(self) -> dict[str, Value]:
         if not self.truncate or self.stated_attention_factor is not None:
-            raise FeatherbackError(
-                "GGUF cannot tell YaRN with an attention factor of its own, or not truncated."
-            )
+            raise FeatherbackError("GGUF cannot tell YaRN with an attention factor of its own, or not truncated.")
         return {
             TYPE: self.gguf_type,
             FACTOR: self.factor,

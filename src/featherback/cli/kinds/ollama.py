@@ -25,9 +25,7 @@ class Ollama(Kind):
 
         text = read_bytes(path / _MODELFILE, _MOST).decode("utf-8", "replace")
         words = [line.split(None, 1) for line in text.splitlines()]
-        found = {
-            each[0].lower(): each[1].strip('"') for each in words if len(each) == 2 and each[0] in _SHOWN
-        }
+        found = {each[0].lower(): each[1].strip('"') for each in words if len(each) == 2 and each[0] in _SHOWN}
         return {"kind": "folder for Ollama", "folder": str(path), **found}
 
     def outlook(self, path: Path, named: str) -> Outlook:

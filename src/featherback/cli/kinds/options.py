@@ -30,9 +30,7 @@ class Options(Kind):
     def outlook(self, path: Path, named: str) -> Outlook:
         again = [quoted("featherback", "train", "--config", named, "--out", OTHER_OUT)]
         run = path.parent
-        return Outlook(
-            [*again, *([quoted("featherback", "inspect", run)] if in_folder(run, "run.json") else [])]
-        )
+        return Outlook([*again, *([quoted("featherback", "inspect", run)] if in_folder(run, "run.json") else [])])
 
 
 KIND = Options()

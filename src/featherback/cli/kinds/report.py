@@ -30,9 +30,7 @@ class Report(Kind):
     def outlook(self, path: Path, named: str) -> Outlook:
         run = _run_of(path)
         if run is None:
-            return Outlook(
-                [], notes=["it was moved out of its run's directory, which holds what can be used"]
-            )
+            return Outlook([], notes=["it was moved out of its run's directory, which holds what can be used"])
         return Outlook([quoted("featherback", "inspect", run), quoted("featherback", "report", run)])
 
 

@@ -51,11 +51,7 @@ class Run(Kind):
             [
                 quoted(*talk(record, named)),
                 quoted(
-                    "featherback",
-                    "export",
-                    named,
-                    "--to",
-                    "merged" if record["configuration"].get("dora") else "gguf",
+                    "featherback", "export", named, "--to", "merged" if record["configuration"].get("dora") else "gguf"
                 ),
                 quoted("featherback", "train", model, "--from", named, "--data", DATA, "--out", OTHER_OUT),
             ],

@@ -29,9 +29,7 @@ def container_of(data: Input) -> Container:
         return CONTAINERS["text"]
     known = [CONTAINERS[name] for name in CONTAINERS.names]
     kinds = ", ".join(f"{kind.suffixes[0]} ({kind.title})" for kind in known if kind.suffixes)
-    raise FeatherbackError(
-        f"The format of the data file {data.path} is not known: save or unpack it as {kinds}."
-    )
+    raise FeatherbackError(f"The format of the data file {data.path} is not known: save or unpack it as {kinds}.")
 
 
 def suffixes() -> set[str]:

@@ -49,9 +49,7 @@ class Array(Records):
         if scanner.is_open:
             yield Bad(str(place), "the array does not end: the file was cut short.")
         elif scanner.rest.strip():
-            yield Bad(
-                str(place), "something stands behind the end of the array; write one object per line instead."
-            )
+            yield Bad(str(place), "something stands behind the end of the array; write one object per line instead.")
 
 
 CONTAINER = Array()

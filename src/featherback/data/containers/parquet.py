@@ -42,9 +42,7 @@ class Parquet(Records):
                         few = batch.slice(at, rows)
                         size = RawSize.of_unknown(few.nbytes if rows == 1 else 0)
                         where = f"{data.name}, row {number + 1}"
-                        if size.size > SHORT and not data.room.admits(
-                            where, size.size, size.reading, size.at_most
-                        ):
+                        if size.size > SHORT and not data.room.admits(where, size.size, size.reading, size.at_most):
                             number += 1
                             continue
                         for values in few.to_pylist():

@@ -44,9 +44,7 @@ class Separated(Records):
             if isinstance(fields, str):
                 yield Bad(where, fields)
             elif len(fields) != len(names):
-                yield Bad(
-                    where, f"{several(len(fields), 'field')} in a table of {several(len(names), 'column')}."
-                )
+                yield Bad(where, f"{several(len(fields), 'field')} in a table of {several(len(names), 'column')}.")
             else:
                 yield Record(where, dict(zip(names, fields, strict=True)))
 

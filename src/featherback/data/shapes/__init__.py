@@ -16,9 +16,7 @@ from featherback.errors import FeatherbackError, expected, shown
 from featherback.naming import argument
 from featherback.registry import Registry
 
-SHAPES: Registry[Shape] = Registry(
-    __name__, "SHAPE", "shape of data", shared=("base", "tools", "turns", "usual")
-)
+SHAPES: Registry[Shape] = Registry(__name__, "SHAPE", "shape of data", shared=("base", "tools", "turns", "usual"))
 
 _LONGEST = 40
 """Characters of a column's name that is shown in an example."""
@@ -51,9 +49,7 @@ def check_columns(columns: Columns) -> None:
             raise FeatherbackError(
                 f"{argument('map')} wants what the data call it on the right: {argument('map', turned)}."
             )
-        raise FeatherbackError(
-            f"{argument('map')} names {shown(key)}, which is no key of data; {expected(key, known)}"
-        )
+        raise FeatherbackError(f"{argument('map')} names {shown(key)}, which is no key of data; {expected(key, known)}")
 
 
 @cache
@@ -64,9 +60,7 @@ def _in_order() -> list[Shape]:
 def _called(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
     for key, column in columns.items():
         if column not in row:
-            raise FeatherbackError(
-                f"there is no column {shown(column)}, which {argument('map')} names for {key!r}."
-            )
+            raise FeatherbackError(f"there is no column {shown(column)}, which {argument('map')} names for {key!r}.")
     taken = set(columns.values()) | columns.keys()
     return {key: row[column] for key, column in columns.items()} | {
         key: value for key, value in row.items() if key not in taken
@@ -85,9 +79,7 @@ def _unknown(row: Mapping[str, Any]) -> str:
 def _pairs(row: Mapping[str, Any]) -> list[str]:
     """An example of what to say of these columns: both of two, else the first."""
     free = [key for key in ("prompt", "completion") if key not in row] or ["prompt"]
-    columns = [column for column in row if column not in ("prompt", "completion")][
-        : 2 if len(row) == 2 else 1
-    ]
+    columns = [column for column in row if column not in ("prompt", "completion")][: 2 if len(row) == 2 else 1]
     if not columns or max(map(len, columns)) > _LONGEST:
         columns = ["question"]
     return [f"{key}={column}" for key, column in zip(free, columns, strict=False)]

@@ -23,9 +23,7 @@ class Alpaca(Shape):
         prompt = instruction if given is None else f"{instruction}\n\n{given}"
         if structure(row, "history"):
             raise FeatherbackError('"history" is not read; write "messages" instead.')
-        return Example(
-            where, prompt=prompt, completion=text(row, "output"), system=optional_text(row, "system")
-        )
+        return Example(where, prompt=prompt, completion=text(row, "output"), system=optional_text(row, "system"))
 
 
 SHAPE = Alpaca()

@@ -45,9 +45,7 @@ def _call(call: Any, of: str) -> dict[str, Any]:
         try:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError) as error:
-            raise FeatherbackError(
-                f"The arguments of a tool call of {of} are not valid JSON: {error}."
-            ) from None
+            raise FeatherbackError(f"The arguments of a tool call of {of} are not valid JSON: {error}.") from None
     if not isinstance(arguments, dict):
         raise FeatherbackError(f"The arguments of a tool call of {of} must be an object.")
     known = {"name": function["name"], "arguments": arguments}
@@ -56,8 +54,4 @@ def _call(call: Any, of: str) -> dict[str, Any]:
 
 
 def _without_nulls(value: Any) -> Any:
-    return (
-        {key: each for key, each in value.items() if each is not None}
-        if isinstance(value, Mapping)
-        else value
-    )
+    return {key: each for key, each in value.items() if each is not None} if isinstance(value, Mapping) else value

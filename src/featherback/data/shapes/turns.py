@@ -52,12 +52,7 @@ def _message(turn: Any, number: int) -> dict[str, Any]:
     if "from" in turn and "role" not in turn:
         role, content = turn["from"], turn.get("value")
         if role == _CALL:
-            return {
-                **message,
-                "role": "assistant",
-                "content": "",
-                "tool_calls": _spelled_call(content, number),
-            }
+            return {**message, "role": "assistant", "content": "", "tool_calls": _spelled_call(content, number)}
         role = _SHAREGPT.get(role, role) if isinstance(role, str) else role
     else:
         for name in ("role", "content"):

@@ -95,9 +95,7 @@ def _blob(folder: Path, manifest: Path, layer: dict[str, Any], name: str) -> Pat
     digest = layer.get("digest")
     match = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
     if match is None:
-        raise FeatherbackError(
-            f"{manifest} is damaged: it names a file by {shown(digest)}, which is no SHA-256."
-        )
+        raise FeatherbackError(f"{manifest} is damaged: it names a file by {shown(digest)}, which is no SHA-256.")
     for mark in "-:":  # early versions wrote colons
         path = folder / "blobs" / f"sha256{mark}{match[1]}"
         if os.path.isfile(path):

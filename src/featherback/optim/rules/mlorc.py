@@ -43,9 +43,7 @@ class MLorc(AdamW):
         if rows == 1:
             return super().state_sizes(shape, role)
         rank = self._rank((rows, cols))
-        return {
-            f"{name}_{part}": rank * n for name in MOMENTS for part, n in (("left", rows), ("right", cols))
-        }
+        return {f"{name}_{part}": rank * n for name in MOMENTS for part, n in (("left", rows), ("right", cols))}
 
     def workspace(self, shape: tuple[int, ...], role: str = MATRIX) -> int:
         rows, cols = as_matrix(shape)

@@ -16,9 +16,7 @@ class SGD(Elementwise):
     """p -= lr (g + weight_decay p)"""
 
     LEARNING_RATE: ClassVar[float] = 1e-1
-    FULL_LEARNING_RATE: ClassVar[float] = (
-        1e-3  # 1e-2, arXiv 2310.10195's for LOMO, diverges: nothing clips here
-    )
+    FULL_LEARNING_RATE: ClassVar[float] = 1e-3  # 1e-2, arXiv 2310.10195's for LOMO, diverges: nothing clips here
 
     weight_decay: float = option(0.0, least=0, help="Decoupled weight decay.")
 

@@ -20,14 +20,9 @@ class Trackio(Callback):
     _run: Any = None
 
     def begin(self, event: Begin) -> None:
-        with redirect_stdout(
-            sys.stderr
-        ):  # it tells where it writes; standard output may be read by a program
+        with redirect_stdout(sys.stderr):  # it tells where it writes; standard output may be read by a program
             self._run = trackio.init(
-                project="featherback",
-                name=Path(event.run).name,
-                config=dict(event.configuration),
-                resume="allow",
+                project="featherback", name=Path(event.run).name, config=dict(event.configuration), resume="allow"
             )
 
     def step(self, event: Step) -> None:

@@ -15,10 +15,7 @@ LARGE, SMALL = (1000, 340), (380, 230)
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 46, 34
 _ROW = 18  # height of a row of the legend, of which _TOP has room for one
 _FOLD = 10  # times the lowest value, from which on a logarithmic axis shows more
-_LEGEND_CHARACTER, _LEGEND_GAP = (
-    6.4,
-    34,
-)  # width of a letter of 12 px, and of a legend's stroke with its spaces
+_LEGEND_CHARACTER, _LEGEND_GAP = (6.4, 34)  # width of a letter of 12 px, and of a legend's stroke with its spaces
 
 COLOURS = """
 :root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--text:#1c2128;--quiet:#5b6470;--grid:#e4e7eb;--raw:#a9c7ea;
@@ -78,9 +75,7 @@ def chart(
     legend, rows = _legend([*named, *(("limit", label) for label, _ in limits)], width)
     top = _TOP + _ROW * (rows - 1)
     first, last = 0.0, max(xs)
-    ticks = (
-        _ratio_ticks(min(ys), max(ys)) if by_ratio else _ticks(min(ys), max(ys), 5 if size == LARGE else 3)
-    )
+    ticks = _ratio_ticks(min(ys), max(ys)) if by_ratio else _ticks(min(ys), max(ys), 5 if size == LARGE else 3)
     scale = math.log if by_ratio else float
     low, high = scale(ticks[0]), scale(ticks[-1])
 

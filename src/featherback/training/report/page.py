@@ -13,16 +13,7 @@ from featherback.terminal import quoted
 from featherback.training.config import CHOICES, PANELS, TrainConfig
 from featherback.training.events import Sample
 from featherback.training.outcome import again, is_worse, verdict
-from featherback.training.report.chart import (
-    COLOURS,
-    SMALL,
-    STYLE,
-    Line,
-    chart,
-    counted,
-    loss_chart,
-    loss_svg,
-)
+from featherback.training.report.chart import COLOURS, SMALL, STYLE, Line, chart, counted, loss_chart, loss_svg
 from featherback.training.report.curves import Curves
 from featherback.training.report.text import escaped, quietened
 from featherback.training.reporter import duration
@@ -168,10 +159,7 @@ def _tiles(record: Mapping[str, Any], config: TrainConfig, curves: Curves) -> It
 
 
 def _memory_chart(config: TrainConfig, curves: Curves) -> str:
-    lines = [
-        Line("mean", "resident", curves.rss.points),
-        Line("second", "footprint", curves.footprint.points),
-    ]
+    lines = [Line("mean", "resident", curves.rss.points), Line("second", "footprint", curves.footprint.points)]
     limits = [] if config.budget is None else [(f"budget {config.budget / _MB:.0f} MB", config.budget / _MB)]
     return chart("Memory, MB", lines, limits=limits, from_zero=True)
 
@@ -221,11 +209,7 @@ def _options(config: TrainConfig) -> Iterator[str]:
     ]
     yield f"<div><h3>Files</h3>{_table(places)}</div>"
     for panel in PANELS:
-        rows = [
-            (flags(TrainConfig, name)[0], values[name])
-            for name, option in about.items()
-            if option.panel == panel
-        ]
+        rows = [(flags(TrainConfig, name)[0], values[name]) for name, option in about.items() if option.panel == panel]
         for own in CHOICES:
             if about[own.choice].panel == panel:
                 more = values[f"{own.choice}_options"].items()
