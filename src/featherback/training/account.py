@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 MB = 10**6
-BETWEEN_RUNS = 1 * MB
+BETWEEN_RUNS = 3 * MB
 """More than what two runs of the same program hold differs by."""
 
 
