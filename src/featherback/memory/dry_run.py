@@ -28,8 +28,8 @@ from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.memory.resources import Resources
 from featherback.memory.stored import StoredSizes
-from featherback.models.model import LayerWeights
 from featherback.optim.rule import Turn
+from featherback.weights.matrix import LayerWeights
 from featherback.whole.gradients import Gradient, Trains, WeightGradients
 from featherback.whole.optimizer import StoredTensor, WholeOptimizer
 from featherback.whole.places import Place

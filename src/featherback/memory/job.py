@@ -55,8 +55,7 @@ class Job(StoredSizes):
             {name: whole.stored(matrix, Place(name, layer)) for name, matrix in matrices.items()}
             for layer, matrices in enumerate(self.stored)
         ]
-        parts = [(EMBEDDING, model.embed_tokens), (HEAD, model.head.weight)]
-        tables = parts[: 1 if model.head.weight is model.embed_tokens else 2]
+        tables = zip((EMBEDDING, HEAD), model.tables)  # tied, they are one
         outside = [whole.stored(BlankMatrix(m.shape, m.row_bytes), Place(part)) for part, m in tables]
         return replace(
             self,

@@ -16,7 +16,8 @@ from featherback.host.checkpoints import Checkpoints
 from featherback.host.pager import WeightPager
 from featherback.host.stream import WeightStream
 from featherback.memory.plan import Plan
-from featherback.models.model import LayerWeights, Model
+from featherback.models.model import Model
+from featherback.weights.matrix import LayerWeights
 from featherback.weights.matrix import Matrix as StoredMatrix
 
 

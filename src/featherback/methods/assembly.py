@@ -14,8 +14,8 @@ from featherback.layers.dropout import Mask
 from featherback.layers.linear import BlockWeights, Factors, LayerSink, LoRAFactors, Pairs, Projection
 from featherback.layers.moved import Spot, vector
 from featherback.memory.resources import WeightSource
-from featherback.models.model import LayerWeights
 from featherback.parameters.slots import SlotTable
+from featherback.weights.matrix import LayerWeights
 
 NO_PAIRS: Pairs = {}
 NO_SCALES: Mapping[str, float] = {}
