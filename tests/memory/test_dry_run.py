@@ -142,14 +142,15 @@ def test_high_water_of_whole_models(tmp_path: Path, name: str, frozen: tuple[str
         model = models.load(write_tiny(tmp_path / f"{number}.gguf", config, TensorType.BF16))
         batch = all_supervised(np.random.default_rng(0), config.vocab_size, 20, 1, 43)
         whole = Whole(SGD(), frozen=frozen)
+        trained = whole.trained(config, model.blocks)
         at_work = methods.create(name, model, None, Plan(tokens=64, mlp_tile=256, vocab_tile=33), whole=whole)
         sink = WeightGradients(
             model.head,
             at_work.resources.weights,
             model.embedding_scale,
             config.tie_word_embeddings,
-            opened(whole),
-            whole.trained(config, model.blocks),
+            opened(whole.rule, trained),
+            trained,
         )
         for step in range(2):  # of LCSB, one goes back through the first blocks, one through the others
             at_work.gradients(batch, 1.0, sink, Draw(step=step))

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from featherback import kernels
-from featherback.backend.cpu import CPU
+from featherback import backend, kernels
 from featherback.host import remembered
 from featherback.weights.types import TensorType
 
@@ -77,7 +76,7 @@ class _Product:
     def of(self, rows: int, compute: str) -> Callable[[], object]:
         """What multiplies that many rows."""
         x = np.zeros((rows, self.inputs), kernels.OPERANDS[compute])
-        out, linear = np.empty((rows, self.outputs), np.float32), CPU(compute).ops.linear
+        out, linear = np.empty((rows, self.outputs), np.float32), backend.of(compute).ops.linear
         return lambda: linear(x, self._weight, out)
 
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback import kernels
 from featherback.backend.arena import Arena
+from featherback.backend.protocol import Array, Backend, Handle
 from featherback.host.positioned import read_exactly
 from featherback.host.reading import BLOCK, OpenFiles, Weights, direct, runs, without_map
 from featherback.host.scattered import ScatteredRows
@@ -31,10 +31,10 @@ class WeightStream:
     FeatherbackError if the file cannot be read.
     """
 
-    def __init__(self, model: Weights, rows: int) -> None:
+    def __init__(self, model: Weights, device: Backend, rows: int) -> None:
         self.model = model
         self._layers = without_map(model)
-        self._files, self._scattered = OpenFiles(direct), ScatteredRows()
+        self._files, self._scattered = OpenFiles(direct), ScatteredRows(device)
         size = buffer_bytes([list(weights.matrices.values()) for weights in self._layers], model.tables[-1], rows)
         memories = [Arena(size).take("streamed weights", (size,), np.uint8) for _ in range(2)]
         self._buffers = [Buffer(memory, self._files) for memory in memories]
@@ -57,10 +57,10 @@ class WeightStream:
             self._expect((stored.rows_between(last, following),))
         yield held
 
-    def gather(self, stored: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
+    def gather(self, stored: Matrix, ids: NDArray[np.int32], out: Array) -> None:
         self._scattered.gather(stored, ids, out)
 
-    def release(self, matrix: kernels.Matrix) -> None:
+    def release(self, matrix: Handle) -> None:
         """Nothing: buffers stay."""
 
     def close(self) -> None:

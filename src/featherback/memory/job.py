@@ -13,7 +13,7 @@ from featherback.backend.counting import BlankMatrix
 from featherback.memory import disk
 from featherback.memory.stored import StoredSizes, total
 from featherback.models.model import Model
-from featherback.optim.layerwise import held_rows, state_sizes
+from featherback.optim.layerwise import norm_bytes, state_sizes, step_bytes
 from featherback.optim.rule import Rule
 from featherback.optim.rules.adamw import AdamW
 from featherback.parameters.roles import EMBEDDING, HEAD
@@ -140,11 +140,11 @@ class Job(StoredSizes):
         return 4 * self.layers * disk.of_adapter(self.layer_floats, states)
 
     @cached_property
-    def buffer_floats(self) -> list[int]:
-        """float32 elements of each array that is held at once beside scratch memory: by the norm and the optimiser."""
+    def buffer_bytes(self) -> int:
+        """Bytes that an adapter's norm and optimiser hold; of a model's own weights, they are in scratch memory."""
         if self.whole is not None:
-            return []
-        return [self.layer_floats, *held_rows(self.rule, self.layout.slots)]
+            return 0
+        return norm_bytes(self.layer_floats) + step_bytes(self.rule, self.layout.slots)
 
     @cached_property
     def moved_states(self) -> int:
