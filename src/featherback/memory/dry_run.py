@@ -226,9 +226,10 @@ class _NoStates:
 
     @contextmanager
     def part(self, ctx: Context, place: Place, name: str, first: int, count: int | None) -> Iterator[Blank]:
-        whole = self.rule.state_sizes(self.trained[place], place.role)[name]
+        if count is None:
+            count = self.rule.state_sizes(self.trained[place], place.role)[name] - first
         with ctx.frame():
-            yield ctx.floats(name, whole - first if count is None else count)
+            yield ctx.floats(name, count)
 
 
 class _Shapes:
