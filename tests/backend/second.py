@@ -129,7 +129,7 @@ def _attention(
     q: Any, k: Any, v: Any, out: Any, lse: Any, heads: int, kv_heads: int, cu_q: Any, cu_k: Any, *,
     scale: float, window: int, softcap: float, p: Any = None, prefix: Any = None,
 ) -> None:  # fmt: skip
-    assert not (window or softcap)
+    assert window == softcap == 0
     assert p is prefix is None
     size = q.shape[1] // heads
     for head in range(heads):
@@ -147,7 +147,7 @@ def _attention_backward(
     kv_heads: int, cu_q: Any, cu_k: Any, *, scale: float, window: int, softcap: float, p: Any = None,
     accumulate: bool = False, prefix: Any = None,
 ) -> None:  # fmt: skip
-    assert not (window or softcap)
+    assert window == softcap == 0
     assert p is prefix is None
     size = q.shape[1] // heads
     found = [np.zeros(each.shape) for each in (q, k, v)]

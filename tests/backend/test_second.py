@@ -10,12 +10,14 @@ import pytest
 
 from featherback import backend, kernels, methods, models, optim
 from featherback.adapters.lora import LoRA
+from featherback.backend.cpu import CPU
 from featherback.data.batch import Batch
 from featherback.host.paged import PagedArray
 from featherback.inference.decoder import Decoder
 from featherback.inference.layout import Layout
 from featherback.memory.plan import Plan
 from featherback.models.model import Model
+from featherback.optim import layerwise
 from featherback.training import checkpoint
 from featherback.weights.types import TensorType
 from tests.backend.second import Second
@@ -32,7 +34,7 @@ COMPUTED = [
 
 
 def _forbidden(*_: Any, **__: Any) -> None:
-    raise AssertionError("a native kernel was called")
+    raise AssertionError("a native kernel, or their device, was called")
 
 
 @pytest.fixture
@@ -46,6 +48,7 @@ def second(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def chosen() -> None:
         monkeypatch.setattr(backend, "of", Second)
+        monkeypatch.setattr(CPU, "__init__", _forbidden)
         for name in COMPUTED:
             monkeypatch.setattr(kernels._native, name, _forbidden)
             monkeypatch.setattr(kernels, name, _forbidden)
@@ -101,11 +104,14 @@ def test_a_step_a_checkpoint_and_a_token(
             assert np.abs(ours - theirs).max() < 1e-5 * max(1, np.abs(theirs).max())
 
 
-def test_kernels_are_forbidden(second: Any, model: Model) -> None:
-    """A device that is not asked is found."""
-    kept = backend.of
+def test_a_device_that_is_named_elsewhere_is_found(
+    model: Model, tmp_path: Path, second: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     second()
-    backend.of = kept  # planted: the CPU, where the second device was chosen
-    with pytest.raises(AssertionError, match="native kernel"):
-        kernels.sum_squares(np.zeros(3, np.float32))
-    assert {"linear", "attention", "adamw", "cast", "gather_rows"} <= set(COMPUTED)
+    monkeypatch.setattr(layerwise.backend, "of", CPU)
+    with pytest.raises(AssertionError, match="a native kernel"):
+        _train(model, tmp_path / "planted", "adamw")
+
+
+def test_all_kernels_are_forbidden() -> None:
+    assert {"linear", "attention", "adamw", "sgd", "cast", "gather_rows", "sum_squares", "dequantize"} <= set(COMPUTED)

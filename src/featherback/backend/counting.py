@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from featherback import kernels
+from featherback import backend, kernels
 from featherback.backend.arena import aligned
-from featherback.backend.cpu import CPU
 from featherback.weights.mapping import most_mapped
 from featherback.weights.matrix import Matrix as StoredMatrix
 from featherback.weights.types import TensorType
@@ -290,11 +289,11 @@ class CountingOperations:
 
 
 class Counting:
-    """The CPU's types and costs, without its arithmetic."""
+    """The device's types and the CPU's costs, without arithmetic."""
 
     def __init__(self, compute: str) -> None:
         self.ops = CountingOperations(compute)
-        counted = CPU(compute)
+        counted = backend.of(compute)
         self.operand, self.dense_type = counted.operand, counted.dense_type
 
     @staticmethod
