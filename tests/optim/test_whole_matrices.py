@@ -122,8 +122,8 @@ def test_memory_is_what_is_counted(name: str, shape: str) -> None:
     rule.update(HeldTensor(Device(Counting("fp32"), counted), values, values, blanks, (3, 1)), Turn(1, 0.01))
     scratch: Any = tensor.on.scratch
     assert scratch.high_water == counted.high_water
-    # What NumPy takes beside it: of a decomposition, less than the room that is counted for it.
-    rooms = [e.nbytes for e in counted.entries if e.name == "room for a decomposition"]
+    # What NumPy takes beside it: of a decomposition or of rounding, less than the room that is counted for it.
+    rooms = [e.nbytes for e in counted.entries if e.name.startswith("room for")]
     assert peak <= 300_000 + max(rooms, default=0)
 
 

@@ -269,7 +269,8 @@ class CountingOperations:
         """NumPy's own loops, over pieces that the caches hold: no thread is woken."""
         self.work.moved += sum(a.nbytes for a in arrays if isinstance(a, Blank))
 
-    add = subtract = multiply = divide = sqrt = sign = clip = _elementwise
+    add = subtract = multiply = divide = sqrt = sign = clip = matmul = replace_negatives = _elementwise
+    row_means = column_sums = row_squares = column_squares = _elementwise
 
     def dense(self, matrix: Blank) -> BlankMatrix:
         height, width = matrix.shape

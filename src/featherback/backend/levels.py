@@ -17,7 +17,7 @@ from featherback.noise import PIECE, Key, numbers
 BLOCK = 256
 _HELD = BLOCK // 4 + 1
 """float32 elements that hold a block: its codes, and its scale."""
-_PIECE = PIECE // BLOCK
+_PIECE = 4 * PIECE // BLOCK
 """Blocks that are computed with at once."""
 
 Float32 = NDArray[np.float32]
@@ -26,6 +26,11 @@ Float32 = NDArray[np.float32]
 def held_size(size: int) -> int:
     """float32 elements that hold so many values."""
     return -(-size // BLOCK) * _HELD
+
+
+def room(size: int) -> int:
+    """float32 elements that `pack` and `unpack` hold meanwhile."""
+    return 11 * min(_PIECE * BLOCK, size)
 
 
 class Code(NamedTuple):
@@ -66,9 +71,12 @@ def unpack(held: Float32, code: Code, out: Float32) -> None:
         values = code.value((codes & 127 if code.signed else codes).astype(np.float32))
         if code.signed:
             values *= np.float32(1) - np.float32(2) * (codes >> 7)
-        values *= scales
         there = out[first * BLOCK : first * BLOCK + values.size]
-        there[...] = values.reshape(-1)[: there.size]
+        if there.size == values.size:
+            np.multiply(values, scales, out=there.reshape(values.shape))
+        else:
+            values *= scales
+            there[...] = values.reshape(-1)[: there.size]
 
 
 def pack(x: Float32, code: Code, key: Key, held: Float32) -> None:

@@ -206,7 +206,10 @@ class Operations(Protocol):
         """The columns of x (n, r) = an orthonormal basis of what they span. `room` (8 n r,): as much may be held."""
 
     def pack(self, x: Array, code: Code, key: tuple[int, ...], held: Array, /) -> None:
-        """held (levels.held_size(n),) = x (n,) in 8 bits, as `levels` has it, rounded as the key draws."""
+        """held (levels.held_size(n),) = x (n,) in 8 bits, as `levels` has it, rounded as the key draws.
+
+        `levels.room(n)` floats of scratch are left free for it.
+        """
 
     def unpack(self, held: Array, code: Code, out: Array, /) -> None:
         """The inverse."""

@@ -41,6 +41,7 @@ class LayerwiseOptimizer:
     ) -> None:
         """`slots`: the tensors of a layer's row. States start at 0, in RAM, or in files of the folder `place`."""
         self.rule, self.parameters, self.slots, self.rate, self.seed = rule, parameters, slots, rate, seed
+        self._step_bytes = step_bytes(rule, slots)
         self.updates = [0] * parameters.layers
         """Of each layer: the number of its steps, as the rule counts them."""
         self.states: Mapping[str, PagedArray] = {
@@ -54,7 +55,7 @@ class LayerwiseOptimizer:
         A layer that no gradient was gathered for is left alone, and so are its states.
         """
         device = backend.of(COMPUTE)
-        on = Device(device, device.arena(step_bytes(self.rule, self.slots)))
+        on = Device(device, device.arena(self._step_bytes))
         held = _Row.take(on, self.rule, self.slots)
         arrays = [(self.parameters, held.values), *((self.states[name], row) for name, row in held.states.items())]
         finite = True

@@ -16,6 +16,7 @@ from featherback.backend.device import Device
 from featherback.backend.protocol import Array
 from featherback.optim.rules.adamw import AdamW
 
+ROOM = "room for rounding"
 _PURPOSE = crc32(b"adamw8bit")
 
 FIRST = levels.Code(127, 1, least=0)
@@ -35,6 +36,7 @@ class AdamW8bit(AdamW):
     def unpacked(self, on: Device, held: Sequence[Array], size: int, key: tuple[int, ...]) -> Iterator[Sequence[Array]]:
         with on.frame():
             states = [on.floats(name, size) for name in self.STATES]
+            on.floats(ROOM, levels.room(size))
             for row, code, state in zip(held, (FIRST, SECOND), states, strict=True):
                 on.ops.unpack(row, code, state)
             yield states
