@@ -332,3 +332,14 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def cache_place() -> Path:
+    """Where the cache is, if there is one: $FEATHERBACK_CACHE, else the platform's place for caches."""
+    if configured := os.environ.get("FEATHERBACK_CACHE"):
+        return Path(configured)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "featherback"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "featherback"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "featherback"

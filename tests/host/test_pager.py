@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from featherback import models
+from featherback import backend, models
 from featherback.bench.synthetic import write_synthetic
 from featherback.host.pager import WeightPager, mapped
 from featherback.host.stream import WeightStream
@@ -24,10 +24,10 @@ CODE = 256 << 10  # bytes that the process itself may bring in meanwhile
 _CHILD = """
 import json, sys
 import numpy as np
-from featherback import kernels, models
+from featherback import backend, kernels, models
 from featherback.host.pager import WeightPager
 model = models.load(sys.argv[1])
-pager = WeightPager(model, sys.argv[2])
+pager = WeightPager(model, backend.of("fp32"), sys.argv[2])
 out = np.zeros((64, model.config.hidden_size), np.float32)
 ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 64).astype(np.int32)
 def filed():
@@ -95,11 +95,11 @@ def test_without_dropping_all_stay(model_path: Path) -> None:
 
 
 def paged(model: Model) -> WeightSource:
-    return WeightPager(model, "paged")
+    return WeightPager(model, backend.of("fp32"), "paged")
 
 
 def streamed(model: Model) -> WeightSource:
-    return WeightStream(model, rows=32)
+    return WeightStream(model, backend.of("fp32"), rows=32)
 
 
 @pytest.mark.parametrize("source_of", [paged, streamed])
@@ -108,7 +108,7 @@ def test_what_is_read_does_not_depend_on_the_way(
     tmp_path: Path, source_of: Callable[[Model], WeightSource], kind: TensorType
 ) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf", tiny(TINY_LLAMA, num_hidden_layers=3), kind))
-    plain, source = WeightPager(model, "resident"), source_of(model)
+    plain, source = WeightPager(model, backend.of("fp32"), "resident"), source_of(model)
     for index, then in ((0, 1), (1, 2), (2, 0), (1, 0), (0, None), (2, 1), (0, 5)):
         with source.layer(index, then) as weights:
             expected = model.layer(index)

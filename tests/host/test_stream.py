@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from featherback import models
+from featherback import backend, models
 from featherback.errors import FeatherbackError
 from featherback.host import stream
 from featherback.host.stream import BLOCK, WeightStream, buffer_bytes, runs, whole_blocks
@@ -46,7 +46,7 @@ def test_a_layer_is_read_once_while_it_is_held(tmp_path: Path, monkeypatch: pyte
         read(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(stream, "read_exactly", counted)
-    source = WeightStream(model, rows=8)
+    source = WeightStream(model, backend.of("fp32"), rows=8)
     for index, then in ((0, 1), (1, 2), (2, 1), (1, 0), (0, None), (0, 1)):
         with source.layer(index, then):
             pass
@@ -58,7 +58,7 @@ def test_a_layer_is_read_once_while_it_is_held(tmp_path: Path, monkeypatch: pyte
 
 def test_a_file_cut_short_while_training(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", tiny(TINY_LLAMA, num_hidden_layers=3))
-    source = WeightStream(models.load(path), rows=8)
+    source = WeightStream(models.load(path), backend.of("fp32"), rows=8)
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(FeatherbackError, match=r"m\.gguf is shorter than it was"), source.layer(2):
         pass
@@ -69,7 +69,7 @@ def test_an_error_does_not_stick(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", tiny(TINY_LLAMA, num_hidden_layers=3))
     whole = path.read_bytes()
     model = models.load(path)
-    source = WeightStream(model, rows=8)
+    source = WeightStream(model, backend.of("fp32"), rows=8)
     os.truncate(path, len(whole) // 2)
     with pytest.raises(FeatherbackError), source.layer(2):
         pass
@@ -83,7 +83,7 @@ def test_the_error_of_a_reading_ahead_is_its_own_layers(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", tiny(TINY_LLAMA, num_hidden_layers=3))
     whole = path.read_bytes()
     model = models.load(path)
-    source = WeightStream(model, rows=8)
+    source = WeightStream(model, backend.of("fp32"), rows=8)
     with source.layer(0):
         os.truncate(path, len(whole) // 2)
     with source.layer(0, then=2):  # which fails, unseen
@@ -95,7 +95,7 @@ def test_the_error_of_a_reading_ahead_is_its_own_layers(tmp_path: Path) -> None:
 
 
 def test_a_closed_stream_says_so(tmp_path: Path) -> None:
-    source = WeightStream(models.load(write_tiny(tmp_path / "m.gguf", TINY_LLAMA)), rows=8)
+    source = WeightStream(models.load(write_tiny(tmp_path / "m.gguf", TINY_LLAMA)), backend.of("fp32"), rows=8)
     source.close()
     with pytest.raises(ValueError, match="closed"), source.layer(0):
         pass
@@ -103,7 +103,7 @@ def test_a_closed_stream_says_so(tmp_path: Path) -> None:
 
 def test_the_file_is_gone_before_it_is_opened(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", TINY_LLAMA)
-    source = WeightStream(models.load(path), rows=8)
+    source = WeightStream(models.load(path), backend.of("fp32"), rows=8)
     path.unlink()
     with pytest.raises(FeatherbackError, match="Cannot read"), source.layer(0):
         pass
@@ -117,7 +117,7 @@ def test_nothing_of_the_file_stays_mapped(tmp_path: Path) -> None:
     model = models.load(path)
     expected = [np.array(model.layer(i).vectors["input_layernorm"]) for i in range(3)]
     assert resident(path) > 0
-    source = WeightStream(model, rows=8)
+    source = WeightStream(model, backend.of("fp32"), rows=8)
     assert resident(path) == 0
     for index in range(3):
         with source.layer(index) as weights:

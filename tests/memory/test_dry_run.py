@@ -27,6 +27,9 @@ from featherback.methods.base import Draw
 from featherback.methods.lcsb import LCSBOptions
 from featherback.methods.mezo import MeZOOptions
 from featherback.models.model import Model
+from featherback.optim import OPTIONS, RULES
+from featherback.optim.rule import Rule
+from featherback.optim.rules.adalomo import AdaLomo
 from featherback.optim.rules.sgd import SGD
 from featherback.weights.types import TensorType
 from featherback.whole.gradients import WeightGradients
@@ -138,18 +141,30 @@ def test_high_water_is_the_dry_runs(model: Model, name: str, lengths: tuple[int,
 @pytest.mark.parametrize("frozen", [(), ("embed_tokens", "layers.0.*")], ids=["all", "some"])
 def test_high_water_of_whole_models(tmp_path: Path, name: str, frozen: tuple[str, ...]) -> None:
     """With what SGD opens of the weights."""
+    _high_water(tmp_path, name, frozen, SGD())
+
+
+# AdaLomo takes roots of sums of its states, which are not there.
+@pytest.mark.parametrize("rule", [name for name in RULES.names if not issubclass(RULES[name], AdaLomo)])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_high_water_with_each_optimiser(tmp_path: Path, rule: str) -> None:
+    _high_water(tmp_path, "mesp", (), OPTIONS.make(rule, {}))
+
+
+def _high_water(tmp_path: Path, name: str, frozen: tuple[str, ...], rule: Rule) -> None:
     for number, (config, _) in enumerate(MODELS.values()):
         model = models.load(write_tiny(tmp_path / f"{number}.gguf", config, TensorType.BF16))
         batch = all_supervised(np.random.default_rng(0), config.vocab_size, 20, 1, 43)
-        whole = Whole(SGD(), frozen=frozen)
+        whole = Whole(rule, frozen=frozen)
+        trained = whole.trained(config, model.blocks)
         at_work = methods.create(name, model, None, Plan(tokens=64, mlp_tile=256, vocab_tile=33), whole=whole)
         sink = WeightGradients(
             model.head,
             at_work.resources.weights,
             model.embedding_scale,
             config.tie_word_embeddings,
-            opened(whole),
-            whole.trained(config, model.blocks),
+            opened(whole.rule, trained),
+            trained,
         )
         for step in range(2):  # of LCSB, one goes back through the first blocks, one through the others
             at_work.gradients(batch, 1.0, sink, Draw(step=step))

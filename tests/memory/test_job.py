@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from featherback import models
+from featherback import backend, models
 from featherback.architecture.config import ModelConfig
 from featherback.host.pager import WeightPager
 from featherback.memory import planner
@@ -26,7 +26,7 @@ def array_bytes(model: models.Model) -> int:
     """Bytes of the NumPy arrays that a pager of the model holds."""
     tracemalloc.start()
     try:
-        pager = WeightPager(model, "paged")
+        pager = WeightPager(model, backend.of("fp32"), "paged")
         domain = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
         held = tracemalloc.take_snapshot().filter_traces([domain])
         pager.close()

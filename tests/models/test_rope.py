@@ -22,7 +22,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from featherback import families
-from featherback.architecture.hf_config import HFConfig
+from featherback.architecture.hf_entries import HFConfig
 from featherback.backend.cpu import CPU
 from featherback.families.base import rotary
 from featherback.layers.context import Context

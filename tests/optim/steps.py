@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from featherback import optim
+from featherback import backend, optim
+from featherback.backend.arena import Arena
+from featherback.backend.device import Device
 from featherback.optim.layerwise import HeldTensor
 from featherback.optim.rule import Rule
 from featherback.options import described
@@ -40,6 +42,11 @@ class Counted(HeldTensor):
         return super().read(rows)
 
 
+def room() -> Device:
+    """What a rule works with: enough for everything here."""
+    return Device(backend.of("fp32"), Arena(1 << 26))
+
+
 def made(name: str) -> tuple[Rule, dict[str, Any]]:
     settings = {key: value for key, value in SETTINGS.items() if key in described(optim.RULES[name])}
     return optim.OPTIONS.make(name, settings), settings
@@ -48,7 +55,7 @@ def made(name: str) -> tuple[Rule, dict[str, Any]]:
 def tensor_of(rule: Rule, shape: tuple[int, int], role: str = "matrix") -> Counted:
     values = 0.1 * np.random.default_rng(1).standard_normal(shape, np.float32)
     states = {name: np.zeros(size, np.float32) for name, size in rule.state_sizes(shape, role).items()}
-    return Counted(values, np.empty(shape, np.float32), states, (3, 1), role)
+    return Counted(room(), values, np.empty(shape, np.float32), states, (3, 1), role)
 
 
 @cache

@@ -7,15 +7,30 @@ from typing import Any
 import numpy as np
 import pytest
 
+from featherback.backend import levels
+from featherback.backend.levels import BLOCK, Code
 from featherback.optim import RULES
 from featherback.optim.rules import adamw8bit
-from featherback.optim.rules.adamw8bit import BLOCK, AdamW8bit, Code
+from featherback.optim.rules.adamw8bit import AdamW8bit
 
+CODES = (adamw8bit.FIRST, adamw8bit.SECOND)
 SIZE = 1000  # the last block is not full
 
 
 def _held(rule: AdamW8bit, size: int = SIZE) -> list[np.ndarray]:
     return [np.zeros(count, np.float32) for count in rule.state_sizes((size,)).values()]
+
+
+def _pack(states: list[np.ndarray], held: list[np.ndarray], key: tuple[int, ...]) -> None:
+    for number, (state, row, code) in enumerate(zip(states, held, CODES, strict=True)):
+        levels.pack(state, code, (*key, number), row)
+
+
+def _unpack(held: list[np.ndarray]) -> list[np.ndarray]:
+    out = [np.empty(SIZE, np.float32) for _ in held]
+    for row, code, state in zip(held, CODES, out, strict=True):
+        levels.unpack(row, code, state)
+    return out
 
 
 def _states(seed: int) -> list[np.ndarray]:
@@ -30,12 +45,12 @@ def test_a_quarter_of_the_memory() -> None:
 
 
 def test_the_mean_of_many_roundings_is_what_was_rounded() -> None:
-    rule, states, sums, held = AdamW8bit(), _states(0), np.zeros((2, SIZE)), _held(AdamW8bit())
+    states, sums, held = _states(0), np.zeros((2, SIZE)), _held(AdamW8bit())
     rounds = 400
     for step in range(rounds):
-        rule.pack(states, held, (step,))
-        sums += rule.unpack(held, SIZE)
-    for state, total, code in zip(states, sums, (adamw8bit.FIRST, adamw8bit.SECOND), strict=True):
+        _pack(states, held, (step,))
+        sums += _unpack(held)
+    for state, total, code in zip(states, sums, CODES, strict=True):
         blocks = np.pad(state, (0, -SIZE % BLOCK)).reshape(-1, BLOCK)
         scale = np.repeat(np.abs(blocks).max(axis=1), BLOCK)[:SIZE]
         level = np.floor((np.abs(state) / scale) ** (1 / 2**code.roots) * code.most)
@@ -47,41 +62,41 @@ def test_the_mean_of_many_roundings_is_what_was_rounded() -> None:
 
 def test_a_second_moment_decays_as_it_should() -> None:
     """By a thousandth a step, far less than the distance of two levels: rounded to the nearest it would stay."""
-    rule, held = AdamW8bit(), _held(AdamW8bit())
+    held = _held(AdamW8bit())
     states = [np.zeros(SIZE, np.float32), _states(1)[1]]
     before, largest = states[1].copy(), np.arange(SIZE) % BLOCK == 0
     before[largest] = states[1][largest] = 10.0  # blocks with one scale
     for step in range(700):
         states[1] *= np.float32(0.999)
         states[1][largest] = 10.0
-        rule.pack(states, held, (step,))
-        states = rule.unpack(held, SIZE)
+        _pack(states, held, (step,))
+        states = _unpack(held)
     seen = ~largest & (before > 1e-3)
     assert abs(np.mean(states[1][seen] / before[seen]) - 0.999**700) < 0.05
 
 
 def test_nothing_vanishes_that_divides() -> None:
-    rule, held = AdamW8bit(), _held(AdamW8bit())
+    held = _held(AdamW8bit())
     second = np.full(SIZE, 1e-20, np.float32)
     second[::BLOCK] = 1.0
-    rule.pack([np.zeros(SIZE, np.float32), second], held, (1,))
-    assert (rule.unpack(held, SIZE)[1] > 0).all()
+    _pack([np.zeros(SIZE, np.float32), second], held, (1,))
+    assert (_unpack(held)[1] > 0).all()
 
 
 def test_zeros_stay_zeros_and_signs_stay() -> None:
-    rule, held, states = AdamW8bit(), _held(AdamW8bit()), _states(2)
-    assert not np.any(rule.unpack(held, SIZE))
-    rule.pack([np.zeros(SIZE, np.float32)] * 2, held, (1,))
-    assert not np.any(rule.unpack(held, SIZE)[0])
-    rule.pack(states, held, (1,))
-    first = rule.unpack(held, SIZE)[0]
+    held, states = _held(AdamW8bit()), _states(2)
+    assert not np.any(_unpack(held))
+    _pack([np.zeros(SIZE, np.float32)] * 2, held, (1,))
+    assert not np.any(_unpack(held)[0])
+    _pack(states, held, (1,))
+    first = _unpack(held)[0]
     assert (first * states[0] >= 0).all()
 
 
 def nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounded to the nearest."""
-    drawn: Any = adamw8bit.numbers
-    monkeypatch.setattr(adamw8bit, "numbers", lambda *given: np.full_like(drawn(*given), 2**15))
+    drawn: Any = levels.numbers
+    monkeypatch.setattr(levels, "numbers", lambda *given: np.full_like(drawn(*given), 2**15))
 
 
 def in_levels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from featherback.architecture.rope.base import MOST_HEAD_DIM, Scaling
 from featherback.errors import FeatherbackError
-
-if TYPE_CHECKING:
-    from featherback.architecture.rope.base import Scaling
-
-MOST_HEAD_DIM = 1 << 14
-"""Rotary tables are made by it, before any tensor tells its size."""
 
 _COUNTS = (
     "hidden_size",

@@ -7,16 +7,15 @@ described a second time anywhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from featherback import kernels
+from featherback import backend, kernels
 from featherback.backend.arena import aligned
-from featherback.backend.cpu import CPU
 from featherback.weights.mapping import most_mapped
 from featherback.weights.matrix import Matrix as StoredMatrix
 from featherback.weights.types import TensorType
@@ -220,7 +219,7 @@ class CountingOperations:
     def lora_in(self, x: Blank, a: Blank, h: Blank, scale: float, **_: Any) -> None:
         self._count("lora", kernels.lora_in_cost(len(x), x.shape[1], len(a)))
 
-    def lora_gradient(self, dh: Blank, x: Blank, da: Blank, **_: Any) -> None:
+    def lora_gradient(self, dh: Blank, x: Blank, da: Blank, scale: float = 1.0, **_: Any) -> None:
         self._count("lora", kernels.lora_gradient_cost(len(x), x.shape[1], len(da)))
 
     def attention(
@@ -258,6 +257,21 @@ class CountingOperations:
         cut sequences, and each takes a few microseconds."""
         self.work.moved += cos.nbytes + sin.nbytes
 
+    def negatives(self, x: Blank) -> tuple[float, int]:
+        self.work.moved += x.nbytes
+        return 0.0, 0
+
+    def dot(self, x: Blank, y: Blank) -> float:
+        self.work.moved += x.nbytes + y.nbytes
+        return 0.0
+
+    def _elementwise(self, *arrays: Any) -> None:
+        """NumPy's own loops, over pieces that the caches hold: no thread is woken."""
+        self.work.moved += sum(a.nbytes for a in arrays if isinstance(a, Blank))
+
+    add = subtract = multiply = divide = sqrt = sign = clip = matmul = replace_negatives = _elementwise
+    row_means = column_sums = row_squares = column_squares = _elementwise
+
     def dense(self, matrix: Blank) -> BlankMatrix:
         height, width = matrix.shape
         return BlankMatrix((height, width), width * matrix.dtype.itemsize)
@@ -276,16 +290,35 @@ class CountingOperations:
 
 
 class Counting:
-    """The CPU's types and costs, without its arithmetic."""
+    """The device's types and the CPU's costs, without arithmetic."""
 
     def __init__(self, compute: str) -> None:
         self.ops = CountingOperations(compute)
-        self.arenas: list[Ledger] = []
+        counted = backend.of(compute)
+        self.operand, self.dense_type = counted.operand, counted.dense_type
 
-    def arena(self, nbytes: int) -> Ledger:
+    @staticmethod
+    def host(x: Blank, *, write: bool = False) -> AbstractContextManager[Any]:
+        return nullcontext(x)
+
+    @staticmethod
+    def held(values: Any, *, changing: bool = False) -> AbstractContextManager[Any]:
+        return nullcontext(values)
+
+    @staticmethod
+    def vector(values: Any) -> Any:
+        return values
+
+    def gather_rows(self, stored: Any, ids: Any, out: Blank) -> None:
+        """There is nothing to gather."""
+
+    def release(self, matrix: BlankMatrix, around: int) -> None:
+        """Nothing is mapped."""
+
+    @staticmethod
+    def arena(nbytes: int) -> Ledger:
         """A ledger, however large."""
-        self.arenas.append(Ledger())
-        return self.arenas[-1]
+        return Ledger()
 
     @staticmethod
     def matrix(stored: StoredMatrix | BlankMatrix) -> BlankMatrix:
@@ -304,6 +337,3 @@ class Counting:
         after = self.ops.work
         self.ops.work = after.plus(after.plus(before, -1), len(tiles) - 3)
         yield tiles[-1]
-
-    operand = staticmethod(CPU.operand)
-    dense_type = staticmethod(CPU.dense_type)

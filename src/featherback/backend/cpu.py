@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
+from featherback.backend import levels
 from featherback.backend.arena import Arena
 from featherback.noise import add_normal, kept, quantiles, row_states
 from featherback.weights.matrix import Matrix as StoredMatrix
@@ -39,6 +41,45 @@ class CPUOperations:
     scale_columns = staticmethod(kernels.scale_columns)
     column_dots = staticmethod(kernels.column_dots)
     add_normal = staticmethod(add_normal)
+    add, subtract = staticmethod(np.add), staticmethod(np.subtract)
+    multiply, divide = staticmethod(np.multiply), staticmethod(np.divide)
+    sqrt, sign = staticmethod(np.sqrt), staticmethod(np.sign)
+    clip, matmul = staticmethod(np.clip), staticmethod(np.matmul)
+    pack, unpack = staticmethod(levels.pack), staticmethod(levels.unpack)
+    sgd, adamw = staticmethod(kernels.sgd), staticmethod(kernels.adamw)
+
+    @staticmethod
+    def dot(x: Array, y: Array) -> float:
+        return float(x @ y)
+
+    @staticmethod
+    def row_means(x: Array, out: Array) -> None:
+        x.mean(axis=1, out=out)
+
+    @staticmethod
+    def column_sums(x: Array, out: Array) -> None:
+        x.sum(axis=0, out=out)
+
+    @staticmethod
+    def row_squares(x: Array, out: Array) -> None:
+        np.einsum("ij,ij->i", x, x, out=out)
+
+    @staticmethod
+    def column_squares(x: Array, out: Array) -> None:
+        np.einsum("ij,ij->j", x, x, out=out)
+
+    @staticmethod
+    def negatives(x: Array) -> tuple[float, int]:
+        below = x[x < 0]
+        return float(below.sum(dtype=np.float64)), below.size
+
+    @staticmethod
+    def replace_negatives(x: Array, value: float) -> None:
+        x[x < 0] = value
+
+    @staticmethod
+    def orthonormal(x: Array, room: Array) -> None:
+        x[...] = np.linalg.qr(x)[0]  # it brings memory of its own: the room stays untouched, and so is none
 
     @staticmethod
     def fill(out: Array, value: float) -> None:
@@ -162,6 +203,28 @@ class CPU:
 
     def __init__(self, compute: str) -> None:
         self.ops = FixedPointOperations() if compute == "int16" else CPUOperations()
+        self.operand = kernels.OPERANDS[compute]
+        self.dense_type = kernels.OPERANDS["bf16" if compute == "bf16" and kernels.multiplies_bf16() else "fp32"]
+
+    @staticmethod
+    def host(x: Array, *, write: bool = False) -> AbstractContextManager[Array]:
+        return nullcontext(x)
+
+    @staticmethod
+    def held(values: Array, *, changing: bool = False) -> AbstractContextManager[Array]:
+        return nullcontext(values)
+
+    @staticmethod
+    def vector(values: Array) -> Array:
+        return values
+
+    @staticmethod
+    def gather_rows(stored: StoredMatrix, ids: NDArray[np.int32], out: Array) -> None:
+        kernels.gather_rows(kernels.matrix(stored), ids, out)
+
+    @staticmethod
+    def release(matrix: kernels.Matrix, around: int) -> None:
+        matrix.release(around)
 
     @staticmethod
     def arena(nbytes: int) -> Arena:
@@ -170,15 +233,6 @@ class CPU:
     @staticmethod
     def matrix(stored: StoredMatrix) -> kernels.Matrix:
         return kernels.matrix(stored)
-
-    @staticmethod
-    def operand(compute: str) -> np.dtype[Any]:
-        return kernels.OPERANDS[compute]
-
-    @staticmethod
-    def dense_type(compute: str) -> np.dtype[Any]:
-        bf16 = compute == "bf16" and kernels.multiplies_bf16()
-        return kernels.OPERANDS["bf16" if bf16 else "fp32"]
 
     @staticmethod
     def each(tiles: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """What layers and methods ask of a device.
 
 Arrays have a `shape`, a `dtype`, a length, basic slices along rows and columns, and `reshape` where they are
-contiguous; nothing else is asked of them.
+contiguous; nothing else is asked of them. Ids, targets, positions and row numbers are NumPy arrays of the host.
 Every operation overwrites its output unless it says `accumulate`. Shapes: T tokens, D width, K in_features,
 N out_features, r rank. An *operand* is what a matrix product reads: float32, or bf16 held as uint16.
 """
@@ -14,6 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from featherback.backend.levels import Code
+from featherback.weights.matrix import Matrix as StoredMatrix
 
 Array = Any
 """An array of the device."""
@@ -53,7 +56,9 @@ class Operations(Protocol):
         self, dy: Array, w: Handle, dx: Array, *, dh: Array = None, a: Array = None, accumulate: bool = False
     ) -> None: ...
     def lora_in(self, x: Array, a: Array, h: Array, scale: float, *, accumulate: bool = False) -> None: ...
-    def lora_gradient(self, dh: Array, x: Array, da: Array, *, accumulate: bool = False) -> None: ...
+    def lora_gradient(
+        self, dh: Array, x: Array, da: Array, scale: float = 1.0, *, accumulate: bool = False
+    ) -> None: ...
     def dequantize(self, w: Handle, out: Array) -> None: ...
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, *, accumulate: bool = False) -> None: ...
     def rms_norm_backward(
@@ -165,6 +170,59 @@ class Operations(Protocol):
     def rotary_table(self, inverse_frequencies: NDArray[np.float32], positions: Int32, cos: Array, sin: Array) -> None:
         """cos and sin (T, n) of positions (T,) times inverse frequencies (n,), in float32."""
 
+    # Of optimisers. x and y: arrays that NumPy would broadcast, or one of them a number; out may be one of them.
+    def add(self, x: Array, y: Array, out: Array, /) -> None: ...
+    def subtract(self, x: Array, y: Array, out: Array, /) -> None: ...
+    def multiply(self, x: Array, y: Array, out: Array, /) -> None: ...
+    def divide(self, x: Array, y: Array, out: Array, /) -> None: ...
+    def sqrt(self, x: Array, out: Array, /) -> None: ...
+    def sign(self, x: Array, out: Array, /) -> None: ...
+    def clip(self, x: Array, least: float, most: float, out: Array, /) -> None: ...
+    def matmul(self, x: Array, y: Array, out: Array, /) -> None:
+        """out (n, m) = x (n, k) y (k, m), or out (m,) = x (k,) y; all float32."""
+
+    def dot(self, x: Array, y: Array, /) -> float:
+        """The sum of x y, both (n,)."""
+
+    def row_means(self, x: Array, out: Array, /) -> None:
+        """out (n,) = the means of the rows of x (n, m)."""
+
+    def column_sums(self, x: Array, out: Array, /) -> None:
+        """out (m,) = the sums of the columns of x (n, m)."""
+
+    def row_squares(self, x: Array, out: Array, /) -> None:
+        """out (n,) = the sums of x^2 over the rows of x (n, m)."""
+
+    def column_squares(self, x: Array, out: Array, /) -> None:
+        """out (m,) = the sums of x^2 over the columns of x (n, m)."""
+
+    def negatives(self, x: Array, /) -> tuple[float, int]:
+        """The sum of the negative elements, in double, and their number."""
+
+    def replace_negatives(self, x: Array, value: float, /) -> None:
+        """The negative elements of x = value."""
+
+    def orthonormal(self, x: Array, room: Array, /) -> None:
+        """The columns of x (n, r) = an orthonormal basis of what they span. `room` (8 n r,): as much may be held."""
+
+    def pack(self, x: Array, code: Code, key: tuple[int, ...], held: Array, /) -> None:
+        """held (levels.held_size(n),) = x (n,) in 8 bits, as `levels` has it, rounded as the key draws.
+
+        `levels.room(n)` floats of scratch are left free for it.
+        """
+
+    def unpack(self, held: Array, code: Code, out: Array, /) -> None:
+        """The inverse."""
+
+    def sgd(self, p: Array, g: Array, lr: float, weight_decay: float, grad_scale: float, /) -> None:
+        """p -= lr (grad_scale g + weight_decay p), flat."""
+
+    def adamw(
+        self, p: Array, g: Array, m: Array, v: Array, lr: float, beta1: float, beta2: float, eps: float,
+        weight_decay: float, step: int, grad_scale: float, /,
+    ) -> None:  # fmt: skip
+        """AdamW's step of p with moments m and v, flat."""
+
     def dense(self, matrix: Array) -> Handle:
         """A contiguous array (rows, cols), float32 or bf16, as a weight."""
 
@@ -176,16 +234,33 @@ class Backend(Protocol):
     def ops(self) -> Operations:
         """Its operations."""
 
+    def host(self, x: Array, *, write: bool = False) -> AbstractContextManager[NDArray[Any]]:
+        """x (contiguous) in the host's memory: to be read inside, or to be filled, for x to have it at the end."""
+
+    def held(self, values: NDArray[Any], *, changing: bool = False) -> AbstractContextManager[Array]:
+        """An array of the host as the device's inside; `changing`: the host has at the end what becomes of it there."""
+
+    def vector(self, values: NDArray[np.float32]) -> Array:
+        """A norm or a bias, which the host holds, as the device's."""
+
+    def gather_rows(self, stored: StoredMatrix, ids: Int32, out: Array) -> None:
+        """out (n, D) = rows `ids` of a stored weight, dequantised."""
+
+    def release(self, matrix: Handle, around: int) -> None:
+        """A stored weight is no longer in use: where it is mapped, it and `around` bytes about it may be unmapped."""
+
     def arena(self, nbytes: int) -> Scratch:
         """`nbytes` of scratch."""
 
     def matrix(self, stored: Any) -> Handle:
         """The device's handle of a stored weight (`weights.matrix.Matrix`)."""
 
-    def operand(self, compute: str) -> np.dtype[Any]:
-        """The type in which products read activations when computing in "bf16", "int16" or "fp32"."""
+    @property
+    def operand(self) -> np.dtype[Any]:
+        """The type in which products read activations."""
 
-    def dense_type(self, compute: str) -> np.dtype[Any]:
+    @property
+    def dense_type(self) -> np.dtype[Any]:
         """The type of a dequantised weight that loses nothing the products would keep."""
 
     def each(self, tiles: Sequence[tuple[int, int]]) -> Iterable[tuple[int, int]]:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from featherback.architecture.config import ModelConfig
-from featherback.architecture.gguf_metadata import GGUFKeys
-from featherback.architecture.hf_config import HFConfig
+from featherback.architecture.gguf_keys import GGUFKeys
+from featherback.architecture.hf_entries import HFConfig
 from featherback.architecture.names import GGUF_NAMES, HF_NAMES, Names, Naming
 from featherback.architecture.rope import TENSORS as ROPE_TENSORS
 from featherback.architecture.rope.base import Plain

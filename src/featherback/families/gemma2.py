@@ -16,8 +16,9 @@ import numpy as np
 
 from featherback.architecture import hf_config
 from featherback.architecture.config import ModelConfig
-from featherback.architecture.gguf_metadata import GGUFKeys, common_config, layer_windows
-from featherback.architecture.hf_config import HFConfig
+from featherback.architecture.gguf_keys import GGUFKeys
+from featherback.architecture.gguf_metadata import common_config, layer_windows
+from featherback.architecture.hf_entries import HFConfig
 from featherback.architecture.names import GGUF_NAMES, HF_NAMES, Names
 from featherback.errors import FeatherbackError
 from featherback.families.base import Family, attention_sizes, by_window, mlp_sizes, rotary

@@ -17,8 +17,9 @@ import numpy as np
 
 from featherback.architecture import hf_config
 from featherback.architecture.config import ModelConfig
-from featherback.architecture.gguf_metadata import LOCAL_THETA, SCALING, SCALING_FACTOR, GGUFKeys, common_config
-from featherback.architecture.hf_config import GLOBAL, LOCAL, HFConfig
+from featherback.architecture.gguf_keys import LOCAL_THETA, SCALING_FACTOR, SCALING_TYPE, GGUFKeys
+from featherback.architecture.gguf_metadata import common_config
+from featherback.architecture.hf_entries import GLOBAL, LOCAL, HFConfig
 from featherback.architecture.names import Naming
 from featherback.families.base import by_window
 from featherback.families.gemma2 import CAPS, SCALE, Gemma, GemmaBlock, GemmaConfig, hf_scores, with_defaults
@@ -67,7 +68,7 @@ class Gemma3(Gemma):
     layers_27b = 62
 
     def read_gguf(self, keys: GGUFKeys) -> Gemma3Config:
-        common = common_config(keys, self.window_period, (SCALING, SCALE, LOCAL_THETA, *CAPS))
+        common = common_config(keys, self.window_period, (SCALING_TYPE, SCALE, LOCAL_THETA, *CAPS))
         return Gemma3Config(
             **common,
             attention_bias=False,
@@ -113,7 +114,7 @@ class Gemma3(Gemma):
         assert isinstance(config, Gemma3Config)
         keys = super().gguf_keys(config) | {LOCAL_THETA: config.local_theta}
         if config.rope_divisor != 1:
-            keys |= {SCALING: "linear", SCALING_FACTOR: config.rope_divisor}
+            keys |= {SCALING_TYPE: "linear", SCALING_FACTOR: config.rope_divisor}
         return keys
 
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from featherback.architecture import hf_config
 from featherback.architecture.config import ModelConfig
-from featherback.architecture.gguf_metadata import GGUFKeys, common_config
-from featherback.architecture.hf_config import HFConfig
+from featherback.architecture.gguf_keys import GGUFKeys
+from featherback.architecture.gguf_metadata import common_config
+from featherback.architecture.hf_entries import HFConfig
 from featherback.families.base import Family, by_window, rotary, silu_block
 from featherback.layers.block import Block
 from featherback.weights.writer import Value

@@ -11,8 +11,9 @@ from typing import ClassVar
 
 from featherback.architecture import hf_config, rope
 from featherback.architecture.config import ModelConfig
-from featherback.architecture.gguf_metadata import ROTARY_DIM, GGUFKeys, common_config
-from featherback.architecture.hf_config import HFConfig
+from featherback.architecture.gguf_keys import ROTARY_DIM, GGUFKeys
+from featherback.architecture.gguf_metadata import common_config
+from featherback.architecture.hf_entries import HFConfig
 from featherback.architecture.names import GGUF_NAMES, HF_NAMES, Names
 from featherback.families.base import Family, by_window, rotary, silu_block
 from featherback.layers.block import Block

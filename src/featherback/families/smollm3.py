@@ -12,8 +12,9 @@ from typing import Any
 
 from featherback.architecture import hf_config
 from featherback.architecture.config import ModelConfig
-from featherback.architecture.gguf_metadata import GGUFKeys, common_config
-from featherback.architecture.hf_config import MOST_LAYERS, HFConfig
+from featherback.architecture.gguf_keys import GGUFKeys
+from featherback.architecture.gguf_metadata import common_config
+from featherback.architecture.hf_entries import LOCAL, MOST_LAYERS, HFConfig
 from featherback.errors import FeatherbackError
 from featherback.families.base import Family, rotary, silu_block
 from featherback.layers.block import Block
@@ -63,7 +64,7 @@ class SmolLM3(Family):
         rotated = _rope_layers(config, layers)
         in_use = config.flag("use_sliding_window", False)
         windows = config.windows(config.integer("sliding_window", 0) if in_use else 0, lambda layer: not rotated[layer])
-        if not in_use and hf_config.LOCAL in (types := config.entries.get("layer_types") or ()):
+        if not in_use and LOCAL in (types := config.entries.get("layer_types") or ()):
             raise config.unsupported("layer_types", types)
         return SmolLM3Config(
             **hf_config.common_config(config, "smollm3"),

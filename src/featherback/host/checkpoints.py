@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback import kernels
+from featherback.backend.protocol import Array, Backend
 from featherback.errors import FeatherbackError
 from featherback.host.positioned import read_at, write_at
 
@@ -18,8 +18,10 @@ from featherback.host.positioned import read_at, write_at
 class Checkpoints:
     """One (T, D) array per layer, bf16 (uint16) or float32; in RAM (`folder` None) or an unnamed file of `folder`."""
 
-    def __init__(self, layers: int, max_tokens: int, width: int, dtype: np.dtype[Any], folder: Path | None) -> None:
-        self._dtype, self._width = dtype, width
+    def __init__(
+        self, device: Backend, layers: int, max_tokens: int, width: int, dtype: np.dtype[Any], folder: Path | None
+    ) -> None:
+        self._device, self._dtype, self._width = device, dtype, width
         self._slot = max_tokens * width * dtype.itemsize
         self._file = None
         self._arrays: NDArray[Any] | None = None
@@ -32,24 +34,28 @@ class Checkpoints:
         except OSError as error:
             raise FeatherbackError(f"Cannot keep checkpoints in {folder}: {error.strerror}.") from error
 
-    def save(self, layer: int, x: NDArray[np.float32], first: int, scratch: NDArray[Any]) -> None:
+    def save(self, layer: int, x: Array, first: int, scratch: Array) -> None:
         """Keep `x` (T, D) as rows [first, first + T) of `layer`; `scratch` (T, D) of this type may be overwritten."""
         if self._arrays is not None:
-            kernels.cast(x, self._arrays[layer, first : first + len(x)])
+            with self._device.held(self._arrays[layer, first : first + len(x)], changing=True) as kept:
+                self._device.ops.cast(x, kept)
             return
         if self._dtype != x.dtype:
-            kernels.cast(x, scratch)
+            self._device.ops.cast(x, scratch)
             x = scratch
         try:
-            write_at(self._descriptor(), x, self._offset(layer, first))
+            with self._device.host(x) as values:
+                write_at(self._descriptor(), values, self._offset(layer, first))
         except OSError as error:
             raise FeatherbackError(f"Cannot write the checkpoint of layer {layer}: {error.strerror}.") from error
 
-    def load(self, layer: int, out: NDArray[Any], first: int) -> None:
+    def load(self, layer: int, out: Array, first: int) -> None:
         """Copy rows [first, first + T) of `layer` into `out` (T, D), of the checkpoints' type."""
-        if self._arrays is not None:
-            out[...] = self._arrays[layer, first : first + len(out)]
-        elif not read_at(self._descriptor(), out, self._offset(layer, first)):
+        with self._device.host(out, write=True) as values:
+            whole = self._arrays is not None or read_at(self._descriptor(), values, self._offset(layer, first))
+            if self._arrays is not None:
+                values[...] = self._arrays[layer, first : first + len(out)]
+        if not whole:
             raise FeatherbackError(f"The checkpoint of layer {layer} could not be read back whole.")
 
     def close(self) -> None:

@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from featherback import kernels
-from featherback.architecture.config import ModelConfig
-from featherback.backend.cpu import CPU
+from featherback import backend, kernels
 from featherback.host import remembered
 from featherback.weights.types import TensorType
 
@@ -33,6 +31,21 @@ _MOST_SIZES = 32
 """Baselines of one kind that are remembered."""
 
 
+class Widths(Protocol):
+    """The sizes of a model that operations are timed with; its configuration has them."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class Machine:
     """Rates of the kernels in use."""
@@ -44,7 +57,7 @@ class Machine:
     memory: int | None = None  # bytes that processes can have here in all; None: not asked
 
     @classmethod
-    def measure(cls, config: ModelConfig, tokens: int, compute: str) -> Machine:
+    def measure(cls, config: Widths, tokens: int, compute: str) -> Machine:
         """About a fifth of a second of real kernels, on made-up 4-bit weights of the model's width."""
         t = min(tokens, MOST_TIMED)
         product, unpack = _rates_apart(config, t, compute)
@@ -54,7 +67,7 @@ class Machine:
 class _Product:
     """A product with made-up weights of a model's width, with `outputs` rows at most."""
 
-    def __init__(self, config: ModelConfig, outputs: int, kind: TensorType = TensorType.Q4_0) -> None:
+    def __init__(self, config: Widths, outputs: int, kind: TensorType = TensorType.Q4_0) -> None:
         self.outputs = min(config.intermediate_size, outputs) // 256 * 256 or 256
         self.inputs = -(-config.hidden_size // 32) * 32
         stored = np.zeros(self.outputs * kind.row_bytes(self.inputs), np.uint8)
@@ -63,11 +76,11 @@ class _Product:
     def of(self, rows: int, compute: str) -> Callable[[], object]:
         """What multiplies that many rows."""
         x = np.zeros((rows, self.inputs), kernels.OPERANDS[compute])
-        out, linear = np.empty((rows, self.outputs), np.float32), CPU(compute).ops.linear
+        out, linear = np.empty((rows, self.outputs), np.float32), backend.of(compute).ops.linear
         return lambda: linear(x, self._weight, out)
 
 
-def product_rates(config: ModelConfig, tokens: int, kind: TensorType) -> dict[str, float]:
+def product_rates(config: Widths, tokens: int, kind: TensorType) -> dict[str, float]:
     """compute -> operations per second of a product with stored weights: about a tenth of a second in all."""
     product, rows = _Product(config, PRODUCT_OUTPUTS, kind), min(tokens, PRODUCT_ROWS)
     seconds = _seconds(*(product.of(rows, compute) for compute in kernels.OPERANDS))
@@ -75,7 +88,7 @@ def product_rates(config: ModelConfig, tokens: int, kind: TensorType) -> dict[st
     return {compute: operations / each for compute, each in zip(kernels.OPERANDS, seconds)}
 
 
-def _rates_apart(config: ModelConfig, tokens: int, compute: str) -> tuple[float, float]:
+def _rates_apart(config: Widths, tokens: int, compute: str) -> tuple[float, float]:
     """(operations per second once weights are unpacked, weights unpacked per second).
 
     A product takes operations / rate + weights / unpack rate: two lengths tell both.
@@ -91,7 +104,7 @@ def _rates_apart(config: ModelConfig, tokens: int, compute: str) -> tuple[float,
     return operations / per_row, outputs * inputs / unpacking if unpacking else math.inf
 
 
-def _attention_rate(config: ModelConfig, tokens: int) -> float:
+def _attention_rate(config: Widths, tokens: int) -> float:
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     q, k = (np.zeros((tokens, count * head_dim), np.float32) for count in (heads, kv_heads))
     out, cu = np.empty_like(q), np.array([0, tokens], np.int32)

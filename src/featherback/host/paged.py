@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import private
+from featherback.backend.device import Device
+from featherback.backend.protocol import Array
 from featherback.errors import FeatherbackError
 from featherback.host.positioned import read_exactly, write_exactly
 
@@ -56,16 +58,26 @@ class PagedArray:
             return
         write_exactly(*self._opened(), np.ascontiguousarray(values), layer * self.size * 4)
 
+    def fetch(self, layer: int, out: Array, on: Device) -> None:
+        """Copy row `layer` into `out` (size,) of a device."""
+        with on.backend.host(out, write=True) as values:
+            self.read(layer, values)
+
+    def put(self, layer: int, x: Array, on: Device) -> None:
+        """Replace row `layer` by `x` (size,) of a device."""
+        with on.backend.host(x) as values:
+            self.write(layer, values)
+
     def holds(self, layer: int) -> bool:
         """Whether row `layer` has been written since it was zero."""
         return not self._blank[layer]
 
     @contextmanager
-    def gather(self, layer: int, room: Float32) -> Iterator[Float32]:
-        """Row `layer` in `room` (size,), to be added to; what it holds at the end replaces the row."""
-        self.read(layer, room)
+    def gather(self, layer: int, room: Array, on: Device) -> Iterator[Array]:
+        """Row `layer` in `room` (size,) of a device, to be added to; what it holds at the end replaces the row."""
+        self.fetch(layer, room, on)
         yield room
-        self.write(layer, room)
+        self.put(layer, room, on)
 
     def clear(self) -> None:
         """Set every element to zero; nothing is written until it has to be."""

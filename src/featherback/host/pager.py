@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
+from featherback.backend.protocol import Array, Backend, Handle
 from featherback.host.positioned import read_exactly
-from featherback.host.reading import OpenFiles, copied, drop_maps, plain, runs
+from featherback.host.reading import OpenFiles, Weights, copied, drop_maps, plain, runs
 from featherback.host.scattered import ScatteredRows, check_ids
-from featherback.models.model import LayerWeights, Model
 from featherback.weights.mapping import FOLIO
-from featherback.weights.matrix import Matrix
+from featherback.weights.matrix import LayerWeights, Matrix
 
 READ = 64 << 10
 """Bytes read at once where only the page cache is to have them."""
@@ -31,20 +31,20 @@ class WeightPager:
     "paged": when a layer has been used; "by_matrix": also each matrix, or rows of it, as soon as `release` is called.
     """
 
-    def __init__(self, model: Model, weights: str, changing: bool = False) -> None:
+    def __init__(self, model: Weights, device: Backend, weights: str, changing: bool = False) -> None:
         """`changing`: what the file holds may have changed whenever a layer is asked for."""
         drop = weights != "resident"
         self._by_matrix = weights == "by_matrix"
-        self.model, self._drop, self._scattered = model, drop, ScatteredRows()
+        self.model, self._device, self._drop, self._scattered = model, device, drop, ScatteredRows(device)
         self._files, self._read = OpenFiles(plain), set[tuple[Path, int]]()
         self._ahead = kernels.ReadAhead()
         self._head_read = False
         self._faults, self._hints = 0, 0  # major faults so far, and how many hints they are worth
-        self._layers = [model.layer(i) for i in range(model.config.num_hidden_layers)]
+        self._layers = [model.layer(i) for i in range(len(model.blocks))]
         self._changing = changing
         matrices = [list(layer.matrices.values()) for layer in self._layers]
         if drop:
-            drop_maps(chain([model.embed_tokens, model.head.weight], *matrices))
+            drop_maps(chain(model.tables, *matrices))
         self._stretches = [self._among(layer) for layer in matrices]
 
     @contextmanager
@@ -71,19 +71,19 @@ class WeightPager:
         finally:
             self._drop_around(self._among([part]))
 
-    def gather(self, stored: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
+    def gather(self, stored: Matrix, ids: NDArray[np.int32], out: Array) -> None:
         if not self._drop:
             check_ids(ids, stored.rows)
-            kernels.gather_rows(kernels.matrix(stored), ids, out)
+            self._device.gather_rows(stored, ids, out)
             return
-        if stored is self.model.head.weight and not self._head_read:
+        if stored is self.model.tables[-1] and not self._head_read:
             self._head_read = True
             self._read_in_order(stored)
         self._scattered.gather(stored, ids, out)
 
-    def release(self, matrix: kernels.Matrix) -> None:
+    def release(self, matrix: Handle) -> None:
         if self._by_matrix:
-            matrix.release(FOLIO)
+            self._device.release(matrix, FOLIO)
 
     def close(self) -> None:
         self._ahead.close()

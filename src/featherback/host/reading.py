@@ -5,20 +5,35 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from featherback import kernels
 from featherback.errors import FeatherbackError
-from featherback.models.model import LayerWeights, Model
-from featherback.weights.matrix import Matrix
+from featherback.weights.matrix import LayerWeights, Matrix
 
 BLOCK = 4096
 """Bytes: offsets, lengths and addresses of direct reads are multiples of it."""
+
+
+class Weights(Protocol):
+    """A model as far as its files are read: `models.Model` is one."""
+
+    @property
+    def blocks(self) -> Sequence[object]:
+        """One for each layer."""
+
+    @property
+    def tables(self) -> list[Matrix]:
+        """The embedding and the head; one matrix where they are the same."""
+
+    def layer(self, index: int) -> LayerWeights:
+        """Those of a layer."""
 
 
 def runs(matrices: Iterable[Matrix], gap: int = BLOCK) -> list[list[Matrix]]:
@@ -33,14 +48,14 @@ def runs(matrices: Iterable[Matrix], gap: int = BLOCK) -> list[list[Matrix]]:
     return found
 
 
-def without_map(model: Model) -> list[LayerWeights]:
+def without_map(model: Weights) -> list[LayerWeights]:
     """The layers' weights, norms and biases copied out of the map, of which nothing is left in memory.
 
     Reading a norm in place may map 2 MB around it, so a layer's pages are dropped before the next layer is read.
     """
-    drop_maps([model.embed_tokens, model.head.weight])
+    drop_maps(model.tables)
     layers = []
-    for index in range(model.config.num_hidden_layers):
+    for index in range(len(model.blocks)):
         layers.append(copied(model.layer(index)))
         drop_maps(layers[-1].matrices.values())
     return layers

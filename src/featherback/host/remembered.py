@@ -18,8 +18,7 @@ import numpy as np
 
 from featherback import kernels
 from featherback.errors import FeatherbackError
-from featherback.files import json_checksum, read_json, write_json
-from featherback.hub.cache import cache_place
+from featherback.files import cache_place, json_checksum, read_json, write_json
 from featherback.private import make_private_folder
 from featherback.version import __version__
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback import kernels
+from featherback.backend.protocol import Array, Backend
 from featherback.errors import FeatherbackError
 from featherback.host.positioned import read_exactly
 from featherback.host.reading import OpenFiles, scattered
@@ -32,10 +32,11 @@ def check_ids(ids: NDArray[np.integer[Any]], rows: int) -> None:
 class ScatteredRows:
     """Reads rows of matrices that lie in files, each through a descriptor of its file."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Backend) -> None:
+        self._device = device
         self._files = OpenFiles(scattered)
 
-    def gather(self, stored: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
+    def gather(self, stored: Matrix, ids: NDArray[np.int32], out: Array) -> None:
         """out (n, D) = rows `ids`, dequantised. FeatherbackError if there is no such row, or no reading the file."""
         check_ids(ids, stored.rows)
         file, width = self._files[stored.home], stored.row_bytes
@@ -49,7 +50,7 @@ class ScatteredRows:
                 read_exactly(file, stored.home, row, offset)
             part = Matrix(rows.reshape(-1), stored.type, len(offsets), stored.cols)
             order = np.arange(len(offsets), dtype=np.int32)
-            kernels.gather_rows(kernels.matrix(part), order, out[start : start + ROWS])
+            self._device.gather_rows(part, order, out[start : start + ROWS])
 
     def close(self) -> None:
         """Close the files."""

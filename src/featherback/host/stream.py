@@ -15,13 +15,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback import kernels
 from featherback.backend.arena import Arena
+from featherback.backend.protocol import Array, Backend, Handle
 from featherback.host.positioned import read_exactly
-from featherback.host.reading import BLOCK, OpenFiles, direct, runs, without_map
+from featherback.host.reading import BLOCK, OpenFiles, Weights, direct, runs, without_map
 from featherback.host.scattered import ScatteredRows
-from featherback.models.model import LayerWeights, Model
-from featherback.weights.matrix import Matrix
+from featherback.weights.matrix import LayerWeights, Matrix
 
 Bytes = NDArray[np.uint8]
 
@@ -32,11 +31,11 @@ class WeightStream:
     FeatherbackError if the file cannot be read.
     """
 
-    def __init__(self, model: Model, rows: int) -> None:
+    def __init__(self, model: Weights, device: Backend, rows: int) -> None:
         self.model = model
         self._layers = without_map(model)
-        self._files, self._scattered = OpenFiles(direct), ScatteredRows()
-        size = buffer_bytes([list(weights.matrices.values()) for weights in self._layers], model.head.weight, rows)
+        self._files, self._scattered = OpenFiles(direct), ScatteredRows(device)
+        size = buffer_bytes([list(weights.matrices.values()) for weights in self._layers], model.tables[-1], rows)
         memories = [Arena(size).take("streamed weights", (size,), np.uint8) for _ in range(2)]
         self._buffers = [Buffer(memory, self._files) for memory in memories]
         self._last = self._buffers[0]
@@ -58,10 +57,10 @@ class WeightStream:
             self._expect((stored.rows_between(last, following),))
         yield held
 
-    def gather(self, stored: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
+    def gather(self, stored: Matrix, ids: NDArray[np.int32], out: Array) -> None:
         self._scattered.gather(stored, ids, out)
 
-    def release(self, matrix: kernels.Matrix) -> None:
+    def release(self, matrix: Handle) -> None:
         """Nothing: buffers stay."""
 
     def close(self) -> None:

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
 from featherback import private
 from featherback.errors import FeatherbackError
-from featherback.files import write_json
+from featherback.files import cache_place, write_json
 
 
 def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
     """The folder given, else the cache. It is made."""
     return made(cache_place() if given is None else Path(given))
-
-
-def cache_place() -> Path:
-    """Where the cache is, if there is one: $FEATHERBACK_CACHE, else the platform's place for caches."""
-    if configured := os.environ.get("FEATHERBACK_CACHE"):
-        return Path(configured)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "featherback"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "featherback"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "featherback"
 
 
 def made(folder: Path) -> Path:

@@ -7,8 +7,9 @@ from itertools import islice
 from pathlib import Path
 
 from featherback.errors import FeatherbackError, did_you_mean, near
+from featherback.files import cache_place
 from featherback.hub import stores
-from featherback.hub.cache import cache_place, is_verified
+from featherback.hub.cache import is_verified
 from featherback.hub.catalogue import CATALOGUE, is_repository
 from featherback.hub.stores.base import MOST_ENTRIES
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback import kernels
+from featherback import backend, kernels
 from featherback.adapters.lora import LoRA, squared_rows
-from featherback.backend.cpu import CPU
+from featherback.backend.protocol import Backend
 from featherback.errors import FeatherbackError
 from featherback.host.checkpoints import Checkpoints
 from featherback.host.maps import MapWatch
-from featherback.host.pager import WeightPager
 from featherback.host.scattered import check_ids
-from featherback.host.stream import WeightStream
 from featherback.inference.layout import Layout
 from featherback.inference.needs import Needs, needs
 from featherback.inference.passes import Cache, FileCache, Passes, RAMCache
 from featherback.layers.attention import KeyValues
 from featherback.layers.span import Span
+from featherback.memory.resources import source
 from featherback.models.model import Model
 
 Float32 = NDArray[np.float32]
@@ -54,16 +54,12 @@ class Decoder:
         self._maps = MapWatch(model.files, model.close)
         self.needs: Needs = needs(model, adapter, self.capacity, compute, layout)
         columns = [] if adapter is None or not adapter.form.dora else _columns(model, adapter)
-        backend = CPU(compute)
-        self.arenas = scratch, held = backend.arena(self.needs.scratch), backend.arena(self.needs.held)
-        weights = (
-            WeightStream(model, layout.vocab_tile or model.head.weight.rows)
-            if layout.weights == "streamed"
-            else WeightPager(model, layout.weights)
-        )
+        self._device = device = backend.of(compute)
+        self.arenas = scratch, held = device.arena(self.needs.scratch), device.arena(self.needs.held)
+        weights = source(model, device, layout.weights, layout.vocab_tile or model.head.weight.rows)
         self._stores: dict[int, Checkpoints] = {}
-        cache = self._cache(folder)
-        self._passes = Passes(model, adapter, compute, layout, backend, scratch, held, weights, cache, columns)
+        cache = self._cache(device, folder)
+        self._passes = Passes(model, adapter, compute, layout, device, scratch, held, weights, cache, columns)
 
     def forward(self, tokens: Sequence[int], every: bool = False, check: Callable[[], None] | None = None) -> Float32:
         """Append `tokens` to the cache. Logits of the last one (vocab,), or of all (T, vocab) if `every`.
@@ -110,18 +106,26 @@ class Decoder:
         ids = np.asarray(tokens, np.int32)
         span = Span.following(len(self.tokens), ids.size, length)
         logits = np.empty((ids.size if every else 1, self.model.config.vocab_size), np.float32)
-        self._passes.run(ids, span, every, logits)
+        with self._device.held(logits, changing=True) as out:
+            self._passes.run(ids, span, every, out)
         self.tokens.extend(ids.tolist())
         return logits
 
-    def _cache(self, folder: Path | None) -> Cache:
+    def _cache(self, device: Backend, folder: Path | None) -> Cache:
         widths, float32 = [block.attention.kv_size for block in self.model.blocks], np.dtype(np.float32)
         if self.layout.cache == "ram":
             shapes = [(self.capacity, width) for width in widths]
-            return RAMCache([KeyValues(*(np.empty(shape, float32) for _ in "kv")) for shape in shapes])
+            return RAMCache(
+                [
+                    KeyValues(*(device.arena(4 * math.prod(shape)).take("k or v", shape) for _ in "kv"))
+                    for shape in shapes
+                ]
+            )
         assert folder is not None
         slots = 2 * len(widths)
-        self._stores = {width: Checkpoints(slots, self.capacity, width, float32, folder) for width in set(widths)}
+        self._stores = {
+            width: Checkpoints(device, slots, self.capacity, width, float32, folder) for width in set(widths)
+        }
         return FileCache(dict(self._stores))
 
 
@@ -135,5 +139,5 @@ def _columns(model: Model, adapter: LoRA) -> list[Float32]:
         places = adapter.layout.columns(layer, columns)
         for name, pair in adapter.layout.view(layer, flat).items():
             places[name][...] = pair.m / np.sqrt(squared_rows(stored[name], pair, scales[name]))
-        found.append(columns)
+        found.append(backend.of("fp32").vector(columns))
     return found

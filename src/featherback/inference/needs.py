@@ -10,6 +10,7 @@ import numpy as np
 from featherback import kernels
 from featherback.adapters.lora import LoRA
 from featherback.backend.counting import Blank, Counting, Ledger
+from featherback.backend.device import Device
 from featherback.inference.layout import Layout, layouts
 from featherback.inference.passes import FEW, FileCache, Passes, RAMCache
 from featherback.layers.attention import KeyValues
@@ -106,5 +107,5 @@ class _BlankAdapter:
         self.layout, self.scales, self.dropout = adapter.layout, adapter.scales, 0.0
         self.parameters = self.squares = self
 
-    def read(self, layer: int, out: Blank) -> None:
+    def fetch(self, layer: int, out: Blank, on: Device) -> None:
         """There is nothing to read."""

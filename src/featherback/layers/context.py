@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from featherback.backend.protocol import Array, Backend, Matrix, Operations, Scratch
+from featherback.backend.device import Device
+from featherback.backend.protocol import Array, Matrix
 from featherback.layers.dropout import Dropout, Mask
 from featherback.layers.rope import Rotary
 from featherback.layers.span import Span, pieces
@@ -30,11 +31,9 @@ def keep_mapped(matrix: Matrix) -> None:
 
 
 @dataclass(frozen=True)
-class Context:
+class Context(Device):
     """Operations, scratch memory, tile sizes, and the span of tokens being computed."""
 
-    backend: Backend
-    scratch: Scratch
     compute: str  # "bf16", "int16" or "fp32"
     span: Span
     mlp_tile: int = 512  # columns of F at a time
@@ -49,10 +48,6 @@ class Context:
     tables: Mapping[Rotary, tuple[Array, Array]] | None = None  # cos and sin (T, dim / 2)
 
     @property
-    def ops(self) -> Operations:
-        return self.backend.ops
-
-    @property
     def tokens(self) -> int:
         """T."""
         return self.span.tokens
@@ -60,20 +55,12 @@ class Context:
     @property
     def operand(self) -> np.dtype[Any]:
         """The type of what products read."""
-        return self.backend.operand(self.compute)
+        return self.backend.operand
 
     def tiles(self, stop: int, step: int, start: int = 0) -> Iterable[tuple[int, int]]:
         """For a loop over [start, stop): its [first, last) ranges of at most `step` that the device has to run."""
         ranges = pieces(stop, step, start)
         return ranges if self.autodiff else self.backend.each(ranges)  # what each of them holds adds up
-
-    def frame(self) -> AbstractContextManager[None]:
-        """Arrays taken inside are given back at the end."""
-        return self.scratch.frame()
-
-    def floats(self, name: str, *shape: int) -> Array:
-        """An uninitialised float32 array of the current frame."""
-        return self.scratch.take(name, shape)
 
     def operands(self, name: str, *shape: int) -> Array:
         """An uninitialised array of the operand type."""

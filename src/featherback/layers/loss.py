@@ -183,7 +183,7 @@ class Head:
                     ctx.ops.fill(gradient, 0)
                     if dg is not None:
                         norm_gradient(ctx, dh[part], before, self.eps, dg)
-                    ctx.ops.rms_norm_backward(dh[part], before, self.norm, self.eps, gradient)
+                    ctx.ops.rms_norm_backward(dh[part], before, ctx.backend.vector(self.norm), self.eps, gradient)
                     ctx.ops.put_rows(gradient, chosen, x)
             if sink is not None:
                 ctx.ops.scale(dg, 1 / self.divisor)  # of g itself
@@ -194,7 +194,7 @@ class Head:
         """out (T, V) from the final residual stream x (T, D)."""
         with ctx.frame():
             hidden = ctx.operands("hidden", *x.shape)
-            ctx.ops.rms_norm(x, self.norm, self.eps, hidden)
+            ctx.ops.rms_norm(x, ctx.backend.vector(self.norm), self.eps, hidden)
             for first, last in ctx.tiles(self.weight.rows, ctx.vocab_tile):
                 with source.rows(self.weight, first, last) as part:
                     ctx.ops.linear(hidden, ctx.backend.matrix(part), out[:, first:last])
@@ -217,7 +217,7 @@ class Head:
     def _hidden(self, ctx: Context, x: Array, rows: NDArray[np.intp]) -> Array:
         """The normed supervised rows (n, D), an operand."""
         hidden = ctx.operands("hidden", len(rows), x.shape[1])
-        norm = vector(ctx, self.norm, Spot(NORM), self.divisor)
+        norm = vector(ctx, ctx.backend.vector(self.norm), Spot(NORM), self.divisor)
         for start, stop in ctx.tiles(len(rows), ROWS):
             with ctx.frame():
                 source = ctx.floats("rows of the residual stream", stop - start, x.shape[1])

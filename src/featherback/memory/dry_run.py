@@ -7,8 +7,8 @@ adapter, and only a loss is asked for.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from featherback.backend.arena import ALIGNMENT
 from featherback.backend.counting import Blank, BlankMatrix, Counting, Ledger, Work
+from featherback.backend.device import Device
 from featherback.data.batch import Batch
 from featherback.layers.block import rotaries
 from featherback.layers.context import Context
@@ -28,12 +29,11 @@ from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.memory.resources import Resources
 from featherback.memory.stored import StoredSizes
-from featherback.models.model import LayerWeights
-from featherback.optim.rule import Turn
-from featherback.whole.gradients import Gradient, Trains, WeightGradients
-from featherback.whole.optimizer import StoredTensor, WholeOptimizer
+from featherback.optim.rule import Rule, Turn
+from featherback.weights.matrix import LayerWeights
+from featherback.whole.gradients import Trains, WeightGradients
+from featherback.whole.optimizer import WholeOptimizer
 from featherback.whole.places import Place
-from featherback.whole.settings import Whole
 
 FLOAT = np.dtype(np.float32)
 
@@ -181,7 +181,7 @@ def run_step(job: Job, plan: Plan, layers: Sequence[int], head: BlankMatrix, led
     elif job.whole is not None:
         method = job.method(model, None, plan, resources, job.options)
         tied, trained = job.config.tie_word_embeddings, job.whole.trained(job.config, model.blocks, layers)
-        sink = WeightGradients(model.head, weights, 1.0, tied, opened(job.whole), trained)
+        sink = WeightGradients(model.head, weights, 1.0, tied, opened(job.whole.rule, trained), trained)
         method.gradients(batch, 1.0, sink)
     work = replace(backend.ops.work)
     # Held-out data pass without a backward pass, and none of their intermediates are kept.
@@ -200,26 +200,10 @@ def _full_batch(job: Job, plan: Plan) -> Batch:
     return Batch(zeros, zeros, zeros, cu_seqlens)
 
 
-def opened(whole: Whole) -> Trains:
-    """What an optimiser opens of a weight, without what it computes."""
-    rule = whole.rule
-
-    def train(ctx: Context, place: Place, gradient: Gradient) -> None:
-        of = WholeOptimizer(rule, _NoRows(), _NoStates(), Turn(1, 0.0), {place: 0})
-        tensor = StoredTensor(of, ctx, place, gradient)
-        with ctx.frame():
-            if beside := rule.workspace(tensor.shape, tensor.role):
-                ctx.floats("workspace of the optimizer", beside)
-            for reading in range(rule.READINGS):
-                for rows, part in tensor.gradient():
-                    if reading == rule.READINGS - 1:
-                        with tensor.values(rows) as values, ExitStack() as stack:
-                            for name, size in rule.state_sizes(part.shape, tensor.role).items():
-                                stack.enter_context(tensor.state(name, 0, size))
-                            for _ in range(rule.TEMPORARIES):
-                                ctx.floats("temporary of the optimizer", *values.shape)
-
-    return train
+def opened(rule: Rule, trained: Mapping[Place, tuple[int, int]]) -> Trains:
+    """An optimiser at work on weights and states that are not there."""
+    numbers = {place: number for number, place in enumerate(trained)}
+    return WholeOptimizer(rule, _NoRows(), _NoStates(rule, trained), Turn(1, 0.0), numbers).train
 
 
 class _NoRows:
@@ -233,12 +217,19 @@ class _NoRows:
         self.read(ctx, place, rows, values)
 
 
+@dataclass(frozen=True)
 class _NoStates:
     """States in files that are not there."""
 
+    rule: Rule
+    trained: Mapping[Place, tuple[int, int]]
+
     @contextmanager
     def part(self, ctx: Context, place: Place, name: str, first: int, count: int | None) -> Iterator[Blank]:
-        yield ctx.floats(name, count or 0)
+        if count is None:
+            count = self.rule.state_sizes(self.trained[place], place.role)[name] - first
+        with ctx.frame():
+            yield ctx.floats(name, count)
 
 
 class _Shapes:
@@ -263,7 +254,7 @@ class _BlankAdapter:
         """Numbers do not matter."""
         return dict.fromkeys(self.layout.targets, 1.0)
 
-    def read(self, layer: int, out: Blank) -> None:
+    def fetch(self, layer: int, out: Blank, on: Device) -> None:
         """There is nothing to read."""
 
 
@@ -308,5 +299,5 @@ class _NoSink:
     """A sink that discards gradients."""
 
     @contextmanager
-    def gather(self, layer: int, room: Blank) -> Iterator[Blank]:
+    def gather(self, layer: int, room: Blank, on: Device) -> Iterator[Blank]:
         yield room

@@ -13,7 +13,7 @@ from featherback.backend.counting import BlankMatrix
 from featherback.memory import disk
 from featherback.memory.stored import StoredSizes, total
 from featherback.models.model import Model
-from featherback.optim.layerwise import held_rows, state_sizes
+from featherback.optim.layerwise import norm_bytes, state_sizes, step_bytes
 from featherback.optim.rule import Rule
 from featherback.optim.rules.adamw import AdamW
 from featherback.parameters.roles import EMBEDDING, HEAD
@@ -55,8 +55,7 @@ class Job(StoredSizes):
             {name: whole.stored(matrix, Place(name, layer)) for name, matrix in matrices.items()}
             for layer, matrices in enumerate(self.stored)
         ]
-        parts = [(EMBEDDING, model.embed_tokens), (HEAD, model.head.weight)]
-        tables = parts[: 1 if model.head.weight is model.embed_tokens else 2]
+        tables = zip((EMBEDDING, HEAD), model.tables)  # tied, they are one
         outside = [whole.stored(BlankMatrix(m.shape, m.row_bytes), Place(part)) for part, m in tables]
         return replace(
             self,
@@ -141,11 +140,11 @@ class Job(StoredSizes):
         return 4 * self.layers * disk.of_adapter(self.layer_floats, states)
 
     @cached_property
-    def buffer_floats(self) -> list[int]:
-        """float32 elements of each array that is held at once beside scratch memory: by the norm and the optimiser."""
+    def buffer_bytes(self) -> int:
+        """Bytes that an adapter's norm and optimiser hold; of a model's own weights, they are in scratch memory."""
         if self.whole is not None:
-            return []
-        return [self.layer_floats, *held_rows(self.rule, self.layout.slots)]
+            return 0
+        return norm_bytes(self.layer_floats) + step_bytes(self.rule, self.layout.slots)
 
     @cached_property
     def moved_states(self) -> int:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import get_args
 
-from featherback.backend.arena import aligned
+from featherback import backend
 from featherback.backend.counting import Work
-from featherback.backend.cpu import CPU
 from featherback.errors import FeatherbackError
 from featherback.host.machine import VARIATION, Baseline, Machine
 from featherback.host.rates import nominal
@@ -98,11 +97,11 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
     held += job.threads * (needed.work.thread_scratch + STACK)
     if plan.checkpoints == "ram":
         rows = plan.tokens * config.hidden_size
-        held += rows * CPU.operand(plan.compute).itemsize * job.returned * job.method.needs_checkpoints
+        held += rows * backend.of(plan.compute).operand.itemsize * job.returned * job.method.needs_checkpoints
         held += rows * FLOAT.itemsize * plan.chunked
     if plan.states == "ram":
         held += job.state_bytes
-    buffers = sum(aligned((size,), FLOAT) for size in job.buffer_floats)
+    buffers = job.buffer_bytes
     held += job.held_beside(plan.weights, plan.vocab_tile)
     if plan.weights != "resident":
         held += min(plan.tokens, ROWS) * job.head.row_bytes

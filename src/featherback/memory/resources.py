@@ -10,13 +10,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.backend.cpu import CPU
+from featherback import backend
+from featherback.backend.device import Device
 from featherback.backend.protocol import Array, Backend, Scratch
 from featherback.host.checkpoints import Checkpoints
 from featherback.host.pager import WeightPager
 from featherback.host.stream import WeightStream
-from featherback.memory.plan import Plan
-from featherback.models.model import LayerWeights, Model
+from featherback.memory.plan import Plan, Weights
+from featherback.models.model import Model
+from featherback.weights.matrix import LayerWeights
 from featherback.weights.matrix import Matrix as StoredMatrix
 
 
@@ -53,11 +55,10 @@ class TokenStore(Protocol):
 
 
 @dataclass(frozen=True)
-class Resources:
-    """All that a method may use; `memory.dry_run` has the same without memory."""
+class Resources(Device):
+    """All that a method may use; `memory.dry_run` has the same without memory. In `scratch` lies everything that dies
+    within a step's phase."""
 
-    backend: Backend
-    scratch: Scratch  # everything that dies within a step's phase
     kept: Scratch  # intermediates that stay from the forward to the backward pass
     weights: WeightSource
     checkpoints: TokenStore | None  # block inputs, a slot per layer that it comes to; None: there is no backward pass
@@ -71,6 +72,11 @@ class Resources:
                 store.close()
 
 
+def source(model: Model, device: Backend, weights: Weights, rows: int, changing: bool = False) -> WeightSource:
+    """A model's weights for a device, as a plan or a layout has them; `rows`: most of the head's that are in use."""
+    return WeightStream(model, device, rows) if weights == "streamed" else WeightPager(model, device, weights, changing)
+
+
 def resources(
     model: Model, plan: Plan, scratch: int, kept: int, *, checkpoints: int, folder: Path | None, changing: bool = False
 ) -> Resources:
@@ -78,16 +84,14 @@ def resources(
 
     `checkpoints`: how many block inputs wait for a backward pass. `changing`: the weights are trained themselves.
     """
-    backend, config = CPU(plan.compute), model.config
+    device, config = backend.of(plan.compute), model.config
     place = None if plan.checkpoints == "ram" else folder
     sizes = (plan.tokens, config.hidden_size)
     return Resources(
-        backend,
-        backend.arena(scratch),
-        backend.arena(kept),
-        WeightStream(model, plan.vocab_tile)
-        if plan.weights == "streamed"
-        else WeightPager(model, plan.weights, changing),
-        Checkpoints(checkpoints, *sizes, backend.operand(plan.compute), place) if checkpoints else None,
-        Checkpoints(1, *sizes, np.dtype(np.float32), place) if plan.chunked else None,
+        device,
+        device.arena(scratch),
+        device.arena(kept),
+        source(model, device, plan.weights, plan.vocab_tile, changing),
+        Checkpoints(device, checkpoints, *sizes, device.operand, place) if checkpoints else None,
+        Checkpoints(device, 1, *sizes, np.dtype(np.float32), place) if plan.chunked else None,
     )

@@ -34,13 +34,11 @@ class StoredSizes:
         """Those of an open model; `others` are a subclass's fields."""
         weights = [model.layer(i) for i in range(model.config.num_hidden_layers)]
         layers = [layer.matrices for layer in weights]
-        head = model.head.weight
-        tables = [model.embed_tokens, *([] if head is model.embed_tokens else [head])]
         stored = [
             {name: BlankMatrix(m.shape, m.row_bytes, name, int(m.type)) for name, m in layer.items()}
             for layer in layers
         ]
-        outside = [BlankMatrix(m.shape, m.row_bytes) for m in tables]
+        outside = [BlankMatrix(m.shape, m.row_bytes) for m in model.tables]
         sizes: dict[str, Any] = {
             "stored": stored,
             "head": outside[-1],

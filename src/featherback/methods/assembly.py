@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
+from featherback.backend.device import Device
 from featherback.backend.protocol import Array, Backend
 from featherback.layers.context import Context
 from featherback.layers.dora import measure_columns, weighed
@@ -14,8 +15,8 @@ from featherback.layers.dropout import Mask
 from featherback.layers.linear import BlockWeights, Factors, LayerSink, LoRAFactors, Pairs, Projection
 from featherback.layers.moved import Spot, vector
 from featherback.memory.resources import WeightSource
-from featherback.models.model import LayerWeights
 from featherback.parameters.slots import SlotTable
+from featherback.weights.matrix import LayerWeights
 
 NO_PAIRS: Pairs = {}
 NO_SCALES: Mapping[str, float] = {}
@@ -25,7 +26,7 @@ NO_MASKS: Mapping[str, Mask] = {}
 class Parameters(Protocol):
     """Trained values, a flat vector per layer."""
 
-    def read(self, layer: int, out: Array) -> None:
+    def fetch(self, layer: int, out: Array, on: Device) -> None:
         """Copy a layer's values into `out` (size,)."""
 
 
@@ -91,6 +92,7 @@ def layer_weights(
     c stays for later calls; it holds c already if `measured`, or if gradients are wanted.
     """
     with ctx.frame(), source.layer(index, then) as stored:
+        stored = replace(stored, vectors={name: ctx.backend.vector(value) for name, value in stored.vectors.items()})
         if adapter is None:
             if ctx.moves is not None:
                 vectors = {name: vector(ctx, value, Spot(name, index)) for name, value in stored.vectors.items()}
@@ -99,7 +101,7 @@ def layer_weights(
             return
         layout = adapter.layout
         flat = ctx.floats("LoRA parameters of a layer", layout.size)
-        (parameters or adapter.parameters).read(index, flat)
+        (parameters or adapter.parameters).fetch(index, flat, ctx)
         collected = NO_PAIRS if gradients is None else layout.view(index, gradients)
         pairs, scales = layout.view(index, flat), adapter.scales(index)
         dropout = ctx.dropout
@@ -111,7 +113,7 @@ def layer_weights(
             if gradients is None and not measured:
                 with ctx.frame():
                     squares = ctx.floats("squared norms of rows", layout.columns_size)
-                    adapter.squares.read(index, squares)
+                    adapter.squares.fetch(index, squares, ctx)
                     measure_columns(ctx, w, pairs, layout.columns(index, squares), c)
             w = weighed(w, pairs, c, collected)
         yield w

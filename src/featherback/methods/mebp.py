@@ -78,7 +78,7 @@ def _held(ctx: Context) -> Context:
 
 def _dense(ctx: Context, w: BlockWeights) -> BlockWeights:
     """The weights dequantised: to bf16 if the products would round them so anyway, else to float32."""
-    dtype = ctx.backend.dense_type(ctx.compute)
+    dtype = ctx.backend.dense_type
     projections = {}
     for name, projection in w.projections.items():
         weight = ctx.scratch.take(f"{name}, dequantised", projection.weight.shape, dtype)

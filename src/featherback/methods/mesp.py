@@ -120,7 +120,7 @@ class MeSP(Method):
             return
         room = ctx.floats("LoRA gradients of a layer", self.adapter.layout.size)
         with (
-            cast(GradientSink, sink).gather(index, room) as collected,
+            cast(GradientSink, sink).gather(index, room, ctx) as collected,
             self._layer(ctx, index, then, gradients=collected, columns=kept.columns) as w,
         ):
             yield w
@@ -152,7 +152,7 @@ class MeSP(Method):
 
     def _room(self, block: Block, place: int, tokens: int) -> Kept:
         """Room for the intermediates that the plan keeps of a layer."""
-        take, operand = self.resources.kept.take, self.resources.backend.operand(self.plan.compute)
+        take, operand = self.resources.kept.take, self.resources.backend.operand
         chosen = {name: block.intermediates[name] for name in self.plan.kept(place)}
         arrays = {name: take(name, *about.placed(tokens, operand)) for name, about in chosen.items()}
         size = 0 if self.adapter is None else self.adapter.layout.columns_size

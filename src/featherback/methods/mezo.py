@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import cast
 
+from featherback.backend.device import Device
 from featherback.backend.protocol import Array
 from featherback.data.batch import Batch
 from featherback.methods.assembly import Parameters
@@ -53,9 +54,9 @@ class Moved:
     parameters: Parameters
     add: Callable[[int, Array], None]  # factor z of a layer to an array (size,)
 
-    def read(self, layer: int, out: Array) -> None:
+    def fetch(self, layer: int, out: Array, on: Device) -> None:
         """The perturbed values (size,) of a layer."""
-        self.parameters.read(layer, out)
+        self.parameters.fetch(layer, out, on)
         self.add(layer, out)
 
 
@@ -99,7 +100,7 @@ class MeZO(Method):
 
     def _of_weights(self, batch: Batch, scale: float, sink: WeightSink, draw: Draw) -> float:
         """As `gradients`, of the model's own weights: all directions are known before any weight changes."""
-        ops = self.resources.backend.ops
+        ops = self.resources.ops
 
         def at(key: Key, factor: float) -> float:
             return self.loss(batch, draw=draw, moves=sink.moved(ops, key, factor))
@@ -131,11 +132,11 @@ class MeZO(Method):
     def _gather(self, key: Key, slope: float, sink: GradientSink) -> None:
         """The estimate slope z goes to `sink`."""
         assert self.adapter is not None
-        scratch = self.resources.scratch
+        on = self.resources
         for layer in range(len(self.model.blocks)):
-            with scratch.frame():
-                room = scratch.take("gradients of a layer", (self.adapter.layout.size,))
-                with sink.gather(layer, room) as collected:
+            with on.frame():
+                room = on.floats("gradients of a layer", self.adapter.layout.size)
+                with sink.gather(layer, room, on) as collected:
                     self._add(key, slope, layer, collected)
 
     def _begin_step(self, draw: Draw) -> None:
@@ -143,7 +144,7 @@ class MeZO(Method):
 
     def _add(self, key: Key, factor: float, layer: int, out: Array) -> None:
         """out (size,) += factor z; a layer's z depends on the key alone."""
-        self.resources.backend.ops.add_normal((*key, layer), factor, out)
+        self.resources.ops.add_normal((*key, layer), factor, out)
 
 
 METHOD = MeZO

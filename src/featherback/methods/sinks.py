@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from featherback.backend.device import Device
 from featherback.backend.protocol import Array, Int32, Operations
 from featherback.layers.context import Context, Moves
 from featherback.layers.linear import LayerSink
@@ -16,7 +17,7 @@ from featherback.noise import Key
 class GradientSink(Protocol):
     """Takes those of an adapter. `host.paged.PagedArray` adds them up."""
 
-    def gather(self, layer: int, room: Array) -> AbstractContextManager[Array]:
+    def gather(self, layer: int, room: Array, on: Device) -> AbstractContextManager[Array]:
         """`room` (size,), the layer's flat vector: gradients are added to it inside, and belong to the sink after."""
 
 

@@ -66,13 +66,13 @@ class SparseMeZO(MeZO):
     def _measure(self) -> None:
         """The thresholds of the weights as they are."""
         assert self.adapter is not None
-        scratch, ops, layout = self.resources.scratch, self.resources.backend.ops, self.adapter.layout
+        on, ops, layout = self.resources, self.resources.ops, self.adapter.layout
         thresholds = self.states[THRESHOLDS]
         row = np.zeros(thresholds.size, np.float32)
         for layer in range(len(self.model.blocks)):
-            with scratch.frame():
-                values = scratch.take("which weights are small", (layout.size,))
-                self.adapter.parameters.read(layer, values)
+            with on.frame():
+                values = on.floats("which weights are small", layout.size)
+                self.adapter.parameters.fetch(layer, values, on)
                 for number, slot in enumerate(layout.slots.layer(layer)):
                     count = max(1, round((1 - self.options.sparsity) * slot.size))
                     found = ops.smallest(values[slot.start : slot.start + slot.size], count)
@@ -82,12 +82,12 @@ class SparseMeZO(MeZO):
     def _add(self, key: tuple[int, ...], factor: float, layer: int, out: Array) -> None:
         """out (size,) += factor m z."""
         assert self.adapter is not None
-        scratch, ops, layout = self.resources.scratch, self.resources.backend.ops, self.adapter.layout
+        on, ops, layout = self.resources, self.resources.ops, self.adapter.layout
         limits = np.empty(self.states[THRESHOLDS].size, np.float32)
         self.states[THRESHOLDS].read(layer, limits)
         # It stays as long as `out`: the account of chunks relies on what is held growing evenly with the tokens.
-        mask = scratch.take("which weights are small", (layout.size,))
-        self.adapter.parameters.read(layer, mask)
+        mask = on.floats("which weights are small", layout.size)
+        self.adapter.parameters.fetch(layer, mask, on)
         for slot, limit in zip(layout.slots.layer(layer), limits.tolist()):
             ops.mark_small(mask[slot.start : slot.start + slot.size], limit)
         ops.add_normal((*key, layer), factor, out, weights=mask)

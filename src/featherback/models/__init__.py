@@ -2,6 +2,7 @@
 
 from featherback.architecture.config import ModelConfig
 from featherback.models.loader import load
-from featherback.models.model import LayerWeights, Model
+from featherback.models.model import Model
+from featherback.weights.matrix import LayerWeights
 
 __all__ = ["LayerWeights", "Model", "ModelConfig", "load"]

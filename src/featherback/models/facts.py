@@ -29,6 +29,5 @@ def formats(model: Model) -> list[str]:
 
 def matrices(model: Model) -> list[Matrix]:
     """Its matrices, a tied head counted once."""
-    heads = [model.embed_tokens] if model.config.tie_word_embeddings else [model.embed_tokens, model.head.weight]
     layers = (model.layer(i).matrices.values() for i in range(model.config.num_hidden_layers))
-    return heads + [matrix for layer in layers for matrix in layer]
+    return model.tables + [matrix for layer in layers for matrix in layer]

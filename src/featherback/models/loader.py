@@ -6,8 +6,8 @@ from typing import TypeVar, overload
 
 from featherback import families, private
 from featherback.architecture.config import ModelConfig
-from featherback.architecture.gguf_metadata import GGUFKeys
-from featherback.architecture.hf_config import HFConfig
+from featherback.architecture.gguf_keys import GGUFKeys
+from featherback.architecture.hf_entries import HFConfig
 from featherback.architecture.names import Naming
 from featherback.errors import FeatherbackError, expected, shown
 from featherback.files import read_json

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,27 +15,10 @@ from featherback.layers.block import rotaries
 from featherback.layers.loss import Head
 from featherback.models.facts import formats, parameters
 from featherback.models.layout import check
-from featherback.weights.matrix import Matrix
+from featherback.weights.matrix import LayerWeights, Matrix
 from featherback.weights.store import TensorStore, floats, matrix
 
 Vector = NDArray[np.float32]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class LayerWeights:
-    """The weights of one decoder layer by name, as its block lists them."""
-
-    matrices: Mapping[str, Matrix]  # (out_features, in_features)
-    vectors: Mapping[str, Vector]  # (n,)
-
-    @property
-    def copied_bytes(self) -> int:
-        """Bytes of the vectors that are copies, converted or with an offset added: views of the file are read-only."""
-        return sum(vector.nbytes for vector in self.vectors.values() if vector.flags.writeable)
-
-    def with_matrices(self, matrices: Mapping[str, Matrix]) -> LayerWeights:
-        """The same vectors with other matrices."""
-        return replace(self, matrices=matrices)
 
 
 class Model:
@@ -107,6 +88,12 @@ class Model:
             {part: matrix(self._store, names[part]) for part in block.projections},
             {part: self._vector(part, names[part]) for part in block.vectors},
         )
+
+    @property
+    def tables(self) -> list[Matrix]:
+        """The embedding and the head; one matrix where they are the same."""
+        head = self.head.weight
+        return [self.embed_tokens] if head is self.embed_tokens else [self.embed_tokens, head]
 
     def read_norm(self) -> None:
         """Take the final norm from its file, again if that has changed; logits = (rms(x) g / c) W^T."""

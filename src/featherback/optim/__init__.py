@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from featherback.host.paged import PagedArray
-from featherback.optim.layerwise import LayerwiseOptimizer, Rate, clip_scale, global_norm, held_rows, state_sizes
+from featherback.optim.layerwise import LayerwiseOptimizer, Rate, clip_scale, global_norm, state_sizes, step_bytes
 from featherback.optim.rule import Rule
 from featherback.optim.schedule import SCHEDULES, Schedule
 from featherback.parameters.slots import SlotTable
@@ -27,8 +27,8 @@ __all__ = [
     "for_adapters",
     "full_learning_rate",
     "global_norm",
-    "held_rows",
     "state_sizes",
+    "step_bytes",
 ]
 
 RULES: Registry[type[Rule]] = Registry(f"{__name__}.rules", "RULE", "optimizer")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from featherback.host.paged import PagedArray
-from featherback.optim.rule import Rule, Tensor, Turn, pieces, tiles
+from featherback.optim.rule import Rule, Tensor, Turn, piece_rows, pieces, tiles
 from featherback.parameters.roles import MATRIX
 
 MEAN = "mean"
@@ -29,26 +29,23 @@ class Averaged(Rule):
 
     rule: Rule
 
-    @property
-    def TEMPORARIES(self) -> int:  # type: ignore[override]  # noqa: N802  # of the class elsewhere, here of its rule
-        return self.rule.TEMPORARIES
-
-    def workspace(self, shape: tuple[int, ...], role: str = MATRIX) -> int:
-        return self.rule.workspace(shape, role)
-
     def state_sizes(self, shape: tuple[int, ...], role: str = MATRIX) -> dict[str, int]:
         return {**self.rule.state_sizes(shape, role), MEAN: math.prod(shape)}
 
     def update(self, tensor: Tensor, turn: Turn) -> None:
         self.rule.update(tensor, turn)
-        weight = np.float32(2 / (turn.step + 1))
-        cols = tensor.shape[1]
+        on, ops, weight, cols = tensor.on, tensor.on.ops, 2 / (turn.step + 1), tensor.shape[1]
         for rows in tiles(tensor.shape):
             count = (rows.stop - rows.start) * cols
             with tensor.read(rows) as values, tensor.state(MEAN, rows.start * cols, count) as mean:
-                flat = values.reshape(-1)
-                for part in pieces(flat.shape):
-                    mean[part] += weight * (flat[part] - mean[part])
+                flat = values.reshape(count)
+                with on.frame():
+                    room = on.floats("distance from the mean", piece_rows(mean.shape))
+                    for part in pieces(on, mean.shape):
+                        off = room[: len(mean[part])]
+                        ops.subtract(flat[part], mean[part], off)
+                        ops.multiply(off, weight, off)
+                        ops.add(mean[part], off, mean[part])
 
 
 def begin(mean: PagedArray, parameters: PagedArray) -> None:

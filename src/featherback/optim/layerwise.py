@@ -10,12 +10,18 @@ from pathlib import Path
 
 import numpy as np
 
-from featherback import kernels
+from featherback import backend
+from featherback.backend.arena import aligned
+from featherback.backend.counting import Counting, Ledger
+from featherback.backend.device import Device
+from featherback.backend.protocol import Array
 from featherback.host.paged import PagedArray
 from featherback.optim.average import MEAN
-from featherback.optim.rule import Float32, Rule, Turn, as_matrix, tiles
+from featherback.optim.rule import Rule, Turn, as_matrix, tiles
 from featherback.parameters.roles import MATRIX
 from featherback.parameters.slots import Slot, SlotTable
+
+COMPUTE = "fp32"
 
 Rate = Callable[[Slot], float]
 """A tensor's share of the learning rate."""
@@ -35,6 +41,7 @@ class LayerwiseOptimizer:
     ) -> None:
         """`slots`: the tensors of a layer's row. States start at 0, in RAM, or in files of the folder `place`."""
         self.rule, self.parameters, self.slots, self.rate, self.seed = rule, parameters, slots, rate, seed
+        self._step_bytes = step_bytes(rule, slots)
         self.updates = [0] * parameters.layers
         """Of each layer: the number of its steps, as the rule counts them."""
         self.states: Mapping[str, PagedArray] = {
@@ -47,31 +54,25 @@ class LayerwiseOptimizer:
 
         A layer that no gradient was gathered for is left alone, and so are its states.
         """
-        parameter, gradient = (np.empty(self.parameters.size, np.float32) for _ in range(2))
-        held = {name: np.empty(paged.size, np.float32) for name, paged in self.states.items()}
+        device = backend.of(COMPUTE)
+        on = Device(device, device.arena(self._step_bytes))
+        held = _Row.take(on, self.rule, self.slots)
+        arrays = [(self.parameters, held.values), *((self.states[name], row) for name, row in held.states.items())]
         finite = True
         for layer in range(self.parameters.layers):
             if not gradients.holds(layer):
                 continue
             self.updates[layer] += 1
-            self.parameters.read(layer, parameter)
-            gradients.read(layer, gradient)
-            for name, row in held.items():
-                self.states[name].read(layer, row)
-            first = dict.fromkeys(held, 0)
-            for number, slot in enumerate(self.slots.layer(layer)):
-                states = {}
-                for name, size in self.rule.state_sizes(slot.shape).items():
-                    states[name] = held[name][first[name] : first[name] + size]
-                    first[name] += size
-                part, shape = slice(slot.start, slot.start + slot.size), as_matrix(slot.shape)
-                values, own = parameter[part].reshape(shape), gradient[part].reshape(shape)
+            gradients.fetch(layer, held.gradient, on)
+            for paged, row in arrays:
+                paged.fetch(layer, row, on)
+            slots = self.slots.layer(layer)
+            for slot, tensor in zip(slots, held.tensors(slots, layer), strict=True):
                 turn = Turn(self.updates[layer], self.rate(slot) * lr, grad_scale, self.seed)
-                self.rule.update(HeldTensor(values, own, states, (layer, number)), turn)
-            self.parameters.write(layer, parameter)
-            finite = finite and math.isfinite(kernels.sum_squares(parameter))  # in double: nothing overflows
-            for name, row in held.items():
-                self.states[name].write(layer, row)
+                self.rule.update(tensor, turn)
+            for paged, row in arrays:
+                paged.put(layer, row, on)
+            finite = finite and math.isfinite(on.ops.sum_squares(held.values))  # in double: nothing overflows
         return finite
 
     @property
@@ -85,13 +86,42 @@ class LayerwiseOptimizer:
             state.close()
 
 
+@dataclass
+class _Row:
+    """What a step holds of a layer."""
+
+    on: Device
+    rule: Rule
+    values: Array  # (size,)
+    gradient: Array  # (size,)
+    states: dict[str, Array]
+
+    @classmethod
+    def take(cls, on: Device, rule: Rule, slots: SlotTable) -> _Row:
+        values, gradient = (on.floats(name, slots.size) for name in ("parameters", "gradients"))
+        return cls(on, rule, values, gradient, {n: on.floats(n, size) for n, size in state_sizes(rule, slots).items()})
+
+    def tensors(self, slots: Sequence[Slot], layer: int) -> Iterator[HeldTensor]:
+        """The tensors of a layer."""
+        first = dict.fromkeys(self.states, 0)
+        for number, slot in enumerate(slots):
+            states = {}
+            for name, size in self.rule.state_sizes(slot.shape).items():
+                states[name] = self.states[name][first[name] : first[name] + size]
+                first[name] += size
+            part, shape = slice(slot.start, slot.start + slot.size), as_matrix(slot.shape)
+            values, gradient = self.values[part].reshape(*shape), self.gradient[part].reshape(*shape)
+            yield HeldTensor(self.on, values, gradient, states, (layer, number))
+
+
 @dataclass(frozen=True)
 class HeldTensor:
     """A tensor that is in memory: all of it, with its gradient and its states."""
 
-    all_values: Float32  # (rows, cols)
-    all_gradient: Float32  # (rows, cols)
-    states: Mapping[str, Float32]  # flat
+    on: Device
+    all_values: Array  # (rows, cols)
+    all_gradient: Array  # (rows, cols)
+    states: Mapping[str, Array]  # flat
     key: tuple[int, ...] = ()
     role: str = MATRIX
 
@@ -100,20 +130,21 @@ class HeldTensor:
         rows, cols = self.all_values.shape
         return rows, cols
 
-    def gradient(self) -> Iterator[tuple[slice, Float32]]:
+    def gradient(self) -> Iterator[tuple[slice, Array]]:
         return ((rows, self.all_gradient[rows]) for rows in tiles(self.shape))
 
     @contextmanager
-    def read(self, rows: slice) -> Iterator[Float32]:
+    def read(self, rows: slice) -> Iterator[Array]:
         yield self.all_values[rows]
 
     @contextmanager
-    def values(self, rows: slice) -> Iterator[Float32]:
+    def values(self, rows: slice) -> Iterator[Array]:
         yield self.all_values[rows]
 
     @contextmanager
-    def state(self, name: str, first: int = 0, count: int | None = None) -> Iterator[Float32]:
-        yield self.states[name][first : None if count is None else first + count]
+    def state(self, name: str, first: int = 0, count: int | None = None) -> Iterator[Array]:
+        held = self.states[name]
+        yield held[first : len(held) if count is None else first + count]
 
 
 def state_sizes(rule: Rule, slots: SlotTable) -> dict[str, int]:
@@ -128,22 +159,30 @@ def state_sizes(rule: Rule, slots: SlotTable) -> dict[str, int]:
     return sizes
 
 
-def held_rows(rule: Rule, slots: SlotTable) -> list[int]:
-    """float32 elements of each array that a step holds: parameters and gradients of a layer first."""
-    every = [slot for layer in range(slots.layers) for slot in slots.layer(layer)]
-    most, beside = max(slot.size for slot in every), max(rule.workspace(slot.shape) for slot in every)
-    held: Sequence[int] = list(state_sizes(rule, slots).values())
-    return [slots.size, slots.size, *held, *[most] * rule.TEMPORARIES, *[beside] * (beside > 0)]
+def step_bytes(rule: Rule, slots: SlotTable) -> int:
+    """Bytes that a step holds at most: it is run where nothing is computed."""
+    ledger = Ledger()
+    held = _Row.take(Device(Counting(COMPUTE), ledger), rule, slots)
+    for layer in range(slots.layers):
+        for tensor in held.tensors(slots.layer(layer), layer):
+            rule.update(tensor, Turn(1, 0.0))
+    return ledger.high_water
 
 
 def global_norm(gradients: PagedArray) -> float:
     """The Euclidean norm of all the gradients (layers, size), summed in double."""
-    row = np.empty(gradients.size, np.float32)
-    total = 0.0
+    device = backend.of(COMPUTE)
+    on = Device(device, device.arena(norm_bytes(gradients.size)))
+    row, total = on.floats("gradients", gradients.size), 0.0
     for layer in range(gradients.layers):
-        gradients.read(layer, row)
-        total += kernels.sum_squares(row)
+        gradients.fetch(layer, row, on)
+        total += on.ops.sum_squares(row)
     return math.sqrt(total)
+
+
+def norm_bytes(size: int) -> int:
+    """Bytes that `global_norm` holds of gradients (layers, size)."""
+    return aligned((size,), np.dtype(np.float32))
 
 
 def clip_scale(norm: float, max_norm: float) -> float:

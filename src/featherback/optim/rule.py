@@ -5,23 +5,21 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from itertools import starmap
 from typing import ClassVar, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from featherback import options
+from featherback.backend.device import Device
+from featherback.backend.protocol import Array
 from featherback.parameters.roles import MATRIX
-
-Float32 = NDArray[np.float32]
 
 TILE = 1 << 18
 """Values of a tensor that are changed at once; states are held by such tiles, so it is no matter of memory plans."""
 
 PIECE = 1 << 14
-"""Values that a rule computes with at once where it needs room for them, so little that no plan counts it."""
+"""Values that a rule computes with at once where it needs room for them."""
 
 
 class Turn(NamedTuple):
@@ -34,7 +32,14 @@ class Turn(NamedTuple):
 
 
 class Tensor(Protocol):
-    """A trained tensor (rows, cols), a vector being one row. Its gradient is not held: it is computed as it is read."""
+    """A trained tensor (rows, cols), a vector being one row. Its gradient is not held: it is computed as it is read.
+
+    Its arrays are float32, of the device that it is trained on.
+    """
+
+    @property
+    def on(self) -> Device:
+        """The device, and the memory for what a rule holds beside those arrays."""
 
     @property
     def shape(self) -> tuple[int, int]: ...
@@ -47,16 +52,16 @@ class Tensor(Protocol):
     def role(self) -> str:
         """MATRIX or TABLE, of `parameters.roles`."""
 
-    def gradient(self) -> Iterator[tuple[slice, Float32]]:
+    def gradient(self) -> Iterator[tuple[slice, Array]]:
         """Rows in order, in the tiles of `tiles`, and their gradient (n, cols), valid until the next; ever anew."""
 
-    def read(self, rows: slice) -> AbstractContextManager[Float32]:
+    def read(self, rows: slice) -> AbstractContextManager[Array]:
         """The values (n, cols) of such a tile, to be looked at: nothing is stored."""
 
-    def values(self, rows: slice) -> AbstractContextManager[Float32]:
+    def values(self, rows: slice) -> AbstractContextManager[Array]:
         """The same, to be changed in place: they are stored at the end."""
 
-    def state(self, name: str, first: int = 0, count: int | None = None) -> AbstractContextManager[Float32]:
+    def state(self, name: str, first: int = 0, count: int | None = None) -> AbstractContextManager[Array]:
         """Elements [first, first + count) of a state (default: all), flat, to be changed in place."""
 
 
@@ -72,10 +77,16 @@ def tile_rows(shape: tuple[int, int]) -> int:
     return max(1, min(rows, TILE // cols))
 
 
-def pieces(shape: tuple[int, ...]) -> Iterator[slice]:
-    """The rows of a matrix, or the elements of a vector, in pieces of at most PIECE values, at least one row each."""
-    count = max(1, PIECE // math.prod(shape[1:]))
-    return (slice(first, min(first + count, shape[0])) for first in range(0, shape[0], count))
+def pieces(on: Device, shape: tuple[int, ...]) -> Iterator[slice]:
+    """The rows of a matrix, or the elements of a vector, in pieces of at most PIECE values, at least one row each:
+    those that the device has to run."""
+    step, count = piece_rows(shape), shape[0]
+    return starmap(slice, on.backend.each([(first, min(first + step, count)) for first in range(0, count, step)]))
+
+
+def piece_rows(shape: tuple[int, ...]) -> int:
+    """Rows, or elements, of a piece; the last may have fewer."""
+    return min(shape[0], max(1, PIECE // math.prod(shape[1:])))
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -100,14 +111,6 @@ class Rule(ABC):
     """An adapter's rate is multiplied by the model's width / 1,024 to this power."""
     FULL_WIDTH_POWER: ClassVar[float] = 0.0
     """The same for whole models."""
-    READINGS: ClassVar[int] = 1
-    """How often `update` reads a matrix' gradient, which is computed anew each time."""
-    TEMPORARIES: ClassVar[int]
-    """float32 arrays as large as a tile of its values that `update` makes at a time, at most."""
-
-    def workspace(self, shape: tuple[int, ...], role: str = MATRIX) -> int:
-        """float32 elements that `update` holds beside those for a tensor of this shape, at most."""
-        return 0
 
     def __post_init__(self) -> None:
         options.check(self)
@@ -132,7 +135,6 @@ class Elementwise(Rule):
 
     STATES: ClassVar[tuple[str, ...]] = ()
     """Names of what it remembers of every value from step to step; each begins as zeros."""
-    TEMPORARIES: ClassVar[int] = 0
 
     def state_sizes(self, shape: tuple[int, ...], role: str = MATRIX) -> dict[str, int]:
         held = sum(self.held_size(_size(part, as_matrix(shape))) for part in tiles(as_matrix(shape)))
@@ -141,27 +143,27 @@ class Elementwise(Rule):
     def update(self, tensor: Tensor, turn: Turn) -> None:
         whole = self.held_size(tile_rows(tensor.shape) * tensor.shape[1])
         for number, (rows, gradient) in enumerate(tensor.gradient()):
-            count = self.held_size(gradient.size)
+            size = math.prod(gradient.shape)
+            count = self.held_size(size)
             with tensor.values(rows) as values, ExitStack() as stack:
                 held = [stack.enter_context(tensor.state(name, number * whole, count)) for name in self.STATES]
-                states = self.unpack(held, gradient.size)
-                self.change(values.reshape(-1), gradient.reshape(-1), states, turn)
-                self.pack(states, held, (turn.seed, turn.step, *tensor.key, number))
+                with self.unpacked(tensor.on, held, size, (turn.seed, turn.step, *tensor.key, number)) as states:
+                    self.change(tensor.on, values.reshape(size), gradient.reshape(size), states, turn)
 
     @classmethod
     def held_size(cls, size: int) -> int:
         """float32 elements that hold a state of so many values of a tile."""
         return size
 
-    def unpack(self, held: Sequence[Float32], size: int) -> list[Float32]:
-        """The states of `size` values as `change` takes them, from how they are held; here, these themselves."""
-        return list(held)
-
-    def pack(self, states: Sequence[Float32], held: Sequence[Float32], key: tuple[int, ...]) -> None:
-        """Bring changed states back into `held`, which `unpack` took them from. `key`: of random numbers."""
+    def unpacked(
+        self, on: Device, held: Sequence[Array], size: int, key: tuple[int, ...]
+    ) -> AbstractContextManager[Sequence[Array]]:
+        """The states of `size` values as `change` takes them, from how they are held, here these themselves; what
+        becomes of them inside is held at the end. `key`: of random numbers."""
+        return nullcontext(held)
 
     @abstractmethod
-    def change(self, values: Float32, gradient: Float32, states: Sequence[Float32], turn: Turn) -> None:
+    def change(self, on: Device, values: Array, gradient: Array, states: Sequence[Array], turn: Turn) -> None:
         """Change `values` and `states`, in the order of STATES, in place; all flat."""
 
 

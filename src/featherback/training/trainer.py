@@ -250,7 +250,7 @@ class Trainer:
         needed = self.trained.disk_bytes + self.steps * METRICS_BYTES
         model, tokens = self.model.config, self.plan.tokens
         if self.plan.checkpoints == "file":
-            operand = kernels.OPERANDS[self.plan.compute].itemsize
+            operand = self.trained.method.resources.backend.operand.itemsize
             needed += tokens * model.hidden_size * (model.num_hidden_layers * operand + 4 * self.plan.chunked)
         free = disk_usage(run.path).free
         if free < needed:

@@ -1,6 +1,9 @@
-"""A weight matrix as it lies on disk."""
+"""Weights as they lie on disk: a matrix, and those of a layer."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +54,24 @@ class Matrix:
         """Bytes of the whole matrix."""
         return self.rows * self.row_bytes
 
-    def rows_between(self, first: int, last: int) -> "Matrix":
+    def rows_between(self, first: int, last: int) -> Matrix:
         """Rows [first, last), without a copy."""
         start, end = first * self.row_bytes, last * self.row_bytes
         return Matrix(self.data[start:end], self.type, last - first, self.cols, self.file, self.offset + start)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LayerWeights:
+    """The weights of one decoder layer by name, as its block lists them."""
+
+    matrices: Mapping[str, Matrix]  # (out_features, in_features)
+    vectors: Mapping[str, NDArray[np.float32]]  # (n,)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the vectors that are copies, converted or with an offset added: views of the file are read-only."""
+        return sum(vector.nbytes for vector in self.vectors.values() if vector.flags.writeable)
+
+    def with_matrices(self, matrices: Mapping[str, Matrix]) -> LayerWeights:
+        """The same vectors with other matrices."""
+        return replace(self, matrices=matrices)

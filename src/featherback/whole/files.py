@@ -48,7 +48,8 @@ class WeightFiles:
         """out (n, cols) = rows of a weight."""
         file, kind, offset = self._find(place, rows, out.shape[1])
         with self._raw(ctx, kind, out) as raw:
-            read_exactly(self._files[file], file, raw, offset)
+            with ctx.backend.host(raw, write=True) as values:
+                read_exactly(self._files[file], file, values, offset)
             if raw is not out:
                 ctx.ops.cast(raw, out)
 
@@ -59,7 +60,8 @@ class WeightFiles:
             if raw is not values:
                 key = (_PURPOSE, self._seed, step, self._numbers[place])
                 ctx.ops.round_at_random(values, key, rows.start, raw)
-            write_exactly(self._files[file], file, raw, offset)
+            with ctx.backend.host(raw) as stored:
+                write_exactly(self._files[file], file, stored, offset)
 
     def close(self) -> None:
         """Close the files."""
@@ -109,13 +111,16 @@ class StateFile:
         start, size = self._places[place, name]
         count = size - first if count is None else count
         if self._file is None or self.path is None:
-            yield self._held[start + first : start + first + count]
+            with ctx.backend.held(self._held[start + first : start + first + count], changing=True) as values:
+                yield values
             return
         with ctx.frame():
             values = ctx.floats(name, count)
-            read_exactly(self._file, self.path, values, 4 * (start + first))
+            with ctx.backend.host(values, write=True) as there:
+                read_exactly(self._file, self.path, there, 4 * (start + first))
             yield values
-            write_exactly(self._file, self.path, values, 4 * (start + first))
+            with ctx.backend.host(values) as there:
+                write_exactly(self._file, self.path, there, 4 * (start + first))
 
     def load(self, path: Path) -> None:
         """Take the states out of a file that `keep` made, where they are in RAM."""

@@ -86,7 +86,7 @@ class StoredTensor:
 
     def __init__(self, of: WholeOptimizer, ctx: Context, place: Place, gradient: Gradient) -> None:
         self._of, self._ctx, self._place, self._gradient = of, ctx, place, gradient
-        self.shape = gradient.shape
+        self.on, self.shape = ctx, gradient.shape
         self.key, self.role = (of.numbers[place],), place.role
         self._readings = 0
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from featherback.architecture.rope.base import TYPE, Plain, Scaling
+from featherback.architecture.gguf_keys import SCALING_TYPE, GGUFKeys
+from featherback.architecture.hf_entries import HFConfig
+from featherback.architecture.rope.base import Plain, Scaling
 from featherback.errors import FeatherbackError
 from featherback.registry import Registry
-
-if TYPE_CHECKING:
-    from featherback.architecture.gguf_metadata import GGUFKeys
-    from featherback.architecture.hf_config import HFConfig
 
 _MODULES: Registry[type[Scaling]] = Registry(__name__, "SCALING", "rotary scaling", shared=("base",))
 SCALINGS = tuple(map(_MODULES.__getitem__, _MODULES.names))
@@ -40,10 +38,10 @@ def rope_type(rope: Mapping[str, Any]) -> str:
 
 def read_gguf(keys: GGUFKeys, plain: Plain) -> Scaling | None:
     """The scaling that a GGUF file tells, None if there is none; FeatherbackError for one that is not known."""
-    kind = keys.text(TYPE)
+    kind = keys.text(SCALING_TYPE)
     known = [scaling.gguf_type for scaling in SCALINGS if scaling.gguf_type]
     if kind not in (None, "none", *known):
-        raise keys.wrong(TYPE, kind, f"one of none, {', '.join(known)}")
+        raise keys.wrong(SCALING_TYPE, kind, f"one of none, {', '.join(known)}")
     made = [scaling.read_gguf(keys, kind, plain) for scaling in SCALINGS]
     found = [scaling for scaling in made if scaling is not None]
     if len(found) > 1:

@@ -6,22 +6,21 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featherback.architecture.config import MOST_HEAD_DIM
+from featherback.architecture.gguf_keys import GGUFKeys
+from featherback.architecture.hf_entries import HFConfig
 from featherback.errors import FeatherbackError
-
-if TYPE_CHECKING:
-    from featherback.architecture.gguf_metadata import GGUFKeys
-    from featherback.architecture.hf_config import HFConfig
-    from featherback.weights.writer import Value
+from featherback.weights.writer import Value
 
 Float32 = NDArray[np.float32]
 
-TYPE, FACTOR = "rope.scaling.type", "rope.scaling.factor"
+MOST_HEAD_DIM = 1 << 14
+"""Rotary tables are made by it, before any tensor tells its size."""
+
 ORIGINAL = "rope.scaling.original_context_length"
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from featherback.architecture.rope.base import FACTOR, TYPE, Float32, Plain, Scaling, checked, positive
-
-if TYPE_CHECKING:
-    from featherback.architecture.gguf_metadata import GGUFKeys
-    from featherback.architecture.hf_config import HFConfig
-    from featherback.weights.writer import Value
+from featherback.architecture.gguf_keys import SCALING_FACTOR, SCALING_TYPE, GGUFKeys
+from featherback.architecture.hf_entries import HFConfig
+from featherback.architecture.rope.base import Float32, Plain, Scaling, checked, positive
+from featherback.weights.writer import Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,14 +31,14 @@ class Linear(Scaling):
     @classmethod
     def read_gguf(cls, keys: GGUFKeys, kind: str | None, plain: Plain) -> Linear | None:
         """A factor without a type is that of positions."""
-        factor = keys.number(FACTOR, 0)
+        factor = keys.number(SCALING_FACTOR, 0)
         return cls(factor) if kind in (None, "linear") and factor not in (0, 1) else None
 
     def factors(self, plain: Plain) -> Float32:
         return checked(np.full(plain.dim // 2, self.factor))
 
     def gguf_keys(self) -> dict[str, Value]:
-        return {TYPE: self.gguf_type, FACTOR: self.factor}
+        return {SCALING_TYPE: self.gguf_type, SCALING_FACTOR: self.factor}
 
 
 SCALING = Linear

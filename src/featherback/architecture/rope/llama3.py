@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from featherback.architecture.gguf_keys import GGUFKeys
+from featherback.architecture.hf_entries import HFConfig
 from featherback.architecture.rope.base import Float32, Plain, Scaling, checked, original_context
-
-if TYPE_CHECKING:
-    from featherback.architecture.gguf_metadata import GGUFKeys
-    from featherback.architecture.hf_config import HFConfig
-    from featherback.weights.writer import Value
+from featherback.weights.writer import Value
 
 ROPE_FREQS = "rope_freqs.weight"
 

@@ -5,23 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from featherback.architecture.rope.base import (
-    ORIGINAL,
-    TYPE,
-    Float32,
-    Plain,
-    Scaling,
-    checked,
-    original_context,
-    positive,
-)
-
-if TYPE_CHECKING:
-    from featherback.architecture.gguf_metadata import GGUFKeys
-    from featherback.architecture.hf_config import HFConfig
-    from featherback.weights.writer import Value
+from featherback.architecture.gguf_keys import SCALING_TYPE, GGUFKeys
+from featherback.architecture.hf_entries import HFConfig
+from featherback.architecture.rope.base import ORIGINAL, Float32, Plain, Scaling, checked, original_context, positive
+from featherback.weights.writer import Value
 
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 ATTENTION = "rope.scaling.attn_factor"
@@ -73,7 +62,7 @@ class LongRope(Scaling):
         return self.original_context, self.long
 
     def gguf_keys(self) -> dict[str, Value]:
-        return {TYPE: self.gguf_type, ORIGINAL: self.original_context, ATTENTION: self.stated_attention_factor}
+        return {SCALING_TYPE: self.gguf_type, ORIGINAL: self.original_context, ATTENTION: self.stated_attention_factor}
 
     def gguf_arrays(self) -> dict[str, Float32]:
         return {LONG: self.long, SHORT: self.short}

@@ -5,27 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from featherback.architecture.rope.base import (
-    FACTOR,
-    ORIGINAL,
-    TYPE,
-    Float32,
-    Plain,
-    Scaling,
-    checked,
-    original_context,
-    positive,
-)
+from featherback.architecture.gguf_keys import SCALING_FACTOR, SCALING_TYPE, GGUFKeys
+from featherback.architecture.hf_entries import HFConfig
+from featherback.architecture.rope.base import ORIGINAL, Float32, Plain, Scaling, checked, original_context, positive
 from featherback.errors import FeatherbackError
-
-if TYPE_CHECKING:
-    from featherback.architecture.gguf_metadata import GGUFKeys
-    from featherback.architecture.hf_config import HFConfig
-    from featherback.weights.writer import Value
+from featherback.weights.writer import Value
 
 BETA_FAST, BETA_SLOW = 32.0, 1.0  # where a file does not say
 GGUF_BETA_FAST, GGUF_BETA_SLOW = "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"
@@ -75,10 +63,10 @@ class Yarn(Scaling):
     @classmethod
     def read_gguf(cls, keys: GGUFKeys, kind: str | None, plain: Plain) -> Yarn | None:
         """Keys on which transformers, which they come from, and llama.cpp differ must have their neutral values."""
-        if kind != cls.gguf_type or keys.number(FACTOR) == 1:
+        if kind != cls.gguf_type or keys.number(SCALING_FACTOR) == 1:
             return None
         found = cls(
-            keys.number(FACTOR),
+            keys.number(SCALING_FACTOR),
             keys.integer(ORIGINAL, plain.context),
             keys.number(GGUF_BETA_FAST, BETA_FAST),
             keys.number(GGUF_BETA_SLOW, BETA_SLOW),
@@ -115,8 +103,8 @@ class Yarn(Scaling):
         if not self.truncate or self.stated_attention_factor is not None:
             raise FeatherbackError("GGUF cannot tell YaRN with an attention factor of its own, or not truncated.")
         return {
-            TYPE: self.gguf_type,
-            FACTOR: self.factor,
+            SCALING_TYPE: self.gguf_type,
+            SCALING_FACTOR: self.factor,
             ORIGINAL: self.original_context,
             GGUF_BETA_FAST: self.beta_fast,
             GGUF_BETA_SLOW: self.beta_slow,

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from featherback.errors import FeatherbackError
-from featherback.files import read_bytes
-from featherback.hub.cache import cache_place
+from featherback.files import cache_place, read_bytes
 from featherback.hub.choose import choices, choose
 from featherback.hub.stores.base import Store, files_below, is_plain, subfolders
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from featherback import kernels
+from featherback.backend.protocol import Array
 from featherback.optim.rule import Rule, Tensor, Turn, as_matrix, pieces
 from featherback.options import option
 from featherback.parameters.roles import MATRIX
@@ -34,8 +34,6 @@ class AdaLomo(Rule):
 
     FULL_LEARNING_RATE: ClassVar[float] = 5e-4
     FOR_ADAPTERS: ClassVar[bool] = False  # one half of an adapter begins as zeros, which have no size
-    READINGS: ClassVar[int] = 2
-    TEMPORARIES: ClassVar[int] = 0
 
     weight_decay: float = option(0.0, least=0, help="Decoupled weight decay.")
 
@@ -43,44 +41,74 @@ class AdaLomo(Rule):
         rows, cols = as_matrix(shape)
         return {"rows": rows, "columns": cols}  # R, C
 
-    def workspace(self, shape: tuple[int, ...], role: str = MATRIX) -> int:
-        return 8 * as_matrix(shape)[1]
-
     def update(self, tensor: Tensor, turn: Turn) -> None:
-        rows, cols = tensor.shape
+        with tensor.on.frame():
+            by_column = tensor.on.floats("1 / sqrt(C)", tensor.shape[1])
+            mean, rate, decay = self._read(tensor, turn, by_column)
+            self._step(tensor, mean, rate, decay, by_column)
+
+    def _read(self, tensor: Tensor, turn: Turn, by_column: Array) -> tuple[float, float, float]:
+        """mean(R), and what U, as it is before it is shortened, and the values are multiplied by; R and C are new."""
+        on, ops, (rows, cols) = tensor.on, tensor.on.ops, tensor.shape
         fresh = turn.step**-POWER
-        sums, weighted = np.zeros(cols), np.zeros(cols)  # of g^2, of g^2 / R: in double
         squares = row_sum = 0.0
-        for part, gradient in tensor.gradient():
-            with tensor.read(part) as values:
-                squares += kernels.sum_squares(values)
-            with tensor.state("rows", part.start, len(gradient)) as row_means:
-                row_means *= 1 - fresh
-                for piece in pieces(gradient.shape):
-                    g2 = gradient[piece] * np.float32(turn.grad_scale)
-                    g2 *= g2
-                    row_means[piece] += fresh * (g2.mean(axis=1) + EPS)
-                    sums += g2.sum(axis=0)
-                    weighted += (1 / row_means[piece]) @ g2
-                row_sum += float(row_means.sum(dtype=np.float64))
-        with tensor.state("columns") as column_means:
-            column_means *= 1 - fresh
-            column_means += fresh * (sums / rows + EPS)
-            by_column = 1 / np.sqrt(column_means)
-            weighted /= column_means
-        mean = row_sum / rows
-        rms = math.sqrt(mean * float(weighted.sum()) / (rows * cols))
+        with on.frame():
+            # Of g^2, and of g^2 / R: in double.
+            sums, weighted = (on.scratch.take(name, (cols,), np.float64) for name in ("sums", "weighted sums"))
+            ops.fill(sums, 0)
+            ops.fill(weighted, 0)
+            for part, gradient in tensor.gradient():
+                with tensor.read(part) as values:
+                    squares += ops.sum_squares(values)
+                with tensor.state("rows", part.start, len(gradient)) as row_means:
+                    ops.multiply(row_means, 1 - fresh, row_means)
+                    for piece in pieces(on, gradient.shape):
+                        with on.frame():
+                            g2, own = on.floats("squares", *gradient[piece].shape), row_means[piece]
+                            by_row, by_col = on.floats("of rows", len(own)), on.floats("of columns", cols)
+                            ops.multiply(gradient[piece], turn.grad_scale, g2)
+                            ops.multiply(g2, g2, g2)
+                            ops.row_means(g2, by_row)
+                            ops.add(by_row, EPS, by_row)
+                            ops.multiply(by_row, fresh, by_row)
+                            ops.add(own, by_row, own)
+                            ops.column_sums(g2, by_col)
+                            ops.add(sums, by_col, sums)
+                            ops.divide(1, own, by_row)
+                            ops.matmul(by_row, g2, by_col)
+                            ops.add(weighted, by_col, weighted)
+                    row_sum += ops.total(row_means)
+            with tensor.state("columns") as column_means:
+                ops.multiply(column_means, 1 - fresh, column_means)
+                ops.divide(sums, rows, sums)
+                ops.add(sums, EPS, sums)
+                ops.multiply(sums, fresh, sums)
+                ops.add(column_means, sums, column_means)
+                ops.sqrt(column_means, by_column)
+                ops.divide(1, by_column, by_column)
+                ops.divide(weighted, column_means, weighted)
+            mean = row_sum / rows
+            rms = math.sqrt(mean * ops.total(weighted) / (rows * cols))
         rate, decay = self.rates(turn, max(LEAST_SIZE, math.sqrt(squares / (rows * cols))))
-        rate *= turn.grad_scale / max(1.0, rms)
+        return mean, rate * (turn.grad_scale / max(1.0, rms)), decay
+
+    def _step(self, tensor: Tensor, mean: float, rate: float, decay: float, by_column: Array) -> None:
+        on, ops = tensor.on, tensor.on.ops
         for part, gradient in tensor.gradient():
-            with tensor.state("rows", part.start, len(gradient)) as row_means:
-                by_row = rate * np.sqrt(mean / row_means)
-            with tensor.values(part) as values:
-                values *= 1 - decay
-                for piece in pieces(gradient.shape):
-                    step = gradient[piece] * by_row[piece, None]
-                    step *= by_column
-                    values[piece] -= step
+            with on.frame():
+                by_row = on.floats("rate / sqrt(R / mean(R))", len(gradient))
+                with tensor.state("rows", part.start, len(gradient)) as row_means:
+                    ops.divide(mean, row_means, by_row)
+                ops.sqrt(by_row, by_row)
+                ops.multiply(by_row, rate, by_row)
+                with tensor.values(part) as values:
+                    ops.multiply(values, 1 - decay, values)
+                    for piece in pieces(on, gradient.shape):
+                        with on.frame():
+                            step, own = on.floats("step", *gradient[piece].shape), by_row[piece]
+                            ops.multiply(gradient[piece], own.reshape(len(own), 1), step)
+                            ops.multiply(step, by_column, step)
+                            ops.subtract(values[piece], step, values[piece])
 
     def rates(self, turn: Turn, size: float) -> tuple[float, float]:
         """What U and the values are multiplied by, of a tensor of this size."""

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from featherback import kernels
-from featherback.optim.rule import Elementwise, Float32, Turn
+from featherback.backend.device import Device
+from featherback.backend.protocol import Array
+from featherback.optim.rule import Elementwise, Turn
 from featherback.options import option
 
 
@@ -28,21 +29,10 @@ class AdamW(Elementwise):
     eps: float = option(1e-8, above=0, help="Added to the root of the squared gradient's mean.")
     weight_decay: float = option(0.0, least=0, help="Decoupled weight decay.")
 
-    def change(self, values: Float32, gradient: Float32, states: Sequence[Float32], turn: Turn) -> None:
+    def change(self, on: Device, values: Array, gradient: Array, states: Sequence[Array], turn: Turn) -> None:
         m, v = states
-        kernels.adamw(
-            values,
-            gradient,
-            m,
-            v,
-            turn.lr,
-            self.beta1,
-            self.beta2,
-            self.eps,
-            self.weight_decay,
-            turn.step,
-            turn.grad_scale,
-        )
+        betas, decay = (self.beta1, self.beta2), self.weight_decay
+        on.ops.adamw(values, gradient, m, v, turn.lr, *betas, self.eps, decay, turn.step, turn.grad_scale)
 
 
 RULE = AdamW

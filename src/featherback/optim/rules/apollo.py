@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 from zlib import crc32
 
-import numpy as np
-
-from featherback import kernels
-from featherback.noise import normal
-from featherback.optim.rule import Float32, Rule, Tensor, Turn, as_matrix, pieces, tile_rows
+from featherback.backend.device import Device
+from featherback.backend.protocol import Array
+from featherback.optim.rule import Rule, Tensor, Turn, as_matrix, pieces
 from featherback.optim.rules.adamw import AdamW
 from featherback.options import option
 from featherback.parameters.roles import MATRIX
@@ -39,8 +37,6 @@ class ScaledGradient(Rule):
 
     FOR_ADAPTERS: ClassVar[bool] = False  # their matrices are sketches already
     FULL_WIDTH_POWER: ClassVar[float] = AdamW.FULL_WIDTH_POWER
-    READINGS: ClassVar[int] = 2
-    TEMPORARIES: ClassVar[int] = 0
 
     beta1: float = option(0.9, least=0, below=1, help="Decay of the gradient's running mean.")
     beta2: float = option(0.999, least=0, below=1, help="Decay of the squared gradient's running mean.")
@@ -54,8 +50,8 @@ class ScaledGradient(Rule):
         """Rows of the sketch of a matrix."""
 
     @abstractmethod
-    def factors(self, normalised: Float32, sketched: Float32) -> Float32:
-        """|N| / |S| from the squares of both, summed for each index of the larger dimension."""
+    def factors(self, on: Device, normalised: Array, sketched: Array) -> None:
+        """normalised = |N| / |S|, from the squares of both, summed for each index of the larger dimension."""
 
     def state_sizes(self, shape: tuple[int, ...], role: str = MATRIX) -> dict[str, int]:
         if _plain(as_matrix(shape), role):
@@ -63,84 +59,94 @@ class ScaledGradient(Rule):
         size = self.rank(as_matrix(shape)) * max(as_matrix(shape))
         return {"first_moment": size, "second_moment": size, "length": 1}
 
-    def workspace(self, shape: tuple[int, ...], role: str = MATRIX) -> int:
-        rows, cols = as_matrix(shape)
-        if _plain((rows, cols), role):
-            return 0
-        sketched = tile_rows((rows, cols)) if rows >= cols else cols
-        return self.rank((rows, cols)) * (min(rows, cols) + sketched) + 6 * max(rows, cols)
-
     def update(self, tensor: Tensor, turn: Turn) -> None:
         if _plain(tensor.shape, tensor.role):
             return self._adam(turn.step).update(tensor, turn)
+        on, ops, larger = tensor.on, tensor.on.ops, max(tensor.shape)
         tall = tensor.shape[0] >= tensor.shape[1]
-        lengths = self._read_rows(tensor, turn) if tall else self._read_columns(tensor, turn)
-        factors = self.factors(*lengths[:2])
-        length = turn.grad_scale * math.sqrt(float((factors * factors) @ lengths[2]))
-        with tensor.state("length") as before:
-            limiter = max(1.0, length / (float(before[0]) + TINY) / GROWTH) if before[0] > 0 else 1.0
-            before[0] = length / limiter
-        unbiased = math.sqrt(1 - self.beta2**turn.step) / (1 - self.beta1**turn.step)
-        factors *= turn.lr * unbiased * math.sqrt(self.apollo_scale) * turn.grad_scale / limiter
-        for part, gradient in tensor.gradient():
-            own = factors[part, None] if tall else factors
-            with tensor.values(part) as values:
-                values *= 1 - turn.lr * self.weight_decay
-                for piece in pieces(gradient.shape):
-                    values[piece] -= gradient[piece] * (own[piece] if tall else own)
+        with on.frame():
+            factors, sketched, squares = (on.floats(name, larger) for name in ("|N|^2", "|S|^2", "|g|^2"))
+            (self._read_rows if tall else self._read_columns)(tensor, turn, factors, sketched, squares)
+            self.factors(on, factors, sketched)
+            ops.multiply(factors, factors, sketched)
+            length = turn.grad_scale * math.sqrt(ops.dot(sketched, squares))
+            with tensor.state("length") as held:
+                before = ops.total(held)
+                limiter = max(1.0, length / (before + TINY) / GROWTH) if before > 0 else 1.0
+                ops.fill(held, length / limiter)
+            unbiased = math.sqrt(1 - self.beta2**turn.step) / (1 - self.beta1**turn.step)
+            scale = turn.lr * unbiased * math.sqrt(self.apollo_scale) * turn.grad_scale / limiter
+            ops.multiply(factors, scale, factors)
+            for part, gradient in tensor.gradient():
+                own = factors[part].reshape(len(gradient), 1) if tall else factors
+                with tensor.values(part) as values:
+                    ops.multiply(values, 1 - turn.lr * self.weight_decay, values)
+                    for piece in pieces(on, gradient.shape):
+                        with on.frame():
+                            step = on.floats("step", *gradient[piece].shape)
+                            ops.multiply(gradient[piece], own[piece] if tall else own, step)
+                            ops.subtract(values[piece], step, values[piece])
 
-    def _read_rows(self, tensor: Tensor, turn: Turn) -> tuple[Float32, Float32, Float32]:
+    def _read_rows(self, tensor: Tensor, turn: Turn, normalised: Array, sketched: Array, squares: Array) -> None:
         """Squares of N, of S and of the gradient, not scaled, summed for each row of a tall matrix."""
-        rows, cols = tensor.shape
-        rank = self.rank(tensor.shape)
-        projection = self._projection(tensor, turn, (rank, cols))
-        normalised, sketched, squares = (np.empty(rows, np.float32) for _ in range(3))
-        for part, gradient in tensor.gradient():
-            sketch = np.empty((len(gradient), rank), np.float32)
-            kernels.lora_in(gradient, projection, sketch, turn.grad_scale)
-            for piece, n in self._normalised(tensor, sketch, part.start):
-                normalised[part][piece] = _square_sums(n, "i")
-            sketched[part] = _square_sums(sketch, "i")
-            squares[part] = _square_sums(gradient, "i")
-        return normalised, sketched, squares
+        on, ops, rank = tensor.on, tensor.on.ops, self.rank(tensor.shape)
+        with on.frame():
+            projection = self._projection(tensor, turn, (rank, tensor.shape[1]))
+            for part, gradient in tensor.gradient():
+                with on.frame():
+                    sketch = on.floats("S, tile", len(gradient), rank)
+                    ops.lora_in(gradient, projection, sketch, turn.grad_scale)
+                    for piece, n in self._normalised(tensor, sketch, part.start):
+                        ops.row_squares(n, normalised[part][piece])
+                    ops.row_squares(sketch, sketched[part])
+                    ops.row_squares(gradient, squares[part])
 
-    def _read_columns(self, tensor: Tensor, turn: Turn) -> tuple[Float32, Float32, Float32]:
+    def _read_columns(self, tensor: Tensor, turn: Turn, normalised: Array, sketched: Array, squares: Array) -> None:
         """The same for each column of a wide one, whose sketch is known when all rows have been read."""
-        rows, cols = tensor.shape
+        on, ops, (rows, cols) = tensor.on, tensor.on.ops, tensor.shape
         rank = self.rank(tensor.shape)
-        projection = self._projection(tensor, turn, (rows, rank))
-        sketch = np.zeros((rank, cols), np.float32)
-        normalised, squares = (np.zeros(cols, np.float32) for _ in range(2))
-        for part, gradient in tensor.gradient():
-            kernels.lora_gradient(projection[part], gradient, sketch, turn.grad_scale, accumulate=True)
-            squares += _square_sums(gradient, "j")
-        for _, n in self._normalised(tensor, sketch, 0):
-            normalised += _square_sums(n, "j")
-        return normalised, _square_sums(sketch, "j"), squares
+        with on.frame():
+            sketch, sums = on.floats("S", rank, cols), on.floats("squares of columns", cols)
+            for array in (sketch, normalised, squares):
+                ops.fill(array, 0)
+            projection = self._projection(tensor, turn, (rows, rank))
+            for part, gradient in tensor.gradient():
+                ops.lora_gradient(projection[part], gradient, sketch, turn.grad_scale, accumulate=True)
+                ops.column_squares(gradient, sums)
+                ops.add(squares, sums, squares)
+            for _, n in self._normalised(tensor, sketch, 0):
+                ops.column_squares(n, sums)
+                ops.add(normalised, sums, normalised)
+            ops.column_squares(sketch, sketched)
 
-    def _projection(self, tensor: Tensor, turn: Turn, shape: tuple[int, int]) -> Float32:
+    def _projection(self, tensor: Tensor, turn: Turn, shape: tuple[int, int]) -> Array:
         key = (_PURPOSE, turn.seed, (turn.step - 1) // self.update_gap, *tensor.key)
-        drawn = normal(key, math.prod(shape)).reshape(shape)
-        drawn *= np.float32(self.rank(tensor.shape) ** -0.5)
-        return drawn
+        drawn = tensor.on.floats("P", math.prod(shape))
+        tensor.on.ops.fill(drawn, 0)
+        tensor.on.ops.add_normal(key, self.rank(tensor.shape) ** -0.5, drawn)
+        return drawn.reshape(*shape)
 
-    def _normalised(self, tensor: Tensor, sketch: Float32, first: int) -> Iterator[tuple[slice, Float32]]:
+    def _normalised(self, tensor: Tensor, sketch: Array, first: int) -> Iterator[tuple[slice, Array]]:
         """N, some rows at a time, of a sketch whose moments lie from row `first` on; and these, brought up to date."""
-        for piece in pieces(sketch.shape):
+        on, ops, cols = tensor.on, tensor.on.ops, sketch.shape[1]
+        for piece in pieces(on, sketch.shape):
             s = sketch[piece]
-            part = ((first + piece.start) * s.shape[1], s.size)
-            with tensor.state("first_moment", *part) as one, tensor.state("second_moment", *part) as two:
-                m, v = one.reshape(s.shape), two.reshape(s.shape)
-                m *= self.beta1
-                m += (1 - self.beta1) * s
-                n = s * s
-                n *= 1 - self.beta2
-                v *= self.beta2
-                v += n
-                np.sqrt(v, out=n)
-                n += self.eps
-                np.divide(m, n, out=n)
-            yield piece, n
+            part = ((first + piece.start) * cols, len(s) * cols)
+            with on.frame():
+                n = on.floats("N", *s.shape)
+                with tensor.state("first_moment", *part) as one, tensor.state("second_moment", *part) as two:
+                    m, v = one.reshape(*s.shape), two.reshape(*s.shape)
+                    ops.multiply(m, self.beta1, m)
+                    ops.multiply(s, 1 - self.beta1, n)
+                    ops.add(m, n, m)
+                    ops.multiply(s, s, n)
+                    ops.multiply(n, 1 - self.beta2, n)
+                    ops.multiply(v, self.beta2, v)
+                    ops.add(v, n, v)
+                    ops.sqrt(v, n)
+                    ops.add(n, self.eps, n)
+                    ops.divide(m, n, n)
+                yield piece, n
 
     def _adam(self, step: int) -> AdamW:
         """Adam whose eps is added before the correction of bias, as the authors' is."""
@@ -163,21 +169,16 @@ class Apollo(ScaledGradient):
         smaller = min(shape)
         return min(self.apollo_rank or max(1, smaller // 4), smaller)
 
-    def factors(self, normalised: Float32, sketched: Float32) -> Float32:
-        divisor = np.sqrt(sketched, out=sketched)
-        divisor += TINY
-        return np.divide(np.sqrt(normalised, out=normalised), divisor, out=normalised)
+    def factors(self, on: Device, normalised: Array, sketched: Array) -> None:
+        on.ops.sqrt(sketched, sketched)
+        on.ops.add(sketched, TINY, sketched)
+        on.ops.sqrt(normalised, normalised)
+        on.ops.divide(normalised, sketched, normalised)
 
 
 def _plain(shape: tuple[int, int], role: str) -> bool:
     """Whether Adam itself is used."""
     return shape[0] == 1 or role != MATRIX
-
-
-def _square_sums(x: Float32, over: str) -> Float32:
-    """Sums of squares of each row ("i") or column ("j")."""
-    sums: Float32 = np.einsum(f"ij,ij->{over}", x, x)
-    return sums
 
 
 RULE = Apollo

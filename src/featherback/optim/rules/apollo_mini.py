@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from featherback.optim.rule import Float32
+from featherback.backend.device import Device
+from featherback.backend.protocol import Array
 from featherback.optim.rules.adamw import AdamW
 from featherback.optim.rules.apollo import TINY, ScaledGradient
 from featherback.options import option
@@ -26,10 +25,9 @@ class ApolloMini(ScaledGradient):
     def rank(self, shape: tuple[int, int]) -> int:
         return 1
 
-    def factors(self, normalised: Float32, sketched: Float32) -> Float32:
-        whole = (math.sqrt(float(squares.sum(dtype=np.float64))) for squares in (normalised, sketched))
-        normalised.fill(next(whole) / (next(whole) + TINY))
-        return normalised
+    def factors(self, on: Device, normalised: Array, sketched: Array) -> None:
+        ours, sketch = (math.sqrt(on.ops.total(squares)) for squares in (normalised, sketched))
+        on.ops.fill(normalised, ours / (sketch + TINY))
 
 
 RULE = ApolloMini

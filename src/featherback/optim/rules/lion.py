@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from featherback.optim.rule import Elementwise, Float32, Turn, pieces
+from featherback.backend.device import Device
+from featherback.backend.protocol import Array
+from featherback.optim.rule import Elementwise, Turn, piece_rows, pieces
 from featherback.optim.rules.adamw import AdamW
 from featherback.options import option
 
@@ -28,19 +28,25 @@ class Lion(Elementwise):
     beta2: float = option(0.99, least=0, below=1, help="Decay of the momentum.")
     weight_decay: float = option(0.0, least=0, help="Decoupled weight decay.")
 
-    def change(self, values: Float32, gradient: Float32, states: Sequence[Float32], turn: Turn) -> None:
-        for part in pieces(values.shape):
-            p, m = values[part], states[0][part]
-            g = gradient[part] * np.float32(turn.grad_scale)
-            u = m * self.beta1
-            u += (1 - self.beta1) * g
-            m *= self.beta2
-            g *= 1 - self.beta2
-            m += g
-            np.sign(u, out=u)
-            u *= turn.lr
-            p *= 1 - turn.lr * self.weight_decay
-            p -= u
+    def change(self, on: Device, values: Array, gradient: Array, states: Sequence[Array], turn: Turn) -> None:
+        ops = on.ops
+        with on.frame():
+            names = ("gradient, scaled", "step", "term")
+            room = [on.floats(name, piece_rows(values.shape)) for name in names]
+            for part in pieces(on, values.shape):
+                p, m = values[part], states[0][part]
+                g, u, term = (array[: len(p)] for array in room)
+                ops.multiply(gradient[part], turn.grad_scale, g)
+                ops.multiply(m, self.beta1, u)
+                ops.multiply(g, 1 - self.beta1, term)
+                ops.add(u, term, u)
+                ops.multiply(m, self.beta2, m)
+                ops.multiply(g, 1 - self.beta2, g)
+                ops.add(m, g, m)
+                ops.sign(u, u)
+                ops.multiply(u, turn.lr, u)
+                ops.multiply(p, 1 - turn.lr * self.weight_decay, p)
+                ops.subtract(p, u, p)
 
 
 RULE = Lion

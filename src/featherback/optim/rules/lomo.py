@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from featherback.optim.rule import Float32, Turn, pieces
+from featherback.backend.device import Device
+from featherback.backend.protocol import Array
+from featherback.optim.rule import Turn, piece_rows, pieces
 from featherback.optim.rules.sgd import SGD
 from featherback.options import option
 
@@ -22,13 +22,16 @@ class LOMO(SGD):
 
     clip_value: float = option(0.0, least=0, help="Bound of each element of a gradient; 0 = off.")
 
-    def change(self, values: Float32, gradient: Float32, states: Sequence[Float32], turn: Turn) -> None:
+    def change(self, on: Device, values: Array, gradient: Array, states: Sequence[Array], turn: Turn) -> None:
         if self.clip_value == 0:
-            return super().change(values, gradient, states, turn)
-        for part in pieces(values.shape):
-            clipped = gradient[part] * np.float32(turn.grad_scale)
-            np.clip(clipped, -self.clip_value, self.clip_value, out=clipped)
-            super().change(values[part], clipped, states, turn._replace(grad_scale=1.0))
+            return super().change(on, values, gradient, states, turn)
+        with on.frame():
+            room = on.floats("gradient, clipped", piece_rows(values.shape))
+            for part in pieces(on, values.shape):
+                clipped = room[: len(values[part])]
+                on.ops.multiply(gradient[part], turn.grad_scale, clipped)
+                on.ops.clip(clipped, -self.clip_value, self.clip_value, clipped)
+                super().change(on, values[part], clipped, states, turn._replace(grad_scale=1.0))
 
 
 RULE = LOMO

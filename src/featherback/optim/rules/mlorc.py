@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 from zlib import crc32
 
-import numpy as np
-
-from featherback import kernels
-from featherback.noise import normal
-from featherback.optim.rule import Float32, Tensor, Turn, as_matrix, pieces, tiles
+from featherback.backend.protocol import Array
+from featherback.optim.rule import Tensor, Turn, as_matrix, pieces, tiles
 from featherback.optim.rules.adamw import AdamW
 from featherback.options import option
 from featherback.parameters.roles import MATRIX
@@ -33,8 +30,6 @@ class MLorc(AdamW):
     """
 
     FOR_ADAPTERS: ClassVar[bool] = False  # their matrices are as thin as the factors
-    READINGS: ClassVar[int] = 2
-    TEMPORARIES: ClassVar[int] = 1
 
     mlorc_rank: int = option(4, least=1, help="Rank in which moments are kept.")
 
@@ -45,100 +40,112 @@ class MLorc(AdamW):
         rank = self._rank((rows, cols))
         return {f"{name}_{part}": rank * n for name in MOMENTS for part, n in (("left", rows), ("right", cols))}
 
-    def workspace(self, shape: tuple[int, ...], role: str = MATRIX) -> int:
-        rows, cols = as_matrix(shape)
-        return 0 if rows == 1 else self._rank((rows, cols)) * (10 * rows + 4 * cols)
-
     def update(self, tensor: Tensor, turn: Turn) -> None:
         rows, cols = tensor.shape
         if rows == 1:
             return super().update(tensor, turn)
-        rank = self._rank(tensor.shape)
+        on, ops, rank = tensor.on, tensor.on.ops, self._rank(tensor.shape)
         negative = _mean_of_negative(tensor, rank)
-        key = (_PURPOSE, turn.seed, turn.step, *tensor.key)
-        tests = [normal((*key, number), rank * cols).reshape(rank, cols) for number in range(len(MOMENTS))]
-        images = [np.empty((rows, rank), np.float32) for _ in MOMENTS]
-        for part, gradient in tensor.gradient():
-            for piece, moments in self._moments(tensor, part, gradient, negative, turn):
-                for moment, test, image in zip(moments, tests, images, strict=True):
-                    kernels.lora_in(moment, test, image[part][piece])
-        del tests
-        bases = [_basis(image) for image in images]
-        rights = [np.zeros((rank, cols), np.float32) for _ in MOMENTS]
-        for part, gradient in tensor.gradient():
-            with tensor.values(part) as values:
+        with on.frame():
+            bases = [on.floats(f"Q, {name}", rows, rank) for name in MOMENTS]
+            self._find_bases(tensor, turn, negative, bases)
+            rights = [on.floats(f"B, {name}", rank, cols) for name in MOMENTS]
+            for right in rights:
+                ops.fill(right, 0)
+            for part, gradient in tensor.gradient():
+                with tensor.values(part) as values:
+                    for piece, moments in self._moments(tensor, part, gradient, negative, turn):
+                        for moment, basis, right in zip(moments, bases, rights, strict=True):
+                            ops.lora_gradient(basis[part][piece], moment, right, accumulate=True)
+                        self._step(tensor, values[piece], *moments, turn)
+            for name, basis, right in zip(MOMENTS, bases, rights, strict=True):
+                for part in tiles(tensor.shape):
+                    with _left(tensor, name, part, rank) as held:
+                        ops.cast(basis[part], held)
+                with tensor.state(f"{name}_right") as held:
+                    ops.cast(right, held.reshape(rank, cols))
+
+    def _find_bases(self, tensor: Tensor, turn: Turn, negative: float, bases: Sequence[Array]) -> None:
+        """The orthonormal bases (rows, rank) of both moments' images."""
+        on, ops, (rows, cols) = tensor.on, tensor.on.ops, tensor.shape
+        rank, key = self._rank(tensor.shape), (_PURPOSE, turn.seed, turn.step, *tensor.key)
+        with on.frame():
+            tests = [on.floats("Omega^T", rank * cols) for _ in MOMENTS]
+            for number, test in enumerate(tests):
+                ops.fill(test, 0)
+                ops.add_normal((*key, number), 1, test)
+            for part, gradient in tensor.gradient():
                 for piece, moments in self._moments(tensor, part, gradient, negative, turn):
-                    for moment, basis, right in zip(moments, bases, rights, strict=True):
-                        kernels.lora_gradient(basis[part][piece], moment, right, accumulate=True)
-                    self._step(values[piece], *moments, turn)
-        for name, basis, right in zip(MOMENTS, bases, rights, strict=True):
-            for part in tiles(tensor.shape):
-                with _left(tensor, name, part, rank) as held:
-                    held[...] = basis[part]
-            with tensor.state(f"{name}_right") as held:
-                held[...] = right.reshape(-1)
+                    for moment, test, image in zip(moments, tests, bases, strict=True):
+                        ops.lora_in(moment, test.reshape(rank, cols), image[part][piece], 1)
+        with on.frame():
+            room = on.floats("room for a decomposition", 8 * rows * rank)
+            for basis in bases:
+                ops.orthonormal(basis, room)
 
     def _rank(self, shape: tuple[int, int]) -> int:
         return min(self.mlorc_rank, *shape)
 
     def _moments(
-        self, tensor: Tensor, part: slice, gradient: Float32, negative: float, turn: Turn
-    ) -> Iterator[tuple[slice, tuple[Float32, Float32]]]:
+        self, tensor: Tensor, part: slice, gradient: Array, negative: float, turn: Turn
+    ) -> Iterator[tuple[slice, tuple[Array, Array]]]:
         """m and v, which may be overwritten, for some rows of a tile at a time."""
-        rank = self._rank(tensor.shape)
+        on, ops, rank, cols = tensor.on, tensor.on.ops, self._rank(tensor.shape), tensor.shape[1]
         with (
             _left(tensor, "first", part, rank) as first,
             tensor.state("first_right") as first_right,
             _left(tensor, "second", part, rank) as second,
             tensor.state("second_right") as second_right,
         ):
-            for piece in pieces(gradient.shape):
-                g = gradient[piece] * np.float32(turn.grad_scale)
-                m = first[piece] @ first_right.reshape(rank, -1)
-                m *= self.beta1
-                m += (1 - self.beta1) * g
-                v = second[piece] @ second_right.reshape(rank, -1)
-                v[v < 0] = negative
-                v *= self.beta2
-                g *= g
-                g *= 1 - self.beta2
-                v += g
-                yield piece, (m, v)
+            for piece in pieces(on, gradient.shape):
+                with on.frame():
+                    shape = gradient[piece].shape
+                    m, v, g, term = (on.floats(name, *shape) for name in ("m", "v", "gradient, scaled", "term"))
+                    ops.multiply(gradient[piece], turn.grad_scale, g)
+                    ops.matmul(first[piece], first_right.reshape(rank, cols), m)
+                    ops.multiply(m, self.beta1, m)
+                    ops.multiply(g, 1 - self.beta1, term)
+                    ops.add(m, term, m)
+                    ops.matmul(second[piece], second_right.reshape(rank, cols), v)
+                    ops.replace_negatives(v, negative)
+                    ops.multiply(v, self.beta2, v)
+                    ops.multiply(g, g, g)
+                    ops.multiply(g, 1 - self.beta2, g)
+                    ops.add(v, g, v)
+                    yield piece, (m, v)
 
-    def _step(self, values: Float32, m: Float32, v: Float32, turn: Turn) -> None:
-        v /= 1 - self.beta2**turn.step
-        np.sqrt(v, out=v)
-        v += self.eps
-        m *= turn.lr / (1 - self.beta1**turn.step)
-        m /= v
-        values *= 1 - turn.lr * self.weight_decay
-        values -= m
+    def _step(self, tensor: Tensor, values: Array, m: Array, v: Array, turn: Turn) -> None:
+        ops = tensor.on.ops
+        ops.divide(v, 1 - self.beta2**turn.step, v)
+        ops.sqrt(v, v)
+        ops.add(v, self.eps, v)
+        ops.multiply(m, turn.lr / (1 - self.beta1**turn.step), m)
+        ops.divide(m, v, m)
+        ops.multiply(values, 1 - turn.lr * self.weight_decay, values)
+        ops.subtract(values, m, values)
 
 
 def _mean_of_negative(tensor: Tensor, rank: int) -> float:
     """The mean magnitude of what is negative of the second moment as it is kept."""
+    on, ops, cols = tensor.on, tensor.on.ops, tensor.shape[1]
     total, count = 0.0, 0
     with tensor.state("second_right") as right:
         for part in tiles(tensor.shape):
             with _left(tensor, "second", part, rank) as left:
-                for piece in pieces((len(left), tensor.shape[1])):
-                    kept = left[piece] @ right.reshape(rank, -1)
-                    below = kept[kept < 0]
-                    total -= float(below.sum(dtype=np.float64))
-                    count += below.size
+                for piece in pieces(on, (len(left), cols)):
+                    with on.frame():
+                        kept = on.floats("v as it is kept", len(left[piece]), cols)
+                        ops.matmul(left[piece], right.reshape(rank, cols), kept)
+                        below, number = ops.negatives(kept)
+                        total, count = total - below, count + number
     return total / max(1, count)
 
 
-def _basis(image: Float32) -> Float32:
-    """Orthonormal columns that span those of a thin matrix."""
-    return np.linalg.qr(image)[0].astype(np.float32, copy=False)
-
-
 @contextmanager
-def _left(tensor: Tensor, name: str, part: slice, rank: int) -> Iterator[Float32]:
+def _left(tensor: Tensor, name: str, part: slice, rank: int) -> Iterator[Array]:
     """Rows of a moment's left factor (n, rank)."""
     with tensor.state(f"{name}_left", part.start * rank, (part.stop - part.start) * rank) as held:
-        yield held.reshape(-1, rank)
+        yield held.reshape(part.stop - part.start, rank)
 
 
 RULE = MLorc

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from featherback import kernels
-from featherback.optim.rule import Elementwise, Float32, Turn
+from featherback.backend.device import Device
+from featherback.backend.protocol import Array
+from featherback.optim.rule import Elementwise, Turn
 from featherback.options import option
 
 
@@ -24,8 +25,8 @@ class SGD(Elementwise):
     def moves_without_gradient(self) -> bool:
         return self.weight_decay > 0
 
-    def change(self, values: Float32, gradient: Float32, states: Sequence[Float32], turn: Turn) -> None:
-        kernels.sgd(values, gradient, turn.lr, self.weight_decay, turn.grad_scale)
+    def change(self, on: Device, values: Array, gradient: Array, states: Sequence[Array], turn: Turn) -> None:
+        on.ops.sgd(values, gradient, turn.lr, self.weight_decay, turn.grad_scale)
 
 
 RULE = SGD
