@@ -105,13 +105,15 @@ format:
 	$(BIN)/ruff format .
 	find csrc -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format -i
 
-bench: build
-	$(BIN)/featherback bench memory
+# The published tables: make bench WHAT="speed --models qwen2.5-0.5b"; WHAT=--help lists them.
+WHAT ?= memory
+bench: $(VENV)/.test
+	$(BIN)/python -m benchmarks $(WHAT)
 
 # Prefill and decoding beside llama.cpp's, built for this CPU.
 bench-llama: $(VENV)/.llama
 	$(BIN)/featherback fetch smollm2-135m
-	$(BIN)/python benchmarks/against_llama_cpp.py
+	$(BIN)/python -m benchmarks.against_llama_cpp
 
 $(VENV)/.llama: $(VENV)/.built
 	CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" $(BIN)/pip install -q llama-cpp-python

@@ -1,6 +1,6 @@
 """Prefill and decoding beside llama.cpp's on the same files: `make bench-llama`, or with llama-cpp-python installed
 
-    python benchmarks/against_llama_cpp.py [--threads 1 2] [--rounds 9] [--cpu-time] [--prefill 256 1024]
+    python -m benchmarks.against_llama_cpp [--threads 1 2] [--rounds 9] [--cpu-time] [--prefill 256 1024]
         [--files model.gguf ... | --types q4_k iq3_s ...]
 
 Without --files: SmolLM2-135M (`featherback fetch smollm2-135m`) and a synthetic Qwen2.5-0.5B in Q4_0. --types makes a
@@ -145,7 +145,7 @@ def compare(
 
 def typed(folder: Path, kind: TensorType) -> Path:
     """A synthetic model with all matrices of one type."""
-    from featherback.bench.synthetic import write_synthetic
+    from benchmarks.synthetic import write_synthetic
 
     return write_synthetic(folder / f"{kind.name.lower()}.gguf", tensor_type=kind, **TYPED)
 
@@ -168,8 +168,8 @@ def main() -> int:
     except ImportError:
         print("This needs llama-cpp-python: run `make bench-llama`, or pip install llama-cpp-python.", file=sys.stderr)
         return 2
-    from featherback.bench.markdown import number, table
-    from featherback.bench.synthetic import write_synthetic
+    from benchmarks.markdown import number, table
+    from benchmarks.synthetic import write_synthetic
     from featherback.hub.fetch import fetch
     from featherback.weights.types import TensorType
 

@@ -1,6 +1,6 @@
 """Run the whole `featherback train` command in a memory cgroup that really is that small, page cache included.
 
-    sudo .venv/bin/python benchmarks/cgroup_cap.py MODEL.gguf --limit 96MB --steps 20
+    sudo .venv/bin/python -m benchmarks.cgroup_cap MODEL.gguf --limit 96MB --steps 20
 
 Command, preparation and training are in the cgroup from their first instruction to their last, with conversations
 as data (by default the demo's) and whatever vocabulary MODEL has. The run without a cap has the same plan, but its

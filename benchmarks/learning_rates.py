@@ -1,6 +1,6 @@
 """Is the default learning rate good? A run of `featherback train` that names no rate beside runs that name one.
 
-    .venv/bin/python benchmarks/learning_rates.py model.gguf --text wikitext-2/test.txt
+    .venv/bin/python -m benchmarks.learning_rates model.gguf --text wikitext-2/test.txt
 
 Four kinds of data: `tone`, the demo's requests and commands; `extract`, the names and years in a paragraph; `code`, a
 function of Python's library from its description; `text`, as it is. Paragraphs come from --text. All that a run does
@@ -31,8 +31,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.markdown import table
 from featherback import demo
-from featherback.bench.markdown import table
 from featherback.training.run_directory import RunDirectory
 
 GRID = tuple(float(f"{1e-4 * 100 ** (i / 11):.2g}") for i in range(12))

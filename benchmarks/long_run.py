@@ -1,6 +1,6 @@
 """Does a run of many steps end within its budget? Metrics, curve and record of a small model's 50,000 steps.
 
-    .venv/bin/python benchmarks/long_run.py --steps 50000 --memory 42MB
+    .venv/bin/python -m benchmarks.long_run --steps 50000 --memory 42MB
 
 Prints the peaks that the run itself and the kernel's mark, read from outside, name. The status is 1 if either is above
 the budget.
@@ -14,8 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from featherback.bench.synthetic import write_synthetic
-from featherback.bench.training_run import train_synthetic
+from benchmarks.synthetic import write_synthetic
+from benchmarks.training_run import train_synthetic
 from featherback.training import parse
 
 

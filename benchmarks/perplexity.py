@@ -1,6 +1,6 @@
 """Does a run learn what PEFT's would? Held-out perplexity of a text after the same steps.
 
-    .venv/bin/python benchmarks/perplexity.py model.gguf wikitext-2/valid.txt wikitext-2/test.txt
+    .venv/bin/python -m benchmarks.perplexity model.gguf wikitext-2/valid.txt wikitext-2/test.txt
 
 `featherback train` with its defaults, but for --steps and --eval-every; then transformers + PEFT with the same pieces
 of text in each step, learning rates, rank, clipping and weight decay. The two begin with other random matrices, and
@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from featherback.bench import job
-from featherback.bench.markdown import table
+from benchmarks import job
+from benchmarks.markdown import table
 from featherback.data.batch import IGNORE
 from featherback.data.token_file import TokenFile
 from featherback.training.run_directory import RunDirectory

@@ -1,6 +1,6 @@
 """How fast data become tokens, beside the `tokenizers` library, for each family of tokenizers; and in how much memory.
 
-    .venv/bin/python benchmarks/preparation.py model.gguf text.txt --megabytes 8
+    .venv/bin/python -m benchmarks.preparation model.gguf text.txt --megabytes 8
 
 `model.gguf` lends its byte-level vocabulary, which is cut as each family cuts; a SentencePiece vocabulary is trained on
 the text. Every tokenizer is written as one tokenizer.json that both sides read. Rates are megabytes of data per second
@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from featherback.bench.markdown import table
-from featherback.bench.watch import run
+from benchmarks.markdown import table
+from benchmarks.watch import run
 from featherback.data.prepare import prepare
 from featherback.data.source import Source
 from featherback.data.token_file import TokenFile
@@ -80,7 +80,19 @@ def main() -> int:
 
 def _measured(side: str, folder: Path, data: Path, cores: int) -> dict[str, Any]:
     """One side in a process of its own."""
-    command = [sys.executable, __file__, str(folder), "-", "--side", side, "--data", str(data), "--cores", str(cores)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.preparation",
+        str(folder),
+        "-",
+        "--side",
+        side,
+        "--data",
+        str(data),
+        "--cores",
+        str(cores),
+    ]
     outcome = run(command, interval=0.02)
     return {**json.loads(outcome.output), "peak": outcome.rss_mb}
 

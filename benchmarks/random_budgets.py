@@ -1,6 +1,6 @@
 """Is a budget ever exceeded? Random models, sequences, ranks, targets, optimisers and budgets, each in a fresh process.
 
-    .venv/bin/python benchmarks/random_budgets.py --runs 50 --file model.gguf
+    .venv/bin/python -m benchmarks.random_budgets --runs 50 --file model.gguf
 
 The made-up models are trained on made-up tokens. A model named with --file, which may be named several times, is
 trained by the whole command, with the demo's conversations: command, preparation, template process and training are
@@ -23,9 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.synthetic import write_synthetic
+from benchmarks.training_run import Measured, train_command, train_synthetic
 from featherback import demo
-from featherback.bench.synthetic import write_synthetic
-from featherback.bench.training_run import Measured, train_command, train_synthetic
 from featherback.errors import FeatherbackError
 
 MODELS = {"qwen2.5-0.5b": {"num_hidden_layers": 8, "vocab_size": 40_000}, "smollm2-135m": {}}

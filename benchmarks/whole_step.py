@@ -1,6 +1,6 @@
 """A step of LOMO on a whole model beside a step of MeSP on an adapter, and PyTorch with the authors' LOMO.
 
-    python benchmarks/whole_step.py [--model smollm2-135m] [--tokens 256] [--rounds 5] [--threads 1] [--cpu-time]
+    python -m benchmarks.whole_step [--model smollm2-135m] [--tokens 256] [--rounds 5] [--threads 1] [--cpu-time]
         [--torch bf16 fp32] [--authors build/authors] [--profile]
 
 A synthetic model of these shapes in BF16, random tokens. Each side lives in a process of its own that sleeps while
@@ -79,7 +79,7 @@ def by_torch(dtype: str, authors: str, name: str, tokens: np.ndarray[Any, Any], 
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-    from featherback.bench.peers import shapes_for_transformers
+    from benchmarks.peers import shapes_for_transformers
 
     sys.path.insert(0, authors)
     from lomo_optim import Lomo
@@ -104,8 +104,8 @@ def by_torch(dtype: str, authors: str, name: str, tokens: np.ndarray[Any, Any], 
 
 def serve(side: str, options: argparse.Namespace, model: Path, work: Path, pipe: Connection) -> None:
     """Make a step whenever asked; answer with its seconds, or with its profile."""
+    from benchmarks.synthetic import CONFIGS
     from featherback import kernels
-    from featherback.bench.synthetic import CONFIGS
     from featherback.training.profile import table
 
     kernels.set_threads(options.threads)
@@ -147,7 +147,7 @@ def main() -> None:
 
 def measure(options: argparse.Namespace, folder: Path) -> None:
     """All sides in turn; a Markdown table."""
-    from featherback.bench.synthetic import write_synthetic
+    from benchmarks.synthetic import write_synthetic
     from featherback.weights.types import TensorType
 
     model = write_synthetic(folder / "model.gguf", options.model, TensorType.BF16)

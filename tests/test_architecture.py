@@ -42,7 +42,6 @@ ORDER = (
     "training",
     "model",
     "exporting",
-    "bench",
     "api",
     "cli",
 )
@@ -102,11 +101,7 @@ def test_imports_inside_functions_count_and_those_for_annotations_do_not(tmp_pat
 def test_no_heavy_frameworks_in_the_package() -> None:
     heavy = {"torch", "transformers", "peft", "gguf"}
     found = [
-        f"{path.name} imports {name}"
-        for path in PACKAGE.rglob("*.py")
-        if "bench" not in path.parts  # compares with them, in processes of their own
-        for name in _top_level(path)
-        if name in heavy
+        f"{path.name} imports {name}" for path in PACKAGE.rglob("*.py") for name in _top_level(path) if name in heavy
     ]
     assert not found, found
 

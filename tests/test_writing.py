@@ -15,7 +15,6 @@ MAKERS = ("private.py", "files.py")
 
 EXCUSED = {
     "terminal.py: os.open": "the empty device, in place of a standard stream that is closed",
-    "bench": "works in temporary folders, on figures that are nobody's secret",
     "data/token_file.py: os.replace": "by the descriptor of the folder, between names that `private` made",
 }
 

@@ -1,6 +1,6 @@
 """One token's matrix products, all layers and the head, with the operands decoding uses.
 
-    python benchmarks/kernels/decode.py model.gguf [--threads 1] [--compute fp32]
+    python -m benchmarks.kernels.decode model.gguf [--threads 1] [--compute fp32]
 
 With one thread it is CPU time. benchmarks/against_llama_cpp.py measures whole tokens.
 """

@@ -1,6 +1,6 @@
 """The kernel ladder: each tensor type's product against PyTorch's on the same machine, in one run.
 
-    python benchmarks/kernels/gemm.py [--tokens 256] [--types Q4_0,Q6_K] [--shapes 896x896] [--threads 1]
+    python -m benchmarks.kernels.gemm [--tokens 256] [--types Q4_0,Q6_K] [--shapes 896x896] [--threads 1]
 
 FEATHERBACK_KERNELS=avx2 with ONEDNN_MAX_CPU_ISA=AVX2 and MKL_ENABLE_INSTRUCTIONS=AVX2 compares the AVX2 sets.
 

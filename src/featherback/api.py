@@ -37,7 +37,7 @@ from featherback.training.outcome import verdict
 from featherback.training.rehearsal import rehearsed_baseline
 from featherback.training.run import Run
 from featherback.training.run_directory import RunDirectory
-from featherback.training.show import reporter
+from featherback.training.show import draw, reporter
 from featherback.training.trainer import train_run
 from featherback.training.worker_process import worker_baseline
 
@@ -168,7 +168,7 @@ def train(
         run = resume_run(named, **examples, note=lambda text: shown.tell(Note(text)))
     else:
         run = prepare_run(TrainConfig.of(**named), **examples)
-    status = train_run(run, shown, opened)
+    status = train_run(run, shown, opened, draw=draw)
     if status == "interrupted":
         raise KeyboardInterrupt
     found = Run(run, opened)

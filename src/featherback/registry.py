@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Every module of `package` but those in `shared` is an entry: its name, and as its value its `attribute`.
+    """Every module (not folder) of `package` but those in `shared` is an entry: its name, and its `attribute` as value.
 
     `kind` is what errors and the command line call an entry. `shared`: modules that entries have in common.
     """
@@ -26,7 +26,7 @@ class Registry(Generic[T]):
     def __init__(self, package: str, attribute: str, kind: str, shared: Collection[str] = ()) -> None:
         self._package, self._attribute, self.kind = package, attribute, kind
         modules = iter_modules(import_module(package).__path__)
-        self.names = tuple(sorted({module.name for module in modules} - set(shared)))
+        self.names = tuple(sorted({module.name for module in modules if not module.ispkg} - set(shared)))
 
     def __getitem__(self, name: str) -> T:
         """The entry of this name; FeatherbackError if there is none."""

@@ -114,7 +114,8 @@ def test_a_model_in_place_of_an_adapter_is_told_from_one(
         named.mkdir()
         (named / "config.json").write_text("{}")
     elif how == "name":
-        monkeypatch.setattr("featherback.hub.stores.find", lambda name: chat_model if name == "lm:tiny" else None)
+        known = {"lm:tiny": chat_model}
+        monkeypatch.setattr("featherback.hub.stores.find", known.get)
     typed = "lm:tiny" if how == "name" else named
     for arguments in (
         ("export", typed, "--to", "gguf"),

@@ -16,7 +16,7 @@ from tests.support.budget import least_mb
 from tests.support.tiny_chat import byte_level_metadata
 from tests.support.tiny_models import TINY_WIDE, tiny, write_tiny
 
-from featherback.bench import watch
+from benchmarks import watch
 from featherback.training.worker import ENDED
 from featherback.weights.types import TensorType
 

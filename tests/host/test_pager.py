@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.synthetic import write_synthetic
 from featherback import backend, models
-from featherback.bench.synthetic import write_synthetic
 from featherback.host.pager import WeightPager, mapped
 from featherback.host.stream import WeightStream
 from featherback.memory.resources import WeightSource

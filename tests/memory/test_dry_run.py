@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.ledger_table import MARKER, page_with_table
 from featherback import methods, models
 from featherback.adapters.lora import LoRA
 from featherback.architecture.config import ModelConfig
 from featherback.backend.arena import aligned
 from featherback.backend.counting import Ledger, Work
-from featherback.bench.ledger_table import MARKER, page_with_table
 from featherback.data.batch import Batch
 from featherback.host.paged import PagedArray
 from featherback.memory.dry_run import account, opened, run_step, step_ledger
@@ -375,4 +375,4 @@ def test_aligned_to_whole_cache_lines() -> None:
 def test_the_page_has_the_ledger() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert MARKER in text
-    assert text == page_with_table(text), "stale: run python -m featherback.bench.ledger_table docs/memory.md"
+    assert text == page_with_table(text), "stale: run python -m benchmarks.ledger_table docs/memory.md"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from featherback.bench.synthetic import CONFIGS
+from benchmarks.synthetic import CONFIGS
 from featherback.errors import FeatherbackError
 from featherback.host.machine import Baseline
 from featherback.host.rates import nominal

@@ -10,7 +10,7 @@ from tests.support.tiny_models import TINY_GEMMA2, TINY_GEMMA3, TINY_LLAMA, TINY
 
 from featherback import models
 from featherback.architecture.config import ModelConfig
-from featherback.models.facts import parameters
+from featherback.models.model import parameters
 
 
 @pytest.mark.parametrize(

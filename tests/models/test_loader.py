@@ -23,9 +23,9 @@ from tests.support.tiny_models import (
     write_tiny,
 )
 
+from benchmarks.synthetic import gguf_metadata
 from featherback.architecture.rope.linear import Linear
 from featherback.architecture.rope.llama3 import Llama3
-from featherback.bench.synthetic import gguf_metadata
 from featherback.errors import FeatherbackError
 from featherback.families.gemma2 import GemmaConfig
 from featherback.families.gemma3 import Gemma3Config

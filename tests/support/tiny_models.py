@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.random_blocks import random_blocks
+from benchmarks.synthetic import gguf_metadata
 from featherback import families
 from featherback.architecture.config import ModelConfig
 from featherback.architecture.rope.base import Scaling
 from featherback.architecture.rope.llama3 import Llama3
 from featherback.architecture.rope.longrope import LongRope
 from featherback.architecture.rope.yarn import Yarn
-from featherback.bench.random_blocks import random_blocks
-from featherback.bench.synthetic import gguf_metadata
 from featherback.families.gemma2 import GemmaConfig
 from featherback.families.gemma3 import Gemma3Config
 from featherback.families.granite import GraniteConfig

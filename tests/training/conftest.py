@@ -14,6 +14,7 @@ from featherback.training.callback import Callback
 from featherback.training.config import TrainConfig
 from featherback.training.launch import prepare_run, resume_run
 from featherback.training.run_directory import RunDirectory
+from featherback.training.show import draw
 from featherback.training.trainer import train_run
 
 SEQ_LEN = 16
@@ -67,7 +68,7 @@ def start(tiny_path: Path, tmp_path: Path) -> Start:
             run = resume_run(values, sequences(count), held_out)
         else:
             run = prepare_run(TrainConfig.of(**values), sequences(count), held_out)
-        train_run(run, reporter)
+        train_run(run, reporter, draw=draw)
         return run
 
     return begin

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from tests.kernels.native import decode
 
-from featherback.bench.random_blocks import random_blocks
+from benchmarks.random_blocks import random_blocks
 from featherback.errors import FeatherbackError
 from featherback.weights.quantize import quantize
 from featherback.weights.types import TensorType

@@ -42,7 +42,6 @@ COMMANDS = (
     "chat",
     "export",
     "inspect",
-    "bench",
 )
 
 

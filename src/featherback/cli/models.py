@@ -64,7 +64,7 @@ def survey() -> Iterator[Listed]:
 def _opened(name: str, path: Path) -> Listed:
     from featherback.data.tokenizer_loader import check_tokenizer
     from featherback.models import load
-    from featherback.models.facts import formats, parameters
+    from featherback.models.model import formats, parameters
 
     try:
         model = load(path)

@@ -152,7 +152,7 @@ def row(name: str, text: str) -> None:
 
 def describe_model(model: Model) -> str:
     """One line: name, family, size, formats."""
-    from featherback.models.facts import formats, parameters
+    from featherback.models.model import formats, parameters
 
     config = model.config
     return (
@@ -164,7 +164,7 @@ def describe_model(model: Model) -> str:
 def describe_weights(model: Model) -> list[str]:
     """Where converted weights lie, or that they could be smaller."""
     from featherback.models.converted import QUANTIZE, ConvertedWeights
-    from featherback.models.facts import matrices
+    from featherback.models.model import matrices
 
     if isinstance(model.store, ConvertedWeights):
         return [f"its weights are converted, in {_short(str(min(model.files)))}"]

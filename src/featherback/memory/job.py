@@ -40,7 +40,7 @@ class Job(StoredSizes):
     threads: int = 1
     whole: Whole | None = None  # None: an adapter is trained
     files: bool = True  # False: the run directory lies in memory, where a file would save none
-    accounts: dict[Any, Any] = field(default_factory=dict, compare=False)  # dry runs that were made: memory.dry_run
+    accounts: dict[Any, Any] = field(default_factory=dict, compare=False)  # dry runs that were made
 
     @classmethod
     def of(cls, model: Model, **options: Any) -> Job:

@@ -1,7 +1,8 @@
 """Predicts the peak and the time of every plan and chooses the fastest that fits the budget, before the first step.
 
-Which is the fastest is asked of fixed rates (`host/rates.py`): a plan decides the last bits of what is computed, and so
-must depend on nothing that is measured. Only the seconds that are shown are predicted with the machine's own rates.
+Which is the fastest is asked of fixed rates (`host/rates.py`): a plan decides the last bits of what is computed,
+and so must depend on nothing that is measured. Only the seconds that are shown are predicted with the machine's own
+rates.
 """
 
 from __future__ import annotations

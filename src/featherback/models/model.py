@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +15,7 @@ from featherback.architecture.names import Naming
 from featherback.errors import FeatherbackError
 from featherback.layers.block import rotaries
 from featherback.layers.loss import Head
-from featherback.models.facts import formats, parameters
-from featherback.models.layout import check
+from featherback.models.layout import check, layer_shapes, top_shapes
 from featherback.weights.matrix import LayerWeights, Matrix
 from featherback.weights.store import TensorStore, floats, matrix
 
@@ -126,3 +127,23 @@ class Model:
         if self._norm_offset and part.endswith("norm"):
             return values + np.float32(self._norm_offset)
         return values
+
+
+def parameters(model: Model) -> int:
+    """Number of weights, norms and biases among them; a tied head is counted once."""
+    parts = [top_shapes(model.config), *layer_shapes(model.config)]
+    return sum(prod(shape) for part in parts for shape in part.values())
+
+
+def formats(model: Model) -> list[str]:
+    """The number formats of its matrices, the commonest (by bytes) first."""
+    count: Counter[str] = Counter()
+    for each in matrices(model):
+        count[each.type.name] += each.nbytes
+    return [name for name, _ in count.most_common()]
+
+
+def matrices(model: Model) -> list[Matrix]:
+    """Its matrices, a tied head counted once."""
+    layers = (model.layer(i).matrices.values() for i in range(model.config.num_hidden_layers))
+    return model.tables + [each for layer in layers for each in layer]

@@ -27,8 +27,7 @@ from featherback.inference.needs import fitting
 from featherback.inference.sampler import Sampler
 from featherback.memory.budget import Budget
 from featherback.memory.planner import SPARE
-from featherback.models.facts import matrices
-from featherback.models.model import Model
+from featherback.models.model import Model, matrices
 from featherback.terminal import Progress, quoted
 from featherback.training.beginning import base_model
 from featherback.training.callback import Callback

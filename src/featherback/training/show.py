@@ -1,4 +1,4 @@
-"""The choice of how a run is shown."""
+"""How a run is shown, while it trains and afterwards."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from typing import IO
 
 from featherback.training.reporter import TextReporter
+from featherback.training.run_directory import RunDirectory
 
 
 def reporter(out: IO[str] | None = None) -> TextReporter:
@@ -24,6 +25,13 @@ def reporter(out: IO[str] | None = None) -> TextReporter:
     from featherback.training.live import LiveView  # which a process that is not looked at does without
 
     return LiveView(out)
+
+
+def draw(run: RunDirectory) -> None:
+    """Write the report of a run. What draws it is imported only now, when the memory of training is free."""
+    from featherback.training.report.page import write_report
+
+    write_report(run)
 
 
 def _can_show(out: IO[str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from shutil import disk_usage
@@ -77,12 +78,14 @@ def train_run(
     model: Model | None = None,
     sensors: Sensors | None = None,
     interrupt: Interrupt | None = None,
+    draw: Callable[[RunDirectory], object] | None = None,
 ) -> str:
     """Train what a prepared run directory says, from its newest good checkpoint if it has one.
 
     The status: "finished", "stopped early" or "interrupted" (by SIGINT, SIGTERM or SIGHUP; saved).
     `model`: the run's model if it is open already. `sensors`: what makes it wait; default: what its options name.
     `interrupt`: what stops it, not entered yet; default: this process's signals from now on.
+    `draw`: writes the run's report when the memory of training is free again.
     FeatherbackError if the run cannot go on, or went wrong: run.json
     then has the status "failed" with step and reason, and the last good checkpoint and result are kept.
     """
@@ -137,7 +140,8 @@ def train_run(
         reason = str(error) or type(error).__name__
         raise
     else:
-        _report(run, callback)
+        if draw is not None:
+            _report(run, callback, draw)
         if status != "interrupted":
             _record_peaks(run, meter)
         if status != "interrupted" and (stays := clear(run, status)):
@@ -161,12 +165,10 @@ def _record_peaks(run: RunDirectory, meter: Meter) -> None:
     run.update(summary={**summary, **{name: max(peak, summary[name]) for name, peak in peaks.items()}})
 
 
-def _report(run: RunDirectory, callback: Callback) -> None:
-    """Write the pictures of the run, whose memory is free by now; the run is none the worse if that fails."""
-    from featherback.training.report.page import write_report
-
+def _report(run: RunDirectory, callback: Callback, draw: Callable[[RunDirectory], object]) -> None:
+    """Write the report of the run; the run is none the worse if that fails."""
     try:
-        write_report(run)
+        draw(run)
     except FeatherbackError as error:
         again = quoted("featherback", "report", run.path)
         callback.tell(Note(f"note: there is no report: {error} {again} makes it later."))

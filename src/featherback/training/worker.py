@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     from featherback.training.report.page import REPORT
     from featherback.training.reporter import JSONReporter
     from featherback.training.run_directory import RunDirectory
-    from featherback.training.show import reporter
+    from featherback.training.show import draw, reporter
     from featherback.training.trainer import train_run
     from featherback.training.worker_process import inherited
 
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     try:
         with profiled(shown, "--profile" in flags):
             run = RunDirectory.take(directory, inherited(flags, "lock"))
-            status = train_run(run, shown, interrupt=interrupt)
+            status = train_run(run, shown, interrupt=interrupt, draw=draw)
     except Exception as error:
         return report(error, "--debug" in flags)
     except KeyboardInterrupt:

@@ -28,7 +28,7 @@ class AModel(Kind):
 
     def describe(self, path: Path) -> dict[str, Any]:
         from featherback import kernels
-        from featherback.models.facts import formats, matrices, parameters
+        from featherback.models.model import formats, matrices, parameters
         from featherback.training.choose import best, measured_rates
         from featherback.training.config import TrainConfig
 

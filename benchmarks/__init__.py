@@ -1,0 +1,1 @@
+"""Measurements of Featherback. `python -m benchmarks --help` has the published tables; the others are scripts."""

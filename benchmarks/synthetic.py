@@ -1,0 +1,174 @@
+"""Models with the shapes of real ones and random weights, to measure memory and speed without a download."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.random_blocks import random_blocks
+from featherback import families
+from featherback.architecture.config import ModelConfig
+from featherback.architecture.gguf_metadata import window_keys
+from featherback.architecture.yardstick import QWEN2_5
+from featherback.errors import FeatherbackError, expected
+from featherback.models.layout import layer_shapes, top_shapes
+from featherback.weights.types import TensorType
+from featherback.weights.writer import OutTensor, Value, tensor_of_array, write_gguf
+
+STD = 0.02  # of every weight, as transformers are initialised
+POOL = 131_071  # blocks drawn; a prime, so that repeating them repeats no row in step with the row length
+
+# What llama.cpp stores instead where rows do not fill whole blocks of 256.
+FALLBACK = {TensorType.Q4_K: TensorType.Q5_0, TensorType.Q5_K: TensorType.Q5_1, TensorType.Q6_K: TensorType.Q8_0}
+
+
+CONFIGS: dict[str, ModelConfig] = {
+    **{f"qwen2.5-{size.lower()}": config for size, config in QWEN2_5.items()},
+    "smollm2-135m": ModelConfig(
+        architecture="llama",
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=64,
+        vocab_size=49_152,
+        rms_norm_eps=1e-5,
+        rope_theta=1e5,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        attention_bias=False,
+        rope_interleaved=True,
+    ),
+}
+
+
+def write_synthetic(
+    path: str | Path,
+    name: str = "qwen2.5-0.5b",
+    tensor_type: TensorType = TensorType.Q4_0,
+    seed: int = 0,
+    *,
+    embedding_type: TensorType | None = None,
+    **overrides: int | float | bool,
+) -> Path:
+    """Write a GGUF of the shapes of `name` with random weights and no vocabulary; returns its path.
+
+    Matrices are stored as `tensor_type`, the embedding and the output head as `embedding_type` (default: the
+    same), or as llama.cpp's fallback where rows do not fill a block. `overrides` are fields of ModelConfig,
+    as num_hidden_layers=2. FeatherbackError for an unknown name. Equal arguments give equal bytes.
+    """
+    if name not in CONFIGS:
+        raise FeatherbackError(f"There is no synthetic model {name!r}; {expected(name, CONFIGS)}")
+    config = replace(CONFIGS[name], **overrides)  # type: ignore[arg-type]
+    write_gguf(path, gguf_metadata(config, name), list(_tensors(config, tensor_type, embedding_type, seed)))
+    _evict(Path(path))
+    return Path(path)
+
+
+@contextmanager
+def made(name: str, cache: Path, keep: bool, say: Callable[[str], None] | None = None) -> Iterator[Path]:
+    """The file of the shapes of `name` in Q4_0: in the folder `cache`, made if it is not there.
+
+    One that was made goes at the end, unless it is to be kept. `say` is told before it is written.
+    """
+    path = cache / f"{name}-q4_0.gguf"
+    existed = path.exists()
+    if not existed:
+        if say is not None:
+            say(f"writing {path}")
+        cache.mkdir(parents=True, exist_ok=True)
+        write_synthetic(path, name)
+    try:
+        yield path
+    finally:
+        if not keep and not existed:
+            path.unlink()
+
+
+def _evict(path: Path) -> None:
+    """Have the page cache forget a file: what was just written lies there in other pieces than what is read."""
+    if hasattr(os, "posix_fadvise"):
+        with open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def gguf_metadata(config: ModelConfig, name: str) -> dict[str, Value]:
+    """The metadata of a GGUF file with this configuration."""
+    values: dict[str, Value] = {
+        "vocab_size": config.vocab_size,
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "rope.freq_base": float(config.rope_theta),
+        "rope.dimension_count": config.rotary_dim or config.head_dim,
+        **(config.rope_scaling.gguf_keys() if config.rope_scaling else {}),
+    }
+    family = families.family_of(config)
+    values |= window_keys(config.windows, family.window_period) | family.gguf_keys(config)
+    prefixed = {f"{config.architecture}.{key}": value for key, value in values.items()}
+    return {"general.architecture": config.architecture, "general.name": name, **prefixed}
+
+
+def _tensors(config: ModelConfig, kind: TensorType, embedding: TensorType | None, seed: int) -> Iterator[OutTensor]:
+    source, names = _Source(seed), families.family_of(config).gguf_names
+    for part, shape in top_shapes(config).items():
+        yield source.tensor(names[part], shape, embedding or kind)
+    for layer, shapes in enumerate(layer_shapes(config)):
+        for part, shape in shapes.items():
+            yield source.tensor(names[part].format(layer), shape, kind)
+
+
+@dataclass
+class _Pool:
+    data: NDArray[np.uint8]
+    block_bytes: int
+
+
+class _Source:
+    """Makes tensors whose bytes are slices of one pool of random blocks per format, each from another start."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._pools: dict[TensorType, _Pool] = {}
+
+    def tensor(self, name: str, shape: tuple[int, ...], kind: TensorType) -> OutTensor:
+        """A tensor of small random weights; a norm is all ones."""
+        if len(shape) == 1:
+            values = np.ones(shape) if name.endswith("norm.weight") else self._rng.normal(0, STD, shape)
+            return tensor_of_array(name, values)
+        if shape[-1] % kind.block_size:
+            kind = FALLBACK.get(kind, kind)
+        pool, nbytes = self._pool(kind), shape[0] * kind.row_bytes(shape[1])
+        start = int(self._rng.integers(POOL)) * pool.block_bytes
+        return OutTensor(name, kind, shape, _stream(pool.data, start, nbytes))
+
+    def _pool(self, kind: TensorType) -> _Pool:
+        if kind not in self._pools:
+            self._pools[kind] = _Pool(random_blocks(self._rng, kind, POOL, STD), kind.block_bytes)
+        return self._pools[kind]
+
+
+def _stream(data: NDArray[np.uint8], start: int, nbytes: int) -> Callable[[], Iterator[memoryview]]:
+    """Yields `nbytes` of `data`, repeated without end, from `start` on."""
+
+    def chunks() -> Iterator[memoryview]:
+        position, left, view = start, nbytes, data.data
+        while left > 0:
+            chunk = view[position : position + left]
+            yield chunk
+            position, left = 0, left - len(chunk)
+
+    return chunks
