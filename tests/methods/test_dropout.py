@@ -15,7 +15,7 @@ from featherback import methods, noise
 from featherback.backend.cpu import CPUOperations
 from featherback.data.batch import Batch
 from featherback.host.paged import PagedArray
-from featherback.layers.dropout import Mask
+from featherback.layers.adapters.dropout import Mask
 from featherback.layers.linear import Projection
 from featherback.memory.plan import Plan
 from featherback.methods.base import Draw

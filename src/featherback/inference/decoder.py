@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
-from featherback.adapters.lora import LoRA, squared_rows
+from featherback.adapters.lora import Adapter
 from featherback.backend.cpu import CPU
 from featherback.errors import FeatherbackError
 from featherback.host.checkpoints import Checkpoints
@@ -38,7 +38,7 @@ class Decoder:
     def __init__(
         self,
         model: Model,
-        adapter: LoRA | None = None,
+        adapter: Adapter | None = None,
         capacity: int | None = None,
         compute: str = "bf16",
         layout: Layout = Layout(),  # noqa: B008 - it cannot change
@@ -53,7 +53,8 @@ class Decoder:
         self._stretched: list[bool] = []  # by rotation: whether its keys are turned as a long text's
         self._maps = MapWatch(model.files, model.close)
         self.needs: Needs = needs(model, adapter, self.capacity, compute, layout)
-        columns = [] if adapter is None or not adapter.form.dora else _columns(model, adapter)
+        size = 0 if adapter is None else adapter.layout.prepared.size
+        prepared = [np.empty(size, np.float32) for _ in model.blocks] if size else []
         backend = CPU(compute)
         self.arenas = scratch, held = backend.arena(self.needs.scratch), backend.arena(self.needs.held)
         weights = (
@@ -63,7 +64,7 @@ class Decoder:
         )
         self._stores: dict[int, Checkpoints] = {}
         cache = self._cache(folder)
-        self._passes = Passes(model, adapter, compute, layout, backend, scratch, held, weights, cache, columns)
+        self._passes = Passes(model, adapter, compute, layout, backend, scratch, held, weights, cache, prepared)
 
     def forward(self, tokens: Sequence[int], every: bool = False, check: Callable[[], None] | None = None) -> Float32:
         """Append `tokens` to the cache. Logits of the last one (vocab,), or of all (T, vocab) if `every`.
@@ -123,17 +124,3 @@ class Decoder:
         slots = 2 * len(widths)
         self._stores = {width: Checkpoints(slots, self.capacity, width, float32, folder) for width in set(widths)}
         return FileCache(dict(self._stores))
-
-
-def _columns(model: Model, adapter: LoRA) -> list[Float32]:
-    """DoRA's c = m / ||W + s B A|| of every layer, (columns_size,) each."""
-    found, flat = [], np.empty(adapter.layout.size, np.float32)
-    for layer in range(len(model.blocks)):
-        adapter.parameters.read(layer, flat)
-        stored, scales = model.layer(layer).matrices, adapter.scales(layer)
-        columns = np.empty(adapter.layout.columns_size, np.float32)
-        places = adapter.layout.columns(layer, columns)
-        for name, pair in adapter.layout.view(layer, flat).items():
-            places[name][...] = pair.m / np.sqrt(squared_rows(stored[name], pair, scales[name]))
-        found.append(columns)
-    return found
