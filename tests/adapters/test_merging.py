@@ -59,9 +59,8 @@ def _updates(adapter: LoRA) -> dict[str, np.ndarray]:
     for layer in range(adapter.parameters.layers):
         flat = np.empty(adapter.layer_size, np.float32)
         adapter.parameters.read(layer, flat)
-        for target, (a, bt) in (
-            (target, values.values()) for target, values in adapter.layout.view(layer, flat).items()
-        ):
+        for target, values in adapter.layout.view(layer, flat).items():
+            a, bt = values.values()
             name = adapter.model.family.gguf_names[target].format(layer)
             found[name] = adapter.form.kind.scale * bt.T.astype(np.float64) @ a.astype(np.float64)
     return found
