@@ -1,4 +1,4 @@
-"""A kind of adapter that is made up here, and known nowhere else, trains, is planned for, decodes and merges.
+"""A kind of adapter that is made up here and known nowhere else trains, is planned for, decodes, merges.
 
 y = v (W (l x) + bias): l (in,) and v (out,) are trained. It changes inputs and outputs, and adds nothing to the product.
 """
@@ -128,9 +128,9 @@ def hooked(twins: Twins, adapter: Adapter) -> Iterator[dict[str, torch.Tensor]]:
     handles = []
     for name in {name.rpartition(".")[0] for name in tensors}:
         module = twins.reference.get_submodule(name)
-        l, v = tensors[f"{name}.made_up_l"][0], tensors[f"{name}.made_up_v"][:, 0]  # noqa: E741
-        handles.append(module.register_forward_pre_hook(lambda _, given, l=l: (given[0] * l,)))
-        handles.append(module.register_forward_hook(lambda _, given, out, v=v: out * v))
+        before, after = tensors[f"{name}.made_up_l"][0], tensors[f"{name}.made_up_v"][:, 0]
+        handles.append(module.register_forward_pre_hook(lambda _, given, by=before: (given[0] * by,)))
+        handles.append(module.register_forward_hook(lambda _, given, out, by=after: out * by))
     yield tensors
     for handle in handles:
         handle.remove()

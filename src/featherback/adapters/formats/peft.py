@@ -82,7 +82,7 @@ class PEFT(Format):
             names = config.names(model)
             there = {names[name].place for name in file.tensors if name in names}
             kinds = config.kinds(model, there)
-            _check_tensors(where, model, file.tensors, names, kinds)
+            _check_tensors(where, model, file.tensors, names, kinds, config.kind.title)
             yield _Stored(form_of(where, model, kinds, config.usual), file, names)
         finally:
             file.close()
@@ -120,6 +120,7 @@ def _check_tensors(
     tensors: Mapping[str, TensorInfo],
     names: Mapping[str, Factor],
     kinds: Mapping[Place, Kind],
+    title: str,
 ) -> None:
     """FeatherbackError listing every tensor that is missing, unknown or of another shape."""
     by_factor = {factor: name for name, factor in names.items()}
@@ -131,7 +132,7 @@ def _check_tensors(
     problems = [f"{name} is missing" for name in wanted if name not in tensors]
     for name, info in tensors.items():
         if name not in names:
-            problems.append(f"{name} is not a LoRA tensor of this model")
+            problems.append(f"{name} is not a {title} tensor of this model")
         elif name not in wanted:
             problems.append(f"{name} is of a module that its configuration leaves out")
         elif info.shape != wanted[name]:
