@@ -1,6 +1,7 @@
 """A kind of adapter that is made up here and known nowhere else trains, is planned for, decodes, merges.
 
-y = v (W (l x) + bias): l (in,) and v (out,) are trained. It changes inputs and outputs, and adds nothing to the product.
+y = v (W (l x) + bias): l (in,) and v (out,) are trained. It changes inputs and outputs and adds nothing
+to the product.
 """
 
 from __future__ import annotations

@@ -60,6 +60,16 @@ class Adapter:
         return self.form.targets
 
     @property
+    def rank(self) -> int:
+        """The usual rank; 0 for a kind without."""
+        return self.form.kind.width
+
+    @property
+    def alpha(self) -> float | None:
+        """The usual alpha; None for a kind without."""
+        return self.form.options["alpha"]
+
+    @property
     def dropout(self) -> float:
         """The share of the inputs dropped in training."""
         return float(getattr(self.form.kind, "dropout", 0.0))
