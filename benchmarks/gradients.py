@@ -92,7 +92,8 @@ def _setting(path: Path) -> tuple[Model, LoRA, Batch]:
     flat = np.empty(adapter.layer_size, np.float32)
     for layer in range(adapter.parameters.layers):
         adapter.parameters.read(layer, flat)
-        for index, (_, bt, _) in enumerate(adapter.layout.view(layer, flat).values()):
+        for index, values in enumerate(adapter.layout.view(layer, flat).values()):
+            bt = values["B^T"]
             bt[...] = STD * normal((1, layer, index), bt.size).reshape(bt.shape)
         adapter.parameters.write(layer, flat)
     return model, adapter, Batch.from_sequences([load_tokenizer(path).encode(TEXT)])

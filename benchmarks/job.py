@@ -206,8 +206,8 @@ def same_steps(run: RunDirectory, steps: int) -> tuple[dict[str, Any], list[int]
     request = {
         "groups": groups,
         "rates": [line["lr"] for line in run.metrics()],
-        "rank": config.form.rank,
-        "alpha": config.form.alpha,
+        "rank": config.form.options["rank"],
+        "alpha": config.form.options["alpha"],
         "weight_decay": config.optimizer_options["weight_decay"],
         "max_grad_norm": config.clip_norm,
         "threads": kernels.default_threads(),

@@ -113,7 +113,7 @@ def _measured(run: RunDirectory, outcome: watch.Outcome) -> Measured:
         method=config.method,
         optimizer=config.optimizer,
         tokens=config.sequence,
-        rank=config.form.rank,
+        rank=config.form.kind.width,
         budget_mb=None if config.budget is None else config.budget / 1e6,
         footprint_mb=summary["peak_footprint_mb"],
         rss_mb=summary["peak_rss_mb"],

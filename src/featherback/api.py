@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from featherback import kernels, methods, models
+from featherback.adapters import lora
 from featherback.adapters.formats import form
-from featherback.adapters.lora import LoRA
 from featherback.data.batch import IGNORE, Batch
 from featherback.data.source import Source, columns_of
 from featherback.errors import FeatherbackError, shown
@@ -84,7 +84,7 @@ def load(model: str | os.PathLike[str], quantize: str = "none") -> Model:
 
 def gradients(
     model: models.Model,
-    adapter: LoRA,
+    adapter: lora.Adapter,
     tokens: Tokens | Sequence[Tokens],
     labels: Tokens | Sequence[Tokens] | None = None,
     method: str = "mesp",
@@ -207,7 +207,7 @@ def evaluate(
     opened = _opened(model, {} if quantize is None else {"quantize": quantize})
     kernels.set_threads(named["threads"] or kernels.default_threads())
     place = adapter.path if isinstance(adapter, Run) else adapter
-    places = [opened.path] if place is None or isinstance(place, LoRA) else [opened.path, os.fspath(place)]
+    places = [opened.path] if place is None or isinstance(place, lora.Adapter) else [opened.path, os.fspath(place)]
     examples: Any = None if _is_paths(data) else data
     paths = (_paths_of(data) or ()) if examples is None else ()
     return evaluate_file(

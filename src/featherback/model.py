@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypedDict, overload
 
 from featherback import models
-from featherback.adapters import formats
-from featherback.adapters.lora import LoRA
+from featherback.adapters import formats, lora
 from featherback.data.chat import ChatTemplate
 from featherback.data.tokenizer import Tokenizer
 from featherback.data.tokenizer_loader import load_tokenizer
@@ -26,7 +25,7 @@ from featherback.training.run import Run
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Adapter = LoRA | Run | str | os.PathLike[str]
+Adapter = lora.Adapter | Run | str | os.PathLike[str]
 """An adapter, a run that made one, or where one lies: a run's directory, or PEFT's, MLX's or GGUF's format."""
 
 
@@ -142,8 +141,8 @@ def conversation(
     return Conversation(decoder, tokenizer, template, sampler, system)
 
 
-def opened(model: models.Model, adapter: Adapter | None) -> LoRA | None:
+def opened(model: models.Model, adapter: Adapter | None) -> lora.Adapter | None:
     """The adapter itself."""
     if isinstance(adapter, Run):
         return adapter.adapter
-    return adapter if adapter is None or isinstance(adapter, LoRA) else formats.load(model, os.fspath(adapter))
+    return adapter if adapter is None or isinstance(adapter, lora.Adapter) else formats.load(model, os.fspath(adapter))

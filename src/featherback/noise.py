@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,15 @@ _LANES = 2
 
 Key = tuple[int, ...]
 """What random numbers depend on."""
+
+
+class Draw(NamedTuple):
+    """Random numbers of training, those of stochastic methods and of dropout, depend on these alone."""
+
+    seed: int = 0
+    step: int = 0  # of the optimiser
+    first_token: int = 0  # of the batch, among those of the step
+
 
 UInt64 = NDArray[np.uint64]
 Float32 = NDArray[np.float32]

@@ -30,6 +30,7 @@ from featherback.adapters.lora import LoRA, Pair
 from featherback.architecture.permute import hf_to_gguf_rows
 from featherback.errors import FeatherbackError
 from featherback.inference.decoder import Decoder
+from featherback.layers.adapters.lora import LoRAKind
 from featherback.models.model import Model
 from featherback.weights.types import TensorType
 from featherback.weights.writer import tensor_of_array, write_gguf
@@ -194,11 +195,11 @@ def test_patterns_are_matched_as_peft_does(tmp_path: Path) -> None:
     model = models.load(path)
     read = formats.load(model, tmp_path / "theirs")
     assert read.form.exceptions == {
-        (0, "q_proj"): Pair(3, 8.0),
-        (1, "q_proj"): Pair(5, 8.0),
-        (0, "k_proj"): Pair(4, 2.0),
-        (0, "up_proj"): Pair(4, 30.0),
-        (1, "up_proj"): Pair(2, 30.0),
+        (0, "q_proj"): LoRAKind(rank=3, alpha=8.0),
+        (1, "q_proj"): LoRAKind(rank=5, alpha=8.0),
+        (0, "k_proj"): LoRAKind(rank=4, alpha=2.0),
+        (0, "up_proj"): LoRAKind(rank=4, alpha=30.0),
+        (1, "up_proj"): LoRAKind(rank=2, alpha=30.0),
     }
     with torch.no_grad():
         logits = theirs(input_ids=torch.tensor([TOKENS])).logits[0].numpy()
@@ -294,7 +295,7 @@ def test_an_adapter_of_the_last_layers_is_read(tmp_path: Path) -> None:
     adapter = _filled(model, exceptions={(n, t): None for n in (0, 1) for t in model.blocks[0].projections})
     read = formats.load(model, _save(adapter, "mlx", tmp_path))
     _same(read, adapter)
-    assert read.scales(0) == {}
+    assert read.layout.kinds(0) == {}
     assert read.layer_state(1) == {}
 
 
@@ -356,7 +357,7 @@ def test_gguf_files_that_do_not_fit(
 def test_an_alpha_of_zero_is_a_scale_of_one(tmp_path: Path) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf"))
     read = formats.load(model, _gguf(tmp_path / "a.gguf", GOOD, adapter__lora__alpha=0.0))
-    assert (read.rank, read.scales(0)) == (4, {"q_proj": 1.0})
+    assert read.layout.kinds(0) == {"q_proj": LoRAKind(rank=4, alpha=4.0)}
 
 
 def _changed(saved: Path, **entries: Any) -> Path:

@@ -59,9 +59,10 @@ def _updates(adapter: LoRA) -> dict[str, np.ndarray]:
     for layer in range(adapter.parameters.layers):
         flat = np.empty(adapter.layer_size, np.float32)
         adapter.parameters.read(layer, flat)
-        for target, (a, bt, _) in adapter.layout.view(layer, flat).items():
+        for target, values in adapter.layout.view(layer, flat).items():
+            a, bt = values.values()
             name = adapter.model.family.gguf_names[target].format(layer)
-            found[name] = adapter.form.scale(layer, target) * bt.T.astype(np.float64) @ a.astype(np.float64)
+            found[name] = adapter.form.kind.scale * bt.T.astype(np.float64) @ a.astype(np.float64)
     return found
 
 
@@ -115,7 +116,8 @@ def test_a_merged_dora_has_rows_of_its_lengths(tmp_path: Path, config: ModelConf
     size = whole = 0.0
     for layer in range(2):
         adapter.parameters.read(layer, flat)
-        for target, (a, bt, m) in adapter.layout.view(layer, flat).items():
+        for target, values in adapter.layout.view(layer, flat).items():
+            a, bt, m = values.values()
             name = adapter.model.family.gguf_names[target].format(layer)
             wanted = before[name] + 3.0 * bt.T.astype(np.float64) @ a
             wanted *= (m / np.linalg.norm(wanted, axis=1))[:, None]

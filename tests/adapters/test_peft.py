@@ -99,7 +99,7 @@ def test_rows_of_one_part_of_a_fused_projection_are_reordered(tmp_path: Path) ->
     assert np.array_equal(adapter.state()[name], state[name])
     flat = np.empty(adapter.layer_size, np.float32)
     adapter.parameters.read(0, flat)
-    inside = adapter.layout.view(0, flat)["qkv_proj"][1].T
+    inside = adapter.layout.view(0, flat)["qkv_proj"]["B^T"].T
     for first, last, heads in ((0, 128, 4), (128, 192, 2)):
         assert np.array_equal(inside[first:last], state[name][first:last][hf_to_gguf_rows(heads, last - first)])
     assert np.array_equal(inside[192:], state[name][192:])

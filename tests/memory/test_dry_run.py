@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.ledger_table import MARKER, page_with_table
 from featherback import methods, models
+from featherback.adapters.form import Form
 from featherback.adapters.lora import LoRA
 from featherback.architecture.config import ModelConfig
 from featherback.backend.arena import aligned
@@ -212,7 +213,9 @@ def test_high_water_with_dora(model: Model, name: str) -> None:
 def test_doras_norms_are_counted() -> None:
     """A float for each output of each target, and as much from a layer's forward to its backward pass."""
     plain, dora = (
-        Job.of_shape(TINY_LLAMA, TensorType.Q4_0, method=METHODS["mesp"], tokens=64, sequence=64, dora=dora)
+        Job.of_shape(
+            TINY_LLAMA, TensorType.Q4_0, method=METHODS["mesp"], tokens=64, sequence=64, form=Form.of(dora=dora)
+        )
         for dora in (False, True)
     )
     outputs = sum(rows for rows, _ in plain.blocks[0].projections.values())
@@ -229,7 +232,7 @@ def test_shorter_sequences_take_no_other_bytes(model: Model, name: str, chunk: i
     """A method sets itself up for one sequence of all tokens; plans are made for sequences of `--seq-len`."""
     plan = Plan(tokens=90, chunk=chunk if METHODS[name].can_chunk else None)
     whole, packed = (
-        account(Job.of(model, method=METHODS[name], rank=4, tokens=90, sequence=sequence), plan)
+        account(Job.of(model, method=METHODS[name], form=Form.of(rank=4), tokens=90, sequence=sequence), plan)
         for sequence in (90, 40)
     )
     assert (packed.scratch, packed.kept) == (whole.scratch, whole.kept)
@@ -250,7 +253,7 @@ def test_loss_alone_stays_within(model: Model, name: str) -> None:
 @pytest.mark.parametrize("chunk", [None, 48])
 def test_many_chunks_and_tiles_are_counted_from_few(model: Model, chunk: int | None, sequence: int) -> None:
     """What is extrapolated is what a dry run of every layer, chunk and tile counts."""
-    check_against_all(Job.of(model, method=METHODS["mesp"], rank=4, tokens=321, sequence=sequence), chunk)
+    check_against_all(Job.of(model, method=METHODS["mesp"], form=Form.of(rank=4), tokens=321, sequence=sequence), chunk)
 
 
 @pytest.mark.parametrize("sequence", [321, 100])
@@ -260,7 +263,7 @@ def test_windows_of_several_chunks(sequence: int) -> None:
         tiny(TINY_LLAMA, windows=(50, 130)),
         TensorType.F32,
         method=METHODS["mesp"],
-        rank=4,
+        form=Form.of(rank=4),
         tokens=321,
         sequence=sequence,
     )
@@ -297,7 +300,7 @@ def check_against_all(job: Job, chunk: int | None) -> None:
 
 
 def test_parts_of_a_fused_projection_share_one_h() -> None:
-    job = Job.of_shape(TINY_PHI3, TensorType.F32, method=METHODS["mesp"], rank=4, tokens=64, sequence=64)
+    job = Job.of_shape(TINY_PHI3, TensorType.F32, method=METHODS["mesp"], form=Form.of(rank=4), tokens=64, sequence=64)
     born = Counter(entry.name for entry in step_ledger(job, Plan(tokens=64)).entries)
     # Forward, and recomputed, there to stay for its gradients.
     assert born["h of qkv_proj"] == born["h of gate_up_proj"] == 2
@@ -321,7 +324,12 @@ def test_nothing_of_t_by_f_or_t_by_v_exists() -> None:
     tokens = 300
     config = tiny(TINY_LLAMA, intermediate_size=9984, vocab_size=8888)
     job = Job.of_shape(
-        config, TensorType.Q4_0, method=METHODS["mesp"], rank=4, targets=("q_proj",), tokens=tokens, sequence=tokens
+        config,
+        TensorType.Q4_0,
+        method=METHODS["mesp"],
+        form=Form.of(rank=4, targets=("q_proj",)),
+        tokens=tokens,
+        sequence=tokens,
     )
     ledger = step_ledger(job, Plan(tokens=tokens, mlp_tile=256, vocab_tile=64))
     assert max(int(np.prod(entry.shape)) for entry in ledger.entries) == tokens * 256
@@ -339,7 +347,7 @@ def test_nothing_of_t_by_f_or_t_by_v_exists() -> None:
 )
 def test_work_is_what_the_products_are(name: str, config: ModelConfig, more: dict[str, int]) -> None:
     """Every weight multiplies forward, again, and backward; `down` not again in MeSP unless a norm follows it."""
-    job = Job.of_shape(config, TensorType.Q4_0, method=METHODS[name], rank=1, tokens=64, sequence=64)
+    job = Job.of_shape(config, TensorType.Q4_0, method=METHODS[name], form=Form.of(rank=1), tokens=64, sequence=64)
     shapes = job.blocks[0].projections
     times = {name: 3 + more.get(name, 0) for name in shapes}
     weights = sum(times[name] * rows * cols for name, (rows, cols) in shapes.items())

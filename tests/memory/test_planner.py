@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.synthetic import CONFIGS
+from featherback.adapters.form import Form
 from featherback.errors import FeatherbackError
 from featherback.host.machine import Baseline
 from featherback.host.rates import nominal
@@ -72,7 +73,7 @@ GEMMA3 = replace(  # F of which no tile is a multiple
 @pytest.mark.parametrize("free", [None, 61])
 def test_a_little_more_memory_is_never_slower(free: int | None) -> None:
     asked = Job.of_shape(
-        GEMMA3, TensorType.Q8_0, method=METHODS["mesp"], tokens=300, sequence=100, rank=1, compute="fp32"
+        GEMMA3, TensorType.Q8_0, method=METHODS["mesp"], tokens=300, sequence=100, form=Form.of(rank=1), compute="fp32"
     )
     machine = replace(MACHINE, memory=free and free * MB)
     least = planner.smallest(asked, BASELINE, machine).rss

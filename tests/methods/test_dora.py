@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 from featherback import models
-from featherback.adapters.lora import LoRA, squared_rows
+from featherback.adapters.lora import LoRA
 from featherback.backend.cpu import CPUOperations
 from featherback.errors import FeatherbackError
+from featherback.layers.adapters.base import Setup
+from featherback.layers.adapters.dora import DoRAAtProjection, DoRAKind
 from featherback.layers.attention import Attention
 from featherback.layers.linear import Projection
-from featherback.methods import assembly
+from featherback.models.streams import floats_of
 from tests.methods.conftest import Twins
-from tests.methods.support import Result, adapter_of, assert_close, assert_equal, errors, ours
+from tests.methods.support import ALPHA, Result, adapter_of, assert_close, assert_equal, errors, ours
 from tests.methods.test_exact_gradients import BOUND, draw
 from tests.support.oracle import ALL_TARGETS, MAGNITUDE, State, random_adapter, reference
 from tests.support.tiny_models import TINY_LLAMA, write_tiny
@@ -108,14 +110,16 @@ def test_bf16(all_twins: dict[str, Twins], name: str) -> None:
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, np.ndarray]]:
     """Where each layer's c will be: target -> (out,)."""
     found: list[dict[str, np.ndarray]] = []
-    measure = assembly.measure_columns
+    prepare = DoRAKind.prepare
 
-    def spied(ctx: Any, w: Any, pairs: Any, squares: Any, columns: Any) -> None:
-        measure(ctx, w, pairs, squares, columns)
-        if isinstance(next(iter(columns.values())), np.ndarray):  # not in a dry run
-            found.append({name: c.copy() for name, c in columns.items()})
+    def spied(kind: DoRAKind, ctx: Any, weight: Any, setup: Setup, fixed: Any) -> None:
+        prepare(kind, ctx, weight, setup, fixed)
+        if isinstance(setup.prepared, np.ndarray):  # not in a dry run
+            while len(found) <= setup.layer:
+                found.append({})
+            found[setup.layer][setup.name] = setup.prepared.copy()
 
-    monkeypatch.setattr(assembly, "measure_columns", spied)
+    monkeypatch.setattr(DoRAKind, "prepare", spied)
     return found
 
 
@@ -144,9 +148,10 @@ def test_the_norm_is_numpys(all_twins: dict[str, Twins], monkeypatch: pytest.Mon
     for layer, columns in enumerate(found):
         flat = np.empty(made.layer_size, np.float32)
         made.parameters.read(layer, flat)
-        for name, pair in made.layout.view(layer, flat).items():
-            squares = squared_rows(twins.model.layer(layer).matrices[name], pair, made.scales(layer)[name])
-            np.testing.assert_allclose(columns[name], pair.m / np.sqrt(squares), rtol=2e-6)
+        for name, values in made.layout.view(layer, flat).items():
+            adapted = floats_of(twins.model.layer(layer).matrices[name]).astype(np.float64)
+            adapted += ALPHA / 4 * values["B^T"].T.astype(np.float64) @ values["A"]
+            np.testing.assert_allclose(columns[name], values["m"] / np.linalg.norm(adapted, axis=1), rtol=2e-6)
 
 
 def test_a_magnitude_of_zero_gets_no_gradient_and_spoils_none(all_twins: dict[str, Twins]) -> None:
@@ -187,12 +192,11 @@ def _unweighed(name: str) -> Callable[[pytest.MonkeyPatch], None]:
 def _bias_scaled(patch: pytest.MonkeyPatch) -> None:
     """y = c (u + bias)."""
 
-    def finish(projection: Projection, ctx: Any, out: Any) -> None:
-        if projection.magnitude is not None:
-            ctx.ops.scale_columns(out, None, out, bias=projection.bias)
-            ctx.ops.scale_columns(out, projection.magnitude.c, out)
+    def finish(dora: DoRAAtProjection, ctx: Any, out: Any, bias: Any) -> None:
+        ctx.ops.scale_columns(out, None, out, bias=bias)
+        ctx.ops.scale_columns(out, dora.c, out)
 
-    patch.setattr(Projection, "finish", finish)
+    patch.setattr(DoRAAtProjection, "finish", finish)
 
 
 def _bias_in_dm(patch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from featherback import methods, noise
 from featherback.backend.cpu import CPUOperations
 from featherback.data.batch import Batch
 from featherback.host.paged import PagedArray
-from featherback.layers.dropout import Mask
-from featherback.layers.linear import Projection
+from featherback.layers.adapters.dropout import Mask
+from featherback.layers.adapters.lora import LoRAAtProjection
 from featherback.memory.plan import Plan
 from featherback.methods.base import Draw
 from featherback.methods.mezo import MeZOOptions
@@ -171,14 +171,15 @@ def gradients_past_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def whole_inputs_to_a(monkeypatch: pytest.MonkeyPatch) -> None:
     """dA = dh^T x."""
-    add_da = Projection._add_da
+    read = LoRAAtProjection._read
 
-    def unmasked(self: Projection, ctx: Any, dh: Any, read: Any) -> None:
-        if isinstance(read, np.ndarray):  # not in a dry run
-            read = np.where(read == 0, read.max(), read)
-        add_da(self, ctx, dh, read)
+    def unmasked(self: LoRAAtProjection, ctx: Any, x: Any, h: Any, dh: Any, accumulate: bool) -> None:
+        read(self, ctx, x, h, None, accumulate)
+        if isinstance(x, np.ndarray):  # not in a dry run
+            x = np.where(x == 0, x.max(), x)
+        read(self, ctx, x, None, dh, accumulate)
 
-    monkeypatch.setattr(Projection, "_add_da", unmasked)
+    monkeypatch.setattr(LoRAAtProjection, "_read", unmasked)
 
 
 def every_chunk_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

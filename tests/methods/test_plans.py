@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from featherback import models
+from featherback.adapters.form import Form
 from featherback.adapters.lora import LoRA
 from featherback.data.batch import Batch
 from featherback.memory import planner
@@ -78,7 +79,7 @@ def random_state(model: Model) -> State:
 
 
 def plans(model: Model, method: str, compute: str) -> list[Plan]:
-    job = Job.of(model, method=METHODS[method], rank=4, tokens=TOKENS, sequence=40, compute=compute)
+    job = Job.of(model, method=METHODS[method], form=Form.of(rank=4), tokens=TOKENS, sequence=40, compute=compute)
     return list(planner.candidates(job, chunks=(32,)))
 
 

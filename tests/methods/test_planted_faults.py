@@ -142,11 +142,11 @@ def with_factors_of_q(model: Model) -> None:
 
 
 class FactorsOfFirstRows(Rows):
-    """Rows whose LoRA pair is that of the projection's first rows."""
+    """Rows whose adapter is that of the projection's first rows."""
 
     def of(self, w: BlockWeights) -> Projection:
         first = w.projections[self.stored].outputs(0, self.last - self.first)
-        return super().of(w)._replace(lora=first.lora)
+        return super().of(w)._replace(adapter=first.adapter)
 
 
 def with_scaling(**changes: object) -> Callable[[Model], None]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from featherback import models, optim
-from featherback.adapters.lora import LoRA, loraplus_rate
+from featherback.adapters.lora import LoRA
 from featherback.errors import FeatherbackError
 from featherback.host.paged import PagedArray
 from featherback.options import described
@@ -93,7 +93,7 @@ def test_loraplus_is_torchs_parameter_groups(adapter: LoRA, name: str) -> None:
     groups = {part: {k: torch.from_numpy(v) for k, v in before.items() if f".lora_{part}." in k} for part in "AB"}
     theirs = REFERENCES[name]([{"params": list(group.values())} for group in groups.values()])
     theirs.param_groups[0]["lr"], theirs.param_groups[1]["lr"] = lr, ratio * lr
-    ours = optim.create(name, adapter.parameters, adapter.layout.slots, rate=partial(loraplus_rate, ratio))
+    ours = optim.create(name, adapter.parameters, adapter.layout.slots, rate=partial(adapter.layout.rate, ratio))
     for step in range(STEPS):
         gradients = _random_gradients(adapter, seed=step)
         ours.step(gradients, lr)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from featherback.adapters.lora import LoRA, Place
+from featherback.adapters.form import Place
+from featherback.adapters.lora import Adapter
 from featherback.adapters.merging import Merge
 from featherback.files import check_room
 from featherback.models.streams import copied
@@ -26,7 +27,7 @@ _FILE_TYPE, _ALIGNMENT = "general.file_type", "general.alignment"
 class MergedGGUF:
     """What is about to be written, its merged matrices as `kind`. None: as types that keep enough of the update."""
 
-    def __init__(self, adapter: LoRA, kind: TensorType | None = None) -> None:
+    def __init__(self, adapter: Adapter, kind: TensorType | None = None) -> None:
         self.adapter, model = adapter, adapter.model
         self.merge = Merge(adapter)
         self.types: Counter[TensorType] = Counter()
@@ -34,7 +35,7 @@ class MergedGGUF:
         merged = {
             model.naming.tensors[target].format(layer): (layer, target)
             for layer in range(len(model.blocks))
-            for target in adapter.layout.adapted(layer)
+            for target in adapter.layout.kinds(layer)
         }
         self._tensors = [
             self._merged(info, merged[name], kind) if name in merged else self._copied(info)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from featherback.adapters.lora import LoRA
+from featherback.adapters.lora import Adapter
 from featherback.adapters.merging import Merge
 from featherback.adapters.safetensors_writer import write_tensors
 from featherback.errors import FeatherbackError
@@ -36,7 +36,7 @@ BESIDE = re.compile(
 class MergedHF:
     """What is about to be written."""
 
-    def __init__(self, adapter: LoRA, kind: TensorType | None = None) -> None:
+    def __init__(self, adapter: Adapter, kind: TensorType | None = None) -> None:
         if kind is not None and kind not in TYPES.values():
             raise FeatherbackError(
                 f"A Hugging Face folder holds {', '.join(TYPES)}, not {kind.name}; choose one of them as "
@@ -75,7 +75,7 @@ class MergedHF:
         merged = {
             adapter.model.naming.tensors[target].format(layer): (layer, target)
             for layer in range(adapter.parameters.layers)
-            for target in adapter.layout.adapted(layer)
+            for target in adapter.layout.kinds(layer)
         }
         file = SafetensorsFile(path)
         infos = list(file.tensors.values())

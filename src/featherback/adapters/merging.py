@@ -1,13 +1,10 @@
-"""An adapter merged into its base: W' = stored(W + scale B A), a few rows at a time, and what storing it cost.
-
-With DoRA, W' = stored(c (W + scale B A)), each row of length m.
-"""
+"""An adapter merged into its base: W' = stored(W + D), a few rows at a time, and what storing it cost."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
-from featherback.adapters.lora import LoRA, Place
+from featherback.adapters.form import Place
+from featherback.adapters.lora import Adapter
 from featherback.errors import FeatherbackError
-from featherback.layers.linear import Factors
+from featherback.layers.adapters.base import Values
 from featherback.models.streams import floats_of, give_back, row_blocks
 from featherback.naming import argument
 from featherback.weights.matrix import Matrix
@@ -46,7 +44,7 @@ class MergeCost:
     D is the change, an adapter's or a whole training's: W + D is what was to be stored, and W' is what is.
     """
 
-    merged: float = 0.0  # ||W + D||^2, D = scale B A, or what makes c (W + scale B A) of W
+    merged: float = 0.0  # ||W + D||^2
     update: float = 0.0  # ||D||^2
     error: float = 0.0  # ||W' - (W + D)||^2
     kept: float = 0.0  # <W' - W, D>
@@ -101,7 +99,7 @@ class Merge:
     `types`: those in which they may be stored.
     """
 
-    def __init__(self, adapter: LoRA, types: Collection[TensorType] = _COARSE_TO_FINE) -> None:
+    def __init__(self, adapter: Adapter, types: Collection[TensorType] = _COARSE_TO_FINE) -> None:
         self.adapter, self.cost, self._types = adapter, MergeCost(), types
         self.finer: Counter[tuple[TensorType, TensorType]] = Counter()
         """(the base's own type, or the next that can be written; the type chosen instead) -> projections."""
@@ -165,22 +163,18 @@ class Merge:
         """A projection with its adapter, a few rows at a time."""
         layer, target = place
         stored = self.adapter.model.layer(layer).matrices[target]
-        a, bt, m = self._factors(layer)[target]
-        scale = np.float32(self.adapter.form.scale(layer, target))
+        adapted, values = self.adapter.layout.kinds(layer)[target], self._values(layer)[target]
         for first, last in row_blocks(stored.rows, stored.cols):
             before = floats_of(stored.rows_between(first, last))
             with np.errstate(over="ignore", invalid="ignore"):  # what that comes to is looked at below
-                update = np.ascontiguousarray(bt[:, first:last].T) @ a
-                update *= scale
-                if m is not None:
-                    update = _lengthened(before, update, m[first:last])
+                update = adapted.change_of(before, values, first, last)
                 data = quantize(before + update, kind)
             after = floats_of(Matrix(data, kind, last - first, stored.cols))
             yield Rows(before, update, data, after)
             give_back(stored.data)
 
-    def _factors(self, layer: int) -> dict[str, Factors]:
-        """target -> A (r, in), B^T (r, out), m (out,) of a layer."""
+    def _values(self, layer: int) -> Mapping[str, Values]:
+        """target -> the trained tensors of a layer, by slot."""
         if layer != self._layer:
             self.adapter.parameters.read(layer, self._flat)
             self._layer = layer
@@ -196,14 +190,6 @@ def stored_type(matrix: Matrix, wanted: TensorType | None) -> TensorType:
         if quantizable(candidate) and matrix.cols % candidate.block_size == 0:
             return candidate
     raise AssertionError("F16 holds rows of any length")
-
-
-def _lengthened(before: Float32, update: Float32, m: Float32) -> Float32:
-    """What turns rows W (n, in) into those of W + `update` at the lengths m (n,)."""
-    turned = before + update
-    turned *= (m / np.sqrt(np.square(turned).sum(axis=1, dtype=np.float64)).astype(np.float32))[:, None]
-    turned -= before
-    return turned
 
 
 def _squares(values: Float32) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from featherback.adapters.lora import LoRA
+    from featherback.adapters.lora import Adapter
     from featherback.models.model import Model
 
 _MODEL = typer.Argument(
@@ -68,7 +68,7 @@ def set_threads(threads: int | None) -> None:
     kernels.set_threads(threads or kernels.default_threads())
 
 
-def open_model(name: str, adapter: Path | None = None, quantize: str = "none") -> tuple[Model, LoRA | None]:
+def open_model(name: str, adapter: Path | None = None, quantize: str = "none") -> tuple[Model, Adapter | None]:
     """The model a user named, quantised as asked, and the adapter, if any."""
     from featherback import models
     from featherback.adapters import formats

@@ -103,9 +103,7 @@ def describe_trained(config: TrainConfig, model: Model) -> tuple[str, str]:
     form = config.form
     targets = short(parse_targets(form.targets, model.blocks[0].projections))
     origin = "" if config.start is None else f", continued from {_short(config.start)}"
-    scaled = " (rsLoRA)" if form.rslora else ""
-    kind = "DoRA of " if form.dora else ""
-    return "adapter", f"{kind}rank {form.rank}, alpha {form.alpha:g}{scaled}, on {targets}{origin}"
+    return "adapter", f"{form.kind.describe()}, on {targets}{origin}"
 
 
 def describe_batch(config: TrainConfig) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import backend, kernels
-from featherback.adapters.lora import LoRA, squared_rows
+from featherback.adapters.lora import Adapter
 from featherback.backend.protocol import Backend
 from featherback.errors import FeatherbackError
 from featherback.host.checkpoints import Checkpoints
@@ -38,7 +38,7 @@ class Decoder:
     def __init__(
         self,
         model: Model,
-        adapter: LoRA | None = None,
+        adapter: Adapter | None = None,
         capacity: int | None = None,
         compute: str = "bf16",
         layout: Layout = Layout(),  # noqa: B008 - it cannot change
@@ -53,13 +53,14 @@ class Decoder:
         self._stretched: list[bool] = []  # by rotation: whether its keys are turned as a long text's
         self._maps = MapWatch(model.files, model.close)
         self.needs: Needs = needs(model, adapter, self.capacity, compute, layout)
-        columns = [] if adapter is None or not adapter.form.dora else _columns(model, adapter)
         self._device = device = backend.of(compute)
+        size = 0 if adapter is None else adapter.layout.prepared.size
+        prepared = [device.arena(4 * size).take("prepared", (size,)) for _ in model.blocks] if size else []
         self.arenas = scratch, held = device.arena(self.needs.scratch), device.arena(self.needs.held)
         weights = source(model, device, layout.weights, layout.vocab_tile or model.head.weight.rows)
         self._stores: dict[int, Checkpoints] = {}
         cache = self._cache(device, folder)
-        self._passes = Passes(model, adapter, compute, layout, device, scratch, held, weights, cache, columns)
+        self._passes = Passes(model, adapter, compute, layout, device, scratch, held, weights, cache, prepared)
 
     def forward(self, tokens: Sequence[int], every: bool = False, check: Callable[[], None] | None = None) -> Float32:
         """Append `tokens` to the cache. Logits of the last one (vocab,), or of all (T, vocab) if `every`.
@@ -127,17 +128,3 @@ class Decoder:
             width: Checkpoints(device, slots, self.capacity, width, float32, folder) for width in set(widths)
         }
         return FileCache(dict(self._stores))
-
-
-def _columns(model: Model, adapter: LoRA) -> list[Float32]:
-    """DoRA's c = m / ||W + s B A|| of every layer, (columns_size,) each."""
-    found, flat = [], np.empty(adapter.layout.size, np.float32)
-    for layer in range(len(model.blocks)):
-        adapter.parameters.read(layer, flat)
-        stored, scales = model.layer(layer).matrices, adapter.scales(layer)
-        columns = np.empty(adapter.layout.columns_size, np.float32)
-        places = adapter.layout.columns(layer, columns)
-        for name, pair in adapter.layout.view(layer, flat).items():
-            places[name][...] = pair.m / np.sqrt(squared_rows(stored[name], pair, scales[name]))
-        found.append(backend.of("fp32").vector(columns))
-    return found

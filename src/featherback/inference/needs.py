@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 
 from featherback import kernels
-from featherback.adapters.lora import LoRA
+from featherback.adapters.lora import Adapter
 from featherback.backend.counting import Blank, Counting, Ledger
-from featherback.backend.device import Device
 from featherback.inference.layout import Layout, layouts
 from featherback.inference.passes import FEW, FileCache, Passes, RAMCache
 from featherback.layers.attention import KeyValues
 from featherback.layers.span import Span
 from featherback.memory.budget import Budget
-from featherback.memory.dry_run import BlankWeights, NoStore
+from featherback.memory.dry_run import BlankAdapter, BlankWeights, NoStore
 from featherback.memory.plan import Weights
 from featherback.memory.planner import STACK
 from featherback.memory.stored import StoredSizes
@@ -36,7 +35,7 @@ class Needs:
     held: int
     """Of what stays of a resident model's layers beside the file: the adapter's factors."""
     beside: int
-    """Of streamed weights, converted norms, DoRA's columns, the threads' own buffers and the logits."""
+    """Of streamed weights, converted norms, what the adapter prepares, the threads' own buffers and the logits."""
     cache: int
     """Of keys and values, once the cache is full, if they are in memory."""
     weights: int
@@ -48,11 +47,11 @@ class Needs:
         return self.scratch + self.held + self.beside + self.cache + self.weights
 
 
-def needs(model: Model, adapter: LoRA | None, capacity: int, compute: str, layout: Layout, logits: int = 1) -> Needs:
+def needs(model: Model, adapter: Adapter | None, capacity: int, compute: str, layout: Layout, logits: int = 1) -> Needs:
     """What a decoder of `capacity` tokens takes, `logits` rows of them at a time."""
     sizes = StoredSizes.of(model)
     backend, scratch, held = Counting(compute), Ledger(), Ledger()
-    blank = None if adapter is None else _BlankAdapter(adapter)
+    blank = None if adapter is None else BlankAdapter(adapter.layout, draws=False)
     widths = [block.attention.kv_size for block in model.blocks]
     cache = (
         RAMCache([KeyValues(*(Blank((capacity, width), FLOAT) for _ in "kv")) for width in widths])
@@ -60,8 +59,9 @@ def needs(model: Model, adapter: LoRA | None, capacity: int, compute: str, layou
         else FileCache(dict.fromkeys(widths, NoStore()))
     )
     weights: Any = BlankWeights(sizes, range(len(model.blocks)), backend)
-    columns = [] if adapter is None or not adapter.form.dora else [_columns(adapter)] * len(model.blocks)
-    passes = Passes(model, blank, compute, layout, backend, scratch, held, weights, cache, columns)
+    size = 0 if adapter is None else adapter.layout.prepared.size
+    prepared = [Blank((size,), FLOAT)] * len(model.blocks) if size else []
+    passes = Passes(model, blank, compute, layout, backend, scratch, held, weights, cache, prepared)
     for count in {min(capacity, FEW), min(capacity, layout.chunk)}:
         span = Span.following(capacity - count, count, capacity)
         out: Any = Blank((count, model.config.vocab_size), FLOAT)
@@ -69,7 +69,7 @@ def needs(model: Model, adapter: LoRA | None, capacity: int, compute: str, layou
     tile = layout.vocab_tile or model.head.weight.rows
     threads = kernels.threads() * (backend.ops.work.thread_scratch + STACK)
     beside = sizes.held_beside(layout.weights, tile) + threads
-    beside += sum(each.nbytes for each in columns) + logits * model.config.vocab_size * FLOAT.itemsize
+    beside += sum(each.nbytes for each in prepared) + logits * model.config.vocab_size * FLOAT.itemsize
     return Needs(
         scratch=scratch.high_water,
         held=held.high_water,
@@ -80,7 +80,7 @@ def needs(model: Model, adapter: LoRA | None, capacity: int, compute: str, layou
 
 
 def fitting(
-    model: Model, adapter: LoRA | None, capacity: int, compute: str, budget: Budget, weights: Weights | None = None
+    model: Model, adapter: Adapter | None, capacity: int, compute: str, budget: Budget, weights: Weights | None = None
 ) -> Layout:
     """The fastest layout of a decoder that fits in the budget; BudgetError if even the smallest does not.
 
@@ -94,18 +94,3 @@ def fitting(
             return layout
     budget.ask(needed, "The smallest decoder")
     return layout
-
-
-def _columns(adapter: LoRA) -> Blank:
-    return Blank((adapter.layout.columns_size,), FLOAT)
-
-
-class _BlankAdapter:
-    """The layout of an adapter, whose values are not read."""
-
-    def __init__(self, adapter: LoRA) -> None:
-        self.layout, self.scales, self.dropout = adapter.layout, adapter.scales, 0.0
-        self.parameters = self.squares = self
-
-    def fetch(self, layer: int, out: Blank, on: Device) -> None:
-        """There is nothing to read."""

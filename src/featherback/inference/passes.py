@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,14 +75,19 @@ class Passes:
         held: Scratch,
         weights: WeightSource,
         cache: Cache,
-        columns: Sequence[Array],
+        prepared: Sequence[Array],
     ) -> None:
-        """`held`: memory for what stays of a resident model's layers. `columns`: of each layer DoRA's c, or none."""
+        """`held`: memory for what stays of a resident model's layers. `prepared`: room for what the adapter
+        prepares of each layer, or none."""
         self._model, self._adapter, self._compute, self._layout = model, adapter, compute, layout
         self._backend, self._scratch, self._weights, self._cache = backend, scratch, weights, cache
-        self._columns = columns
+        self._prepared = prepared
         self._open = ExitStack()
         self._layers: list[BlockWeights] = []
+        for index in range(len(prepared)):
+            ctx = Context(backend, scratch, compute, Span.following(0, 1, 1), release=weights.release)
+            with self._assembled(ctx, index, ready=False):
+                pass
         if layout.is_resident:
             ctx = Context(backend, held, compute, Span.following(0, 1, 1))
             self._layers = [self._open.enter_context(self._assembled(ctx, index)) for index in range(len(model.blocks))]
@@ -120,8 +125,9 @@ class Passes:
     def _layer(self, ctx: Context, index: int) -> AbstractContextManager[BlockWeights]:
         return nullcontext(self._layers[index]) if self._layers else self._assembled(ctx, index)
 
-    def _assembled(self, ctx: Context, index: int) -> AbstractContextManager[BlockWeights]:
-        columns: Any = self._columns[index] if self._columns else None
+    def _assembled(self, ctx: Context, index: int, *, ready: bool = True) -> AbstractContextManager[BlockWeights]:
+        prepared = self._prepared[index] if self._prepared else None
+        fixed = None if self._adapter is None else self._adapter.measured
         return layer_weights(
-            ctx, self._weights, index, index + 1, self._adapter, columns=columns, measured=bool(self._columns)
+            ctx, self._weights, index, index + 1, self._adapter, prepared=prepared, fixed=fixed, ready=ready
         )

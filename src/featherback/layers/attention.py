@@ -26,7 +26,7 @@ Places = Mapping[str, tuple[Array, Array]]
 """By letter, q, k or v: where a projection's product goes, and where it lies normed and rotated. They may be one."""
 
 NO_H: Mapping[str, Array | None] = {}
-"""LoRA's products h (T, r), none kept. By stored projection: parts of a fused one have one h."""
+"""What adapters read, h (T, r), none kept. By stored projection: parts of a fused one have one h."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class AttentionState:
     o: Array  # (T, Q), an operand
     lse: Array | None  # (heads, T), the log of each score row's sum of exponentials; None in decoding
     probabilities: Array | None  # (heads * T, keys), only as plain autodiff holds them
-    out: Array | None  # (T, D): lin_o(o), if a norm follows it, or DoRA scales its columns
-    h: Mapping[str, Array | None]  # LoRA's products of n that were kept, by stored projection
+    out: Array | None  # (T, D): lin_o(o), if a norm follows it, or its adapter needs it
+    h: Mapping[str, Array | None]  # what adapters read of n, kept, by stored projection
 
 
 class Attention:
@@ -162,7 +162,7 @@ class Attention:
                 prefix=ctx.span.prefix,
             )  # fmt: skip
         out = None
-        if self.post_norm is not None or w.projections["o_proj"].magnitude is not None:
+        if self.post_norm is not None or w.projections["o_proj"].needs_output:
             out = found.rows("attn_out", ctx.span)
             if out is None:
                 out = ctx.floats("output of o_proj", *x.shape)
@@ -177,14 +177,14 @@ class Attention:
     ) -> None:  # fmt: skip
         """Fill `places` from x (T, D), which is not needed where all products are found.
 
-        `h`: room for LoRA's products that are to stay, by stored projection.
+        `h`: room for what adapters read that is to stay, by stored projection.
         """
         with ctx.frame():
             n = None if x is None else normed(ctx, "n1", x, w, self.pre_norm, self.eps)
             missing = by_stored(self.parts, [letter for letter in places if letter not in found])
             for stored, letters in missing.items():
                 with ctx.frame():
-                    shared = w.projections[stored].lora_in(ctx, n, h.get(stored))
+                    shared = w.projections[stored].read(ctx, n, h.get(stored))
                     for letter in letters:
                         part = self.parts[letter].of(w)
                         part.forward(ctx, n, shared, places[letter][0])
@@ -224,7 +224,7 @@ class Attention:
                     else:
                         norm_backward(ctx, dm, state.out, w, self.post_norm, self.eps, dy, accumulate=False)
                     o_proj = w.projections["o_proj"]
-                    o_proj.add_dm(ctx, dy, state.out)
+                    o_proj.collect(ctx, dy, state.out)
                     o_proj.weigh(ctx, dy)
                     o_proj.backward(ctx, state.o, dy, do)
                 # o = attention(q, k, v)
@@ -243,16 +243,16 @@ class Attention:
             for stored, letters in by_stored(self.parts, gradients).items():
                 with ctx.frame():
                     h = state.h.get(stored)
-                    h = w.projections[stored].lora_in(ctx, n) if h is None else h
+                    h = w.projections[stored].read(ctx, n) if h is None else h
                     for letter in letters:
                         with ctx.frame():
                             gradient = gradients[letter]
                             dy = ctx.operands(f"d{letter}, operand", *gradient.shape)
                             self._turn_back(ctx, letter, w, gradient, raw[letter], dy)
                             part = self.parts[letter].of(w)
-                            if part.magnitude is not None:
+                            if part.needs_output:
                                 self._unturn(ctx, letter, raw[letter])
-                                part.add_dm(ctx, dy, raw[letter])
+                                part.collect(ctx, dy, raw[letter])
                                 part.weigh(ctx, dy)
                             part.backward(ctx, n, dy, dn, h=h, accumulate=dn is dm or letter != "q")
             if self.pre_norm is not None:

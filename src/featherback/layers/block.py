@@ -21,10 +21,10 @@ def rotaries(blocks: Iterable[Block]) -> tuple[Rotary, ...]:
     return tuple({rotary: None for block in blocks for rotary in block.rotaries})
 
 
-def bundles(blocks: Iterable[Block], dora: bool = False) -> list[tuple[str, ...]]:
-    """The intermediates that blocks may keep, each bundle once. `dora`: dm needs outputs that nothing else does."""
+def bundles(blocks: Iterable[Block], outputs: bool = False) -> list[tuple[str, ...]]:
+    """The intermediates that blocks may keep, each bundle once. `outputs`: the adapter needs those."""
     found = dict.fromkeys(bundle for block in blocks for bundle in block.bundles)
-    return list(found | dict.fromkeys([("attn_out",), ("mlp_out",)] if dora else []))
+    return list(found | dict.fromkeys([("attn_out",), ("mlp_out",)] if outputs else []))
 
 
 class Block:

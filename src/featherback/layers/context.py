@@ -11,9 +11,9 @@ import numpy as np
 
 from featherback.backend.device import Device
 from featherback.backend.protocol import Array, Matrix
-from featherback.layers.dropout import Dropout, Mask
 from featherback.layers.rope import Rotary
 from featherback.layers.span import Span, pieces
+from featherback.noise import Draw
 
 
 class Moves(Protocol):
@@ -38,12 +38,12 @@ class Context(Device):
     span: Span
     mlp_tile: int = 512  # columns of F at a time
     vocab_tile: int = 1024  # columns of V at a time
-    keep_h: bool = False  # keep LoRA's T x r products from recomputation to their gradients
+    keep_h: bool = False  # keep what adapters read, T x r, from recomputation to their gradients
     # As plain autodiff does, hold attention's probabilities and whatever frames would free.
     autodiff: bool = False
     decoding: bool = False  # no backward pass will follow, nor need the sums be those of one
     release: Callable[[Matrix], None] = keep_mapped  # a weight, or rows of it, has been used
-    dropout: Dropout | None = None  # of what LoRA reads, in training
+    draw: Draw | None = None  # random numbers of training, where the adapter draws any
     moves: Moves | None = None  # what is added to the weights as they are read
     tables: Mapping[Rotary, tuple[Array, Array]] | None = None  # cos and sin (T, dim / 2)
 
@@ -65,11 +65,6 @@ class Context(Device):
     def operands(self, name: str, *shape: int) -> Array:
         """An uninitialised array of the operand type."""
         return self.scratch.take(name, shape, self.operand)
-
-    def drop(self, mask: Mask, x: Array, out: Array, *, accumulate: bool = False) -> None:
-        """out (T, n) (+)= M x for the span's rows of x (T, n)."""
-        corner = (mask.first_token + self.span.start, mask.first_column)
-        self.ops.drop(x, mask.key, mask.rate, corner, out, accumulate=accumulate)
 
     @contextmanager
     def at(self, span: Span, rotaries: tuple[Rotary, ...]) -> Iterator[Context]:

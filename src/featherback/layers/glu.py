@@ -1,7 +1,7 @@
 """The gated half of a block, tiled over F so that nothing of size T x F exists.
 
 Forward:   n = rms(m) g, or m;   a = act(gate(n)) * up(n);   y = m + down(a), or m + rms(down(a)) g'
-A tile takes columns [f0, f1) of F: rows of gate and up, columns of down, and the matching slices of their LoRA pairs.
+A tile takes columns [f0, f1) of F: rows of gate and up, columns of down, and the matching slices of their adapters.
 All T tokens of a span go through a tile together, so every weight is unpacked once per span (docs/derivations/mlp.md).
 Where the weights themselves are trained, a and the gradients of gate and up are gathered whole, in operands.
 """
@@ -75,14 +75,14 @@ class GatedUnit:
                 ctx.ops.rms_norm(out, w.vectors[self.post_norm], self.eps, m, accumulate=True)
 
     def is_apart(self, w: BlockWeights) -> bool:
-        """Whether down(a) has an array of its own: a norm follows it, or DoRA scales its columns."""
-        return self.post_norm is not None or w.projections["down_proj"].magnitude is not None
+        """Whether down(a) has an array of its own: a norm follows it, or its adapter needs it."""
+        return self.post_norm is not None or w.projections["down_proj"].needs_output
 
     def backward(self, ctx: Context, dy: Array, m: Array, w: BlockWeights, kept: Kept = NOTHING) -> None:
         """dy (T, D), the gradient of y, becomes the gradient of m (T, D), float32 or operand, in place.
 
         Gate and up are computed again tile by tile unless they are kept. The products of down_proj are done again only
-        where a norm follows them, or DoRA needs them for dm, and they were not kept.
+        where a norm follows them, or the adapter needs them, and they were not kept.
         """
         parts, down_proj = {name: rows.of(w) for name, rows in self.parts.items()}, w.projections["down_proj"]
         stored = {name: w.projections[name] for name in by_stored(self.parts, parts)}
@@ -90,15 +90,15 @@ class GatedUnit:
             n = normed(ctx, "n2", m, w, self.pre_norm, self.eps)
             d_out = ctx.operands("dy, operand", *m.shape)
             self._output_backward(ctx, dy, n, w, kept, d_out)
-            out = again = None  # down(a), where dm needs it still; the array that it is summed in again
-            if self.post_norm is None and down_proj.magnitude is not None:
+            out = again = None  # down(a), where the adapter needs it still; the array that it is summed in again
+            if self.post_norm is None and down_proj.needs_output:
                 out = kept.rows("mlp_out", ctx.span)
                 if out is None:
                     out = again = ctx.floats("output of down_proj", *m.shape)
             dn = dy if self.pre_norm is None else ctx.floats("dn2", *m.shape)
-            h = {name: projection.lora_in(ctx, n) for name, projection in stored.items()}
+            h = {name: projection.read(ctx, n) for name, projection in stored.items()}
             dh = {name: projection.accumulator(ctx, "dh") for name, projection in stored.items()}
-            h_down, dh_down = down_proj.accumulator(ctx, "h"), down_proj.lora_in_backward(ctx, d_out)
+            h_down, dh_down = down_proj.accumulator(ctx, "h"), down_proj.read_backward(ctx, d_out)
             whole: dict[str, Array] = {}
             if w.sink is not None:
                 shape = (ctx.tokens, self.intermediate_size)
@@ -118,34 +118,36 @@ class GatedUnit:
                         kept_a = kept.rows("a", ctx.span)
                         place = whole.get("a") if kept_a is None else kept_a
                         a = ctx.operands("a tile", *shape) if place is None else place[:, f0:f1]
-                        # y = m + a W^T + (s a A^T) B^T
-                        down_part.backward_input(ctx, d_out, dh_down, da)
+                        missing_a = a if kept_a is None and (whole or down_part.adapter is not None) else None
+                        if missing_a is not None and down_part.needs_input:
+                            ctx.ops.glu(gate, up, a, self.activation)
+                            missing_a = None
+                        # y = m + down(a)
+                        down_part.backward_input(ctx, d_out, dh_down, a, da)
                         # a = act(gate) * up
-                        needed = whole or down_part.lora is not None
-                        missing_a = a if kept_a is None and needed else None
                         ctx.ops.glu_backward(da, gate, up, dg, du, self.activation, a=missing_a)
-                        down_part.add_lora_in(ctx, a, h_down, dh_down)
+                        down_part.add_read(ctx, a, h_down, dh_down)
                         if again is not None:
                             self._add_product(ctx, down_part, a, h_down, again, f0, f1)
                         for name, gradient, product in (("gate", dg, gate), ("up", du, up)):
-                            tiles[name].add_dm(ctx, gradient, product)
+                            tiles[name].collect(ctx, gradient, product)
                             tiles[name].weigh(ctx, gradient)
-                    # g = n W^T + h B^T: dn (+)= dg W, dh += s dg B, dB^T += h^T dg. dh A comes once dh is complete.
+                    # dn (+)= dg W, and what the adapter reads: dh is summed, and goes to dn once it is complete.
                     for name, gradient in (("gate", dg), ("up", du)):
                         part = tiles[name]
-                        part.add_lora_in_backward(ctx, gradient, dh[part.name])
-                        part.add_dbt(ctx, h[part.name], gradient)
+                        part.add_read_backward(ctx, gradient, dh[part.name])
+                        part.collect_b(ctx, h[part.name], gradient)
                         first = f0 == 0 and name == "gate" and dn is not dy
-                        part.backward_input(ctx, gradient, None, dn, accumulate=not first)
+                        part.backward_input(ctx, gradient, None, n, dn, accumulate=not first)
                         ctx.release(part.weight)
             ctx.release(down_proj.weight)
             if again is not None:
                 down_proj.finish(ctx, again)
             if out is not None:
-                down_proj.add_dm(ctx, dy, out)
-            down_proj.add_dbt(ctx, down_proj.finished(ctx, h_down, "h"), d_out)
+                down_proj.collect(ctx, dy, out)
+            down_proj.collect_b(ctx, down_proj.summed(ctx, h_down, "h"), d_out)
             for name, projection in stored.items():
-                projection.backward_lora_in(ctx, dh[name], n, dn)
+                projection.backward_read(ctx, dh[name], n, dn)
             if whole:
                 down_proj.hand_over(ctx, whole["a"], d_out)
                 for name in ("gate", "up"):
@@ -161,7 +163,7 @@ class GatedUnit:
         parts, down_proj = {name: rows.of(w) for name, rows in self.parts.items()}, w.projections["down_proj"]
         stored = {name: w.projections[name] for name in by_stored(self.parts, parts)}
         with ctx.frame():
-            h = {name: projection.lora_in(ctx, n) for name, projection in stored.items()}
+            h = {name: projection.read(ctx, n) for name, projection in stored.items()}
             h_down = down_proj.accumulator(ctx, "h")
             for f0, f1 in ctx.tiles(self.intermediate_size, ctx.mlp_tile):
                 down_part = down_proj.inputs(f0, f1)
@@ -171,7 +173,7 @@ class GatedUnit:
                     place = kept.rows("a", ctx.span)
                     a = ctx.operands("a tile", ctx.tokens, f1 - f0) if place is None else place[:, f0:f1]
                     ctx.ops.glu(gate, up, a, self.activation)
-                    down_part.add_lora_in(ctx, a, h_down)
+                    down_part.add_read(ctx, a, h_down)
                     self._add_product(ctx, down_part, a, h_down, out, f0, f1, accumulate)
             ctx.release(down_proj.weight)
             down_proj.finish(ctx, out)
@@ -180,8 +182,8 @@ class GatedUnit:
         self, ctx: Context, down_part: Projection, a: Array, h_down: Array | None, out: Array, f0: int,
         f1: int, accumulate: bool = False,
     ) -> None:  # fmt: skip
-        """out (T, D) (+)= a W^T of a tile of a's columns; with the last one, + h B^T."""
-        done = down_part.finished(ctx, h_down, "h") if f1 == self.intermediate_size else None
+        """out (T, D) (+)= a W^T of a tile of a's columns; with the last one, what h adds."""
+        done = down_part.summed(ctx, h_down, "h") if f1 == self.intermediate_size else None
         down_part.product(ctx, a, done, out, accumulate=accumulate or f0 > 0)
 
     def _gate_and_up(
@@ -190,7 +192,7 @@ class GatedUnit:
     ) -> tuple[Array, Array]:  # fmt: skip
         """A tile of gate and up, both float32 or both operands. `again`: those that are kept are read, not written.
 
-        `h`: LoRA's products of n, by stored projection.
+        `h`: what adapters read of n, by stored projection.
         """
         both = again and all(name in kept for name in tiles)
         values = []
@@ -211,7 +213,7 @@ class GatedUnit:
         return values[0], values[1]
 
     def _output_backward(self, ctx: Context, dy: Array, n: Array, w: BlockWeights, kept: Kept, d_out: Array) -> None:
-        """d_out (T, D), an operand: the gradient of down(a), of its sum with DoRA, from dy, with y = m + down(a) or
+        """d_out (T, D), an operand: the gradient of down(a), before it is finished, from dy, with y = m + down(a) or
         m + rms(down(a)) g'.
         """
         down_proj = w.projections["down_proj"]
@@ -225,5 +227,5 @@ class GatedUnit:
                 out = ctx.floats("output of down_proj", *dy.shape)
                 self._sum(ctx, n, w, kept, out, again=True)
             norm_backward(ctx, dy, out, w, self.post_norm, self.eps, d_out, accumulate=False)
-            down_proj.add_dm(ctx, d_out, out)
+            down_proj.collect(ctx, d_out, out)
             down_proj.weigh(ctx, d_out)

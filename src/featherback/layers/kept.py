@@ -33,7 +33,7 @@ class Kept:
 
     arrays: Mapping[str, Array] = field(default_factory=dict)
     by_head: Collection[str] = ()  # those with a row per head
-    columns: Array | None = None  # DoRA's c of all targets, which stays whatever the plan keeps
+    prepared: Array | None = None  # what the adapter prepared of the layer, which stays whatever the plan keeps
     place: int = 0  # of the block among those that keep anything
 
     def __contains__(self, name: str) -> bool:

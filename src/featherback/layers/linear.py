@@ -1,60 +1,22 @@
-"""One projection: a frozen, stored weight with an optional bias and an optional LoRA pair.
+"""One projection: a frozen, stored weight with an optional bias and an optional adapter.
 
-Forward:   h = s x A^T;   y = x W^T + b + h B^T
-Backward:  dB^T = h^T dy;   dh = s dy B;   dA = dh^T x;   dx = dy W + dh A
+Forward:   y = x W^T + b;   backward:  dx = dy W
 
-`h` and `dh` carry the scale s; B is held transposed. See docs/derivations/linear.md. With dropout, s is s / (1 - p),
-LoRA reads M x for x, and dh A passes M on its way to dx (docs/derivations/dropout.md). With DoRA,
-y = c (x W^T + h B^T) + b, and c dy takes the place of dy (docs/derivations/dora.md). Where W itself is trained,
-dW = dy^T x is not computed here: its factors are handed to what trains it (docs/derivations/whole.md).
+What an adapter reads of x, adds to the product, does to the finished output, and the gradients of that, it is asked for
+at fixed points (`layers.adapters.base`). Where W itself is trained, dW = dy^T x is not computed here: its factors are
+handed to what trains it (docs/derivations/whole.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from featherback.backend.protocol import Array, Matrix
 from featherback.layers import moved
+from featherback.layers.adapters.base import AtProjection
 from featherback.layers.context import Context
-from featherback.layers.dropout import Mask
-
-
-class Factors(NamedTuple):
-    """What is trained of one projection, or the gradients of it: A (r, in), B^T (r, out), DoRA's m (out,)."""
-
-    a: Array
-    bt: Array
-    m: Array | None = None
-
-
-Pairs = Mapping[str, Factors]
-
-
-class LoRAFactors(NamedTuple):
-    """A (r, in) and B^T (r, out), and where their gradients accumulate (None: they are not wanted)."""
-
-    a: Array
-    bt: Array
-    scale: float
-    da: Array | None = None
-    dbt: Array | None = None
-    mask: Mask | None = None  # dropout of what A reads; `scale` has its gain already
-
-
-class Magnitude(NamedTuple):
-    """DoRA's length of each output's weights: m (out,), c = m / n (out,), and where dm accumulates (None: unwanted)."""
-
-    m: Array
-    c: Array
-    dm: Array | None = None
-
-    def outputs(self, first: int, last: int) -> Magnitude:
-        """Of outputs [first, last)."""
-        dm = None if self.dm is None else self.dm[first:last]
-        return Magnitude(self.m[first:last], self.c[first:last], dm)
 
 
 class LayerSink(Protocol):
@@ -71,49 +33,62 @@ class LayerSink(Protocol):
 
 
 class Projection(NamedTuple):
-    """y (T, out) = x (T, in) W^T + bias + LoRA. A tuple, because every tile makes three."""
+    """y (T, out) = x (T, in) W^T + bias, adapted. A tuple, because every tile makes three."""
 
     name: str
     weight: Matrix
     bias: Array | None = None
-    lora: LoRAFactors | None = None
-    magnitude: Magnitude | None = None  # of DoRA
+    adapter: AtProjection | None = None
     sink: LayerSink | None = None  # what trains the weight and the bias
     layer: int | None = None
     corner: tuple[int, int] = (0, 0)  # row and column of the stored weight where this part begins
 
-    def room_for_h(self, ctx: Context, tokens: int) -> Array | None:
-        """An operand (T, r), uninitialised; None without LoRA."""
-        return None if self.lora is None else ctx.operands(f"h of {self.name}", tokens, len(self.lora.a))
+    @property
+    def needs_output(self) -> bool:
+        """Whether the finished output must have an array of its own: the adapter changes it, and reads it later."""
+        return self.adapter is not None and self.adapter.needs_output
 
-    def lora_in(self, ctx: Context, x: Array, h: Array | None = None) -> Array | None:
-        """h (T, r) = s x A^T, an operand, in its room if it has one; None without LoRA."""
-        if self.lora is None:
-            return None
-        h = self.room_for_h(ctx, len(x)) if h is None else h
-        with self._read(ctx, x) as read:
-            ctx.ops.lora_in(read, self.lora.a, h, self.lora.scale)
-        return h
+    @property
+    def needs_input(self) -> bool:
+        """Whether `backward_input` reads x."""
+        return self.adapter is not None and self.adapter.changes_input
+
+    def outputs(self, first: int, last: int) -> Projection:
+        """Outputs [first, last): rows of W, and of the bias."""
+        if last - first == self.weight.shape[0]:
+            return self
+        adapter = None if self.adapter is None else self.adapter.outputs(first, last)
+        bias = None if self.bias is None else self.bias[first:last]
+        weight = self.weight.slice(rows=(first, last))
+        row, col = self.corner
+        return Projection(self.name, weight, bias, adapter, self.sink, self.layer, (row + first, col))
+
+    def inputs(self, first: int, last: int) -> Projection:
+        """Inputs [first, last): columns of W. Their products are summed, and only the sum is finished."""
+        if last - first == self.weight.shape[1]:
+            return self
+        adapter = None if self.adapter is None else self.adapter.inputs(first, last)
+        row, col = self.corner
+        weight = self.weight.slice(cols=(first, last))
+        return Projection(self.name, weight, None, adapter, layer=self.layer, corner=(row, col + first))
 
     def run(self, ctx: Context, x: Array, out: Array, *, accumulate: bool = False) -> None:
-        """The whole forward pass: out (T, out) (+)= x W^T + bias + LoRA."""
+        """The whole forward pass: out (T, out) (+)= y."""
         with ctx.frame():
-            self.forward(ctx, x, self.lora_in(ctx, x), out, accumulate=accumulate)
+            self.forward(ctx, x, self.read(ctx, x), out, accumulate=accumulate)
         ctx.release(self.weight)
 
     def backward(
         self, ctx: Context, x: Array, dy: Array, dx: Array, *, h: Array | None = None, accumulate: bool = False
     ) -> None:
-        """The whole backward pass: dA += dh^T x, dB^T += h^T dy, dx (T, in) (+)= dy W + dh A. `h`, if it is there."""
+        """The whole backward pass from dy as `weigh` left it: dx (T, in) (+)= that of x. `h`, if it is there."""
         with ctx.frame():
             room = self.room_for_h(ctx, len(x)) if h is None else None
-            dh = self.lora_in_backward(ctx, dy)
-            with self._read(ctx, x) as read:
-                if self.lora is not None and room is not None:
-                    ctx.ops.lora_in(read, self.lora.a, room, self.lora.scale)
-                self._add_da(ctx, dh, read)
-            self.add_dbt(ctx, room if h is None else h, dy)
-            self.backward_input(ctx, dy, dh, dx, accumulate=accumulate)
+            dh = self.read_backward(ctx, dy)
+            if self.adapter is not None:
+                self.adapter.read(ctx, x, room, dh)
+                self.adapter.collect_b(ctx, room if h is None else h, dy)
+            self.backward_input(ctx, dy, dh, x, dx, accumulate=accumulate)
         self.hand_over(ctx, x, dy)
         ctx.release(self.weight)
 
@@ -125,106 +100,110 @@ class Projection(NamedTuple):
                 self.sink.bias(ctx, self.name, self.corner[0], dy)
 
     def forward(self, ctx: Context, x: Array, h: Array | None, out: Array, *, accumulate: bool = False) -> None:
-        """out (T, out) (+)= x W^T + bias + h B^T, with h from `lora_in`; without h, LoRA's part is left out.
-
-        With DoRA, out is overwritten.
-        """
-        assert self.magnitude is None or not accumulate
+        """out (T, out) (+)= y, with h from `read`. What `finish` changes must be whole, and is overwritten."""
+        assert not accumulate or not self.needs_output
         self.product(ctx, x, h, out, accumulate=accumulate)
         self.finish(ctx, out)
 
     def product(self, ctx: Context, x: Array, h: Array | None, out: Array, *, accumulate: bool = False) -> None:
-        """As `forward`, where more may be added to out before `finish`."""
-        b = None if self.lora is None or h is None else self.lora.bt
-        bias = self.bias if self.magnitude is None else None
-        if ctx.moves is None:
-            ctx.ops.linear(x, self.weight, out, bias=bias, h=h, b=b, accumulate=accumulate)
-        else:
+        """As `forward`, where more may be added to out before `finish`. Without h, nothing is added to the product."""
+        adapter, bias = self.adapter, self.bias
+        if ctx.moves is not None:
             spot = moved.Spot(self.name, self.layer, *self.corner)
             moved.product(ctx, x, self.weight, spot, out, bias=bias, accumulate=accumulate)
+        elif adapter is None:
+            ctx.ops.linear(x, self.weight, out, bias=bias, accumulate=accumulate)
+        else:
+            b = None if h is None else adapter.b
+            bias = None if adapter.adds_bias else bias
+            if adapter.changes_input:
+                with ctx.frame():
+                    changed = adapter.change(ctx, x)
+                    ctx.ops.linear(changed, self.weight, out, bias=bias, h=h, b=b, accumulate=accumulate)
+            else:
+                ctx.ops.linear(x, self.weight, out, bias=bias, h=h, b=b, accumulate=accumulate)
 
     def finish(self, ctx: Context, out: Array) -> None:
-        """DoRA: u (T, out), whole, becomes y = c u + bias. Otherwise it is that already."""
-        if self.magnitude is not None:
-            ctx.ops.scale_columns(out, self.magnitude.c, out, bias=self.bias)
+        """u (T, out), whole, becomes y."""
+        if self.adapter is not None and self.adapter.needs_output:
+            self.adapter.finish(ctx, out, self.bias)
+
+    def collect(self, ctx: Context, dy: Array, y: Array | None) -> None:
+        """Collect the gradients of what `finish` does; dy (T, out) as it was before `weigh`."""
+        if self.adapter is not None and self.adapter.needs_output:
+            self.adapter.collect(ctx, dy, y, self.bias)
 
     def weigh(self, ctx: Context, dy: Array) -> None:
-        """DoRA: dy (T, out), an operand, becomes du = c dy, which all that follows takes for dy."""
-        if self.magnitude is not None:
-            ctx.ops.scale_columns(dy, self.magnitude.c, dy)
+        """dy (T, out), an operand, becomes du, which all that follows takes for dy."""
+        if self.adapter is not None and self.adapter.needs_output:
+            self.adapter.weigh(ctx, dy)
 
-    def add_dm(self, ctx: Context, dy: Array, y: Array | None) -> None:
-        """DoRA: dm += sum over t of dy (y - bias) / m, if it is wanted. dy (T, out) as it was before `weigh`."""
-        if self.magnitude is not None and self.magnitude.dm is not None:
-            m, _, dm = self.magnitude
-            ctx.ops.column_dots(dy, y, dm, less=self.bias, over=m)
+    def room_for_h(self, ctx: Context, tokens: int) -> Array | None:
+        """An operand (T, r), uninitialised; None where nothing is read of x."""
+        width = 0 if self.adapter is None else self.adapter.width
+        return ctx.operands(f"h of {self.name}", tokens, width) if width else None
 
-    def lora_in_backward(self, ctx: Context, dy: Array) -> Array | None:
-        """dh (T, r) = s dy B, an operand; None without LoRA."""
-        if self.lora is None:
+    def read(self, ctx: Context, x: Array, h: Array | None = None) -> Array | None:
+        """h (T, r), an operand, in its room if it has one; None where nothing is read of x."""
+        h = self.room_for_h(ctx, len(x)) if h is None else h
+        if self.adapter is not None and h is not None:
+            self.adapter.read(ctx, x, h)
+        return h
+
+    def read_backward(self, ctx: Context, dy: Array) -> Array | None:
+        """dh (T, r), an operand, from dy (T, out); None where nothing is read of x."""
+        width = 0 if self.adapter is None else self.adapter.width
+        if self.adapter is None or not width:
             return None
-        dh = ctx.operands(f"dh of {self.name}", len(dy), len(self.lora.a))
-        ctx.ops.lora_in(dy, self.lora.bt, dh, self.lora.scale)
+        dh = ctx.operands(f"dh of {self.name}", len(dy), width)
+        self.adapter.read_backward(ctx, dy, dh)
         return dh
 
-    def backward_input(self, ctx: Context, dy: Array, dh: Array | None, dx: Array, *, accumulate: bool = False) -> None:
-        """dx (T, in) (+)= dy W + dh A, with dh from `lora_in_backward`; without dh, LoRA's part is left out."""
-        if self.lora is None or dh is None or self.lora.mask is None:
-            a = None if self.lora is None or dh is None else self.lora.a
-            ctx.ops.linear_backward(dy, self.weight, dx, dh=dh, a=a, accumulate=accumulate)
-        else:
+    def backward_input(
+        self, ctx: Context, dy: Array, dh: Array | None, x: Array | None, dx: Array, *, accumulate: bool = False
+    ) -> None:
+        """dx (T, in) (+)= the gradient of x, with dh from `read_backward`; without dh, none of what comes through h.
+
+        x (T, in) is read where `needs_input`.
+        """
+        adapter = self.adapter
+        if adapter is None:
             ctx.ops.linear_backward(dy, self.weight, dx, accumulate=accumulate)
-            self._add_through_mask(ctx, dh, self.lora, self.lora.mask, dx)
-
-    def outputs(self, first: int, last: int) -> Projection:
-        """Outputs [first, last): rows of W, of the bias, columns of B^T."""
-        if last - first == self.weight.shape[0]:
-            return self
-        lora = self.lora
-        if lora is not None:
-            dbt = None if lora.dbt is None else lora.dbt[:, first:last]
-            lora = lora._replace(bt=lora.bt[:, first:last], dbt=dbt)
-        bias = None if self.bias is None else self.bias[first:last]
-        magnitude = None if self.magnitude is None else self.magnitude.outputs(first, last)
-        weight = self.weight.slice(rows=(first, last))
-        row, col = self.corner
-        return Projection(self.name, weight, bias, lora, magnitude, self.sink, self.layer, (row + first, col))
-
-    def inputs(self, first: int, last: int) -> Projection:
-        """Inputs [first, last): columns of W and of A. Their products are summed, and only the sum is finished."""
-        if last - first == self.weight.shape[1]:
-            return self
-        lora = self.lora
-        if lora is not None:
-            da = None if lora.da is None else lora.da[:, first:last]
-            mask = None if lora.mask is None else lora.mask.inputs(first)
-            lora = lora._replace(a=lora.a[:, first:last], da=da, mask=mask)
-        row, col = self.corner
-        weight = self.weight.slice(cols=(first, last))
-        return Projection(self.name, weight, None, lora, layer=self.layer, corner=(row, col + first))
+        elif adapter.changes_input:
+            assert x is not None
+            with ctx.frame():
+                d_changed = ctx.floats(f"gradient of what {self.name} reads", *dx.shape)
+                ctx.ops.linear_backward(dy, self.weight, d_changed)
+                adapter.change_backward(ctx, x, d_changed, dx, accumulate=accumulate)
+            if dh is not None:
+                adapter.add_to_input(ctx, dh, dx)
+        elif dh is None or (a := adapter.fused_a) is None:
+            ctx.ops.linear_backward(dy, self.weight, dx, accumulate=accumulate)
+            if dh is not None:
+                adapter.add_to_input(ctx, dh, dx)
+        else:
+            ctx.ops.linear_backward(dy, self.weight, dx, dh=dh, a=a, accumulate=accumulate)
 
     def accumulator(self, ctx: Context, what: str) -> Array | None:
-        """Zeros (T, r) for a T x r product whose long side comes in tiles; None without LoRA."""
-        if self.lora is None:
+        """Zeros (T, r) for a T x r product whose long side comes in tiles; None where there is none."""
+        width = 0 if self.adapter is None else self.adapter.width
+        if not width:
             return None
-        total = ctx.floats(f"{what} of {self.name}, sum", ctx.tokens, len(self.lora.a))
+        total = ctx.floats(f"{what} of {self.name}, sum", ctx.tokens, width)
         ctx.ops.fill(total, 0)
         return total
 
-    def add_lora_in(self, ctx: Context, x: Array, total: Array | None, dh: Array | None = None) -> None:
-        """total (T, r) += s x A^T for a tile of x's columns; with dh, dA += dh^T x as well, if it is wanted."""
-        if self.lora is not None and total is not None:
-            with self._read(ctx, x) as read:
-                ctx.ops.lora_in(read, self.lora.a, total, self.lora.scale, accumulate=True)
-                if dh is not None:
-                    self._add_da(ctx, dh, read)
+    def add_read(self, ctx: Context, x: Array, total: Array | None, dh: Array | None = None) -> None:
+        """total (T, r) += what is read of a tile of x's columns; with dh, gradients of what reads are collected."""
+        if self.adapter is not None and total is not None:
+            self.adapter.read(ctx, x, total, dh, accumulate=True)
 
-    def add_lora_in_backward(self, ctx: Context, dy: Array, total: Array | None) -> None:
-        """total (T, r) += s dy B for a tile of dy's columns."""
-        if self.lora is not None and total is not None:
-            ctx.ops.lora_in(dy, self.lora.bt, total, self.lora.scale, accumulate=True)
+    def add_read_backward(self, ctx: Context, dy: Array, total: Array | None) -> None:
+        """total (T, r) += dh from a tile of dy's columns."""
+        if self.adapter is not None and total is not None:
+            self.adapter.read_backward(ctx, dy, total, accumulate=True)
 
-    def finished(self, ctx: Context, total: Array | None, what: str) -> Array | None:
+    def summed(self, ctx: Context, total: Array | None, what: str) -> Array | None:
         """An accumulated (T, r) as an operand."""
         if total is None or total.dtype == ctx.operand:
             return total
@@ -232,48 +211,17 @@ class Projection(NamedTuple):
         ctx.ops.cast(total, operand)
         return operand
 
-    def backward_lora_in(self, ctx: Context, total: Array | None, x: Array, dx: Array) -> None:
-        """dx += dh A and dA += dh^T x, once the sum dh is complete."""
-        dh = self.finished(ctx, total, "dh")
-        if self.lora is None or dh is None:
-            return
-        if self.lora.mask is None:
-            ctx.ops.linear_backward(dh, ctx.ops.dense(self.lora.a), dx, accumulate=True)
-        else:
-            self._add_through_mask(ctx, dh, self.lora, self.lora.mask, dx)
-        with self._read(ctx, x) as read:
-            self._add_da(ctx, dh, read)
+    def backward_read(self, ctx: Context, total: Array | None, x: Array, dx: Array) -> None:
+        """dx += what comes through h, and gradients of what reads x are collected, once the sum dh is complete."""
+        dh = self.summed(ctx, total, "dh")
+        if self.adapter is not None and dh is not None:
+            self.adapter.add_to_input(ctx, dh, dx)
+            self.adapter.read(ctx, x, dh=dh)
 
-    @contextmanager
-    def _read(self, ctx: Context, x: Array) -> Iterator[Array]:
-        """What A reads of x (T, in): M x, or x itself."""
-        mask = None if self.lora is None else self.lora.mask
-        if mask is None:
-            yield x
-            return
-        with ctx.frame():
-            read = ctx.operands(f"input of {self.name}, dropped", *x.shape)
-            ctx.drop(mask, x, read)
-            yield read
-
-    def _add_through_mask(self, ctx: Context, dh: Array, lora: LoRAFactors, mask: Mask, dx: Array) -> None:
-        """dx (T, in) += M (dh A)."""
-        with ctx.frame():
-            a = ctx.floats(f"A of {self.name}, columns of a tile", *lora.a.shape)  # a product reads whole rows
-            ctx.ops.cast(lora.a, a)
-            through = ctx.floats(f"gradient of the input of {self.name}, not dropped", *dx.shape)
-            ctx.ops.linear_backward(dh, ctx.ops.dense(a), through)
-            ctx.drop(mask, through, dx, accumulate=True)
-
-    def _add_da(self, ctx: Context, dh: Array | None, read: Array) -> None:
-        """dA += dh^T (M x), if it is wanted."""
-        if self.lora is not None and self.lora.da is not None:
-            ctx.ops.lora_gradient(dh, read, self.lora.da, accumulate=True)
-
-    def add_dbt(self, ctx: Context, h: Array | None, dy: Array) -> None:
-        """dB^T += h^T dy, if it is wanted."""
-        if self.lora is not None and self.lora.dbt is not None:
-            ctx.ops.lora_gradient(h, dy, self.lora.dbt, accumulate=True)
+    def collect_b(self, ctx: Context, h: Array | None, dy: Array) -> None:
+        """Collect the gradient of what h is multiplied by."""
+        if self.adapter is not None:
+            self.adapter.collect_b(ctx, h, dy)
 
 
 class BlockWeights(NamedTuple):
@@ -336,7 +284,7 @@ class Rows(NamedTuple):
     last: int
 
     def of(self, w: BlockWeights) -> Projection:
-        """Their part of the weight and of its LoRA pair, whose A all parts share."""
+        """Their part of the weight and of its adapter; all parts share what that reads."""
         return w.projections[self.stored].outputs(self.first, self.last)
 
 
@@ -349,7 +297,7 @@ def row_ranges(sizes: Mapping[str, int], fused: str | None) -> dict[str, Rows]:
 
 
 def by_stored(parts: Mapping[str, Rows], wanted: Iterable[str]) -> dict[str, list[str]]:
-    """The wanted parts by the stored projection that holds them: they share its A, and so h = s x A^T."""
+    """The wanted parts by the stored projection that holds them: they share what its adapter reads, h."""
     found: dict[str, list[str]] = {}
     for part in wanted:
         found.setdefault(parts[part].stored, []).append(part)

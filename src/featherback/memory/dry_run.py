@@ -1,7 +1,7 @@
 """What a plan holds and computes, counted by running the method itself on a device without memory or arithmetic.
 
-One block of each kind runs, with every token supervised: the most that a batch can ask for. Without targets there is no
-adapter, and only a loss is asked for.
+One block of each kind runs, with every token supervised: the most that a batch can ask for. Without an adapter and
+without trained weights only a loss is asked for.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback.adapters.form import Layout
 from featherback.backend.arena import ALIGNMENT
 from featherback.backend.counting import Blank, BlankMatrix, Counting, Ledger, Work
 from featherback.backend.device import Device
@@ -170,7 +171,7 @@ def run_step(job: Job, plan: Plan, layers: Sequence[int], head: BlankMatrix, led
     """A step of a model that has only these layers, and this output head; its arrays are written down in `ledger`."""
     backend = Counting(plan.compute)
     model = _Shapes(job, layers, head)
-    adapter = _BlankAdapter(job) if job.targets else None
+    adapter = None if job.form is None else BlankAdapter(job.layout, job.form.kind.draws)
     scratch, intermediates, store = ledger or Ledger(), Ledger(), NoStore()
     weights: Any = BlankWeights(job, layers, backend)
     resources = Resources(backend, scratch, intermediates, weights, store, store)
@@ -244,15 +245,12 @@ class _Shapes:
         self.head = Head(Blank((width,), FLOAT), head, 1.0)
 
 
-class _BlankAdapter:
+class BlankAdapter:
     """An adapter that is a layout alone."""
 
-    def __init__(self, job: Job) -> None:
-        self.layout, self.parameters, self.dropout, self.squares = job.layout, self, job.dropout, self
-
-    def scales(self, layer: int) -> dict[str, float]:
-        """Numbers do not matter."""
-        return dict.fromkeys(self.layout.targets, 1.0)
+    def __init__(self, layout: Layout, draws: bool) -> None:
+        self.layout, self.draws = layout, draws
+        self.parameters = self.fixed = self.measured = self
 
     def fetch(self, layer: int, out: Blank, on: Device) -> None:
         """There is nothing to read."""

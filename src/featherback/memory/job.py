@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from featherback import families
-from featherback.adapters.lora import LoRALayout
+from featherback.adapters.form import Form, Layout
 from featherback.architecture.config import ModelConfig
 from featherback.backend.counting import BlankMatrix
 from featherback.memory import disk
@@ -29,10 +29,7 @@ class Job(StoredSizes):
 
     method: type[Any]  # a methods.Method
     options: Any = None  # the method's; None: the defaults
-    rank: int = 8
-    targets: str | tuple[str, ...] = "all"
-    dropout: float = 0.0  # of LoRA's inputs
-    dora: bool = False
+    form: Form | None = field(default_factory=Form)  # of the adapter, the same in every layer; None: there is none
     tokens: int = 256  # most tokens a batch holds
     sequence: int = 256  # most tokens a sequence holds
     compute: str = "bf16"
@@ -111,15 +108,16 @@ class Job(StoredSizes):
         return self.layout.size
 
     @cached_property
-    def layout(self) -> LoRALayout:
-        """Where the adapter's factors lie."""
-        return LoRALayout(self.blocks, self.rank, self.targets, dora=self.dora)
+    def layout(self) -> Layout:
+        """Where the adapter's values lie."""
+        assert self.form is not None
+        return Layout(self.blocks, self.form)
 
     @cached_property
     def trained_floats(self) -> int:
-        """Of the largest layer: parameters, gradients, the optimiser's states, and what DoRA has beside them."""
+        """Of the largest layer: parameters, gradients, the optimiser's states, and what was measured for them."""
         states = state_sizes(self.rule, self.layout.slots).values()
-        return 2 * self.layer_floats + sum(states) + self.layout.columns_size
+        return 2 * self.layer_floats + sum(states) + self.layout.fixed.size
 
     @cached_property
     def state_bytes(self) -> int:

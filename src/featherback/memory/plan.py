@@ -32,12 +32,12 @@ class Plan:
     chunk: int | None = None  #: tokens that pass a block together; None: all of a batch
     mlp_tile: int = 2 * MLP_STEP  #: columns of F at a time
     vocab_tile: int = 1024  #: columns of the vocabulary at a time
-    keep_h: bool = True  #: keep the T x rank LoRA products between recomputation and gradient
+    keep_h: bool = True  #: keep what adapters read, T x rank, between recomputation and gradient
     keep: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Intermediate of a block -> in how many layers, from the first of those that a step goes back through, it stays
     from the forward to the backward pass."""
     checkpoints: Place = "ram"  #: where block inputs wait for the backward pass
-    states: Place = "ram"  #: where LoRA parameters, gradients and optimiser states live
+    states: Place = "ram"  #: where an adapter's parameters, gradients and optimiser states live
     weights: Weights = "resident"
     predicted_rss_mb: float | None = None  #: resident peak of the whole process, in 10^6 bytes
     predicted_footprint_mb: float | None = None  #: what only this process can free of it

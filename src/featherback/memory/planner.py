@@ -73,7 +73,7 @@ def candidates(job: Job, chunks: Sequence[int] = CHUNKS) -> Iterator[Plan]:
     for chunk, mlp, vocab, keep_h, checkpoints, states, weights in product(
         chunk_choices, mlp_tiles, vocab_tiles, (True, False), places, places, get_args(Weights)
     ):
-        if job.whole is not None and (keep_h or weights == "streamed"):  # no LoRA; what was just written is cached
+        if job.whole is not None and (keep_h or weights == "streamed"):  # no adapter; what was just written is cached
             continue
         if keep_h and chunk is not None:  # from one chunk's recomputation to its gradients h is not kept
             continue
@@ -189,7 +189,7 @@ def gains(job: Job, plan: Plan, machine: Machine) -> list[Gain]:
     """
     if not job.method.can_keep:
         return []
-    left = bundles(job.blocks, job.dora)
+    left = bundles(job.blocks, job.form is not None and job.form.kind.needs_output)
     found: list[Gain] = []
     kept: tuple[str, ...] = ()
     before = account(job, replace(plan, keep={}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from featherback.adapters.lora import LoRA
+from featherback.adapters.lora import Adapter
 from featherback.memory.dry_run import account
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
@@ -21,7 +21,7 @@ OPTIONS: OwnOptions[Options] = OwnOptions(METHODS, lambda name: METHODS[name].op
 def create(
     name: str,
     model: Model,
-    adapter: LoRA | None,
+    adapter: Adapter | None,
     plan: Plan,
     folder: Path | None = None,
     options: Options | None = None,
@@ -35,10 +35,7 @@ def create(
     job = Job.of(
         model,
         method=method,
-        rank=adapter.layout.most_rank if adapter else 0,
-        targets=adapter.targets if adapter else (),
-        dropout=adapter.dropout if adapter else 0.0,
-        dora=adapter.form.dora if adapter else False,
+        form=adapter.form.widest if adapter else None,
         tokens=plan.tokens,
         sequence=plan.tokens,
         compute=plan.compute,

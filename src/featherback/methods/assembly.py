@@ -9,18 +9,15 @@ from typing import Any, Protocol
 
 from featherback.backend.device import Device
 from featherback.backend.protocol import Array, Backend
+from featherback.layers.adapters.base import AtProjection, Kind, Setup
 from featherback.layers.context import Context
-from featherback.layers.dora import measure_columns, weighed
-from featherback.layers.dropout import Mask
-from featherback.layers.linear import BlockWeights, Factors, LayerSink, LoRAFactors, Pairs, Projection
+from featherback.layers.linear import BlockWeights, LayerSink, Projection
 from featherback.layers.moved import Spot, vector
 from featherback.memory.resources import WeightSource
 from featherback.parameters.slots import SlotTable
 from featherback.weights.matrix import LayerWeights
 
-NO_PAIRS: Pairs = {}
-NO_SCALES: Mapping[str, float] = {}
-NO_MASKS: Mapping[str, Mask] = {}
+NONE: Mapping[str, Any] = {}
 
 
 class Parameters(Protocol):
@@ -31,44 +28,49 @@ class Parameters(Protocol):
 
 
 class Layout(Protocol):
-    """Where LoRA's factors lie in a layer's flat vector, and what DoRA has for each output in another one."""
+    """Where an adapter's values lie in flat vectors of a layer."""
 
     @property
     def slots(self) -> SlotTable:
-        """The tensors of each layer."""
+        """The trained tensors of each layer."""
+
+    @property
+    def fixed(self) -> SlotTable:
+        """target -> what is measured of the base once."""
+
+    @property
+    def prepared(self) -> SlotTable:
+        """target -> what is prepared of the trained values before a layer is used."""
 
     @property
     def size(self) -> int:
-        """Values of a layer."""
+        """Trained values of a layer."""
 
-    def view(self, layer: int, flat: Any) -> dict[str, Factors]:
-        """target -> its factors."""
+    def kinds(self, layer: int) -> Mapping[str, Kind]:
+        """target -> how it is adapted in a layer."""
 
-    @property
-    def columns_size(self) -> int:
-        """Outputs of a layer's targets; 0 without DoRA."""
-
-    def columns(self, layer: int, flat: Any) -> dict[str, Any]:
-        """target -> a number per output, from all of them (columns_size,)."""
+    def view(self, layer: int, flat: Any) -> dict[str, dict[str, Any]]:
+        """target -> its trained tensors by slot, views of `flat` (size,)."""
 
 
 class Adapter(Protocol):
-    """The part of an adapter that methods work on: `adapters.LoRA`, or its shapes alone."""
+    """The part of an adapter that methods work on: `adapters.Adapter`, or its shapes alone."""
 
     @property
     def layout(self) -> Layout: ...
     @property
     def parameters(self) -> Parameters: ...
     @property
-    def dropout(self) -> float:
-        """Share of LoRA's inputs that is dropped in training."""
+    def draws(self) -> bool:
+        """Whether training draws random numbers for it."""
 
     @property
-    def squares(self) -> Parameters:
-        """||W_i||^2 of every output of a layer's targets. Only with DoRA."""
+    def fixed(self) -> Parameters:
+        """What is measured of the base once, held."""
 
-    def scales(self, layer: int) -> Mapping[str, float]:
-        """target -> what LoRA's product is multiplied by."""
+    @property
+    def measured(self) -> Parameters:
+        """The same, measured whenever it is read."""
 
 
 @contextmanager
@@ -80,16 +82,17 @@ def layer_weights(
     adapter: Adapter | None = None,
     parameters: Parameters | None = None,
     gradients: Array | None = None,
-    columns: Array | None = None,
+    prepared: Array | None = None,
     sink: LayerSink | None = None,
     *,
-    measured: bool = False,
+    fixed: Parameters | None = None,
+    ready: bool = False,
 ) -> Iterator[BlockWeights]:
-    """A layer's weights with the adapter's factors, valid inside, as is the memory of `ctx` that they take.
+    """A layer's weights with the adapter's, valid inside, as is the memory of `ctx` that they take.
 
-    `then`: the layer that is needed next. `parameters`: in place of the adapter's own values. `gradients` (size,)
-    collects those of the factors; `sink` takes those of the weights themselves. `columns` (columns_size,): where DoRA's
-    c stays for later calls; it holds c already if `measured`, or if gradients are wanted.
+    `then`: the layer that is needed next. `parameters`, `fixed`: in place of the adapter's own. `gradients` (size,)
+    collects those of the adapter; `sink` takes those of the weights themselves. `prepared`: where what the adapter
+    prepares stays for later calls; it is there already if `ready`, or if gradients are wanted.
     """
     with ctx.frame(), source.layer(index, then) as stored:
         stored = replace(stored, vectors={name: ctx.backend.vector(value) for name, value in stored.vectors.items()})
@@ -100,47 +103,41 @@ def layer_weights(
             yield block_weights(ctx.backend, stored, sink=sink, layer=index)
             return
         layout = adapter.layout
-        flat = ctx.floats("LoRA parameters of a layer", layout.size)
+        flat = ctx.floats("adapter's values of a layer", layout.size)
         (parameters or adapter.parameters).fetch(index, flat, ctx)
-        collected = NO_PAIRS if gradients is None else layout.view(index, gradients)
-        pairs, scales = layout.view(index, flat), adapter.scales(index)
-        dropout = ctx.dropout
-        masks = {name: dropout.mask(index, name) for name in pairs if dropout}
-        w = block_weights(ctx.backend, stored, pairs, scales, collected, masks)
-        if layout.columns_size:
-            found = ctx.floats("DoRA's c of a layer", layout.columns_size) if columns is None else columns
-            c = layout.columns(index, found)
-            if gradients is None and not measured:
-                with ctx.frame():
-                    squares = ctx.floats("squared norms of rows", layout.columns_size)
-                    adapter.squares.fetch(index, squares, ctx)
-                    measure_columns(ctx, w, pairs, layout.columns(index, squares), c)
-            w = weighed(w, pairs, c, collected)
+        collected = NONE if gradients is None else layout.view(index, gradients)
+        places = NONE
+        if layout.prepared.size:
+            if prepared is None:
+                prepared = ctx.floats("what the adapter prepares of a layer", layout.prepared.size)
+            places = layout.prepared.view(index, prepared)
+        kinds, setups = layout.kinds(index), {}
+        for name, values in layout.view(index, flat).items():
+            setups[name] = Setup(name, index, values, collected.get(name, NONE), places.get(name), ctx.draw)
+        w = block_weights(ctx.backend, stored, {name: kinds[name].attach(setup) for name, setup in setups.items()})
+        if places and gradients is None and not ready:
+            with ctx.frame():
+                flat = ctx.floats("what the adapter measured of a layer", layout.fixed.size)
+                (fixed or adapter.fixed).fetch(index, flat, ctx)
+                for name, measured in layout.fixed.view(index, flat).items():
+                    kinds[name].prepare(ctx, w.projections[name].weight, setups[name], measured)
         yield w
 
 
 def block_weights(
     backend: Backend,
     stored: LayerWeights,
-    pairs: Pairs = NO_PAIRS,
-    scales: Mapping[str, float] = NO_SCALES,
-    gradients: Pairs = NO_PAIRS,
-    masks: Mapping[str, Mask] = NO_MASKS,
+    adapters: Mapping[str, AtProjection] = NONE,
     sink: LayerSink | None = None,
     layer: int | None = None,
 ) -> BlockWeights:
-    """A layer's stored weights as its block uses them; what belongs to an adapter only for what it adapts.
+    """A layer's stored weights as its block uses them, with what an adapter computes at some of them.
 
     `sink`: what trains the weights themselves, where `layer` says which they are.
     """
     projections = {}
     for name, matrix in stored.matrices.items():
-        lora = None
-        if name in pairs:
-            mask, pair, collected = masks.get(name), pairs[name], gradients.get(name)
-            scale = scales[name] if mask is None else scales[name] * mask.gain
-            da, dbt = (None, None) if collected is None else (collected.a, collected.bt)
-            lora = LoRAFactors(pair.a, pair.bt, scale, da, dbt, mask)
         bias = stored.vectors.get(f"{name.removesuffix('_proj')}_bias")
-        projections[name] = Projection(name, backend.matrix(matrix), bias, lora, sink=sink, layer=layer)
+        weight = backend.matrix(matrix)
+        projections[name] = Projection(name, weight, bias, adapters.get(name), sink=sink, layer=layer)
     return BlockWeights(projections, stored.vectors, sink)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ from featherback.errors import FeatherbackError
 from featherback.host.paged import PagedArray
 from featherback.layers.block import Block
 from featherback.layers.context import Context, Moves
-from featherback.layers.dropout import Dropout
 from featherback.layers.linear import BlockWeights, LayerSink
 from featherback.layers.loss import Head
 from featherback.layers.moved import Spot, table_rows
@@ -29,18 +28,10 @@ from featherback.memory.plan import Plan
 from featherback.memory.resources import Resources
 from featherback.methods.assembly import Adapter, Parameters, layer_weights
 from featherback.methods.sinks import GradientSink, WeightSink
+from featherback.noise import Draw
 from featherback.options import check
 from featherback.parameters.roles import EMBEDDING
 from featherback.weights.matrix import Matrix
-
-
-class Draw(NamedTuple):
-    """Random numbers, those of stochastic methods and of dropout, depend on these alone."""
-
-    seed: int = 0
-    step: int = 0  # of the optimiser
-    first_token: int = 0  # of the batch, among those of the step
-
 
 FIRST = Draw()
 
@@ -118,7 +109,7 @@ class Method(ABC):
     ) -> float:
         """The summed loss (nats) over the batch's supervised tokens, with other values of the adapter if given.
 
-        `draw`: with the dropout of training; None: without. `moves`: what is added to the model's own weights.
+        `draw`: as in training; None: without its random numbers. `moves`: what is added to the model's own weights.
         """
         with self._begin(batch, draw, moves) as sweep:
             sweep.embed()
@@ -156,8 +147,8 @@ class Method(ABC):
         plan = self.plan
         if batch.n_tokens > plan.tokens:
             raise FeatherbackError(f"The batch has {batch.n_tokens} tokens; the plan allows {plan.tokens}.")
-        dropout = self._dropout(draw)
-        if dropout is None and self._may_share(batch):
+        draw = draw if self.adapter is not None and self.adapter.draws else None
+        if draw is None and self._may_share(batch):
             batch = share_prefixes(batch)
         parts = list(spans(batch.cu_seqlens, batch.positions, plan.chunk_tokens, batch.prefix))
         ctx = Context(
@@ -169,7 +160,7 @@ class Method(ABC):
             plan.vocab_tile,
             plan.keep_h and len(parts) == 1,
             release=self.resources.weights.release,
-            dropout=dropout,
+            draw=draw,
             moves=moves,
         )
         with ctx.at(parts[0], self.model.rotaries if len(parts) == 1 else ()) as ctx:
@@ -181,11 +172,6 @@ class Method(ABC):
         sees_all = all(not 0 < block.attention.window < longest for block in self.model.blocks)
         return sees_all and not any(rotary.stretches(longest) for rotary in self.model.rotaries)
 
-    def _dropout(self, draw: Draw | None) -> Dropout | None:
-        if draw is None or self.adapter is None or not self.adapter.dropout:
-            return None
-        return Dropout(self.adapter.dropout, *draw)
-
     @contextmanager
     def _layer(
         self,
@@ -194,15 +180,15 @@ class Method(ABC):
         then: int,
         parameters: Parameters | None = None,
         gradients: Array | None = None,
-        columns: Array | None = None,
+        prepared: Array | None = None,
         sink: LayerSink | None = None,
     ) -> Iterator[BlockWeights]:
-        """A layer's weights with the adapter's factors; `gradients` (size,) collects theirs; `sink`: the weights' own.
+        """A layer's weights with the adapter's; `gradients` (size,) collects the adapter's; `sink`: the weights'.
 
-        `columns`: where DoRA's c stays for the backward pass, which finds it there.
+        `prepared`: where what the adapter prepares stays for the backward pass, which finds it there.
         """
         source = self.resources.weights
-        with layer_weights(ctx, source, index, then, self.adapter, parameters, gradients, columns, sink) as w:
+        with layer_weights(ctx, source, index, then, self.adapter, parameters, gradients, prepared, sink) as w:
             yield w
 
 

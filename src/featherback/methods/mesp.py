@@ -68,7 +68,7 @@ class MeSP(Method):
         """
         block, tokens = self.model.blocks[index], sweep.batch.n_tokens
         kept = self._room(block, place, tokens)
-        with self._layer(sweep.ctx, index, index + 1, columns=kept.columns) as w:
+        with self._layer(sweep.ctx, index, index + 1, prepared=kept.prepared) as w:
             kv = block.attention.store(sweep.ctx, tokens, kept)
             for span in sweep.spans:
                 with sweep.rows(span, block.rotaries) as (ctx, x):
@@ -118,10 +118,10 @@ class MeSP(Method):
             with self._layer(ctx, index, then, sink=cast(WeightSink, sink).layer(index)) as w:
                 yield w
             return
-        room = ctx.floats("LoRA gradients of a layer", self.adapter.layout.size)
+        room = ctx.floats("adapter's gradients of a layer", self.adapter.layout.size)
         with (
             cast(GradientSink, sink).gather(index, room, ctx) as collected,
-            self._layer(ctx, index, then, gradients=collected, columns=kept.columns) as w,
+            self._layer(ctx, index, then, gradients=collected, prepared=kept.prepared) as w,
         ):
             yield w
 
@@ -155,9 +155,9 @@ class MeSP(Method):
         take, operand = self.resources.kept.take, self.resources.backend.operand
         chosen = {name: block.intermediates[name] for name in self.plan.kept(place)}
         arrays = {name: take(name, *about.placed(tokens, operand)) for name, about in chosen.items()}
-        size = 0 if self.adapter is None else self.adapter.layout.columns_size
-        columns = take("DoRA's c of a layer", (size,)) if size else None
-        return Kept(arrays, [name for name, about in chosen.items() if about.by_head], columns, place)
+        size = 0 if self.adapter is None else self.adapter.layout.prepared.size
+        prepared = take("what the adapter prepares of a layer", (size,)) if size else None
+        return Kept(arrays, [name for name, about in chosen.items() if about.by_head], prepared, place)
 
 
 METHOD = MeSP

@@ -21,7 +21,7 @@ from featherback.noise import Key
 from featherback.options import option
 
 ADAPTER, WHOLE = 1e-2, 1e-3
-"""epsilon where none is named: the paper's, of LoRA and of whole models."""
+"""epsilon where none is named: the paper's, of adapters and of whole models."""
 
 
 @dataclass(frozen=True, kw_only=True)

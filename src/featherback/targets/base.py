@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from featherback.adapters.formats import FORMATS
 from featherback.adapters.formats.base import Format
-from featherback.adapters.lora import LoRA
+from featherback.adapters.lora import Adapter
 from featherback.errors import FeatherbackError
 from featherback.files import check_room
 from featherback.models.model import Model
@@ -28,7 +28,7 @@ HEADER = 1 << 20
 class Request:
     """An adapter, opened with its model, and where it is to go."""
 
-    adapter: LoRA
+    adapter: Adapter
     out: Path
     kind: TensorType | None = None  # of what is stored; None: the target's own choice
     base_model: str | None = None  # what the base is called; None: what its file says

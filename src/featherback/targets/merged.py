@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from featherback.adapters.lora import LoRA
+from featherback.adapters.lora import Adapter
 from featherback.adapters.merged_gguf import MergedGGUF
 from featherback.adapters.merged_hf import MergedHF
 from featherback.errors import FeatherbackError
@@ -56,7 +56,7 @@ class Merged(Target):
         return merged
 
 
-def write_merged_gguf(adapter: LoRA, out: Path, kind: TensorType | None) -> MergedGGUF:
+def write_merged_gguf(adapter: Adapter, out: Path, kind: TensorType | None) -> MergedGGUF:
     """Merge into a GGUF file; FeatherbackError if `out` is the base itself."""
     check_not_base(out, adapter.model)
     merged = MergedGGUF(adapter, kind)

@@ -52,9 +52,10 @@ class Ollama(Target):
         if model.source != "gguf":
             raise _no_gguf(model, f"export it with {argument('to', 'merged')}, and make a GGUF of it")
         architecture = model.family.architecture
-        own = architecture in OWN_ENGINE
+        own, kind = architecture in OWN_ENGINE, request.adapter.form.kind
+        applied = "gguf" in kind.formats
         with atomic_folder(request.out) as folder:
-            if own or request.kind is not None or request.adapter.form.dora:
+            if own or request.kind is not None or not applied:
                 merged = write_merged_gguf(request.adapter, folder / MODEL, request.kind)
                 source = [f"FROM ./{MODEL}"]
                 why = (
@@ -65,8 +66,8 @@ class Ollama(Target):
                 notes = [f"merged, as {argument('type')} asks: Ollama's engine for {architecture} {why}"]
                 if own and request.kind is None:
                     notes = [f"merged: Ollama's engine for {architecture} {why}"]
-                elif request.adapter.form.dora:
-                    notes = ["merged: Ollama applies no DoRA"]
+                elif not applied:
+                    notes = [f"merged: Ollama applies no {kind.title}"]
                 notes += merge_notes(merged)
                 facts = merge_facts(merged)
             else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from featherback import models, optim
 from featherback.adapters import formats
 from featherback.adapters.formats.peft import FORMAT as PEFT
-from featherback.adapters.lora import LoRA, loraplus_rate
+from featherback.adapters.lora import Adapter
 from featherback.errors import FeatherbackError
 from featherback.models.model import Model
 from featherback.optim.average import MEAN, begin
@@ -27,23 +27,20 @@ def base_model(run: RunDirectory, model: Model | None = None) -> Model:
     return model
 
 
-def first_adapter(run: RunDirectory, model: Model, place: Path | None = None) -> LoRA:
+def first_adapter(run: RunDirectory, model: Model, place: Path | None = None) -> Adapter:
     """The adapter before the first step; its parameters in the file `place`, or in RAM."""
     config = run.config
     if config.start is None:
-        form = config.form
-        adapter = LoRA(
-            model, form.rank, form.alpha, form.targets, config.seed, path=place, rslora=form.rslora, dora=form.dora
-        )
+        adapter = Adapter(model, config.form, config.seed, place)
     else:
         adapter = formats.load(model, run.start, place, PEFT)
     adapter.dropout = config.lora_dropout
     return adapter
 
 
-def first_optimizer(config: TrainConfig, adapter: LoRA, place: Path | None = None) -> optim.LayerwiseOptimizer:
+def first_optimizer(config: TrainConfig, adapter: Adapter, place: Path | None = None) -> optim.LayerwiseOptimizer:
     """The optimiser before the first step; its states in files of the folder `place`, or in RAM."""
-    rate = partial(loraplus_rate, config.loraplus_ratio)
+    rate = partial(adapter.layout.rate, config.loraplus_ratio)
     slots = adapter.layout.slots
     optimizer = optim.LayerwiseOptimizer(config.rule, adapter.parameters, slots, place, rate, config.seed)
     if MEAN in optimizer.states:

@@ -40,15 +40,11 @@ def job_of(config: TrainConfig, model: Model) -> Job:
 
 def job_options(config: TrainConfig) -> dict[str, Any]:
     """The part of a job that is not the model's."""
-    form = config.form
     return {
         "method": methods.METHODS[config.method],
         "options": methods.OPTIONS.make(config.method, config.method_options),
-        "rank": form.rank,
-        "targets": form.targets if config.whole is None else (),
+        "form": config.form if config.whole is None else None,
         "whole": config.whole,
-        "dropout": config.lora_dropout,
-        "dora": form.dora,
         "tokens": config.batching.full,
         "sequence": config.sequence,
         "compute": COMPUTE[0] if config.compute == AUTO else config.compute,  # left open: that needs least

@@ -27,7 +27,7 @@ from featherback.training.loggers import LOGGERS
 from featherback.training.together import check_together
 
 if TYPE_CHECKING:
-    from featherback.adapters.lora import Form
+    from featherback.adapters.form import Form
     from featherback.architecture.config import ModelConfig
     from featherback.models.model import Model
     from featherback.whole.settings import Whole
@@ -525,7 +525,7 @@ class TrainConfig:
         form = self.form
         own: dict[str, Any] = {"master": self.master or MASTER}
         if self.train == "lora":
-            own = {name: getattr(form, name) for name in USUAL}
+            own = self._named_form
             own["targets"] = parse_targets(form.targets, model.blocks[0].projections)
         return replace(
             self,
@@ -539,10 +539,7 @@ class TrainConfig:
         """These options with what an adapter of `model` says, which is of this form; FeatherbackError for one that was
         named otherwise.
         """
-        own: dict[str, Any] = {
-            "rank": form.most_rank, "alpha": form.alpha, "targets": form.targets, "rslora": form.rslora,
-            "dora": form.dora,
-        }  # fmt: skip
+        own = {name: form.options[name] for name in USUAL}
         for name, value in own.items():
             named = getattr(self, name)
             if name == "targets" and named is not None:
@@ -558,10 +555,15 @@ class TrainConfig:
     @property
     def form(self) -> Form:
         """Rank, alpha and targets of the adapter, where it starts from none or `starting_from` was asked."""
-        from featherback.adapters.lora import Form
+        from featherback.adapters.form import Form
 
+        return Form.of(**self._named_form, dropout=self.lora_dropout)
+
+    @property
+    def _named_form(self) -> dict[str, Any]:
+        """Rank, alpha and the others of USUAL."""
         named = {name: getattr(self, name) for name in USUAL}
-        return Form(**{name: USUAL[name] if value is None else value for name, value in named.items()})
+        return {name: USUAL[name] if value is None else value for name, value in named.items()}
 
     @property
     def whole(self) -> Whole | None:
@@ -591,9 +593,9 @@ class TrainConfig:
                 f"{argument('seq_len', self.seq_len)} is beyond the {model.max_position_embeddings} tokens "
                 f"that {self.model} was made for."
             )
-        if self.form.rank > model.hidden_size:
+        if (rank := self.form.kind.width) > model.hidden_size:
             raise FeatherbackError(
-                f"{argument_is('rank', self.form.rank)}; it must be at most the model's width, {model.hidden_size}."
+                f"{argument_is('rank', rank)}; it must be at most the model's width, {model.hidden_size}."
             )
 
     def fixed(self) -> dict[str, Any]:
@@ -603,7 +605,7 @@ class TrainConfig:
         """
         free = {name for name, about in described(TrainConfig).items() if about.free_on_resume} | {"model"}
         values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in free}
-        values |= {name: getattr(self.form, name) for name in USUAL}
+        values |= self._named_form
         if self.batch_size is None:
             values["batch_tokens"] = self.batching.full
         for own in CHOICES:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from featherback import methods
-from featherback.adapters.lora import LoRA
+from featherback.adapters.lora import Adapter
 from featherback.data.batch import Batch
 from featherback.data.packing import Batching
 from featherback.data.source import Source
@@ -78,7 +78,7 @@ def evaluate(
 def evaluate_file(
     model: Model,
     data: Source | str,
-    adapter: LoRA | None = None,
+    adapter: Adapter | None = None,
     seq_len: int | None = None,
     compute: str = "bf16",
     cut: bool = False,

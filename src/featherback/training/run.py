@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from featherback.adapters import formats
-from featherback.adapters.lora import LoRA
+from featherback.adapters.lora import Adapter
 from featherback.errors import FeatherbackError
 from featherback.models.loader import load
 from featherback.models.model import Model
@@ -50,7 +50,7 @@ class Run:
         return list(self.directory.metrics())
 
     @cached_property
-    def adapter(self) -> LoRA:
+    def adapter(self) -> Adapter:
         """The adapter that was kept: the one of the lowest held-out loss, or without held-out data the mean over all
         steps; with `keep="last"` never a mean.
 

@@ -189,7 +189,7 @@ class RunDirectory:
     def plan_of(self, blocks: Sequence[Block]) -> Plan:
         """The plan, for a model of these blocks; FeatherbackError if it keeps what they do not have."""
         plan = self.plan
-        if problem := _misfit(plan.keep, blocks, self.config.form.dora):
+        if problem := _misfit(plan.keep, blocks, self.config.form.kind.needs_output):
             raise FeatherbackError(
                 f"{self.path / RUN_FILE} is damaged: plan.keep {problem}. Correct it, or delete the entry plan and "
                 f"let training with {argument('resume', True)} make one."
@@ -358,9 +358,9 @@ def plan_from_json(values: Any) -> Plan | None:
     return Plan(**values) if all(_fits(values[name], types[name]) for name in types) else None
 
 
-def _misfit(keep: Mapping[str, int], blocks: Sequence[Block], dora: bool) -> str | None:
+def _misfit(keep: Mapping[str, int], blocks: Sequence[Block], outputs: bool) -> str | None:
     """What is wrong with a plan's `keep` for these blocks, if anything is."""
-    together = bundles(blocks, dora)
+    together = bundles(blocks, outputs)
     known = [name for bundle in together for name in bundle]
     for name, layers in keep.items():
         if name not in known:

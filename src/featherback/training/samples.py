@@ -13,7 +13,7 @@ import numpy as np
 
 from featherback import models
 from featherback.adapters import formats
-from featherback.adapters.lora import LoRALayout
+from featherback.adapters.form import Layout
 from featherback.data.token_file import TokenFile
 from featherback.data.tokenizer import Tokenizer
 from featherback.data.tokenizer_loader import check_tokenizer, load_tokenizer, tokenizer_bytes
@@ -120,7 +120,7 @@ def _decoder(
     lora = None
     if adapter is not None:
         form = formats.form(model, adapter)
-        size = LoRALayout(model.blocks, form.rank, form.targets, form.exceptions, form.dora).size
+        size = Layout(model.blocks, form).size
         budget.ask(formats.LOADED * 4 * size + most_mapped(4 * size), "The adapter of the answers")
         lora = formats.load(model, adapter, file=folder / "answers.f32")
     try:

@@ -73,7 +73,7 @@ class Trained(Protocol):
 
 
 class TrainedAdapter:
-    """LoRA or DoRA beside frozen weights."""
+    """An adapter beside frozen weights."""
 
     name: ClassVar[str] = "adapter"
 
@@ -127,8 +127,8 @@ class TrainedAdapter:
             needed += self._steps * step_bytes(slopes)
         if self._plan.states == "file":
             needed += checkpoint.nbytes({**arrays, "gradients": self.gradients})
-            if self._config.dora:
-                needed += checkpoint.nbytes({"squares": self.adapter.squares})
+            if self.adapter.layout.fixed.size:
+                needed += checkpoint.nbytes({"fixed": self.adapter.fixed})
         return needed
 
     def restore(self) -> tuple[dict[str, Any] | None, list[str]]:

@@ -10,8 +10,9 @@ import numpy as np
 
 from featherback import private
 from featherback.adapters.base_model import is_base, recorded_names
+from featherback.adapters.form import Form
 from featherback.adapters.formats.base import Factor, Format, MisfitError, StoredAdapter
-from featherback.adapters.lora import Form, LoRA
+from featherback.adapters.lora import Adapter
 from featherback.errors import FeatherbackError
 from featherback.models.loader import results
 from featherback.models.model import Model
@@ -86,7 +87,7 @@ def form(model: Model, path: str | Path) -> Form:
         return stored.form
 
 
-def load(model: Model, path: str | Path, file: str | Path | None = None, format: Format | None = None) -> LoRA:
+def load(model: Model, path: str | Path, file: str | Path | None = None, format: Format | None = None) -> Adapter:
     """Read the adapter of `model` at `path`, in the format `format` or in that which it has.
 
     `file`: for its parameters (None: in RAM). Beside them LOADED times a layer is held, and nothing stays of it.
@@ -94,22 +95,11 @@ def load(model: Model, path: str | Path, file: str | Path | None = None, format:
     """
     path = place_of(Path(path))
     with _opened(format or detect(path), path, model) as stored:
-        shape = stored.form
-        adapter = LoRA(
-            model,
-            shape.rank,
-            shape.alpha,
-            shape.targets,
-            None,
-            file,
-            rslora=shape.rslora,
-            exceptions=shape.exceptions,
-            dora=shape.dora,
-        )
+        adapter = Adapter(model, stored.form, None, file)
         for layer in range(adapter.parameters.layers):
             state = {}
-            for target in adapter.layout.adapted(layer):
-                for part in shape.parts:
+            for target in adapter.layout.kinds(layer):
+                for part in adapter.layout.parts(layer, target):
                     name = adapter.name(layer, target, part)
                     state[name] = stored.factor(Factor((layer, target), part))
                     if not np.isfinite(state[name]).all():

@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherback import kernels
-from featherback.adapters.lora import Form, LoRA, Pair, Place
+from featherback.adapters.form import Form, Place
+from featherback.adapters.lora import Adapter
 from featherback.architecture.names import hf_module
 from featherback.errors import FeatherbackError, shown, some
+from featherback.layers.adapters.base import Kind
+from featherback.layers.adapters.lora import LoRAKind
 from featherback.models.model import Model
 from featherback.models.streams import give_back
 from featherback.naming import argument
@@ -25,16 +28,15 @@ from featherback.weights.store import TensorStore
 from featherback.weights.types import TensorInfo
 
 Float32 = NDArray[np.float32]
-
-LEAST_ALPHA, MOST_ALPHA = 1e-30, 1e30
-"""Far beyond any use, and float32 still holds them."""
+PairAt = Callable[[int, str], LoRAKind | None]
+"""Rank, alpha and scale of a projection."""
 
 
 class Factor(NamedTuple):
-    """One factor of a projection: A (rank, in), B (out, rank), or DoRA's m (out,)."""
+    """One trained tensor of a projection."""
 
     place: Place
-    part: str  # of `lora.PARTS`
+    part: str  # of `Kind.parts`
 
 
 class StoredAdapter(ABC):
@@ -50,7 +52,7 @@ class StoredAdapter(ABC):
 
     @abstractmethod
     def factor(self, factor: Factor) -> Float32:
-        """A (rank, in), B (out, rank) or m (out,) of a projection, its rows in Hugging Face's order."""
+        """A trained tensor as PEFT stores it, its rows in Hugging Face's order."""
 
 
 class Format(ABC):
@@ -70,7 +72,7 @@ class Format(ABC):
 
 @dataclass(frozen=True)
 class Layout:
-    """How a format names and lays out the factors of a model: name -> factor; `transposed`: A (in, r), B (r, out)."""
+    """How a format of low-rank pairs names and lays them out: name -> factor; `transposed`: A (in, r), B (r, out)."""
 
     names: Mapping[str, Factor]
     transposed: bool = False
@@ -79,8 +81,6 @@ class Layout:
         """Of the stored tensor."""
         layer, target = factor.place
         out_features, in_features = model.blocks[layer].projections[target]
-        if factor.part == "m":
-            return (out_features,)
         shape = (rank, in_features) if factor.part == "A" else (out_features, rank)
         return shape[::-1] if self.transposed else shape
 
@@ -99,27 +99,18 @@ def places(model: Model) -> Iterator[tuple[Place, str]]:
             yield (layer, target), hf_module(model.naming.modules, layer, target)
 
 
-def ranks_of(
-    where: str,
-    model: Model,
-    tensors: Mapping[str, TensorInfo],
-    layout: Layout,
-    stated: Mapping[Place, int] | None = None,
-) -> dict[Place, int]:
-    """The rank of every projection that has factors: as `stated`, which must be all of them, or as the shapes say.
+def ranks_of(where: str, model: Model, tensors: Mapping[str, TensorInfo], layout: Layout) -> dict[Place, int]:
+    """The rank of every projection that has factors, as the shapes say.
 
     FeatherbackError listing every tensor that is missing, unknown or of another shape. `where`: "The adapter in x".
     """
     by_factor = {factor: name for name, factor in layout.names.items()}
-    found: dict[Place, int] = dict(stated or {})
+    found: dict[Place, int] = {}
     problems: list[str] = []
     for name, info in tensors.items():
         factor = layout.names.get(name)
         if factor is None:
             problems.append(f"{name} is not a LoRA tensor of this model")
-            continue
-        if factor.place not in found and stated is not None:
-            problems.append(f"{name} is of a module that its configuration leaves out")
             continue
         if factor.place not in found:
             a = Factor(factor.place, "A")
@@ -181,49 +172,42 @@ def check_modules(where: str, model: Model, names: Mapping[str, TensorInfo], mar
 
 
 def form_of(
-    where: str, model: Model, pairs: Mapping[Place, Pair], usual: Pair | None = None, rslora: bool = False,
-    dora: bool = False,
+    where: str, model: Model, kinds: Mapping[Place, Kind], usual: Kind | None = None
 ) -> Form:  # fmt: skip
-    """The form of an adapter that has these pairs, most of them `usual` (None, or one that none has: the commonest).
+    """The form of an adapter that has these kinds, most of them `usual` (None, or one that none has: the commonest).
 
     FeatherbackError if there is none, or if their sizes differ so much that holding them would take far more than they
     hold: a layer takes as much memory as the largest.
     """
-    if not pairs:
+    if not kinds:
         raise FeatherbackError(f"{where} holds no LoRA pair.")
     sizes: Counter[int] = Counter()
-    for (layer, target), pair in pairs.items():
-        sizes[layer] += pair.rank * sum(model.blocks[layer].projections[target])
+    for (layer, target), kind in kinds.items():
+        parts = kind.parts(target, model.blocks[layer].projections[target]).values()
+        sizes[layer] += sum(math.prod(part.shape) for part in parts)
     if len(sizes) * max(sizes.values()) > 16 * sum(sizes.values()):
         raise FeatherbackError(f"{where} has ranks that differ too much between layers to be one adapter.")
-    if usual is None or usual not in pairs.values():  # a rank that no projection has must not take memory
-        usual = Counter(pairs.values()).most_common(1)[0][0]
-    targets = tuple(name for name in model.blocks[0].projections if any(name == target for _, target in pairs))
+    if usual is None or usual not in kinds.values():  # a rank that no projection has must not take memory
+        usual = Counter(kinds.values()).most_common(1)[0][0]
+    targets = tuple(name for name in model.blocks[0].projections if any(name == target for _, target in kinds))
     exceptions = {
-        (layer, target): pairs.get((layer, target))
+        (layer, target): kinds.get((layer, target))
         for layer in range(len(model.blocks))
         for target in targets
-        if pairs.get((layer, target)) != usual
+        if kinds.get((layer, target)) != usual
     }
-    return Form(usual.rank, usual.alpha, targets, rslora, exceptions, dora)
+    return Form(usual, targets, exceptions)
 
 
-def check_alpha(where: str, name: str, alpha: object) -> float:
-    """A number that an adapter may be scaled by; FeatherbackError for anything else."""
-    if type(alpha) not in (int, float) or not LEAST_ALPHA <= alpha <= MOST_ALPHA:  # type: ignore[operator]
+def pairs_of(adapter: Adapter, format: str, title: str) -> PairAt:
+    """Rank and scale of each projection; FeatherbackError for an adapter that `format` has no place for."""
+    kind = adapter.form.kind
+    if format not in kind.formats or not isinstance(kind, LoRAKind):
         raise FeatherbackError(
-            f"{where} has {name} {shown(alpha)}; it must be a number from {LEAST_ALPHA:g} to {MOST_ALPHA:g}."
-        )
-    return float(alpha)  # type: ignore[arg-type]
-
-
-def check_plain(adapter: LoRA, title: str) -> None:
-    """FeatherbackError for a DoRA adapter, which the format `title` has no place for."""
-    if adapter.form.dora:
-        raise FeatherbackError(
-            f"The adapter is a DoRA, which {title} cannot hold; export it "
+            f"The adapter is a {kind.title}, which {title} cannot hold; export it "
             f"{argument('to', 'merged')}, or {argument('to', 'peft')}, which keeps it."
         )
+    return cast(PairAt, adapter.form.at)
 
 
 def rescaled(values: Float32, factor: Factor, ratio: float) -> Float32:
@@ -239,12 +223,12 @@ def rescaled(values: Float32, factor: Factor, ratio: float) -> Float32:
     return product
 
 
-def factors(adapter: LoRA) -> Iterator[tuple[Factor, Float32]]:
+def factors(adapter: Adapter) -> Iterator[tuple[Factor, Float32]]:
     """Every factor of an adapter in order, a layer at a time; FeatherbackError if one holds NaN or infinity."""
     for layer in range(adapter.parameters.layers):
         state = adapter.layer_state(layer)
-        for target in adapter.layout.adapted(layer):
-            for part in adapter.form.parts:
+        for target in adapter.layout.kinds(layer):
+            for part in adapter.layout.parts(layer, target):
                 name = adapter.name(layer, target, part)
                 if not math.isfinite(kernels.sum_squares(state[name].reshape(-1))):
                     raise FeatherbackError(f"The adapter is not saved: {name} holds NaN or infinity.")

@@ -11,29 +11,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from featherback import kernels
 from featherback.adapters.base_model import hub_name
+from featherback.adapters.form import Form
 from featherback.adapters.formats.base import (
     Factor,
     Float32,
     Format,
     Layout,
     MisfitError,
+    PairAt,
     StoredAdapter,
-    check_alpha,
-    check_plain,
     factors,
     form_of,
+    pairs_of,
     ranks_of,
     rescaled,
 )
-from featherback.adapters.lora import Form, LoRA, Pair, reordered, scale_of
+from featherback.adapters.lora import Adapter, reordered
 from featherback.architecture.permute import hf_to_gguf_rows
 from featherback.errors import FeatherbackError, shown
 from featherback.files import open_regular
+from featherback.layers.adapters.lora import LoRAKind, check_alpha
 from featherback.models.model import Model
 from featherback.weights.gguf import MAGIC, GGUFFile
 from featherback.weights.quantize import quantize
@@ -66,20 +69,22 @@ class GGUF(Format):
             layout = layout_of(model)
             where = f"The adapter {path}"
             ranks = ranks_of(where, model, file.tensors, layout)
-            pairs = {place: Pair(rank, alpha or float(rank)) for place, rank in ranks.items()}
-            yield _Stored(form_of(where, model, pairs), file, layout, model)
+            kinds = {place: LoRAKind(rank=rank, alpha=alpha or float(rank)) for place, rank in ranks.items()}
+            yield _Stored(form_of(where, model, kinds), file, layout, model)
         finally:
             file.close()
 
-    def save(self, adapter: LoRA, path: Path, base_model: str | None = None, kind: TensorType = TensorType.F32) -> None:
+    def save(
+        self, adapter: Adapter, path: Path, base_model: str | None = None, kind: TensorType = TensorType.F32
+    ) -> None:
         """Write the adapter as one file, whole or not at all, its factors as `kind`, one of `TYPES`.
 
         `base_model`: the base's name on the Hub (default: `hub_name`). Where there is none, its file's name is written.
         FeatherbackError if it cannot be written, holds NaN or infinity, or `kind` cannot hold its values.
         """
-        check_plain(adapter, self.title)
+        pair_at = pairs_of(adapter, "gguf", self.title)
         model, layout = adapter.model, layout_of(adapter.model)
-        alpha = float(np.float32(_effective_alpha(adapter.form, adapter.form.rank, adapter.form.alpha)))
+        alpha = float(np.float32(_effective_alpha(cast(LoRAKind, adapter.form.kind))))
         metadata: dict[str, Value] = {
             "general.type": "adapter",
             "general.architecture": model.family.architecture,
@@ -91,10 +96,10 @@ class GGUF(Format):
         metadata |= {"general.base_model.count": 1, "general.base_model.0.name": name}
         if base is not None:
             metadata["general.base_model.0.repo_url"] = f"https://huggingface.co/{base}"
-        values = _Values(adapter, alpha, kind)
+        values = _Values(adapter, pair_at, alpha, kind)
         tensors = []
         for name, factor in layout.names.items():
-            if pair := adapter.form.pair(*factor.place):
+            if pair := pair_at(*factor.place):
                 shape = layout.shape(model, factor, pair.rank)
                 tensors.append(OutTensor(name, kind, shape, partial(values.next, factor)))
         write_gguf(path, metadata, tensors)
@@ -103,8 +108,8 @@ class GGUF(Format):
 class _Values:
     """The factors of an adapter as bytes, in the order in which they are written."""
 
-    def __init__(self, adapter: LoRA, alpha: float, kind: TensorType) -> None:
-        self._model, self._form, self._alpha, self._kind = adapter.model, adapter.form, alpha, kind
+    def __init__(self, adapter: Adapter, pair_at: PairAt, alpha: float, kind: TensorType) -> None:
+        self._model, self._pair_at, self._alpha, self._kind = adapter.model, pair_at, alpha, kind
         self._factors = factors(adapter)
 
     def next(self, factor: Factor) -> Iterator[memoryview]:
@@ -113,10 +118,10 @@ class _Values:
         assert found == factor
         (layer, target), part = factor
         if part == "B":
-            pair = self._form.pair(layer, target)
+            pair = self._pair_at(layer, target)
             assert pair is not None
             values = values[gguf_rows(self._model, layer, target)]
-            wanted = _effective_alpha(self._form, *pair)
+            wanted = _effective_alpha(pair)
             if np.float32(wanted) != np.float32(self._alpha):
                 values = rescaled(values, factor, wanted / self._alpha)
         with np.errstate(over="ignore"):
@@ -160,9 +165,9 @@ def gguf_rows(model: Model, layer: int, target: str) -> np.ndarray[tuple[int], n
     return reordered(block, target, heads if model.family.gguf_interleaved else {}, hf_to_gguf_rows)
 
 
-def _effective_alpha(form: Form, rank: int, alpha: float) -> float:
+def _effective_alpha(pair: LoRAKind) -> float:
     """What divided by the rank is the scale."""
-    return scale_of(Pair(rank, alpha), form.rslora) * rank if form.rslora else alpha
+    return pair.scale * pair.rank if pair.rslora else pair.alpha
 
 
 def _alpha(file: GGUFFile, model: Model) -> float:

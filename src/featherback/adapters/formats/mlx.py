@@ -9,30 +9,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from featherback.adapters.base_model import base_model_name
+from featherback.adapters.form import Form
 from featherback.adapters.formats.base import (
     Factor,
     Float32,
     Format,
     Layout,
+    PairAt,
     StoredAdapter,
-    check_alpha,
     check_modules,
-    check_plain,
     factors,
     form_of,
+    pairs_of,
     places,
     ranks_of,
     rescaled,
 )
-from featherback.adapters.lora import Form, LoRA, Pair, scale_of
+from featherback.adapters.lora import Adapter
 from featherback.adapters.safetensors_writer import write_safetensors
 from featherback.errors import FeatherbackError, shown
 from featherback.files import make_folder, read_json, write_json
+from featherback.layers.adapters.lora import LoRAKind, check_alpha
 from featherback.models.model import Model
 from featherback.weights.safetensors import SafetensorsFile
 from featherback.weights.store import floats
@@ -57,27 +59,27 @@ class MLX(Format):
             check_modules(where, model, file.tensors, ".lora_")
             layout = layout_of(model)
             ranks = ranks_of(where, model, file.tensors, layout)
-            pairs = {place: Pair(rank, scale * rank) for place, rank in ranks.items()}
-            yield _Stored(form_of(where, model, pairs), file, layout)
+            kinds = {place: LoRAKind(rank=rank, alpha=scale * rank) for place, rank in ranks.items()}
+            yield _Stored(form_of(where, model, kinds), file, layout)
         finally:
             file.close()
 
-    def save(self, adapter: LoRA, directory: Path, base_model: str | None = None) -> None:
+    def save(self, adapter: Adapter, directory: Path, base_model: str | None = None) -> None:
         """Write the adapter into `directory`, which is made if need be; each file appears whole or not at all.
 
         FeatherbackError if it cannot be written, or holds NaN or infinity.
         """
-        check_plain(adapter, self.title)
+        pair_at, usual = pairs_of(adapter, "mlx", self.title), cast(LoRAKind, adapter.form.kind)
         make_folder(directory)
         layout, rank = layout_of(adapter.model), adapter.layout.most_rank
         shapes = {
             name: layout.shape(adapter.model, factor, rank)
             for name, factor in layout.names.items()
-            if adapter.form.pair(*factor.place)
+            if pair_at(*factor.place)
         }
-        write_safetensors(directory / WEIGHTS_FILE, shapes, _tensors(adapter))
+        write_safetensors(directory / WEIGHTS_FILE, shapes, _tensors(adapter, pair_at, usual.scale))
         base = base_model or base_model_name(adapter.model)
-        write_json(directory / CONFIG_FILE, _configuration(adapter, base))
+        write_json(directory / CONFIG_FILE, _configuration(adapter, usual.scale, base))
 
 
 class _Stored(StoredAdapter):
@@ -108,12 +110,8 @@ def _scale(file: Path) -> float:
     return check_alpha(str(file), "scale", parameters.get("scale"))
 
 
-def _usual_scale(form: Form) -> float:
-    return scale_of(Pair(form.rank, form.alpha), form.rslora)
-
-
-def _tensors(adapter: LoRA) -> Iterator[tuple[str, Float32]]:
-    usual, rank = _usual_scale(adapter.form), adapter.layout.most_rank
+def _tensors(adapter: Adapter, pair_at: PairAt, usual: float) -> Iterator[tuple[str, Float32]]:
+    rank = adapter.layout.most_rank
     for factor, values in factors(adapter):
         (layer, target), part = factor
         stored = values.T
@@ -121,22 +119,22 @@ def _tensors(adapter: LoRA) -> Iterator[tuple[str, Float32]]:
         if missing:
             widths = [(0, 0), (0, missing)] if part == "A" else [(0, missing), (0, 0)]
             stored = np.pad(stored, widths)
-        scale = adapter.form.scale(layer, target)
-        if part == "B" and scale != usual:
-            stored = rescaled(stored, factor, scale / usual)
+        pair = pair_at(layer, target)
+        if part == "B" and pair is not None and pair.scale != usual:
+            stored = rescaled(stored, factor, pair.scale / usual)
         yield f"{adapter.module(layer, target)}.lora_{part.lower()}", np.ascontiguousarray(stored)
 
 
-def _configuration(adapter: LoRA, base_model: str) -> dict[str, Any]:
+def _configuration(adapter: Adapter, scale: float, base_model: str) -> dict[str, Any]:
     """mlx-lm makes pairs in the last `num_layers` layers, of the modules in `keys`; those not in the file are zero."""
-    layers = [layer for layer in range(adapter.parameters.layers) if adapter.layout.adapted(layer)]
+    layers = [layer for layer in range(adapter.parameters.layers) if adapter.layout.kinds(layer)]
     return {
         "fine_tune_type": "lora",
         "model": base_model,
         "num_layers": adapter.parameters.layers - min(layers),
         "lora_parameters": {
             "rank": adapter.layout.most_rank,
-            "scale": _usual_scale(adapter.form),
+            "scale": scale,
             "dropout": 0.0,
             "keys": [adapter.module(0, target).split(".layers.0.")[1] for target in adapter.targets],
         },

@@ -9,55 +9,51 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from featherback.adapters.base_model import base_model_name
+from featherback.adapters.form import Form, Place
 from featherback.adapters.formats.base import (
     Factor,
     Float32,
     Format,
-    Layout,
+    MisfitError,
     StoredAdapter,
-    check_alpha,
     check_modules,
     factors,
     form_of,
     places,
-    ranks_of,
 )
-from featherback.adapters.lora import PARTS, Form, LoRA, Pair, Place
+from featherback.adapters.lora import Adapter
 from featherback.adapters.safetensors_writer import write_safetensors
 from featherback.errors import FeatherbackError, shown
 from featherback.files import make_folder, read_json, write_json
+from featherback.layers.adapters import KINDS
+from featherback.layers.adapters.base import Kind, Part
 from featherback.models.model import Model
 from featherback.weights.safetensors import SafetensorsFile
 from featherback.weights.store import floats
+from featherback.weights.types import TensorInfo
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 PREFIX = "base_model.model."
 
-# Entries of adapter_config.json that change what the adapter computes, with the values that change nothing.
+# Entries of adapter_config.json that change what any adapter computes, with the values that change nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",),
-    "lora_bias": (False, None),
     "bias": ("none", None),
     "fan_in_fan_out": (False, None),
     "modules_to_save": (None, []),
     "layers_pattern": (None, [], "", "layers", ["layers"]),
-    "layer_replication": (None, []),
     "trainable_token_indices": (None, [], {}),
     "target_parameters": (None, []),
-    "alora_invocation_tokens": (None, []),
-    # PiSSA, OLoRA, CorDA and LoftQ also change the base model, so their adapters do not fit it.
-    "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),
 }
 _OFF: tuple[Any, ...] = (None, False, {}, [])
-# Of what stands in use_... or ..._config, unknown entries are taken to change what is computed; these do not, or are
-# read.
-_INERT = ("use_rslora", "use_dora", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config")
+# Of what stands in use_... or ..._config, unknown entries are taken to change what is computed; this does not.
+_INERT = ("runtime_config",)
 _SWITCH = re.compile(r"use_.*|.*_config")
 
 
@@ -82,24 +78,16 @@ class PEFT(Format):
         file = SafetensorsFile(path / WEIGHTS_FILE)
         try:
             where = f"The adapter in {path}"
-            check_modules(where, model, file.tensors, ".lora_")
-            layout = Layout(
-                {
-                    f"{PREFIX}{module}.{PARTS[part]}": Factor(place, part)
-                    for place, module in places(model)
-                    for part in PARTS
-                    if part != "m" or config.dora
-                }
-            )
-            there = {layout.names[name].place for name in file.tensors if name in layout.names}
-            pairs = config.pairs(model, there)
-            ranks_of(where, model, file.tensors, layout, {place: pair.rank for place, pair in pairs.items()})
-            form = form_of(where, model, pairs, config.usual, config.rslora, config.dora)
-            yield _Stored(form, file, layout)
+            check_modules(where, model, file.tensors, config.kind.peft_mark)
+            names = config.names(model)
+            there = {names[name].place for name in file.tensors if name in names}
+            kinds = config.kinds(model, there)
+            _check_tensors(where, model, file.tensors, names, kinds, config.kind.title)
+            yield _Stored(form_of(where, model, kinds, config.usual), file, names)
         finally:
             file.close()
 
-    def save(self, adapter: LoRA, directory: Path, base_model: str | None = None) -> None:
+    def save(self, adapter: Adapter, directory: Path, base_model: str | None = None) -> None:
         """Write the adapter into `directory`, which is made if need be; each file appears whole or not at all.
 
         `base_model`: what the configuration calls the base (default: `base_model_name`). FeatherbackError if it cannot
@@ -118,45 +106,98 @@ class PEFT(Format):
 
 
 class _Stored(StoredAdapter):
-    def __init__(self, form: Form, file: SafetensorsFile, layout: Layout) -> None:
+    def __init__(self, form: Form, file: SafetensorsFile, names: Mapping[str, Factor]) -> None:
         self.form, self._file = form, file
-        self._names = {factor: name for name, factor in layout.names.items()}
+        self._names = {factor: name for name, factor in names.items()}
 
     def factor(self, factor: Factor) -> Float32:
         return floats(self._file, self._names[factor])
 
 
+def _check_tensors(
+    where: str,
+    model: Model,
+    tensors: Mapping[str, TensorInfo],
+    names: Mapping[str, Factor],
+    kinds: Mapping[Place, Kind],
+    title: str,
+) -> None:
+    """FeatherbackError listing every tensor that is missing, unknown or of another shape."""
+    by_factor = {factor: name for name, factor in names.items()}
+    wanted = {
+        by_factor[Factor(place, name)]: part.stored
+        for place, kind in kinds.items()
+        for name, part in _parts(model, place, kind).items()
+    }
+    problems = [f"{name} is missing" for name in wanted if name not in tensors]
+    for name, info in tensors.items():
+        if name not in names:
+            problems.append(f"{name} is not a {title} tensor of this model")
+        elif name not in wanted:
+            problems.append(f"{name} is of a module that its configuration leaves out")
+        elif info.shape != wanted[name]:
+            problems.append(f"{name} is {info.shape}, not {wanted[name]}")
+    if problems:
+        raise MisfitError(where, model, problems)
+
+
+def _parts(model: Model, place: Place, kind: Kind) -> dict[str, Part]:
+    layer, target = place
+    return kind.parts(target, model.blocks[layer].projections[target])
+
+
 class _Configuration:
-    """An adapter_config.json; FeatherbackError if it describes anything but LoRA or DoRA."""
+    """An adapter_config.json; FeatherbackError if it describes no kind of adapter that there is."""
 
     def __init__(self, file: Path, entries: Mapping[str, Any]) -> None:
-        self.file, self.entries = file, entries
+        self.where, self.entries = str(file), entries
+        self.kind = kind_in(entries)
+        neutral = {**_NEUTRAL, **self.kind.peft_neutral}
+        inert = (*_INERT, *self.kind.peft_read)
         strange = [
             f"{key} = {shown(value)}"
             for key, value in entries.items()
-            if (key in _NEUTRAL and value not in _NEUTRAL[key])
-            or (_SWITCH.fullmatch(key) and key not in _INERT and value not in _OFF)
+            if (key in neutral and value not in neutral[key])
+            or (_SWITCH.fullmatch(key) and key not in inert and value not in _OFF)
         ]
         if strange:
             raise FeatherbackError(f"{file} describes an adapter that is not a plain LoRA ({', '.join(strange)}).")
-        self.usual = Pair(self._rank("rank", entries.get("r")), self._alpha(entries.get("lora_alpha", 8)))
-        self.rslora, self.dora = self._switch("use_rslora"), self._switch("use_dora")
+        self.usual = self.kind.from_peft(self)
 
-    def _switch(self, name: str) -> bool:
+    def get(self, name: str, default: Any = None) -> Any:
+        """An entry."""
+        return self.entries.get(name, default)
+
+    def switch(self, name: str) -> bool:
+        """An entry that is true or false."""
         value = self.entries.get(name)
         if value is not None and not isinstance(value, bool):
-            raise FeatherbackError(f"{self.file} has {name} {shown(value)}; it must be true or false.")
+            raise FeatherbackError(f"{self.where} has {name} {shown(value)}; it must be true or false.")
         return bool(value)
 
-    def pairs(self, model: Model, there: set[Place]) -> dict[Place, Pair]:
-        """The pairs that the file must have; `there`: those that it has, where the configuration is no list."""
-        ranks = _by_module(
-            model, ((key, self._rank(f"rank {key}", rank)) for key, rank in self._entries("rank_pattern"))
-        )
-        alphas = _by_module(model, ((key, self._alpha(alpha)) for key, alpha in self._entries("alpha_pattern")))
+    def names(self, model: Model) -> dict[str, Factor]:
+        """PEFT's name of every tensor that an adapter of this kind can have."""
+        return {
+            f"{PREFIX}{module}.{part.peft}": Factor(place, name)
+            for place, module in places(model)
+            for name, part in _parts(model, place, self.usual).items()
+        }
+
+    def kinds(self, model: Model, there: set[Place]) -> dict[Place, Kind]:
+        """What the file must have; `there`: the projections that it has, where the configuration is no list."""
+        own = {
+            setting: _by_module(
+                model,
+                (
+                    (key, self.kind.peft_setting(self.where, setting, f"{setting} {key}", value))
+                    for key, value in self._entries(entry)
+                ),
+            )
+            for setting, entry in self.kind.peft_patterns.items()
+        }
         wanted = self._wanted(model, there)
         return {
-            place: Pair(ranks.get(module, self.usual.rank), alphas.get(module, self.usual.alpha))
+            place: replace(self.usual, **{name: found[module] for name, found in own.items() if module in found})
             for place, module in places(model)
             if place in wanted
         }
@@ -173,7 +214,7 @@ class _Configuration:
             ("layers_to_transform", layers, int),
         ):
             if value is not None and not (isinstance(value, list) and all(type(x) is kind for x in value)):
-                raise FeatherbackError(f"{self.file} has {name} {shown(value)}, which cannot be read.")
+                raise FeatherbackError(f"{self.where} has {name} {shown(value)}, which cannot be read.")
         if targets is None:
             targets = [target for _, target in there]
         targeted, left_out, some = frozenset(targets), frozenset(excluded or []), frozenset(layers or [])
@@ -189,22 +230,19 @@ class _Configuration:
         """The entries of rank_pattern or alpha_pattern, each a module's name, or the end of one; "^": all of it."""
         pattern = self.entries.get(name) or {}
         if not isinstance(pattern, dict):
-            raise FeatherbackError(f"{self.file} has {name} {shown(pattern)}, which cannot be read.")
+            raise FeatherbackError(f"{self.where} has {name} {shown(pattern)}, which cannot be read.")
         for key, value in pattern.items():
             plain = key.replace(r"\.", ".")
             if not re.fullmatch(r"\^?[\w.-]+", plain):
                 raise FeatherbackError(
-                    f"{self.file} has the regular expression {shown(key)} in {name}; only names of modules are read."
+                    f"{self.where} has the regular expression {shown(key)} in {name}; only names of modules are read."
                 )
             yield plain, value
 
-    def _rank(self, name: str, rank: Any) -> int:
-        if type(rank) is not int or rank < 1:
-            raise FeatherbackError(f"{self.file} has {name} {shown(rank)}; it must be a positive whole number.")
-        return rank
 
-    def _alpha(self, alpha: Any) -> float:
-        return check_alpha(str(self.file), "alpha", alpha)
+def kind_in(entries: Mapping[str, Any]) -> type[Kind]:
+    """The kind of adapter that a configuration seems to describe; LoRA where it describes none."""
+    return next((KINDS[name] for name in KINDS.names if KINDS[name].in_peft(entries)), KINDS["lora"])
 
 
 def _ends(module: str) -> list[str]:
@@ -226,33 +264,24 @@ def _by_module(model: Model, entries: Iterable[tuple[str, Any]]) -> dict[str, An
     return found
 
 
-def _tensors(adapter: LoRA) -> Iterator[tuple[str, Float32]]:
+def _tensors(adapter: Adapter) -> Iterator[tuple[str, Float32]]:
     for (place, part), values in factors(adapter):
         yield PREFIX + adapter.name(*place, part), values
 
 
-def _configuration(adapter: LoRA, base_model: str) -> dict[str, Any]:
+def _configuration(adapter: Adapter, base_model: str) -> dict[str, Any]:
     form = adapter.form
-    unusual = {adapter.module(*place): pair for place, pair in form.exceptions.items()}
+    unusual = {adapter.module(*place): kind for place, kind in form.exceptions.items()}
     complete = None not in unusual.values()
-    return {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base_model,
-        "r": form.rank,
-        "lora_alpha": _number(form.alpha),
-        "rank_pattern": {name: pair.rank for name, pair in unusual.items() if pair},
-        "alpha_pattern": {name: _number(pair.alpha) for name, pair in unusual.items() if pair},
+    targets = {
         "target_modules": list(form.targets) if complete else _modules(adapter),
         **_excluded(adapter.model.naming.others),
-        "lora_dropout": adapter.dropout,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "use_rslora": form.rslora,
-        "use_dora": form.dora,
-        "modules_to_save": None,
-        "init_lora_weights": True,
-        "inference_mode": True,
+    }
+    return {
+        "peft_type": form.kind.peft_type,
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        **form.kind.peft_entries(unusual, targets),
     }
 
 
@@ -262,17 +291,13 @@ def _excluded(others: tuple[str, ...]) -> dict[str, str]:
     return {"exclude_modules": rf"(.*\.)?({parts}).*"} if parts else {}
 
 
-def _modules(adapter: LoRA) -> list[str]:
+def _modules(adapter: Adapter) -> list[str]:
     """The whole names of the modules that are adapted."""
     return [
         adapter.module(layer, target)
         for layer in range(adapter.parameters.layers)
-        for target in adapter.layout.adapted(layer)
+        for target in adapter.layout.kinds(layer)
     ]
-
-
-def _number(value: float) -> int | float:
-    return int(value) if value.is_integer() else value
 
 
 FORMAT = PEFT()

@@ -61,12 +61,13 @@ class Adapter(Kind):
 
 def _leads_to(place: Path) -> str:
     """The format to export it to: one that it is not in already, and that can hold it."""
+    from featherback.adapters.formats.peft import kind_in
     from featherback.files import read_json
 
     if place.is_file():
         return "peft"
     configuration = read_json(place / _CONFIG)
-    return "merged" if isinstance(configuration, dict) and configuration.get("use_dora") else "gguf"
+    return "gguf" if not isinstance(configuration, dict) or "gguf" in kind_in(configuration).formats else "merged"
 
 
 def _kind(path: Path) -> str:

@@ -33,6 +33,7 @@ class Run(Kind):
         }
 
     def outlook(self, path: Path, named: str) -> Outlook:
+        from featherback.layers.adapters import kind_of
         from featherback.training.outcome import again, talk, worsening
         from featherback.training.run_directory import RunDirectory
 
@@ -47,12 +48,11 @@ class Run(Kind):
         if record["configuration"].get("train") == "full":
             more = quoted("featherback", "train", named, "--data", DATA, "--out", OTHER_OUT)
             return Outlook([quoted(*talk(record, named)), more])
+        kind = kind_of(record["configuration"])
         return Outlook(
             [
                 quoted(*talk(record, named)),
-                quoted(
-                    "featherback", "export", named, "--to", "merged" if record["configuration"].get("dora") else "gguf"
-                ),
+                quoted("featherback", "export", named, "--to", "gguf" if "gguf" in kind.formats else "merged"),
                 quoted("featherback", "train", model, "--from", named, "--data", DATA, "--out", OTHER_OUT),
             ],
             notes=notes,

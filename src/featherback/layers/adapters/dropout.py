@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 from zlib import crc32
 
-from featherback.noise import dropped_share
+from featherback.backend.protocol import Array
+from featherback.layers.context import Context
+from featherback.noise import Draw, Key, dropped_share
 
 _PURPOSE = crc32(b"dropout")
 """Begins the key: other random numbers of the same seed and step have nothing to do with these."""
@@ -19,9 +21,15 @@ class Mask(NamedTuple):
     """M of one projection for the tokens of a batch, or some of its columns."""
 
     rate: float
-    key: tuple[int, ...]
+    key: Key
     first_token: int  # of the batch, among those of the step
     first_column: int = 0
+
+    @classmethod
+    def of(cls, rate: float, draw: Draw, layer: int, projection: str) -> Mask:
+        """That of a stored projection for a batch of a step."""
+        key = (_PURPOSE, draw.seed, draw.step, layer, crc32(projection.encode()))
+        return cls(rate, key, draw.first_token)
 
     @property
     def gain(self) -> float:
@@ -32,16 +40,7 @@ class Mask(NamedTuple):
         """Of the columns from `first` on."""
         return self._replace(first_column=self.first_column + first)
 
-
-class Dropout(NamedTuple):
-    """What the masks of one batch have in common."""
-
-    rate: float
-    seed: int
-    step: int  # of the optimiser
-    first_token: int  # of the batch, among those of the step
-
-    def mask(self, layer: int, projection: str) -> Mask:
-        """That of a stored projection."""
-        key = (_PURPOSE, self.seed, self.step, layer, crc32(projection.encode()))
-        return Mask(self.rate, key, self.first_token)
+    def drop(self, ctx: Context, x: Array, out: Array, *, accumulate: bool = False) -> None:
+        """out (T, n) (+)= M x for the span's rows of x (T, n)."""
+        corner = (self.first_token + ctx.span.start, self.first_column)
+        ctx.ops.drop(x, self.key, self.rate, corner, out, accumulate=accumulate)
