@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featherback import kernels
 from featherback.backend.arena import aligned
@@ -242,8 +243,8 @@ class CountingOperations:
             "attention", kernels.attention_backward_cost(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap, prefix)
         )
 
-    def total(self, x: Blank) -> float:
-        return 0.0
+    def to_host(self, x: Blank) -> NDArray[np.float64]:
+        return np.zeros(x.shape)
 
     def sum_squares(self, x: Blank) -> float:
         self.work.moved += x.nbytes

@@ -10,6 +10,8 @@ from featherback import families
 from featherback.adapters.lora import LoRALayout
 from featherback.architecture.config import ModelConfig
 from featherback.backend.counting import BlankMatrix
+from featherback.layers.objectives.base import Objective
+from featherback.layers.objectives.next_token import NEXT_TOKEN
 from featherback.memory import disk
 from featherback.memory.stored import StoredSizes, total
 from featherback.models.model import Model
@@ -29,6 +31,7 @@ class Job(StoredSizes):
 
     method: type[Any]  # a methods.Method
     options: Any = None  # the method's; None: the defaults
+    objective: Objective = NEXT_TOKEN
     rank: int = 8
     targets: str | tuple[str, ...] = "all"
     dropout: float = 0.0  # of LoRA's inputs
