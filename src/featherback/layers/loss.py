@@ -127,12 +127,11 @@ class Weights:
         """From what is minimised, scaled, derived by each log-probability."""
         if softmax.further is None and softmax.logits is None:
             return cls(-slopes.first, 0.0, np.empty(0), 0.0)
-        beside: Numbers | float = slopes.mean
-        if softmax.further is not None:
-            beside += np.bincount(targets.further_rows, slopes.further, len(targets.rows)).astype(np.float64)
+        beside = np.zeros(len(targets.rows)) + slopes.mean
+        np.add.at(beside, targets.further_rows, slopes.further)
         of_first, of_further = softmax.slopes(ctx, head.softcap)
-        first = np.broadcast_to(-beside * of_first, len(targets.rows))
-        return cls(-(slopes.first + beside), first, slopes.further * of_further, slopes.mean / head.weight.rows)
+        further, mean = slopes.further * of_further, slopes.mean / head.weight.rows
+        return cls(-(slopes.first + beside), -beside * of_first, further, mean)
 
     @property
     def scale(self) -> float:
