@@ -249,3 +249,132 @@ def test_gradients_of_the_head(all_twins: dict[str, Twins], head: str, name: str
     for chunk, whole in ((None, False), (6, False), (None, True)):
         apart = errors_of_head(all_twins[head], name, chunk, whole)
         assert max(apart.values()) < BOUND, (chunk, whole, apart)
+
+
+def fault(monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
+    """What the check above must find."""
+    if plant == "derivatives swapped":
+        times = PerTarget.times
+        monkeypatch.setattr(PerTarget, "times", lambda self, f: replace(times(self, f), first=f * self.first[::-1]))
+    elif plant == "a chunk is not scaled":
+        placed = losses.placed
+
+        def skipping(ctx: Context, values: Any, n: int) -> Array:
+            return placed(ctx, np.ones(n) if (values < -0.01).all() else values, n)
+
+        monkeypatch.setattr(losses, "placed", skipping)
+    elif plant == "further targets are left out":
+        monkeypatch.setattr(PerTarget, "parted", lambda self, spans: (replace(p, further=0 * p.further) for p in spans))
+    else:
+        assert plant == "no cap on the evenly spread part"
+        slopes = "featherback.backend.cpu.CPUOperations.capped_slopes"
+        monkeypatch.setattr(slopes, staticmethod(lambda x, cap: x.fill(1)))
+
+
+@pytest.mark.parametrize(
+    ("plant", "name", "chunk"),
+    [
+        ("derivatives swapped", "preference", None),
+        ("derivatives swapped", "teacher", 6),
+        ("a chunk is not scaled", "preference", 6),
+        ("further targets are left out", "two answers", 6),
+        ("no cap on the evenly spread part", "smoothed", None),
+    ],
+)
+def test_a_planted_fault_is_found(
+    all_twins: dict[str, Twins], monkeypatch: pytest.MonkeyPatch, plant: str, name: str, chunk: int | None
+) -> None:
+    fault(monkeypatch, plant)
+    assert errors_of_head(all_twins["gemma2"], name, chunk)["x"] > 1e-3
+
+
+def truth_of_model(twins: Twins, state: dict[str, Array], batch: Batch, loss: Loss) -> Result:
+    """Through transformers and PEFT, each sequence by itself; the loss in float64 on the logits."""
+    peft = with_adapter(twins.reference, state, 16)
+    logits = [
+        peft(input_ids=torch.from_numpy(batch.tokens[a:b])[None].long(), use_cache=False).logits[0]
+        for a, b in zip(batch.cu_seqlens, batch.cu_seqlens[1:])
+    ]
+    mean = loss(torch.cat(logits).double()) / batch.n_targets
+    mean.backward()
+    grads = {n.removeprefix(PEFT_PREFIX).replace(".default.", "."): p.grad for n, p in peft.named_parameters()}
+    found = {name: grad.numpy().copy() for name, grad in grads.items() if grad is not None}
+    peft.unload()
+    return Result(mean.item(), found)
+
+
+def check_model(
+    twins: Twins, objective: Objective, batch: Batch, loss: Loss, method: str = "mesp", **plan: Any
+) -> None:
+    state = random_adapter(twins.reference, 4, seed=1)
+    chosen = Plan.default(twins.model.config, tokens=batch.n_tokens, compute="fp32")
+    chosen = replace(chosen, mlp_tile=256, vocab_tile=48, **plan)
+    found = with_plan(twins.model, state, batch, chosen, method, objective=objective)
+    assert_close(found, truth_of_model(twins, state, batch, loss), 5 * BOUND)
+
+
+@pytest.mark.parametrize(("method", "chunk"), [("mesp", None), ("mesp", 8), ("mebp", None)])
+@pytest.mark.parametrize("name", ["llama-untied", "gemma2"])
+def test_smoothing_through_a_model(all_twins: dict[str, Twins], name: str, method: str, chunk: int | None) -> None:
+    twins = all_twins[name]
+    batch = a_batch(twins.model.config.vocab_size)
+    check_model(twins, Smoothed(label_smoothing=0.2), batch, smoothed_truth(0.2, batch), method, chunk=chunk)
+
+
+@pytest.mark.parametrize("chunk", [None, 8])
+def test_preferences_of_answers_that_share_their_prompt(all_twins: dict[str, Twins], chunk: int | None) -> None:
+    """Laid down once, prompts change the order of sequences; an objective reads which each row was of."""
+    twins = all_twins["llama"]
+    one, other, *answers = draw((11, 9, 5, 8, 4, 6), 101, seed=3)
+    sequences = [other + answers[0], one + answers[1], one + answers[2], other + answers[3]]
+    labels = [[IGNORE] * size + row[size:] for row, size in zip(sequences, (9, 11, 11, 9))]
+    batch = Batch.from_sequences(sequences, labels)
+    assert share_prefixes(batch).n_tokens == batch.n_tokens - 18
+    objective = Preference(reference=(13.0, 8.0))
+    check_model(twins, objective, batch, objective.truth(batch), chunk=chunk)
+
+
+def test_further_targets_follow_their_rows() -> None:
+    """Rows that sharing a prefix moves."""
+    one, other, *answers = draw((11, 9, 5, 8, 4, 6), 101, seed=3)
+    sequences = [other + answers[0], one + answers[1], one + answers[2], other + answers[3]]
+    labels = [[IGNORE] * size + row[size:] for row, size in zip(sequences, (9, 11, 11, 9))]
+    batch = with_further(Batch.from_sequences(sequences, labels), 101, 2)
+    shared = share_prefixes(batch)
+    assert shared.prefix is not None
+
+    def told(batch: Batch) -> set[tuple[int, ...]]:
+        """(sequence, position, target, further target) of each."""
+        targets = batch.supervised()
+        rows = targets.further_rows
+        places = (targets.sequences[rows], batch.positions[targets.rows[rows]], targets.ids[rows], targets.further_ids)
+        return set(zip(*(place.tolist() for place in places)))
+
+    assert told(shared) == told(batch)
+    parts = [shared.supervised(slice(a, min(a + 7, shared.n_tokens))) for a in range(0, shared.n_tokens, 7)]
+    whole = shared.supervised()
+    for name in ("ids", "weights", "further_ids", "further_weights", "sequences"):
+        np.testing.assert_array_equal(np.concatenate([getattr(p, name) for p in parts]), getattr(whole, name))
+
+
+def test_random_directions_follow_the_objective(all_twins: dict[str, Twins]) -> None:
+    """MeZO's loss is the objective's; that of held-out data is next-token loss."""
+    twins = all_twins["gemma2"]
+    batch, state = a_batch(twins.model.config.vocab_size), random_adapter(twins.reference, 4, seed=1)
+    truth = truth_of_model(twins, state, batch, smoothed_truth(0.2, batch))
+    found = [
+        with_plan(
+            twins.model, state, batch, Plan.default(twins.model.config, tokens=batch.n_tokens, compute="fp32"), "mezo",
+            options=MeZOOptions(epsilon=1e-3), objective=objective,
+        )
+        for objective in (Smoothed(label_smoothing=0.2), NEXT_TOKEN)
+    ]  # fmt: skip
+    assert found[0].loss == pytest.approx(truth.loss, rel=1e-3)
+    assert abs(found[1].loss / truth.loss - 1) > 1e-2
+    z = {name: grad / np.float64(np.linalg.norm(grad)) for name, grad in found[0].grads.items()}
+    other = {name: grad / np.float64(np.linalg.norm(grad)) for name, grad in found[1].grads.items()}
+    assert all(abs(abs(np.vdot(z[name], other[name])) - 1) < 1e-3 for name in z)  # one direction, another slope
+    size = sum(np.vdot(g, g) for g in found[0].grads.values()) ** 0.5
+    along = sum(np.vdot(found[0].grads[name], truth.grads[name]) for name in z) / size
+    count = sum(g.size for g in z.values())
+    assert along == pytest.approx(size / count, rel=0.05)  # g z, |z|^2 ~ count; the slope along z is g . truth
