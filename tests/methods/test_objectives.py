@@ -192,7 +192,7 @@ class Collected:
 def of_head(
     model: Model, objective: Objective, batch: Batch, chunk: int | None = None, whole: bool = False
 ) -> tuple[float, float, dict[str, Array]]:
-    """The loss from a forward pass, that from a backward pass, and the gradients at the head of the batch's embeddings."""
+    """The loss from a forward pass, that from a backward pass, and the gradients of a model without blocks."""
     plan = replace(Plan.default(model.config, tokens=batch.n_tokens, compute="fp32"), vocab_tile=48, chunk=chunk)
     trained = None if whole else LoRA(model, 2, 16.0, "all")
     settings = Whole(SGD()) if whole else None

@@ -44,6 +44,7 @@ def job_options(config: TrainConfig) -> dict[str, Any]:
     return {
         "method": methods.METHODS[config.method],
         "options": methods.OPTIONS.make(config.method, config.method_options),
+        "objective": config.criterion,
         "rank": form.rank,
         "targets": form.targets if config.whole is None else (),
         "whole": config.whole,
