@@ -17,16 +17,17 @@ from featherback.backend.protocol import Array
 from featherback.data.batch import IGNORE, Batch, Further, Targets
 from featherback.data.prefixes import share_prefixes
 from featherback.layers.context import Context
-from featherback.layers.loss import HeadPass
 from featherback.layers.objectives.base import Objective, PerTarget
 from featherback.layers.objectives.next_token import NEXT_TOKEN
 from featherback.layers.objectives.smoothed import Smoothed
+from featherback.layers.softmax import HeadPass
 from featherback.memory.plan import Plan
 from featherback.methods import losses
 from featherback.methods.losses import loss_gradient
 from featherback.methods.mezo import MeZOOptions
 from featherback.models.model import Model
 from featherback.optim.rules.sgd import SGD
+from featherback.whole.head import HeadGradient
 from featherback.whole.settings import Whole
 from tests.methods.conftest import Twins
 from tests.methods.support import Result, assert_close, with_plan
@@ -182,7 +183,7 @@ class Collected:
         self.weight = np.full((model.head.weight.rows, model.head.weight.cols), np.nan, np.float32)
 
     def head(self, ctx: Context, done: HeadPass) -> None:
-        for rows, part in done.gradient(ctx, self._model.head, self._source, 7):
+        for rows, part in HeadGradient(ctx, self._model.head, self._source, done).tiles(7):
             self.weight[rows] = part
 
     def vector(self, ctx: Context, name: str, gradient: Array) -> None:

@@ -8,10 +8,10 @@ What an objective makes of the log-probabilities decides how the rows are weighe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +21,11 @@ from featherback.data.batch import Targets
 from featherback.layers.context import Context
 from featherback.layers.linear import norm_gradient
 from featherback.layers.moved import Spot, product, vector
-from featherback.layers.objectives.base import Numbers, PerTarget
+from featherback.layers.objectives.base import PerTarget
+from featherback.layers.softmax import ROWS, UNWEIGHED, HeadPass, Score, Softmax, Weights, placed
 from featherback.layers.span import pieces
 from featherback.parameters.roles import HEAD, NORM
 from featherback.weights.matrix import Matrix as StoredMatrix
-
-ROWS = 256
-"""Supervised tokens whose loss is finished at a time."""
-
-Score = Callable[[PerTarget], PerTarget | None]
-"""Log-probabilities -> the derivative of what is minimised by each; None: it is not known yet."""
 
 
 class HeadSource(Protocol):
@@ -41,210 +36,6 @@ class HeadSource(Protocol):
 
     def gather(self, stored: StoredMatrix, ids: NDArray[np.int32], out: Array) -> None:
         """out (n, D) = rows `ids`, dequantised."""
-
-
-@dataclass(frozen=True)
-class Softmax:
-    """What a pass over the vocabulary finds of n supervised rows: the online softmax's state, and what else is read."""
-
-    reference: Array  # (n,)
-    sum: Array  # (n,)
-    target_logit: Array  # (n,)
-    further: Array | None  # (E,), the logits of further targets, if there are any
-    logits: Array | None  # (n,), the sum of a row's logits, if it is wanted
-
-    @classmethod
-    def start(cls, ctx: Context, targets: Targets, over_vocabulary: bool) -> Softmax:
-        n, count = len(targets.rows), len(targets.further_rows)
-        names = {"softmax reference": -np.inf, "softmax sum": 0.0, "target logits": -np.inf}
-        reference, total, target_logit = (ctx.floats(name, n) for name in names)
-        for array, value in zip((reference, total, target_logit), names.values()):
-            ctx.ops.fill(array, value)
-        further = ctx.floats("logits of further targets", count) if count else None
-        logits = ctx.floats("sums of logits", n) if over_vocabulary else None
-        if logits is not None:
-            ctx.ops.fill(logits, 0)
-        return cls(reference, total, target_logit, further, logits)
-
-    def add(
-        self, ctx: Context, targets: Targets, first: int, logits: Array, softcap: float, p: Array | None = None,
-        dh: Array | None = None,
-    ) -> None:  # fmt: skip
-        """A tile's logits (n, tile), which are capped afterwards where their sums are wanted."""
-        ctx.ops.cross_entropy_tile(
-            logits, first, targets.ids, self.reference, self.sum, self.target_logit, p, dh, softcap=softcap
-        )
-        if self.further is not None:
-            ctx.ops.pick(logits, targets.further_rows, targets.further_ids - first, self.further)
-        if self.logits is not None:
-            if softcap:
-                ctx.ops.softcap(logits, softcap)
-            ctx.ops.add_row_sums(logits, self.logits)
-
-    def log_probs(self, ctx: Context, targets: Targets, vocabulary: int, softcap: float) -> PerTarget:
-        """Of all targets, in double."""
-        with ctx.frame():
-            losses = ctx.floats("loss", len(targets.rows))
-            ctx.ops.cross_entropy_finish(self.reference, self.sum, self.target_logit, losses, softcap=softcap)
-            first = -ctx.ops.to_host(losses)
-        if self.further is None and self.logits is None:
-            return PerTarget(first, np.empty(0))
-        sums = ctx.ops.to_host(self.target_logit) - first  # the logarithms of the rows' sums of exponentials
-        further = self.further_logits(ctx, softcap) - sums[targets.further_rows]
-        mean = 0.0 if self.logits is None else ctx.ops.to_host(self.logits) / vocabulary - sums
-        return PerTarget(first, further, mean)
-
-    def further_logits(self, ctx: Context, softcap: float) -> Numbers:
-        """(E,), capped."""
-        if self.further is None:
-            return np.empty(0)
-        logits = ctx.ops.to_host(self.further)
-        return softcap * np.tanh(logits / softcap) if softcap else logits
-
-    def slopes(self, ctx: Context, softcap: float) -> tuple[Numbers | float, Numbers]:
-        """Of the cap, at the logits of first (n,) and further (E,) targets."""
-        further = self.further_logits(ctx, softcap)
-        if not softcap:
-            return 1.0, np.ones(len(further))
-        return 1 - np.square(ctx.ops.to_host(self.target_logit) / softcap), 1 - np.square(further / softcap)
-
-
-@dataclass(frozen=True)
-class Weights:
-    """How the gradient of a row's hidden state is composed, each row of W times the slope of its logit's cap:
-
-    cross * (gradient of - log p of its first target) + first * W[its first target] + the sum over its further targets
-    of further * W[target] + mean * (the sum over the vocabulary of W[v])
-    """
-
-    cross: Numbers | float  # a float: all rows have it in common
-    first: Numbers | float  # a float: it is 0, as what follows is
-    further: Numbers  # (E,)
-    mean: Numbers | float
-
-    @classmethod
-    def of(cls, ctx: Context, slopes: PerTarget, targets: Targets, softmax: Softmax, head: Head) -> Weights:
-        """From what is minimised, scaled, derived by each log-probability."""
-        if softmax.further is None and softmax.logits is None:
-            return cls(-slopes.first, 0.0, np.empty(0), 0.0)
-        beside = np.zeros(len(targets.rows)) + slopes.mean
-        np.add.at(beside, targets.further_rows, slopes.further)
-        of_first, of_further = softmax.slopes(ctx, head.softcap)
-        further, mean = slopes.further * of_further, slopes.mean / head.weight.rows
-        return cls(-(slopes.first + beside), -beside * of_first, further, mean)
-
-    @property
-    def scale(self) -> float:
-        """`cross` if it is a number; else 1, and the rows are still to be weighed."""
-        return self.cross if isinstance(self.cross, float) else 1.0
-
-
-UNWEIGHED = Weights(1.0, 0.0, np.empty(0), 0.0)
-
-
-def placed(ctx: Context, values: Numbers | float, n: int) -> Array:
-    """Numbers of n rows as an array (n,) of the current frame."""
-    array = ctx.floats("weights of rows", n)
-    ctx.ops.from_host(np.broadcast_to(values, n), array)
-    return array
-
-
-@dataclass(frozen=True)
-class HeadPass:
-    """What the gradient of the head's weight is computed from, once the loss is known, a tile of the vocabulary at a
-    time: as often as it is read, logits are computed again."""
-
-    hidden: Array  # (n, D), an operand: the normed supervised rows
-    softmax: Softmax
-    targets: Targets
-    weights: Weights
-
-    def gradient(self, ctx: Context, head: Head, source: HeadSource, height: int) -> Iterator[tuple[slice, Array]]:
-        """(rows, their gradient (height or fewer, D)), in order."""
-        (n, width), softmax, weights, ids = self.hidden.shape, self.softmax, self.weights, self.targets.ids
-        with ctx.frame():
-            shares, pulls = ctx.floats("shares", n), ctx.floats("pulls of the targets", n)
-            ctx.ops.softmax_shares(
-                softmax.reference, softmax.sum, softmax.target_logit, weights.scale, shares, pulls, softcap=head.softcap
-            )
-            if not isinstance(weights.cross, float):
-                ctx.ops.scale_rows(shares.reshape(n, 1), placed(ctx, weights.cross, n))
-            weighted, operand = (ctx.floats("hidden, weighted", n, width), ctx.operands("hidden, weighted", n, width))
-            ctx.ops.cast(self.hidden, weighted)
-            ctx.ops.scale_rows(weighted, shares)
-            ctx.ops.cast(weighted, operand)
-            beside = None if isinstance(weights.first, float) else Beside.of(ctx, self)
-            again = Softmax.start(ctx, self.targets, over_vocabulary=False)
-            ctx.ops.cast(softmax.reference, again.reference)
-            for first, last in ctx.tiles(head.weight.rows, height):
-                with ctx.frame():
-                    gradient = ctx.floats("gradient of the head, tile", last - first, width)
-                    for f, logits, _ in head.logits_of(ctx, self.hidden, source, first, last):
-                        p, turned = ctx.operands("p", *logits.shape), ctx.operands("p^T", *logits.shape[::-1])
-                        again.add(ctx, self.targets, f, logits, head.softcap, p)
-                        ctx.ops.transpose(p, turned)
-                        part = gradient[f - first : f - first + logits.shape[1]]
-                        ctx.ops.linear_backward(turned, ctx.ops.dense(operand), part)
-                        if beside is not None and beside.evenly is not None and head.softcap:
-                            beside.add_capped(ctx, logits, head.softcap, p, turned, part)
-                    ctx.ops.add_rows(weighted, ids - first, gradient, factors=pulls)
-                    if beside is not None:
-                        beside.add(ctx, self, first, head.softcap, gradient)
-                    yield slice(first, last), gradient
-
-
-class Beside(NamedTuple):
-    """The parts of a gradient of the head's weight that cross-entropy does not have."""
-
-    hidden: Array  # (n, D)
-    first: Array  # (n,), of `Weights`
-    evenly: Array | None  # (n, D), an operand: what a row gives to each row of W; with a cap, times its slope
-    total: Array | None  # (1, D), the sum of that; with a cap it is not used
-
-    @classmethod
-    def of(cls, ctx: Context, done: HeadPass) -> Beside:
-        n, width = done.hidden.shape
-        hidden, first = ctx.floats("hidden", n, width), placed(ctx, done.weights.first, n)
-        evenly = total = None
-        if done.softmax.logits is not None:
-            evenly, total = ctx.operands("hidden, spread evenly", n, width), ctx.floats("their sum", 1, width)
-            ctx.ops.cast(done.hidden, hidden)
-            ctx.ops.scale_rows(hidden, placed(ctx, done.weights.mean, n))
-            ctx.ops.cast(hidden, evenly)
-            ctx.ops.linear_backward(filled(ctx, 1, n), ctx.ops.dense(evenly), total)
-        ctx.ops.cast(done.hidden, hidden)
-        return cls(hidden, first, evenly, total)
-
-    def add(self, ctx: Context, done: HeadPass, start: int, softcap: float, gradient: Array) -> None:
-        """To the gradient (height, D) of the rows of W from `start` on, all that is known without logits."""
-        targets, stop = done.targets, start + len(gradient)
-        ctx.ops.add_rows(self.hidden, targets.ids - start, gradient, factors=self.first)
-        mine = np.flatnonzero((targets.further_ids >= start) & (targets.further_ids < stop))
-        for first, last in pieces(len(mine), ROWS):
-            with ctx.frame():
-                part = mine[first:last]
-                rows = ctx.floats("hidden of further targets", len(part), gradient.shape[1])
-                ctx.ops.take_rows(self.hidden, targets.further_rows[part], rows)
-                factors = placed(ctx, done.weights.further[part], len(part))
-                ctx.ops.add_rows(rows, targets.further_ids[part] - start, gradient, factors=factors)
-        if self.total is not None and not softcap:
-            ctx.ops.scale_columns(gradient, None, gradient, bias=self.total.reshape(gradient.shape[1]))
-
-    def add_capped(self, ctx: Context, logits: Array, softcap: float, p: Array, turned: Array, part: Array) -> None:
-        """To the gradient (tile, D) of a tile of W, what each row of W gets, by the slopes of its logits (n, tile)."""
-        ctx.ops.softcap(logits, softcap)
-        ctx.ops.capped_slopes(logits, softcap)
-        ctx.ops.cast(logits, p)
-        ctx.ops.transpose(p, turned)
-        ctx.ops.linear_backward(turned, ctx.ops.dense(self.evenly), part, accumulate=True)
-
-
-def filled(ctx: Context, *shape: int) -> Array:
-    """An operand of ones."""
-    floats, ones = ctx.floats("one", *shape), ctx.operands("ones", *shape)
-    ctx.ops.fill(floats, 1)
-    ctx.ops.cast(floats, ones)
-    return ones
 
 
 class HeadSink(Protocol):
@@ -320,11 +111,15 @@ class Head:
                 exponentials = ctx.operands("exponentials tile", n + spread, logits.shape[1])
                 softmax.add(ctx, targets, first, logits, self.softcap, exponentials[:n], dh[:n])
                 if spread:
-                    ctx.ops.capped_slopes(logits, self.softcap)
+                    ctx.ops.capped_slopes(logits[:spread], self.softcap)
                     ctx.ops.cast(logits[:spread], exponentials[n:])
                 ctx.ops.linear_backward(exponentials, weight, dh, accumulate=True)
             slopes = score(softmax.log_probs(ctx, targets, self.weight.rows, self.softcap))
-            weights = UNWEIGHED if slopes is None else Weights.of(ctx, slopes, targets, softmax, self)
+            weights = (
+                UNWEIGHED
+                if slopes is None
+                else Weights.of(ctx, slopes, targets, softmax, self.weight.rows, self.softcap)
+            )
             if slopes is None and apart is not None:
                 self._set_apart(ctx, x, targets, softmax, source, apart)
             for start, stop in ctx.tiles(n, ROWS):

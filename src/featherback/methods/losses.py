@@ -6,8 +6,9 @@ import numpy as np
 
 from featherback.backend.protocol import Array
 from featherback.data.batch import Targets
-from featherback.layers.loss import HeadSink, placed
+from featherback.layers.loss import HeadSink
 from featherback.layers.objectives.base import Objective, PerTarget
+from featherback.layers.softmax import placed
 from featherback.methods.base import Sweep
 
 
