@@ -191,10 +191,15 @@ class Collected:
 
 
 def of_head(
-    model: Model, objective: Objective, batch: Batch, chunk: int | None = None, whole: bool = False
+    model: Model,
+    objective: Objective,
+    batch: Batch,
+    chunk: int | None = None,
+    whole: bool = False,
+    compute: str = "fp32",
 ) -> tuple[float, float, dict[str, Array]]:
     """The loss from a forward pass, that from a backward pass, and the gradients of a model without blocks."""
-    plan = replace(Plan.default(model.config, tokens=batch.n_tokens, compute="fp32"), vocab_tile=48, chunk=chunk)
+    plan = replace(Plan.default(model.config, tokens=batch.n_tokens, compute=compute), vocab_tile=48, chunk=chunk)
     trained = None if whole else LoRA(model, 2, 16.0, "all")
     settings = Whole(SGD()) if whole else None
     method = methods.create("mesp", model, trained, plan, whole=settings, objective=objective)
@@ -230,12 +235,14 @@ def truth_of_head(twins: Twins, batch: Batch, loss: Loss) -> tuple[float, dict[s
     return value.item(), {name: leaf.grad.numpy() for name, leaf in leaves.items() if leaf.grad is not None}
 
 
-def errors_of_head(twins: Twins, name: str, chunk: int | None = None, whole: bool = False) -> dict[str, float]:
+def errors_of_head(
+    twins: Twins, name: str, chunk: int | None = None, whole: bool = False, compute: str = "fp32"
+) -> dict[str, float]:
     """The relative error of each value and gradient of a case."""
     vocabulary = twins.model.config.vocab_size
     all_cases = {case: rest for case, *rest in cases(a_batch(vocabulary), vocabulary)}
     objective, batch, loss = all_cases[name]
-    forward, backward, found = of_head(twins.model, objective, batch, chunk, whole)
+    forward, backward, found = of_head(twins.model, objective, batch, chunk, whole, compute)
     value, truth = truth_of_head(twins, batch, loss)
     apart = {n: np.linalg.norm(found[n] - truth[n]) / np.linalg.norm(truth[n]) for n in found}
     return apart | {"forward": abs(forward / value - 1), "backward": abs(backward / value - 1)}
@@ -250,6 +257,15 @@ def test_gradients_of_the_head(all_twins: dict[str, Twins], head: str, name: str
     for chunk, whole in ((None, False), (6, False), (None, True)):
         apart = errors_of_head(all_twins[head], name, chunk, whole)
         assert max(apart.values()) < BOUND, (chunk, whole, apart)
+
+
+@pytest.mark.parametrize(("compute", "bound"), [("int16", 1e-3), ("bf16", 2e-2)])
+@pytest.mark.parametrize("name", ["smoothed, weights", "teacher"])
+def test_in_other_computes(all_twins: dict[str, Twins], name: str, compute: str, bound: float) -> None:
+    for head in ("llama-untied", "gemma2"):
+        for whole in (False, True):
+            apart = errors_of_head(all_twins[head], name, None, whole, compute)
+            assert max(apart.values()) < bound, (head, whole, apart)
 
 
 def fault(monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
