@@ -78,8 +78,6 @@ class TrainOptions(TypedDict, total=False):
     """The loss that training minimises. Held-out data are measured by next-token loss. Default: next_token."""
     label_smoothing: float
     """Share of each target that is spread evenly over the vocabulary. Default: 0.1 for smoothed."""
-    label_smoothing_factor: float
-    """The same as `label_smoothing`."""
     accumulate: int
     """Batches per step. Default: 1."""
     steps: int | None

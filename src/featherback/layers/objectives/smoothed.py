@@ -23,7 +23,6 @@ class Smoothed(Objective):
         0.1,
         least=0,
         below=1,
-        flags=("--label-smoothing", "--label-smoothing-factor"),
         help="Share of each target that is spread evenly over the vocabulary.",
     )
 
