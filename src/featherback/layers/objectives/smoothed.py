@@ -20,10 +20,7 @@ class Smoothed(Objective):
     over_vocabulary: ClassVar[bool] = True
 
     label_smoothing: float = option(
-        0.1,
-        least=0,
-        below=1,
-        help="Share of each target that is spread evenly over the vocabulary.",
+        0.1, least=0, below=1, help="Share of each target that is spread evenly over the vocabulary."
     )
 
     def __call__(self, targets: Targets, logp: PerTarget) -> tuple[float, PerTarget]:
