@@ -17,6 +17,8 @@ from featherback import methods
 from featherback.adapters.lora import LoRA
 from featherback.data.batch import Batch
 from featherback.host.paged import PagedArray
+from featherback.layers.objectives.base import Objective
+from featherback.layers.objectives.next_token import NEXT_TOKEN
 from featherback.memory.plan import Plan
 from featherback.methods.base import FIRST, Draw, Options
 from featherback.models.model import Model
@@ -75,6 +77,7 @@ def with_plan(
     dropout: float = 0.0,
     draw: Draw = FIRST,
     options: Options | None = None,
+    objective: Objective = NEXT_TOKEN,
 ) -> Result:
     """The mean loss of a batch and its gradient, as `plan` lays them out."""
     adapter = adapter_of(model, state)
@@ -82,7 +85,7 @@ def with_plan(
     place = folder / "gradients.f32" if folder is not None and plan.states == "file" else None
     gradients = PagedArray(adapter.parameters.layers, adapter.layer_size, place)
     gradients.clear()
-    at_work = methods.create(method, model, adapter, plan, folder, options)
+    at_work = methods.create(method, model, adapter, plan, folder, options, objective=objective)
     total = at_work.gradients(batch, 1 / batch.n_targets, gradients, draw)
     at_work.close()
     found = adapter.state(gradients)

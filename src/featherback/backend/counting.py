@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featherback import backend, kernels
 from featherback.backend.arena import aligned
@@ -240,6 +241,9 @@ class CountingOperations:
         self._count(
             "attention", kernels.attention_backward_cost(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap, prefix)
         )
+
+    def to_host(self, x: Blank) -> NDArray[np.float64]:
+        return np.zeros(x.shape)
 
     def total(self, x: Blank) -> float:
         return 0.0

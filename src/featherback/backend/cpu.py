@@ -90,6 +90,14 @@ class CPUOperations:
         out *= np.float32(factor)
 
     @staticmethod
+    def to_host(x: Array) -> NDArray[np.float64]:
+        return x.astype(np.float64)
+
+    @staticmethod
+    def from_host(values: NDArray[np.float64], out: Array) -> None:
+        out[...] = values
+
+    @staticmethod
     def total(x: Array) -> float:
         return float(x.sum(dtype=np.float64))
 
@@ -155,6 +163,24 @@ class CPUOperations:
         out /= np.float32(cap)
         np.tanh(out, out=out)
         out *= np.float32(cap)
+
+    @staticmethod
+    def capped_slopes(x: Array, cap: float) -> None:
+        if not cap:
+            x.fill(1)
+            return
+        x *= np.float32(1 / cap)
+        np.square(x, out=x)
+        np.subtract(np.float32(1), x, out=x)
+
+    @staticmethod
+    def pick(x: Array, rows: NDArray[np.intp], columns: NDArray[np.int32], out: Array) -> None:
+        (found,) = np.nonzero((columns >= 0) & (columns < x.shape[1]))
+        out[found] = x[rows[found], columns[found]]
+
+    @staticmethod
+    def add_row_sums(x: Array, out: Array) -> None:
+        out += x.sum(axis=1)
 
     @staticmethod
     def add_normals(key: tuple[int, ...], corner: tuple[int, int], factor: float, out: Array) -> None:

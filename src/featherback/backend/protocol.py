@@ -133,6 +133,21 @@ class Operations(Protocol):
     def softcap(self, out: Array, cap: float) -> None:
         """out = cap tanh(out / cap)."""
 
+    def capped_slopes(self, x: Array, cap: float) -> None:
+        """The derivative of `softcap`, in place, from what it gave: 1 - (x / cap)^2; 1 if cap is 0."""
+
+    def pick(self, x: Array, rows: NDArray[np.intp], columns: Int32, out: Array) -> None:
+        """out (E,) = x[rows[e], columns[e]], where x (n, N) has the column."""
+
+    def add_row_sums(self, x: Array, out: Array) -> None:
+        """out (T,) += the sum of each row of x (T, N)."""
+
+    def to_host(self, x: Array) -> NDArray[np.float64]:
+        """The values of a small array."""
+
+    def from_host(self, values: NDArray[np.float64], out: Array) -> None:
+        """out = values of the same shape."""
+
     def total(self, x: Array) -> float:
         """The sum of x, in double."""
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # What memory and time depend on, the method apart: all are shown.
 FIELDS = (
     "memory", "quantize", "rank", "targets", "seq_len", "batch_size", "batch_tokens", "optimizer", "compute",
-    "threads", "train", "master", "freeze",
+    "threads", "train", "master", "freeze", "objective",
 )  # fmt: skip
 
 
@@ -29,7 +29,7 @@ def plan(
     everything: Annotated[
         bool, typer.Option("--all", help="Every method with every optimizer, for adapters and for whole models.")
     ] = False,
-    **options: Annotated[Any, FromConfig(fields=FIELDS, own_of=("method",))],
+    **options: Annotated[Any, FromConfig(fields=FIELDS, own_of=("method", "objective"))],
 ) -> None:
     """Predict what training MODEL would take, in memory and time, under every method. Nothing is trained.
 
@@ -47,7 +47,7 @@ def plan(
     own = {name: options.pop(name) for name in OPTIONS.by_option() if name in options}
     set_threads(options["threads"])
     opened, _ = open_model(model, quantize=options["quantize"])
-    config = TrainConfig(model=str(opened.path), out="", **options).for_model(opened)
+    config = TrainConfig.of(model=str(opened.path), out="", **options).for_model(opened)
     baseline = worker_baseline()
     if everything:
         _print_all(combinations(config, opened, baseline, own), config, json)

@@ -14,7 +14,30 @@ IGNORE = -100
 """The label of a token that is not trained (the Hugging Face convention)."""
 
 Int32 = npt.NDArray[np.int32]
+Float64 = npt.NDArray[np.float64]
 _INT32 = np.iinfo(np.int32)
+
+
+@dataclass(frozen=True)
+class Further:
+    """Targets of rows that have more than one: the next tokens of two answers, or those a teacher deems likely."""
+
+    rows: Int32  # (E,)  tokens of the batch, each supervised, in ascending order
+    ids: Int32  # (E,)
+    weights: Float64  # (E,)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the supervised rows among some tokens of a batch must predict."""
+
+    rows: npt.NDArray[np.intp]  # (n,)  counted from the first of these tokens
+    ids: Int32  # (n,)
+    weights: Float64 | None  # (n,)  None: all are 1
+    further_rows: npt.NDArray[np.intp]  # (E,)  indices of `rows`, in ascending order
+    further_ids: Int32  # (E,)
+    further_weights: Float64  # (E,)
+    sequences: npt.NDArray[np.intp]  # (n,)  of which sequence of the batch each row is, as the batch was made
 
 
 @dataclass(frozen=True)
@@ -26,6 +49,9 @@ class Batch:
     positions: Int32  # (T,)  counted from 0 in each sequence
     cu_seqlens: Int32  # (S + 1,)  sequence s is tokens[cu_seqlens[s]:cu_seqlens[s + 1]]
     prefix: Int32 | None = None  # (S,)  the sequence that s continues, or -1 (data/prefixes.py); None: all are whole
+    origin: Int32 | None = None  # (S,)  the sequence that s was before prefixes were shared; None: s itself
+    weights: Float64 | None = None  # (T,)  of each target in the loss; None: all are 1
+    further: Further | None = None  # more targets of some tokens
 
     @property
     def n_tokens(self) -> int:
@@ -39,6 +65,23 @@ class Batch:
     def n_targets(self) -> int:
         """Number of supervised positions: the weight of this batch's mean loss in an average over batches."""
         return int(np.count_nonzero(self.targets != IGNORE))
+
+    def supervised(self, own: slice | None = None) -> Targets:
+        """What the tokens [start, stop) of `own` must predict; None: all tokens."""
+        own = own or slice(0, self.n_tokens)
+        rows = np.flatnonzero(self.targets[own] != IGNORE)
+        further = self.further or Further(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0))
+        mine = slice(*np.searchsorted(further.rows, (own.start, own.stop)))
+        sequences = np.searchsorted(self.cu_seqlens, rows + own.start, side="right") - 1
+        return Targets(
+            rows,
+            self.targets[own][rows],
+            None if self.weights is None else self.weights[own][rows],
+            np.searchsorted(rows, further.rows[mine] - own.start),
+            further.ids[mine],
+            further.weights[mine],
+            sequences if self.origin is None else self.origin[sequences].astype(np.intp),
+        )
 
     @classmethod
     def from_sequences(

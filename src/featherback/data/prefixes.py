@@ -6,8 +6,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
-from featherback.data.batch import IGNORE, Batch, Int32
+from featherback.data.batch import IGNORE, Batch, Further, Int32
 
 LEAST = 8
 """Tokens that are worth sharing: fewer, such as the marks that begin every chat, save less than they cost."""
@@ -38,6 +39,7 @@ def share_prefixes(batch: Batch) -> Batch:
     groups += [([s], 0) for s in range(len(bounds)) if s not in shared]
     places: list[slice] = []
     prefix: list[int] = []
+    origin: list[int] = []
     for members, length in sorted(groups):
         start = ALONE
         if length:
@@ -45,9 +47,11 @@ def share_prefixes(batch: Batch) -> Batch:
             first = bounds[members[0]].start
             places.append(slice(first, first + length))
             prefix.append(ALONE)
+            origin.append(ALONE)
         for s in members:
             places.append(slice(bounds[s].start + length, bounds[s].stop))
             prefix.append(start)
+            origin.append(s)
     rows = np.concatenate([np.arange(place.start, place.stop) for place in places])
     cu_seqlens = np.cumsum([0, *(place.stop - place.start for place in places)], dtype=np.int32)
     return replace(
@@ -57,7 +61,18 @@ def share_prefixes(batch: Batch) -> Batch:
         positions=batch.positions[rows],
         cu_seqlens=cu_seqlens,
         prefix=np.array(prefix, np.int32),
+        origin=np.array(origin, np.int32),
+        weights=None if batch.weights is None else batch.weights[rows],
+        further=None if batch.further is None else _moved(batch.further, rows),
     )
+
+
+def _moved(further: Further, rows: NDArray[np.intp]) -> Further:
+    """The same targets where `rows` are the tokens that were kept, in order; supervised ones are there once."""
+    order = np.argsort(rows)
+    places = order[np.searchsorted(rows, further.rows, sorter=order)]
+    again = np.argsort(places, kind="stable")
+    return Further(places[again].astype(np.int32), further.ids[again], further.weights[again])
 
 
 def _unsupervised(targets: Int32) -> int:

@@ -1,9 +1,9 @@
-"""The final norm, the output head and the cross-entropy, fused and tiled over the vocabulary: logits never exist.
+"""The final norm, the output head and the log-probabilities, fused and tiled over the vocabulary: logits never exist.
 
 Only supervised tokens reach the head. One pass: a tile's logits update an online softmax, and their exponentials,
 still unnormalised, are multiplied with the same rows of the head; the sum is normalised at the end. The target's own
 term is left out of that sum and added as (p - 1) W[target], which keeps small gradients exact in bf16.
-See docs/derivations/loss.md.
+What an objective makes of the log-probabilities decides how the rows are weighed: docs/derivations/loss.md.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.backend.protocol import Array, Matrix
-from featherback.data.batch import IGNORE
+from featherback.data.batch import Targets
 from featherback.layers.context import Context
 from featherback.layers.linear import norm_gradient
 from featherback.layers.moved import Spot, product, vector
+from featherback.layers.objectives.base import PerTarget
+from featherback.layers.softmax import ROWS, UNWEIGHED, HeadPass, Score, Softmax, Weights, placed
+from featherback.layers.span import pieces
 from featherback.parameters.roles import HEAD, NORM
 from featherback.weights.matrix import Matrix as StoredMatrix
-
-ROWS = 256
-"""Supervised tokens whose loss is finished at a time."""
 
 
 class HeadSource(Protocol):
@@ -36,64 +36,6 @@ class HeadSource(Protocol):
 
     def gather(self, stored: StoredMatrix, ids: NDArray[np.int32], out: Array) -> None:
         """out (n, D) = rows `ids`, dequantised."""
-
-
-@dataclass(frozen=True)
-class Softmax:
-    """The online softmax's state, one number per supervised token (n,)."""
-
-    reference: Array
-    sum: Array
-    target_logit: Array
-
-    @classmethod
-    def start(cls, ctx: Context, n: int) -> Softmax:
-        names = {"softmax reference": -np.inf, "softmax sum": 0.0, "target logits": -np.inf}
-        arrays = [ctx.floats(name, n) for name in names]
-        for array, value in zip(arrays, names.values()):
-            ctx.ops.fill(array, value)
-        return cls(*arrays)
-
-
-@dataclass(frozen=True)
-class HeadPass:
-    """What the gradient of the head's weight is computed from, once the loss is known, a tile of the vocabulary at a
-    time: as often as it is read, logits are computed again."""
-
-    hidden: Array  # (n, D), an operand: the normed supervised rows
-    softmax: Softmax
-    targets: NDArray[np.int32]  # (n,)
-    scale: float  # of the loss
-
-    def gradient(self, ctx: Context, head: Head, source: HeadSource, height: int) -> Iterator[tuple[slice, Array]]:
-        """(rows, their gradient (height or fewer, D)) of scale * loss, in order."""
-        n, width = self.hidden.shape
-        with ctx.frame():
-            shares, pulls = ctx.floats("shares", n), ctx.floats("pulls of the targets", n)
-            ctx.ops.softmax_shares(
-                self.softmax.reference, self.softmax.sum, self.softmax.target_logit, self.scale, shares, pulls,
-                softcap=head.softcap,
-            )  # fmt: skip
-            weighted, operand = (ctx.floats("hidden, weighted", n, width), ctx.operands("hidden, weighted", n, width))
-            ctx.ops.cast(self.hidden, weighted)
-            ctx.ops.scale_rows(weighted, shares)
-            ctx.ops.cast(weighted, operand)
-            again = Softmax.start(ctx, n)
-            ctx.ops.cast(self.softmax.reference, again.reference)
-            for first, last in ctx.tiles(head.weight.rows, height):
-                with ctx.frame():
-                    gradient = ctx.floats("gradient of the head, tile", last - first, width)
-                    for f, logits, _ in head.logits_of(ctx, self.hidden, source, first, last):
-                        p, turned = ctx.operands("p", *logits.shape), ctx.operands("p^T", *logits.shape[::-1])
-                        ctx.ops.cross_entropy_tile(
-                            logits, f, self.targets, again.reference, again.sum, again.target_logit, p,
-                            softcap=head.softcap,
-                        )  # fmt: skip
-                        ctx.ops.transpose(p, turned)
-                        part = gradient[f - first : f - first + logits.shape[1]]
-                        ctx.ops.linear_backward(turned, ctx.ops.dense(operand), part)
-                    ctx.ops.add_rows(weighted, self.targets - first, gradient, factors=pulls)
-                    yield slice(first, last), gradient
 
 
 class HeadSink(Protocol):
@@ -116,69 +58,83 @@ class Head:
     softcap: float = 0.0
     divisor: float = 1.0  # c
 
-    def loss(self, ctx: Context, x: Array, targets: NDArray[np.int32], source: HeadSource) -> float:
-        """The summed cross-entropy (nats) of the final residual stream x (T, D) over supervised targets (T,)."""
-        rows = np.flatnonzero(targets != IGNORE)
-        if not rows.size:
-            return 0.0
+    def log_probs(
+        self, ctx: Context, x: Array, targets: Targets, source: HeadSource, *, over_vocabulary: bool = False
+    ) -> PerTarget:
+        """Of the targets, from the final residual stream x (T, D)."""
+        if not targets.rows.size:
+            return PerTarget(np.empty(0), np.empty(0))
         with ctx.frame():
-            hidden, softmax = self._hidden(ctx, x, rows), Softmax.start(ctx, len(rows))
-            wanted = targets[rows]
+            hidden = self._hidden(ctx, x, targets.rows)
+            softmax = Softmax.start(ctx, targets, over_vocabulary)
             for first, logits, _ in self.logits_of(ctx, hidden, source):
-                ctx.ops.cross_entropy_tile(
-                    logits, first, wanted, softmax.reference, softmax.sum, softmax.target_logit,
-                    softcap=self.softcap,
-                )  # fmt: skip
-            return self._finish(ctx, softmax, slice(0, len(rows)), None, None, 1.0)
+                softmax.add(ctx, targets, first, logits, self.softcap)
+            return softmax.log_probs(ctx, targets, self.weight.rows, self.softcap)
 
-    def loss_and_gradient(
-        self, ctx: Context, x: Array, targets: NDArray[np.int32], source: HeadSource, scale: float,
-        sink: HeadSink | None = None,
-    ) -> float:  # fmt: skip
-        """As `loss`; x (T, D) becomes the gradient of scale * loss with respect to it.
+    def gradient(
+        self, ctx: Context, x: Array, targets: Targets, source: HeadSource, score: Score, *,
+        over_vocabulary: bool = False, sink: HeadSink | None = None, apart: Array | None = None,
+    ) -> None:  # fmt: skip
+        """x (T, D) becomes the gradient with respect to it of that of which `score` gives the derivatives.
 
+        If these are not known yet: of the sum of - log p of all first targets; and `apart` (E, D) becomes that of
+        log p of each further target less log p of its row's first one.
         With a `sink`, which trains norm and weight, what it needs for that stays in the caller's frame.
         """
-        rows = np.flatnonzero(targets != IGNORE)
+        rows = targets.rows
         if not rows.size:
+            score(PerTarget(np.empty(0), np.empty(0)))
             ctx.ops.fill(x, 0)
-            return 0.0
+            return
         with ctx.frame() if sink is None else nullcontext():
-            done = HeadPass(self._hidden(ctx, x, rows), Softmax.start(ctx, len(rows)), targets[rows], scale)
-            total = self._backward(ctx, x, rows, done, source, sink)
+            hidden, softmax = self._hidden(ctx, x, rows), Softmax.start(ctx, targets, over_vocabulary)
+            weights = self._backward(ctx, x, targets, hidden, softmax, source, score, sink, apart)
             if sink is not None:
-                sink.head(ctx, done)
-        ctx.ops.zero_rows(x, np.flatnonzero(targets == IGNORE))
-        return total
+                sink.head(ctx, HeadPass(hidden, softmax, targets, weights))
+        ctx.ops.zero_rows(x, np.delete(np.arange(len(x)), rows))
 
     def _backward(
-        self, ctx: Context, x: Array, rows: NDArray[np.intp], done: HeadPass, source: HeadSource,
-        sink: HeadSink | None,
-    ) -> float:  # fmt: skip
-        """The summed loss (nats); the supervised rows of x become its gradient, and `done` has the softmax."""
-        total, hidden, softmax, wanted = 0.0, done.hidden, done.softmax, done.targets
+        self, ctx: Context, x: Array, targets: Targets, hidden: Array, softmax: Softmax, source: HeadSource,
+        score: Score, sink: HeadSink | None, apart: Array | None,
+    ) -> Weights:  # fmt: skip
+        """The supervised rows of x become their gradient, composed as the result says."""
+        rows, (n, width) = targets.rows, hidden.shape
+        spread = 0 if softmax.logits is None else n if self.softcap else 1  # rows that sum up all of W
         with ctx.frame():
             dg = None
             if sink is not None:
                 dg = ctx.floats("gradient of the norm", *self.norm.shape)
                 ctx.ops.fill(dg, 0)
-            dh = ctx.floats("dhidden", *hidden.shape)
+            dh = ctx.floats("dhidden", n + spread, width)
             ctx.ops.fill(dh, 0)
             for first, logits, weight in self.logits_of(ctx, hidden, source):
-                exponentials = ctx.operands("exponentials tile", *logits.shape)
-                ctx.ops.cross_entropy_tile(
-                    logits, first, wanted, softmax.reference, softmax.sum, softmax.target_logit, exponentials,
-                    dh, softcap=self.softcap,
-                )  # fmt: skip
+                exponentials = ctx.operands("exponentials tile", n + spread, logits.shape[1])
+                softmax.add(ctx, targets, first, logits, self.softcap, exponentials[:n], dh[:n])
+                if spread:
+                    ctx.ops.capped_slopes(logits[:spread], self.softcap)
+                    ctx.ops.cast(logits[:spread], exponentials[n:])
                 ctx.ops.linear_backward(exponentials, weight, dh, accumulate=True)
-            for start, stop in ctx.tiles(len(rows), ROWS):
+            slopes = score(softmax.log_probs(ctx, targets, self.weight.rows, self.softcap))
+            weights = (
+                UNWEIGHED
+                if slopes is None
+                else Weights.of(ctx, slopes, targets, softmax, self.weight.rows, self.softcap)
+            )
+            if slopes is None and apart is not None:
+                self._set_apart(ctx, x, targets, softmax, source, apart)
+            for start, stop in ctx.tiles(n, ROWS):
                 part, chosen = slice(start, stop), rows[start:stop]
                 with ctx.frame():
-                    target_rows = ctx.floats("target rows", stop - start, x.shape[1])
-                    source.gather(self.weight, wanted[part], target_rows)
-                    total += self._finish(ctx, softmax, part, target_rows, dh[part], done.scale)
+                    target_rows = ctx.floats("target rows", stop - start, width)
+                    source.gather(self.weight, targets.ids[part], target_rows)
+                    losses = ctx.floats("loss", stop - start)
+                    ctx.ops.cross_entropy_finish(
+                        softmax.reference[part], softmax.sum[part], softmax.target_logit[part], losses, target_rows,
+                        dh[part], weights.scale, softcap=self.softcap,
+                    )  # fmt: skip
+                    self._weigh(ctx, weights, targets, part, target_rows, dh, source)
                     # hidden = rms(x) g: the rows of x are read one last time, then hold their gradient
-                    before, gradient = target_rows, ctx.floats("gradient rows", stop - start, x.shape[1])
+                    before, gradient = target_rows, ctx.floats("gradient rows", stop - start, width)
                     ctx.ops.take_rows(x, chosen, before)
                     ctx.ops.fill(gradient, 0)
                     if dg is not None:
@@ -188,7 +144,57 @@ class Head:
             if sink is not None:
                 ctx.ops.scale(dg, 1 / self.divisor)  # of g itself
                 sink.vector(ctx, NORM, dg)
-        return total
+        return weights
+
+    def _weigh(
+        self, ctx: Context, weights: Weights, targets: Targets, part: slice, target_rows: Array, dh: Array,
+        source: HeadSource,
+    ) -> None:  # fmt: skip
+        """Some rows of dh, those of the first targets' - log p, become their gradients; `target_rows` is used up."""
+        n, own = part.stop - part.start, dh[part]
+        if not isinstance(weights.cross, float):
+            ctx.ops.scale_rows(own, placed(ctx, weights.cross[part], n))
+        if isinstance(weights.first, float):
+            return
+        ctx.ops.scale_rows(target_rows, placed(ctx, weights.first[part], n))
+        ctx.ops.scale_columns(target_rows, None, own, accumulate=True)
+        mine = np.searchsorted(targets.further_rows, (part.start, part.stop)).tolist()
+        for first, last in pieces(mine[1], ROWS, mine[0]):
+            with ctx.frame():
+                more = ctx.floats("rows of further targets", last - first, dh.shape[1])
+                source.gather(self.weight, targets.further_ids[first:last], more)
+                places = (targets.further_rows[first:last] - part.start).astype(np.int32)
+                factors = placed(ctx, weights.further[first:last], last - first)
+                ctx.ops.add_rows(more, places, own, factors=factors)
+        spread, all_rows = len(dh) - len(targets.rows), dh[len(targets.rows) :]
+        if spread:
+            evenly = all_rows[part] if self.softcap else target_rows
+            if not self.softcap:
+                ctx.ops.fill(evenly, 0)
+                ctx.ops.scale_columns(evenly, None, evenly, bias=all_rows.reshape(dh.shape[1]))
+            mean = np.broadcast_to(weights.mean, len(targets.rows))
+            ctx.ops.scale_rows(evenly, placed(ctx, mean[part], n))
+            ctx.ops.scale_columns(evenly, None, own, accumulate=True)
+
+    def _set_apart(
+        self, ctx: Context, x: Array, targets: Targets, softmax: Softmax, source: HeadSource, out: Array
+    ) -> None:
+        """out (E, D) = the gradient of log p of each further target less log p of its row's first one."""
+        of_first, of_further = softmax.slopes(ctx, self.softcap)
+        of_first = np.broadcast_to(of_first, len(targets.rows))
+        for first, last in pieces(len(out), ROWS):
+            with ctx.frame():
+                mine, n = targets.further_rows[first:last], last - first
+                more, less = (ctx.floats(f"rows of {which} targets", n, x.shape[1]) for which in ("further", "first"))
+                source.gather(self.weight, targets.further_ids[first:last], more)
+                source.gather(self.weight, targets.ids[mine], less)
+                ctx.ops.scale_rows(more, placed(ctx, of_further[first:last], n))
+                ctx.ops.scale_rows(less, placed(ctx, -of_first[mine], n))
+                ctx.ops.scale_columns(less, None, more, accumulate=True)
+                before = less
+                ctx.ops.take_rows(x, targets.rows[mine], before)
+                ctx.ops.fill(out[first:last], 0)
+                ctx.ops.rms_norm_backward(more, before, self.norm, self.eps, out[first:last])
 
     def logits(self, ctx: Context, x: Array, source: HeadSource, out: Array) -> None:
         """out (T, V) from the final residual stream x (T, D)."""
@@ -200,19 +206,6 @@ class Head:
                     ctx.ops.linear(hidden, ctx.backend.matrix(part), out[:, first:last])
             if self.softcap:
                 ctx.ops.softcap(out, self.softcap)
-
-    def _finish(
-        self, ctx: Context, softmax: Softmax, rows: slice, target_rows: Array | None, dh: Array | None,
-        scale: float,
-    ) -> float:  # fmt: skip
-        """The summed loss of some rows (nats); dh, if given, is completed in place."""
-        with ctx.frame():
-            loss = ctx.floats("loss", rows.stop - rows.start)
-            ctx.ops.cross_entropy_finish(
-                softmax.reference[rows], softmax.sum[rows], softmax.target_logit[rows], loss, target_rows, dh,
-                scale, softcap=self.softcap,
-            )  # fmt: skip
-            return ctx.ops.total(loss)
 
     def _hidden(self, ctx: Context, x: Array, rows: NDArray[np.intp]) -> Array:
         """The normed supervised rows (n, D), an operand."""

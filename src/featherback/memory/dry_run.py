@@ -178,9 +178,9 @@ def run_step(job: Job, plan: Plan, layers: Sequence[int], head: BlankMatrix, led
     plan = replace(plan, keep=Counter(name for layer in layers for name in plan.kept(layer)))
     batch = _full_batch(job, plan)
     if adapter is not None:
-        job.method(model, adapter, plan, resources, job.options).gradients(batch, 1.0, _NoSink())
+        job.method(model, adapter, plan, resources, job.options, job.objective).gradients(batch, 1.0, _NoSink())
     elif job.whole is not None:
-        method = job.method(model, None, plan, resources, job.options)
+        method = job.method(model, None, plan, resources, job.options, job.objective)
         tied, trained = job.config.tie_word_embeddings, job.whole.trained(job.config, model.blocks, layers)
         sink = WeightGradients(model.head, weights, 1.0, tied, opened(job.whole.rule, trained), trained)
         method.gradients(batch, 1.0, sink)
@@ -198,7 +198,7 @@ def _full_batch(job: Job, plan: Plan) -> Batch:
     lengths = [job.sequence] * (plan.tokens // job.sequence) + [plan.tokens % job.sequence]
     cu_seqlens = np.cumsum([0, *(n for n in lengths if n)], dtype=np.int32)
     zeros = np.zeros(plan.tokens, np.int32)
-    return Batch(zeros, zeros, zeros, cu_seqlens)
+    return job.objective.fullest(Batch(zeros, zeros, zeros, cu_seqlens))
 
 
 def opened(rule: Rule, trained: Mapping[Place, tuple[int, int]]) -> Trains:

@@ -10,6 +10,8 @@ from featherback import families
 from featherback.adapters.form import Form, Layout
 from featherback.architecture.config import ModelConfig
 from featherback.backend.counting import BlankMatrix
+from featherback.layers.objectives.base import Objective
+from featherback.layers.objectives.next_token import NEXT_TOKEN
 from featherback.memory import disk
 from featherback.memory.stored import StoredSizes, total
 from featherback.models.model import Model
@@ -30,6 +32,7 @@ class Job(StoredSizes):
     method: type[Any]  # a methods.Method
     options: Any = None  # the method's; None: the defaults
     form: Form | None = field(default_factory=Form)  # of the adapter, the same in every layer; None: there is none
+    objective: Objective = NEXT_TOKEN
     tokens: int = 256  # most tokens a batch holds
     sequence: int = 256  # most tokens a sequence holds
     compute: str = "bf16"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from featherback.adapters.lora import Adapter
+from featherback.layers.objectives.base import Objective
+from featherback.layers.objectives.next_token import NEXT_TOKEN
 from featherback.memory.dry_run import account
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
@@ -14,7 +16,7 @@ from featherback.models.model import Model
 from featherback.registry import OwnOptions, Registry
 from featherback.whole.settings import Whole
 
-METHODS: Registry[type[Method]] = Registry(__name__, "METHOD", "method", shared=("assembly", "base", "sinks"))
+METHODS: Registry[type[Method]] = Registry(__name__, "METHOD", "method", shared=("assembly", "base", "losses", "sinks"))
 OPTIONS: OwnOptions[Options] = OwnOptions(METHODS, lambda name: METHODS[name].options_class)
 
 
@@ -26,6 +28,7 @@ def create(
     folder: Path | None = None,
     options: Options | None = None,
     whole: Whole | None = None,
+    objective: Objective = NEXT_TOKEN,
 ) -> Method:
     """A method with what it needs to run on a model and its adapter; `folder` holds what the plan keeps in files.
 
@@ -41,6 +44,7 @@ def create(
         compute=plan.compute,
         options=options,
         whole=whole,
+        objective=objective,
     )
     trained = adapter is not None or whole is not None
     needed, backward = account(job, plan), trained and method.needs_checkpoints
@@ -53,4 +57,4 @@ def create(
         folder=folder,
         changing=whole is not None,
     )
-    return method(model, adapter, plan, at_work, options)
+    return method(model, adapter, plan, at_work, options, objective)

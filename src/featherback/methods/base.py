@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import ClassVar, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featherback.backend.protocol import Array
 from featherback.data.batch import Batch
@@ -22,6 +21,8 @@ from featherback.layers.context import Context, Moves
 from featherback.layers.linear import BlockWeights, LayerSink
 from featherback.layers.loss import Head
 from featherback.layers.moved import Spot, table_rows
+from featherback.layers.objectives.base import Objective, PerTarget
+from featherback.layers.objectives.next_token import NEXT_TOKEN
 from featherback.layers.rope import Rotary
 from featherback.layers.span import Span, spans
 from featherback.memory.plan import Plan
@@ -83,8 +84,10 @@ class Method(ABC):
         plan: Plan,
         resources: Resources,
         options: Options | None = None,
+        objective: Objective = NEXT_TOKEN,
     ) -> None:
         self.model, self.adapter, self.plan, self.resources = model, adapter, plan, resources
+        self.objective = objective
         self.options = options or self.options_class()
 
     @cached_property
@@ -105,9 +108,12 @@ class Method(ABC):
         """
 
     def loss(
-        self, batch: Batch, parameters: Parameters | None = None, draw: Draw | None = None, moves: Moves | None = None
-    ) -> float:
+        self, batch: Batch, parameters: Parameters | None = None, draw: Draw | None = None, moves: Moves | None = None,
+        objective: Objective = NEXT_TOKEN,
+    ) -> float:  # fmt: skip
         """The summed loss (nats) over the batch's supervised tokens, with other values of the adapter if given.
+
+        It is next-token loss, whatever is trained for, unless an `objective` is named.
 
         `draw`: as in training; None: without its random numbers. `moves`: what is added to the model's own weights.
         """
@@ -115,11 +121,7 @@ class Method(ABC):
             sweep.embed()
             for i in range(len(self.model.blocks)):
                 self._pass(sweep, i, parameters)
-            total = 0.0
-            for span in sweep.spans:
-                with sweep.rows(span, save=False) as (ctx, x):
-                    total += self.model.head.loss(ctx, x, sweep.targets(span), self.resources.weights)
-            return total
+            return sweep.loss(objective)
 
     def close(self) -> None:
         """Close files."""
@@ -236,9 +238,20 @@ class Sweep:
             if save:
                 store.save(0, x, span.start, x)
 
-    def targets(self, span: Span) -> NDArray[np.int32]:
-        """What a span's tokens must predict (T,)."""
-        return self.batch.targets[span.own]
+    def loss(self, objective: Objective) -> float:
+        """The summed loss (nats) of the residual stream after the last block."""
+        total, found = 0.0, []
+        for span in self.spans:
+            targets = self.batch.supervised(span.own)
+            with self.rows(span, save=False) as (ctx, x):
+                found.append(
+                    self.model.head.log_probs(
+                        ctx, x, targets, self.resources.weights, over_vocabulary=objective.over_vocabulary
+                    )
+                )
+            if not objective.whole_batch:
+                total += objective(targets, found.pop())[0]
+        return objective(self.batch.supervised(), PerTarget.joined(found))[0] if found else total
 
 
 STREAM = "residual stream, then dy"

@@ -20,6 +20,7 @@ from featherback.layers.kept import Kept
 from featherback.layers.linear import BlockWeights
 from featherback.memory.resources import TokenStore
 from featherback.methods.base import FIRST, Draw, Method, Sweep
+from featherback.methods.losses import loss_gradient
 from featherback.methods.sinks import GradientSink, WeightSink
 
 
@@ -80,11 +81,7 @@ class MeSP(Method):
 
     def _loss(self, sweep: Sweep, scale: float, sink: WeightSink | None) -> float:
         """The summed loss (nats); the residual stream becomes the gradient of scale * loss."""
-        total, head, weights = 0.0, self.model.head, self.resources.weights
-        for span in sweep.spans:
-            with sweep.rows(span) as (ctx, x):
-                total += head.loss_and_gradient(ctx, x, sweep.targets(span), weights, scale, sink)
-        return total
+        return loss_gradient(sweep, self.objective, scale, sink)
 
     def _backward(self, sweep: Sweep, index: int, then: int, kept: Kept, sink: GradientSink | WeightSink) -> None:
         """The gradient of a block's output becomes that of its input; those of what is trained go to `sink`. `then` is

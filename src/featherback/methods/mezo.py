@@ -88,7 +88,8 @@ class MeZO(Method):
             self._begin_step(draw)
 
         def at(key: Key, factor: float) -> float:
-            return self.loss(batch, Moved(parameters, partial(self._add, key, factor)), draw)
+            moved = Moved(parameters, partial(self._add, key, factor))
+            return self.loss(batch, moved, draw, objective=self.objective)
 
         total = 0.0
         for key, slope, loss in self._slopes(at, scale, draw):
@@ -103,7 +104,7 @@ class MeZO(Method):
         ops = self.resources.ops
 
         def at(key: Key, factor: float) -> float:
-            return self.loss(batch, draw=draw, moves=sink.moved(ops, key, factor))
+            return self.loss(batch, draw=draw, moves=sink.moved(ops, key, factor), objective=self.objective)
 
         found = list(self._slopes(at, scale, draw))
         with self._begin(batch) as sweep:

@@ -44,6 +44,7 @@ def job_options(config: TrainConfig) -> dict[str, Any]:
         "method": methods.METHODS[config.method],
         "options": methods.OPTIONS.make(config.method, config.method_options),
         "form": config.form if config.whole is None else None,
+        "objective": config.criterion,
         "whole": config.whole,
         "tokens": config.batching.full,
         "sequence": config.sequence,

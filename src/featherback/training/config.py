@@ -17,6 +17,8 @@ from featherback.data.source import Source, columns_of, what_is_long
 from featherback.errors import FeatherbackError, shown
 from featherback.host.priority import LOWEST
 from featherback.host.sensors import KINDS
+from featherback.layers import objectives
+from featherback.layers.objectives.base import Objective
 from featherback.memory.plan import BUDGETS
 from featherback.models.converted import NONE, QUANTIZE
 from featherback.naming import argument, argument_is
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from featherback.whole.settings import Whole
 
 COMPUTE = tuple(kernels.OPERANDS)
+NEXT_TOKEN = "next_token"
+"""The objective of runs that name none, and of all runs of versions that had no other."""
 AUTO = "auto"
 """The --compute that is chosen by measuring (training.choose)."""
 DEFAULT_EPOCHS = 3
@@ -47,7 +51,7 @@ USUAL: Mapping[str, Any] = {"rank": 8, "alpha": 16.0, "targets": ("all",), "rslo
 PLANNED = ("memory", "threads", "log_to")
 """Options that a run may change and its plan depends on."""
 
-CHOICES = (methods.OPTIONS, optim.OPTIONS)
+CHOICES = (methods.OPTIONS, optim.OPTIONS, objectives.OPTIONS)
 """Fields whose value has options of its own: `optimizer`'s are in the field `optimizer_options`."""
 
 TRAINED = ("lora", "full")
@@ -143,6 +147,13 @@ class TrainConfig:
         "mesp", choices=methods.METHODS.names, panel=OPTIMISATION, help="How gradients are computed or estimated."
     )
     method_options: Mapping[str, Any] = field(default_factory=dict)  # in the end all those of its method
+    objective: str = option(
+        NEXT_TOKEN,
+        choices=objectives.OBJECTIVES.names,
+        panel=OPTIMISATION,
+        help="The loss that training minimises. Held-out data are measured by next-token loss.",
+    )
+    objective_options: Mapping[str, Any] = field(default_factory=dict)  # in the end all those of its objective
     # Peak of the resident memory, in bytes; a word of `Plan.budget` until there is a plan, then what that came to.
     memory: int | str | None = option(
         None,
@@ -575,6 +586,11 @@ class TrainConfig:
 
         kind = {"bf16": TensorType.BF16, "fp32": TensorType.F32}[self.master or MASTER]
         return Whole(self.rule, kind, self.freeze or ())
+
+    @property
+    def criterion(self) -> Objective:
+        """The objective with its options."""
+        return objectives.OPTIONS.make(self.objective, self.objective_options)
 
     @property
     def averages(self) -> bool:

@@ -74,6 +74,10 @@ class TrainOptions(TypedDict, total=False):
     """Share of each tensor's weights, the largest, that is left alone. Default: 0.8 for sparse_mezo."""
     threshold_every: int
     """Steps between measurements of what is small. 0: once, at the beginning. Default: 0 for sparse_mezo."""
+    objective: Literal['next_token', 'smoothed']
+    """The loss that training minimises. Held-out data are measured by next-token loss. Default: next_token."""
+    label_smoothing: float
+    """Share of each target that is spread evenly over the vocabulary. Default: 0.1 for smoothed."""
     accumulate: int
     """Batches per step. Default: 1."""
     steps: int | None

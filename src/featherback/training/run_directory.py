@@ -44,7 +44,7 @@ from featherback.files import (
 from featherback.layers.block import Block, bundles
 from featherback.memory.plan import Plan
 from featherback.naming import argument
-from featherback.training.config import COMPUTE, TrainConfig
+from featherback.training.config import COMPUTE, NEXT_TOKEN, TrainConfig
 
 try:
     import fcntl
@@ -171,6 +171,8 @@ class RunDirectory:
         # As in runs of versions that had no choice.
         if not self.config.averages:
             del fixed["keep"]
+        if self.config.objective == NEXT_TOKEN:
+            del fixed["objective"]
         for name in ("batch_size", "batch_tokens"):
             del fixed[name]
         fixed |= self.config.batch_in_checksums

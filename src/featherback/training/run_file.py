@@ -21,7 +21,7 @@ from featherback.errors import FeatherbackError, shown
 from featherback.files import json_checksum, read_bytes
 from featherback.options import described
 from featherback.training.changes import replaced
-from featherback.training.config import CHOICES, PLANNED, TrainConfig, packed_before
+from featherback.training.config import CHOICES, NEXT_TOKEN, PLANNED, TrainConfig, packed_before
 from featherback.training.names import field_of, given, grouped, known, spellings
 from featherback.training.together import without_meaning
 
@@ -221,6 +221,8 @@ def _checksum(config: TrainConfig) -> str:
     stated = {name: value for name, value in _stated(config).items() if name in fixed}
     stated = {name: value for name, value in stated.items() if name not in ("batch_size", "batch_tokens")}
     stated |= config.batch_in_checksums
+    if config.objective == NEXT_TOKEN:
+        del stated["objective"]
     parts = [os.path.abspath(config.model), sorted(stated.items()), sorted(_own(config).items())]
     return json_checksum(parts)
 

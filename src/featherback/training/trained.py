@@ -89,7 +89,9 @@ class TrainedAdapter:
         self.optimizer = first_optimizer(config, self.adapter, states)
         self.gradients = PagedArray(parameters.layers, parameters.size, states and states / "gradients.f32")
         options = methods.OPTIONS.make(config.method, config.method_options)
-        self.method = methods.create(config.method, model, self.adapter, plan, run.work, options)
+        self.method = methods.create(
+            config.method, model, self.adapter, plan, run.work, options, objective=config.criterion
+        )
         self.log = None if self.method.slopes is None else DirectionLog(run.path / LOG_NAME, run.origin)
 
     def step(self, group: Group, lr: float, step: int, check: Callable[[], None]) -> Outcome:

@@ -75,7 +75,7 @@ class TrainedWeights:
         self._states = StateFile(whole.rule, self._places.items(), in_file)
         self._updates = dict.fromkeys(self._places, 0)
         options = methods.OPTIONS.make(config.method, config.method_options)
-        self.method = methods.create(config.method, model, None, plan, run.work, options, whole)
+        self.method = methods.create(config.method, model, None, plan, run.work, options, whole, config.criterion)
 
     def step(self, group: Group, lr: float, step: int, check: Callable[[], None]) -> Outcome:
         (batch,), self._weights_of = group.batches, None

@@ -14,11 +14,13 @@ import numpy as np
 from featherback.backend.protocol import Array, Int32, Operations
 from featherback.layers.context import Context
 from featherback.layers.linear import LayerSink
-from featherback.layers.loss import Head, HeadPass, HeadSource
+from featherback.layers.loss import Head, HeadSource
+from featherback.layers.softmax import HeadPass
 from featherback.layers.span import pieces
 from featherback.noise import Key
 from featherback.parameters.roles import EMBEDDING, HEAD
 from featherback.whole.directions import DirectionGradient, Moved
+from featherback.whole.head import HeadGradient
 from featherback.whole.places import Place
 
 
@@ -156,24 +158,6 @@ class ProductGradient:
                 ctx.ops.transpose(self.dy[:, first:last], turned)
                 ctx.ops.linear_backward(turned, ctx.ops.dense(self.x), gradient)
                 yield slice(first, last), gradient
-
-
-@dataclass(frozen=True)
-class HeadGradient:
-    """Of the output head (V, D): its logits are computed again for every reading."""
-
-    ctx: Context
-    head: Head
-    source: HeadSource
-    done: HeadPass
-    few: None = None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.head.weight.rows, self.head.weight.cols
-
-    def tiles(self, height: int) -> Iterator[tuple[slice, Array]]:
-        return self.done.gradient(self.ctx, self.head, self.source, height)
 
 
 @dataclass(frozen=True)

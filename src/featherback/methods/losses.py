@@ -1,0 +1,63 @@
+"""The gradient of an objective by the residual stream, once a batch has passed the blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from featherback.backend.protocol import Array
+from featherback.data.batch import Targets
+from featherback.layers.loss import HeadSink
+from featherback.layers.objectives.base import Objective, PerTarget
+from featherback.layers.softmax import placed
+from featherback.methods.base import Sweep
+
+
+def loss_gradient(sweep: Sweep, objective: Objective, scale: float, sink: HeadSink | None = None) -> float:
+    """The summed loss (nats); the residual stream becomes the gradient of scale * loss."""
+    if objective.whole_batch and len(sweep.spans) > 1:
+        return _scaled_afterwards(sweep, objective, scale)
+    total, source = 0.0, sweep.resources.weights
+    for span in sweep.spans:
+        targets = sweep.batch.supervised(span.own)
+
+        def score(logp: PerTarget, targets: Targets = targets) -> PerTarget:
+            nonlocal total
+            loss, slopes = objective(targets, logp)
+            total += loss
+            return slopes.times(scale)
+
+        with sweep.rows(span) as (ctx, x):
+            sweep.model.head.gradient(
+                ctx, x, targets, source, score, over_vocabulary=objective.over_vocabulary, sink=sink
+            )
+    return total
+
+
+def _scaled_afterwards(sweep: Sweep, objective: Objective, scale: float) -> float:
+    """The same where a row's derivative is known only after all spans have passed the head.
+
+    The head leaves the gradients of rows unscaled, and those of further targets in arrays of their own.
+    """
+    assert not objective.over_vocabulary
+    head, source = sweep.model.head, sweep.resources.weights
+    parts = [sweep.batch.supervised(span.own) for span in sweep.spans]
+    found: list[PerTarget] = []
+    with sweep.ctx.frame():
+        apart: list[Array | None] = []
+        for span, targets in zip(sweep.spans, parts):
+            count = len(targets.further_rows)
+            name = "gradients of further targets"
+            apart.append(sweep.ctx.floats(name, count, head.weight.cols) if count else None)
+            with sweep.rows(span) as (ctx, x):
+                head.gradient(ctx, x, targets, source, found.append, apart=apart[-1])
+        loss, slopes = objective(sweep.batch.supervised(), PerTarget.joined(found))
+        for span, targets, beside, mine in zip(sweep.spans, parts, apart, slopes.times(scale).parted(found)):
+            factors = np.zeros(span.tokens)
+            factors[targets.rows] = -mine.first
+            np.subtract.at(factors, places := targets.rows[targets.further_rows], mine.further)
+            with sweep.rows(span) as (ctx, dx):
+                ctx.ops.scale_rows(dx, placed(ctx, factors, span.tokens))
+                if beside is not None:
+                    weights = placed(ctx, mine.further, len(places))
+                    ctx.ops.add_rows(beside, places.astype(np.int32), dx, factors=weights)
+    return loss
