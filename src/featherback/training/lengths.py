@@ -13,7 +13,7 @@ import numpy as np
 
 from featherback.data.report import PrepareReport, too_long
 from featherback.data.source import STDIN, Source, what_is_long
-from featherback.data.token_file import TokenFile, TokenFileWriter
+from featherback.data.token_file import TokenFile, aside, choosing
 from featherback.errors import FeatherbackError
 from featherback.host.machine import Baseline
 from featherback.models.model import Model
@@ -128,24 +128,28 @@ def _count_longer(file: TokenFile, length: int) -> int:
 
 
 def _cut(file: TokenFile, length: int, report: PrepareReport) -> None:
-    """Cut the sequences of a token file at `length` tokens, counted; those that train nothing then are left out."""
+    """Let a token file have sequences of at most `length` tokens, counted; those that train nothing then are left
+    out. No token is written again."""
     report.seq_len = length
-    with TokenFileWriter(file.path) as writer:
-        writer.metadata.update(file.metadata)
-        for i in range(len(file)):
-            tokens, supervised = file.seq(i)
-            if tokens.size > length:
-                report.cut(tokens.size - length)
-            if supervised[1:length].any():
-                writer.add(tokens[:length], supervised[:length])
-            else:
-                report.dropped += 1
-        if not writer.n_targets:
+    with choosing(aside(file), file.path) as cut:
+        cut.metadata.update(file.metadata)
+        cut.n_targets = file.n_targets
+        for first, lengths in file.all_lengths():
+            kept = np.ones(lengths.size, bool)
+            for i in np.flatnonzero(lengths > length).tolist():
+                supervised = file.seq(first + i)[1]
+                kept[i] = supervised[1:length].any()
+                report.cut(supervised.size - length)
+                lost = supervised[length if kept[i] else 1 :]
+                cut.n_targets -= int(np.count_nonzero(lost))
+                file.drop_pages()
+            starts, ends = (part[first : first + lengths.size][kept] for part in (file.starts, file.ends))
+            cut.add(starts, np.minimum(ends, starts + length))
+            report.dropped += int(np.count_nonzero(~kept))
+        if not cut.n_targets:
             raise FeatherbackError(report.nothing_within)
-        report.sequences, report.tokens, report.supervised_tokens = (
-            writer.n_sequences, writer.n_tokens, writer.n_targets,
-        )  # fmt: skip
-        writer.metadata.update(seq_len=length, report=report.to_json())
+        report.sequences, report.tokens, report.supervised_tokens = cut.n_sequences, cut.n_tokens, cut.n_targets
+        cut.metadata.update(seq_len=length, report=report.to_json())
 
 
 def made_for(model: Model) -> str:
