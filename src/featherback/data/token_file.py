@@ -12,7 +12,7 @@ Layout, little-endian, every section starting at a multiple of 64 bytes:
 Sequences that were chosen from a token file, or cut, are a file of their own (version 3) that refers to its tokens
 instead of repeating them. It has the same header, then
 
-    spans       int64 (n_sequences, 2)    first token of each sequence in the file referred to, and the one after its last
+    spans       int64 (n_sequences, 2)    sequence i is tokens[spans[i, 0]:spans[i, 1]] of the file referred to
     metadata    JSON: as above, and "of": name of that file, which lies beside it, and "checksum": that file's
 """
 

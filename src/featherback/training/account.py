@@ -8,10 +8,11 @@ on with the least memory, up to the first step, and the command then refuses wit
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 MB = 10**6
+LEAST = "least"
+"""--memory's word for the least that is enough, as `memory.plan` knows it."""
 BETWEEN_RUNS = 1 * MB
 """More than what two runs of the same program hold differs by."""
 
@@ -53,10 +54,6 @@ class Account:
             from featherback.memory.budget import BudgetError
 
             raise BudgetError("The preparation of the data", self.limit, peak + BETWEEN_RUNS)
-
-    def to_json(self) -> dict[str, Any]:
-        """Of which Account(**...) is the inverse."""
-        return asdict(self)
 
 
 def own_peak() -> int:

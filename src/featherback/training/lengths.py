@@ -26,28 +26,34 @@ _LONGER = "a model for longer texts takes them whole"
 MB = 10**6
 
 
-def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], plan_now: bool = True) -> bool:
-    """Give a run without a sequence length the one that its data need, and the plan for it; and a budget that was named
-    by a word the amount. Whether that is done.
+def outgrown(run: RunDirectory) -> bool:
+    """Whether the plan of a run without a sequence length does not do for the one that its data need."""
+    config = run.config
+    if config.seq_len is not None:
+        return False
+    longest = _longest(run)
+    # A packed batch of shorter sequences holds more of them; one of so many examples needs less memory.
+    return longest > config.sequence or (longest < config.sequence and config.batch_size is not None)
 
-    Without `plan_now` it is done only where the plan that the run has will do. FeatherbackError if examples are longer
-    than the model or the memory allows, and are not to be cut.
+
+def settle_length(run: RunDirectory, open_model: Callable[[], Model], baseline: Callable[[], Baseline]) -> None:
+    """Give a run without a sequence length the one that its data need, and the plan for it; and a budget that was named
+    by a word the amount.
+
+    FeatherbackError if examples are longer than the model or the memory allows, and are not to be cut.
     """
     config = run.config
-    longest = _longest(run) if config.seq_len is None else config.sequence
-    # A packed batch of shorter sequences holds more of them; one of so many examples needs less memory.
-    if longest == config.sequence or (longest < config.sequence and config.batch_size is None):
+    if not outgrown(run):
         plan = plan_from_json(run.record.get("plan"))
         memory = config.memory if plan is None else plan.budget(config.memory)
         settled = replace(config, seq_len=config.sequence, memory=memory)
         if settled != config:
             run.update(configuration=settled.to_json())
-        return True
-    if not plan_now:
-        return False
+        return
     # What only plans is not there at other times.
     from featherback.training.choose import longest_fitting, plan_for
 
+    longest, model = _longest(run), open_model()
     most, here = model.config.max_position_embeddings, baseline()
     length, needed = longest, 0
     if longest > config.sequence:
@@ -73,7 +79,6 @@ def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], pl
     plan = plan_for(config, model, lambda: here)
     config = replace(config, memory=plan.budget(config.memory))
     run.update(configuration=config.to_json(), plan=asdict(plan))
-    return True
 
 
 def _longest(run: RunDirectory) -> int:
