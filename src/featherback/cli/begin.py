@@ -9,7 +9,6 @@ an amount that all stages accept.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from contextlib import contextmanager
@@ -19,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from featherback.failure import report
 from featherback.host.interrupt import INTERRUPTED, ended_by_signals, exit_with
+from featherback.sizes import MB, whole_megabytes
 from featherback.terminal import DEBUG, open_streams
-from featherback.training.account import LEAST, MB, Account
+from featherback.training.account import LEAST, Account
 from featherback.training.stages import NEW, RESUMED, Asked, Means, Prepared
 from featherback.training.worker_process import become, inherited, worker_baseline
 
@@ -156,7 +156,7 @@ def _conclude(prepared: Prepared, account: Account) -> None:
 
     BudgetError, and nothing is left behind, if less was named, or this program has held more than the budget.
     """
-    from featherback.memory.budget import BudgetError, whole_megabytes
+    from featherback.memory.budget import BudgetError
     from featherback.memory.planner import smaller
     from featherback.training.launch import undo
 
@@ -189,7 +189,7 @@ def _prepare(
     from featherback.data.prepare import prepare
     from featherback.training.room import Room
 
-    room = Room(data.name, math.inf if account.searches or account.limit is None else account.limit)
+    room = Room(data.name, None if account.searches else account.limit)
     made = prepare(model, data, out, seq_len, progress, enough, room)
     account.add(room.needed)
     return made

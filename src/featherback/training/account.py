@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-MB = 10**6
+from featherback.sizes import MB
+
 LEAST = "least"
 """--memory's word for the least that is enough, as `memory.plan` knows it."""
 BETWEEN_RUNS = 1 * MB

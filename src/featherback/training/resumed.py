@@ -16,6 +16,7 @@ from featherback.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.naming import argument, arguments
 from featherback.options import checked
+from featherback.sizes import shown_mb
 from featherback.training import checkpoint
 from featherback.training.changes import continued
 from featherback.training.config import PLANNED, TrainConfig
@@ -117,9 +118,9 @@ def _no_plan(run: RunDirectory, plan: Plan | None) -> str:
     """Why the plan on a run's record will not do, if it will not. `plan`: what could be read of it."""
     if plan is None:
         return f"{run.path / RUN_FILE} holds no plan of this version of Featherback"
-    needed, free = (plan.predicted_rss_mb or 0) * 10**6, memory_limit()
+    needed, free = plan.needed, memory_limit()
     if needed > free:
-        return f"the run's plan needs {needed / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free"
+        return f"the run's plan needs {shown_mb(needed)}, and {shown_mb(free)} are free"
     return ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 
@@ -11,9 +10,9 @@ from featherback.errors import FeatherbackError
 from featherback.host.process_tree import held_alone
 from featherback.memory.budget import BudgetError
 from featherback.naming import argument
+from featherback.sizes import MB, shown_mb
 from featherback.training.account import BETWEEN_RUNS
 
-MB = 10**6
 _SECONDS = 0.2  # between two looks, each of which takes milliseconds
 _SPARE = 6 * MB  # what grows besides long records: tables of the tokenizer that are touched, marks of copies
 _LEAST_READING = 5  # bytes that a record takes at least for each of its own, read and parsed
@@ -23,8 +22,8 @@ class Room:
     """Looks at what this process and its children hold together, in bytes, and admits long records by what they will
     take. Where the system does not tell what is held, nothing is checked."""
 
-    def __init__(self, data: str, budget: float = math.inf) -> None:
-        """`budget`: in bytes; infinite if it is to be found out how much is needed."""
+    def __init__(self, data: str, budget: int | None = None) -> None:
+        """`budget`: in bytes; None if it is to be found out how much is needed."""
         self._data, self._budget = data, budget
         self._most, self._looked = 0, 0.0
         self._before = 0  # held before the first long record; afterwards some of what it took may be held for the next
@@ -42,9 +41,9 @@ class Room:
     @property
     def most(self) -> int:
         """Bytes of a record that are read before it is asked for."""
-        if not self._before or math.isinf(self._budget):
+        if not self._before or self._budget is None:
             return MOST_RECORD
-        return min(MOST_RECORD, max(SHORT, int(self._budget - self._before - _SPARE) // _LEAST_READING))
+        return min(MOST_RECORD, max(SHORT, (self._budget - self._before - _SPARE) // _LEAST_READING))
 
     @property
     def refused(self) -> bool:
@@ -52,7 +51,7 @@ class Room:
 
     def admits(self, where: str, size: int, takes: int, takes_at_most: int) -> bool:
         """Whether a record of `size` bytes has room, which now `takes` so many and `takes_at_most` later."""
-        if not self._before or self._before + takes + _SPARE <= self._budget:
+        if not self._before or self._budget is None or self._before + takes + _SPARE <= self._budget:
             self._admitted = True
             return True
         if (needed := self._before + takes_at_most + _SPARE) > self._needed:
@@ -66,14 +65,14 @@ class Room:
 
     def check(self) -> None:
         """BudgetError, naming the budget that is enough, if more was held than is allowed."""
-        if self._most > self._budget:
+        if self._budget is not None and self._most > self._budget:
             raise BudgetError(f"Preparing {self._data}", self._budget, self.needed)
 
     def conclude(self) -> None:
         """FeatherbackError if a record was refused, with a budget that has room for each."""
-        if self.refused:
+        if self._budget is not None and self.refused:
             where, size = self._longest
             raise FeatherbackError(
-                f"Preparing {self._data} does not fit in {self._budget // MB:.0f}MB: the example in {where} has "
-                f"{size / MB:.1f} MB; {argument('memory', f'{self._needed // MB + 2}MB')} has room for it, or split it."
+                f"Preparing {self._data} does not fit in {self._budget // MB}MB: the example in {where} has "
+                f"{shown_mb(size, 1)}; {argument('memory', f'{self._needed // MB + 2}MB')} has room for it, or split it."
             )
