@@ -68,7 +68,7 @@ def test_they_may_take_the_name_of_the_file_and_be_chosen_from_again(tmp_path: P
 
 def test_nothing_appears_if_choosing_fails(tmp_path: Path) -> None:
     file = _written(tmp_path / "all.tokens")
-    with pytest.raises(ValueError, match="broadcast|same shape"), choosing(file, tmp_path / "some.tokens") as chosen:
+    with pytest.raises(ValueError, match="shape"), choosing(file, tmp_path / "some.tokens") as chosen:
         chosen.add(file.starts, file.ends[1:])
     assert [each.name for each in tmp_path.iterdir()] == ["all.tokens"]
 

@@ -116,9 +116,8 @@ def _plan(file: RunFile, config: TrainConfig) -> dict[str, Any] | None:
     if plan is None or not plan.needed:
         return None
     if plan.needed > (free := memory_limit()):
-        complain(
-            f"note: the plan of the file needs {shown_mb(plan.needed)}, and {shown_mb(free)} are free: another is made"
-        )
+        needed = shown_mb(plan.needed)
+        complain(f"note: the plan of the file needs {needed}, and {shown_mb(free)} are free: another is made")
         return None
     return values
 

@@ -10,7 +10,7 @@ from featherback.errors import FeatherbackError
 from featherback.host.process_tree import held_alone
 from featherback.memory.budget import BudgetError
 from featherback.naming import argument
-from featherback.sizes import MB, shown_mb
+from featherback.sizes import MB
 from featherback.training.account import BETWEEN_RUNS
 
 _SECONDS = 0.2  # between two looks, each of which takes milliseconds
@@ -73,6 +73,6 @@ class Room:
         if self._budget is not None and self.refused:
             where, size = self._longest
             raise FeatherbackError(
-                f"Preparing {self._data} does not fit in {self._budget // MB}MB: the example in {where} has "
-                f"{shown_mb(size, 1)}; {argument('memory', f'{self._needed // MB + 2}MB')} has room for it, or split it."
+                f"Preparing {self._data} does not fit in {self._budget / MB:.0f}MB: the example in {where} has "
+                f"{size / MB:.1f} MB; {argument('memory', f'{self._needed // MB + 2}MB')} has room for it, or split it."
             )
