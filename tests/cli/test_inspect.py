@@ -20,6 +20,7 @@ from featherback.adapters.formats import gguf, mlx, peft
 from featherback.adapters.lora import LoRA
 from featherback.cli.kinds import KINDS
 from featherback.models.facts import formats, matrices
+from featherback.sizes import MB
 from featherback.training.config import TrainConfig
 from featherback.training.outlook import least_memory
 from featherback.training.run_directory import FORMAT
