@@ -20,7 +20,7 @@ from featherback.failure import report
 from featherback.host.interrupt import INTERRUPTED, ended_by_signals, exit_with
 from featherback.sizes import MB, whole_megabytes
 from featherback.terminal import DEBUG, open_streams
-from featherback.training.account import LEAST, Account
+from featherback.training.account import LEAST, Account, Room
 from featherback.training.stages import NEW, RESUMED, Asked, Means, Prepared
 from featherback.training.worker_process import become, inherited, worker_baseline
 
@@ -81,7 +81,7 @@ class Program:
         value: Any = stages[first].takes.from_json(self.value)
         means = Means(_opened, baseline, partial(_prepare, account), flags=self.flags)
         for stage in stages[first:]:
-            if stage.name != self.stage and stage.begins(value):
+            if stage.name != self.stage and stage.begins_with(value):
                 replace(self, stage=stage.name, value=value.to_json()).become()
             if stage.name == "show":
                 _conclude(value, account)
@@ -157,7 +157,6 @@ def _conclude(prepared: Prepared, account: Account) -> None:
     BudgetError, and nothing is left behind, if less was named, or this program has held more than the budget.
     """
     from featherback.memory.budget import BudgetError
-    from featherback.memory.planner import smaller
     from featherback.training.launch import undo
 
     run, config = prepared.run, prepared.run.config
@@ -167,6 +166,8 @@ def _conclude(prepared: Prepared, account: Account) -> None:
         elif prepared.is_new:
             account.check_own()
         if account.refused:
+            from featherback.memory.planner import smaller  # what only plans is not there at other times
+
             change = smaller(config.whole is None, config.batching.full > config.sequence)
             raise BudgetError("Training", account.limit or 0, account.needed, change)
     except BudgetError:
@@ -187,7 +188,6 @@ def _prepare(
 ) -> PrepareReport:
     """Prepare the data here, within what the command may take."""
     from featherback.data.prepare import prepare
-    from featherback.training.room import Room
 
     room = Room(data.name, None if account.searches else account.limit)
     made = prepare(model, data, out, seq_len, progress, enough, room)

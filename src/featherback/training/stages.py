@@ -2,7 +2,8 @@
 
 A runner goes through a list. The command's (`cli/begin.py`) begins most stages in a program of their own, which takes
 the place of the program before and holds nothing of it, so that `--memory` bounds each by itself. The Python API's
-(`launch.py`) runs the same functions in its own process. `Means` has what a runner lends to the stages.
+(`launch.py`) runs the same functions in its own process. `Means` has what a runner lends to the stages. Between
+programs the values are JSON.
 
 This module imports next to nothing: the memory of a program counts while it measures the training process.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from featherback.terminal import complain
 
@@ -22,15 +23,6 @@ if TYPE_CHECKING:
     from featherback.training.config import TrainConfig
     from featherback.training.given import Examples, Prepare
     from featherback.training.run_directory import RunDirectory
-
-
-class Value(Protocol):
-    """What a stage hands to the next one, as JSON where a program takes the place of another."""
-
-    def to_json(self) -> dict[str, Any]: ...
-
-    @classmethod
-    def from_json(cls, values: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -108,40 +100,27 @@ class Means:
     flags: tuple[str, ...] = ()
 
 
-def _always(_: Any) -> bool:
-    return True
-
-
-def _never(_: Any) -> bool:
-    return False
-
-
-def _outgrown(prepared: Prepared) -> bool:
-    return prepared.outgrown
-
-
-def _changes(named: dict[str, Any]) -> bool:
-    """Whether more is named than what is resumed: else the plan stays, most likely."""
-    return bool(named["options"].keys() - {"model", "out"})
-
-
 @dataclass(frozen=True)
 class Stage:
     """`function`: where it is, imported when it begins. `takes`: what it is given.
 
-    `begins`: whether the command gives it a program of its own, by the value. `measures`: whether that program measures
-    the training process before it grows, by the value as JSON.
+    `begins`: whether the command gives it a program of its own; "outgrown": if the plan is too small for the data.
+    `measures`: whether that program measures the training process before it grows, by the value as JSON.
     """
 
     function: str
     takes: type[Asked | Named | Prepared]
-    begins: Callable[[Any], bool] = _always
-    measures: Callable[[dict[str, Any]], bool] = _never
+    begins: Literal["always", "never", "outgrown"] = "always"
+    measures: Callable[[dict[str, Any]], bool] = lambda _: False
 
     @property
     def name(self) -> str:
         """By which a list has it."""
         return self.function.rpartition(".")[2]
+
+    def begins_with(self, value: Any) -> bool:
+        """Whether a program of its own begins."""
+        return self.begins == "always" or (self.begins == "outgrown" and value.outgrown)
 
     def __call__(self, value: Any, means: Means) -> Any:
         """What the stage makes of a value; FeatherbackError if the run cannot be begun."""
@@ -157,18 +136,19 @@ NEW = (
     # The directory, and in it the data as tokens.
     Stage("training.launch.prepare", Planned),
     # The sequence length, if none was named, by the data; a plan for that; the examples that are held out.
-    Stage("training.launch.settle", Prepared, begins=_outgrown, measures=_always),
+    Stage("training.launch.settle", Prepared, begins="outgrown", measures=lambda _: True),
     # What is about to be done. With --dry-run that is all.
-    Stage("cli.begin.show", Prepared, begins=_outgrown),
+    Stage("cli.begin.show", Prepared, begins="outgrown"),
     # The process that trains takes this one's place.
-    Stage("cli.begin.train", Prepared, begins=_never),
+    Stage("cli.begin.train", Prepared, begins="never"),
 )
 """A new run."""
 
 RESUMED = (
     Stage("training.resumed.check_again", Named),
     # The run, locked, with the options that are named in place of its own, and another plan if they need one.
-    Stage("training.resumed.take_up", Named, measures=_changes),
+    # If nothing is named the plan stays, most likely.
+    Stage("training.resumed.take_up", Named, measures=lambda named: bool(named["options"].keys() - {"model", "out"})),
     *(stage for stage in NEW if stage.name in ("show", "train")),
 )
 """A run that goes on."""
