@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from featherback.data.report import PrepareReport
     from featherback.data.source import Source
     from featherback.host.machine import Baseline
-    from featherback.models.model import Model
     from featherback.training.run_directory import RunDirectory
 
     Progress = Callable[[dict[str, Any]], None]
@@ -75,11 +74,12 @@ class Program:
         def baseline() -> Baseline:
             return measured or worker_baseline(self.log_to)
 
-        from featherback.memory.budget import BudgetError  # after that
+        from featherback import models  # after that
+        from featherback.memory.budget import BudgetError
 
         account = self.account
         value: Any = stages[first].takes.from_json(self.value)
-        means = Means(_opened, baseline, partial(_prepare, account), flags=self.flags)
+        means = Means(models.load, baseline, partial(_prepare, account), flags=self.flags)
         for stage in stages[first:]:
             if stage.name != self.stage and stage.begins_with(value):
                 replace(self, stage=stage.name, value=value.to_json()).become()
@@ -175,12 +175,6 @@ def _conclude(prepared: Prepared, account: Account) -> None:
         raise
     if account.searches:
         run.update(configuration=replace(config, memory=whole_megabytes(account.needed)).to_json())
-
-
-def _opened(path: str, quantize: str, foresee: bool) -> Model:
-    from featherback import models
-
-    return models.load(path, quantize, foresee=foresee)
 
 
 def _prepare(

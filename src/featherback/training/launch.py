@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -55,7 +56,7 @@ def check(asked: Asked, means: Means) -> Asked:
     config = asked.config
     heed(config)
     _check_paths(config, means.examples)
-    return replace(asked, config=_fitting(config, means.open(config.model, config.quantize, True)))
+    return replace(asked, config=_fitting(config, means.open(config.model, config.quantize, foresee=True)))
 
 
 def plan(asked: Asked, means: Means) -> Planned:
@@ -65,7 +66,7 @@ def plan(asked: Asked, means: Means) -> Planned:
     from featherback.training.choose import plan_for  # what only plans is not there where data are prepared
 
     config = asked.config
-    model = means.open(config.model, config.quantize, False)
+    model = means.open(config.model, config.quantize)
     return Planned(config, asdict(plan_for(config, model, means.baseline)))
 
 
@@ -75,7 +76,7 @@ def prepare(planned: Planned, means: Means) -> Prepared:
     If that fails, or a signal raises KeyboardInterrupt, nothing is left behind.
     """
     config = planned.config
-    model, existed = means.open(config.model, config.quantize, False), Path(config.out).exists()
+    model, existed = means.open(config.model, config.quantize), Path(config.out).exists()
     base = base_model_name(model)
     known = {"plan": planned.plan, "base_model": base, "model": fingerprint.of_store(model.store)}
     run = RunDirectory.create(config.out, {**_record(config), **known})
@@ -110,7 +111,7 @@ def settle(prepared: Prepared, means: Means) -> Prepared:
     that fails nothing is left behind."""
     run = prepared.run
     try:
-        settle_length(run, lambda: means.open(run.config.model, run.config.quantize, False), means.baseline)
+        settle_length(run, lambda: means.open(run.config.model, run.config.quantize), means.baseline)
         hold_out(run)
     except BaseException:
         undo(run, prepared.existed)
@@ -138,7 +139,7 @@ def prepare_run(
 
     `data`, `eval_data`: examples in place of the files that the options name.
     """
-    return _here(NEW, "settle", Asked(config), data, eval_data, model, baseline)
+    return _here(NEW, Asked(config), data, eval_data, model, baseline)
 
 
 def resume_run(
@@ -150,12 +151,11 @@ def resume_run(
     note: Callable[[str], None] = complain,
 ) -> RunDirectory:
     """The run in `named["out"]`, ready to go on, as by `prepare_run`. `note` is called with messages for the user."""
-    return _here(RESUMED, "take_up", Named(named), data, eval_data, model, baseline, note)
+    return _here(RESUMED, Named(named), data, eval_data, model, baseline, note)
 
 
 def _here(
     stages: tuple[Stage, ...],
-    last: str,
     value: Any,
     data: Examples | None,
     eval_data: Examples | None,
@@ -163,7 +163,7 @@ def _here(
     baseline: Callable[[], Baseline],
     note: Callable[[str], None] = complain,
 ) -> RunDirectory:
-    def opened(path: str, quantize: str, foresee: bool) -> Model:
+    def opened(path: str, quantize: str, foresee: bool = False) -> Model:
         nonlocal model
         model = model or models.load(path, quantize)
         return model
@@ -171,10 +171,8 @@ def _here(
     given = {name: each for name, each in (("train", data), ("eval", eval_data)) if each is not None}
     means = Means(opened, baseline, prepare_in_subprocess, given, note)
     with ended_by_signals():
-        for stage in stages:
+        for stage in takewhile(lambda stage: stage.name != "show", stages):
             value = stage(value, means)
-            if stage.name == last:
-                break
     run: RunDirectory = value.run
     return run
 

@@ -35,7 +35,7 @@ def check_again(named: Named, means: Means) -> Named:
     """FeatherbackError if the options that are named, or the paths among them, are wrong: before anything is done."""
     config = RunDirectory.open(named.options["out"]).config
     if config.seq_len is not None:  # else it is settled first
-        heed(continued(config, named.options, means.open(named.options["model"], config.quantize, True)))
+        heed(continued(config, named.options, means.open(named.options["model"], config.quantize, foresee=True)))
     return named
 
 
@@ -50,7 +50,7 @@ def take_up(named_options: Named, means: Means) -> Prepared:
     run = RunDirectory.take(named["out"])
     try:
         earlier = run.config
-        opened = means.open(named["model"], earlier.quantize, False)
+        opened = means.open(named["model"], earlier.quantize)
         if run.record.get("model") != fingerprint.of_store(opened.store):
             raise FeatherbackError(
                 f"Cannot resume {run.path} with {opened.path}: it is not the model that the run was begun with; "

@@ -87,12 +87,12 @@ class Prepared:
 class Means:
     """What a runner lends to the stages.
 
-    `open`: opens a model by path and quantisation; the last argument is `models.load`'s `foresee`. `baseline`: what the
-    process that trains initially holds. `prepare`: turns files into tokens. `examples`: given from Python in place of
-    files, by "train" and "eval". `note`: called with messages for the user. `flags`: of the command.
+    `open`: `models.load`. `baseline`: what the process that trains initially holds. `prepare`: turns files into tokens.
+    `examples`: given from Python in place of files, by "train" and "eval". `note`: called with messages for the user.
+    `flags`: of the command.
     """
 
-    open: Callable[[str, str, bool], Model]
+    open: Callable[..., Model]
     baseline: Callable[[], Baseline]
     prepare: Prepare
     examples: Mapping[str, Examples] = field(default_factory=dict)
