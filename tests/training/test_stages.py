@@ -16,7 +16,7 @@ from featherback.training.stages import NEW, RESUMED, Asked, Means, Named, Plann
 
 def _hints(stage: Stage) -> dict[str, Any]:
     module, _, name = stage.function.rpartition(".")
-    return get_type_hints(getattr(import_module(f"featherback.{module}"), name))
+    return get_type_hints(getattr(import_module(module), name))
 
 
 @pytest.mark.parametrize("stages", [NEW, RESUMED], ids=["new", "resumed"])

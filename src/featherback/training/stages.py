@@ -125,30 +125,34 @@ class Stage:
     def __call__(self, value: Any, means: Means) -> Any:
         """What the stage makes of a value; FeatherbackError if the run cannot be begun."""
         module, _, name = self.function.rpartition(".")
-        return getattr(import_module(f"featherback.{module}"), name)(value, means)
+        return getattr(import_module(module), name)(value, means)
 
 
 NEW = (
     # The options suit the model, the data can be read, the directory is free. Nothing is measured, converted or made.
-    Stage("training.launch.check", Asked),
+    Stage("featherback.training.launch.check", Asked),
     # How the run lays out its memory: the fastest way within the budget.
-    Stage("training.launch.plan", Asked, measures=lambda asked: asked["plan"] is None),
+    Stage("featherback.training.launch.plan", Asked, measures=lambda asked: asked["plan"] is None),
     # The directory, and in it the data as tokens.
-    Stage("training.launch.prepare", Planned),
+    Stage("featherback.training.launch.prepare", Planned),
     # The sequence length, if none was named, by the data; a plan for that; the examples that are held out.
-    Stage("training.launch.settle", Prepared, begins="outgrown", measures=lambda _: True),
+    Stage("featherback.training.launch.settle", Prepared, begins="outgrown", measures=lambda _: True),
     # What is about to be done. With --dry-run that is all.
-    Stage("cli.begin.show", Prepared, begins="outgrown"),
+    Stage("featherback.cli.begin.show", Prepared, begins="outgrown"),
     # The process that trains takes this one's place.
-    Stage("cli.begin.train", Prepared, begins="never"),
+    Stage("featherback.cli.begin.train", Prepared, begins="never"),
 )
 """A new run."""
 
 RESUMED = (
-    Stage("training.resumed.check_again", Named),
+    Stage("featherback.training.resumed.check_again", Named),
     # The run, locked, with the options that are named in place of its own, and another plan if they need one.
     # If nothing is named the plan stays, most likely.
-    Stage("training.resumed.take_up", Named, measures=lambda named: bool(named["options"].keys() - {"model", "out"})),
-    *(stage for stage in NEW if stage.name in ("show", "train")),
+    Stage(
+        "featherback.training.resumed.take_up",
+        Named,
+        measures=lambda named: bool(named["options"].keys() - {"model", "out"}),
+    ),
+    *NEW[-2:],
 )
 """A run that goes on."""
