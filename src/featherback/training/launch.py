@@ -246,10 +246,12 @@ def heed(config: TrainConfig) -> None:
 
 def source_of(paths: tuple[str, ...]) -> dict[str, Any]:
     """What is recorded of the files of data, to know them again: standard input is nowhere to be found."""
-    return {
-        "paths": [path if path == STDIN else os.path.abspath(path) for path in paths],
-        "fingerprint": [fingerprint.of_data(Path(path)) for path in paths if path != STDIN],
-    }
+    return {"paths": places(paths), "fingerprint": [fingerprint.of_data(Path(path)) for path in paths if path != STDIN]}
+
+
+def places(paths: tuple[str, ...]) -> list[str]:
+    """The paths of data, wherever the run is resumed."""
+    return [path if path == STDIN else os.path.abspath(path) for path in paths]
 
 
 def _record(config: TrainConfig) -> dict[str, Any]:

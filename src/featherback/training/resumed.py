@@ -23,7 +23,7 @@ from featherback.training.config import PLANNED, TrainConfig
 from featherback.training.ended import check_over, is_closed
 from featherback.training.given import make_tokens, same_tokens
 from featherback.training.held_out import hold_out, split, was_split
-from featherback.training.launch import enough_tokens, heed, source_of
+from featherback.training.launch import enough_tokens, heed, places, source_of
 from featherback.training.lengths import hold_to, settle_length
 from featherback.training.outcome import worsening
 from featherback.training.run_directory import RUN_FILE, RunDirectory, plan_from_json
@@ -182,10 +182,9 @@ def _check_data(
         if not isinstance(known, dict):
             raise refusal
         gone = [path for path in paths if path != STDIN and not Path(path).exists()]
-        now = source_of(paths)
-        if not gone and now["fingerprint"] == known.get("fingerprint"):
+        if not gone and source_of(paths)["fingerprint"] == known.get("fingerprint"):
             return
-        if now["paths"] != known.get("paths"):
+        if places(paths) != known.get("paths"):
             raise refusal
         note(f"note: {places} {'is gone' if gone else 'has changed'}; the run goes on with the tokens made of it")
 
