@@ -156,8 +156,8 @@ def _check_data(
     """FeatherbackError if data are named to resume a run that was begun with others."""
     paths: tuple[str, ...] | None = checked(TrainConfig, "data", named)
     examples = means.examples.get(name)
-    places = ", ".join(paths or ())
-    given = argument(option) if examples is not None else argument(option, places)
+    named_paths = ", ".join(paths or ())
+    given = argument(option) if examples is not None else argument(option, named_paths)
     refusal = FeatherbackError(
         f"Cannot resume {run.path} with {given}: the run was begun with other data, whose tokens it keeps; "
         f"leave {argument(option)} out, or begin another run."
@@ -186,7 +186,7 @@ def _check_data(
             return
         if places(paths) != known.get("paths"):
             raise refusal
-        note(f"note: {places} {'is gone' if gone else 'has changed'}; the run goes on with the tokens made of it")
+        note(f"note: {named_paths} {'is gone' if gone else 'has changed'}; the run goes on with the tokens made of it")
 
 
 def _tell_repeated(run: RunDirectory, config: TrainConfig, note: Callable[[str], None]) -> None:
