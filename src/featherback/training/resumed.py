@@ -33,9 +33,10 @@ from featherback.weights import fingerprint
 
 def check_again(named: Named, means: Means) -> Named:
     """FeatherbackError if the options that are named, or the paths among them, are wrong: before anything is done."""
-    config = RunDirectory.open(named.options["out"]).config
+    options = named.options
+    config = _unlogged(RunDirectory.open(options["out"]).config, options, lambda _: None)
     if config.seq_len is not None:  # else it is settled first
-        heed(continued(config, named.options, means.open(named.options["model"], config.quantize, foresee=True)))
+        heed(continued(config, options, means.open(options["model"], config.quantize, foresee=True)))
     return named
 
 
