@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from featherback import private
 from featherback.errors import FeatherbackError
+from featherback.sizes import shown_mb
 
 try:
     import fcntl
@@ -262,7 +263,7 @@ def check_room(path: Path, nbytes: int) -> None:
     free = shutil.disk_usage(home).free
     if free < nbytes:
         raise FeatherbackError(
-            f"The disk of {home} has {free / 1e6:.1f} MB free and {path.name} needs {nbytes / 1e6:.1f} MB: free "
+            f"The disk of {home} has {shown_mb(free, 1)} free and {path.name} needs {shown_mb(nbytes, 1)}: free "
             f"some, or choose another place."
         )
 

@@ -254,6 +254,8 @@ class Operations:
     take_rows, put_rows = _on_arrays(_take), _on_arrays(lambda values, rows, x: _set(x, rows, values))
     zero_rows, add_rows = _on_arrays(lambda x, rows: _set(x, rows, 0)), _on_arrays(_add_rows)
     total = _on_arrays(lambda x: float(x.sum(dtype=np.float64)))
+    to_host = _on_arrays(lambda x: x.astype(np.float64))
+    from_host = _on_arrays(lambda values, out: np.copyto(out, values))
     sum_squares = _on_arrays(lambda x: float(np.square(x, dtype=np.float64).sum()))
     add_normal, rotary_table, adamw = _on_arrays(add_normal), _on_arrays(_table), _on_arrays(_adamw)
     add, subtract, multiply, divide = map(_on_arrays, (np.add, np.subtract, np.multiply, np.divide))

@@ -19,8 +19,8 @@ from featherback import load, train
 from featherback.adapters.formats import gguf, mlx, peft
 from featherback.adapters.lora import LoRA
 from featherback.cli.kinds import KINDS
-from featherback.memory import planner
 from featherback.models.model import formats, matrices
+from featherback.sizes import MB
 from featherback.training.config import TrainConfig
 from featherback.training.outlook import least_memory
 from featherback.training.run_directory import FORMAT
@@ -76,7 +76,7 @@ def test_a_folder_as_it_would_be_quantised(
     assert sum(matrix.nbytes for matrix in matrices(opened)) == small["matrix_bytes"]
     config = TrainConfig(model=str(folder), data=("d",), out="o", quantize="q8_0").for_model(opened)
     again = least_memory(config, opened, worker_baseline())  # a bare process is not always as large
-    assert abs(small["least_memory_bytes"] - again) <= planner.MB
+    assert abs(small["least_memory_bytes"] - again) <= MB
 
 
 def test_what_cannot_be_quantised(command: Command, tmp_path: Path, chat_model: Path, messages: Path) -> None:

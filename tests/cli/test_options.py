@@ -15,6 +15,7 @@ from featherback import methods
 from featherback.errors import FeatherbackError
 from featherback.options import described, flags
 from featherback.training.config import CHOICES, PANELS, TrainConfig
+from featherback.training.stages import Asked
 
 
 @pytest.fixture
@@ -72,11 +73,11 @@ def test_own_options_reach_the_configuration(
 ) -> None:
     asked: list[TrainConfig] = []
 
-    def plan_run(config: TrainConfig, baseline: object) -> None:
-        asked.append(config)
+    def check(given: Asked, means: object) -> None:
+        asked.append(given.config)
         raise FeatherbackError("Enough.")
 
-    monkeypatch.setattr("featherback.training.launch.plan_run", plan_run)
+    monkeypatch.setattr("featherback.training.launch.check", check)
     arguments = ("train", chat_model, "--data", messages, "--out", tmp_path / "run", "--memory", "96MB")
     command(*arguments, "--beta1", 0.8, "--weight-decay", 0.1, "--lr", 1e-3, "--targets", "q,v")
     command(*arguments, "--optimizer", "sgd")

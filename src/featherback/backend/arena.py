@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from featherback.errors import FeatherbackError
+from featherback.sizes import shown_mb
 
 ALIGNMENT = 64
 
@@ -39,7 +40,7 @@ class Arena:
             self._memory = mmap.mmap(-1, self.capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError):
             raise FeatherbackError(
-                f"The system refuses {self.capacity / 1e6:.0f} MB of scratch memory; "
+                f"The system refuses {shown_mb(self.capacity)} of scratch memory; "
                 "use a smaller batch or sequence length."
             ) from None
         self._top = 0

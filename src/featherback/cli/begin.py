@@ -1,35 +1,39 @@
-"""`python -m featherback.cli.begin '{"options": {...}, ...}'`: what `featherback train` is once its options are read.
+"""`python -m featherback.cli.begin '{"stage": "check", ...}'`: what `featherback train` is once its options are read.
 
-Between the command line and the training process there are other programs, each in the place of the one before, without
-what that held: one plans, another prepares the data, and says what is about to be done.
+It goes through a list of stages (`training/stages.py`). If a stage begins with a program of its own, this program
+becomes that one, and what it held is gone. The programs share one account of what the command needs. If the budget
+turns out to be too little, the list is gone through once more with the least memory, and the command then refuses with
+an amount that all stages accept.
 """
 
 from __future__ import annotations
 
-import json as json_format
-import math
+import json
 import os
 import sys
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from featherback.failure import report
 from featherback.host.interrupt import INTERRUPTED, ended_by_signals, exit_with
+from featherback.sizes import MB, whole_megabytes
 from featherback.terminal import DEBUG, open_streams
-from featherback.training.account import MB, Account
+from featherback.training.account import LEAST, Account, Room
+from featherback.training.stages import NEW, RESUMED, Asked, Means, Prepared
 from featherback.training.worker_process import become, inherited, worker_baseline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from featherback.data.report import PrepareReport
     from featherback.data.source import Source
-    from featherback.training.room import Room
+    from featherback.host.machine import Baseline
     from featherback.training.run_directory import RunDirectory
 
-LEAST = "least"
-"""--memory's word for the least that is enough, as `memory.plan` knows it."""
+    Progress = Callable[[dict[str, Any]], None]
 
 
 def go_on(options: dict[str, Any], resume: bool, plan: dict[str, Any] | None, **flags: bool) -> NoReturn:
@@ -38,257 +42,164 @@ def go_on(options: dict[str, Any], resume: bool, plan: dict[str, Any] | None, **
     `options`: a TrainConfig's, or to resume those that were named. `plan`: None, to have one made. `flags`: "json",
     "profile" and "dry_run", as the user set them.
     """
-    memory = options.get("memory")
+    memory, chosen = options.get("memory"), tuple(name for name, on in flags.items() if on)
     account = Account(memory if isinstance(memory, int) else None, least=memory == LEAST)
     account.add_own()
-    _go_on(account, options=options, resume=resume, flags=flags, plan=plan, checked=False)
+    log_to = tuple(options.get("log_to") or ())
+    if resume:
+        Program("check_again", {"options": options}, account, chosen, log_to).become()
+    Program("check", {"config": options, "plan": plan}, account, chosen, log_to).become()
 
 
-def _go_on(account: Account, **asked: Any) -> NoReturn:
-    become("featherback.cli.begin", json_format.dumps({**asked, "account": account.to_json()}))
+@dataclass(frozen=True)
+class Program:
+    """A program that goes on with a `stage`, given a `value` as JSON. `flags`: of the command, those that are set."""
+
+    stage: str
+    value: dict[str, Any]
+    account: Account
+    flags: tuple[str, ...]
+    log_to: tuple[str, ...]
+
+    def become(self) -> NoReturn:
+        """Take the place of the program that runs now."""
+        become("featherback.cli.begin", json.dumps(asdict(self)))
+
+    def run(self) -> None:
+        """Go through the stages, up to the next one with a program of its own."""
+        stages = next(each for each in (NEW, RESUMED) if self.stage in [stage.name for stage in each])
+        first = [stage.name for stage in stages].index(self.stage)
+        measured = worker_baseline(self.log_to) if stages[first].measures(self.value) else None
+
+        def baseline() -> Baseline:
+            return measured or worker_baseline(self.log_to)
+
+        from featherback import models  # after that
+        from featherback.memory.budget import BudgetError
+
+        account = self.account
+        value: Any = stages[first].takes.from_json(self.value)
+        means = Means(models.load, baseline, partial(_prepare, account), flags=self.flags)
+        for stage in stages[first:]:
+            if stage.name != self.stage and stage.begins_with(value):
+                replace(self, stage=stage.name, value=value.to_json()).become()
+            if stage.name == "show":
+                _conclude(value, account)
+            try:
+                made = stage(value, means)
+            except BudgetError as error:
+                if account.searches or not isinstance(value, Asked):
+                    account.add(error.needed)
+                    account.add_own()
+                    raise BudgetError(error.what, error.limit, account.needed, error.advice) from None
+                self._search(value)
+            account.add_own()
+            if stage.name == "plan" and account.is_over:
+                self._search(value)
+            if made is None:
+                return
+            value = made
+
+    def _search(self, asked: Asked) -> NoReturn:
+        """Look for the least that is enough, the budget being too little: all but the check once more."""
+        self.account.refused = True
+        least = Asked(replace(asked.config, memory=LEAST))
+        replace(self, stage="plan", value=least.to_json()).become()
 
 
-def main(arguments: list[str]) -> int:
-    """Begin the run and become the process that trains it; the exit status if that does not come about."""
-    debug = DEBUG in os.environ
+def show(prepared: Prepared, means: Means) -> Prepared | None:
+    """Say what is about to be done. With --dry-run nothing is left behind, and there is nothing to go on with."""
+    from featherback.cli.preamble import print_preamble
+    from featherback.terminal import say
+    from featherback.training.launch import undo
+
+    run = prepared.run
+    if "dry_run" not in means.flags:
+        if "json" not in means.flags:
+            with _interruptible(run):
+                print_preamble(run, sample=prepared.is_new)
+        return prepared
     try:
-        with ended_by_signals(inherited(arguments, "signals")):
-            _begin(**json_format.loads(arguments[0]), debug=debug)
-            return 0
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except Exception as error:
-        return report(error, debug)
+        if "json" in means.flags:
+            say(json.dumps({name: run.record[name] for name in ("configuration", "data", "plan")}))
+        else:
+            print_preamble(run)
+            say("nothing was trained: this was a dry run")
+    finally:
+        undo(run, prepared.existed)
+    return None
 
 
-def _begin(
-    options: dict[str, Any],
-    resume: bool,
-    flags: dict[str, bool],
-    debug: bool,
-    account: dict[str, Any],
-    plan: dict[str, Any] | None = None,
-    prepared: dict[str, Any] | None = None,
-    checked: bool = True,
-) -> None:
-    """One step on the way to the training process, each a program of its own: check the options; plan; prepare the
-    data; plan again, if they need longer sequences than that was for; show what is about to be done, and train.
-
-    `prepared`: the run that has its data, as `_hand_on` tells of it.
-    """
-    counted = Account(**account)
-    asked: dict[str, Any] = {"options": options, "resume": False, "flags": flags}
-    if not checked:
-        _check(options, resume)
-        counted.add_own()
-        _go_on(counted, options=options, resume=resume, flags=flags, plan=plan)
-    if prepared is not None:
-        run = _taken(counted, **prepared, log_to=options.get("log_to") or ())
-        existed = prepared["existed"]
-    elif resume:
-        run, existed = _resumed(options, counted), True
-    elif plan is None:
-        _go_on(counted, **asked, plan=_planned(options, counted))
-    else:
-        existed = os.path.exists(options["out"])
-        run = _prepared(asked, plan, counted)
-        if run.config.seq_len is None:
-            _hand_on(run, existed, counted, settle=True, **asked)
-    if prepared is not None and prepared["settle"]:
-        _hand_on(run, existed, counted, settle=False, **asked)
-    if counted.searches:
-        _conclude(run, existed, counted)
-    elif not resume:
-        _check_held(run, existed, counted)
-    if flags.pop("dry_run", False):
-        _show(run, flags["json"], existed)
-        return
+def train(prepared: Prepared, means: Means) -> NoReturn:
+    """Become the process that trains."""
     from featherback.training.launch import become_worker
 
-    try:
-        if not flags["json"]:
-            from featherback.cli.preamble import print_preamble
-
-            print_preamble(run, sample=not resume)
+    with _interruptible(prepared.run):
         sys.stdout.flush()
         sys.stderr.flush()
-        wanted = {**flags, "debug": debug}
-        become_worker(run, *(f"--{flag}" for flag, on in wanted.items() if on))
+        debug = ("debug",) if DEBUG in os.environ else ()
+        become_worker(prepared.run, *(f"--{flag}" for flag in (*means.flags, *debug)))
+
+
+@contextmanager
+def _interruptible(run: RunDirectory) -> Iterator[None]:
+    """The run says so if it does not come to be trained."""
+    try:
+        yield
     except BaseException:
         run.update(status="interrupted")
         raise
 
 
-def _hand_on(run: RunDirectory, existed: bool, account: Account, settle: bool, **asked: Any) -> NoReturn:
-    """Let another program go on with a run that has its data, and `settle` its sequence length first, or show it.
+def _conclude(prepared: Prepared, account: Account) -> None:
+    """Close the account of a run that can be trained: the least that is enough, if it was searched, becomes its budget.
 
-    `existed`: whether its directory did before.
+    BudgetError, and nothing is left behind, if less was named, or this program has held more than the budget.
     """
-    _go_on(
-        account,
-        prepared={"path": str(run.path), "lock": run.pass_lock(), "existed": existed, "settle": settle},
-        **asked,
-    )
-
-
-def _taken(
-    account: Account, path: str, lock: int | None, existed: bool, settle: bool, log_to: Iterable[str]
-) -> RunDirectory:
-    baseline = worker_baseline(log_to) if settle else None  # before this process has grown
-    from featherback.training.run_directory import RunDirectory
-
-    run = RunDirectory.take(path, lock)
-    if baseline is not None:
-        from featherback import models
-        from featherback.training import held_out, lengths
-        from featherback.training.launch import undo
-
-        try:
-            opened = models.load(run.config.model, run.config.quantize)
-            lengths.settle(run, opened, lambda: baseline)
-            held_out.hold_out(run)
-            account.add_own()
-        except BaseException:
-            undo(run, existed)
-            raise
-    return run
-
-
-def _check_held(run: RunDirectory, existed: bool, account: Account) -> None:
-    """BudgetError, and nothing is left behind, if this program has held more than the budget."""
     from featherback.memory.budget import BudgetError
     from featherback.training.launch import undo
 
+    run, config = prepared.run, prepared.run.config
     try:
-        account.check_own()
+        if account.searches:
+            account.add((run.plan.least_mb or 0) * MB)
+        elif prepared.is_new:
+            account.check_own()
+        if account.refused:
+            from featherback.memory.planner import smaller  # what only plans is not there at other times
+
+            change = smaller(config.whole is None, config.batching.full > config.sequence)
+            raise BudgetError("Training", account.limit or 0, account.needed, change)
     except BudgetError:
-        undo(run, existed)
+        undo(run, prepared.existed)
         raise
-
-
-def _conclude(run: RunDirectory, existed: bool, account: Account) -> None:
-    """The least that is enough is known: it becomes the run's budget; or BudgetError, if less was named."""
-    from dataclasses import replace
-
-    from featherback.memory.budget import BudgetError, whole_megabytes
-    from featherback.memory.planner import smaller
-    from featherback.training.launch import undo
-
-    config = run.config
-    account.add((run.plan.least_mb or 0) * MB)
-    if account.refused:
-        undo(run, existed)
-        change = smaller(config.whole is None, config.batching.full > config.sequence)
-        raise BudgetError("Training", account.limit or 0, account.needed, change)
-    run.update(configuration=replace(config, memory=whole_megabytes(account.needed)).to_json())
-
-
-def _show(run: RunDirectory, json: bool, existed: bool) -> None:
-    """Say what would be done, and leave nothing behind."""
-    from featherback.cli.preamble import print_preamble
-    from featherback.terminal import say
-    from featherback.training.launch import undo
-
-    try:
-        if json:
-            known = ("configuration", "data", "plan")
-            say(json_format.dumps({name: run.record[name] for name in known}))
-        else:
-            print_preamble(run)
-            say("nothing was trained: this was a dry run")
-    finally:
-        undo(run, existed)
-
-
-def _check(options: dict[str, Any], resume: bool) -> None:
-    """FeatherbackError if options or paths are wrong: before anything is measured."""
-    from featherback.training.config import TrainConfig
-    from featherback.training.launch import check_resumed, check_run
-
-    if resume:
-        check_resumed(options)
-    else:
-        check_run(TrainConfig.from_json(options))
-
-
-def _planned(options: dict[str, Any], account: Account) -> dict[str, Any]:
-    """The plan. If the budget is too little, that for the least memory, which `options` then ask for."""
-    if log_to := options.get("log_to") or ():
-        from featherback.training.loggers import check_installed
-
-        check_installed(log_to)
-    baseline = worker_baseline(log_to)  # before this process has grown
-    from featherback.memory.budget import BudgetError
-    from featherback.training.config import TrainConfig
-    from featherback.training.launch import plan_run
-
-    try:
-        plan = plan_run(TrainConfig.from_json(options), lambda: baseline)
-        account.add_own()
-        fits = not account.is_over
-    except BudgetError:
-        fits = False
-    if not fits:
-        account.refused = True
-        options["memory"] = LEAST
-        plan = plan_run(TrainConfig.from_json(options), lambda: baseline)
-    return plan
-
-
-def _prepared(asked: dict[str, Any], plan: dict[str, Any], account: Account) -> RunDirectory:
-    """The run, with its data. If the budget is too little for that, all begins anew with the least memory."""
-    from featherback.data.source import STDIN
-    from featherback.memory.budget import BudgetError
-    from featherback.training.config import TrainConfig
-    from featherback.training.launch import prepare_run
-
-    config = TrainConfig.from_json(asked["options"])
-    rooms: list[Room] = []
-    limit = None if account.searches else account.limit
-    try:
-        run = prepare_run(config, prepare=partial(_prepare, limit, rooms), plan=plan)
-    except BudgetError:
-        if STDIN in (*(config.data or ()), *(config.eval_data or ())):  # it can be read but once
-            raise
-        account.refused = True
-        _go_on(account, **{**asked, "options": {**asked["options"], "memory": LEAST}}, plan=None)
-    for room in rooms:
-        account.add(room.needed)
-    account.add_own()
-    return run
-
-
-def _resumed(named: dict[str, Any], account: Account) -> RunDirectory:
-    log_to = named.get("log_to")
-    # Else the plan stays, most likely.
-    baseline = worker_baseline(log_to or ()) if named.keys() - {"model", "out"} else None
-    from featherback.memory.budget import BudgetError
-    from featherback.training.launch import resume_run
-
-    try:
-        return resume_run(named, baseline=lambda: baseline or worker_baseline(log_to or ()))
-    except BudgetError as error:
-        account.add(error.needed)
-        account.add_own()
-        raise BudgetError(error.what, error.limit, account.needed, error.advice) from None
+    if account.searches:
+        run.update(configuration=replace(config, memory=whole_megabytes(account.needed)).to_json())
 
 
 def _prepare(
-    budget: int | None,
-    rooms: list[Room],
-    model: str,
-    data: Source,
-    out: Path,
-    seq_len: int,
-    progress: Callable[[dict[str, Any]], None],
-    enough: int | None,
+    account: Account, model: str, data: Source, out: Path, seq_len: int, progress: Progress, enough: int | None
 ) -> PrepareReport:
-    """Prepare the data here, within what the command may take; what that needed is in the last of `rooms`."""
+    """Prepare the data here, within what the command may take."""
     from featherback.data.prepare import prepare
-    from featherback.training.room import Room
 
-    rooms.append(Room(data.name, math.inf if budget is None else budget))
-    return prepare(model, data, out, seq_len, progress, enough, rooms[-1])
+    room = Room(data.name, None if account.searches else account.limit)
+    made = prepare(model, data, out, seq_len, progress, enough, room)
+    account.add(room.needed)
+    return made
+
+
+def main(arguments: list[str]) -> int:
+    """Go on towards the process that trains, and become it; the exit status if that does not come about."""
+    try:
+        with ended_by_signals(inherited(arguments, "signals")):
+            values = json.loads(arguments[0])
+            Program(**{**values, "account": Account(**values["account"])}).run()
+            return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        return report(error, DEBUG in os.environ)
 
 
 if __name__ == "__main__":

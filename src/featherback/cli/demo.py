@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from featherback.cli.options import ThreadsOption
+from featherback.sizes import MB
 from featherback.terminal import complain, say
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 MODEL = "smollm2-135m"
 STEPS = 100
-MEMORY = 80 * 10**6  # bytes: little, and with room for what mapped files take on any system
+MEMORY = 80 * MB  # bytes: little, and with room for what mapped files take on any system
 WARMUP = 5
 ANSWER_TOKENS = 48
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from featherback.cli.options import CutOption, FromConfig, JSONOption, MapOption, QuantizeOption, SkipOption
+from featherback.sizes import shown_mb
 from featherback.terminal import clean, say
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def _lines(facts: dict[str, Any], outlook: Outlook) -> Iterator[str]:
         verdict["trainable"] = outlook.trainable if outlook.reason is None else f"no: {outlook.reason}"
     if outlook.memory is not None:
         verdict["least_memory"] = (
-            f"{outlook.memory / 1e6:.0f} MB to train with the usual options; preparing the data may take more"
+            f"{shown_mb(outlook.memory)} to train with the usual options; preparing the data may take more"
         )
     width = min(_LONGEST_NAME, max(map(len, [*facts, *verdict])))
     lines = [line for name, value in facts.items() for line in _wrapped(name, width, value)]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from featherback.cli.options import JSONOption
 from featherback.errors import FeatherbackError
+from featherback.sizes import shown_mb
 from featherback.terminal import clean, quoted, say
 
 _WIDTH = 79
@@ -121,4 +122,4 @@ def _short(number: int | None) -> str:
 def _megabytes(nbytes: int | None) -> str:
     if nbytes is None:
         return "-"
-    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{shown_mb(nbytes)}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from featherback.cli.options import FromConfig, JSONOption, ModelArgument
+from featherback.sizes import MB
 from featherback.terminal import say
 
 if TYPE_CHECKING:
@@ -73,14 +74,14 @@ def plan(
     widths = {name: max(8, len(name) + 2) for name in names}
     say(f"{'memory':<10}" + "".join(f"{name:>{width}}" for name, width in widths.items()))
     for amount, sizes in family:
-        say(f"{amount / 1e6:<7.0f}MB " + "".join(f"{sizes[name] or '-':>{width}}" for name, width in widths.items()))
+        say(f"{amount / MB:<7.0f}MB " + "".join(f"{sizes[name] or '-':>{width}}" for name, width in widths.items()))
 
 
 def _asked(config: TrainConfig) -> str:
     """The budget in words."""
     if isinstance(config.memory, str):
         return f"with --memory {config.memory} of each method"
-    return f"within {config.memory / 1e6:g} MB" if config.memory else "without a budget"
+    return f"within {config.memory / MB:g} MB" if config.memory else "without a budget"
 
 
 def _print_all(found: Iterable[Combination], config: TrainConfig, json: bool) -> None:

@@ -8,6 +8,7 @@ from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 from featherback.naming import argument
+from featherback.sizes import shown_mb
 from featherback.terminal import clean, columns_of, folded, say, say_styled, several
 
 if TYPE_CHECKING:
@@ -85,8 +86,7 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
     if config.budget is not None and config.budget > (limit := memory_total()):
         row(
             "",
-            f"the budget is more than the {limit / 1e6:.0f} MB that a process can have here; "
-            f"the plan stays within those",
+            f"the budget is more than the {shown_mb(limit)} that a process can have here; the plan stays within those",
         )
     row("run", f"{run.path}/")
     say()

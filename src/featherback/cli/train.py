@@ -10,6 +10,7 @@ import typer
 
 from featherback.cli.options import FromConfig, JSONOption, ModelOrNone
 from featherback.errors import FeatherbackError
+from featherback.sizes import shown_mb
 from featherback.terminal import complain
 
 if TYPE_CHECKING:
@@ -112,11 +113,11 @@ def _plan(file: RunFile, config: TrainConfig) -> dict[str, Any] | None:
 
     values = file.plan_for(config)
     plan = plan_from_json(values)
-    if plan is None or plan.predicted_rss_mb is None:
+    if plan is None or not plan.needed:
         return None
-    needed, free = plan.predicted_rss_mb, memory_limit() / 1e6
-    if needed > free:
-        complain(f"note: the plan of the file needs {needed:.0f} MB, and {free:.0f} MB are free: another is made")
+    if plan.needed > (free := memory_limit()):
+        needed = shown_mb(plan.needed)
+        complain(f"note: the plan of the file needs {needed}, and {shown_mb(free)} are free: another is made")
         return None
     return values
 

@@ -36,6 +36,7 @@ from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.errors import FeatherbackError
 from featherback.failure import sentence
 from featherback.naming import argument
+from featherback.sizes import MB
 from featherback.terminal import PROGRESS_SECONDS
 
 Progress = Callable[[dict[str, Any]], None]
@@ -319,14 +320,14 @@ def _peak_rss_mb() -> float:
     """Resident peak of this process in MB (10^6 bytes)."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
-        return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / MB
     except (OSError, IndexError):  # not Linux; there getrusage would also count the parent from before exec
         try:
             import resource
         except ImportError:
             return 0.0
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+        return peak / MB if sys.platform == "darwin" else peak * 1024 / MB
 
 
 def main(argv: list[str]) -> int:

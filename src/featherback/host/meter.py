@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from featherback import kernels
-
-MB = 1e6
+from featherback.sizes import MB
 
 
 class Meter:

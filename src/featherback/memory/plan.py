@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from featherback.architecture.config import ModelConfig
+from featherback.sizes import MB
 
 Place = Literal["ram", "file"]
 
@@ -49,12 +50,17 @@ class Plan:
     free_mb: int | None = None
     """The free memory that the plan was made for, in 10^6 bytes, where that was less than it would take otherwise."""
 
+    @property
+    def needed(self) -> int:
+        """Bytes of the predicted resident peak; 0 if none is."""
+        return round((self.predicted_rss_mb or 0) * MB)
+
     def budget(self, asked: int | str | None) -> int | None:
         """A budget in bytes; that of a word is the plan's."""
         if not isinstance(asked, str):
             return asked
         found = {LEAST: self.least_mb, MOST: self.fastest_mb}[asked]
-        return None if found is None else found * 10**6
+        return None if found is None else found * MB
 
     @property
     def chunk_tokens(self) -> int:

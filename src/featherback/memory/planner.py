@@ -7,7 +7,7 @@ rates.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -20,13 +20,12 @@ from featherback.host.machine import VARIATION, Baseline, Machine
 from featherback.host.rates import nominal
 from featherback.host.scattered import ROWS
 from featherback.layers.block import bundles
-from featherback.memory.budget import BudgetError, whole_megabytes
+from featherback.memory.budget import BudgetError
 from featherback.memory.dry_run import FLOAT, account
 from featherback.memory.job import Job
 from featherback.memory.plan import MLP_STEP, Plan, Weights
 from featherback.naming import argument, arguments
-
-MB = 10**6
+from featherback.sizes import MB, whole_megabytes
 
 MLP_TILES = (1, 2, 4, 8)  # times MLP_STEP
 VOCAB_TILES = (256, 512, 1024, 2048)
@@ -126,21 +125,21 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
     standard = nominal(job.compute, job.threads, machine.memory)
     predictions = [predict(job, plan, baseline, standard) for plan in candidates(job)]
     smallest_rss = min(prediction.rss for prediction in predictions)
-    least, most = least_budget(smallest_rss), machine.memory or math.inf
-    wanted = max(SPARE * (machine.memory or 0), FRUGAL * smallest_rss) if budget is None else budget
+    least, most = least_budget(smallest_rss), machine.memory or sys.maxsize
+    wanted = int(max(SPARE * (machine.memory or 0), FRUGAL * smallest_rss)) if budget is None else budget
     limit = min(wanted, most)
     if smallest_rss > limit:
         change = smaller(job.whole is None, job.tokens > job.sequence)
         if most < smallest_rss:  # no budget would do
             raise FeatherbackError(
-                f"Training does not fit on this machine: only {int(most) // MB}MB are free or allowed by the "
+                f"Training does not fit on this machine: only {most // MB}MB are free or allowed by the "
                 f"process's cgroup, and with these options the least is {least // MB}MB; {change}."
             )
         raise BudgetError("Training", limit, least, change)
 
     worth = gains(job, next(candidates(job)), standard)
 
-    def fastest_in(limit: float) -> Prediction:
+    def fastest_in(limit: int) -> Prediction:
         fitting = [prediction for prediction in predictions if prediction.rss <= limit]
         found = _keeping(job, fitting, limit, worth, baseline, standard)
         return predict(job, found.plan, baseline, machine)
@@ -216,7 +215,7 @@ def gains(job: Job, plan: Plan, machine: Machine) -> list[Gain]:
 
 
 def _keeping(
-    job: Job, fitting: list[Prediction], limit: float, worth: Sequence[Gain], baseline: Baseline, machine: Machine
+    job: Job, fitting: list[Prediction], limit: int, worth: Sequence[Gain], baseline: Baseline, machine: Machine
 ) -> Prediction:
     """The fastest of some plans, each with the rest of the budget filled by what is `worth` keeping.
 

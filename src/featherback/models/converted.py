@@ -21,6 +21,7 @@ from featherback.errors import FeatherbackError
 from featherback.files import check_room, remove_leftovers
 from featherback.hub.cache import cache_folder, unwritable
 from featherback.models.streams import copied, counted, quantized
+from featherback.sizes import shown_mb
 from featherback.terminal import Converting, complain
 from featherback.weights import fingerprint
 from featherback.weights.gguf import CONVERTED, GGUFFile
@@ -179,7 +180,7 @@ def _write(path: Path, source: Source, shapes: Shapes) -> None:
     metadata = {"general.type": CONVERTED, "general.architecture": "none", "general.name": path.stem}
     size = file_bytes(metadata, outputs)
     check_room(path, size)
-    doing = f"converting {source.path} to {source.label}, {size / 1e6:.0f} MB, this once, in {path.parent}"
+    doing = f"converting {source.path} to {source.label}, {shown_mb(size)}, this once, in {path.parent}"
     with Converting(doing, size) as shown:
         write_gguf(path, metadata, counted(outputs, shown.wrote))
 

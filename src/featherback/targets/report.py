@@ -10,6 +10,7 @@ from featherback.adapters.merged_gguf import MergedGGUF
 from featherback.adapters.merged_hf import MergedHF
 from featherback.adapters.merging import ENOUGH, MergeCost
 from featherback.naming import argument
+from featherback.sizes import shown_mb
 from featherback.weights.types import TensorType
 
 LOST = 10.0
@@ -30,8 +31,8 @@ def merge_notes(merged: MergedGGUF | MergedHF) -> list[str]:
         listed = ", ".join(f"{name} in {count} matrices" for name, count in kinds.most_common())
         notes.append(
             f"finer types keep the update: {listed}, where the base's would keep about "
-            f"{_percent(merge.own_cost.surviving)} of it; the weights take {merged.nbytes / 1e6:.1f} MB, the base's "
-            f"{before / 1e6:.1f} MB"
+            f"{_percent(merge.own_cost.surviving)} of it; the weights take {shown_mb(merged.nbytes, 1)}, the base's "
+            f"{shown_mb(before, 1)}"
         )
     return [*notes, *cost_notes(merge.cost, "the adapter's update")]
 

@@ -24,6 +24,7 @@ from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.models.model import Model
+from featherback.sizes import MB
 from featherback.training.config import AUTO, COMPUTE, TrainConfig
 from featherback.weights.types import TensorType
 
@@ -119,7 +120,7 @@ class Computes:
         if self._has_room(job, plan, budget, baseline, free):
             return plan
         now = Computes({name: replace(each, memory=free) for name, each in self.machines.items()}, self.rates)
-        return replace(now._plan(job, budget, baseline), free_mb=free // planner.MB)
+        return replace(now._plan(job, budget, baseline), free_mb=free // MB)
 
     def _has_room(self, job: Job, plan: Plan, budget: int | None, baseline: Baseline, free: int) -> bool:
         """Whether so much is free as a plan takes, and to spare where no budget is named; and in the page cache, where

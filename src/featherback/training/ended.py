@@ -8,6 +8,7 @@ from pathlib import Path
 
 from featherback.errors import FeatherbackError
 from featherback.naming import argument
+from featherback.sizes import shown_mb
 from featherback.terminal import quoted
 from featherback.training import checkpoint
 from featherback.training.config import TrainConfig
@@ -45,7 +46,7 @@ def clear(run: RunDirectory, status: str) -> str | None:
     size = checkpoint.held(run.path) + sum(path.stat().st_size for path in files)
     names = "checkpoint-*" + f" and {checkpoint.WEIGHTS}*" * bool(files)
     return (
-        f"note: {size / 1e6:.1f} MB of checkpoints stay in {run.path}, so that the run can go on; if it is not to, "
+        f"note: {shown_mb(size, 1)} of checkpoints stay in {run.path}, so that the run can go on; if it is not to, "
         f"delete {names} there."
     )
 

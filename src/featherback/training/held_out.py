@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.data.duplicates import Known, marked
-from featherback.data.token_file import TokenFile, TokenFileWriter
+from featherback.data.token_file import TokenFile, aside, choosing
 from featherback.training.config import TrainConfig
 from featherback.training.run_directory import RunDirectory
 
@@ -95,18 +95,22 @@ def was_split(run: RunDirectory) -> bool:
 
 
 def split(path: Path, taken: Path, config: TrainConfig) -> None:
-    """Move examples of the token file `path` to `taken`, which is written first; none, and no such file, if the data
-    or the steps are few."""
-    whole = TokenFile(path)
-    if not (chosen := _choose(whole, config)):
+    """Let the token file `path` be without some of its examples, which are in `taken`, written first; neither, if the
+    data or the steps are few. No token is written again."""
+    file = TokenFile(path)
+    if not (chosen := np.array(_choose(file, config))).size:
         return
-    with TokenFileWriter(path) as rest, TokenFileWriter(taken) as held:  # the latter is closed first
-        held.metadata.update(taken_from=whole.checksum)
-        rest.metadata.update(whole.metadata)
-        for i in chosen:
-            held.add(*whole.seq(i))
-        for start, end in zip([0, *(i + 1 for i in chosen)], [*chosen, len(whole)], strict=True):
-            rest.add_from(whole, start, end)
+    whole = aside(file)
+    with choosing(whole, taken) as held:
+        held.metadata.update(taken_from=file.checksum)
+        held.add(file.starts[chosen], file.ends[chosen])
+        held.n_targets = sum(int(np.count_nonzero(file.seq(i)[1][1:])) for i in chosen)
+    with choosing(whole, path) as rest:
+        rest.metadata.update(file.metadata)
+        for start, lengths in file.all_lengths():
+            kept = np.setdiff1d(np.arange(start, start + lengths.size), chosen, assume_unique=True)
+            rest.add(file.starts[kept], file.ends[kept])
+        rest.n_targets = file.n_targets - held.n_targets
 
 
 def _choose(file: TokenFile, config: TrainConfig) -> list[int]:

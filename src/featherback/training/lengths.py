@@ -13,41 +13,47 @@ import numpy as np
 
 from featherback.data.report import PrepareReport, too_long
 from featherback.data.source import STDIN, Source, what_is_long
-from featherback.data.token_file import TokenFile, TokenFileWriter
+from featherback.data.token_file import TokenFile, aside, choosing
 from featherback.errors import FeatherbackError
 from featherback.host.machine import Baseline
 from featherback.models.model import Model
 from featherback.naming import argument
+from featherback.sizes import MB
 from featherback.training.config import SEQUENCE
 from featherback.training.given import Examples, make_tokens
 from featherback.training.run_directory import RunDirectory, plan_from_json
 
 _LONGER = "a model for longer texts takes them whole"
-MB = 10**6
 
 
-def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], plan_now: bool = True) -> bool:
+def outgrown(run: RunDirectory) -> bool:
+    """Whether the plan of a run without a sequence length does not do for the one that its data need."""
+    config = run.config
+    if config.seq_len is not None:
+        return False
+    longest = _longest(run)
+    # A packed batch of shorter sequences holds more of them; one of so many examples needs less memory.
+    return longest > config.sequence or (longest < config.sequence and config.batch_size is not None)
+
+
+def settle_length(run: RunDirectory, open_model: Callable[[], Model], baseline: Callable[[], Baseline]) -> None:
     """Give a run without a sequence length the one that its data need, and the plan for it; and a budget that was named
-    by a word the amount. Whether that is done.
+    by a word the amount.
 
-    Without `plan_now` it is done only where the plan that the run has will do. FeatherbackError if examples are longer
-    than the model or the memory allows, and are not to be cut.
+    FeatherbackError if examples are longer than the model or the memory allows, and are not to be cut.
     """
     config = run.config
-    longest = _longest(run) if config.seq_len is None else config.sequence
-    # A packed batch of shorter sequences holds more of them; one of so many examples needs less memory.
-    if longest == config.sequence or (longest < config.sequence and config.batch_size is None):
+    if not outgrown(run):
         plan = plan_from_json(run.record.get("plan"))
         memory = config.memory if plan is None else plan.budget(config.memory)
         settled = replace(config, seq_len=config.sequence, memory=memory)
         if settled != config:
             run.update(configuration=settled.to_json())
-        return True
-    if not plan_now:
-        return False
+        return
     # What only plans is not there at other times.
     from featherback.training.choose import longest_fitting, plan_for
 
+    longest, model = _longest(run), open_model()
     most, here = model.config.max_position_embeddings, baseline()
     length, needed = longest, 0
     if longest > config.sequence:
@@ -73,7 +79,6 @@ def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], pl
     plan = plan_for(config, model, lambda: here)
     config = replace(config, memory=plan.budget(config.memory))
     run.update(configuration=config.to_json(), plan=asdict(plan))
-    return True
 
 
 def _longest(run: RunDirectory) -> int:
@@ -128,24 +133,28 @@ def _count_longer(file: TokenFile, length: int) -> int:
 
 
 def _cut(file: TokenFile, length: int, report: PrepareReport) -> None:
-    """Cut the sequences of a token file at `length` tokens, counted; those that train nothing then are left out."""
+    """Let a token file have sequences of at most `length` tokens, counted; those that train nothing then are left
+    out. No token is written again."""
     report.seq_len = length
-    with TokenFileWriter(file.path) as writer:
-        writer.metadata.update(file.metadata)
-        for i in range(len(file)):
-            tokens, supervised = file.seq(i)
-            if tokens.size > length:
-                report.cut(tokens.size - length)
-            if supervised[1:length].any():
-                writer.add(tokens[:length], supervised[:length])
-            else:
-                report.dropped += 1
-        if not writer.n_targets:
+    with choosing(aside(file), file.path) as cut:
+        cut.metadata.update(file.metadata)
+        cut.n_targets = file.n_targets
+        for first, lengths in file.all_lengths():
+            kept = np.ones(lengths.size, bool)
+            for i in np.flatnonzero(lengths > length).tolist():
+                supervised = file.seq(first + i)[1]
+                kept[i] = supervised[1:length].any()
+                report.cut(supervised.size - length)
+                lost = supervised[length if kept[i] else 1 :]
+                cut.n_targets -= int(np.count_nonzero(lost))
+                file.drop_pages()
+            starts, ends = (part[first : first + lengths.size][kept] for part in (file.starts, file.ends))
+            cut.add(starts, np.minimum(ends, starts + length))
+            report.dropped += int(np.count_nonzero(~kept))
+        if not cut.n_targets:
             raise FeatherbackError(report.nothing_within)
-        report.sequences, report.tokens, report.supervised_tokens = (
-            writer.n_sequences, writer.n_tokens, writer.n_targets,
-        )  # fmt: skip
-        writer.metadata.update(seq_len=length, report=report.to_json())
+        report.sequences, report.tokens, report.supervised_tokens = cut.n_sequences, cut.n_tokens, cut.n_targets
+        cut.metadata.update(seq_len=length, report=report.to_json())
 
 
 def made_for(model: Model) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from featherback.data.source import STDIN
-from featherback.host.meter import MB
 from featherback.models.converted import NONE
 from featherback.naming import argument
+from featherback.sizes import MB
 from featherback.training.run_directory import RUN_FILE, RunDirectory
 
 LOWER = 4.0

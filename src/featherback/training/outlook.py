@@ -18,13 +18,13 @@ from featherback.host.machine import Baseline, Machine
 from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
-from featherback.memory.planner import MB
 from featherback.models.model import Model
+from featherback.sizes import MB
 from featherback.training.choose import Computes, job_of, job_options
 from featherback.training.config import TRAINED, USUAL, TrainConfig
 from featherback.weights.types import TensorType
 
-MEMORIES = (64 * 10**6, 128 * 10**6, 256 * 10**6, 512 * 10**6, 1 * 10**9, 2 * 10**9, 4 * 10**9)
+MEMORIES = tuple(amount * MB for amount in (64, 128, 256, 512, 1000, 2000, 4000))
 
 
 _UNTIMED = Machine(product_rate=1.0, attention_rate=1.0, copy_rate=1.0)  # where only memory is asked for

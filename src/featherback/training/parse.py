@@ -14,12 +14,13 @@ from featherback.data.source import columns_of
 from featherback.errors import FeatherbackError, did_you_mean, near
 from featherback.memory.plan import BUDGETS
 from featherback.naming import argument, argument_is
+from featherback.sizes import MB
 
 MOST_MEMORY = 1 << 60  # bytes
 MOST_BARE = 10**6  # megabytes: a larger number without a unit was meant as bytes
 _UNITS = {
-    "": 10**6, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
-    "K": 10**3, "M": 10**6, "G": 10**9, "KB": 10**3, "MB": 10**6, "GB": 10**9,
+    "": MB, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
+    "K": 10**3, "M": MB, "G": 10**9, "KB": 10**3, "MB": MB, "GB": 10**9,
 }  # fmt: skip
 
 
@@ -63,7 +64,7 @@ def written_size(amount: int | str) -> str:
     """Bytes, or a word, as `size` reads them."""
     if isinstance(amount, str):
         return amount
-    return f"{amount}B" if amount % 10**6 else f"{amount // 10**6}MB"
+    return f"{amount}B" if amount % MB else f"{amount // MB}MB"
 
 
 def paths(option: str, given: object) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ directions.log                               the slopes of a zeroth-order run, w
 adapter_config.json, adapter_model.safetensors    the adapter, as PEFT reads it
 model.gguf, or model/                        with --train full: the model, in the form of the one it was trained from
 report.html, loss.svg                        what happened, as pictures
-tokens/train.tokens, tokens/eval.tokens      the data as the run sees it
+tokens/train.tokens, tokens/eval.tokens      the data as the run sees it; of sequences that were chosen from others, or
+                                             cut, the tokens are in tokens/train.whole.tokens, tokens/eval.whole.tokens
 start/                                       the adapter that it starts from (--from), as PEFT reads it
 checkpoint-000050.fbc, and the one before    what resuming needs
 weights-000050/                              with --train full: the weights and states of the one checkpoint
@@ -87,7 +88,8 @@ RESERVE = 64 << 10
 _RECORD_PART = re.compile(rf"\.run\.json\.{private.TEMPORARY}\.tmp")
 _PREPARED = {
     TOKENS: re.compile(
-        rf"(train|eval)\.tokens|\.(train|eval)\.tokens\.{private.TEMPORARY}\.(tokens|supervised|offsets|records)"
+        r"(train|eval)(\.whole)?\.tokens|"
+        rf"\.(train|eval)(\.whole)?\.tokens\.{private.TEMPORARY}\.(tokens|supervised|offsets|records|tmp)"
     ),
     START: re.compile(rf"(?P<part>\.)?adapter_(config\.json|model\.safetensors)(?(part)\.{private.TEMPORARY}\.tmp)"),
 }

@@ -16,11 +16,12 @@ from featherback.errors import FeatherbackError
 from featherback.host.interrupt import Interrupt, StoppedError
 from featherback.host.machine import is_ram_disk
 from featherback.host.maps import MapWatch
-from featherback.host.meter import MB, Meter
+from featherback.host.meter import Meter
 from featherback.host.priority import step_back
 from featherback.host.sensors import Sensors
 from featherback.models.model import Model
 from featherback.naming import argument
+from featherback.sizes import MB, shown_mb
 from featherback.terminal import quoted
 from featherback.training import checkpoint, guard
 from featherback.training.callback import Callback, Guarded, Together, tell_failure
@@ -257,7 +258,7 @@ class Trainer:
         free = disk_usage(run.path).free
         if free < needed:
             raise FeatherbackError(
-                f"The disk of {run.path} has {free / 1e6:.1f} MB free and the run needs up to {needed / 1e6:.1f} MB "
+                f"The disk of {run.path} has {shown_mb(free, 1)} free and the run needs up to {shown_mb(needed, 1)} "
                 f"for checkpoints, {self.trained.name} and scratch files: free some, or choose "
                 f"another {argument('out')}."
             )

@@ -11,7 +11,6 @@ from featherback.failure import report
 from featherback.host.interrupt import INTERRUPTED, exit_with
 from featherback.terminal import complain, open_streams, quoted
 
-EXIT_CODES = {"finished": 0, "stopped early": 0, "interrupted": INTERRUPTED}
 WORSE = 3
 """Exit status of a run that ended, but keeps a result with a higher held-out loss than the model before training."""
 ENDED = (0, WORSE)
@@ -48,18 +47,16 @@ def main(arguments: list[str]) -> int:
         else:
             complain("\ninterrupted before the step ended; the last checkpoint is kept")
         return INTERRUPTED
-    if status == "interrupted" and not latest_step(run.path):
-        shown.tell(Note(f"interrupted before the first step; the same command with --resume begins {directory}"))
-        return EXIT_CODES[status]
     if status == "interrupted":
+        if not latest_step(run.path):
+            shown.tell(Note(f"interrupted before the first step; the same command with --resume begins {directory}"))
+            return INTERRUPTED
         shown.tell(Note(f"interrupted: saved; the same command with --resume continues {directory}"))
-    if run.config.train == "full":
-        found = next(path for path in results(run.path) if path.exists())
-        shown.tell(Note(f"model: {found}"))
-    else:
-        shown.tell(Note(f"adapter: {directory}"))
+    full = run.config.train == "full"
+    found = next(path for path in results(run.path) if path.exists()) if full else directory
+    shown.tell(Note(f"{'model' if full else 'adapter'}: {found}"))
     if status == "interrupted":
-        return EXIT_CODES[status]
+        return INTERRUPTED
     if (run.path / REPORT).exists():
         shown.tell(Note(f"report: {run.path / REPORT}"))
     if (over := over_budget(run)) is not None:
@@ -69,7 +66,7 @@ def main(arguments: list[str]) -> int:
         shown.tell(Note(verdict(run.record, f"Train again: {quoted(*again(run.record, directory))}")))
         return WORSE
     shown.tell(Note(f"next: {quoted(*talk(run.record, directory))}"))
-    return INTERRUPTED if interrupt.requested else EXIT_CODES[status]
+    return INTERRUPTED if interrupt.requested else 0
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from featherback.models.converted import ConvertedWeights
 from featherback.models.model import Model
 from featherback.models.streams import copied, counted, floats_of, give_back, quantized, row_blocks
 from featherback.naming import argument
+from featherback.sizes import shown_mb
 from featherback.terminal import Converting
 from featherback.weights.matrix import Matrix
 from featherback.weights.safetensors import SINGLE
@@ -49,7 +50,7 @@ def check_writable(model: Model, trained: Collection[str], kind: TensorType, deq
         size = sum(tensor.nbytes for tensor in _outputs(model, trained, kind))
         raise FeatherbackError(
             f"{model.path} holds {', '.join(packed)} weights, which cannot be trained as they are: "
-            f"{argument('dequantize', True)} trains them as {kind.name}, which takes {size / 1e6:.0f} MB on disk; "
+            f"{argument('dequantize', True)} trains them as {kind.name}, which takes {shown_mb(size)} on disk; "
             f"or name a model of F16, BF16 or F32."
         )
 
@@ -121,7 +122,7 @@ def _write(
 ) -> None:
     size = sum(tensor.nbytes for tensor in outputs)
     how = "" if kind is None else f" as {kind.name}"
-    doing = f"copying {model.path}{how}, {size / 1e6:.0f} MB, into {path.parent}"
+    doing = f"copying {model.path}{how}, {shown_mb(size)}, into {path.parent}"
     with MapWatch(model.files, model.close) as maps, Converting(doing, size) as shown:
 
         def wrote(size: int) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from featherback.errors import FeatherbackError
 from featherback.files import atomic_file
+from featherback.sizes import MB, shown_mb
 from featherback.training.report.curves import Curves
 from featherback.training.run_directory import RunDirectory
 
@@ -35,7 +36,7 @@ def write_png(run: RunDirectory) -> Path:
     memory.plot(*_axes(curves.rss.points), color="#0b5fc0", label="resident")
     memory.plot(*_axes(curves.footprint.points), color="#5c8a2e", label="footprint")
     if budget is not None:
-        memory.axhline(budget / 1e6, color="#c0262d", ls="--", label=f"budget {budget / 1e6:.0f} MB")
+        memory.axhline(budget / MB, color="#c0262d", ls="--", label=f"budget {shown_mb(budget)}")
     speed.plot(*_axes(curves.speed.points), color="#0b5fc0")
     rate.plot(*_axes(curves.rates.points), color="#0b5fc0")
     titles = ("Loss, nats per token", "Memory, MB", "Speed, tokens per second", "Learning rate")
