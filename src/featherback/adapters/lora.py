@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from featherback.architecture.names import hf_module, parse_targets, short
 from featherback.architecture.permute import gguf_to_hf_rows, hf_to_gguf_rows
 from featherback.errors import FeatherbackError
 from featherback.host.paged import PagedArray
-from featherback.layers.block import Block
+from featherback.layers.block import Block, adaptable
 from featherback.layers.linear import Factors
 from featherback.models.model import Model
 from featherback.models.streams import floats_of, give_back, row_blocks
@@ -105,7 +106,7 @@ class LoRALayout:
     """Where an adapter's factors lie in a layer's flat vector: for each target A (rank, in), then B^T (rank, out), and
     with `dora` m (out,).
 
-    `targets`: as `parse_targets` reads them, "all" being the projections that the blocks have.
+    `targets`: as `parse_targets` reads them, "all" being the projections that the blocks have, not each all of them.
     """
 
     def __init__(
@@ -116,9 +117,13 @@ class LoRALayout:
         exceptions: Exceptions = NO_EXCEPTIONS,
         dora: bool = False,
     ) -> None:
-        self.targets = parse_targets(targets, blocks[0].projections)
-        self._form = Form(rank, 1.0, self.targets, exceptions=exceptions, dora=dora)
+        self.targets = parse_targets(targets, adaptable(blocks))
+        self.exceptions = _absent(blocks, self.targets) | dict(exceptions)
+        self._form = Form(rank, 1.0, self.targets, exceptions=self.exceptions, dora=dora)
         self.most_rank = self._form.most_rank
+        self._adapted = [
+            [target for target in self.targets if self._form.pair(layer, target)] for layer in range(len(blocks))
+        ]
         self.slots = SlotTable([self._shapes(block, layer) for layer, block in enumerate(blocks)])
         self._columns = SlotTable(
             [
@@ -149,9 +154,16 @@ class LoRALayout:
         """target -> a number per output (out,): views of `flat` (columns_size,)."""
         return self._columns.view(layer, flat)
 
+    def of_layers(self, layers: Sequence[int]) -> LoRALayout:
+        """The layout of these layers alone, in vectors of the same size."""
+        some = copy(self)
+        some.slots, some._columns = self.slots.of_layers(layers), self._columns.of_layers(layers)
+        some._adapted = [self._adapted[layer] for layer in layers]
+        return some
+
     def adapted(self, layer: int) -> list[str]:
         """The targets that have factors in a layer."""
-        return [target for target in self.targets if self._form.pair(layer, target)]
+        return self._adapted[layer]
 
     def _shapes(self, block: Block, layer: int) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
@@ -163,6 +175,16 @@ class LoRALayout:
                 if self._form.dora:
                     shapes[f"{target}.m"] = (out_features,)
         return shapes
+
+
+def _absent(blocks: Sequence[Block], targets: Sequence[str]) -> dict[Place, Pair | None]:
+    """The places without factors, because a layer has no such projection."""
+    return {
+        (layer, target): None
+        for layer, block in enumerate(blocks)
+        for target in targets
+        if target not in block.projections
+    }
 
 
 def loraplus_rate(ratio: float, slot: Slot) -> float:
@@ -202,7 +224,7 @@ class LoRA:
         self.layout = LoRALayout(model.blocks, rank, targets, exceptions, dora)
         self.targets = self.layout.targets
         self.dropout = 0.0  # share of the inputs dropped in training
-        self.form = Form(rank, self.alpha, self.targets, rslora, exceptions, dora)
+        self.form = Form(rank, self.alpha, self.targets, rslora, self.layout.exceptions, dora)
         self._squares: PagedArray | None = None
         self.parameters = PagedArray(self.layout.slots.layers, self.layout.size, path)
         if seed is not None:
@@ -292,7 +314,7 @@ class LoRA:
                 yield f"{name} is unknown"
 
     def _initialise(self, seed: int) -> None:
-        flat, numbers = np.zeros(self.layer_size, np.float32), list(self.model.blocks[0].projections)
+        flat, numbers = np.zeros(self.layer_size, np.float32), adaptable(self.model.blocks)
         for layer in range(self.parameters.layers):
             if self.form.dora:
                 squares = np.empty(self.layout.columns_size, np.float32)
@@ -342,20 +364,7 @@ class LoRA:
 
     def _rows(self, layer: int, target: str, order: Callable[[int, int], NDArray[np.intp]]) -> NDArray[np.intp]:
         """The order of B's rows beyond the border."""
-        block = self.model.blocks[layer]
-        return reordered(block, target, block.attention.interleaved_heads, order)
-
-
-def reordered(
-    block: Block, target: str, heads: Mapping[str, int], order: Callable[[int, int], NDArray[np.intp]]
-) -> NDArray[np.intp]:
-    """Index (out,) of a projection's rows, those of the parts in `heads` (q, k: how many) put in another `order`."""
-    rows = np.arange(block.projections[target][0])
-    for part, count in heads.items():
-        stored, first, last = block.attention.parts[part]
-        if stored == target:
-            rows[first:last] = first + order(count, last - first)
-    return rows
+        return self.model.blocks[layer].row_order(target, order)
 
 
 def adapter_shapes(model: Model, form: Form) -> dict[str, tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,6 @@ from featherback.adapters.lora import LoRA
 from featherback.backend.counting import Blank, Counting, Ledger
 from featherback.inference.layout import Layout, layouts
 from featherback.inference.passes import FEW, FileCache, Passes, RAMCache
-from featherback.layers.attention import KeyValues
 from featherback.layers.span import Span
 from featherback.memory.budget import Budget
 from featherback.memory.dry_run import BlankWeights, NoStore
@@ -37,7 +37,7 @@ class Needs:
     beside: int
     """Of streamed weights, converted norms, DoRA's columns, the threads' own buffers and the logits."""
     cache: int
-    """Of keys and values, once the cache is full, if they are in memory."""
+    """Of the cache, once it is full, if it is in memory."""
     weights: int
     """Of the model's file, mapped."""
 
@@ -52,12 +52,12 @@ def needs(model: Model, adapter: LoRA | None, capacity: int, compute: str, layou
     sizes = StoredSizes.of(model)
     backend, scratch, held = Counting(compute), Ledger(), Ledger()
     blank = None if adapter is None else _BlankAdapter(adapter)
-    widths = [block.attention.kv_size for block in model.blocks]
     cache = (
-        RAMCache([KeyValues(*(Blank((capacity, width), FLOAT) for _ in "kv")) for width in widths])
+        RAMCache(model.blocks, capacity, lambda shape: Blank(shape, FLOAT))
         if layout.cache == "ram"
-        else FileCache(dict.fromkeys(widths, NoStore()))
+        else FileCache(model.blocks, capacity, lambda *_: NoStore())
     )
+    cached = sum(math.prod(about.shape(capacity)) for block in model.blocks for about in block.remembered)
     weights: Any = BlankWeights(sizes, range(len(model.blocks)), backend)
     columns = [] if adapter is None or not adapter.form.dora else [_columns(adapter)] * len(model.blocks)
     passes = Passes(model, blank, compute, layout, backend, scratch, held, weights, cache, columns)
@@ -73,7 +73,7 @@ def needs(model: Model, adapter: LoRA | None, capacity: int, compute: str, layou
         scratch=scratch.high_water,
         held=held.high_water,
         beside=beside,
-        cache=2 * FLOAT.itemsize * capacity * sum(widths) if layout.cache == "ram" else 0,
+        cache=FLOAT.itemsize * cached if layout.cache == "ram" else 0,
         weights=sizes.resident(layout.weights, tile, backend.ops.most_mapped),
     )
 

@@ -170,7 +170,7 @@ def run_step(job: Job, plan: Plan, layers: Sequence[int], head: BlankMatrix, led
     """A step of a model that has only these layers, and this output head; its arrays are written down in `ledger`."""
     backend = Counting(plan.compute)
     model = _Shapes(job, layers, head)
-    adapter = _BlankAdapter(job) if job.targets else None
+    adapter = _BlankAdapter(job, layers) if job.targets else None
     scratch, intermediates, store = ledger or Ledger(), Ledger(), NoStore()
     weights: Any = BlankWeights(job, layers, backend)
     resources = Resources(backend, scratch, intermediates, weights, store, store)
@@ -254,10 +254,11 @@ class _Shapes:
 
 
 class _BlankAdapter:
-    """An adapter that is a layout alone."""
+    """An adapter that is the layout of some layers alone."""
 
-    def __init__(self, job: Job) -> None:
-        self.layout, self.parameters, self.dropout, self.squares = job.layout, self, job.dropout, self
+    def __init__(self, job: Job, layers: Sequence[int]) -> None:
+        self.layout = job.layout.of_layers(layers)
+        self.parameters, self.dropout, self.squares = self, job.dropout, self
 
     def scales(self, layer: int) -> dict[str, float]:
         """Numbers do not matter."""

@@ -14,7 +14,7 @@ from featherback.models.model import Model
 from featherback.registry import OwnOptions, Registry
 from featherback.whole.settings import Whole
 
-METHODS: Registry[type[Method]] = Registry(__name__, "METHOD", "method", shared=("assembly", "base", "sinks"))
+METHODS: Registry[type[Method]] = Registry(__name__, "METHOD", "method", shared=("assembly", "base", "sinks", "sweep"))
 OPTIONS: OwnOptions[Options] = OwnOptions(METHODS, lambda name: METHODS[name].options_class)
 
 
