@@ -257,7 +257,7 @@ class _BlankAdapter:
     """An adapter that is the layout of some layers alone."""
 
     def __init__(self, job: Job, layers: Sequence[int]) -> None:
-        self.layout = job.layout.of_layers(layers)
+        self.layout = job.layout.of_layers(layers) if layers else job.layout
         self.parameters, self.dropout, self.squares = self, job.dropout, self
 
     def scales(self, layer: int) -> dict[str, float]:

@@ -256,7 +256,7 @@ class RoundTrip:
         return self.sweep.resources.checkpoints
 
     def _room(self, block: Block, place: int) -> Kept:
-        """Room for the intermediates that the plan keeps of a block, `place` being how many before it are returned to."""
+        """Room for the intermediates that the plan keeps of a block; `place`: how many before it are returned to."""
         sweep = self.sweep
         take, operand = sweep.resources.kept.take, sweep.ctx.operand
         names = [name for name in sweep.plan.kept(place) if name in block.intermediates]

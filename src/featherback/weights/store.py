@@ -35,7 +35,7 @@ class TensorStore(Protocol):
 
 
 def matrix(store: TensorStore, name: str) -> Matrix:
-    """The tensor `name`, still quantised, without a copy; the matrices of a three-dimensional one as one below the other."""
+    """The tensor `name`, still quantised, without a copy. Of three dimensions, its matrices one below the other."""
     info = store.tensors[name]
     *rows, cols = info.shape
     return Matrix(store.data(name), info.type, math.prod(rows), cols, store.file_of(name), info.offset)
