@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,14 @@ from featherback.methods.base import Draw
 from featherback.methods.lcsb import LCSBOptions
 from featherback.methods.mezo import MeZOOptions
 from featherback.models.model import Model
-from featherback.weights.types import TensorType
+from featherback.weights.store import matrix
+from featherback.weights.types import TensorInfo, TensorType
 from tests.methods.conftest import Twins
 from tests.methods.support import ALPHA, Result, adapter_of, assert_close, assert_equal, ours
 from tests.methods.test_exact_gradients import BOUND, draw
 from tests.support.leaky import LEAK, Carry, Leaky
 from tests.support.oracle import random_adapter, reference, reference_model
+from tests.support.picked import Picked
 from tests.support.tiny_models import TINY_QWEN2, tiny, write_tiny
 
 CONFIG = tiny(TINY_QWEN2, num_key_value_heads=4, num_hidden_layers=4)  # q, k, v and o are square
@@ -230,3 +233,41 @@ def test_an_interrupted_pass_leaves_no_state(twins: Twins, monkeypatch: pytest.M
     assert decoder.tokens == []
     np.testing.assert_array_equal(decoder.forward(tokens), expected)
     decoder.close()
+
+
+@pytest.mark.parametrize("limit", [-np.inf, 0.0, np.inf], ids=["all", "some", "none"])
+def test_what_depends_on_values_is_counted_for_all_of_them(twins: Twins, limit: float) -> None:
+    """The plan knows no values; whichever tokens are picked, the gradient is right, and memory is enough."""
+    model, theirs = models.load(twins.path), reference_model(twins.path)
+    attention, mlp = model.blocks[0].branches
+    picked = Picked("q_proj", "o_proj", CONFIG.hidden_size, CONFIG.hidden_size, limit)
+    model.blocks = [Block([picked, mlp]), *[Block([attention, mlp])] * 3]
+    layer = theirs.model.layers[0]
+
+    def of_picked(x: torch.Tensor, **_: Any) -> torch.Tensor:
+        own = layer.self_attn
+        x = x + (x[..., :1] > limit) * own.o_proj(own.q_proj(x))
+        return x + layer.mlp(layer.post_attention_layernorm(x))
+
+    layer.forward = of_picked
+    del layer.self_attn.k_proj, layer.self_attn.v_proj
+    layer.self_attn.q_proj.bias = None
+    sequences, state = draw(LENGTHS, CONFIG.vocab_size), random_adapter(theirs, 4, seed=1)
+    truth = reference(theirs, state, sequences)
+    truth.grads.update({name: np.zeros_like(state[name]) for name in state.keys() - truth.grads.keys()})
+    found = ours(model, state, sequences, **TILES)
+    assert_close(found, Result(truth.loss, truth.grads), BOUND)
+
+
+def test_matrices_of_one_stored_tensor() -> None:
+    """Experts are one below the other in memory, a dimension of their own in the file, and no target of an adapter."""
+    stacked = Picked("in_exps", "out_proj", 12, 8, 0.0)
+    stacked.stacks = {"in_exps": 3}
+    block = Block([stacked])
+    assert block.shapes == {"in_exps": (3, 4, 8), "out_proj": (8, 12)}
+    assert adaptable([block]) == ("out_proj",)
+
+    experts, values = TensorInfo("experts", TensorType.F32, (3, 4, 8), 0, 384), np.zeros(384, np.uint8)
+    store = SimpleNamespace(tensors={"experts": experts}, data=lambda _: values, file_of=Path)
+    found = matrix(store, "experts")  # type: ignore[arg-type]
+    assert (found.rows, found.cols) == block.projections["in_exps"]

@@ -54,7 +54,7 @@ class RAMCache:
         self._layers.clear()
 
 
-class Kept(NamedTuple):
+class Cached(NamedTuple):
     """An array of the layer in use, and where it waits meanwhile."""
 
     array: Array
@@ -75,12 +75,12 @@ class FileCache:
     def layer(self, ctx: Context, index: int, span: Span) -> Iterator[Sequence[Any]]:
         before = Counter(about.shape(self._capacity) for block in self._blocks[:index] for about in block.remembered)
         with ctx.frame():
-            carry, arrays = [], list[Kept]()
+            carry, arrays = [], list[Cached]()
             for branch in self._blocks[index].branches:
                 own = {name: ctx.floats(name, *about.shape(span.stop)) for name, about in branch.remembered.items()}
                 for array, about in zip(own.values(), branch.remembered.values()):
                     shape = about.shape(self._capacity)
-                    arrays.append(Kept(array, about, self._stores[shape], before[shape]))
+                    arrays.append(Cached(array, about, self._stores[shape], before[shape]))
                     before[shape] += 1
                 carry.append(branch.resumed(own))
             if span.start:

@@ -8,10 +8,11 @@ gradients of them) is its *carry*, which no one else looks into. Where a batch p
     backward   spans in order:   rebuild(x, carry), where there are several
                in reverse:       state = recompute(x, carry);   backward(dy, x, state, carry): dy becomes dx
 
-Two branches on one input are one branch that has both. Where work depends on values, as routing to experts does, memory
-and loops are sized by `ctx.backend.most(found, bound)`: what was found on a device that computes, a bound that no batch
-exceeds where a plan is counted. Experts that a file stores as one tensor (E, out, in) are one projection (E out, in),
-named in `stacks`, of which `parts` names the rows of each.
+Two branches on one input are one branch that has both. Where work depends on values, as routing to experts does, it is
+sized by `ctx.backend.most(found, bound)`: by what is found on a device that computes, by a bound that no batch exceeds
+where a plan is counted. A choice made in the forward pass is made once: the checkpoint may be rounded, so the choice is
+kept, or made from what is rounded alike. Experts that a file stores as one tensor (E, out, in) are one projection
+(E out, in), named in `stacks`, of which `parts` names the rows of each.
 """
 
 from __future__ import annotations
