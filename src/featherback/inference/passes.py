@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -54,10 +55,10 @@ class RAMCache:
         self._layers.clear()
 
 
-class Cached(NamedTuple):
-    """An array of the layer in use, and where it waits meanwhile."""
+class Place(NamedTuple):
+    """Where an array of a layer waits while others are in use."""
 
-    array: Array
+    name: str
     about: Remembered
     store: TokenStore
     slot: int
@@ -67,29 +68,36 @@ class FileCache:
     """In memory only that of the layer in use. `store`: makes one of so many slots of so many rows and columns."""
 
     def __init__(self, blocks: Sequence[Block], capacity: int, store: Callable[[int, int, int], TokenStore]) -> None:
-        self._blocks, self._capacity = blocks, capacity
-        slots = Counter(about.shape(capacity) for block in blocks for about in block.remembered)
-        self._stores = {shape: store(count, *shape) for shape, count in slots.items()}
+        branches = [branch for block in blocks for branch in block.branches]
+        shapes = Counter(about.shape(capacity) for branch in branches for about in branch.remembered.values())
+        self._stores = {shape: store(times, *shape) for shape, times in shapes.items()}
+        slots = {shape: count() for shape in shapes}
+
+        def place(name: str, about: Remembered) -> Place:
+            shape = about.shape(capacity)
+            return Place(name, about, self._stores[shape], next(slots[shape]))
+
+        self._layers = [
+            [(branch, [place(*item) for item in branch.remembered.items()]) for branch in block.branches]
+            for block in blocks
+        ]
 
     @contextmanager
     def layer(self, ctx: Context, index: int, span: Span) -> Iterator[Sequence[Any]]:
-        before = Counter(about.shape(self._capacity) for block in self._blocks[:index] for about in block.remembered)
+        past = span.start
         with ctx.frame():
-            carry, arrays = [], list[Cached]()
-            for branch in self._blocks[index].branches:
-                own = {name: ctx.floats(name, *about.shape(span.stop)) for name, about in branch.remembered.items()}
-                for array, about in zip(own.values(), branch.remembered.values()):
-                    shape = about.shape(self._capacity)
-                    arrays.append(Cached(array, about, self._stores[shape], before[shape]))
-                    before[shape] += 1
-                carry.append(branch.resumed(own))
-            if span.start:
-                for array, about, store, slot in arrays:
-                    store.load(slot, array if about.rows else array[: span.start], 0)
+            carry, waiting = [], list[tuple[Place, Array]]()
+            for branch, places in self._layers[index]:
+                arrays = {place.name: ctx.floats(place.name, *place.about.shape(span.stop)) for place in places}
+                waiting += zip(places, arrays.values())
+                carry.append(branch.resumed(arrays))
+            if past:
+                for (_, about, store, slot), array in waiting:
+                    store.load(slot, array if about.rows else array[:past], 0)
             yield carry
-            for array, about, store, slot in arrays:
-                changed = array if about.rows else array[span.own]
-                store.save(slot, changed, 0 if about.rows else span.start, changed)
+            for (_, about, store, slot), array in waiting:
+                first, changed = (0, array) if about.rows else (past, array[span.own])
+                store.save(slot, changed, first, changed)
 
     def close(self) -> None:
         for store in self._stores.values():

@@ -36,7 +36,8 @@ class MeSP(Method):
                 trip.forward(i)  # x_i goes to the checkpoints; then x_{i+1} = block_i(x_i), in the same memory
             loss = self.loss_gradient(trip, scale)  # in the same memory again: dx_L = d(scale * loss) / dx_L
             for i in trip.back:
-                trip.backward(i, self.block_backward)  # x_i from its checkpoint; dx_{i+1} becomes dx_i
+                # x_i from its checkpoint; dx_{i+1} becomes dx_i; dA, dB of the block go to the sink when it is done
+                trip.backward(i, self.block_backward)
             trip.finish()  # dx_0 is the gradient of the rows of the embedding, if that is trained
             return loss
 
@@ -69,7 +70,7 @@ class MeSP(Method):
                     y = block.following(ctx, number + 1, x, state, w, kept)
                     self._branches_backward(ctx, layer, dy, y, number + 1)  # dy: of the block's output, then of y
             # For each projection z = x W^T + h B^T of f, in reverse, with x its own input:
-            #     h = s x A^T             computed again, never stored: T x r numbers at a time (`Projection.lora_in`)
+            #     h = s x A^T             computed again, not kept from the forward pass (`Projection.lora_in`)
             #     dB^T = h^T dz           (`add_dbt`)
             #     dh = s dz B             (`lora_in_backward`)
             #     dA = dh^T x             (`_add_da`)
