@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, NamedTuple
@@ -109,11 +108,11 @@ class Method(ABC):
         """Through how many of so many layers a step goes back; the others are only passed."""
         return layers
 
-    @contextmanager
-    def _begin(self, batch: Batch, draw: Draw | None = None, moves: Moves | None = None) -> Iterator[Sweep]:
+    def _begin(
+        self, batch: Batch, draw: Draw | None = None, moves: Moves | None = None
+    ) -> AbstractContextManager[Sweep]:
         """A batch on its way through the blocks; `draw`: in training."""
         dropout = None
         if draw is not None and self.adapter is not None and self.adapter.dropout:
             dropout = Dropout(self.adapter.dropout, *draw)
-        with begin(self.model, self.adapter, self.plan, self.resources, batch, dropout, moves) as sweep:
-            yield sweep
+        return begin(self.model, self.adapter, self.plan, self.resources, batch, dropout, moves)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -187,7 +188,7 @@ class RoundTrip:
 
     sweep: Sweep
     back: Sequence[int]  # those blocks, in the order in which it comes back through them
-    sink: Returned
+    sink: Destination
     _kept: dict[int, Kept] = field(default_factory=dict)
 
     def forward(self, index: int) -> None:
@@ -234,7 +235,7 @@ class RoundTrip:
             if len(sweep.spans) > 1:
                 for span in sweep.spans:
                     with ctx.at(span, block.rotaries) as part:
-                        block.rebuild(part, lambda part=part: self._input(part, kept), w, carry, kept)  # type: ignore[misc]
+                        block.rebuild(part, partial(self._input, part, kept), w, carry, kept)
             for span in reversed(sweep.spans):
                 with sweep.rows(span, block.rotaries) as (part, dy), part.frame():
                     block_backward(part, layer, dy, self._input(part, kept))
@@ -270,14 +271,14 @@ class RoundTrip:
 @contextmanager
 def round_trip(sweep: Sweep, back: Sequence[int], sink: GradientSink | WeightSink) -> Iterator[RoundTrip]:
     """`sweep` with a way back through the blocks `back`; gradients go to `sink`, what is kept stays until the end."""
-    trained: Returned = OwnWeights(cast(WeightSink, sink))
+    trained: Destination = OwnWeights(cast(WeightSink, sink))
     if sweep.adapter is not None:
         trained = AdapterOnly(cast(GradientSink, sink), sweep.adapter.layout.size)
     with sweep.resources.kept.frame():
         yield RoundTrip(sweep, back, trained)
 
 
-class Returned(Protocol):
+class Destination(Protocol):
     """Where a round trip leaves the gradients of what is trained."""
 
     @property

@@ -56,6 +56,6 @@ def trained_places(
         for name, shape in block.projections.items():
             if name not in stored:
                 yield Place(name, layer), shape
-        for name, (size,) in block.vectors.items():
+        for name, sizes in block.vectors.items():
             if name.endswith("norm"):
-                yield Place(name, layer), (1, size)
+                yield Place(name, layer), (1, sizes[0])
