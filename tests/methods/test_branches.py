@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from featherback import methods, models
+from featherback.adapters import formats
+from featherback.adapters.formats import FORMATS
 from featherback.data.batch import Batch
 from featherback.host.paged import PagedArray
 from featherback.inference.decoder import Decoder
@@ -179,6 +181,15 @@ def test_targets_are_those_of_all_blocks(twins: Twins) -> None:
     assert adaptable(model.blocks) == ("q_proj", "o_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj")
     adapter = adapter_of(model, random_adapter(twins.reference, 4))
     assert [len(adapter.layout.adapted(layer)) for layer in range(4)] == [7, 5, 7, 6]
+
+
+@pytest.mark.parametrize("name", FORMATS.names)
+def test_an_adapter_of_layers_that_differ_comes_back(twins: Twins, name: str, tmp_path: Path) -> None:
+    adapter = adapter_of(twins.model, random_adapter(twins.reference, 4))
+    FORMATS[name].save(adapter, tmp_path / "adapter")
+    found, expected = formats.load(twins.model, tmp_path / "adapter").state(), adapter.state()
+    assert found.keys() == expected.keys() == random_adapter(twins.reference, 4).keys()
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
 def test_sequences_do_not_share_prefixes_of_a_state(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> None:

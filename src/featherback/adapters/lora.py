@@ -122,7 +122,8 @@ class LoRALayout:
         self._form = Form(rank, 1.0, self.targets, exceptions=self.exceptions, dora=dora)
         self.most_rank = self._form.most_rank
         self._adapted = [
-            [target for target in self.targets if self._form.pair(layer, target)] for layer in range(len(blocks))
+            [target for target in block.projections if self._form.pair(layer, target)]
+            for layer, block in enumerate(blocks)
         ]
         self.slots = SlotTable([self._shapes(block, layer) for layer, block in enumerate(blocks)])
         self._columns = SlotTable(
@@ -167,7 +168,7 @@ class LoRALayout:
 
     def _shapes(self, block: Block, layer: int) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
-        for target in self.targets:
+        for target in self._adapted[layer]:
             if pair := self._form.pair(layer, target):
                 out_features, in_features = block.projections[target]
                 shapes[f"{target}.A"] = (pair.rank, in_features)
@@ -371,7 +372,7 @@ def adapter_shapes(model: Model, form: Form) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor of an adapter, with Hugging Face's names and layouts, in order."""
     shapes: dict[str, tuple[int, ...]] = {}
     for layer, block in enumerate(model.blocks):
-        for target in form.targets:
+        for target in block.projections:
             if pair := form.pair(layer, target):
                 module = hf_module(model.naming.modules, layer, target)
                 out_features, in_features = block.projections[target]
