@@ -90,7 +90,7 @@ def test_rows_of_one_part_of_a_fused_projection_are_reordered(tmp_path: Path) ->
     """Only those of q and k, each by its own heads, where a file holds rotated neighbours."""
     model = models.load(write_tiny(tmp_path / "m.gguf", TINY_PHI3))
     adapter = LoRA(model, rank=2, targets="qkv")
-    model.blocks[0].attention.interleaved_heads = {"q": 4, "k": 2}
+    model.blocks[0].branches[0].interleaved_heads = {"q": 4, "k": 2}
     name = "model.layers.0.self_attn.qkv_proj.lora_B.weight"
     state = {
         key: np.arange(value.size, dtype=np.float32).reshape(value.shape) for key, value in adapter.state().items()

@@ -98,7 +98,7 @@ def all_supervised(rng: np.random.Generator, vocabulary: int, *lengths: int) -> 
 
 def stored(model: Model, targets: str) -> str:
     """The projections that hold these, where some are fused."""
-    parts = model.blocks[0].attention.parts | model.blocks[0].mlp.parts
+    parts = model.blocks[0].parts
     return ",".join(parts[target].stored if target in parts else target for target in targets.split(","))
 
 

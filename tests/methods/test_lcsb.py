@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from featherback.backend.protocol import Array
 from featherback.host.paged import PagedArray
+from featherback.layers.context import Context
 from featherback.methods import lcsb
 from featherback.methods.base import Draw
 from featherback.methods.lcsb import LCSB, LCSBOptions
+from featherback.methods.sweep import Layer
 from tests.methods.conftest import Twins
 from tests.methods.support import Result, assert_close, ours
 from tests.methods.test_exact_gradients import BOUND, draw
@@ -87,17 +90,15 @@ def test_all_blocks_are_mesp(all_twins: dict[str, Twins]) -> None:
 class Dropping(LCSB):
     """A skipped block whose gradient is dropped."""
 
-    def _backward(self, sweep: Any, index: int, then: int, kept: Any, sink: Any) -> None:
-        super()._backward(sweep, index, then, kept, sink)
-        if then != index - 1:
-            with sweep.rows(sweep.spans[0]) as (ctx, dy):
-                ctx.ops.fill(dy, 0)
+    def block_backward(self, ctx: Context, layer: Layer, dy: Array, x: Array) -> None:
+        super().block_backward(ctx, layer, dy, x)
+        ctx.ops.fill(dy, 0)  # of the last block; the next one is skipped, and nothing comes after the first
 
 
 class Missing(LCSB):
     """A block that is not skipped, though it should be."""
 
-    def _way_back(self, draw: Draw) -> Sequence[int]:
+    def way_back(self, draw: Draw) -> Sequence[int]:
         return range(len(self.model.blocks))[::-1]
 
     @classmethod
@@ -123,7 +124,7 @@ def test_orders(all_twins: dict[str, Twins]) -> None:
     def chosen(order: str, seed: int, step: int) -> tuple[int, ...]:
         method = object.__new__(LCSB)
         method.model, method.options = model, LCSBOptions(order=order, share=0.3)
-        return tuple(method._way_back(Draw(seed, step)))
+        return tuple(method.way_back(Draw(seed, step)))
 
     assert [chosen("cyclic", 0, step) for step in range(4)] == [(1, 0), (3, 2), (5, 4), (6, 0)]
     drawn = [chosen("random", 5, step) for step in range(40)]

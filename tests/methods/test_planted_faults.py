@@ -15,10 +15,12 @@ from featherback.architecture.rope.longrope import LongRope
 from featherback.layers.block import rotaries
 from featherback.layers.linear import BlockWeights, Projection, Rows
 from featherback.layers.span import Span, spans
-from featherback.methods import base
+from featherback.methods import sweep
 from featherback.models.model import Model
 from tests.methods.conftest import Twins
 from tests.methods.test_exact_gradients import check, draw
+
+ATTENTION, MLP = 0, 1  # branches of a block
 
 
 def with_config(**changes: object) -> Callable[[Model], None]:
@@ -34,7 +36,7 @@ def with_config(**changes: object) -> Callable[[Model], None]:
 def without_norm_of_heads(model: Model) -> None:
     """Queries and keys go into the rotation as they are."""
     for block in model.blocks:
-        block.attention.qk_norm = None
+        block.branches[0].qk_norm = None
         for name in ("q_norm", "k_norm"):
             block.vectors.pop(name, None)
 
@@ -44,7 +46,7 @@ def scores_scaled_by(scale: float) -> Callable[[Model], None]:
 
     def plant(model: Model) -> None:
         for block in model.blocks:
-            block.attention.scale = scale
+            block.branches[0].scale = scale
 
     return plant
 
@@ -75,21 +77,21 @@ def with_multipliers(**changes: float) -> Callable[[Model], None]:
 def with_eps_of_the_file(model: Model) -> None:
     """Norms that do not know that the residual stream is held divided."""
     for block in model.blocks:
-        block.attention.eps = block.mlp.eps = model.config.rms_norm_eps
+        block.branches[0].eps = block.branches[1].eps = model.config.rms_norm_eps
 
 
 def with_silu(model: Model) -> None:
     """Another activation."""
     for block in model.blocks:
-        block.mlp.activation = "silu"
+        block.branches[1].activation = "silu"
 
 
-def without_vector(half: str, norm: str) -> Callable[[Model], None]:
+def without_vector(half: int, norm: str) -> Callable[[Model], None]:
     """Layers without their norm `norm`."""
 
     def plant(model: Model) -> None:
         for block in model.blocks:
-            setattr(getattr(block, half), norm, None)
+            setattr(block.branches[half], norm, None)
 
     return plant
 
@@ -97,23 +99,23 @@ def without_vector(half: str, norm: str) -> Callable[[Model], None]:
 def with_norm_of_each_head(model: Model) -> None:
     """Queries and keys normed by head, with the weights of the first."""
     for block in set(model.blocks):
-        turn, turn_back = block.attention._turn, block.attention._turn_back
-        size = block.attention.head_dim
+        turn, turn_back = block.branches[0]._turn, block.branches[0]._turn_back
+        size = block.branches[0].head_dim
 
         def first(w: BlockWeights, size: int = size) -> BlockWeights:
             part = {name: v[:size] if name in ("q_norm", "k_norm") else v for name, v in w.vectors.items()}
             return BlockWeights(w.projections, part)
 
-        block.attention._turn = lambda ctx, part, w, *rest, to=turn: to(ctx, part, first(w), *rest)  # type: ignore[method-assign, misc]
-        block.attention._turn_back = lambda ctx, part, w, *rest, to=turn_back: to(ctx, part, first(w), *rest)  # type: ignore[method-assign, misc]
+        block.branches[0]._turn = lambda ctx, part, w, *rest, to=turn: to(ctx, part, first(w), *rest)  # type: ignore[method-assign, misc]
+        block.branches[0]._turn_back = lambda ctx, part, w, *rest, to=turn_back: to(ctx, part, first(w), *rest)  # type: ignore[method-assign, misc]
 
 
-def with_norm_before(half: str) -> Callable[[Model], None]:
+def with_norm_before(half: int) -> Callable[[Model], None]:
     """Attention or MLP reads the normed residual stream, with the weights of the norm behind it."""
 
     def plant(model: Model) -> None:
         for block in model.blocks:
-            part = getattr(block, half)
+            part = block.branches[half]
             part.pre_norm = part.post_norm
 
     return plant
@@ -122,14 +124,15 @@ def with_norm_before(half: str) -> Callable[[Model], None]:
 def with_norms_swapped(model: Model) -> None:
     """The norm behind attention has the weights of that behind the MLP."""
     for block in set(model.blocks):  # layers that are alike share one
-        block.attention.post_norm, block.mlp.post_norm = block.mlp.post_norm, block.attention.post_norm
+        attention, mlp = block.branches
+        attention.post_norm, mlp.post_norm = mlp.post_norm, attention.post_norm
 
 
-def swapped(half: str, one: str, other: str) -> Callable[[Model], None]:
+def swapped(half: int, one: str, other: str) -> Callable[[Model], None]:
     """Each of two parts of a fused projection takes the rows of the other, which are as many."""
 
     def plant(model: Model) -> None:
-        for parts in {id(part): part for part in (getattr(block, half).parts for block in model.blocks)}.values():
+        for parts in {id(part): part for part in (block.branches[half].parts for block in model.blocks)}.values():
             parts[one], parts[other] = parts[other], parts[one]
 
     return plant
@@ -138,7 +141,7 @@ def swapped(half: str, one: str, other: str) -> Callable[[Model], None]:
 def with_factors_of_q(model: Model) -> None:
     """Keys take the rows of W that are theirs, and the rows of B of the first queries."""
     for block in model.blocks:
-        block.attention.parts["k"] = FactorsOfFirstRows(*block.attention.parts["k"])
+        block.branches[0].parts["k"] = FactorsOfFirstRows(*block.branches[0].parts["k"])
 
 
 class FactorsOfFirstRows(Rows):
@@ -171,8 +174,8 @@ def whole_heads_rotated(model: Model) -> None:
 def rows_in_order_where_nothing_rotates(model: Model) -> None:
     """Layers without rotation are read as if their rows of q and k lay as in Hugging Face's files."""
     for block in model.blocks:
-        if block.attention.rotary is None:
-            block.attention.interleaved_heads = {}
+        if block.branches[0].rotary is None:
+            block.branches[0].interleaved_heads = {}
 
 
 FAULTS: dict[str, tuple[str, Callable[[Model], None]]] = {
@@ -190,14 +193,14 @@ FAULTS: dict[str, tuple[str, Callable[[Model], None]]] = {
     "logits not capped, Gemma 2": ("gemma2", without_final_cap),
     "embeddings not scaled, Gemma 2": ("gemma2", without_embedding_scale),
     "SiLU, Gemma 2": ("gemma2", with_silu),
-    "no norm behind attention": ("gemma2", without_vector("attention", "post_norm")),
-    "no norm behind the MLP": ("gemma2", without_vector("mlp", "post_norm")),
+    "no norm behind attention": ("gemma2", without_vector(ATTENTION, "post_norm")),
+    "no norm behind the MLP": ("gemma2", without_vector(MLP, "post_norm")),
     "norms behind attention and MLP swapped": ("gemma2", with_norms_swapped),
     "each head normed by itself": ("olmo2", with_norm_of_each_head),
     "no norm of queries and keys": ("olmo2", without_norm_of_heads),
-    "a norm before attention": ("olmo2", with_norm_before("attention")),
-    "a norm before the MLP": ("olmo2", with_norm_before("mlp")),
-    "no norm behind attention, OLMo 2": ("olmo2", without_vector("attention", "post_norm")),
+    "a norm before attention": ("olmo2", with_norm_before(ATTENTION)),
+    "a norm before the MLP": ("olmo2", with_norm_before(MLP)),
+    "no norm behind attention, OLMo 2": ("olmo2", without_vector(ATTENTION, "post_norm")),
     "norms swapped, OLMo 2": ("olmo2", with_norms_swapped),
     "embeddings not scaled, Granite": ("granite", without_embedding_scale),
     "residuals not scaled": ("granite", with_multipliers(residual_scale=1.0)),
@@ -229,8 +232,8 @@ FAULTS: dict[str, tuple[str, Callable[[Model], None]]] = {
     "another layer does not rotate": ("smollm3", with_config(rope_layers=(True,) * 4 + (False,))),
     "rows in order where nothing rotates": ("smollm3", rows_in_order_where_nothing_rotates),
     "window in every layer": ("ministral", with_config(windows=(12, 12, 12))),
-    "k and v swapped": ("phi3", swapped("attention", "k", "v")),
-    "gate and up swapped": ("phi3", swapped("mlp", "gate", "up")),
+    "k and v swapped": ("phi3", swapped(ATTENTION, "k", "v")),
+    "gate and up swapped": ("phi3", swapped(MLP, "gate", "up")),
     "k with the rows of B of q": ("phi3", with_factors_of_q),
     "window too long by one in every layer": ("phi3-window", with_config(windows=(8, 8))),
 }
@@ -262,6 +265,6 @@ def test_the_length_of_a_chunk_is_not_that_of_its_sequence(
 
     twins, sequences = all_twins["phi4-mini"], draw((41,), 101)
     check(twins, "mesp", sequences, chunk=16)
-    monkeypatch.setattr(base, "spans", with_own_lengths)
+    monkeypatch.setattr(sweep, "spans", with_own_lengths)
     with pytest.raises(AssertionError):
         check(twins, "mesp", sequences, chunk=16)

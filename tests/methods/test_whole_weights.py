@@ -66,7 +66,7 @@ def in_transformers(model: Model, found: dict[Place, Array]) -> dict[str, Array]
     for place, gradient in found.items():
         name = model.naming.modules[place.part].format(place.layer)
         if place.layer is not None:
-            attention = model.blocks[place.layer].attention
+            attention = model.blocks[place.layer].branches[0]
             for part, count in attention.interleaved_heads.items():
                 stored, first, _ = attention.parts[part]
                 if place.first_row == first and place.part in (stored, f"{part}_bias"):

@@ -393,7 +393,7 @@ def test_windows(tmp_path: Path, case: str) -> None:
     config, metadata, expected = WINDOWS[case]
     model = load(write_tiny(tmp_path / "a.gguf", config, metadata=metadata))
     assert model.config.windows == expected
-    assert [block.attention.window for block in model.blocks] == list(expected or (0, 0))
+    assert [block.branches[0].window for block in model.blocks] == list(expected or (0, 0))
 
 
 UNSAID: dict[str, Value] = {

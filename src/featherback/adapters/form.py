@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from featherback.architecture.names import parse_targets
 from featherback.layers.adapters import made
 from featherback.layers.adapters.base import Kind, Part
 from featherback.layers.adapters.lora import LoRAKind
-from featherback.layers.block import Block
+from featherback.layers.block import Block, adaptable
 from featherback.parameters.slots import Slot, SlotTable
 
 Place = tuple[int, str]
@@ -63,7 +64,7 @@ class Layout:
 
     def __init__(self, blocks: Sequence[Block], form: Form) -> None:
         self._blocks = blocks
-        self.form = replace(form, targets=parse_targets(form.targets, blocks[0].projections))
+        self.form = replace(form, targets=parse_targets(form.targets, adaptable(blocks)))
         layers = range(len(blocks))
         self.slots = SlotTable(
             [
@@ -87,8 +88,17 @@ class Layout:
 
     def kinds(self, layer: int) -> dict[str, Kind]:
         """target -> how it is adapted, of those that are in a layer."""
-        found = {target: self.form.at(layer, target) for target in self.form.targets}
+        found = {target: self.form.at(layer, target) for target in self._blocks[layer].projections}
         return {target: kind for target, kind in found.items() if kind is not None}
+
+    def of_layers(self, layers: Sequence[int]) -> Layout:
+        """The layout of these layers alone, in vectors of the same size."""
+        some = copy(self)
+        some._blocks = [self._blocks[layer] for layer in layers]
+        some.slots, some.fixed, some.prepared = (
+            table.of_layers(layers) for table in (self.slots, self.fixed, self.prepared)
+        )
+        return some
 
     def parts(self, layer: int, target: str) -> dict[str, Part]:
         """The trained tensors of a projection; none if it is not adapted."""

@@ -22,7 +22,7 @@ from featherback.backend.protocol import Array
 from featherback.errors import FeatherbackError
 from featherback.host.paged import PagedArray
 from featherback.layers.adapters import made
-from featherback.layers.block import Block
+from featherback.layers.block import adaptable
 from featherback.models.model import Model
 from featherback.models.streams import floats_of, give_back, row_blocks
 from featherback.weights.matrix import Matrix
@@ -159,7 +159,7 @@ class Adapter:
                 yield f"{name} is unknown"
 
     def _initialise(self, seed: int) -> None:
-        flat, numbers = np.zeros(self.layer_size, np.float32), list(self.model.blocks[0].projections)
+        flat, numbers = np.zeros(self.layer_size, np.float32), adaptable(self.model.blocks)
         fixed = np.empty(self.layout.fixed.size, np.float32)
         for layer in range(self.parameters.layers):
             if fixed.size:
@@ -201,9 +201,8 @@ class Adapter:
         return hf_module(self.model.naming.modules, layer, target)
 
     def _rows(self, layer: int, target: str, order: Callable[[int, int], NDArray[np.intp]]) -> NDArray[np.intp]:
-        """The order of outputs beyond the border."""
-        block = self.model.blocks[layer]
-        return reordered(block, target, block.attention.interleaved_heads, order)
+        """The order of an output's rows beyond the border."""
+        return self.model.blocks[layer].row_order(target, order)
 
 
 class Pair(NamedTuple):
@@ -263,15 +262,3 @@ def _rows_of(stored: Matrix) -> Iterator[tuple[int, int, Float32]]:
     for first, last in row_blocks(stored.rows, stored.cols):
         yield first, last, floats_of(stored.rows_between(first, last))
         give_back(stored.data)
-
-
-def reordered(
-    block: Block, target: str, heads: Mapping[str, int], order: Callable[[int, int], NDArray[np.intp]]
-) -> NDArray[np.intp]:
-    """Index (out,) of a projection's rows, those of the parts in `heads` (q, k: how many) put in another `order`."""
-    rows = np.arange(block.projections[target][0])
-    for part, count in heads.items():
-        stored, first, last = block.attention.parts[part]
-        if stored == target:
-            rows[first:last] = first + order(count, last - first)
-    return rows

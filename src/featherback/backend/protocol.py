@@ -8,9 +8,9 @@ N out_features, r rank. An *operand* is what a matrix product reads: float32, or
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ Array = Any
 Handle = Any
 """The device's own `Matrix`."""
 Int32 = NDArray[np.int32]
+T = TypeVar("T")
 
 
 class Matrix(Protocol):
@@ -282,4 +283,10 @@ class Backend(Protocol):
         """Those of `tiles` that the body of a loop over them has to run for: all, where anything is computed.
 
         Their lengths are the same but for the last one's.
+        """
+
+    def most(self, found: Callable[[], T], bound: T) -> T:
+        """`found()`, which depends on computed values; where only shapes are known, `bound`.
+
+        No values may lead to more memory, nor to more work, than `bound` does.
         """

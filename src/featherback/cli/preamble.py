@@ -95,13 +95,14 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
 def describe_trained(config: TrainConfig, model: Model) -> tuple[str, str]:
     """A label, and one line: the adapter, or how the model's own weights are trained."""
     from featherback.architecture.names import parse_targets, short
+    from featherback.layers.block import adaptable
 
     if (whole := config.whole) is not None:
         count = sum(rows * cols for rows, cols in whole.trained(model.config, model.blocks).values())
         frozen = f"; {','.join(whole.frozen)} stay as they are" if whole.frozen else ""
         return "weights", f"{count / 1e6:.0f}M trained as {whole.kind.name}, in a copy of the model{frozen}"
     form = config.form
-    targets = short(parse_targets(form.targets, model.blocks[0].projections))
+    targets = short(parse_targets(form.targets, adaptable(model.blocks)))
     origin = "" if config.start is None else f", continued from {_short(config.start)}"
     return "adapter", f"{form.kind.describe()}, on {targets}{origin}"
 

@@ -106,8 +106,10 @@ def silu_block(
     `fused_mlp`: as `GatedUnit` has it. `attention`: further arguments of `Attention`.
     """
     return Block(
-        Attention(**attention_sizes(config), rotary=turn, bias=config.attention_bias, window=window, **attention),
-        GatedUnit(**mlp_sizes(config), activation="silu", fused=fused_mlp),
+        [
+            Attention(**attention_sizes(config), rotary=turn, bias=config.attention_bias, window=window, **attention),
+            GatedUnit(**mlp_sizes(config), activation="silu", fused=fused_mlp),
+        ]
     )
 
 

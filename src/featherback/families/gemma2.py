@@ -73,22 +73,24 @@ class GemmaBlock(Block):
 
     def __init__(self, config: GemmaConfig, turn: Rotary, window: int, **attention: Any) -> None:
         super().__init__(
-            Attention(
-                **attention_sizes(config),
-                rotary=turn,
-                post_norm="post_attention_layernorm",
-                bias=config.attention_bias,
-                window=window,
-                scale=config.attention_scale,
-                softcap=config.attention_softcap,
-                **attention,
-            ),
-            GatedUnit(
-                **mlp_sizes(config),
-                activation="gelu_tanh",
-                pre_norm="pre_feedforward_layernorm",
-                post_norm="post_feedforward_layernorm",
-            ),
+            [
+                Attention(
+                    **attention_sizes(config),
+                    rotary=turn,
+                    post_norm="post_attention_layernorm",
+                    bias=config.attention_bias,
+                    window=window,
+                    scale=config.attention_scale,
+                    softcap=config.attention_softcap,
+                    **attention,
+                ),
+                GatedUnit(
+                    **mlp_sizes(config),
+                    activation="gelu_tanh",
+                    pre_norm="pre_feedforward_layernorm",
+                    post_norm="post_feedforward_layernorm",
+                ),
+            ]
         )
 
 

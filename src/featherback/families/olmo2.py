@@ -24,15 +24,17 @@ class Olmo2Block(Block):
 
     def __init__(self, config: ModelConfig, turn: Rotary, window: int) -> None:
         super().__init__(
-            Attention(
-                **attention_sizes(config),
-                rotary=turn,
-                pre_norm=None,
-                post_norm="post_attention_layernorm",
-                qk_norm="whole",
-                window=window,
-            ),
-            GatedUnit(**mlp_sizes(config), pre_norm=None, post_norm="post_feedforward_layernorm"),
+            [
+                Attention(
+                    **attention_sizes(config),
+                    rotary=turn,
+                    pre_norm=None,
+                    post_norm="post_attention_layernorm",
+                    qk_norm="whole",
+                    window=window,
+                ),
+                GatedUnit(**mlp_sizes(config), pre_norm=None, post_norm="post_feedforward_layernorm"),
+            ]
         )
 
 

@@ -1,4 +1,4 @@
-"""A decoder for generation: one pass over the layers per call, keys and values cached."""
+"""A decoder for generation: one pass over the layers per call, what branches remember of earlier tokens cached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from featherback.host.scattered import check_ids
 from featherback.inference.layout import Layout
 from featherback.inference.needs import Needs, needs
 from featherback.inference.passes import Cache, FileCache, Passes, RAMCache
-from featherback.layers.attention import KeyValues
 from featherback.layers.span import Span
 from featherback.memory.resources import source
 from featherback.models.model import Model
@@ -50,6 +49,7 @@ class Decoder:
         self.model, self.compute, self.layout = model, compute, layout
         self.capacity = min(capacity or c.max_position_embeddings, c.max_position_embeddings)
         self.tokens: list[int] = []  # what the cache holds
+        self._has_states = any(about.rows is not None for block in model.blocks for about in block.remembered)
         self._stretched: list[bool] = []  # by rotation: whether its keys are turned as a long text's
         self._maps = MapWatch(model.files, model.close)
         self.needs: Needs = needs(model, adapter, self.capacity, compute, layout)
@@ -58,7 +58,6 @@ class Decoder:
         prepared = [device.arena(4 * size).take("prepared", (size,)) for _ in model.blocks] if size else []
         self.arenas = scratch, held = device.arena(self.needs.scratch), device.arena(self.needs.held)
         weights = source(model, device, layout.weights, layout.vocab_tile or model.head.weight.rows)
-        self._stores: dict[int, Checkpoints] = {}
         cache = self._cache(device, folder)
         self._passes = Passes(model, adapter, compute, layout, device, scratch, held, weights, cache, prepared)
 
@@ -92,39 +91,38 @@ class Decoder:
             maps.check()
         return np.concatenate(parts)[-asked:] if every else parts[-1][-1]
 
-    def rewind(self, count: int) -> None:
-        """Keep only the first `count` tokens of the cache."""
+    def rewind(self, count: int) -> int:
+        """Keep the first `count` tokens of the cache, none if it holds a state after all of them; returns how many."""
+        count = 0 if self._has_states and count < len(self.tokens) else count
         del self.tokens[count:]
+        return count
 
     def close(self) -> None:
         """Give the memory back, and close files."""
         self._passes.close()
-        for store in self._stores.values():
-            store.close()
         del self._passes, self.arenas  # whoever still has the decoder does not hold them
 
     def _pass(self, tokens: Sequence[int], every: bool, length: int) -> Float32:
         ids = np.asarray(tokens, np.int32)
         span = Span.following(len(self.tokens), ids.size, length)
         logits = np.empty((ids.size if every else 1, self.model.config.vocab_size), np.float32)
-        with self._device.held(logits, changing=True) as out:
-            self._passes.run(ids, span, every, out)
+        try:
+            with self._device.held(logits, changing=True) as out:
+                self._passes.run(ids, span, every, out)
+        except BaseException:
+            if self._has_states:  # how far they have come is not known
+                self.tokens.clear()
+            raise
         self.tokens.extend(ids.tolist())
         return logits
 
     def _cache(self, device: Backend, folder: Path | None) -> Cache:
-        widths, float32 = [block.attention.kv_size for block in self.model.blocks], np.dtype(np.float32)
+        blocks, float32 = self.model.blocks, np.dtype(np.float32)
         if self.layout.cache == "ram":
-            shapes = [(self.capacity, width) for width in widths]
             return RAMCache(
-                [
-                    KeyValues(*(device.arena(4 * math.prod(shape)).take("k or v", shape) for _ in "kv"))
-                    for shape in shapes
-                ]
+                blocks, self.capacity, lambda shape: device.arena(4 * math.prod(shape)).take("cache", shape)
             )
         assert folder is not None
-        slots = 2 * len(widths)
-        self._stores = {
-            width: Checkpoints(device, slots, self.capacity, width, float32, folder) for width in set(widths)
-        }
-        return FileCache(dict(self._stores))
+        return FileCache(
+            blocks, self.capacity, lambda slots, rows, width: Checkpoints(device, slots, rows, width, float32, folder)
+        )

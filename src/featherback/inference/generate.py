@@ -30,8 +30,7 @@ def generate_tokens(
     What the cache already holds of the prompt is not computed again. `check` is called before every pass, and may
     raise. FeatherbackError if what comes out is no number.
     """
-    known = _common(decoder.tokens, prompt[:-1])  # at least one token must pass, for its logits
-    decoder.rewind(known)
+    known = decoder.rewind(_common(decoder.tokens, prompt[:-1]))  # at least one token must pass, for its logits
     logits = decoder.forward(prompt[known:], check=check)
     for count in range(1, max_tokens + 1):
         _check(logits, decoder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,6 @@ from featherback.adapters.lora import Adapter
 from featherback.backend.counting import Blank, Counting, Ledger
 from featherback.inference.layout import Layout, layouts
 from featherback.inference.passes import FEW, FileCache, Passes, RAMCache
-from featherback.layers.attention import KeyValues
 from featherback.layers.span import Span
 from featherback.memory.budget import Budget
 from featherback.memory.dry_run import BlankAdapter, BlankWeights, NoStore
@@ -37,7 +37,7 @@ class Needs:
     beside: int
     """Of streamed weights, converted norms, what the adapter prepares, the threads' own buffers and the logits."""
     cache: int
-    """Of keys and values, once the cache is full, if they are in memory."""
+    """Of the cache, once it is full, if it is in memory."""
     weights: int
     """Of the model's file, mapped."""
 
@@ -52,12 +52,12 @@ def needs(model: Model, adapter: Adapter | None, capacity: int, compute: str, la
     sizes = StoredSizes.of(model)
     backend, scratch, held = Counting(compute), Ledger(), Ledger()
     blank = None if adapter is None else BlankAdapter(adapter.layout, draws=False)
-    widths = [block.attention.kv_size for block in model.blocks]
     cache = (
-        RAMCache([KeyValues(*(Blank((capacity, width), FLOAT) for _ in "kv")) for width in widths])
+        RAMCache(model.blocks, capacity, lambda shape: Blank(shape, FLOAT))
         if layout.cache == "ram"
-        else FileCache(dict.fromkeys(widths, NoStore()))
+        else FileCache(model.blocks, capacity, lambda *_: NoStore())
     )
+    cached = sum(math.prod(about.shape(capacity)) for block in model.blocks for about in block.remembered)
     weights: Any = BlankWeights(sizes, range(len(model.blocks)), backend)
     size = 0 if adapter is None else adapter.layout.prepared.size
     prepared = [Blank((size,), FLOAT)] * len(model.blocks) if size else []
@@ -74,7 +74,7 @@ def needs(model: Model, adapter: Adapter | None, capacity: int, compute: str, la
         scratch=scratch.high_water,
         held=held.high_water,
         beside=beside,
-        cache=2 * FLOAT.itemsize * capacity * sum(widths) if layout.cache == "ram" else 0,
+        cache=FLOAT.itemsize * cached if layout.cache == "ram" else 0,
         weights=sizes.resident(layout.weights, tile, backend.ops.most_mapped),
     )
 

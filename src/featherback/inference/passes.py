@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Protocol
+from itertools import count
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherback.backend.protocol import Array, Backend, Scratch
 from featherback.inference.layout import Layout
-from featherback.layers.attention import KeyValues
 from featherback.layers.block import Block
+from featherback.layers.branch import Remembered
 from featherback.layers.context import Context
 from featherback.layers.linear import BlockWeights
 from featherback.layers.span import Span
@@ -25,40 +27,81 @@ FEW = 8
 
 
 class Cache(Protocol):
-    """Keys and values of all tokens so far, layer by layer."""
+    """What the branches of each layer remember of all tokens so far: keys and values, recurrent states."""
 
-    def layer(self, ctx: Context, index: int, block: Block, span: Span) -> AbstractContextManager[KeyValues]:
-        """Those of a layer, up to the last token of the span, whose own rows are written inside."""
+    def layer(self, ctx: Context, index: int, span: Span) -> AbstractContextManager[Sequence[Any]]:
+        """The carry of each branch of a layer, as the tokens before the span left it; inside, the span's join it."""
+
+    def close(self) -> None:
+        """Give the space back."""
 
 
 class RAMCache:
-    """All of them in memory."""
+    """All of it in memory. `empty`: an array of this shape."""
 
-    def __init__(self, layers: Sequence[KeyValues]) -> None:
-        self._layers = layers
+    def __init__(self, blocks: Sequence[Block], capacity: int, empty: Callable[[tuple[int, int]], Array]) -> None:
+        self._layers = [
+            [
+                branch.resumed({name: empty(about.shape(capacity)) for name, about in branch.remembered.items()})
+                for branch in block.branches
+            ]
+            for block in blocks
+        ]
 
-    def layer(self, ctx: Context, index: int, block: Block, span: Span) -> AbstractContextManager[KeyValues]:
+    def layer(self, ctx: Context, index: int, span: Span) -> AbstractContextManager[Sequence[Any]]:
         return nullcontext(self._layers[index])
+
+    def close(self) -> None:
+        self._layers.clear()
+
+
+class Place(NamedTuple):
+    """Where an array of a layer waits while others are in use."""
+
+    name: str
+    about: Remembered
+    store: TokenStore
+    slot: int
 
 
 class FileCache:
-    """In memory only those of the layer in use. `stores`: by width, with two slots for each layer."""
+    """In memory only that of the layer in use. `store`: makes one of so many slots of so many rows and columns."""
 
-    def __init__(self, stores: dict[int, TokenStore]) -> None:
-        self._stores = stores
+    def __init__(self, blocks: Sequence[Block], capacity: int, store: Callable[[int, int, int], TokenStore]) -> None:
+        branches = [branch for block in blocks for branch in block.branches]
+        shapes = Counter(about.shape(capacity) for branch in branches for about in branch.remembered.values())
+        self._stores = {shape: store(times, *shape) for shape, times in shapes.items()}
+        slots = {shape: count() for shape in shapes}
+
+        def place(name: str, about: Remembered) -> Place:
+            shape = about.shape(capacity)
+            return Place(name, about, self._stores[shape], next(slots[shape]))
+
+        self._layers = [
+            [(branch, [place(*item) for item in branch.remembered.items()]) for branch in block.branches]
+            for block in blocks
+        ]
 
     @contextmanager
-    def layer(self, ctx: Context, index: int, block: Block, span: Span) -> Iterator[KeyValues]:
-        width = block.attention.kv_size
-        store, past = self._stores[width], span.start
+    def layer(self, ctx: Context, index: int, span: Span) -> Iterator[Sequence[Any]]:
+        past = span.start
         with ctx.frame():
-            arrays = {2 * index + i: ctx.floats(name, span.stop, width) for i, name in enumerate("kv")}
+            carry, waiting = [], list[tuple[Place, Array]]()
+            for branch, places in self._layers[index]:
+                arrays = {place.name: ctx.floats(place.name, *place.about.shape(span.stop)) for place in places}
+                waiting += zip(places, arrays.values())
+                carry.append(branch.resumed(arrays))
             if past:
-                for slot, array in arrays.items():
-                    store.load(slot, array[:past], 0)
-            yield KeyValues(*arrays.values())
-            for slot, array in arrays.items():
-                store.save(slot, array[span.own], past, array[span.own])
+                for (_, about, store, slot), array in waiting:
+                    store.load(slot, array if about.rows else array[:past], 0)
+            yield carry
+            for (_, about, store, slot), array in waiting:
+                first, changed = (0, array) if about.rows else (past, array[span.own])
+                store.save(slot, changed, first, changed)
+
+    def close(self) -> None:
+        for store in self._stores.values():
+            store.close()
 
 
 class Passes:
@@ -112,15 +155,16 @@ class Passes:
             if model.embedding_scale != 1:
                 ctx.ops.scale(x, model.embedding_scale)
             for index, block in enumerate(model.blocks):
-                with self._layer(ctx, index) as w, self._cache.layer(ctx, index, block, span) as kv:
-                    block.forward(ctx, x, w, kv)
+                with self._layer(ctx, index) as w, self._cache.layer(ctx, index, span) as carry:
+                    block.forward(ctx, x, w, carry)
             model.head.logits(ctx, x if every else x[-1:], self._weights, logits)
 
     def close(self) -> None:
-        """Give back what is held of the weights, and close their files."""
+        """Give back what is held of the weights and the cache, and close their files."""
         self._layers.clear()
         self._open.close()
         self._weights.close()
+        self._cache.close()
 
     def _layer(self, ctx: Context, index: int) -> AbstractContextManager[BlockWeights]:
         return nullcontext(self._layers[index]) if self._layers else self._assembled(ctx, index)

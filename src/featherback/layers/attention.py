@@ -1,21 +1,24 @@
-"""The attention half of a block.
+"""Attention, a branch of a block.
 
 Forward:   n = rms(x) g;   q, k, v = lin(n);   q, k = rope(norm(q)), rope(norm(k));   o = attention(q, k, v)
            x += lin_o(o), or rms(lin_o(o)) g' in families with a norm behind it; n = x in those without one before
 
-Keys and values of earlier tokens lie in a store that the caller holds: all tokens of a batch in training, the cache in
-decoding. See docs/derivations/attention.md.
+The carry is keys and values: of all tokens of a batch in training, of all tokens so far in decoding. In the backward
+pass, where tokens pass in several spans, their gradients dk and dv gather beside them: a key is seen by its own span
+and by later ones, which go back first, so its rows are complete when it is their span's turn. See
+docs/derivations/attention.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from featherback.backend.protocol import Array
+from featherback.layers.branch import Branch, Remembered
 from featherback.layers.context import Context
 from featherback.layers.kept import NOTHING, Intermediate, Kept
 from featherback.layers.linear import BlockWeights, by_stored, norm_backward, normed, row_ranges, stored_shapes
@@ -36,6 +39,7 @@ class KeyValues:
     k: Array  # (T', K), normed and rotated
     v: Array  # (T', K)
     k_raw: Array | None = None  # (T', K), before the norm, where it is not overwritten
+    gathered: tuple[Array, Array] | None = None  # dk and dv (T', K), to which later spans have added; None: one span
 
     def seen(self, span: Span) -> tuple[Array, Array]:
         """k and v as far as the span's queries may see."""
@@ -60,7 +64,7 @@ class AttentionState:
     h: Mapping[str, Array | None]  # what adapters read of n, kept, by stored projection
 
 
-class Attention:
+class Attention(Branch):
     """Causal grouped-query attention, as a family sets it up.
 
     `interleaved`: rows of q and k lie as GGUF's llama has them, rotated or not. `rotary`: None if q and k stay as they
@@ -91,13 +95,14 @@ class Attention:
     ) -> None:
         self.heads, self.kv_heads, self.head_dim, self.eps = heads, kv_heads, head_dim, eps
         self.rotary, self.window, self.softcap = rotary, window, softcap
+        self.rotaries = () if rotary is None else (rotary,)
         self.pre_norm, self.post_norm, self.qk_norm = pre_norm, post_norm, qk_norm
         self.scale = float(np.float32(1) / np.sqrt(np.float32(head_dim))) if scale is None else scale
         self.q_size, self.kv_size = q_size, kv_size = heads * head_dim, kv_heads * head_dim
         self.parts = row_ranges({"q": q_size, "k": kv_size, "v": kv_size}, fused)
         products = stored_shapes(self.parts, hidden_size)
         self.projections = products | {"o_proj": (hidden_size, q_size)}
-        self.vectors = {name: (hidden_size,) for name in (pre_norm, post_norm) if name}
+        self.vectors: dict[str, tuple[int, ...]] = {name: (hidden_size,) for name in (pre_norm, post_norm) if name}
         if qk_norm:
             sizes = (head_dim, head_dim) if qk_norm == "heads" else (q_size, kv_size)
             self.vectors |= {"q_norm": sizes[:1], "k_norm": sizes[1:]}
@@ -113,36 +118,60 @@ class Attention:
         }
         # o without the q, k and v of the same pass would be divided by another sum than theirs.
         self.bundles = [("q", "k", "v", "o", "lse"), *([("attn_out",)] if post_norm else [])]
-        self.interleaved_heads = {"q": heads, "k": kv_heads} if interleaved else {}
+        self.input, self.output = "attn_in", "attn_out"
+        self.heads_of_parts = {"q": heads, "k": kv_heads}
+        self.interleaved_heads = self.heads_of_parts if interleaved else {}
+        self.remembered = {"k": Remembered(kv_size), "v": Remembered(kv_size)}
 
-    def store(self, ctx: Context, tokens: int, kept: Kept = NOTHING, *, backward: bool = False) -> KeyValues:
+    def shares_prefixes(self, longest: int) -> bool:
+        """Where windows hide no key, and no rotation depends on how long the sequence is."""
+        turns_alike = self.rotary is None or not self.rotary.stretches(longest)
+        return turns_alike and not 0 < self.window < longest
+
+    def carry(self, ctx: Context, tokens: int, kept: Kept = NOTHING, *, backward: bool = False) -> KeyValues:
         """Arrays for the keys and values of all `tokens`; those that are kept already hold them."""
         k, v = (kept.arrays[c] if c in kept else ctx.floats(c, tokens, self.kv_size) for c in ("k", "v"))
+        k_raw = None
         if self.qk_norm and (backward or "k" in kept):  # what is kept is the product, before its norm
-            return KeyValues(ctx.floats("k, normed", tokens, self.kv_size), v, k)
-        return KeyValues(k, v)
+            k, k_raw = ctx.floats("k, normed", tokens, self.kv_size), k
+        gathered = None
+        if backward and ctx.tokens < tokens:
+            gathered = ctx.floats("dk", tokens, self.kv_size), ctx.floats("dv", tokens, self.kv_size)
+            for gradient in gathered:
+                ctx.ops.fill(gradient, 0)
+        return KeyValues(k, v, k_raw, gathered)
 
-    def gradient_store(self, ctx: Context, tokens: int) -> tuple[Array, Array]:
-        """dk and dv (T', K) of all tokens, zero."""
-        gathered = ctx.floats("dk", tokens, self.kv_size), ctx.floats("dv", tokens, self.kv_size)
-        for gradient in gathered:
-            ctx.ops.fill(gradient, 0)
-        return gathered
+    def resumed(self, arrays: Mapping[str, Array]) -> KeyValues:
+        return KeyValues(arrays["k"], arrays["v"])
+
+    def rebuild(self, ctx: Context, x: Callable[[], Array], w: BlockWeights, carry: KeyValues, kept: Kept) -> None:
+        places = carry.places(ctx.span)
+        found = places.keys() <= kept.arrays.keys()
+        self.project(ctx, None if found else x(), w, places, kept)
 
     def forward(
-        self, ctx: Context, x: Array, w: BlockWeights, kv: KeyValues, kept: Kept = NOTHING, *,
-        again: bool = False, keys: bool = True,
-    ) -> AttentionState:  # fmt: skip
-        """The state of a span of the block's input x (T, D), float32 or operand; its k and v join `kv`.
+        self, ctx: Context, x: Array, w: BlockWeights, carry: KeyValues, kept: Kept = NOTHING
+    ) -> AttentionState:
+        return self._state(ctx, x, w, carry, kept, again=False)
+
+    def recompute(
+        self, ctx: Context, x: Array, w: BlockWeights, carry: KeyValues, kept: Kept = NOTHING
+    ) -> AttentionState:
+        return self._state(ctx, x, w, carry, kept, again=True)
+
+    def _state(
+        self, ctx: Context, x: Array, w: BlockWeights, kv: KeyValues, kept: Kept, *, again: bool
+    ) -> AttentionState:
+        """The state of a span of x (T, D), float32 or operand. Its k and v join `kv`, where `rebuild` put none.
 
         What is to be kept is written. `again`: for the backward pass, what is kept is found there and only the rest
-        computed. `keys`: False if k and v are in `kv` already.
+        computed.
         """
         found = kept if again else NOTHING
         q_raw = q = self._place(ctx, kept, "q")
         if self.qk_norm and (again or "q" in kept):
             q = ctx.floats("q, normed", ctx.tokens, self.q_size)
-        places = {"q": (q_raw, q), **(kv.places(ctx.span) if keys else {})}
+        places = {"q": (q_raw, q), **(kv.places(ctx.span) if kv.gathered is None else {})}
         h: dict[str, Array | None] = {}
         if again and ctx.keep_h:
             for stored in by_stored(self.parts, [letter for letter in places if letter not in found]):
@@ -203,14 +232,10 @@ class Attention:
             w.projections["o_proj"].run(ctx, state.o, residual, accumulate=True)
 
     def backward(
-        self, ctx: Context, dm: Array, x: Array, state: AttentionState, w: BlockWeights, kv: KeyValues,
-        gathered: tuple[Array, Array] | None = None,
-    ) -> None:  # fmt: skip
-        """dm (T, D), the gradient of m = x + lin_o(o), becomes the gradient of x in place.
-
-        `gathered`: (dk, dv) of all tokens (T', K), to which later spans have added; None: there is but this span.
-        """
-        span = ctx.span
+        self, ctx: Context, dm: Array, x: Array, state: AttentionState, w: BlockWeights, kv: KeyValues
+    ) -> None:
+        """dm (T, D), the gradient of m = x + lin_o(o), becomes the gradient of x in place."""
+        gathered, span = kv.gathered, ctx.span
         with ctx.frame():
             dq = ctx.floats("dq", ctx.tokens, self.q_size)
             dk, dv = gathered or (ctx.floats(name, ctx.tokens, self.kv_size) for name in ("dk", "dv"))

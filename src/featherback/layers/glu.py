@@ -1,4 +1,4 @@
-"""The gated half of a block, tiled over F so that nothing of size T x F exists.
+"""A gated unit, a branch of a block, tiled over F so that nothing of size T x F exists.
 
 Forward:   n = rms(m) g, or m;   a = act(gate(n)) * up(n);   y = m + down(a), or m + rms(down(a)) g'
 A tile takes columns [f0, f1) of F: rows of gate and up, columns of down, and the matching slices of their adapters.
@@ -9,10 +9,12 @@ Where the weights themselves are trained, a and the gradients of gate and up are
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from featherback.backend.protocol import Array
+from featherback.layers.branch import Branch
 from featherback.layers.context import Context
 from featherback.layers.kept import NOTHING, Intermediate, Kept
 from featherback.layers.linear import (
@@ -28,7 +30,14 @@ from featherback.layers.linear import (
 FLOAT = np.dtype(np.float32)
 
 
-class GatedUnit:
+class GatedState(NamedTuple):
+    """Nothing is computed before it is used: tiles of gate and up come and go with the products that need them."""
+
+    kept: Kept
+    again: bool  # what is kept is read, not written
+
+
+class GatedUnit(Branch):
     """The MLP of a block, as a family sets it up.
 
     `activation`: "silu" or "gelu_tanh". `fused`: the one projection that holds the rows of gate and up. Where no norm
@@ -53,37 +62,64 @@ class GatedUnit:
         sizes = {"gate": intermediate_size, "up": intermediate_size}
         self.parts = row_ranges(sizes, fused)
         self.projections = stored_shapes(self.parts, hidden_size) | {"down_proj": (hidden_size, intermediate_size)}
-        self.vectors = {name: (hidden_size,) for name in (pre_norm, post_norm) if name}
+        self.vectors: dict[str, tuple[int, ...]] = {name: (hidden_size,) for name in (pre_norm, post_norm) if name}
+        self.input, self.output = "m", "mlp_out"
         self.intermediates = {name: Intermediate(size) for name, size in sizes.items()}
         self.intermediates["mlp_out"] = Intermediate(hidden_size)
         self.bundles = [(name,) for name in (*sizes, *(["mlp_out"] if post_norm else []))]
 
-    def forward(self, ctx: Context, m: Array, w: BlockWeights, kept: Kept = NOTHING) -> None:
-        """m (T, D) becomes the block's output y in place; what is to be kept is written."""
+    def forward(self, ctx: Context, m: Array, w: BlockWeights, carry: None = None, kept: Kept = NOTHING) -> GatedState:
+        return GatedState(kept, again=False)
+
+    def add_output(self, ctx: Context, state: GatedState, m: Array, w: BlockWeights) -> None:
+        """m (T, D), the input, becomes y in place; what is to be kept is written."""
+        kept, again = state
         with ctx.frame():
             n = normed(ctx, "n2", m, w, self.pre_norm, self.eps)
-            if not self.is_apart(w):
-                self._sum(ctx, n, w, kept, m, accumulate=True)
+            if not self._is_apart(w):
+                self._sum(ctx, n, w, kept, m, again=again, accumulate=True)
                 return
-            out = ctx.floats("output of down_proj", *m.shape)
-            self._sum(ctx, n, w, kept, out)
-            if (place := kept.rows("mlp_out", ctx.span)) is not None:
-                ctx.ops.cast(out, place)
+            out = kept.rows("mlp_out", ctx.span) if again else None
+            if out is None:
+                out = ctx.floats("output of down_proj", *m.shape)
+                self._sum(ctx, n, w, kept, out, again=again)
+                if not again and (place := kept.rows("mlp_out", ctx.span)) is not None:
+                    ctx.ops.cast(out, place)
             if self.post_norm is None:
                 ctx.ops.scale_columns(out, None, m, accumulate=True)
             else:
                 ctx.ops.rms_norm(out, w.vectors[self.post_norm], self.eps, m, accumulate=True)
 
-    def is_apart(self, w: BlockWeights) -> bool:
+    def recompute(
+        self, ctx: Context, m: Array, w: BlockWeights, carry: None = None, kept: Kept = NOTHING
+    ) -> GatedState:
+        """Plain autodiff replays the whole branch, its output included, though it is not used, and holds what it makes:
+        in float32 where `backward` computes it anew in float32, so that the bits are the same.
+        """
+        if ctx.autodiff:
+            held = [name for name in self.intermediates if name != "mlp_out" or self._is_apart(w)]
+            kept = Kept(
+                {name: ctx.floats(name, ctx.tokens, self.intermediates[name].width) for name in held}
+                | {"a": ctx.operands("a", ctx.tokens, self.intermediate_size)}
+            )
+            y = ctx.floats("y", *m.shape)
+            ctx.ops.cast(m, y)
+            self.add_output(ctx, GatedState(kept, again=False), y, w)
+        return GatedState(kept, again=True)
+
+    def _is_apart(self, w: BlockWeights) -> bool:
         """Whether down(a) has an array of its own: a norm follows it, or its adapter needs it."""
         return self.post_norm is not None or w.projections["down_proj"].needs_output
 
-    def backward(self, ctx: Context, dy: Array, m: Array, w: BlockWeights, kept: Kept = NOTHING) -> None:
+    def backward(
+        self, ctx: Context, dy: Array, m: Array, state: GatedState, w: BlockWeights, carry: None = None
+    ) -> None:
         """dy (T, D), the gradient of y, becomes the gradient of m (T, D), float32 or operand, in place.
 
         Gate and up are computed again tile by tile unless they are kept. The products of down_proj are done again only
         where a norm follows them, or the adapter needs them, and they were not kept.
         """
+        kept = state.kept
         parts, down_proj = {name: rows.of(w) for name, rows in self.parts.items()}, w.projections["down_proj"]
         stored = {name: w.projections[name] for name in by_stored(self.parts, parts)}
         with ctx.frame():

@@ -171,7 +171,9 @@ def run_step(job: Job, plan: Plan, layers: Sequence[int], head: BlankMatrix, led
     """A step of a model that has only these layers, and this output head; its arrays are written down in `ledger`."""
     backend = Counting(plan.compute)
     model = _Shapes(job, layers, head)
-    adapter = None if job.form is None else BlankAdapter(job.layout, job.form.kind.draws)
+    adapter = None
+    if job.form is not None:
+        adapter = BlankAdapter(job.layout.of_layers(layers) if layers else job.layout, job.form.kind.draws)
     scratch, intermediates, store = ledger or Ledger(), Ledger(), NoStore()
     weights: Any = BlankWeights(job, layers, backend)
     resources = Resources(backend, scratch, intermediates, weights, store, store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,7 +63,7 @@ class StoredSizes:
     @cached_property
     def vector_bytes(self) -> int:
         """Norms and biases of all layers."""
-        return 4 * sum(size for block in self.blocks for (size,) in block.vectors.values())
+        return 4 * sum(math.prod(shape) for block in self.blocks for shape in block.vectors.values())
 
     def resident(self, weights: Weights, vocab_tile: int, by_matrix: int) -> int:
         """Bytes of the weights' file that are resident at the peak; `vocab_tile`: rows of the head in use at once.

@@ -16,7 +16,9 @@ from featherback.models.model import Model
 from featherback.registry import OwnOptions, Registry
 from featherback.whole.settings import Whole
 
-METHODS: Registry[type[Method]] = Registry(__name__, "METHOD", "method", shared=("assembly", "base", "losses", "sinks"))
+METHODS: Registry[type[Method]] = Registry(
+    __name__, "METHOD", "method", shared=("assembly", "base", "losses", "sinks", "sweep")
+)
 OPTIONS: OwnOptions[Options] = OwnOptions(METHODS, lambda name: METHODS[name].options_class)
 
 

@@ -1,55 +1,27 @@
-"""What every gradient estimator shares: the forward sweep over the blocks, and the weights of the layer in use."""
+"""What every gradient estimator shares: its options, its draws of random numbers, the loss."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
-import numpy as np
-
-from featherback.backend.protocol import Array
 from featherback.data.batch import Batch
-from featherback.data.prefixes import share_prefixes
-from featherback.errors import FeatherbackError
 from featherback.host.paged import PagedArray
-from featherback.layers.block import Block
-from featherback.layers.context import Context, Moves
-from featherback.layers.linear import BlockWeights, LayerSink
-from featherback.layers.loss import Head
-from featherback.layers.moved import Spot, table_rows
-from featherback.layers.objectives.base import Objective, PerTarget
+from featherback.layers.context import Moves
+from featherback.layers.objectives.base import Objective
 from featherback.layers.objectives.next_token import NEXT_TOKEN
-from featherback.layers.rope import Rotary
-from featherback.layers.span import Span, spans
 from featherback.memory.plan import Plan
 from featherback.memory.resources import Resources
-from featherback.methods.assembly import Adapter, Parameters, layer_weights
+from featherback.methods.assembly import Adapter, Parameters
 from featherback.methods.sinks import GradientSink, WeightSink
+from featherback.methods.sweep import ModelLike, Sweep, begin
 from featherback.noise import Draw
 from featherback.options import check
-from featherback.parameters.roles import EMBEDDING
-from featherback.weights.matrix import Matrix
 
 FIRST = Draw()
-
-
-class ModelLike(Protocol):
-    """The part of a model that methods work on: `models.Model`, or its shapes alone."""
-
-    @property
-    def blocks(self) -> Sequence[Block]: ...
-    @property
-    def rotaries(self) -> tuple[Rotary, ...]: ...
-    @property
-    def head(self) -> Head: ...
-    @property
-    def embed_tokens(self) -> Matrix: ...
-    @property
-    def embedding_scale(self) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +92,7 @@ class Method(ABC):
         with self._begin(batch, draw, moves) as sweep:
             sweep.embed()
             for i in range(len(self.model.blocks)):
-                self._pass(sweep, i, parameters)
+                sweep.forward(i, parameters)
             return sweep.loss(objective)
 
     def close(self) -> None:
@@ -134,124 +106,9 @@ class Method(ABC):
         """Through how many of so many layers a step goes back; the others are only passed."""
         return layers
 
-    def _pass(self, sweep: Sweep, index: int, parameters: Parameters | None = None) -> None:
-        """The residual stream goes through a block to which nothing comes back."""
-        block = self.model.blocks[index]
-        with self._layer(sweep.ctx, index, index + 1, parameters) as w:
-            kv = block.attention.store(sweep.ctx, sweep.batch.n_tokens)
-            for span in sweep.spans:
-                with sweep.rows(span, block.rotaries) as (ctx, x):
-                    block.forward(ctx, x, w, kv)
-
-    @contextmanager
-    def _begin(self, batch: Batch, draw: Draw | None = None, moves: Moves | None = None) -> Iterator[Sweep]:
+    def _begin(
+        self, batch: Batch, draw: Draw | None = None, moves: Moves | None = None
+    ) -> AbstractContextManager[Sweep]:
         """A batch on its way through the blocks; `draw`: in training."""
-        plan = self.plan
-        if batch.n_tokens > plan.tokens:
-            raise FeatherbackError(f"The batch has {batch.n_tokens} tokens; the plan allows {plan.tokens}.")
         draw = draw if self.adapter is not None and self.adapter.draws else None
-        if draw is None and self._may_share(batch):
-            batch = share_prefixes(batch)
-        parts = list(spans(batch.cu_seqlens, batch.positions, plan.chunk_tokens, batch.prefix))
-        ctx = Context(
-            self.resources.backend,
-            self.resources.scratch,
-            plan.compute,
-            parts[0],
-            plan.mlp_tile,
-            plan.vocab_tile,
-            plan.keep_h and len(parts) == 1,
-            release=self.resources.weights.release,
-            draw=draw,
-            moves=moves,
-        )
-        with ctx.at(parts[0], self.model.rotaries if len(parts) == 1 else ()) as ctx:
-            yield Sweep(ctx, batch, parts, self.model, self.resources)
-
-    def _may_share(self, batch: Batch) -> bool:
-        """Whether a token's keys and values depend on the tokens before it alone, and all later ones see them."""
-        longest = int(np.diff(batch.cu_seqlens).max())
-        sees_all = all(not 0 < block.attention.window < longest for block in self.model.blocks)
-        return sees_all and not any(rotary.stretches(longest) for rotary in self.model.rotaries)
-
-    @contextmanager
-    def _layer(
-        self,
-        ctx: Context,
-        index: int,
-        then: int,
-        parameters: Parameters | None = None,
-        gradients: Array | None = None,
-        prepared: Array | None = None,
-        sink: LayerSink | None = None,
-    ) -> Iterator[BlockWeights]:
-        """A layer's weights with the adapter's; `gradients` (size,) collects the adapter's; `sink`: the weights'.
-
-        `prepared`: where what the adapter prepares stays for the backward pass, which finds it there.
-        """
-        source = self.resources.weights
-        with layer_weights(ctx, source, index, then, self.adapter, parameters, gradients, prepared, sink) as w:
-            yield w
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """A batch on its way through the blocks: its residual stream, later the gradient of it, whole or in chunks."""
-
-    ctx: Context
-    batch: Batch
-    spans: Sequence[Span]
-    model: ModelLike
-    resources: Resources
-    _whole: list[Array] = field(default_factory=list)
-
-    def embed(self) -> None:
-        """The residual stream before the first block."""
-        tokens, width = self.batch.tokens, self.model.embed_tokens.cols
-        if len(self.spans) == 1:
-            self._whole.append(self.ctx.floats(STREAM, len(tokens), width))
-        for span in self.spans:
-            with self.rows(span, load=False) as (ctx, x):
-                self.resources.weights.gather(self.model.embed_tokens, tokens[span.own], x)
-                table_rows(ctx, tokens[span.own], Spot(EMBEDDING), x)
-                if self.model.embedding_scale != 1:
-                    ctx.ops.scale(x, self.model.embedding_scale)
-
-    @contextmanager
-    def rows(
-        self, span: Span, rotaries: tuple[Rotary, ...] = (), *, load: bool = True, save: bool = True
-    ) -> Iterator[tuple[Context, Array]]:
-        """A span's rows (T, D) of the residual stream, to be changed in place, and a context for them.
-
-        `load` False: they are about to be written for the first time. `save` False: they are only read.
-        """
-        if self._whole:
-            yield self.ctx, self._whole[0]
-            return
-        store = self.resources.residual
-        assert store is not None
-        with self.ctx.at(span, rotaries) as ctx:
-            x = ctx.floats(STREAM, span.tokens, self.model.embed_tokens.cols)
-            if load:
-                store.load(0, x, span.start)
-            yield ctx, x
-            if save:
-                store.save(0, x, span.start, x)
-
-    def loss(self, objective: Objective) -> float:
-        """The summed loss (nats) of the residual stream after the last block."""
-        total, found = 0.0, []
-        for span in self.spans:
-            targets = self.batch.supervised(span.own)
-            with self.rows(span, save=False) as (ctx, x):
-                found.append(
-                    self.model.head.log_probs(
-                        ctx, x, targets, self.resources.weights, over_vocabulary=objective.over_vocabulary
-                    )
-                )
-            if not objective.whole_batch:
-                total += objective(targets, found.pop())[0]
-        return objective(self.batch.supervised(), PerTarget.joined(found))[0] if found else total
-
-
-STREAM = "residual stream, then dy"
+        return begin(self.model, self.adapter, self.plan, self.resources, batch, draw, moves)

@@ -45,7 +45,7 @@ class LCSB(MeSP):
     def returned(cls, layers: int, options: Any) -> int:
         return min(layers, max(1, round(options.share * layers)))
 
-    def _way_back(self, draw: Draw) -> Sequence[int]:
+    def way_back(self, draw: Draw) -> Sequence[int]:
         layers = len(self.model.blocks)
         count = self.returned(layers, self.options)
         if self.options.order == "random":

@@ -9,7 +9,7 @@ from featherback.data.batch import Targets
 from featherback.layers.loss import HeadSink
 from featherback.layers.objectives.base import Objective, PerTarget
 from featherback.layers.softmax import placed
-from featherback.methods.base import Sweep
+from featherback.methods.sweep import Sweep
 
 
 def loss_gradient(sweep: Sweep, objective: Objective, scale: float, sink: HeadSink | None = None) -> float:

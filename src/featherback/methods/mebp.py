@@ -19,11 +19,9 @@ import numpy as np
 
 from featherback.backend.protocol import Array, Scratch
 from featherback.layers.context import Context, keep_mapped
-from featherback.layers.kept import Kept
 from featherback.layers.linear import BlockWeights
-from featherback.methods.base import Sweep
-from featherback.methods.mesp import Layer, MeSP
-from featherback.methods.sinks import WeightSink
+from featherback.methods.mesp import MeSP
+from featherback.methods.sweep import Layer, RoundTrip
 
 
 class MeBP(MeSP):
@@ -33,28 +31,14 @@ class MeBP(MeSP):
     can_chunk = False
     can_train_weights = False
 
-    def _backward_block(self, ctx: Context, layer: Layer, dy: Array, x: Array) -> None:
-        block, w, kv = layer.block, _dense(ctx, layer.w), layer.kv
-        ctx = replace(_held(ctx), release=keep_mapped)
-        state = block.attention.forward(ctx, x, w, kv, again=True)
-        m = block.middle(ctx, x, state, w)
-        # Autodiff replays the whole block, its output included, though it is not used, and holds what that computes.
-        # In float32 where MeSP computes it anew in float32: the bits are to be the same.
-        mlp = block.mlp
-        held = [name for name in mlp.intermediates if name != "mlp_out" or mlp.is_apart(w)]
-        saved = Kept(
-            {name: ctx.floats(name, ctx.tokens, mlp.intermediates[name].width) for name in held}
-            | {"a": ctx.operands("a", ctx.tokens, mlp.intermediate_size)}
-        )
-        y = ctx.floats("y", *x.shape)
-        ctx.ops.cast(m, y)
-        mlp.forward(ctx, y, w, saved)
-        mlp.backward(ctx, dy, m, w, saved)
-        block.attention.backward(ctx, dy, x, state, w, kv)
+    def block_backward(self, ctx: Context, layer: Layer, dy: Array, x: Array) -> None:
+        held = replace(_held(ctx), release=keep_mapped)
+        super().block_backward(held, layer._replace(w=_dense(ctx, layer.w)), dy, x)
 
-    def _loss(self, sweep: Sweep, scale: float, sink: WeightSink | None) -> float:
-        with sweep.ctx.frame():
-            return super()._loss(replace(sweep, ctx=_held(sweep.ctx)), scale, sink)
+    def loss_gradient(self, trip: RoundTrip, scale: float) -> float:
+        ctx = trip.sweep.ctx
+        with ctx.frame():
+            return super().loss_gradient(replace(trip, sweep=replace(trip.sweep, ctx=_held(ctx))), scale)
 
 
 class Held:

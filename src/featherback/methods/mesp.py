@@ -1,37 +1,28 @@
 """MeSP (Park et al., ACL 2026 Industry): the structured backward pass.
 
-Forward through the blocks, keeping each one's input. The loss. Then the blocks in reverse, each recomputed from its
-input and differentiated by hand, every tensor dying as soon as the derivation allows (docs/derivations/block.md):
-what a `frame` took is freed at its end.
+Of the forward pass only each block's input x stays. On the way back a block is computed again from it, branch by
+branch, and differentiated by hand; every array dies as soon as the derivation allows. With T tokens, width D, rank r:
+
+    attention     n = rms(x) g;  q, k, v = n W^T;  o = softmax(q k^T) v;  y = x + o W_o^T        layers/attention.py
+    gated unit    n = rms(x) g;  y = x + (act(n W_g^T) * (n W_u^T)) W_d^T, a tile of F at a time      layers/glu.py
+    W with LoRA   z = x W^T + h B^T,   h = s x A^T                                                  layers/linear.py
+
+An array is born with `ctx.floats` or `ctx.operands`, and dies where the `with ctx.frame()` around it ends. Chunks of
+tokens, and where checkpoints wait, are the business of `methods/sweep.py`. docs/derivations/block.md derives it all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple, cast
+from collections.abc import Sequence
 
 from featherback.backend.protocol import Array
 from featherback.data.batch import Batch
-from featherback.layers.attention import KeyValues
-from featherback.layers.block import Block
 from featherback.layers.context import Context
-from featherback.layers.kept import Kept
-from featherback.layers.linear import BlockWeights
-from featherback.memory.resources import TokenStore
-from featherback.methods.base import FIRST, Draw, Method, Sweep
+from featherback.methods.base import FIRST, Method
 from featherback.methods.losses import loss_gradient
 from featherback.methods.sinks import GradientSink, WeightSink
-
-
-class Layer(NamedTuple):
-    """What the spans of a layer share on their way back."""
-
-    block: Block
-    w: BlockWeights
-    kv: KeyValues
-    kept: Kept
-    gathered: tuple[Array, Array] | None  # dk and dv of all tokens; None: there is but one span
+from featherback.methods.sweep import Layer, RoundTrip, round_trip
+from featherback.noise import Draw
 
 
 class MeSP(Method):
@@ -41,120 +32,55 @@ class MeSP(Method):
     can_train_weights = True
 
     def gradients(self, batch: Batch, scale: float, sink: GradientSink | WeightSink, draw: Draw = FIRST) -> float:
-        way_back, kept = self._way_back(draw), dict[int, Kept]()
-        whole = None if self.adapter is not None else cast(WeightSink, sink)
-        with self._begin(batch, draw) as sweep, self.resources.kept.frame():
-            sweep.embed()
+        with self._begin(batch, draw) as sweep, round_trip(sweep, self.way_back(draw), sink) as trip:
+            sweep.embed()  # x_0 (T, D), float32: the tokens' embeddings
             for i in range(len(self.model.blocks)):
-                if i in way_back:
-                    kept[i] = self._forward(sweep, i, place=len(kept))
-                else:
-                    self._pass(sweep, i)
-            loss = self._loss(sweep, scale, whole)
-            for i, then in zip(way_back, [*way_back[1:], -1]):
-                self._backward(sweep, i, then, kept[i], sink)
-            if whole is not None:
-                with sweep.rows(sweep.spans[0], save=False) as (ctx, dx):
-                    whole.embedding(ctx, sweep.batch.tokens, dx)
+                trip.forward(i)  # x_i goes to the checkpoints; then x_{i+1} = block_i(x_i), in the same memory
+            loss = self.loss_gradient(trip, scale)  # in the same memory again: dx_L = d(scale * loss) / dx_L
+            for i in trip.back:
+                # x_i from its checkpoint; dx_{i+1} becomes dx_i; dA, dB of the block go to the sink when it is done
+                trip.backward(i, self.block_backward)
+            trip.finish()  # dx_0 is the gradient of the rows of the embedding, if that is trained
             return loss
 
-    def _way_back(self, draw: Draw) -> Sequence[int]:
+    def way_back(self, draw: Draw) -> Sequence[int]:
         """The blocks that the gradient goes back through, in that order: all, from the last to the first."""
         return range(len(self.model.blocks))[::-1]
 
-    def _forward(self, sweep: Sweep, index: int, place: int) -> Kept:
-        """The residual stream goes through a block; its input is checkpointed, and what the plan keeps is kept.
+    def loss_gradient(self, trip: RoundTrip, scale: float) -> float:
+        """The summed loss (nats), tile by tile of the vocabulary; logits never exist (layers/loss.py)."""
+        return loss_gradient(trip.sweep, self.objective, scale, trip.sink.head)
 
-        `place`: how many blocks that the gradient will come back to are before it.
+    def block_backward(self, ctx: Context, layer: Layer, dy: Array, x: Array) -> None:
+        """dy (T, D), the gradient of a block's output, becomes that of its input x (T, D), an operand, in place."""
+        self._branches_backward(ctx, layer, dy, x, number=0)
+
+    def _branches_backward(self, ctx: Context, layer: Layer, dy: Array, x: Array, number: int) -> None:
+        """The same of the branches from `number` on, x being the input of that one.
+
+        y = x + f(x):   dx = dy + J_f(x)^T dy.   dy comes from the branches behind it, which go back first.
         """
-        block, tokens = self.model.blocks[index], sweep.batch.n_tokens
-        kept = self._room(block, place, tokens)
-        with self._layer(sweep.ctx, index, index + 1, prepared=kept.prepared) as w:
-            kv = block.attention.store(sweep.ctx, tokens, kept)
-            for span in sweep.spans:
-                with sweep.rows(span, block.rotaries) as (ctx, x):
-                    with ctx.frame():
-                        scratch = ctx.operands("checkpoint on its way out", *x.shape)
-                        self._checkpoints.save(place, x, span.start, scratch)
-                    block.forward(ctx, x, w, kv, kept)
-        return kept
-
-    def _loss(self, sweep: Sweep, scale: float, sink: WeightSink | None) -> float:
-        """The summed loss (nats); the residual stream becomes the gradient of scale * loss."""
-        return loss_gradient(sweep, self.objective, scale, sink)
-
-    def _backward(self, sweep: Sweep, index: int, then: int, kept: Kept, sink: GradientSink | WeightSink) -> None:
-        """The gradient of a block's output becomes that of its input; those of what is trained go to `sink`. `then` is
-        the block that comes next.
-
-        Where tokens pass in chunks, the last chunk goes first: keys and values are there at once, their gradients
-        gather in dk and dv, and are complete when it is their own chunk's turn.
-        """
-        block, ctx, spans = self.model.blocks[index], sweep.ctx, sweep.spans
-        with ctx.frame(), self._collecting(ctx, index, then, kept, sink) as w:
-            kv = block.attention.store(ctx, sweep.batch.n_tokens, kept, backward=True)
-            gathered = None
-            if len(spans) > 1:
-                gathered = block.attention.gradient_store(ctx, sweep.batch.n_tokens)
-                for span in spans:
-                    with ctx.at(span, block.rotaries) as part:
-                        places = kv.places(span)
-                        x = None if places.keys() <= kept.arrays.keys() else self._input(part, kept)
-                        block.attention.project(part, x, w, places, kept)
-            layer = Layer(block, w, kv, kept, gathered)
-            for span in reversed(spans):
-                with sweep.rows(span, block.rotaries) as (part, dy), part.frame():
-                    self._backward_block(part, layer, dy, self._input(part, kept))
-
-    @contextmanager
-    def _collecting(
-        self, ctx: Context, index: int, then: int, kept: Kept, sink: GradientSink | WeightSink
-    ) -> Iterator[BlockWeights]:
-        """A layer's weights, whose use in the backward pass lets the sink have the gradients of what is trained."""
-        if self.adapter is None:
-            with self._layer(ctx, index, then, sink=cast(WeightSink, sink).layer(index)) as w:
-                yield w
-            return
-        room = ctx.floats("adapter's gradients of a layer", self.adapter.layout.size)
-        with (
-            cast(GradientSink, sink).gather(index, room, ctx) as collected,
-            self._layer(ctx, index, then, gradients=collected, prepared=kept.prepared) as w,
-        ):
-            yield w
-
-    def _backward_block(self, ctx: Context, layer: Layer, dy: Array, x: Array) -> None:
-        """dy (T, D), the gradient of the block's output, becomes that of its input x (T, D) in place."""
-        block, w, kv, kept, gathered = layer
+        block, w, carry, kept = layer
+        branch, carried = block.branches[number], carry[number]
         with ctx.frame():
-            # q, k, v, o: kept, or computed again
-            state = block.attention.forward(ctx, x, w, kv, kept, again=True, keys=gathered is None)
-            with ctx.frame():
-                m = block.middle(ctx, x, state, w, kept)
-                # y = m + mlp(m): gate and up tile by tile; the down projection only where a norm follows it
-                block.mlp.backward(ctx, dy, m, w, kept)
-            # m = x + attention(x)
-            block.attention.backward(ctx, dy, x, state, w, kv, gathered)
-
-    def _input(self, ctx: Context, kept: Kept) -> Array:
-        """The checkpoint of a block's input (T, D), an operand."""
-        x = ctx.operands("checkpoint", ctx.tokens, self.model.embed_tokens.cols)
-        self._checkpoints.load(kept.place, x, ctx.span.start)
-        return x
-
-    @property
-    def _checkpoints(self) -> TokenStore:
-        """The inputs of the blocks, a slot per block that the gradient comes back to."""
-        assert self.resources.checkpoints is not None
-        return self.resources.checkpoints
-
-    def _room(self, block: Block, place: int, tokens: int) -> Kept:
-        """Room for the intermediates that the plan keeps of a layer."""
-        take, operand = self.resources.kept.take, self.resources.backend.operand
-        chosen = {name: block.intermediates[name] for name in self.plan.kept(place)}
-        arrays = {name: take(name, *about.placed(tokens, operand)) for name, about in chosen.items()}
-        size = 0 if self.adapter is None else self.adapter.layout.prepared.size
-        prepared = take("what the adapter prepares of a layer", (size,)) if size else None
-        return Kept(arrays, [name for name, about in chosen.items() if about.by_head], prepared, place)
+            # What backward needs of f(x): of attention q, k, v, o and each row's log-sum-exp, kept or computed again.
+            # Of a gated unit nothing: gate and up are computed again in its backward, tile by tile.
+            state = branch.recompute(ctx, x, w, carried, kept)
+            if number + 1 < len(block.branches):
+                with ctx.frame():
+                    # y = x + f(x), the next branch's input: kept, or computed again. The last one's is never needed.
+                    y = block.following(ctx, number + 1, x, state, w, kept)
+                    self._branches_backward(ctx, layer, dy, y, number + 1)  # dy: of the block's output, then of y
+            # For each projection z = x W^T + h B^T of f, in reverse, with x its own input:
+            #     h = s x A^T             computed again, not kept from the forward pass (`Projection.read`)
+            #     dB^T = h^T dz           (`collect_b`)
+            #     dh = s dz B             (`read_backward`)
+            #     dA = dh^T x             (`_add_da`)
+            #     dx = dz W + dh A        (`backward_input`)
+            # Attention: do from W_o; dq, dk, dv from do, tile by tile of the scores, which never exist whole.
+            # Gated unit: da from W_d; dgate, dup from da, gate and up; nothing of size T x F exists.
+            # A norm before f adds its part to dy, which is dx then.
+            branch.backward(ctx, dy, x, state, w, carried)
 
 
 METHOD = MeSP

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,12 @@ class SlotTable:
         self._layers = [self._laid_out(number, shapes) for number, shapes in enumerate(layers)]
         self.size = max(sum(slot.size for slot in slots) for slots in self._layers)
         """Values of the largest layer: the length of a flat vector."""
+
+    def of_layers(self, layers: Sequence[int]) -> SlotTable:
+        """The table of these layers alone, in vectors of the same size."""
+        some = copy(self)
+        some._layers = [self._layers[layer] for layer in layers]
+        return some
 
     @property
     def layers(self) -> int:

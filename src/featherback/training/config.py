@@ -18,6 +18,7 @@ from featherback.errors import FeatherbackError, shown
 from featherback.host.priority import LOWEST
 from featherback.host.sensors import KINDS
 from featherback.layers import objectives
+from featherback.layers.block import adaptable
 from featherback.layers.objectives.base import Objective
 from featherback.memory.plan import BUDGETS
 from featherback.models.converted import NONE, QUANTIZE
@@ -537,7 +538,7 @@ class TrainConfig:
         own: dict[str, Any] = {"master": self.master or MASTER}
         if self.train == "lora":
             own = self._named_form
-            own["targets"] = parse_targets(form.targets, model.blocks[0].projections)
+            own["targets"] = parse_targets(form.targets, adaptable(model.blocks))
         return replace(
             self,
             learning_rate=self.usual_rate(model.config) if self.learning_rate is None else self.learning_rate,
@@ -554,7 +555,7 @@ class TrainConfig:
         for name, value in own.items():
             named = getattr(self, name)
             if name == "targets" and named is not None:
-                named = parse_targets(named, model.blocks[0].projections)
+                named = parse_targets(named, adaptable(model.blocks))
             if named not in (None, value):
                 raise FeatherbackError(
                     f"{spelled(TrainConfig, name)} is {written(named)}, but the adapter in {self.start} has "

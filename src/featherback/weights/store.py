@@ -1,5 +1,6 @@
 """What every weight file offers, whatever its format, and how tensors are taken out of it."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -34,10 +35,10 @@ class TensorStore(Protocol):
 
 
 def matrix(store: TensorStore, name: str) -> Matrix:
-    """The two-dimensional tensor `name`, still quantised, without a copy."""
+    """The tensor `name`, still quantised, without a copy. Of three dimensions, its matrices one below the other."""
     info = store.tensors[name]
-    rows, cols = info.shape
-    return Matrix(store.data(name), info.type, rows, cols, store.file_of(name), info.offset)
+    *rows, cols = info.shape
+    return Matrix(store.data(name), info.type, math.prod(rows), cols, store.file_of(name), info.offset)
 
 
 def floats(store: TensorStore, name: str) -> NDArray[np.float32]:

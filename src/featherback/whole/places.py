@@ -7,7 +7,6 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from featherback.layers.block import Block
-from featherback.layers.linear import Rows
 from featherback.parameters.roles import EMBEDDING, HEAD, MATRIX, NORM, TABLE
 
 
@@ -46,7 +45,7 @@ def trained_places(
         yield Place(HEAD), (vocabulary, width)
     yield Place(NORM), (1, width)
     for layer, block in enumerate(blocks):
-        parts: Sequence[Rows] = [*block.attention.parts.values(), *block.mlp.parts.values()]
+        parts = block.parts.values()
         stored = {rows.stored for rows in parts}
         for rows in parts:
             size = rows.last - rows.first
@@ -57,6 +56,6 @@ def trained_places(
         for name, shape in block.projections.items():
             if name not in stored:
                 yield Place(name, layer), shape
-        for name, (size,) in block.vectors.items():
+        for name, sizes in block.vectors.items():
             if name.endswith("norm"):
-                yield Place(name, layer), (1, size)
+                yield Place(name, layer), (1, sizes[0])

@@ -21,6 +21,7 @@ from featherback.architecture.names import hf_module
 from featherback.errors import FeatherbackError, shown, some
 from featherback.layers.adapters.base import Kind
 from featherback.layers.adapters.lora import LoRAKind
+from featherback.layers.block import adaptable
 from featherback.models.model import Model
 from featherback.models.streams import give_back
 from featherback.naming import argument
@@ -155,12 +156,12 @@ def describe(model: Model) -> str:
 
 def check_modules(where: str, model: Model, names: Mapping[str, TensorInfo], mark: str) -> None:
     """FeatherbackError if the tensors, whose names continue after a module's with `mark`, are of none that is known."""
-    known = model.blocks[0].projections
+    known = adaptable(model.blocks)
     stems = [name.split(mark)[0] for name in names if ".layers." in name and mark in name]
     found = dict.fromkeys(stem.rsplit(".", 1)[-1] for stem in stems)
     if not found:
         raise FeatherbackError(f"{where} adapts none of {', '.join(known)}.")
-    if not found.keys() <= known.keys():
+    if not found.keys() <= set(known):
         adapted = f"it adapts {some(list(found))}, and the model has {', '.join(known)}"
         raise MisfitError(
             where,
@@ -189,7 +190,7 @@ def form_of(
         raise FeatherbackError(f"{where} has ranks that differ too much between layers to be one adapter.")
     if usual is None or usual not in kinds.values():  # a rank that no projection has must not take memory
         usual = Counter(kinds.values()).most_common(1)[0][0]
-    targets = tuple(name for name in model.blocks[0].projections if any(name == target for _, target in kinds))
+    targets = tuple(name for name in adaptable(model.blocks) if any(name == target for _, target in kinds))
     exceptions = {
         (layer, target): kinds.get((layer, target))
         for layer in range(len(model.blocks))

@@ -32,7 +32,7 @@ from featherback.adapters.formats.base import (
     ranks_of,
     rescaled,
 )
-from featherback.adapters.lora import Adapter, reordered
+from featherback.adapters.lora import Adapter
 from featherback.architecture.permute import hf_to_gguf_rows
 from featherback.errors import FeatherbackError, shown
 from featherback.files import open_regular
@@ -160,9 +160,7 @@ def layout_of(model: Model) -> Layout:
 
 def gguf_rows(model: Model, layer: int, target: str) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
     """Index (out,) such that rows in Hugging Face's order, taken by it, are in the order of a GGUF file."""
-    block = model.blocks[layer]
-    heads = {"q": block.attention.heads, "k": block.attention.kv_heads}
-    return reordered(block, target, heads if model.family.gguf_interleaved else {}, hf_to_gguf_rows)
+    return model.blocks[layer].row_order(target, hf_to_gguf_rows, interleaved=model.family.gguf_interleaved)
 
 
 def _effective_alpha(pair: LoRAKind) -> float:
