@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import fields
+import re
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import pytest
 
 from featherback import models, optim, options
 from featherback.errors import FeatherbackError
-from featherback.options import field_types, flags
+from featherback.options import described, field_types, flags
 from featherback.training import parse
 from featherback.training.changes import check_resume, continued, replaced
-from featherback.training.config import CHOICES, TrainConfig
+from featherback.training.config import CHOICES, PANELS, TrainConfig
 
 BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
 
@@ -93,6 +94,20 @@ def test_bad_options_are_named(options: dict[str, Any], complaint: str) -> None:
         TrainConfig.of(**{**BASE, **options})
     assert complaint in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_panel_is_checked_by_itself(panel: type) -> None:
+    """Its rules need nothing of another panel's; of two options of which one takes the other's place, one is named."""
+    own = asdict(panel())
+    assert own == {name: TrainConfig(model="m.gguf", out="run").to_json()[name] for name in own}
+    for name, about in described(panel).items():
+        if about.instead_of:
+            with pytest.raises(FeatherbackError, match=r"^Name --\S+ or --\S+, not both\.$"):
+                panel(**{name: 2, about.instead_of: 2})
+        if about.least is not None:
+            with pytest.raises(FeatherbackError, match=re.escape(flags(panel, name)[0])):
+                panel(**{name: about.least - 1})
 
 
 def test_json_round_trip() -> None:

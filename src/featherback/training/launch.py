@@ -35,13 +35,15 @@ from featherback.options import checked
 from featherback.terminal import complain
 from featherback.training import checkpoint
 from featherback.training.changes import continued
-from featherback.training.config import DEFAULT_EPOCHS, PLANNED, TrainConfig
+from featherback.training.config import TrainConfig
 from featherback.training.ended import check_over, is_closed
 from featherback.training.given import Examples, Prepare, make_tokens, same_tokens
 from featherback.training.held_out import also_trained, counts, hold_out, most_before, split, was_split
 from featherback.training.lengths import hold_to, settle
 from featherback.training.loggers import check_installed
 from featherback.training.outcome import worsening
+from featherback.training.panels.optimisation import DEFAULT_EPOCHS
+from featherback.training.panels.run import PLANNED
 from featherback.training.run_directory import RUN_FILE, RunDirectory, check_new, plan_from_json
 from featherback.training.run_file import RUN_YAML
 from featherback.training.worker_process import become, worker_baseline, worker_environment

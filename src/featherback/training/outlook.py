@@ -21,7 +21,9 @@ from featherback.memory.plan import Plan
 from featherback.memory.planner import MB
 from featherback.models.model import Model
 from featherback.training.choose import Computes, job_of, job_options
-from featherback.training.config import TRAINED, USUAL, TrainConfig
+from featherback.training.config import TrainConfig
+from featherback.training.panels.adapter import USUAL
+from featherback.training.panels.whole import TRAINED
 from featherback.weights.types import TensorType
 
 MEMORIES = (64 * 10**6, 128 * 10**6, 256 * 10**6, 512 * 10**6, 1 * 10**9, 2 * 10**9, 4 * 10**9)
