@@ -19,6 +19,10 @@ from featherback.errors import FeatherbackError, expected
 from featherback.naming import argument, argument_is, arguments
 
 
+class UnclearError(ValueError):
+    """What cannot be meant by an option, as an Option's `parse` raises it; its text is what to write instead."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Option:
     """What is declared of a field beyond its type and its default."""
@@ -104,7 +108,10 @@ def checked(kind: type, name: str, value: Any) -> Any:
     if value is None and type(None) in accepted:
         return None
     if about.parse is not None:
-        value = about.parse(value)
+        try:
+            value = about.parse(value)
+        except UnclearError as advice:
+            raise FeatherbackError(argument_is(_word(kind, name), f"{value!r}; {advice}")) from None
         if value is None and type(None) in accepted:
             return None
     value = _builtin(value)

@@ -16,7 +16,7 @@ from featherback.training import parse
 SEQUENCE = 256
 """Tokens of a sequence, unless examples need more."""
 
-_files = partial(option, None, is_path=True, several=True, metavar="PATH", free_on_resume=True)
+_files = partial(option, None, parse=parse.paths, is_path=True, several=True, metavar="PATH", free_on_resume=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,7 @@ class DataOptions(Panel):
 
     data: tuple[str, ...] | None = _files(  # for the record; the run has its own token file. None: only to resume
         help="Chats, prompts with answers, or text, in JSON, CSV, Parquet, .txt, a folder, or - (standard input). "
-        "May be named again. A resumed run has its own.",
-        parse=partial(parse.paths, "data"),
+        "May be named again. A resumed run has its own."
     )
     seq_len: int | None = option(  # None: until the data are known
         None,
@@ -50,8 +49,7 @@ class DataOptions(Panel):
         shown_default="--seq-len",
     )
     eval_data: tuple[str, ...] | None = _files(
-        help="Held-out data, whose loss is measured; the best adapter, or model, is kept.",
-        parse=partial(parse.paths, "eval_data"),
+        help="Held-out data, whose loss is measured; the best adapter, or model, is kept."
     )
     eval_share: float = option(
         0.05,

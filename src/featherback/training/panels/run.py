@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from featherback import kernels
 from featherback.host.priority import LOWEST
@@ -27,6 +29,12 @@ PATIENCE = 3
 """Of those measurements without a new best, after which a run ends."""
 
 _free = partial(option, free_on_resume=True)
+
+
+def _some_of(known: Collection[str], write: str, help: str) -> Any:
+    """The option to name some of these words, or none."""
+    parsed = partial(parse.listed, known, write)
+    return _free(None, help=f"{help}: {','.join(known)}.", parse=parsed, words=(*known, "none"), metavar="WHAT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,19 +86,15 @@ class RunOptions(Panel):
         least=0,
         most=LOWEST,
     )
-    pause_on: tuple[str, ...] | None = _free(
-        None,
-        help=f"Wait, without losing anything, while the machine is on battery or too hot: {','.join(KINDS)}.",
-        parse=partial(parse.listed, "pause_on", KINDS, f"{', '.join(KINDS)}, {','.join(KINDS)} or none"),
-        words=(*KINDS, "none"),
-        metavar="WHAT",
+    pause_on: tuple[str, ...] | None = _some_of(
+        KINDS,
+        f"{', '.join(KINDS)}, {','.join(KINDS)} or none",
+        help="Wait, without losing anything, while the machine is on battery or too hot",
     )
-    log_to: tuple[str, ...] | None = _free(
-        None,
-        help=f"Record the run with other programs as well: {','.join(LOGGERS.names)}.",
-        parse=partial(parse.listed, "log_to", LOGGERS.names, f"none, or a list of {', '.join(LOGGERS.names)}"),
-        words=(*LOGGERS.names, "none"),
-        metavar="WHAT",
+    log_to: tuple[str, ...] | None = _some_of(
+        LOGGERS.names,
+        f"none, or a list of {', '.join(LOGGERS.names)}",
+        help="Record the run with other programs as well",
     )
     samples: int = _free(
         2,

@@ -34,6 +34,6 @@ class WholeOptions(Panel):
     freeze: tuple[str, ...] | None = _option(
         None,
         help="Weights that stay as they are: a list of names and patterns, such as embed_tokens,layers.0.*,*norm.",
-        parse=partial(parse.patterns, "freeze"),
+        parse=parse.patterns,
         metavar="NAMES",
     )
