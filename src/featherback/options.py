@@ -59,7 +59,7 @@ def option(default: Any = MISSING, **description: Any) -> Any:
 
 
 def choice(default: str, *, own: Any, **description: Any) -> Any:
-    """The option to choose an entry of a registry, whose own options are in the field `own.field`, a mapping."""
+    """The option `own.choice`, an entry of a registry, whose own options are in the field `own.field`, a mapping."""
     return option(default, choices=own.registry.names, own=own, **description)
 
 
