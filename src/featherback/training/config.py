@@ -18,7 +18,7 @@ from featherback.naming import argument, argument_is, arguments
 from featherback.optim.average import Averaged
 from featherback.options import described, option, spelled
 from featherback.registry import OwnOptions
-from featherback.training.panels.adapter import USUAL, AdapterOptions
+from featherback.training.panels.adapter import AdapterOptions
 from featherback.training.panels.data import SEQUENCE, DataOptions, packed_before
 from featherback.training.panels.optimisation import CLIP, DEFAULT_EPOCHS, OptimisationOptions
 from featherback.training.panels.run import MEASUREMENTS, MEASURING, RunOptions
@@ -171,11 +171,10 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         """These options with the targets that this model has; FeatherbackError if they do not fit the model."""
         self._check_sizes(model.config)
         few = min(SEQUENCE, model.config.max_position_embeddings)  # where no more can be had
-        form = self.form
         own: dict[str, Any] = {"master": self.master or MASTER}
         if self.train == "lora":
-            own = {name: getattr(form, name) for name in USUAL}
-            own["targets"] = parse_targets(form.targets, model.blocks[0].projections)
+            own = self._named_form
+            own["targets"] = parse_targets(own["targets"], model.blocks[0].projections)
         return replace(
             self,
             learning_rate=self.usual_rate(model.config) if self.learning_rate is None else self.learning_rate,
@@ -191,7 +190,7 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         """
         free = {name for name, about in described(TrainConfig).items() if about.free_on_resume} | {"model"}
         values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in free}
-        values |= {name: getattr(self.form, name) for name in USUAL}
+        values |= self._named_form
         if self.batch_size is None:
             values["batch_tokens"] = self.batching.full
         for own in CHOICES:

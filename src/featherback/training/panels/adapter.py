@@ -77,8 +77,13 @@ class AdapterOptions(Panel):
         """Rank, alpha and targets of the adapter, where it starts from none or `starting_from` was asked."""
         from featherback.adapters.lora import Form
 
+        return Form(**self._named_form)
+
+    @property
+    def _named_form(self) -> dict[str, Any]:
+        """Rank, alpha and the others of USUAL."""
         named = {name: getattr(self, name) for name in USUAL}
-        return Form(**{name: USUAL[name] if value is None else value for name, value in named.items()})
+        return {name: USUAL[name] if value is None else value for name, value in named.items()}
 
     def starting_from(self, form: Form, model: Model) -> Self:
         """These options with what an adapter of `model` says, which is of this form; FeatherbackError for one that was
