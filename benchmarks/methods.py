@@ -20,9 +20,10 @@ from featherback.errors import FeatherbackError, expected
 from featherback.methods import METHODS
 from featherback.models.model import Model
 from featherback.optim import RULES
-from featherback.training.config import SEQUENCE, TrainConfig
+from featherback.training.config import TrainConfig
 from featherback.training.launch import prepare_run, worker_command
 from featherback.training.outlook import least_memory
+from featherback.training.panels.data import SEQUENCE
 from featherback.training.run_directory import RunDirectory
 from featherback.training.worker_process import worker_baseline
 

@@ -27,13 +27,14 @@ from featherback.naming import argument
 from featherback.training.callback import Callback, Guarded, Together
 from featherback.training.choose import plan_for
 from featherback.training.computed import compute_of
-from featherback.training.config import AUTO, TrainConfig
+from featherback.training.config import TrainConfig
 from featherback.training.evaluation import Evaluation, evaluate_file
 from featherback.training.events import Note
 from featherback.training.given import Examples
 from featherback.training.launch import prepare_run, resume_run
 from featherback.training.names import default_of, fields_of, grouped, known, python_names, python_type, told
 from featherback.training.outcome import verdict
+from featherback.training.panels.run import AUTO
 from featherback.training.rehearsal import rehearsed_baseline
 from featherback.training.run import Run
 from featherback.training.run_directory import RunDirectory

@@ -10,13 +10,17 @@ import math
 import numbers
 import os
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from featherback.errors import FeatherbackError, expected
-from featherback.naming import argument, argument_is
+from featherback.naming import argument, argument_is, arguments
+
+
+class UnclearError(ValueError):
+    """What cannot be meant by an option, as an Option's `parse` raises it; its text is what to write instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +28,12 @@ class Option:
     """What is declared of a field beyond its type and its default."""
 
     help: str
-    panel: str | None = None  # group within a command's help
     metavar: str | None = None
     flags: tuple[str, ...] = ()  # on the command line; default: the field's name
-    shown_default: Callable[[], str] | None = None  # where the default None stands for something
+    shown_default: str | Callable[[], str] | None = None  # where the default None stands for something
     choices: tuple[str, ...] = ()
-    words: Callable[[], Iterable[str]] | None = None  # of which a list may be made, with commas
+    own: Any = None  # registry.OwnOptions of the choices: their values are in the field `own.field`
+    words: tuple[str, ...] = ()  # of which a list may be made, with commas
     least: float | None = None
     most: float | None = None
     above: float | None = None
@@ -41,6 +45,12 @@ class Option:
     several: bool = False  # may be given again and again; what is parsed is a list then
     free_on_resume: bool = False  # a resumed run may change it without becoming another run
     only_for: str | None = None  # the value of --train without which it means nothing
+    instead_of: str | None = None  # a field that it takes the place of: one of both may have a value
+
+    @property
+    def default_in_words(self) -> str | None:
+        """`shown_default`, which may be a function where it takes long to find."""
+        return self.shown_default() if callable(self.shown_default) else self.shown_default
 
 
 def option(default: Any = MISSING, **description: Any) -> Any:
@@ -48,8 +58,18 @@ def option(default: Any = MISSING, **description: Any) -> Any:
     return dataclasses.field(default=default, metadata={"option": Option(**description)})
 
 
+def choice(default: str, *, own: Any, **description: Any) -> Any:
+    """The option `own.choice`, an entry of a registry, whose own options are in the field `own.field`, a mapping."""
+    return option(default, choices=own.registry.names, own=own, **description)
+
+
 def described(kind: type) -> dict[str, Option]:
     """Field name -> description, of the fields of a dataclass that have one."""
+    return _described(kind)
+
+
+@cache
+def _described(kind: type) -> dict[str, Option]:
     return {field.name: field.metadata["option"] for field in dataclasses.fields(kind) if "option" in field.metadata}
 
 
@@ -88,7 +108,10 @@ def checked(kind: type, name: str, value: Any) -> Any:
     if value is None and type(None) in accepted:
         return None
     if about.parse is not None:
-        value = about.parse(value)
+        try:
+            value = about.parse(value)
+        except UnclearError as advice:
+            raise FeatherbackError(argument_is(_word(kind, name), f"{value!r}; {advice}")) from None
         if value is None and type(None) in accepted:
             return None
     value = _builtin(value)
@@ -112,6 +135,26 @@ def check(instance: Any) -> None:
     """Check every described field of a dataclass, and leave it parsed; FeatherbackError as from `checked`."""
     for name in described(type(instance)):
         object.__setattr__(instance, name, checked(type(instance), name, getattr(instance, name)))
+
+
+class Panel:
+    """A dataclass of options that form a group of a command's help, under this title."""
+
+    title = ""
+
+    def __post_init__(self) -> None:
+        check(self)
+        about = described(type(self))
+        for own in (each.own for each in about.values() if each.own):
+            made = own.make(getattr(self, own.choice), getattr(self, own.field))
+            object.__setattr__(self, own.field, dataclasses.asdict(made))
+        for name, each in about.items():
+            if each.instead_of and None not in (getattr(self, name), getattr(self, each.instead_of)):
+                raise FeatherbackError(f"Name {arguments(each.instead_of, name)}, not both.")
+        self.check_rules()
+
+    def check_rules(self) -> None:
+        """FeatherbackError, naming the options, for what does not go together; each was checked by itself."""
 
 
 def _problem(about: Option, accepted: tuple[Any, ...], value: Any) -> str | None:

@@ -47,6 +47,11 @@ class OwnOptions(Generic[T]):
         """What the entry is chosen with: "optimizer"."""
         return self.registry.kind
 
+    @property
+    def field(self) -> str:
+        """The field that holds the chosen entry's options: "optimizer_options"."""
+        return f"{self.choice}_options"
+
     def make(self, name: str, settings: Mapping[str, Any]) -> T:
         """The options of the entry `name`, those in `settings` with these values.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,54 +18,21 @@ import pytest
 from llama_cpp import GGML_TYPE_F32, Llama
 
 import featherback as fb
-from featherback import families, models
+from featherback import models
 from featherback.adapters import formats
 from featherback.adapters.formats import gguf
 from featherback.adapters.lora import LoRA, Pair
 from featherback.adapters.merged_gguf import MergedGGUF
-from featherback.architecture.config import ModelConfig
 from featherback.data.tokenizer_loader import load_tokenizer
 from featherback.inference.decoder import Decoder
 from featherback.inference.prompt import encode_prompt
 from featherback.weights.types import TensorType
-from tests.support.tiny_models import (
-    TINY_GEMMA2,
-    TINY_GEMMA3,
-    TINY_GRANITE,
-    TINY_LLAMA,
-    TINY_OLMO2,
-    TINY_PHI3,
-    TINY_QWEN2,
-    TINY_QWEN3,
-    TINY_SMOLLM3,
-    llama3,
-    tiny,
-    write_tiny,
-)
+from tests.support.families import FAMILIES, of_peer
+from tests.support.tiny_models import TINY_LLAMA, llama3, tiny, write_tiny
 
-GEMMA_SCALE = float(np.float32(32**-0.5))
-"""Of a head of 32: llama.cpp follows none of a Gemma's own."""
-CASES: dict[str, ModelConfig] = {
-    "llama": TINY_LLAMA,
-    "llama3-rope": tiny(TINY_LLAMA, rope_scaling=llama3(TINY_LLAMA)),
-    "qwen2": TINY_QWEN2,
-    "qwen3": TINY_QWEN3,
-    # Of a Gemma 3, llama.cpp follows neither caps, nor a base or period of its own.
-    "gemma3": replace(
-        TINY_GEMMA3, attention_softcap=0.0, final_softcap=0.0, local_theta=10_000.0, attention_scale=GEMMA_SCALE
-    ),
-    "gemma2": replace(TINY_GEMMA2, attention_scale=GEMMA_SCALE),
-    "granite": TINY_GRANITE,
-    "olmo2": TINY_OLMO2,
-    "phi3": tiny(TINY_PHI3, head_dim=24),  # its heads must make up the width
-    "smollm3": TINY_SMOLLM3,
-}
+CASES = of_peer(lambda family: family.llama_cpp) | {"llama3-rope": tiny(TINY_LLAMA, rope_scaling=llama3(TINY_LLAMA))}
 TOKENS = [1, 5, 9, 2, 77, 31, 8, 100, 4, 4, 60, 3, 17]
 UNUSUAL = {(0, "o_proj"): Pair(2, 6.0), (1, "down_proj"): Pair(7, 12.0), (0, "down_proj"): None}
-# Of the largest logit. llama.cpp looks GELU up in a table of F16: half a unit in its last place is 2^-12 of a value.
-TINY_BOUND = {"gemma2": 2e-3, "gemma3": 2e-3}
-OTHERS = 2e-4
-
 QUESTIONS = ("What is the capital of France?", "Name a colour.")
 ANSWER = "Ahoy! Ask the parrot on my shoulder; I only sail the ship."
 STEPS, ANSWER_TOKENS = 20, 12
@@ -108,10 +74,6 @@ def _filled(model: fb.Model, **options: Any) -> LoRA:
     return adapter
 
 
-def test_every_family_has_a_case() -> None:
-    assert {config.architecture for config in CASES.values()} == families.FAMILIES.keys()
-
-
 @pytest.mark.parametrize("unusual", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_tiny_models(tmp_path: Path, name: str, unusual: bool) -> None:
@@ -122,7 +84,7 @@ def test_tiny_models(tmp_path: Path, name: str, unusual: bool) -> None:
     gguf.FORMAT.save(adapter, tmp_path / "a.gguf")
     MergedGGUF(adapter).write(tmp_path / "merged.gguf")
     ours, base = _our_logits(model, adapter, TOKENS), _our_logits(model, None, TOKENS)
-    bound = TINY_BOUND.get(name, OTHERS)
+    bound = FAMILIES[CASES[name].architecture].llama_cpp_bound
     for theirs, wanted in (
         (_llama(path), base),
         (_llama(path, tmp_path / "a.gguf"), ours),

@@ -18,7 +18,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_adapters, load_model, quantize_model, save_config, save_model
 
 import featherback as fb
-from featherback import families, models
+from featherback import models
 from featherback.adapters import formats
 from featherback.adapters.lora import LoRA, Pair
 from featherback.architecture.config import ModelConfig
@@ -27,33 +27,10 @@ from featherback.models.streams import floats_of
 from featherback.targets import TARGETS
 from featherback.targets.base import Request
 from tests.models.test_hf_folder import folder_and_gguf
-from tests.support.tiny_models import (
-    TINY_GEMMA2,
-    TINY_GEMMA3,
-    TINY_GRANITE,
-    TINY_LLAMA,
-    TINY_OLMO2,
-    TINY_PHI3,
-    TINY_QWEN2,
-    TINY_QWEN3,
-    TINY_SMOLLM3,
-    llama3,
-    tiny,
-)
+from tests.support.families import of_peer
+from tests.support.tiny_models import TINY_LLAMA, llama3, tiny
 
-CASES: dict[str, ModelConfig] = {
-    "llama": TINY_LLAMA,
-    "llama3-rope": tiny(TINY_LLAMA, rope_scaling=llama3(TINY_LLAMA)),
-    "qwen2": TINY_QWEN2,
-    "qwen3": TINY_QWEN3,
-    "gemma2": tiny(TINY_GEMMA2, windows=(512, 0, 512)),  # mlx-lm follows no window of it
-    # Nor caps of this one; it scales embeddings by the root of the width in bf16.
-    "gemma3": tiny(TINY_GEMMA3, attention_softcap=0.0, final_softcap=0.0, hidden_size=64),
-    "granite": TINY_GRANITE,
-    "olmo2": TINY_OLMO2,
-    "phi3": tiny(TINY_PHI3, head_dim=24),  # its heads must make up the width
-    "smollm3": TINY_SMOLLM3,
-}
+CASES = of_peer(lambda family: family.mlx) | {"llama3-rope": tiny(TINY_LLAMA, rope_scaling=llama3(TINY_LLAMA))}
 TOKENS = [1, 5, 9, 2, 77, 31, 8, 100, 4, 4, 60, 3, 17]
 UNUSUAL = {(0, "o_proj"): Pair(2, 6.0), (1, "down_proj"): Pair(7, 12.0), (0, "down_proj"): None}
 BOUND = 2e-4  # of the largest logit
@@ -117,10 +94,6 @@ def _quantised(folder: Path, out: Path, bits: int, size: int) -> Path:
     save_model(out, model)
     save_config(config, out / "config.json")
     return out
-
-
-def test_every_family_has_a_case() -> None:
-    assert {config.architecture for config in CASES.values()} == families.FAMILIES.keys()
 
 
 @pytest.mark.parametrize("unusual", [False, True])

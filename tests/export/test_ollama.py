@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from featherback import families, models
+from featherback import models
 from featherback.adapters import formats
 from featherback.adapters.lora import LoRA
 from featherback.architecture.config import ModelConfig
@@ -27,20 +27,9 @@ from featherback.weights.types import TensorType
 from tests.data import templates
 from tests.data.support import byte_tokenizer
 from tests.support import modelfile
+from tests.support.families import MODELS
 from tests.support.tiny_chat import byte_level_metadata, write_tiny_chat
-from tests.support.tiny_models import (
-    TINY_GEMMA2,
-    TINY_GEMMA3,
-    TINY_GRANITE,
-    TINY_LLAMA,
-    TINY_OLMO2,
-    TINY_PHI3,
-    TINY_QWEN2,
-    TINY_QWEN3,
-    TINY_SMOLLM3,
-    tiny,
-    write_tiny,
-)
+from tests.support.tiny_models import TINY_QWEN3, tiny, write_tiny
 
 GEMMA = (
     "{{ bos_token }}{%- if messages[0]['role'] == 'system' -%}{%- set first = messages[0]['content'] + '\n\n' -%}"
@@ -79,17 +68,6 @@ UNKNOWN = {
     "llama 2 begins every turn with the BOS": (templates.LLAMA2, "<s>", "</s>", True),
     "contents are cut": (templates.REORDERS, None, "<|im_end|>", False),
 }
-FAMILIES = (
-    TINY_LLAMA,
-    TINY_QWEN2,
-    TINY_QWEN3,
-    TINY_SMOLLM3,
-    TINY_GEMMA2,
-    TINY_GEMMA3,
-    TINY_GRANITE,
-    TINY_OLMO2,
-    TINY_PHI3,
-)
 TALK = [
     {"role": "user", "content": "Hi {{ there }}"},
     {"role": "assistant", "content": "Yes?"},
@@ -266,11 +244,7 @@ def test_what_a_modelfile_cannot_name(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_every_family_has_a_case() -> None:
-    assert {config.architecture for config in FAMILIES} == families.FAMILIES.keys()
-
-
-@pytest.mark.parametrize("config", FAMILIES, ids=lambda config: config.architecture)
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 def test_the_modelfile_of_every_family(tmp_path: Path, config: ModelConfig) -> None:
     """It keeps to the documented grammar, its files are there, and its template renders the model's own."""
     path = write_tiny(tmp_path / "m.gguf", tiny(config, vocab_size=259), metadata=byte_level_metadata())

@@ -8,18 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.support.families import MODELS
 from tests.support.oracle import random_adapter, reference, reference_model
 from tests.support.tiny_models import (
-    TINY_GEMMA2,
     TINY_GEMMA3,
-    TINY_GRANITE,
     TINY_LLAMA,
-    TINY_OLMO2,
     TINY_PHI3,
     TINY_PHI4,
     TINY_QWEN2,
-    TINY_QWEN3,
-    TINY_SMOLLM3,
     TINY_WIDE,
     YARN,
     tiny,
@@ -41,20 +37,12 @@ from featherback.weights.types import TensorType
 
 assert isinstance(TINY_PHI4.rope_scaling, LongRope)
 CONFIGS = {
-    "llama": TINY_LLAMA,
-    "qwen2": TINY_QWEN2,
+    **MODELS,
+    "phi4-mini": tiny(TINY_PHI4, rope_scaling=replace(TINY_PHI4.rope_scaling, original_context=48)),
     "wide, untied": tiny(TINY_WIDE, tie_word_embeddings=False),
     "mistral": tiny(windows=(7, 7)),
-    "qwen3": TINY_QWEN3,
-    "gemma2": TINY_GEMMA2,
-    "gemma3": TINY_GEMMA3,
-    "granite": TINY_GRANITE,
-    "olmo2": TINY_OLMO2,
-    "phi3": TINY_PHI3,
-    "phi3, window": tiny(TINY_PHI3, windows=(7, 7)),
-    "phi4-mini": tiny(TINY_PHI4, rope_scaling=replace(TINY_PHI4.rope_scaling, original_context=48)),
     "ministral": tiny(windows=(7, 0)),
-    "smollm3": TINY_SMOLLM3,
+    "phi3, window": tiny(TINY_PHI3, windows=(7, 7)),
     "qwen2, yarn": tiny(TINY_QWEN2, rope_scaling=YARN),
     "llama, linear": tiny(rope_scaling=Linear(4.0)),
 }

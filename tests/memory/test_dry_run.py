@@ -35,22 +35,8 @@ from featherback.optim.rules.sgd import SGD
 from featherback.weights.types import TensorType
 from featherback.whole.gradients import WeightGradients
 from featherback.whole.settings import Whole
-from tests.support.tiny_models import (
-    TINY_GEMMA2,
-    TINY_GEMMA3,
-    TINY_GRANITE,
-    TINY_LLAMA,
-    TINY_OLMO2,
-    TINY_PHI3,
-    TINY_PHI4,
-    TINY_QWEN2,
-    TINY_QWEN3,
-    TINY_SMOLLM3,
-    TINY_WIDE,
-    Types,
-    tiny,
-    write_tiny,
-)
+from tests.support import families
+from tests.support.tiny_models import TINY_GEMMA3, TINY_LLAMA, TINY_PHI3, TINY_WIDE, Types, tiny, write_tiny
 
 PAGE = Path(__file__).parents[2] / "docs" / "memory.md"
 
@@ -64,16 +50,8 @@ MIXED = {
     "embed_tokens": TensorType.F16,
 }
 MODELS: dict[str, tuple[ModelConfig, Types]] = {
-    "llama": (TINY_LLAMA, TensorType.F32),
-    "qwen2": (TINY_QWEN2, TensorType.F32),
-    "qwen3": (TINY_QWEN3, TensorType.F32),
-    "gemma2": (TINY_GEMMA2, TensorType.F32),
+    **{name: (config, TensorType.F32) for name, config in families.MODELS.items()},
     "gemma3": (tiny(TINY_GEMMA3, num_hidden_layers=3, windows=(7, 0, 7)), TensorType.F32),
-    "granite": (TINY_GRANITE, TensorType.F32),
-    "olmo2": (TINY_OLMO2, TensorType.F32),
-    "phi3": (TINY_PHI3, TensorType.F32),
-    "phi4-mini": (TINY_PHI4, TensorType.F32),
-    "smollm3": (TINY_SMOLLM3, TensorType.F32),
     "wide": (WIDE, TensorType.F32),
     "mixed types": (WIDE, MIXED),
 }

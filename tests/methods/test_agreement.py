@@ -13,26 +13,11 @@ from featherback.memory.plan import Plan
 from tests.methods.conftest import Twins
 from tests.methods.support import adapter_of, assert_equal, ours
 from tests.methods.test_exact_gradients import draw
+from tests.support.families import COMPOSITIONS
 from tests.support.oracle import State, random_adapter
 
 LENGTHS = [(1, 2), (7,), (40, 3, 21), (257,)]
 FEW = 4  # batches of so few tokens take the decoding products, which do not round weights to bf16; MeBP stores them so
-
-
-# One model for each composition of layers: what else families differ in, such as their rotations, is no matter of the
-# schedule, of threads or of where things are kept.
-COMPOSITIONS = (
-    "llama",
-    "llama-untied",
-    "qwen2-biases",
-    "qwen2-late-window",
-    "smollm3",
-    "qwen3",
-    "gemma3",
-    "olmo2",
-    "phi3",
-    "wide-heads",
-)
 
 
 @pytest.fixture(params=COMPOSITIONS)

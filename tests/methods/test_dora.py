@@ -21,23 +21,11 @@ from featherback.models.streams import floats_of
 from tests.methods.conftest import Twins
 from tests.methods.support import ALPHA, Result, adapter_of, assert_close, assert_equal, errors, ours
 from tests.methods.test_exact_gradients import BOUND, draw
+from tests.support import families
 from tests.support.oracle import ALL_TARGETS, MAGNITUDE, State, random_adapter, reference
 from tests.support.tiny_models import TINY_LLAMA, write_tiny
 
-# One of each composition of layers, and of each rotation that is undone before dm is summed.
-MODELS = (
-    "llama",
-    "qwen2-biases",
-    "smollm3",
-    "qwen3-yarn",
-    "gemma2",
-    "gemma3",
-    "granite",
-    "olmo2",
-    "phi3",
-    "phi4-mini",
-    "wide-heads",
-)
+MODELS = (*families.MODELS, "qwen3-yarn", "wide-heads")
 TILES = {"mlp_tile": 256, "vocab_tile": 48}
 
 
@@ -60,12 +48,12 @@ def test_gradients_are_autograds(all_twins: dict[str, Twins], name: str, method:
 
 @pytest.mark.parametrize("target", ALL_TARGETS)
 def test_one_target(all_twins: dict[str, Twins], target: str) -> None:
-    check(all_twins["qwen2-biases"], "mesp", (21,), (target,))
+    check(all_twins["qwen2"], "mesp", (21,), (target,))
 
 
 @pytest.mark.parametrize("rank", [1, 17])
 def test_ranks(all_twins: dict[str, Twins], rank: int) -> None:
-    check(all_twins["qwen2-biases"], "mesp", (21, 4), rank=rank)
+    check(all_twins["qwen2"], "mesp", (21, 4), rank=rank)
 
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
@@ -87,7 +75,7 @@ def test_what_is_kept_changes_no_bit_in_fp32(all_twins: dict[str, Twins], name: 
     assert_equal(ours(twins.model, state, sequences, keep_h=False), expected)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2-biases", "phi3"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "phi3"])
 def test_outputs_that_are_kept_are_left_alone_without_dora(all_twins: dict[str, Twins], name: str) -> None:
     twins = all_twins[name]
     sequences = draw((21, 6), twins.model.config.vocab_size)
@@ -96,7 +84,7 @@ def test_outputs_that_are_kept_are_left_alone_without_dora(all_twins: dict[str, 
     assert_equal(kept, ours(twins.model, state, sequences))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2-biases", "gemma3", "wide-heads"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "wide-heads"])
 def test_bf16(all_twins: dict[str, Twins], name: str) -> None:
     """The magnitudes' error is of the size of the factors'."""
     twins = all_twins[name]
@@ -140,7 +128,7 @@ def test_it_begins_as_no_change(all_twins: dict[str, Twins], monkeypatch: pytest
 
 def test_the_norm_is_numpys(all_twins: dict[str, Twins], monkeypatch: pytest.MonkeyPatch) -> None:
     """c, from the squares of W's rows and products of the rank, against rows of W + s B A."""
-    twins = all_twins["qwen2-biases"]
+    twins = all_twins["qwen2"]
     made = adapter_of(twins.model, adapter(twins))
     found = measured(monkeypatch)
     ours(twins.model, made.state(), draw((9,), 101), mlp_tile=256)
@@ -155,7 +143,7 @@ def test_the_norm_is_numpys(all_twins: dict[str, Twins], monkeypatch: pytest.Mon
 
 
 def test_a_magnitude_of_zero_gets_no_gradient_and_spoils_none(all_twins: dict[str, Twins]) -> None:
-    twins = all_twins["qwen2-biases"]
+    twins = all_twins["qwen2"]
     sequences, state = draw((21, 4), 101), adapter(twins)
     silent = [name for name in state if MAGNITUDE in name]
     for name in silent:
@@ -243,10 +231,10 @@ def _sharpened(patch: pytest.MonkeyPatch) -> None:
 
 
 FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
-    "no fault": ("qwen2-biases", lambda patch: None),
-    **{f"{name} not weighed": ("qwen2-biases", _unweighed(name)) for name in ALL_TARGETS},
-    "bias scaled": ("qwen2-biases", _bias_scaled),
-    "bias in dm": ("qwen2-biases", _bias_in_dm),
+    "no fault": ("qwen2", lambda patch: None),
+    **{f"{name} not weighed": ("qwen2", _unweighed(name)) for name in ALL_TARGETS},
+    "bias scaled": ("qwen2", _bias_scaled),
+    "bias in dm": ("qwen2", _bias_in_dm),
     "norm of the base": ("llama", _norm_of_the_base),
     "cross term doubled": ("llama", _cross_term_doubled),
     "q and k turned": ("llama", _turned),

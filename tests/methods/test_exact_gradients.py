@@ -76,7 +76,7 @@ def test_unsupervised_tokens(twins: Twins, method: str) -> None:
 )
 @pytest.mark.parametrize("method", EXACT)
 def test_subsets_of_targets(all_twins: dict[str, Twins], targets: tuple[str, ...], method: str) -> None:
-    for name in ("llama", "qwen2-biases"):
+    for name in ("llama", "qwen2"):
         check(all_twins[name], method, draw((21,), 101), targets=targets)
 
 
@@ -97,7 +97,7 @@ def test_fused_targets(
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 8, 17, 32])
 def test_ranks(all_twins: dict[str, Twins], rank: int) -> None:
-    check(all_twins["qwen2-biases"], "mesp", draw((21, 4), 101), rank=rank)
+    check(all_twins["qwen2"], "mesp", draw((21, 4), 101), rank=rank)
 
 
 def test_gradients_accumulate(all_twins: dict[str, Twins]) -> None:

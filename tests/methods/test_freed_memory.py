@@ -14,14 +14,12 @@ from featherback.backend.arena import Arena
 from featherback.data.batch import Batch
 from featherback.memory.plan import Plan
 from tests.methods.support import assert_close, assert_equal, with_plan
-from tests.support.tiny_models import TINY_GEMMA3, TINY_LLAMA, TINY_QWEN2, TINY_QWEN3, tiny, write_tiny
+from tests.support import families
+from tests.support.tiny_models import TINY_GEMMA3, tiny, write_tiny
 
 TOKENS = 70
 MODELS = {
-    "llama": TINY_LLAMA,
-    "qwen2": TINY_QWEN2,
-    "qwen3": TINY_QWEN3,
-    "gemma3": TINY_GEMMA3,
+    **families.MODELS,
     "gemma3, narrow heads": tiny(  # queries narrower than the residual stream, as in the published models
         TINY_GEMMA3, hidden_size=192, num_attention_heads=4, num_key_value_heads=2, head_dim=32
     ),

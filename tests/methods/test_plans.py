@@ -28,35 +28,11 @@ from featherback.methods import METHODS
 from featherback.models.model import Model
 from featherback.weights.types import TensorType
 from tests.methods.support import Result, assert_close, assert_equal, errors, with_plan
+from tests.support.families import MODELS
 from tests.support.oracle import State
-from tests.support.tiny_models import (
-    TINY_GEMMA2,
-    TINY_GEMMA3,
-    TINY_GRANITE,
-    TINY_LLAMA,
-    TINY_OLMO2,
-    TINY_PHI3,
-    TINY_PHI4,
-    TINY_QWEN2,
-    TINY_QWEN3,
-    TINY_SMOLLM3,
-    tiny,
-    write_tiny,
-)
+from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, tiny, write_tiny
 
 TOKENS = 61
-FAMILIES = {
-    "llama": TINY_LLAMA,
-    "qwen2": TINY_QWEN2,
-    "qwen3": TINY_QWEN3,
-    "gemma2": TINY_GEMMA2,
-    "gemma3": TINY_GEMMA3,
-    "granite": TINY_GRANITE,
-    "olmo2": TINY_OLMO2,
-    "phi3": TINY_PHI3,
-    "phi4-mini": TINY_PHI4,
-    "smollm3": TINY_SMOLLM3,
-}
 KEPT_BOUND = 1.15
 """Of the error of a plan that keeps nothing: as large a rounding, in another place (measured: 1.10)."""
 TILE_BOUND = {"fp32": 5e-6, "bf16": 1e-2}
@@ -130,7 +106,7 @@ def kept_sets(model: Model) -> list[dict[str, int]]:
 
 
 @pytest.mark.parametrize("chunk", [None, 32])
-@pytest.mark.parametrize("model", FAMILIES.values(), indirect=True, ids=FAMILIES)
+@pytest.mark.parametrize("model", MODELS.values(), indirect=True, ids=MODELS)
 def test_what_is_kept_changes_no_bit_in_fp32(model: Model, chunk: int | None) -> None:
     batch = Batch.from_sequences([np.random.default_rng(0).integers(0, 1100, n) for n in (40, 1, 20)])
     state, plan = random_state(model), Plan(tokens=TOKENS, compute="fp32", chunk=chunk)
@@ -139,7 +115,7 @@ def test_what_is_kept_changes_no_bit_in_fp32(model: Model, chunk: int | None) ->
         assert_equal(with_plan(model, state, batch, replace(plan, keep=keep)), expected)
 
 
-@pytest.mark.parametrize("model", FAMILIES.values(), indirect=True, ids=FAMILIES)
+@pytest.mark.parametrize("model", MODELS.values(), indirect=True, ids=MODELS)
 def test_what_is_kept_is_no_less_exact_in_bf16(model: Model) -> None:
     """What is recomputed is so at the bf16 checkpoint; what is kept was computed in float32 and is rounded itself."""
     batch = Batch.from_sequences([np.random.default_rng(0).integers(0, 1100, n) for n in (40, 1, 20)])

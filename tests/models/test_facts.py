@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 from gguf import GGUFReader
-from tests.support.tiny_models import TINY_GEMMA2, TINY_GEMMA3, TINY_LLAMA, TINY_QWEN2, TINY_QWEN3, write_tiny
+from tests.support.families import MODELS
+from tests.support.tiny_models import write_tiny
 
 from featherback import models
 from featherback.architecture.config import ModelConfig
 from featherback.models.model import parameters
 
 
-@pytest.mark.parametrize(
-    "config", [TINY_LLAMA, TINY_QWEN2, TINY_QWEN3, TINY_GEMMA2, TINY_GEMMA3], ids=lambda config: config.architecture
-)
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 def test_parameters_are_the_elements_of_the_file(config: ModelConfig, tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", config)
-    stored = [tensor for tensor in GGUFReader(path).tensors if tensor.name != "rope_freqs.weight"]
+    stored = [tensor for tensor in GGUFReader(path).tensors if not tensor.name.startswith("rope_")]
     assert parameters(models.load(path)) == sum(int(tensor.n_elements) for tensor in stored)

@@ -5,31 +5,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.families import MODELS, cases
 from tests.support.oracle import reference_model
 from tests.support.tiny_models import (
     LLAMA3_ROPE,
-    TINY_GEMMA2,
-    TINY_GEMMA3,
-    TINY_GRANITE,
     TINY_LLAMA,
     TINY_OLMO2,
-    TINY_PHI3,
-    TINY_PHI4,
     TINY_QWEN2,
-    TINY_QWEN3,
-    TINY_SMOLLM3,
-    TINY_WIDE,
-    YARN,
     as_stored,
     llama3_factors,
-    tiny,
     write_tiny,
 )
 from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Olmo2Config, Phi3Config
 from transformers import GraniteConfig as HFGraniteConfig
 
 from featherback.architecture.permute import gguf_to_hf_rows
-from featherback.architecture.rope.linear import Linear
+from featherback.architecture.rope.llama3 import Llama3
 from featherback.errors import FeatherbackError
 from featherback.families.gemma2 import GemmaConfig
 from featherback.families.gemma3 import Gemma3Config
@@ -47,31 +38,8 @@ def folder_and_gguf(tmp_path: Path, config: ModelConfig, dtype: str = "F32", **s
     return tmp_path / "hf", gguf
 
 
-FOLDERS = {
-    "llama": TINY_LLAMA,
-    "qwen2": TINY_QWEN2,
-    "wide untied": tiny(TINY_WIDE, tie_word_embeddings=False),
-    "mistral": tiny(windows=(7, 7)),
-    "qwen3": TINY_QWEN3,
-    "gemma2": TINY_GEMMA2,
-    "gemma2, untied, no caps": tiny(TINY_GEMMA2, tie_word_embeddings=False, attention_softcap=0.0, final_softcap=0.0),
-    "gemma3": TINY_GEMMA3,
-    "gemma3, untied": tiny(TINY_GEMMA3, tie_word_embeddings=False, rope_divisor=1.0, final_softcap=0.0),
-    "qwen3, late window": tiny(TINY_QWEN3, tie_word_embeddings=False, windows=(0, 7)),
-    "granite": TINY_GRANITE,
-    "granite, untied": tiny(TINY_GRANITE, tie_word_embeddings=False, residual_scale=1.0),
-    "olmo2": TINY_OLMO2,
-    "olmo2, tied": tiny(TINY_OLMO2, tie_word_embeddings=True, num_key_value_heads=4),
-    "phi3": TINY_PHI3,
-    "phi3, tied, window": tiny(TINY_PHI3, tie_word_embeddings=True, windows=(7, 7)),
-    "phi4-mini": TINY_PHI4,
-    "qwen2, yarn": tiny(TINY_QWEN2, rope_scaling=YARN),
-    "llama, linear": tiny(rope_scaling=Linear(4.0)),
-    "ministral": tiny(windows=(7, 0)),
-    "smollm3": TINY_SMOLLM3,
-    "smollm3, window, yarn": tiny(TINY_SMOLLM3, rope_scaling=YARN, windows=(0, 0, 0, 7, 0), tie_word_embeddings=False),
-    "qwen2, late window": tiny(TINY_QWEN2, num_hidden_layers=3, windows=(0, 7, 7)),
-}
+# Of a Llama 3, a GGUF file has what its rope comes to: test_llama3_rope reads what config.json says.
+FOLDERS = {name: config for name, (config, _) in cases().items() if not isinstance(config.rope_scaling, Llama3)}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -126,18 +94,7 @@ def edit(folder: Path, changes: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    made = {
-        "llama": TINY_LLAMA,
-        "qwen2": TINY_QWEN2,
-        "gemma2": TINY_GEMMA2,
-        "gemma3": TINY_GEMMA3,
-        "granite": TINY_GRANITE,
-        "olmo2": TINY_OLMO2,
-        "phi3": TINY_PHI3,
-        "phi4": TINY_PHI4,
-        "smollm3": TINY_SMOLLM3,
-    }
-    return {name: folder_and_gguf(tmp_path_factory.mktemp(name), c)[0] for name, c in made.items()}
+    return {name: folder_and_gguf(tmp_path_factory.mktemp(name), c)[0] for name, c in MODELS.items()}
 
 
 def changed(folders: dict[str, Path], tmp_path: Path, family: str, changes: dict[str, Any]) -> Path:
@@ -153,7 +110,7 @@ def changed(folders: dict[str, Path], tmp_path: Path, family: str, changes: dict
 
 
 def longrope(**changes: object) -> dict[str, Any]:
-    """The entries of "phi4", with some changed."""
+    """The entries of "phi4-mini", with some changed."""
     rope = {"rope_theta": 1e6, "rope_type": "longrope", "partial_rotary_factor": 0.75, "attention_factor": 1.19}
     factors = {"short_factor": [1.0] * 12, "long_factor": [2.0] * 12}
     return {"rope_parameters": rope | factors | changes}
@@ -250,10 +207,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.0}},
         r"rope_type .* 'linear', which is not supported \(supported: default, longrope\)",
     ),
-    "longrope's factors": ("phi4", longrope(long_factor=[1.0] * 16), "long_factor .* a list of 12 numbers"),
-    "longrope's words": ("phi4", longrope(short_factor=["one"] * 12), "short_factor .* is 'one'"),
-    "longrope's zero": ("phi4", longrope(short_factor=[0.0] * 12), "factors are not all finite and positive"),
-    "longrope's context": ("phi4", longrope() | {"original_max_position_embeddings": -1}, "context is -1"),
+    "longrope's factors": ("phi4-mini", longrope(long_factor=[1.0] * 16), "long_factor .* a list of 12 numbers"),
+    "longrope's words": ("phi4-mini", longrope(short_factor=["one"] * 12), "short_factor .* is 'one'"),
+    "longrope's zero": ("phi4-mini", longrope(short_factor=[0.0] * 12), "factors are not all finite and positive"),
+    "longrope's context": ("phi4-mini", longrope() | {"original_max_position_embeddings": -1}, "context is -1"),
     "layers that rotate": ("smollm3", {"no_rope_layers": [1, 1, 0]}, "no_rope_layers .* list of 0 and 1 for 5"),
     "layers that rotate in part": ("smollm3", {"no_rope_layers": [1, 1, 1, 0.5, 1]}, "no_rope_layers"),
     "no interval": ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, "no_rope_layer_interval .* is 0"),

@@ -5,19 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.support.families import of_peer
 from tests.support.oracle import random_adapter, reference, reference_model
-from tests.support.tiny_models import (
-    LLAMA3_ROPE,
-    TINY_GEMMA2,
-    TINY_GEMMA3,
-    TINY_LLAMA,
-    TINY_PHI3,
-    TINY_QWEN2,
-    TINY_QWEN3,
-    llama3,
-    tiny,
-    write_tiny,
-)
+from tests.support.tiny_models import LLAMA3_ROPE, TINY_LLAMA, TINY_QWEN2, llama3, tiny, write_tiny
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -35,26 +25,7 @@ def as_transformers_loads_it(path: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
 
 
-AS_READ = {
-    "llama": TINY_LLAMA,
-    "llama untied": tiny(tie_word_embeddings=False),
-    "qwen2": TINY_QWEN2,
-    "qwen3": tiny(TINY_QWEN3, head_dim=128),  # which is what transformers takes, whatever the file says
-    # Its padding token is 32,000, and its head size that of hidden_size / heads, whatever the file says.
-    "phi3": tiny(TINY_PHI3, vocab_size=32_064, head_dim=24),
-    "gemma2": tiny(  # transformers reads no more of it
-        TINY_GEMMA2, head_dim=256, attention_scale=1 / 16, attention_softcap=50.0, final_softcap=30.0
-    ),
-    "gemma3": tiny(  # transformers reads no more of it
-        TINY_GEMMA3,
-        head_dim=256,
-        attention_scale=1 / 16,
-        local_theta=10_000.0,
-        rope_divisor=1.0,
-        attention_softcap=0.0,
-        final_softcap=0.0,
-    ),
-}
+AS_READ = of_peer(lambda family: family.transformers) | {"llama untied": tiny(tie_word_embeddings=False)}
 
 
 @pytest.mark.parametrize("config", AS_READ.values(), ids=AS_READ)

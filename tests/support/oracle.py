@@ -1,45 +1,23 @@
 """The truth that gradients are held against: Hugging Face transformers, PEFT and autograd, in float32.
 
-Nothing of Featherback is imported here. The weights are read and dequantised by the `gguf` package, the
-configuration is read from its metadata anew, and the q/k row order is undone by this module's own reshaping.
+Nothing of Featherback computes here. The weights are read and dequantised by the `gguf` package, the configuration is
+read from its metadata anew (each family's `twin`), and the q/k row order is undone by this module's own reshaping.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from gguf import GGUFReader
 from gguf.quants import dequantize
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GraniteConfig,
-    GraniteForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MinistralConfig,
-    MinistralForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-)
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from tests.support.families import FAMILIES
+from tests.support.families.twin import Twin, entry
 
 State = dict[str, np.ndarray]
 
@@ -49,25 +27,6 @@ MAGNITUDE = "lora_magnitude_vector"
 UNSUPERVISED = -100
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_BLOCK = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-}
-_GEMMA_BLOCK = _BLOCK | {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-GEMMA3_PERIOD = 6  # every sixth layer is global, where the file does not say
 
 
 @dataclass(frozen=True)
@@ -80,218 +39,32 @@ class Reference:
 
 
 def reference_model(path: str | Path) -> PreTrainedModel:
-    """The transformers model (float32, eager attention) of a GGUF file: llama (Mistral if it has a window, Ministral if
-    it lists the layers that have it), smollm3, qwen2, qwen3, gemma2, gemma3, olmo2, phi3,
-    granite.
-    """
+    """The transformers model (float32, eager attention) of a GGUF file: the twin of its family."""
     reader = GGUFReader(path)
     architecture = reader.get_field("general.architecture").contents()
     weights = {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
-    heads, kv_heads = _field(reader, "attention.head_count"), _field(reader, "attention.head_count_kv")
-    width = _field(reader, "embedding_length")
-    head_dim = _field(reader, "attention.key_length", width // heads)
-    family = _SPECIFIC[architecture](reader, head_dim)
-    config: PreTrainedConfig = family.config_class(
+    heads, kv_heads = entry(reader, "attention.head_count"), entry(reader, "attention.head_count_kv")
+    width = entry(reader, "embedding_length")
+    head_dim = entry(reader, "attention.key_length", width // heads)
+    twin = FAMILIES[architecture].twin(reader, head_dim)
+    config: PreTrainedConfig = twin.config_class(
         hidden_size=width,
-        intermediate_size=_field(reader, "feed_forward_length"),
-        num_hidden_layers=_field(reader, "block_count"),
+        intermediate_size=entry(reader, "feed_forward_length"),
+        num_hidden_layers=entry(reader, "block_count"),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=len(weights["token_embd.weight"]),
-        rms_norm_eps=_field(reader, "attention.layer_norm_rms_epsilon"),
-        max_position_embeddings=_field(reader, "context_length"),
+        rms_norm_eps=entry(reader, "attention.layer_norm_rms_epsilon"),
+        max_position_embeddings=entry(reader, "context_length"),
         tie_word_embeddings="output.weight" not in weights,
         attn_implementation="eager",
-        **family.settings,
+        **twin.settings,
     )
-    if architecture == "llama":
-        config.attention_bias = "blk.0.attn_q.bias" in weights
-    model = family.model_class(config).float().eval()
-    if architecture == "gemma3":
-        _cap_scores(model)
-    permuted = {"attn_q": heads, "attn_k": kv_heads} if architecture in ("llama", "smollm3", "granite") else {}
-    _fill(model, weights, family, permuted)
+    model = twin.model_class(config).float().eval()
+    twin.change(model)
+    _fill(model, weights, twin, {"attn_q": heads, "attn_k": kv_heads} if twin.interleaved else {})
     return model
-
-
-class Specific(NamedTuple):
-    """What a family does not share with the others."""
-
-    config_class: type[PreTrainedConfig]
-    model_class: type[PreTrainedModel]
-    settings: dict[str, Any]
-    """Of the configuration."""
-    block: Mapping[str, str] = _BLOCK
-    """Part of a block in the file: in the model."""
-    norms_from_one: bool = False
-    """The file holds 1 + w, the modules w."""
-
-
-def _llama(reader: GGUFReader, head_dim: int) -> Specific:
-    """A llama whose file has a window is a Mistral: all of its layers have it, unless they are listed."""
-    window = _field(reader, "attention.sliding_window")
-    if window is None:
-        return Specific(LlamaConfig, LlamaForCausalLM, _rope(reader))
-    own = {"sliding_window": window} | _rope(reader)
-    if (local := _field(reader, "attention.sliding_window_pattern")) is not None:
-        return Specific(MinistralConfig, MinistralForCausalLM, own | {"layer_types": _layer_types(local)})
-    return Specific(MistralConfig, MistralForCausalLM, own)
-
-
-def _smollm3(reader: GGUFReader, head_dim: int) -> Specific:
-    """Every fourth layer does not rotate: the file has no place to say otherwise."""
-    own: dict[str, Any] = {"no_rope_layer_interval": 4, "pad_token_id": None}
-    if (window := _field(reader, "attention.sliding_window")) is not None:
-        types = _layer_types(_field(reader, "attention.sliding_window_pattern"))
-        own |= {"use_sliding_window": True, "sliding_window": window, "layer_types": types}
-    return Specific(SmolLM3Config, SmolLM3ForCausalLM, own | _rope(reader))
-
-
-def _qwen2(reader: GGUFReader, head_dim: int) -> Specific:
-    return Specific(Qwen2Config, Qwen2ForCausalLM, _late_window(reader) | _rope(reader))
-
-
-def _qwen3(reader: GGUFReader, head_dim: int) -> Specific:
-    return Specific(Qwen3Config, Qwen3ForCausalLM, _late_window(reader) | _rope(reader))
-
-
-def _gemma2(reader: GGUFReader, head_dim: int) -> Specific:
-    """What the file does not say is left to transformers' own defaults, but the local layers' number."""
-    scale = _field(reader, "attention.scale", head_dim**-0.5)
-    local = _field(reader, "attention.sliding_window_pattern", [True, False] * _field(reader, "block_count"))
-    stated = {
-        "sliding_window": _field(reader, "attention.sliding_window"),
-        "attn_logit_softcapping": _field(reader, "attn_logit_softcapping"),
-        "final_logit_softcapping": _field(reader, "final_logit_softcapping"),
-    }
-    given = {name: value or None for name, value in stated.items() if value is not None}  # 0: no cap
-    kinds = ["sliding_attention" if is_local else "full_attention" for is_local in local]
-    own = {"query_pre_attn_scalar": round(scale**-2), "layer_types": kinds[: _field(reader, "block_count")]}
-    return Specific(Gemma2Config, Gemma2ForCausalLM, own | given | _rope(reader), _GEMMA_BLOCK, norms_from_one=True)
-
-
-def _gemma3(reader: GGUFReader, head_dim: int) -> Specific:
-    layers = _field(reader, "block_count")
-    local = _field(reader, "attention.sliding_window_pattern")
-    if local is None:
-        local = [layer % GEMMA3_PERIOD < GEMMA3_PERIOD - 1 for layer in range(layers)]
-    scale = _field(reader, "attention.scale", head_dim**-0.5)
-    factor = _field(reader, "rope.scaling.factor", 1.0)
-    globally = {"rope_type": "linear", "factor": factor} if factor != 1 else {"rope_type": "default"}
-    return Specific(
-        Gemma3TextConfig,
-        Gemma3ForCausalLM,
-        {
-            "sliding_window": _field(reader, "attention.sliding_window"),
-            "layer_types": _layer_types(local),
-            "query_pre_attn_scalar": round(scale**-2),
-            "attn_logit_softcapping": _field(reader, "attn_logit_softcapping"),
-            "final_logit_softcapping": _field(reader, "final_logit_softcapping"),
-            "rope_parameters": {
-                "full_attention": {**globally, "rope_theta": _field(reader, "rope.freq_base")},
-                "sliding_attention": {
-                    "rope_type": "default",
-                    "rope_theta": _field(reader, "rope.freq_base_swa", 10000.0),
-                },
-            },
-        },
-        _GEMMA_BLOCK,
-        norms_from_one=True,
-    )
-
-
-def _phi3(reader: GGUFReader, head_dim: int) -> Specific:
-    """Where there is a window, all layers have it."""
-    own = {"sliding_window": _field(reader, "attention.sliding_window"), "pad_token_id": None}
-    if (context := _field(reader, "rope.scaling.original_context_length")) is not None:
-        own["original_max_position_embeddings"] = context
-    block = _BLOCK | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-    rope = _rope(reader)
-    rotated = _field(reader, "rope.dimension_count", head_dim)
-    rope["rope_parameters"]["partial_rotary_factor"] = rotated / head_dim
-    return Specific(Phi3Config, Phi3ForCausalLM, own | rope, block)
-
-
-def _olmo2(reader: GGUFReader, head_dim: int) -> Specific:
-    """Norms stand behind attention and MLP only."""
-    block = {part: name for part, name in _BLOCK.items() if part not in ("attn_norm", "ffn_norm")} | {
-        "post_attention_norm": "post_attention_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    }
-    return Specific(Olmo2Config, Olmo2ForCausalLM, {"pad_token_id": None} | _rope(reader), block)
-
-
-def _granite(reader: GGUFReader, head_dim: int) -> Specific:
-    multipliers = {
-        "embedding_multiplier": _field(reader, "embedding_scale", 1.0),
-        "residual_multiplier": _field(reader, "residual_scale", 1.0),
-        "attention_multiplier": _field(reader, "attention.scale", head_dim**-0.5),
-        "logits_scaling": _field(reader, "logit_scale"),
-    }
-    return Specific(GraniteConfig, GraniteForCausalLM, multipliers | _rope(reader))
-
-
-_SPECIFIC = {
-    "llama": _llama,
-    "smollm3": _smollm3,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "gemma2": _gemma2,
-    "gemma3": _gemma3,
-    "granite": _granite,
-    "olmo2": _olmo2,
-    "phi3": _phi3,
-}
-
-
-def _rope(reader: GGUFReader) -> dict[str, Any]:
-    """Of Llama 3's stretching the file holds what it comes to: see `_fill`."""
-    rope = {"rope_type": "default", "rope_theta": _field(reader, "rope.freq_base", 10000.0)}
-    kind = _field(reader, "rope.scaling.type")
-    if kind is not None:
-        rope["rope_type"] = kind
-    if kind in ("linear", "yarn"):
-        rope["factor"] = _field(reader, "rope.scaling.factor")
-    if kind in ("yarn", "longrope"):
-        rope["original_max_position_embeddings"] = _field(reader, "rope.scaling.original_context_length")
-    if kind == "yarn":
-        rope |= {name: _field(reader, f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
-    if kind == "longrope":
-        rope["attention_factor"] = _field(reader, "rope.scaling.attn_factor")
-        for tensor in reader.tensors:
-            if tensor.name.startswith("rope_factors_"):
-                length = tensor.name.removeprefix("rope_factors_").removesuffix(".weight")
-                rope[f"{length}_factor"] = tensor.data.tolist()
-    return {"rope_parameters": rope}
-
-
-def _layer_types(local: Sequence[bool]) -> list[str]:
-    return ["sliding_attention" if is_local else "full_attention" for is_local in local]
-
-
-def _late_window(reader: GGUFReader) -> dict[str, Any]:
-    """Qwen's window, which the layers from some number on have."""
-    window = _field(reader, "attention.sliding_window")
-    if window is None:
-        return {}
-    local = _field(reader, "attention.sliding_window_pattern")
-    first = local.index(True)
-    assert local == [layer >= first for layer in range(len(local))], "transformers' Qwen has no other pattern"
-    return {"use_sliding_window": True, "sliding_window": window, "max_window_layers": first}
-
-
-def _cap_scores(model: PreTrainedModel) -> None:
-    """Gemma 3's scores are capped if its configuration says so.
-
-    transformers reads the cap and its eager attention computes it, but Gemma3Attention does not hand it on.
-    """
-
-    def with_cap(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        return args, kwargs | {"softcap": module.attn_logit_softcapping}
-
-    for layer in model.model.layers:
-        layer.self_attn.register_forward_pre_hook(with_cap, with_kwargs=True)
 
 
 def random_adapter(
@@ -403,15 +176,7 @@ def _public(peft_name: str) -> str:
     return name.replace(f"{MAGNITUDE}.weight", MAGNITUDE)
 
 
-def _field(reader: GGUFReader, key: str, default: Any = None) -> Any:
-    architecture = reader.get_field("general.architecture").contents()
-    field = reader.get_field(f"{architecture}.{key}")
-    return default if field is None else field.contents()
-
-
-def _fill(
-    model: PreTrainedModel, weights: Mapping[str, np.ndarray], family: Specific, permuted: Mapping[str, int]
-) -> None:
+def _fill(model: PreTrainedModel, weights: Mapping[str, np.ndarray], twin: Twin, permuted: Mapping[str, int]) -> None:
     """Put every tensor of the file into the model; each must find a place, and each place a tensor."""
     filled: dict[str, torch.Tensor] = {}
     for name, array in weights.items():
@@ -420,13 +185,13 @@ def _fill(
         if name.startswith("rope_"):  # the others are in the configuration
             continue
         stem, kind = name.rsplit(".", 1)
-        if family.norms_from_one and stem.endswith("_norm"):
+        if twin.norms_from_one and stem.endswith("_norm"):
             array = array - np.float32(1)
         if stem.startswith("blk."):
             _, layer, part = stem.split(".")
             heads = permuted.get(part)
             array = array if heads is None else _to_half_split(array, heads)
-            filled[f"model.layers.{layer}.{family.block[part]}.{kind}"] = torch.tensor(array)
+            filled[f"model.layers.{layer}.{twin.block[part]}.{kind}"] = torch.tensor(array)
         else:
             filled[f"{_TOP[stem]}.{kind}"] = torch.tensor(array)
     if model.config.tie_word_embeddings:

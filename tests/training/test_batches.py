@@ -19,7 +19,8 @@ from featherback.data.packing import rows
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
 from featherback.files import json_checksum
-from featherback.training.config import SEQUENCE, TrainConfig
+from featherback.training.config import TrainConfig
+from featherback.training.panels.data import SEQUENCE
 from featherback.training.run_directory import RUN_FILE, RunDirectory
 from featherback.training.run_file import RUN_YAML, read
 

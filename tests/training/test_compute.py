@@ -16,9 +16,10 @@ from featherback.errors import FeatherbackError
 from featherback.memory.plan import Plan
 from featherback.training import choose
 from featherback.training.computed import compute_of
-from featherback.training.config import AUTO, TrainConfig
+from featherback.training.config import TrainConfig
 from featherback.training.launch import resume_run
 from featherback.training.outlook import least_memory, outlook
+from featherback.training.panels.run import AUTO
 from featherback.training.worker_process import worker_baseline
 
 MB = 10**6

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import fields
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,10 @@ import pytest
 
 from featherback import models, optim, options
 from featherback.errors import FeatherbackError
-from featherback.options import field_types, flags
+from featherback.options import Panel, choice, described, field_types, flags, option
 from featherback.training import parse
 from featherback.training.changes import check_resume, continued, replaced
-from featherback.training.config import CHOICES, TrainConfig
+from featherback.training.config import CHOICES, PANELS, TrainConfig
 
 BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
 
@@ -93,6 +95,43 @@ def test_bad_options_are_named(options: dict[str, Any], complaint: str) -> None:
         TrainConfig.of(**{**BASE, **options})
     assert complaint in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_panel_is_checked_by_itself(panel: type) -> None:
+    """Its rules need nothing of another panel's; of two options of which one takes the other's place, one is named."""
+    own = asdict(panel())
+    assert own == {name: TrainConfig(model="m.gguf", out="run").to_json()[name] for name in own}
+    for name, about in described(panel).items():
+        if about.instead_of:
+            with pytest.raises(FeatherbackError, match=r"^Name --\S+ or --\S+, not both\.$"):
+                panel(**{name: 2, about.instead_of: 2})
+        if about.least is not None:
+            with pytest.raises(FeatherbackError, match=re.escape(flags(panel, name)[0])):
+                panel(**{name: about.least - 1})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeUp(Panel):
+    optimizer: str = choice("sgd", own=optim.OPTIONS, help="A choice.")
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    few: int | None = option(None, help="Some.", least=1)
+    many: int | None = option(None, help="Others.", instead_of="few")
+    words: tuple[str, ...] | None = option(None, help="Words.", parse=parse.patterns, flags=("--word",))
+
+
+def test_an_option_more_is_a_field_more() -> None:
+    """Its checks, its choices' own options and what it takes the place of follow from what the field says."""
+    made = replace(MadeUp(few=2), words="a, b*")
+    assert (made.few, made.words, made.optimizer_options) == (2, ("a", "b*"), {"weight_decay": 0.0})
+    for wrong, complaint in (
+        ({"few": 0}, "--few is 0; it must be at least 1."),
+        ({"few": 1, "many": 1}, "Name --few or --many, not both."),
+        ({"optimizer": "sdg"}, "--optimizer is 'sdg'; expected one of"),
+        ({"words": ""}, "--word is ''; write a list of names such as embed_tokens,layers.0.*."),
+    ):
+        with pytest.raises(FeatherbackError, match=re.escape(complaint)):
+            MadeUp(**wrong)
 
 
 def test_json_round_trip() -> None:

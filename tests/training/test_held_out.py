@@ -17,9 +17,10 @@ from featherback.cli.preamble import print_preamble
 from featherback.data.duplicates import Known, marked
 from featherback.data.token_file import TokenFile
 from featherback.training import trainer
-from featherback.training.config import MEASUREMENTS, TrainConfig
+from featherback.training.config import TrainConfig
 from featherback.training.held_out import FEWEST, LEAST, MOST, hold_out, most_before, was_split
 from featherback.training.launch import prepare_run, resume_run
+from featherback.training.panels.run import MEASUREMENTS
 from featherback.training.rehearsal import rehearsed_baseline
 from featherback.training.run_directory import RunDirectory
 

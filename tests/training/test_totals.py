@@ -11,7 +11,7 @@ import pytest
 
 from featherback.data.packing import Batching
 from featherback.data.token_file import TokenFile, TokenFileWriter
-from featherback.training.sparkline import sparkline
+from featherback.training.reporter import sparkline
 from featherback.training.stream import BatchStream
 from featherback.training.totals import MOST, Average, Sample, Series, Totals
 

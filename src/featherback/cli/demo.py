@@ -93,7 +93,7 @@ def _answers(model: str, prompts: tuple[str, ...], adapter: Path | None) -> list
     from featherback.inference.prompt import encode_prompt
     from featherback.inference.sampler import Sampler
     from featherback.training.computed import compute_of
-    from featherback.training.config import AUTO
+    from featherback.training.panels.run import AUTO
 
     opened, lora = open_model(model, adapter)
     tokenizer = load_tokenizer(opened.path)

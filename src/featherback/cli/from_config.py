@@ -33,9 +33,9 @@ def expanded(command: Command, signature: Signature, marked: Mapping[str, FromCo
             required = parameter.default is Parameter.empty
             (parameters if required else optional).append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
         elif parameter.kind is not Parameter.VAR_KEYWORD:
-            from_fields.append(_parameter(name, marked[name].help, grouped=False))
+            from_fields.append(_parameter(name, marked[name].help))
         elif marked[name].fields:
-            from_fields += [_parameter(field, grouped=False) for field in marked[name].fields]
+            from_fields += [_parameter(field) for field in marked[name].fields]
             for choice in CHOICES:
                 if choice.choice in marked[name].own_of:
                     from_fields += map(_own_parameter, choice.by_option())
@@ -59,19 +59,19 @@ def expanded(command: Command, signature: Signature, marked: Mapping[str, FromCo
 
 def _every_option(elsewhere: Collection[str] = ()) -> list[Parameter]:
     """All options, group by group. `elsewhere`: those that need not be named."""
+    panels = {name: panel for panel, names in grouped().items() for name in names}
     about = described(TrainConfig)
-    found = [_parameter(name, needed=name not in elsewhere) for name in about if about[name].panel is None]
-    for panel, names in grouped().items():
-        found += [
-            _parameter(name, needed=name not in elsewhere) if name in about else _own_parameter(name, panel)
-            for name in names
-        ]
-    return found
+    return [
+        _parameter(name, panel=panels.get(name), needed=name not in elsewhere)
+        if name in about
+        else _own_parameter(name, panels[name])
+        for name in (*(name for name in about if name not in panels), *panels)
+    ]
 
 
-def _parameter(name: str, help: str | None = None, grouped: bool = True, needed: bool = True) -> Parameter:
-    """The option of a field of TrainConfig. `help` replaces the field's own; `grouped`: under its panel; `needed`: it
-    must be named if it has no default.
+def _parameter(name: str, help: str | None = None, panel: str | None = None, needed: bool = True) -> Parameter:
+    """The option of a field of TrainConfig. `help` replaces the field's own; `needed`: it must be named if it has no
+    default.
     """
     about = described(TrainConfig)[name]
     default = default_of(TrainConfig, name)
@@ -86,8 +86,8 @@ def _parameter(name: str, help: str | None = None, grouped: bool = True, needed:
         metavar="|".join(about.choices) or about.metavar,
         help=help or about.help,
         autocompletion=_completed(about),
-        rich_help_panel=about.panel if grouped else None,
-        show_default=about.shown_default() if about.shown_default else True,
+        rich_help_panel=panel,
+        show_default=about.default_in_words or True,
     )
     return _option(name, reduce(or_, accepted), option, Parameter.empty if default is MISSING else default)
 
@@ -99,7 +99,7 @@ def _completed(about: Option) -> Callable[[str], list[str]] | None:
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",") if about.words else ("", "", incomplete)
-        known = about.words() if about.words else about.choices
+        known = about.words or about.choices
         return [f"{before}{comma}{word}" for word in known if word.startswith(last)]
 
     return complete

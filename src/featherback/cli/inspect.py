@@ -98,8 +98,8 @@ def _show_examples(model: str, data: Source, seq_len: int | None, cut: bool, cou
     from featherback.data.preview import preview
     from featherback.hub.locate import locate
     from featherback.models import load
-    from featherback.training.config import SEQUENCE
     from featherback.training.lengths import as_tokens
+    from featherback.training.panels.data import SEQUENCE
 
     opened = load(locate(model))
     with as_tokens(opened, data, seq_len, cut) as (_, report):

@@ -12,8 +12,8 @@ from featherback.errors import FeatherbackError
 from featherback.models.model import Model
 from featherback.naming import argument
 from featherback.options import spelled
-from featherback.training.config import CHOICES, USUAL, TrainConfig, written
-from featherback.training.together import replaced_by, without_meaning
+from featherback.training.config import CHOICES, TrainConfig, replaced_by, without_meaning
+from featherback.training.panels.adapter import USUAL, written
 
 
 def replaced(values: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def continued(run: TrainConfig, named: Mapping[str, Any], model: Model) -> Train
     values |= dict.fromkeys(replaced_by(named.keys()))
     for own in CHOICES:
         if named.get(own.choice, values[own.choice]) != values[own.choice]:
-            values[f"{own.choice}_options"] = {}  # the other's own; it is refused below
+            values[own.field] = {}  # the other's own; it is refused below
     later = TrainConfig.of(**{**values, **named}).for_model(model)
     check_resume(later, run.for_model(model))
     return later

@@ -25,7 +25,8 @@ from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.sizes import MB
-from featherback.training.config import AUTO, COMPUTE, TrainConfig
+from featherback.training.config import TrainConfig
+from featherback.training.panels.run import AUTO, COMPUTE
 from featherback.weights.types import TensorType
 
 AS_FAST = 0.95

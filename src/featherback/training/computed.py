@@ -7,7 +7,7 @@ from pathlib import Path
 from featherback.errors import FeatherbackError
 from featherback.naming import argument
 from featherback.terminal import complain
-from featherback.training.config import AUTO, COMPUTE
+from featherback.training.panels.run import AUTO, COMPUTE
 from featherback.training.run_directory import RUN_FILE, RunDirectory
 
 

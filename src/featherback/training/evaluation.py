@@ -18,9 +18,9 @@ from featherback.host.maps import MapWatch
 from featherback.memory.plan import Plan
 from featherback.models.finite import check_weights
 from featherback.models.model import Model
-from featherback.training.config import SEQUENCE
 from featherback.training.given import TITLE, Examples
 from featherback.training.lengths import as_tokens
+from featherback.training.panels.data import SEQUENCE
 from featherback.training.stream import every_batch
 
 if TYPE_CHECKING:

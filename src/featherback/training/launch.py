@@ -35,11 +35,12 @@ from featherback.memory.budget import BudgetError
 from featherback.models.model import Model
 from featherback.naming import argument, argument_is
 from featherback.terminal import complain
-from featherback.training.config import DEFAULT_EPOCHS, TrainConfig
+from featherback.training.config import TrainConfig
 from featherback.training.given import Examples, make_tokens
 from featherback.training.held_out import also_trained, counts, hold_out, most_before
 from featherback.training.lengths import outgrown, settle_length
 from featherback.training.loggers import check_installed
+from featherback.training.panels.optimisation import DEFAULT_EPOCHS
 from featherback.training.run_directory import RUN_FILE, RunDirectory, check_new
 from featherback.training.run_file import RUN_YAML
 from featherback.training.stages import NEW, RESUMED, Asked, Means, Named, Planned, Prepared, Stage

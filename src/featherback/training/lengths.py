@@ -19,8 +19,8 @@ from featherback.host.machine import Baseline
 from featherback.models.model import Model
 from featherback.naming import argument
 from featherback.sizes import MB
-from featherback.training.config import SEQUENCE
 from featherback.training.given import Examples, make_tokens
+from featherback.training.panels.data import SEQUENCE
 from featherback.training.run_directory import RunDirectory, plan_from_json
 
 _LONGER = "a model for longer texts takes them whole"

@@ -54,12 +54,10 @@ def python_type(field: str) -> str:
 
 def grouped() -> dict[str, list[str]]:
     """Group of options -> its fields; those that an optimiser or a method has of its own follow the choice of it."""
-    found: dict[str, list[str]] = {panel: [] for panel in PANELS}
     owned = {own.choice: list(own.by_option()) for own in CHOICES}
-    for field, about in described(TrainConfig).items():
-        if about.panel is not None:
-            found[about.panel] += [field, *owned.get(field, ())]
-    return found
+    return {
+        panel.title: [each for name in described(panel) for each in (name, *owned.get(name, ()))] for panel in PANELS
+    }
 
 
 def told(field: str) -> tuple[str, str | None]:
@@ -67,14 +65,14 @@ def told(field: str) -> tuple[str, str | None]:
     kinds = known()[field]
     if kinds == (TrainConfig,):
         about = described(TrainConfig)[field]
-        return about.help, about.shown_default() if about.shown_default else None
+        return about.help, about.default_in_words
     own = next(own for own in CHOICES if field in own.by_option())
     helps: dict[str, list[str]] = {}
     defaults: dict[Any, list[str]] = {}
     for entry, kind in own.by_option()[field].items():
         about = described(kind)[field]
         helps.setdefault(about.help, []).append(entry)
-        default = about.shown_default() if about.shown_default else default_of(kind, field)
+        default = about.default_in_words or default_of(kind, field)
         defaults.setdefault(default, []).append(entry)
     for_all = len(kinds) == len(own.registry.names)
     if for_all and len(defaults) == 1:

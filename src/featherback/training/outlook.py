@@ -21,7 +21,9 @@ from featherback.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.sizes import MB
 from featherback.training.choose import Computes, job_of, job_options
-from featherback.training.config import TRAINED, USUAL, TrainConfig
+from featherback.training.config import TrainConfig
+from featherback.training.panels.adapter import USUAL
+from featherback.training.panels.whole import TRAINED
 from featherback.weights.types import TensorType
 
 MEMORIES = tuple(amount * MB for amount in (64, 128, 256, 512, 1000, 2000, 4000))

@@ -1,4 +1,4 @@
-"""What people write for the options of training, as the options' values; FeatherbackError for what cannot be meant."""
+"""What people write for the options of training, as the options' values."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from featherback.data.source import columns_of
 from featherback.errors import FeatherbackError, did_you_mean, near
 from featherback.memory.plan import BUDGETS
 from featherback.naming import argument, argument_is
+from featherback.options import UnclearError
 from featherback.sizes import MB
 
 MOST_MEMORY = 1 << 60  # bytes
@@ -67,19 +68,19 @@ def written_size(amount: int | str) -> str:
     return f"{amount}B" if amount % MB else f"{amount // MB}MB"
 
 
-def paths(option: str, given: object) -> tuple[str, ...]:
+def paths(given: object) -> tuple[str, ...]:
     """Files of data; one may stand alone."""
     if isinstance(given, (str, os.PathLike)):
         return (os.fspath(given),)
     if isinstance(given, (list, tuple)) and given and all(isinstance(path, (str, os.PathLike)) for path in given):
         return tuple(map(os.fspath, given))
-    raise FeatherbackError(f"{argument_is(option, repr(given))}; it must be text, or a list of texts.")
+    raise UnclearError("it must be text, or a list of texts.")
 
 
 def start(given: object) -> object:
     """A path; "none" is none."""
     if given == "":
-        raise FeatherbackError(f"{argument_is('from', repr(given))}; name a run or an adapter, or none.")
+        raise UnclearError("name a run or an adapter, or none.")
     return None if given == "none" else given
 
 
@@ -87,37 +88,31 @@ def columns(given: object) -> tuple[str, ...]:
     """Pairs such as "prompt=question"."""
     pairs = (given,) if isinstance(given, str) else given
     if not isinstance(pairs, (list, tuple)) or not all(isinstance(pair, str) for pair in pairs):
-        raise FeatherbackError(f"{argument_is('map', repr(given))}; write pairs such as prompt=question.")
+        raise UnclearError("write pairs such as prompt=question.")
     columns_of(pairs)
     return tuple(pairs)
 
 
 def targets(given: object) -> tuple[str, ...]:
     """Projections that some family has; "all" stays until the model is known."""
-    names = _names(given)
-    if names is None:
-        raise FeatherbackError(f"{argument_is('targets', repr(given))}; write all, or a list such as q,v.")
-    if "all" in (name.strip() for name in names):
-        return ("all",)
-    return parse_targets(names, families.PROJECTIONS)
+    names = _names(given, "write all, or a list such as q,v.")
+    return ("all",) if "all" in names else parse_targets(names, families.PROJECTIONS)
 
 
-def patterns(option: str, given: object) -> tuple[str, ...]:
+def patterns(given: object) -> tuple[str, ...]:
     """Names, in which * stands for anything."""
-    names = _names(given)
-    if not names or not all(name.strip() for name in names):
-        raise FeatherbackError(
-            f"{argument_is(option, repr(given))}; write a list of names such as embed_tokens,layers.0.*."
-        )
-    return tuple(name.strip() for name in names)
+    advice = "write a list of names such as embed_tokens,layers.0.*."
+    names = _names(given, advice)
+    if not names or not all(names):
+        raise UnclearError(advice)
+    return names
 
 
-def listed(option: str, known: Collection[str], write: str, given: object) -> tuple[str, ...]:
+def listed(known: Collection[str], write: str, given: object) -> tuple[str, ...]:
     """Some of the names `known`, in their order; "none" is none of them. `write`: what is advised for anything else."""
-    names = _names(given)
-    named = [name.strip() for name in names or () if name.strip() != "none"]
-    if names is None or set(named) - set(known):
-        raise FeatherbackError(f"{argument_is(option, repr(given))}; write {write}.")
+    named = set(_names(given, f"write {write}.")) - {"none"}
+    if named - set(known):
+        raise UnclearError(f"write {write}.")
     return tuple(name for name in known if name in named)
 
 
@@ -128,15 +123,13 @@ def warmup(given: object) -> object:
     except (ValueError, OverflowError):
         amount = math.nan
     if isinstance(given, bool) or not (amount < 1 or amount.is_integer()):
-        raise FeatherbackError(
-            f"{argument_is('warmup', repr(given))}; write a number of steps, or a share of them below 1."
-        )
+        raise UnclearError("write a number of steps, or a share of them below 1.")
     return int(amount) if amount.is_integer() else amount
 
 
-def _names(given: object) -> list[str] | None:
-    """Names in a list, or between commas; None if these are none."""
+def _names(given: object, advice: str) -> tuple[str, ...]:
+    """Names in a list, or between commas."""
     names = given.split(",") if isinstance(given, str) else given
     if isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names):
-        return list(names)
-    return None
+        return tuple(name.strip() for name in names)
+    raise UnclearError(advice)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import IO
 
 from featherback.terminal import clean, columns_of, complain, folded, say, several
@@ -12,7 +14,6 @@ from featherback.training.callback import Callback
 from featherback.training.events import Begin, End, Evaluation, Event, Note, Paused, Resumed, Sample, Step
 from featherback.training.outcome import held_out, is_worse
 from featherback.training.run_directory import RunDirectory
-from featherback.training.sparkline import sparkline
 from featherback.training.totals import Average, Series, span_of
 
 LEAST_SECONDS, MOST_SECONDS = 2.0, 900.0
@@ -22,6 +23,7 @@ SHARE = 1 / 8
 _RECENT = 20  # steps that the speed is of
 _SPARKS = 50  # characters
 _ANSWER = 200  # characters of an answer
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class JSONReporter(Callback):
@@ -178,3 +180,15 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """At most `width` block characters, each the mean of a stretch of `values`."""
+    count = min(width, len(values))
+    if not count:
+        return ""
+    edges = [i * len(values) // count for i in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)

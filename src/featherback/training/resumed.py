@@ -19,13 +19,14 @@ from featherback.options import checked
 from featherback.sizes import shown_mb
 from featherback.training import checkpoint
 from featherback.training.changes import continued
-from featherback.training.config import PLANNED, TrainConfig
+from featherback.training.config import TrainConfig
 from featherback.training.ended import check_over, is_closed
 from featherback.training.given import make_tokens, same_tokens
 from featherback.training.held_out import hold_out, split, was_split
 from featherback.training.launch import enough_tokens, heed, places, source_of
 from featherback.training.lengths import hold_to, settle_length
 from featherback.training.outcome import worsening
+from featherback.training.panels.run import PLANNED
 from featherback.training.run_directory import RUN_FILE, RunDirectory, plan_from_json
 from featherback.training.stages import Means, Named, Prepared
 from featherback.weights import fingerprint

@@ -45,7 +45,9 @@ from featherback.files import (
 from featherback.layers.block import Block, bundles
 from featherback.memory.plan import Plan
 from featherback.naming import argument
-from featherback.training.config import COMPUTE, NEXT_TOKEN, TrainConfig
+from featherback.training.config import TrainConfig
+from featherback.training.panels.optimisation import NEXT_TOKEN
+from featherback.training.panels.run import COMPUTE
 
 try:
     import fcntl

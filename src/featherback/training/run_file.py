@@ -21,9 +21,11 @@ from featherback.errors import FeatherbackError, shown
 from featherback.files import json_checksum, read_bytes
 from featherback.options import described
 from featherback.training.changes import replaced
-from featherback.training.config import CHOICES, NEXT_TOKEN, PLANNED, TrainConfig, packed_before
+from featherback.training.config import CHOICES, TrainConfig, without_meaning
 from featherback.training.names import field_of, given, grouped, known, spellings
-from featherback.training.together import without_meaning
+from featherback.training.panels.data import packed_before
+from featherback.training.panels.optimisation import NEXT_TOKEN
+from featherback.training.panels.run import PLANNED
 
 if TYPE_CHECKING:
     import yaml
@@ -212,7 +214,7 @@ def _stated(config: TrainConfig) -> dict[str, Any]:
 
 def _own(config: TrainConfig) -> dict[str, Any]:
     """The options that the optimiser and the method have of their own."""
-    return {name: value for own in CHOICES for name, value in getattr(config, f"{own.choice}_options").items()}
+    return {name: value for own in CHOICES for name, value in getattr(config, own.field).items()}
 
 
 def _checksum(config: TrainConfig) -> str:

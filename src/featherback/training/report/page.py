@@ -10,7 +10,7 @@ from typing import Any
 from featherback.files import atomic_file, write_bytes
 from featherback.options import described, flags
 from featherback.terminal import quoted
-from featherback.training.config import CHOICES, PANELS, TrainConfig
+from featherback.training.config import CHOICES, PANELS, TrainConfig, without_meaning
 from featherback.training.events import Sample
 from featherback.training.outcome import again, is_worse, verdict
 from featherback.training.report.chart import COLOURS, SMALL, STYLE, Line, chart, counted, loss_chart, loss_svg
@@ -18,7 +18,6 @@ from featherback.training.report.curves import Curves
 from featherback.training.report.text import escaped, quietened
 from featherback.training.reporter import duration
 from featherback.training.run_directory import RunDirectory
-from featherback.training.together import without_meaning
 from featherback.version import __version__
 
 _MB = 1e6
@@ -202,21 +201,16 @@ def _origin(paths: Sequence[str] | None, counts: Mapping[str, Any]) -> str:
 def _options(config: TrainConfig) -> Iterator[str]:
     """The run's options, under the names that the command line has for them, in its groups."""
     vain, values = without_meaning(type(config), config.train), config.to_json()
-    about = {name: option for name, option in described(TrainConfig).items() if name not in vain}
-    places = [
-        ("MODEL", config.model),
-        *((flags(TrainConfig, n)[0], values[n]) for n, o in about.items() if o.panel is None),
-    ]
-    yield f"<div><h3>Files</h3>{_table(places)}</div>"
+    places = {"MODEL": config.model, flags(TrainConfig, "out")[0]: config.out}
+    yield f"<div><h3>Files</h3>{_table(places.items())}</div>"
     for panel in PANELS:
-        rows = [(flags(TrainConfig, name)[0], values[name]) for name, option in about.items() if option.panel == panel]
-        for own in CHOICES:
-            if about[own.choice].panel == panel:
-                more = values[f"{own.choice}_options"].items()
-                rows += [(f"--{name.replace('_', '-')}", value) for name, value in more]
+        fields = [name for name in described(panel) if name not in vain]
+        rows = [(flags(panel, name)[0], values[name]) for name in fields]
+        for own in (own for own in CHOICES if own.choice in fields):
+            rows += [(f"--{name.replace('_', '-')}", value) for name, value in values[own.field].items()]
         named = [(name, value) for name, value in rows if value is not None]
         if named:
-            yield f"<div><h3>{escaped(panel)}</h3>{_table(named)}</div>"
+            yield f"<div><h3>{escaped(panel.title)}</h3>{_table(named)}</div>"
 
 
 def _made_with(record: Mapping[str, Any], part: str) -> str:

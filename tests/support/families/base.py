@@ -1,0 +1,82 @@
+"""What a family's entry in the table of cases consists of, and what several entries share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from featherback.architecture.config import ModelConfig
+from featherback.architecture.rope.llama3 import Llama3
+from featherback.architecture.rope.yarn import Yarn
+from featherback.weights.types import TensorType
+from tests.support.families.converter import Keys, usual
+from tests.support.families.twin import TwinOf
+
+Types = TensorType | Mapping[str, TensorType]
+"""The format of a model's matrices: one for all, or by part ("q_proj"...; "" is that of the others)."""
+
+Cases = Mapping[str, tuple[ModelConfig, Types]]
+
+# Frequencies 0 to 2 stay, those from 8 on are divided, and those between are blended.
+YARN = Yarn(factor=8.0, original_context=100, beta_fast=5.0, beta_slow=0.5)
+
+# The parameters Llama 3.2 is published with, on a short original context so that a tiny model feels them.
+LLAMA3_ROPE: dict[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family's entry. Every test of all families is parametrised by these fields."""
+
+    model: ModelConfig
+    """Tiny, with what makes the family awkward."""
+    types: Types
+    """In which exact gradients are tested."""
+    twin: TwinOf
+    """The model of transformers that a GGUF file of the family describes."""
+    more: Cases = field(default_factory=dict)
+    """Models that every test of all families meets as well."""
+    variants: Callable[[], Cases] = dict
+    """Others, for exact gradients, folders and files: name -> configuration and types."""
+    compositions: tuple[str, ...] | None = None
+    """Those of the cases that are made of layers in a way of their own; None: the model itself."""
+    transformers: Mapping[str, Any] | None = None
+    """Changes to `model` with which transformers' own GGUF loader reads it; None: it does not know the family."""
+    hf: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Configurations of transformers that are converted to GGUF as llama.cpp does it: name -> entries."""
+    hf_type: str | None = None
+    """Their model_type; None: the architecture."""
+    converted: Keys = usual
+    """The keys that llama.cpp's converter writes for the family alone."""
+    llama_cpp: Mapping[str, Any] = field(default_factory=dict)
+    """Changes to `model` with which llama.cpp computes the same."""
+    llama_cpp_bound: float = 2e-4
+    """Of the largest logit, between llama.cpp's and ours."""
+    mlx: Mapping[str, Any] = field(default_factory=dict)
+    """Changes to `model` with which mlx-lm computes the same."""
+
+
+def llama3(config: ModelConfig) -> Llama3:
+    """The scaling LLAMA3_ROPE, from transformers' own inverse frequencies."""
+    return Llama3(llama3_factors(config))
+
+
+def llama3_factors(config: ModelConfig) -> np.ndarray:
+    """Frequency factors (head_dim/2,) of LLAMA3_ROPE, from transformers' own inverse frequencies."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    def inverse_frequencies(rope: dict[str, Any]) -> np.ndarray:
+        hf = LlamaConfig(head_dim=config.head_dim, rope_parameters={**rope, "rope_theta": config.rope_theta})
+        return LlamaRotaryEmbedding(hf).inv_freq.numpy()
+
+    return inverse_frequencies({"rope_type": "default"}) / inverse_frequencies(LLAMA3_ROPE)
