@@ -70,6 +70,11 @@ class Options:
     def __post_init__(self) -> None:
         check(self)
 
+    @property
+    def precision(self) -> str | None:
+        """That in which intermediates may be kept instead of computed again; None: they never are."""
+        return None
+
     def settled(self, train: str) -> Options:
         """These with values for what was left open, which depend on what is trained: "lora" or "full"."""
         return self
@@ -79,7 +84,6 @@ class Method(ABC):
     """Estimates the gradient of an adapter; `adapter` None: that of the model's own weights, where a method can."""
 
     needs_checkpoints: ClassVar[bool] = True  # block inputs wait for a backward pass
-    can_keep: ClassVar[bool] = False  # intermediates may be kept instead of computed again
     can_chunk: ClassVar[bool] = True  # tokens may pass the blocks in chunks
     can_train_weights: ClassVar[bool] = False  # without an adapter
     FULL_LEARNING_RATE: ClassVar[float | None] = None  # of whole models; None: that of the optimiser

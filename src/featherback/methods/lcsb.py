@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from featherback.methods.base import Draw, Options
-from featherback.methods.mesp import MeSP
+from featherback.methods.base import Draw
+from featherback.methods.mesp import MeSP, MeSPOptions
 from featherback.noise import bits
 from featherback.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class LCSBOptions(Options):
+class LCSBOptions(MeSPOptions):
     """Which blocks a step goes back through."""
 
     share: float = option(0.5, above=0, most=1, help="Share of the blocks that each step goes back through.")

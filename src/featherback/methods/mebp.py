@@ -21,7 +21,7 @@ from featherback.backend.protocol import Array, Scratch
 from featherback.layers.context import Context, keep_mapped
 from featherback.layers.kept import Kept
 from featherback.layers.linear import BlockWeights
-from featherback.methods.base import Sweep
+from featherback.methods.base import Options, Sweep
 from featherback.methods.mesp import Layer, MeSP
 from featherback.methods.sinks import WeightSink
 
@@ -29,7 +29,7 @@ from featherback.methods.sinks import WeightSink
 class MeBP(MeSP):
     """Exact gradients the way a checkpointing autodiff computes them: the baseline of MeSP's memory tables."""
 
-    can_keep = False
+    options_class = Options
     can_chunk = False
     can_train_weights = False
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, cast
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, cast
 
 from featherback.backend.protocol import Array
 from featherback.data.batch import Batch
 from featherback.layers.attention import KeyValues
 from featherback.layers.block import Block
 from featherback.layers.context import Context
+from featherback.layers.encodings import ENCODINGS, EXACT, PRECISIONS
 from featherback.layers.kept import Kept
 from featherback.layers.linear import BlockWeights
 from featherback.memory.resources import TokenStore
-from featherback.methods.base import FIRST, Draw, Method, Sweep
+from featherback.methods.base import FIRST, Draw, Method, Options, Sweep
 from featherback.methods.sinks import GradientSink, WeightSink
+from featherback.options import option
 
 
 class Layer(NamedTuple):
@@ -33,10 +36,26 @@ class Layer(NamedTuple):
     gathered: tuple[Array, Array] | None  # dk and dv of all tokens; None: there is but one span
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeSPOptions(Options):
+    """What is kept, where there is memory for it."""
+
+    keep_precision: str = option(
+        EXACT,
+        choices=PRECISIONS,
+        help="How results of the forward pass are kept for the backward pass, where --memory has room for them. 8bit: "
+        "gate and up in blocks of eight bits, about half of the memory, which changes the gradients a little.",
+    )
+
+    @property
+    def precision(self) -> str:
+        return self.keep_precision
+
+
 class MeSP(Method):
     """Exact gradients in memory that does not grow with depth, unless the plan keeps intermediates for speed."""
 
-    can_keep = True
+    options_class: ClassVar[type[Options]] = MeSPOptions
     can_train_weights = True
 
     def gradients(self, batch: Batch, scale: float, sink: GradientSink | WeightSink, draw: Draw = FIRST) -> float:
@@ -154,10 +173,14 @@ class MeSP(Method):
         """Room for the intermediates that the plan keeps of a layer."""
         take, operand = self.resources.kept.take, self.resources.backend.operand(self.plan.compute)
         chosen = {name: block.intermediates[name] for name in self.plan.kept(place)}
-        arrays = {name: take(name, *about.placed(tokens, operand)) for name, about in chosen.items()}
+        encodings = {name: each for name, each in self.plan.encodings.items() if name in chosen}
+        arrays = {
+            name: take(name, *about.placed(tokens, operand, encodings.get(name))) for name, about in chosen.items()
+        }
         size = 0 if self.adapter is None else self.adapter.layout.columns_size
         columns = take("DoRA's c of a layer", (size,)) if size else None
-        return Kept(arrays, [name for name, about in chosen.items() if about.by_head], columns, place)
+        by_head = [name for name, about in chosen.items() if about.by_head]
+        return Kept(arrays, by_head, columns, place, {name: ENCODINGS[each] for name, each in encodings.items()})
 
 
 METHOD = MeSP
