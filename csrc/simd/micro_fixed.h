@@ -118,8 +118,8 @@ FB_INLINE void add_row(IVec (&sums)[2], IVec pair, const IVec (&row)[2]) {
 struct FixedTile {
     using Operand = int16_t;
     using Element = uint32_t;
-    // Two vectors wide: where there are 32 registers, the sums of a chunk and of a group fit, and a strip leaves room in
-    // the first-level cache.
+    // Two vectors wide: where there are 32 registers, the sums of a chunk and of a group fit, and a strip leaves room
+    // in the first-level cache.
     static constexpr int N = 2;
     static constexpr int rows = kTileRows, row_step = 1, cols = N * kLanes;
     static constexpr int header = 1, steps = 2, depth_step = 2, depth = kFixedGroup;  // a strip's row of scales
