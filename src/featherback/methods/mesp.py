@@ -43,8 +43,8 @@ class MeSPOptions(Options):
     keep_precision: str = option(
         EXACT,
         choices=PRECISIONS,
-        help="How results of the forward pass are kept for the backward pass, where --memory has room for them. 8bit: "
-        "gate and up in blocks of eight bits, about half of the memory, which changes the gradients a little.",
+        help="Precision of what is kept for the backward pass. 8bit: gate and up in half the memory, which changes "
+        "gradients a little.",
     )
 
     @property

@@ -58,9 +58,8 @@ class TrainOptions(TypedDict, total=False):
     method: Literal['lcsb', 'mebp', 'mesp', 'mezo', 'sparse_mezo']
     """How gradients are computed or estimated. Default: mesp."""
     keep_precision: Literal['exact', '8bit']
-    """How results of the forward pass are kept for the backward pass, where --memory has room for them. 8bit:
-    gate and up in blocks of eight bits, about half of the memory, which changes the gradients a little.
-    Default: exact for lcsb, mesp."""
+    """Precision of what is kept for the backward pass. 8bit: gate and up in half the memory, which changes
+    gradients a little. Default: exact for lcsb, mesp."""
     share: float
     """Share of the blocks that each step goes back through. Default: 0.5 for lcsb."""
     order: Literal['cyclic', 'random']
