@@ -49,7 +49,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     kernels.set_threads(options.threads)
     clock = time.thread_time if options.threads == 1 else time.perf_counter
-    tokens, bf16 = options.tokens, kernels.current() in ("avx512bf16", "amx_bf16", "neon_bf16")
+    tokens, bf16 = options.tokens, kernels.current() in ("avx512bf16", "neon_bf16")
     rng = np.random.default_rng(0)
 
     def operand(columns: int) -> np.ndarray:

@@ -92,6 +92,42 @@ void dequantize(const PyMatrix& w, Array out_) {
     ops().dequantize(w.matrix, out);
 }
 
+// Rows of blocks of eight bits.
+template <class Byte>
+using Codes = nb::ndarray<Byte, nb::ndim<2>, nb::device::cpu>;
+
+template <class Byte>
+void check_codes(const Codes<Byte>& codes, int64_t rows, int64_t cols) {
+    const BlockShape block = block_shape(TensorType::Q8_0);
+    const int64_t bytes = (cols + block.weights - 1) / block.weights * block.bytes;
+    if (int64_t(codes.shape(0)) != rows || int64_t(codes.shape(1)) != bytes)
+        refuse("codes is (" + std::to_string(codes.shape(0)) + ", " + std::to_string(codes.shape(1)) + "), not (" +
+               std::to_string(rows) + ", " + std::to_string(bytes) + ")");
+    if (rows > 0 && bytes > 0 && codes.stride(1) != 1) refuse("codes' rows must be contiguous");
+}
+
+void encode(InArray x_, Codes<uint8_t> codes) {
+    const View x = view(x_, "x");
+    check_codes(codes, x.rows, x.cols);
+    nb::gil_scoped_release release;
+    const Timed timed("encode", 0);
+    ops().encode(x, codes.data(), codes.stride(0));
+}
+
+void decode(Codes<const uint8_t> codes, Array out_) {
+    const View out = view(out_, "out");
+    check_codes(codes, out.rows, out.cols);
+    Matrix m;
+    m.data = codes.data();
+    m.type = TensorType::Q8_0;
+    m.row_bytes = codes.stride(0);
+    m.rows = out.rows;
+    m.cols = out.cols;
+    nb::gil_scoped_release release;
+    const Timed timed("decode", 0);
+    ops().dequantize(m, out);
+}
+
 PyCost linear_backward_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, bool bf16, bool fixed) {
     if (fixed) return as_pair(ops().linear_backward_fixed_cost(tokens, inputs, outputs, rank));
     return as_pair(ops().linear_backward_cost(tokens, inputs, outputs, rank, operand(bf16)));
@@ -131,6 +167,9 @@ void bind_products(nb::module_& m) {
           "(floating-point operations, bytes of scratch per thread)");
     m.def("gather_rows", &gather_rows, nb::arg("w"), nb::arg("ids"), nb::arg("out"), "out (n, D) = rows ids of W");
     m.def("dequantize", &dequantize, nb::arg("w"), nb::arg("out"), "out (rows, cols) = W");
+    m.def("encode", &encode, nb::arg("x"), nb::arg("codes").noconvert(),
+          "codes (T, bytes) = x (T, K) in blocks of eight bits, Q8_0's");
+    m.def("decode", &decode, nb::arg("codes"), nb::arg("out"), "out (T, K) = what `encode` made codes of, rounded");
 }
 
 }  // namespace fb

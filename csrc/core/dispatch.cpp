@@ -5,10 +5,6 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
-#if defined(FB_WITH_AMX)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(__aarch64__) && defined(__APPLE__)
@@ -22,7 +18,7 @@ std::atomic<const Ops*> chosen{nullptr};
 
 #if defined(__x86_64__)
 struct Cpu {
-    bool avx2, avx512, avx512_bf16, amx_bf16;
+    bool avx2, avx512, avx512_bf16;
 };
 
 bool bit(unsigned word, int at) { return word >> at & 1; }
@@ -37,14 +33,14 @@ Cpu read_cpu() {
     if (!avx || !xgetbv || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return {};
     const bool avx2 = bit(ebx, 5) && fma && f16c;
     const bool avx512 = bit(ebx, 16) && bit(ebx, 17) && bit(ebx, 30) && bit(ebx, 31);  // F, DQ, BW, VL
-    const bool vnni = bit(ecx, 11), amx_bf16 = bit(edx, 22) && bit(edx, 24);           // BF16, TILE
+    const bool vnni = bit(ecx, 11);
     __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx);  // all zeros where the CPU has no such leaf
     const bool bf16 = bit(eax, 5);
 
     unsigned kept, high;
     __asm__("xgetbv" : "=a"(kept), "=d"(high) : "c"(0));
     const auto keeps = [kept](unsigned state) { return (kept & state) == state; };
-    constexpr unsigned kYmm = 0x6, kTiles = 0x60000;
+    constexpr unsigned kYmm = 0x6;
 #if defined(__APPLE__)
     constexpr unsigned kZmm = kYmm;  // of AVX-512's registers XCR0 tells nothing before a thread's first use of them
 #else
@@ -54,7 +50,6 @@ Cpu read_cpu() {
     found.avx2 = avx2 && keeps(kYmm);
     found.avx512 = avx512 && found.avx2 && keeps(kZmm);
     found.avx512_bf16 = found.avx512 && bf16 && vnni;
-    found.amx_bf16 = found.avx512_bf16 && amx_bf16 && keeps(kTiles);
     return found;
 }
 
@@ -63,16 +58,6 @@ const Cpu& cpu() {
     return found;
 }
 
-#if defined(FB_WITH_AMX)
-// The tiles' 8 KB are part of a thread's state, which Linux saves only in processes that asked for it.
-bool may_use_tiles() {
-    static const bool granted = [] {
-        constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-        return cpu().amx_bf16 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-    }();
-    return granted;
-}
-#endif
 #elif defined(__aarch64__)
 bool cpu_has_bf16() {
 #if defined(__linux__)
@@ -94,10 +79,6 @@ std::vector<const Ops*> available_ops() {
 #if defined(__x86_64__)
     if (cpu().avx2) tables.push_back(avx2_ops());
     if (cpu().avx512) tables.push_back(avx512_ops());
-#if defined(FB_WITH_AMX)
-    // Before the last, which is chosen: the tiles have been proven in emulation, but never run on the real ones.
-    if (may_use_tiles()) tables.push_back(amx_bf16_ops());
-#endif
     if (cpu().avx512_bf16) tables.push_back(avx512bf16_ops());
 #elif defined(__aarch64__)
     if (cpu_has_bf16()) tables.push_back(neon_bf16_ops());

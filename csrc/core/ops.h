@@ -53,7 +53,6 @@ const Ops* portable_ops();
 const Ops* avx2_ops();
 const Ops* avx512_ops();
 const Ops* avx512bf16_ops();
-const Ops* amx_bf16_ops();
 const Ops* neon_bf16_ops();
 
 }  // namespace fb

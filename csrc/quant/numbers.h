@@ -35,6 +35,19 @@ static inline float f16_to_f32(uint16_t half) {
     return value;
 }
 
+// The least of half precision that is not below a number without sign; beyond all of them infinity, NaN for NaN.
+static inline uint16_t f16_above(float value) {
+    if (!(value <= 65504)) return value != value ? 0x7e00 : 0x7c00;
+    if (value < 0x1p-14f) {  // a multiple of 2^-24
+        const float steps = value * 0x1p24f;
+        const uint16_t whole = uint16_t(steps);
+        return uint16_t(whole + (float(whole) < steps));
+    }
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    return uint16_t(((bits + 0x1fff) >> 13) - ((127 - 15) << 10));
+}
+
 static inline float load_f16(const uint8_t* bytes) { return f16_to_f32(load_u16(bytes)); }
 
 static inline float load_f32(const uint8_t* bytes) {

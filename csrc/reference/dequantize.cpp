@@ -1,3 +1,4 @@
+#include <cmath>
 #include <vector>
 
 #include "quant/decode.h"
@@ -19,6 +20,28 @@ void gather_rows(Matrix w, const int32_t* ids, View out) {
 // out (rows, cols) = w
 void dequantize(Matrix w, View out) {
     for (int64_t r = 0; r < w.rows; ++r) decode_to(w, r, out, r);
+}
+
+// A block: scale = max |x| / 127, upwards to half precision;   code = nearest(x / scale)
+void encode(View x, uint8_t* out, int64_t row_bytes) {
+    constexpr BlockShape shape = block_shape(TensorType::Q8_0);
+    for (int64_t r = 0; r < x.rows; ++r) {
+        uint8_t* block = out + r * row_bytes;
+        for (int64_t first = 0; first < x.cols; first += shape.weights, block += shape.bytes) {
+            float values[shape.weights] = {}, most = 0;
+            for (int64_t i = 0; i < shape.weights && first + i < x.cols; ++i) {
+                values[i] = float(load(x, r, first + i));
+                if (std::isnan(values[i]) || std::fabs(values[i]) > most) most = std::fabs(values[i]);
+                if (std::isnan(most)) break;
+            }
+            const uint16_t half = f16_above(most / 127);
+            const float scale = f16_to_f32(half), inverse = 1 / scale;
+            std::memcpy(block, &half, sizeof half);
+            for (int i = 0; i < shape.weights; ++i)
+                block[2 + i] =
+                    scale > 0 && std::isfinite(scale) ? uint8_t(int8_t(std::nearbyint(values[i] * inverse))) : 0;
+        }
+    }
 }
 
 }  // namespace fb::reference

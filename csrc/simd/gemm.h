@@ -153,7 +153,6 @@ void gemm_unit(const Segment* segments, int count, const float* bias, View out, 
     auto* panels = static_cast<Element*>(thread_scratch(size_t(unit_bytes<Tile>())));
     auto* floats = reinterpret_cast<float*>(panels + kGroupPanels<Tile> * int64_t(panel_size<Tile>()));
     [[maybe_unused]] auto* prepared = reinterpret_cast<int16_t*>(floats + Tile::depth * kPanelCols);
-    [[maybe_unused]] const typename Tile::Use use;
     if (bias)
         for (int64_t t = t0; t < t1; t++)
             for_lanes(end - begin, [&](auto get, auto put) {

@@ -117,6 +117,23 @@ FB_INLINE Vec square_root(Vec v) {
 #endif
 }
 
+// The nearest integers, of halves the even ones.
+FB_INLINE IVec nearest(Vec v) {
+#if defined(__AVX512F__)
+    return (IVec)_mm512_cvtps_epi32((__m512)v);
+#elif defined(__AVX2__)
+    return (IVec)_mm256_cvtps_epi32((__m256)v);
+#elif defined(__x86_64__)
+    return (IVec)_mm_cvtps_epi32((__m128)v);
+#elif defined(__aarch64__)
+    return (IVec)vcvtnq_s32_f32((float32x4_t)v);
+#else
+    IVec out;
+    for (int i = 0; i < kLanes; i++) out[i] = int32_t(__builtin_rintf(v[i]));
+    return out;
+#endif
+}
+
 FB_INLINE float sum(Vec v) {
     float lanes[kLanes];
     store(lanes, v);

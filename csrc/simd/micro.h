@@ -76,14 +76,12 @@ struct Rows {
 //   Operand, Element    what it reads of x, and of a panel of weights: an Element holds `steps` reduction steps
 //   depth, depth_step   reduction steps a panel holds; those computed are a multiple of depth_step, zeros at the end
 //   header              rows of a strip before its steps, of the micro-kernel's own
-//   Use                 held by a thread while it computes
 //   operand<height>     x rows [row, row + live), columns [first, first + depth): in place where possible, otherwise
 //                       brought into `buffer` (rows * depth elements). Up to `height`, rows are missing or anything
 //   Sums<height>        C (height, cols) while it is computed: `add` such rows times a strip of the panel, and `write`
 struct FloatTile {
     using Operand = float;
     using Element = float;
-    struct Use {};
     static constexpr int rows = kTileRows, row_step = 1, cols = kTileCols;
     static constexpr int header = 0, steps = 1, depth_step = 1, depth = 128;  // a panel of 64 columns: 32 KB
 

@@ -4,30 +4,7 @@
 #include "simd/micro.h"
 #include "simd/transpose.h"
 
-namespace fb::FB_ISA {
-
-// x's rows in place; where rows or steps are missing, copied, with zeros in their stead.
-template <class Tile, int height>
-FB_INLINE Rows<uint16_t> whole_rows(const View& x, int64_t row, int64_t live, int64_t first, int64_t count,
-                                    uint16_t* buffer) {
-    const uint16_t* source = x.row<uint16_t>(row) + first;
-    if (live == height && count % Tile::depth_step == 0) return {source, x.ld};
-    const int64_t stride = round_up(count, Tile::depth_step);
-    std::memset(buffer, 0, size_t(height * stride) * 2);
-    for (int64_t i = 0; i < live; i++) std::memcpy(buffer + i * stride, source + i * x.ld, size_t(count) * 2);
-    return {buffer, stride};
-}
-
-}  // namespace fb::FB_ISA
-
-#if defined(FB_TILES)
-
-#include "amx/micro.h"
-namespace fb::FB_ISA {
-using Bf16Tile = AmxTile;
-}
-
-#elif defined(__AVX512BF16__)
+#if defined(__AVX512BF16__)
 
 namespace fb::FB_ISA {
 
@@ -35,14 +12,19 @@ namespace fb::FB_ISA {
 struct DotTile {
     using Operand = uint16_t;
     using Element = uint32_t;
-    struct Use {};
     static constexpr int rows = kTileRows, row_step = 1, cols = kTileCols;
     static constexpr int header = 0, steps = 2, depth_step = 2, depth = 256;
 
+    // x's rows in place; where rows or steps are missing, copied, with zeros in their stead.
     template <int height>
     FB_INLINE static Rows<uint16_t> operand(const View& x, int64_t row, int64_t live, int64_t first, int64_t count,
                                             uint16_t* buffer) {
-        return whole_rows<DotTile, height>(x, row, live, first, count, buffer);
+        const uint16_t* source = x.row<uint16_t>(row) + first;
+        if (live == height && count % depth_step == 0) return {source, x.ld};
+        const int64_t stride = round_up(count, depth_step);
+        std::memset(buffer, 0, size_t(height * stride) * 2);
+        for (int64_t i = 0; i < live; i++) std::memcpy(buffer + i * stride, source + i * x.ld, size_t(count) * 2);
+        return {buffer, stride};
     }
 
     template <int height>
@@ -78,7 +60,6 @@ namespace fb::FB_ISA {
 struct MatrixTile {
     using Operand = uint16_t;
     using Element = uint64_t;
-    struct Use {};
     static constexpr int rows = 8, row_step = 2, cols = 8;
     static constexpr int header = 0, steps = 4, depth_step = 8, depth = 256;
 

@@ -22,23 +22,6 @@ FB_INLINE V settled(V v) {
     return v;
 }
 
-// The nearest integers, of halves the even ones.
-FB_INLINE IVec nearest(Vec v) {
-#if defined(__AVX512F__)
-    return (IVec)_mm512_cvtps_epi32((__m512)v);
-#elif defined(__AVX2__)
-    return (IVec)_mm256_cvtps_epi32((__m256)v);
-#elif defined(__x86_64__)
-    return (IVec)_mm_cvtps_epi32((__m128)v);
-#elif defined(__aarch64__)
-    return (IVec)vcvtnq_s32_f32((float32x4_t)v);
-#else
-    IVec out;
-    for (int i = 0; i < kLanes; i++) out[i] = int32_t(__builtin_rintf(v[i]));
-    return out;
-#endif
-}
-
 // Eight floats, whatever the set: the sums of a chunk have eight parts.
 using Eight = float __attribute__((vector_size(32)));
 using EightBits = int32_t __attribute__((vector_size(32)));
@@ -135,9 +118,8 @@ FB_INLINE void add_row(IVec (&sums)[2], IVec pair, const IVec (&row)[2]) {
 struct FixedTile {
     using Operand = int16_t;
     using Element = uint32_t;
-    struct Use {};
-    // Two vectors wide: where there are 32 registers, the sums of a chunk and of a group fit, and a strip leaves room in
-    // the first-level cache.
+    // Two vectors wide: where there are 32 registers, the sums of a chunk and of a group fit, and a strip leaves room
+    // in the first-level cache.
     static constexpr int N = 2;
     static constexpr int rows = kTileRows, row_step = 1, cols = N * kLanes;
     static constexpr int header = 1, steps = 2, depth_step = 2, depth = kFixedGroup;  // a strip's row of scales

@@ -18,7 +18,49 @@ void unpack_row(const uint8_t* row, int64_t cols, View out, int64_t t) {
     }
 }
 
+// 32 numbers in a block of eight bits. Numbers without sign are in the order of their bits, NaN being the largest.
+template <class X>
+FB_INLINE void encode_block(const X* x, uint8_t* block) {
+    using Codes = int8_t __attribute__((vector_size(kLanes)));
+    const Floats values = run_of([&](int v) { return load(x + v * kLanes); });
+    IVec sizes{};
+    for (const Vec& v : values.v) {
+        const IVec size = (IVec)v & 0x7fffffff;
+        sizes = size > sizes ? size : sizes;
+    }
+    int32_t bits = 0;
+    for (int i = 0; i < kLanes; i++) bits = std::max(bits, sizes[i]);
+    float most;
+    __builtin_memcpy(&most, &bits, sizeof most);
+    const uint16_t half = f16_above(most / 127);
+    __builtin_memcpy(block, &half, sizeof half);
+    const float scale = half_to_float(block);
+    const float inverse = scale > 0 && scale <= 65504 ? 1 / scale : 0;
+    for (int v = 0; v < kRunVectors; v++) {
+        const Codes codes = __builtin_convertvector(nearest(values.v[v] * inverse), Codes);
+        __builtin_memcpy(block + 2 + v * kLanes, &codes, sizeof codes);
+    }
+}
+
 }  // namespace
+
+void encode(View x, uint8_t* out, int64_t row_bytes) {
+    using Block = formats::Q8_0;
+    static_assert(Block::weights == kRun);
+    by_dtype(x.dtype, [&](auto* tag) {
+        using X = std::remove_pointer_t<decltype(tag)>;
+        parallel_rows(x.rows, x.cols, [&](int64_t t) {
+            const X* row = x.row<X>(t);
+            uint8_t* block = out + t * row_bytes;
+            int64_t at = 0;
+            for (; at + kRun <= x.cols; at += kRun, block += Block::bytes) encode_block(row + at, block);
+            if (at == x.cols) return;
+            float rest[kRun] = {};
+            for (int64_t i = 0; at + i < x.cols; i++) rest[i] = load1(row + at + i);
+            encode_block(rest, block);
+        });
+    });
+}
 
 void gather_rows(Matrix w, const int32_t* ids, View out) {
     with_type(w.type, [&](auto type) {

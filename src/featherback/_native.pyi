@@ -156,6 +156,12 @@ def gather_rows(w: Matrix, ids: Annotated[NDArray[numpy.int32], dict(shape=(None
 def dequantize(w: Matrix, out: Annotated[NDArray, dict(device='cpu')]) -> None:
     """out (rows, cols) = W"""
 
+def encode(x: Annotated[NDArray, dict(device='cpu', writable=False)], codes: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), device='cpu')]) -> None:
+    """codes (T, bytes) = x (T, K) in blocks of eight bits, Q8_0's"""
+
+def decode(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')]) -> None:
+    """out (T, K) = what `encode` made codes of, rounded"""
+
 def attention(q: Annotated[NDArray, dict(device='cpu', writable=False)], k: Annotated[NDArray, dict(device='cpu', writable=False)], v: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')], lse: Annotated[NDArray, dict(device='cpu')] | None, heads: int, kv_heads: int, cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, scale: float | None = None, window: int = 0, p: Annotated[NDArray, dict(device='cpu')] | None = None, softcap: float = 0.0, prefix: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None:
     """
     out (Tq, H d) = causal grouped-query attention; lse (H, Tq) or None. scale None: head_dim ** -0.5. p (H Tq, Tk) float32 receives the probabilities. softcap not 0: a score s becomes softcap * tanh(s / softcap). prefix (S,): -1, or the sequence whose keys these queries see as well

@@ -89,7 +89,7 @@ def test_own_options_reach_the_configuration(
     assert (first.learning_rate, first.memory, first.targets) == (1e-3, 96_000_000, ("q_proj", "v_proj"))
     assert second.optimizer_options == {"weight_decay": 0.0}
     assert (first.method_options, third.method_options) == (
-        {},
+        {"keep_precision": "exact"},
         {"epsilon": 1e-3, "directions": 4, "log_directions": False},
     )
     assert third.optimizer_options["eps"] == 1e-6

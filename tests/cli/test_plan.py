@@ -10,7 +10,9 @@ from tests.support.tiny_models import TINY_PHI3, TINY_QWEN2, write_tiny
 
 from featherback.architecture.yardstick import QWEN2_5
 from featherback.cli.app import run
+from featherback.cli.preamble import describe_work
 from featherback.host.machine import Baseline, Machine
+from featherback.memory.plan import Plan
 
 
 @pytest.fixture
@@ -114,6 +116,11 @@ def test_a_budget_that_is_too_small_is_said(model: Path, capsys: pytest.CaptureF
 def test_bad_options(model: Path, option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", str(model), *option]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_what_is_not_kept_exactly_is_said() -> None:
+    plan = Plan(tokens=8, keep={"m": 2, "gate": 2, "up": 1}, encodings={"gate": "blocks8", "up": "blocks8"})
+    assert describe_work(plan) == ["kept for the backward pass: m, gate in 8bit of 2 blocks; up in 8bit of 1 block"]
 
 
 def test_targets_that_the_yardstick_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

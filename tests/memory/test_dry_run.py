@@ -94,7 +94,8 @@ def test_high_water_is_the_dry_runs(model: Model, name: str, lengths: tuple[int,
         adapter = LoRA(model, rank, targets=stored(model, targets))
         gradients = PagedArray(adapter.parameters.layers, adapter.layer_size)
         known = model.blocks[0].intermediates.keys()
-        keep = {name: layers for name, layers in KEPT[index].items() if method.can_keep and name in known}
+        can = method.options_class().precision is not None
+        keep = {name: layers for name, layers in KEPT[index].items() if can and name in known}
         for chunk in (None, 32) if method.can_chunk else (None,):
             plan = Plan(
                 tokens=tokens,
@@ -104,6 +105,7 @@ def test_high_water_is_the_dry_runs(model: Model, name: str, lengths: tuple[int,
                 vocab_tile=vocab,
                 keep_h=index != 1 and chunk is None,
                 keep=keep,
+                encodings={"gate": "blocks8"} if "gate" in keep else {},
             )
             at_work = methods.create(name, model, adapter, plan)
             at_work.gradients(batch, 1.0, gradients)
@@ -170,7 +172,7 @@ def test_high_water_with_dropout(model: Model, name: str) -> None:
 @pytest.mark.parametrize("name", METHODS.names)
 def test_high_water_with_dora(model: Model, name: str) -> None:
     batch, method = (all_supervised(np.random.default_rng(0), model.config.vocab_size, 20, 1, 43), METHODS[name])
-    outputs = {"attn_out": 1, "mlp_out": 2} if method.can_keep else {}
+    outputs = {"attn_out": 1, "mlp_out": 2} if method.options_class().precision else {}
     for rank, targets, compute, chunk, keep in (
         (33, "all", "bf16", None, {}),
         (4, "all", "fp32", 32, outputs),

@@ -16,6 +16,7 @@ from featherback.memory import planner
 from featherback.memory.job import Job
 from featherback.memory.plan import Plan
 from featherback.methods import METHODS
+from featherback.methods.mesp import MeSPOptions
 from featherback.optim.rules.adamw import AdamW
 from featherback.optim.rules.sgd import SGD
 from featherback.weights.types import TensorType
@@ -63,6 +64,26 @@ def test_more_memory_is_never_slower(tokens: int, free: int | None) -> None:
     ]
     assert seconds == sorted(seconds, reverse=True)
     assert seconds[0] > seconds[-1]
+
+
+def test_eight_bits_are_kept_only_where_they_are_asked_for_and_pay() -> None:
+    exact = job()
+    rough = job(options=MeSPOptions(keep_precision="8bit"))
+    least = planner.smallest(exact, BASELINE, MACHINE).rss
+    assert planner.smallest(rough, BASELINE, MACHINE).rss == least
+    seconds = []
+    for extra in (0, 60 * MB, 120 * MB, 2000 * MB):
+        usual, asked = (planner.choose(each, least + extra, BASELINE, MACHINE) for each in (exact, rough))
+        assert not usual.encodings
+        if 0 < extra < 2000 * MB:
+            assert asked.encodings == {"gate": "blocks8", "up": "blocks8"}
+            assert asked.keep["gate"] > 1.2 * usual.keep.get("gate", 0)
+            assert (asked.predicted_step_seconds or 0) < (usual.predicted_step_seconds or 0)
+        else:
+            assert asked == usual  # nothing is kept, or there is room for everything
+        assert round((asked.predicted_rss_mb or 0) * MB) <= least + extra
+        seconds.append(asked.predicted_step_seconds or 0)
+    assert seconds == sorted(seconds, reverse=True)
 
 
 GEMMA3 = replace(  # F of which no tile is a multiple

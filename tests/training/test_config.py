@@ -82,7 +82,8 @@ BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
         ({"method": "mezo", "directions": 1.5}, "--directions is 1.5; it must be a whole number"),
         (
             {"epsilon": 1e-3},
-            "--epsilon is no option of the method mesp, which has none; leave it out or choose another --method.",
+            "--epsilon is no option of the method mesp, which has --keep-precision; leave it out or choose another "
+            "--method.",
         ),
         (
             {"method": "mezo", "method_options": {"radius": 1}},

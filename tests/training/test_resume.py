@@ -67,22 +67,49 @@ def test_a_plan_of_another_version_is_made_anew(
 @pytest.mark.parametrize(
     ("keep", "says"),
     [
-        ({"x": 1}, "names 'x'; what this model can keep is q, k, v, o, lse, m, gate, up"),
-        ({"m": 1, "gate": 3}, "has gate in 3 layers; the model has 2"),
-        ({"o": 1, "lse": 1}, "must have q, k, v, o, lse in the same number of layers"),
+        ({"x": 1}, "plan.keep names 'x'; what this model can keep is q, k, v, o, lse, m, gate, up"),
+        ({"m": 1, "gate": 3}, "plan.keep has gate in 3 layers; the model has 2"),
+        ({"o": 1, "lse": 1}, "plan.keep must have q, k, v, o, lse in the same number of layers"),
     ],
     ids=["a name", "layers", "a part of a bundle"],
 )
 def test_a_plan_that_keeps_what_the_model_has_not_is_refused(start: Start, keep: dict[str, int], says: str) -> None:
     run = start(steps=1)
     record = rewrite(run.path, lambda record: record["plan"].update(keep=keep))
-    refusal = rf"{re.escape(str(run.path))}/run\.json is damaged: plan\.keep {re.escape(says)}\. Correct it, or delete"
+    refusal = rf"{re.escape(str(run.path))}/run\.json is damaged: {re.escape(says)}\. Correct it, or delete"
     with pytest.raises(FeatherbackError, match=refusal):
         start(steps=2, resume=True)
     with pytest.raises(FeatherbackError, match=refusal):  # the worker, had it been started by hand
         train_run(RunDirectory.open(run.path))
     assert json.loads(record)["plan"] == RunDirectory.open(run.path).record["plan"]
     start(steps=2, resume=True, memory=10**9)  # another budget, another plan
+
+
+def test_a_run_of_a_version_without_encodings_goes_on_with_the_same_bits(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = {"schedule": "constant", "keep": "last"}
+    whole, run = start("whole", steps=4, **usual), start(steps=2, **usual)
+
+    def older(record: dict[str, Any]) -> None:
+        assert record["plan"].pop("encodings") == {}
+        assert record["configuration"]["method_options"].pop("keep_precision") == "exact"
+
+    identity = RunDirectory.open(run.path).identity
+    rewrite(run.path, older)
+    assert RunDirectory.open(run.path).identity == identity
+    assert RunDirectory.open(run.path).plan.encodings == {}
+    start(steps=4, resume=True, **usual)
+    assert "made anew" not in capsys.readouterr().err
+    files = [folder.path / "adapter_model.safetensors" for folder in (run, whole)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_precision_cannot_be_changed(start: Start) -> None:
+    start(steps=1, keep_precision="8bit")
+    with pytest.raises(FeatherbackError, match="with other options"):
+        start(steps=2, resume=True, keep_precision="exact")
+    start(steps=2, resume=True, keep_precision="8bit")
 
 
 def test_a_refused_resume_leaves_the_record_as_it_was(start: Start) -> None:

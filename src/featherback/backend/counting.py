@@ -278,6 +278,16 @@ class CountingOperations:
     add = subtract = multiply = divide = sqrt = sign = clip = matmul = replace_negatives = _elementwise
     row_means = column_sums = row_squares = column_squares = _elementwise
 
+    def encode(self, x: Blank, codes: Blank) -> None:
+        """It computes more than it moves: as long as five passes."""
+        self.work.moved += 5 * (x.nbytes + codes.nbytes)
+        self.work.calls += 1
+
+    def decode(self, codes: Blank, out: Blank) -> None:
+        """As long as two."""
+        self.work.moved += 2 * (codes.nbytes + out.nbytes)
+        self.work.calls += 1
+
     def dense(self, matrix: Blank) -> BlankMatrix:
         height, width = matrix.shape
         return BlankMatrix((height, width), width * matrix.dtype.itemsize)

@@ -38,6 +38,8 @@ class CPUOperations:
     glu_backward = staticmethod(kernels.glu_backward)
     cross_entropy_tile = staticmethod(kernels.cross_entropy_tile)
     cross_entropy_finish = staticmethod(kernels.cross_entropy_finish)
+    encode = staticmethod(kernels.encode)
+    decode = staticmethod(kernels.decode)
     cast = staticmethod(kernels.cast)
     scale_columns = staticmethod(kernels.scale_columns)
     column_dots = staticmethod(kernels.column_dots)

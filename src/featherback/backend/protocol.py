@@ -92,6 +92,12 @@ class Operations(Protocol):
         self, reference: Array, sum: Array, target_logit: Array, loss: Array, target_rows: Array = None,
         dh: Array = None, scale: float = 1.0, *, softcap: float = 0.0,
     ) -> None: ...  # fmt: skip
+    def encode(self, x: Array, codes: Array) -> None:
+        """codes (T, bytes), uint8 = x (T, n), float32 or bf16, in blocks of eight bits: Q8_0's."""
+
+    def decode(self, codes: Array, out: Array) -> None:
+        """out (T, n), float32 or bf16 = what stands in such codes."""
+
     def cast(self, x: Array, out: Array) -> None: ...
     def scale_columns(
         self, x: Array, factors: Array, out: Array, *, bias: Array = None, accumulate: bool = False

@@ -249,9 +249,12 @@ def describe_choice(plan: Plan, named: bool) -> Iterator[str]:
 
 def describe_work(plan: Plan) -> list[str]:
     """What is recomputed, and the tokens per chunk where there are chunks."""
+    from featherback.layers.encodings import ENCODINGS
+
     names: dict[int, list[str]] = {}
     for name, layers in plan.keep.items():
-        names.setdefault(layers, []).append(name)
+        stored = f" in {ENCODINGS[plan.encodings[name]].precision}" if name in plan.encodings else ""
+        names.setdefault(layers, []).append(f"{name}{stored}")
     kept = "; ".join(f"{', '.join(same)} of {several(layers, 'block')}" for layers, same in names.items())
     chunks = [f"{plan.chunk_tokens} tokens at a time"] if plan.chunked else []
     return [*chunks, f"kept for the backward pass: {kept}" if kept else "blocks recomputed"]

@@ -35,8 +35,7 @@ NOMINAL = {
     "avx2": _rates((105, 140, 105), (4, 3.1, 4.2), 68),
     "avx512": _rates((107, 162, 107), (6, 4.2, 6), 78),
     "avx512bf16": _rates((225, 182, 107), (12, 4.2, 6.5), 78),
-    # Not measured: AMX's instruction multiplies at least four times as fast, and NEON's runs in narrower cores.
-    "amx_bf16": _rates((900, 182, 107), (12, 4.2, 6.5), 78),
+    # Not measured: NEON's instruction runs in narrower cores.
     "neon_bf16": _rates((100, 50, 30), (4, 3, 3), 24),
     "reference": _rates((1, 1, 1), (1, 1, 1), 1),
 }

@@ -28,6 +28,9 @@ from featherback.layers.span import Span
 Places = Mapping[str, tuple[Array, Array]]
 """By letter, q, k or v: where a projection's product goes, and where it lies normed and rotated. They may be one."""
 
+FLOAT32 = ("float32",)
+"""How factors of the scores are kept."""
+
 NO_H: Mapping[str, Array | None] = {}
 """What adapters read, h (T, r), none kept. By stored projection: parts of a fused one have one h."""
 
@@ -109,12 +112,12 @@ class Attention(Branch):
         if bias:
             self.vectors |= {f"{name.removesuffix('_proj')}_bias": (n,) for name, (n, _) in products.items()}
         self.intermediates = {
-            "q": Intermediate(q_size, state=True),
-            "k": Intermediate(kv_size, state=True),
-            "v": Intermediate(kv_size, state=True),
+            "q": Intermediate(q_size, FLOAT32),
+            "k": Intermediate(kv_size, FLOAT32),
+            "v": Intermediate(kv_size, FLOAT32),
             "o": Intermediate(q_size),
             "attn_out": Intermediate(hidden_size),
-            "lse": Intermediate(heads, state=True, by_head=True),
+            "lse": Intermediate(heads, FLOAT32, by_head=True),
         }
         # o without the q, k and v of the same pass would be divided by another sum than theirs.
         self.bundles = [("q", "k", "v", "o", "lse"), *([("attn_out",)] if post_norm else [])]

@@ -64,7 +64,7 @@ class GatedUnit(Branch):
         self.projections = stored_shapes(self.parts, hidden_size) | {"down_proj": (hidden_size, intermediate_size)}
         self.vectors: dict[str, tuple[int, ...]] = {name: (hidden_size,) for name in (pre_norm, post_norm) if name}
         self.input, self.output = "m", "mlp_out"
-        self.intermediates = {name: Intermediate(size) for name, size in sizes.items()}
+        self.intermediates = {name: Intermediate(size, ("operand", "blocks8")) for name, size in sizes.items()}
         self.intermediates["mlp_out"] = Intermediate(hidden_size)
         self.bundles = [(name,) for name in (*sizes, *(["mlp_out"] if post_norm else []))]
 
@@ -230,21 +230,21 @@ class GatedUnit(Branch):
 
         `h`: what adapters read of n, by stored projection.
         """
-        both = again and all(name in kept for name in tiles)
+        places = {name: kept.rows(name, ctx.span, columns) for name in tiles}
+        both = again and all(place is not None for place in places.values())
         values = []
         for name, part in tiles.items():
-            whole = kept.rows(name, ctx.span)
-            place = None if whole is None else whole[:, columns]
+            place = places[name]
             direct = place is not None and (both or place.dtype == FLOAT)
             value = place if direct else ctx.floats(f"{name} tile", ctx.tokens, columns.stop - columns.start)
-            if again and place is not None:
+            if again and name in kept:
                 if not direct:
-                    ctx.ops.cast(place, value)
+                    kept.load(ctx, name, value, columns)
             else:
                 part.forward(ctx, n, h[part.name], value)
                 ctx.release(part.weight)
-                if place is not None and not direct:
-                    ctx.ops.cast(value, place)
+                if name in kept and not direct:
+                    kept.store(ctx, name, value, columns)
             values.append(value)
         return values[0], values[1]
 

@@ -52,7 +52,7 @@ class Account:
 
 def account(job: Job, plan: Plan) -> Account:
     """The account of a step, the same for all places where a plan's arrays and weights may lie."""
-    key = (*_shape(plan), plan.mlp_tile, plan.vocab_tile, plan.keep_h, *plan.keep.items())
+    key = (*_shape(plan), plan.mlp_tile, plan.vocab_tile, plan.keep_h, *plan.keep.items(), *plan.encodings.items())
     if key not in job.accounts:
         job.accounts[key] = _whole(job, plan)
     return job.accounts[key]
@@ -105,8 +105,9 @@ def _once(job: Job, plan: Plan, layer: int | None, kept: tuple[str, ...] = ()) -
     """One layer's part of a step, or the part around the layers; plans that differ in nothing it sees share it."""
     key: tuple[object, ...] = (*_shape(plan), plan.vocab_tile)
     if layer is not None:
-        plan = replace(plan, keep=dict.fromkeys(kept, job.layers))
-        key = (*_shape(plan), plan.mlp_tile, plan.keep_h, layer, kept)
+        encodings = {name: each for name, each in plan.encodings.items() if name in kept}
+        plan = replace(plan, keep=dict.fromkeys(kept, job.layers), encodings=encodings)
+        key = (*_shape(plan), plan.mlp_tile, plan.keep_h, layer, kept, *encodings.items())
     if key not in job.accounts:
         part = partial(_around, job) if layer is None else partial(_inside, job, layer)
         found = _in_chunks(plan, part)

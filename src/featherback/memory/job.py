@@ -95,6 +95,12 @@ class Job(StoredSizes):
         return int(self.method.returned(self.layers, options))
 
     @cached_property
+    def precision(self) -> str | None:
+        """That in which intermediates may be kept; None: they never are."""
+        precision: str | None = (self.options or self.method.options_class()).precision
+        return precision
+
+    @cached_property
     def alike(self) -> list[int]:
         """For each layer the first one that is like it: the same block and types, as much of it trained."""
         first: dict[object, int] = {}

@@ -1,4 +1,5 @@
-"""The choices that trade memory against time. They change the gradients by rounding at most."""
+"""The choices that trade memory against time. They change the gradients by rounding at most, unless the user asked for
+intermediates of less precision."""
 
 from __future__ import annotations
 
@@ -37,6 +38,8 @@ class Plan:
     keep: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Intermediate of a block -> in how many layers, from the first of those that a step goes back through, it stays
     from the forward to the backward pass."""
+    encodings: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Intermediate that is kept -> how it is stored, where that is not exact."""
     checkpoints: Place = "ram"  #: where block inputs wait for the backward pass
     states: Place = "ram"  #: where an adapter's parameters, gradients and optimiser states live
     weights: Weights = "resident"

@@ -8,7 +8,7 @@ rates.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import get_args
@@ -137,12 +137,14 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
             )
         raise BudgetError("Training", limit, least, change)
 
-    worth = gains(job, next(candidates(job)), standard)
+    bare = next(candidates(job))
+    worth = [(stored, gains(job, replace(bare, encodings=stored), standard)) for stored in _encodings(job)]
 
     def fastest_in(limit: int) -> Prediction:
         fitting = [prediction for prediction in predictions if prediction.rss <= limit]
-        found = _keeping(job, fitting, limit, worth, baseline, standard)
-        return predict(job, found.plan, baseline, machine)
+        found = [_keeping(job, fitting, limit, *way, baseline, standard) for way in worth]
+        best = min(found, key=lambda prediction: prediction.seconds)  # the first, which is exact, if both are as fast
+        return predict(job, best.plan, baseline, machine)
 
     chosen, frugal, fastest = (fastest_in(each) for each in (limit, min(least, limit), most))
     return replace(
@@ -186,7 +188,7 @@ def gains(job: Job, plan: Plan, machine: Machine) -> list[Gain]:
     Each gain is what its intermediates save where those before it are kept already. Some are worth more once others are
     kept, as up is once gate is: they make one gain.
     """
-    if not job.method.can_keep:
+    if job.precision is None:
         return []
     left = bundles(job.blocks, job.form is not None and job.form.kind.needs_output)
     found: list[Gain] = []
@@ -214,16 +216,26 @@ def gains(job: Job, plan: Plan, machine: Machine) -> list[Gain]:
     return sorted(found, key=lambda gain: -gain.per_byte)
 
 
+def _encodings(job: Job) -> list[dict[str, str]]:
+    """The ways to store what is kept, as plans have them: the exact one, and the one that the user allows beside it."""
+    if job.precision is None:
+        return [{}]
+    named = {name: about.encoded(job.precision) for block in job.blocks for name, about in block.intermediates.items()}
+    allowed = {name: encoding for name, encoding in named.items() if encoding is not None}
+    return [{}, allowed] if allowed else [{}]
+
+
 def _keeping(
-    job: Job, fitting: list[Prediction], limit: int, worth: Sequence[Gain], baseline: Baseline, machine: Machine
-) -> Prediction:
-    """The fastest of some plans, each with the rest of the budget filled by what is `worth` keeping.
+    job: Job, fitting: list[Prediction], limit: int, stored: Mapping[str, str], worth: Sequence[Gain],
+    baseline: Baseline, machine: Machine,
+) -> Prediction:  # fmt: skip
+    """The fastest of some plans, each with the rest of the budget filled by what is `worth` keeping, `stored` so.
 
     Every plan is filled in its own fixed order, so that a larger budget leaves none of them, nor the best, slower.
     """
     found = []
     for bare in _front(fitting):
-        filling = Filling(job, bare, worth, baseline, machine)
+        filling = Filling(job, bare, stored, worth, baseline, machine)
         fullest = filling.most(lambda p: p.rss <= limit)
         found.append(fullest)
         if fullest.crowded:  # less may be faster
@@ -246,6 +258,7 @@ class Filling:
 
     job: Job
     bare: Prediction
+    stored: Mapping[str, str]  # as `Plan.encodings`
     worth: Sequence[Gain]
     baseline: Baseline
     machine: Machine
@@ -276,7 +289,9 @@ class Filling:
         for number, gain in enumerate(self.worth):
             if (count := min(layers, steps - number * layers)) > 0:
                 keep |= dict.fromkeys(gain.names, count)
-        return predict(self.job, replace(self.bare.plan, keep=keep), self.baseline, self.machine)
+        stored = {name: encoding for name, encoding in self.stored.items() if name in keep}
+        plan = replace(self.bare.plan, keep=keep, encodings=stored)
+        return predict(self.job, plan, self.baseline, self.machine)
 
 
 def smallest(job: Job, baseline: Baseline, machine: Machine) -> Prediction:

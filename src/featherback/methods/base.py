@@ -11,6 +11,7 @@ from typing import ClassVar
 from featherback.data.batch import Batch
 from featherback.host.paged import PagedArray
 from featherback.layers.context import Moves
+from featherback.layers.encodings import EXACT, PRECISIONS
 from featherback.layers.objectives.base import Objective
 from featherback.layers.objectives.next_token import NEXT_TOKEN
 from featherback.memory.plan import Plan
@@ -19,7 +20,7 @@ from featherback.methods.assembly import Adapter, Parameters
 from featherback.methods.sinks import GradientSink, WeightSink
 from featherback.methods.sweep import ModelLike, Sweep, begin
 from featherback.noise import Draw
-from featherback.options import check
+from featherback.options import check, option
 
 FIRST = Draw()
 
@@ -34,16 +35,36 @@ class Options:
     def __post_init__(self) -> None:
         check(self)
 
+    @property
+    def precision(self) -> str | None:
+        """That in which intermediates may be kept instead of computed again; None: they never are."""
+        return None
+
     def settled(self, train: str) -> Options:
         """These with values for what was left open, which depend on what is trained: "lora" or "full"."""
         return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepingOptions(Options):
+    """What is kept, where there is memory for it."""
+
+    keep_precision: str = option(
+        EXACT,
+        choices=PRECISIONS,
+        help="Precision of what is kept for the backward pass. 8bit: gate and up in half the memory, which changes "
+        "gradients a little.",
+    )
+
+    @property
+    def precision(self) -> str:
+        return self.keep_precision
 
 
 class Method(ABC):
     """Estimates the gradient of an adapter; `adapter` None: that of the model's own weights, where a method can."""
 
     needs_checkpoints: ClassVar[bool] = True  # block inputs wait for a backward pass
-    can_keep: ClassVar[bool] = False  # intermediates may be kept instead of computed again
     can_chunk: ClassVar[bool] = True  # tokens may pass the blocks in chunks
     can_train_weights: ClassVar[bool] = False  # without an adapter
     FULL_LEARNING_RATE: ClassVar[float | None] = None  # of whole models; None: that of the optimiser

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from featherback.methods.base import Draw, Options
+from featherback.methods.base import KeepingOptions
 from featherback.methods.mesp import MeSP
-from featherback.noise import bits
+from featherback.noise import Draw, bits
 from featherback.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class LCSBOptions(Options):
+class LCSBOptions(KeepingOptions):
     """Which blocks a step goes back through."""
 
     share: float = option(0.5, above=0, most=1, help="Share of the blocks that each step goes back through.")

@@ -20,6 +20,7 @@ import numpy as np
 from featherback.backend.protocol import Array, Scratch
 from featherback.layers.context import Context, keep_mapped
 from featherback.layers.linear import BlockWeights
+from featherback.methods.base import Options
 from featherback.methods.mesp import MeSP
 from featherback.methods.sweep import Layer, RoundTrip
 
@@ -27,7 +28,7 @@ from featherback.methods.sweep import Layer, RoundTrip
 class MeBP(MeSP):
     """Exact gradients the way a checkpointing autodiff computes them: the baseline of MeSP's memory tables."""
 
-    can_keep = False
+    options_class = Options  # nothing is kept
     can_chunk = False
     can_train_weights = False
 

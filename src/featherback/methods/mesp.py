@@ -14,11 +14,12 @@ tokens, and where checkpoints wait, are the business of `methods/sweep.py`. docs
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from featherback.backend.protocol import Array
 from featherback.data.batch import Batch
 from featherback.layers.context import Context
-from featherback.methods.base import FIRST, Method
+from featherback.methods.base import FIRST, KeepingOptions, Method, Options
 from featherback.methods.losses import loss_gradient
 from featherback.methods.sinks import GradientSink, WeightSink
 from featherback.methods.sweep import Layer, RoundTrip, round_trip
@@ -28,8 +29,8 @@ from featherback.noise import Draw
 class MeSP(Method):
     """Exact gradients in memory that does not grow with depth, unless the plan keeps intermediates for speed."""
 
-    can_keep = True
     can_train_weights = True
+    options_class: ClassVar[type[Options]] = KeepingOptions
 
     def gradients(self, batch: Batch, scale: float, sink: GradientSink | WeightSink, draw: Draw = FIRST) -> float:
         with self._begin(batch, draw) as sweep, round_trip(sweep, self.way_back(draw), sink) as trip:

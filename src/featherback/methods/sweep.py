@@ -20,6 +20,7 @@ from featherback.data.prefixes import share_prefixes
 from featherback.errors import FeatherbackError
 from featherback.layers.block import Block
 from featherback.layers.context import Context, Moves
+from featherback.layers.encodings import ENCODINGS
 from featherback.layers.kept import NOTHING, Kept
 from featherback.layers.linear import BlockWeights, LayerSink
 from featherback.layers.loss import Head
@@ -255,10 +256,15 @@ class RoundTrip:
         take, operand = sweep.resources.kept.take, sweep.ctx.operand
         names = [name for name in sweep.plan.kept(place) if name in block.intermediates]
         chosen = {name: block.intermediates[name] for name in names}
-        arrays = {name: take(name, *about.placed(sweep.batch.n_tokens, operand)) for name, about in chosen.items()}
+        encodings = {name: each for name, each in sweep.plan.encodings.items() if name in chosen}
+        arrays = {
+            name: take(name, *about.placed(sweep.batch.n_tokens, operand, encodings.get(name)))
+            for name, about in chosen.items()
+        }
         size = 0 if sweep.adapter is None else sweep.adapter.layout.prepared.size
         prepared = take("what the adapter prepares of a layer", (size,)) if size else None
-        return Kept(arrays, [name for name, about in chosen.items() if about.by_head], prepared, place)
+        by_head = [name for name, about in chosen.items() if about.by_head]
+        return Kept(arrays, by_head, prepared, place, {name: ENCODINGS[each] for name, each in encodings.items()})
 
 
 @contextmanager

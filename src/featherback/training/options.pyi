@@ -57,6 +57,9 @@ class TrainOptions(TypedDict, total=False):
     # Optimisation
     method: Literal['lcsb', 'mebp', 'mesp', 'mezo', 'sparse_mezo']
     """How gradients are computed or estimated. Default: mesp."""
+    keep_precision: Literal['exact', '8bit']
+    """Precision of what is kept for the backward pass. 8bit: gate and up in half the memory, which changes
+    gradients a little. Default: exact for lcsb, mesp."""
     share: float
     """Share of the blocks that each step goes back through. Default: 0.5 for lcsb."""
     order: Literal['cyclic', 'random']

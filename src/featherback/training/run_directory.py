@@ -43,6 +43,7 @@ from featherback.files import (
     write_json,
 )
 from featherback.layers.block import Block, bundles
+from featherback.layers.encodings import EXACT
 from featherback.memory.plan import Plan
 from featherback.naming import argument
 from featherback.training.config import TrainConfig
@@ -177,6 +178,8 @@ class RunDirectory:
             del fixed["keep"]
         if self.config.objective == NEXT_TOKEN:
             del fixed["objective"]
+        if fixed.get("keep_precision") == EXACT:
+            del fixed["keep_precision"]
         for name in ("batch_size", "batch_tokens"):
             del fixed[name]
         fixed |= self.config.batch_in_checksums
@@ -195,9 +198,9 @@ class RunDirectory:
     def plan_of(self, blocks: Sequence[Block]) -> Plan:
         """The plan, for a model of these blocks; FeatherbackError if it keeps what they do not have."""
         plan = self.plan
-        if problem := _misfit(plan.keep, blocks, self.config.form.kind.needs_output):
+        if problem := _misfit(plan, blocks, self.config.form.kind.needs_output):
             raise FeatherbackError(
-                f"{self.path / RUN_FILE} is damaged: plan.keep {problem}. Correct it, or delete the entry plan and "
+                f"{self.path / RUN_FILE} is damaged: {problem}. Correct it, or delete the entry plan and "
                 f"let training with {argument('resume', True)} make one."
             )
         return plan
@@ -359,23 +362,29 @@ class RunDirectory:
 def plan_from_json(values: Any) -> Plan | None:
     """The inverse of `asdict`; None if that is no plan, or one of another version."""
     types = get_type_hints(Plan)
+    if isinstance(values, dict):
+        values = {"encodings": {}} | values  # of versions that had none
     if not isinstance(values, dict) or set(values) != set(types) or values["compute"] not in COMPUTE:
         return None
     return Plan(**values) if all(_fits(values[name], types[name]) for name in types) else None
 
 
-def _misfit(keep: Mapping[str, int], blocks: Sequence[Block], outputs: bool) -> str | None:
-    """What is wrong with a plan's `keep` for these blocks, if anything is."""
+def _misfit(plan: Plan, blocks: Sequence[Block], outputs: bool) -> str | None:
+    """What is wrong with what a plan keeps of these blocks, if anything is."""
     together = bundles(blocks, outputs)
     known = [name for bundle in together for name in bundle]
-    for name, layers in keep.items():
+    for name, layers in plan.keep.items():
         if name not in known:
-            return f"names {name!r}; what this model can keep is {', '.join(known)}"
+            return f"plan.keep names {name!r}; what this model can keep is {', '.join(known)}"
         if layers > len(blocks):
-            return f"has {name} in {layers} layers; the model has {len(blocks)}"
+            return f"plan.keep has {name} in {layers} layers; the model has {len(blocks)}"
     for bundle in together:
-        if len({keep.get(name, 0) for name in bundle}) > 1:
-            return f"must have {', '.join(bundle)} in the same number of layers"
+        if len({plan.keep.get(name, 0) for name in bundle}) > 1:
+            return f"plan.keep must have {', '.join(bundle)} in the same number of layers"
+    for name, encoding in plan.encodings.items():
+        able = {each for block in blocks if name in block.intermediates for each in block.intermediates[name].encodings}
+        if encoding not in able:
+            return f"plan.encodings has {encoding!r} for {name}, which can be kept in {', '.join(sorted(able))}"
     return None
 
 
