@@ -15,7 +15,7 @@ test: $(VENV)/.test
 # A hundred runs, and fifty of whole models, killed at random moments and inside writes, resumed, compared with one that
 # was left alone.
 test-kill: $(VENV)/.test
-	FEATHERBACK_KILLS=100 $(BIN)/python -m pytest tests/training/test_kill.py tests/training/test_whole.py -k killed
+	FEATHERBACK_KILLS=100 $(BIN)/python -m pytest tests/runs/test_kill.py tests/runs/test_whole.py -k killed
 
 # Mutations of everything that is read: make fuzz CASES=2000 SEED=7 KINDS="gguf template". Seeds are printed.
 fuzz: $(VENV)/.test
@@ -126,7 +126,7 @@ $(VENV)/.mlx: $(VENV)/.test
 # Type stubs are kept in the tree: the extension's, and the options of training. Tests compare them.
 stub: build
 	$(BIN)/python -m nanobind.stubgen -q -m featherback._native -o src/featherback/_native.pyi
-	$(BIN)/python tools/options_stub.py > src/featherback/training/options.pyi
+	$(BIN)/python tools/options_stub.py > src/featherback/runs/options.pyi
 
 build: $(VENV)/.built
 

@@ -11,10 +11,10 @@ import typer
 from benchmarks.synthetic import CONFIGS
 from benchmarks.watch import machine
 from featherback.cli.options import JSONOption
+from featherback.core.cache import cache_folder
+from featherback.core.failure import report
+from featherback.core.terminal import say
 from featherback.errors import FeatherbackError, expected
-from featherback.failure import report
-from featherback.hub.cache import cache_folder
-from featherback.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +104,7 @@ def bench(
     tell(machine())
     if what == "methods":
         from benchmarks import methods
-        from featherback.hub.locate import locate
+        from featherback.models.hub.locate import locate
 
         chosen = methods.rows(_words(rows), _factors(lr_factors))[: 1 if quick else None]
         found = methods.run(str(locate(model)), data or [], chosen, place, steps, seconds, tell)
@@ -133,7 +133,7 @@ def _run(
 ) -> dict[str, Any]:
     if what == "memory":
         from benchmarks import memory
-        from featherback.files import write_json
+        from featherback.core.files import write_json
 
         def save(results: dict[str, Any]) -> None:
             if out is not None:
@@ -186,7 +186,7 @@ def _factors(text: str) -> list[float]:
 def _tell(results: dict[str, Any], out: Path | None, as_json: bool) -> None:
     from json import dumps
 
-    from featherback.files import write_bytes
+    from featherback.core.files import write_bytes
 
     plots = results.pop("plots", {})
     if out is not None:

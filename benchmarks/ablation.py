@@ -7,10 +7,10 @@ from pathlib import Path
 
 from benchmarks.steps import job_of, run_step
 from benchmarks.training_run import Measured
-from featherback.host.machine import Machine
-from featherback.memory import planner
+from featherback.engine.host.machine import Machine
+from featherback.methods.memory import planner
 from featherback.optim.rules.sgd import SGD
-from featherback.training.worker_process import worker_baseline
+from featherback.runs.worker_process import worker_baseline
 
 
 def measure_kept_h(model: Path, keep_h: bool, folder: Path, tokens: int = 256, steps: int = 2) -> Measured:

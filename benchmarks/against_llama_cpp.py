@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from featherback.weights.types import TensorType
+    from featherback.engine.formats.types import TensorType
 
 CONTEXT, PROMPT, ANSWER = 1100, 32, 64
 TYPED = {"name": "qwen2.5-1.5b", "num_hidden_layers": 6, "vocab_size": 32_768}
@@ -40,8 +40,9 @@ class Featherback:
     """Our decoder."""
 
     def __init__(self, path: str, threads: int, compute: str) -> None:
-        from featherback import kernels, models
-        from featherback.inference.decoder import Decoder
+        from featherback import models
+        from featherback.engine import kernels
+        from featherback.infer.decoder import Decoder
 
         kernels.set_threads(threads)
         model = models.load(path)
@@ -91,7 +92,7 @@ SIDES: dict[str, Callable[..., Any]] = {"featherback": Featherback, "llama.cpp":
 
 
 def _has_vocabulary(path: str) -> bool:
-    from featherback.weights.gguf import GGUFFile
+    from featherback.engine.formats.gguf import GGUFFile
 
     return "tokenizer.ggml.model" in GGUFFile(path).metadata
 
@@ -170,8 +171,8 @@ def main() -> int:
         return 2
     from benchmarks.markdown import number, table
     from benchmarks.synthetic import write_synthetic
-    from featherback.hub.fetch import fetch
-    from featherback.weights.types import TensorType
+    from featherback.engine.formats.types import TensorType
+    from featherback.models.hub.fetch import fetch
 
     with tempfile.TemporaryDirectory() as place:
         if options.types:

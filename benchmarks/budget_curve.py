@@ -12,10 +12,10 @@ from benchmarks.pictures import Panel, layers_figure, svg
 from benchmarks.speed import Say, Setting
 from benchmarks.steps import fastest, job_of, run_step
 from benchmarks.synthetic import made
-from featherback.host.machine import Machine
-from featherback.memory import planner
-from featherback.memory.plan import Plan
-from featherback.training.worker_process import worker_baseline
+from featherback.engine.host.machine import Machine
+from featherback.methods.memory import planner
+from featherback.methods.memory.plan import Plan
+from featherback.runs.worker_process import worker_baseline
 
 MB = 10**6
 LENGTHS = (256, 1024)

@@ -23,13 +23,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from featherback import demo
+from featherback.data import demo
 from featherback.data.token_file import TokenFile
-from featherback.hub.locate import locate
-from featherback.training import parse
-from featherback.training.config import TrainConfig
-from featherback.training.launch import prepare_run, worker_command
-from featherback.training.run_directory import RunDirectory
+from featherback.models.hub.locate import locate
+from featherback.runs import parse
+from featherback.runs.config import TrainConfig
+from featherback.runs.launch import prepare_run, worker_command
+from featherback.runs.run_directory import RunDirectory
 
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 DEMO = Path(demo.__file__).with_name("train.jsonl")

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from featherback.host.interrupt import Interrupt
-from featherback.training.callback import Callback
-from featherback.training.events import Evaluation, Saved, Step
-from featherback.training.run_directory import RunDirectory
-from featherback.training.trainer import train_run
+from featherback.engine.host.interrupt import Interrupt
+from featherback.runs.callback import Callback
+from featherback.runs.events import Evaluation, Saved, Step
+from featherback.runs.run_directory import RunDirectory
+from featherback.runs.trainer import train_run
 
 
 class Clock(Callback):

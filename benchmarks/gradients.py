@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from benchmarks.markdown import table
 from benchmarks.pictures import Panel, layers_figure, svg
 from featherback import methods, models
-from featherback.adapters.lora import LoRA
+from featherback.core.noise import normal
 from featherback.data.batch import Batch
-from featherback.data.tokenizer_loader import load_tokenizer
-from featherback.host.paged import PagedArray
-from featherback.memory.plan import Plan
+from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.engine.host.paged import PagedArray
+from featherback.methods.memory.plan import Plan
 from featherback.methods.mezo import MeZOOptions
+from featherback.models.lora import LoRA
 from featherback.models.model import Model
-from featherback.noise import normal
 
 Float32 = NDArray[np.float32]
 
@@ -55,7 +55,7 @@ class Closeness:
 
 def run(name: str, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     """Compare on the real model `name`; the exact gradient is MeSP's in fp32, which autograd's in float64 confirms."""
-    from featherback.hub.locate import locate
+    from featherback.models.hub.locate import locate
 
     path = locate(name)
     model, adapter, batch = _setting(path)

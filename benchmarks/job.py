@@ -18,14 +18,14 @@ from typing import Any
 from benchmarks import watch
 from benchmarks.markdown import number, table
 from benchmarks.peers import require_torch
-from featherback import kernels
+from featherback.data.demo import HELD_OUT, TRAIN, pairs
 from featherback.data.packing import rows
 from featherback.data.token_file import TokenFile
-from featherback.data.tokenizer_loader import load_tokenizer
-from featherback.demo import HELD_OUT, TRAIN, pairs
+from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.engine import kernels
 from featherback.errors import FeatherbackError
-from featherback.training.run_directory import RunDirectory
-from featherback.training.worker import ENDED
+from featherback.runs.run_directory import RunDirectory
+from featherback.worker import ENDED
 
 Say = Callable[[str], None]
 
@@ -71,7 +71,7 @@ def run(model: str, cache: Path, steps: int, quick: bool, say: Say) -> dict[str,
 
     FeatherbackError if the two sides did not train on as many tokens.
     """
-    from featherback.hub.locate import locate
+    from featherback.models.hub.locate import locate
 
     require_torch()
     cache.mkdir(parents=True, exist_ok=True)

@@ -17,12 +17,13 @@ import numpy as np
 from featherback.bench.gradients import TEXT, _setting
 from featherback.bench.markdown import table
 
-from featherback import kernels, methods
+from featherback import methods
 from featherback.data.batch import Batch
-from featherback.data.tokenizer_loader import load_tokenizer
-from featherback.host.paged import PagedArray
-from featherback.hub.locate import locate
-from featherback.memory.plan import Plan
+from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.engine import kernels
+from featherback.engine.host.paged import PagedArray
+from featherback.methods.memory.plan import Plan
+from featherback.models.hub.locate import locate
 
 GATES = ("gate", "up")
 EIGHT = dict.fromkeys(GATES, "blocks8")

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.markdown import table
-from featherback import demo
-from featherback.training.run_directory import RunDirectory
+from featherback.data import demo
+from featherback.runs.run_directory import RunDirectory
 
 GRID = tuple(float(f"{1e-4 * 100 ** (i / 11):.2g}") for i in range(12))
 WORSE = 1.02  # of the best loss: two rates in a row that are, end a direction

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from benchmarks.synthetic import CONFIGS
-from featherback.backend.counting import Entry, Ledger
-from featherback.memory.dry_run import step_ledger
-from featherback.memory.job import Job
-from featherback.memory.plan import Plan
+from featherback.engine.backend.counting import Entry, Ledger
+from featherback.engine.formats.types import TensorType
 from featherback.methods import METHODS
-from featherback.weights.types import TensorType
+from featherback.methods.memory.dry_run import step_ledger
+from featherback.methods.memory.job import Job
+from featherback.methods.memory.plan import Plan
 
 MARKER = "<!-- ledger -->"
 _END = "<!-- end of ledger -->"

@@ -16,7 +16,7 @@ from benchmarks.markdown import table
 from benchmarks.peers import peft_step, require_torch
 from benchmarks.steps import fastest, job_of, plan_of, run_step
 from benchmarks.synthetic import made
-from featherback import kernels
+from featherback.engine import kernels
 from featherback.errors import FeatherbackError
 
 TOKENS = 256

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.synthetic import write_synthetic
 from benchmarks.training_run import train_synthetic
-from featherback.training import parse
+from featherback.runs import parse
 
 
 def main() -> int:

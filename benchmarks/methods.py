@@ -15,17 +15,17 @@ from benchmarks import watch
 from benchmarks.markdown import number, table
 from benchmarks.pictures import learning_figure, svg
 from featherback import models
-from featherback.demo import HELD_OUT, TRAIN
+from featherback.data.demo import HELD_OUT, TRAIN
 from featherback.errors import FeatherbackError, expected
 from featherback.methods import METHODS
 from featherback.models.model import Model
 from featherback.optim import RULES
-from featherback.training.config import TrainConfig
-from featherback.training.launch import prepare_run, worker_command
-from featherback.training.outlook import least_memory
-from featherback.training.panels.data import SEQUENCE
-from featherback.training.run_directory import RunDirectory
-from featherback.training.worker_process import worker_baseline
+from featherback.runs.config import TrainConfig
+from featherback.runs.launch import prepare_run, worker_command
+from featherback.runs.outlook import least_memory
+from featherback.runs.panels.data import SEQUENCE
+from featherback.runs.run_directory import RunDirectory
+from featherback.runs.worker_process import worker_baseline
 
 MEASUREMENTS = 3
 """Of the held-out loss in the steps that all runs do, at least."""

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.random_blocks import random_blocks
-from featherback import kernels
-from featherback.weights.types import TensorType
+from featherback.engine import kernels
+from featherback.engine.formats.types import TensorType
 
 ROUNDS = 7
 REPEATS = 3  # in a row, of which the best counts: the threads are awake then

@@ -14,7 +14,7 @@ from benchmarks import watch
 from benchmarks.markdown import number, table
 from benchmarks.synthetic import CONFIGS, made
 from benchmarks.training_run import train_synthetic
-from featherback import kernels
+from featherback.engine import kernels
 from featherback.errors import FeatherbackError
 
 _UNKNOWN_TO_TRANSFORMERS = ("attention_bias", "rope_interleaved", "rope_scaling", "rotary_dim", "rope_theta", "windows")

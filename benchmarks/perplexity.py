@@ -23,7 +23,7 @@ from benchmarks import job
 from benchmarks.markdown import table
 from featherback.data.batch import IGNORE
 from featherback.data.token_file import TokenFile
-from featherback.training.run_directory import RunDirectory
+from featherback.runs.run_directory import RunDirectory
 
 
 def main() -> None:

@@ -29,9 +29,9 @@ from benchmarks.watch import run
 from featherback.data.prepare import prepare
 from featherback.data.source import Source
 from featherback.data.token_file import TokenFile
-from featherback.data.tokenizer_json import EXPRESSIONS
-from featherback.data.tokenizer_loader import load_tokenizer
-from featherback.weights.gguf import GGUFFile
+from featherback.data.tokenizers.json import EXPRESSIONS
+from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.engine.formats.gguf import GGUFFile
 
 CUTS = {"Qwen 2": "llama3-digits", "Llama 3": "llama3", "GPT-2": "gpt2"}
 SEQ_LEN = 256

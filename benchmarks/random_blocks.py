@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.weights.quantize import quantize
-from featherback.weights.types import TensorType
+from featherback.engine.formats.quantize import quantize
+from featherback.engine.formats.types import TensorType
 
 Floats = NDArray[np.float64]
 

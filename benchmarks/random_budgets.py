@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.synthetic import write_synthetic
 from benchmarks.training_run import Measured, train_command, train_synthetic
-from featherback import demo
+from featherback.data import demo
 from featherback.errors import FeatherbackError
 
 MODELS = {"qwen2.5-0.5b": {"num_hidden_layers": 8, "vocab_size": 40_000}, "smollm2-135m": {}}

@@ -16,9 +16,10 @@ from benchmarks.markdown import table
 from benchmarks.peers import peft_step, require_torch
 from benchmarks.steps import fastest, job_of, plan_of, run_step
 from benchmarks.synthetic import CONFIGS, made
-from featherback import families, kernels
-from featherback.architecture.config import ModelConfig
-from featherback.memory.plan import Plan
+from featherback.engine import kernels
+from featherback.methods.memory.plan import Plan
+from featherback.models import families
+from featherback.models.architecture.config import ModelConfig
 
 Say = Callable[[str], None]
 TYPES = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_0", "Q6_K")

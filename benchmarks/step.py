@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from featherback import kernels, methods, models, optim
-from featherback.adapters.lora import LoRA
+from featherback import methods, models, optim
 from featherback.data.batch import Batch
-from featherback.host.meter import Meter
-from featherback.host.paged import PagedArray
-from featherback.memory.plan import Plan
+from featherback.engine import kernels
+from featherback.engine.host.meter import Meter
+from featherback.engine.host.paged import PagedArray
+from featherback.methods.memory.plan import Plan
+from featherback.models.lora import LoRA
 
 
 def main(request: dict[str, Any]) -> dict[str, Any]:

@@ -12,13 +12,14 @@ from typing import Any
 
 from benchmarks import watch
 from benchmarks.training_run import random_sequences
-from featherback import kernels, models
-from featherback.host.machine import Machine
-from featherback.memory import planner
-from featherback.memory.job import Job
-from featherback.memory.plan import Plan
+from featherback import models
+from featherback.engine import kernels
+from featherback.engine.host.machine import Machine
 from featherback.methods import METHODS
-from featherback.training.worker_process import worker_baseline, worker_environment
+from featherback.methods.memory import planner
+from featherback.methods.memory.job import Job
+from featherback.methods.memory.plan import Plan
+from featherback.runs.worker_process import worker_baseline, worker_environment
 
 
 def job_of(model: Path, tokens: int, method: str = "mesp", compute: str = "bf16") -> Job:

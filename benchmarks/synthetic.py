@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.random_blocks import random_blocks
-from featherback import families
-from featherback.architecture.config import ModelConfig
-from featherback.architecture.gguf_metadata import window_keys
-from featherback.architecture.yardstick import QWEN2_5
+from featherback.engine.formats.types import TensorType
+from featherback.engine.formats.writer import OutTensor, Value, tensor_of_array, write_gguf
 from featherback.errors import FeatherbackError, expected
+from featherback.models import families
+from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.gguf_metadata import window_keys
+from featherback.models.architecture.yardstick import QWEN2_5
 from featherback.models.layout import layer_shapes, top_shapes
-from featherback.weights.types import TensorType
-from featherback.weights.writer import OutTensor, Value, tensor_of_array, write_gguf
 
 STD = 0.02  # of every weight, as transformers are initialised
 POOL = 131_071  # blocks drawn; a prime, so that repeating them repeats no row in step with the row length

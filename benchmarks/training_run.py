@@ -12,10 +12,10 @@ import numpy as np
 
 from benchmarks import watch
 from featherback import models
-from featherback.training.config import TrainConfig
-from featherback.training.launch import prepare_run, worker_command
-from featherback.training.run_directory import RunDirectory
-from featherback.training.worker import ENDED
+from featherback.runs.config import TrainConfig
+from featherback.runs.launch import prepare_run, worker_command
+from featherback.runs.run_directory import RunDirectory
+from featherback.worker import ENDED
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from featherback.engine.host.process_tree import held_together, sizes, tree
 from featherback.errors import FeatherbackError
-from featherback.host.process_tree import held_together, sizes, tree
 
 ROOT = Path(__file__).parents[1]
 MB = 1e6
@@ -108,7 +108,7 @@ def machine() -> str:
     """This machine in words: cores, instruction set, system, memory."""
     import platform
 
-    from featherback import kernels
+    from featherback.engine import kernels
 
     words = f"{os.cpu_count()} {platform.machine()} cores, {kernels.describe()}, {platform.system()}"
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:

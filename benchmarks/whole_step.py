@@ -31,10 +31,10 @@ RATE = 1e-6  # so small that random weights stay what they are
 def lora(model: Path, tokens: np.ndarray[Any, Any], work: Path) -> Callable[[], object]:
     """A step of MeSP and AdamW on an adapter."""
     from featherback import methods, models, optim
-    from featherback.adapters.lora import LoRA
     from featherback.data.batch import Batch
-    from featherback.host.paged import PagedArray
-    from featherback.memory.plan import Plan
+    from featherback.engine.host.paged import PagedArray
+    from featherback.methods.memory.plan import Plan
+    from featherback.models.lora import LoRA
 
     opened, batch = models.load(model), Batch.from_sequences([tokens])
     adapter = LoRA(opened, 8)
@@ -52,13 +52,14 @@ def lora(model: Path, tokens: np.ndarray[Any, Any], work: Path) -> Callable[[], 
 
 def lomo(model: Path, tokens: np.ndarray[Any, Any], work: Path) -> Callable[[], object]:
     """A step of the trainer on all weights of a copy."""
-    from featherback import kernels, models
+    from featherback import models
     from featherback.data.batch import Batch
-    from featherback.memory.plan import Plan
-    from featherback.training.config import TrainConfig
-    from featherback.training.launch import prepare_run
-    from featherback.training.stream import Group
-    from featherback.training.whole import TrainedWeights, working_copy
+    from featherback.engine import kernels
+    from featherback.methods.memory.plan import Plan
+    from featherback.runs.config import TrainConfig
+    from featherback.runs.launch import prepare_run
+    from featherback.runs.stream import Group
+    from featherback.runs.whole import TrainedWeights, working_copy
 
     config = TrainConfig.of(
         model=str(model), out=str(work / "run"), train="full", optimizer="lomo", seq_len=len(tokens), steps=1,
@@ -105,8 +106,8 @@ def by_torch(dtype: str, authors: str, name: str, tokens: np.ndarray[Any, Any], 
 def serve(side: str, options: argparse.Namespace, model: Path, work: Path, pipe: Connection) -> None:
     """Make a step whenever asked; answer with its seconds, or with its profile."""
     from benchmarks.synthetic import CONFIGS
-    from featherback import kernels
-    from featherback.training.profile import table
+    from featherback.engine import kernels
+    from featherback.runs.profile import table
 
     kernels.set_threads(options.threads)
     tokens = np.random.default_rng(0).integers(0, CONFIGS[options.model].vocab_size, options.tokens)
@@ -148,7 +149,7 @@ def main() -> None:
 def measure(options: argparse.Namespace, folder: Path) -> None:
     """All sides in turn; a Markdown table."""
     from benchmarks.synthetic import write_synthetic
-    from featherback.weights.types import TensorType
+    from featherback.engine.formats.types import TensorType
 
     model = write_synthetic(folder / "model.gguf", options.model, TensorType.BF16)
     sides = [*OURS, *(f"PyTorch, LOMO {dtype}" for dtype in options.torch)]

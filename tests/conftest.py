@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def remembered_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where this process remembers what it measures: not in the user's cache, and each test anew."""
     place = tmp_path_factory.getbasetemp() / "remembered" / f"{next(_NUMBERS)}"
-    monkeypatch.setattr("featherback.host.remembered.cache_place", lambda: place)
+    monkeypatch.setattr("featherback.engine.host.remembered.cache_place", lambda: place)
     return place / "measured"
 
 
@@ -33,7 +33,7 @@ def smollm2_path() -> Path:
         return Path(given)
     if os.environ.get("FEATHERBACK_OFFLINE"):
         pytest.skip("FEATHERBACK_OFFLINE is set: no test of the real model")
-    from featherback.hub.fetch import fetch
+    from featherback.models.hub.fetch import fetch
 
     return fetch("smollm2-135m")
 
@@ -49,7 +49,7 @@ def smollm2_reference(smollm2_path: Path) -> "PreTrainedModel":
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home without stores of models, and no others."""
-    from featherback.hub.stores import ollama
+    from featherback.models.hub.stores import ollama
 
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("OLLAMA_MODELS", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):

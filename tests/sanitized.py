@@ -27,19 +27,19 @@ ENVIRONMENT = {
 NATIVE = {"address": ["kernel_test", "stress_test"], "thread": ["stress_test", "kernel_test"]}
 SUITES = {
     "address": [
-        "tests/kernels",
-        "tests/weights",
-        "tests/host",
-        "tests/backend",
+        "tests/engine/kernels",
+        "tests/engine/formats",
+        "tests/engine/host",
+        "tests/engine/backend",
         "tests/optim",
         "tests/methods/test_exact_gradients.py",
         "tests/methods/test_bf16.py",
         "tests/methods/test_freed_memory.py",
-        "tests/inference/test_decoder.py",
+        "tests/infer/test_decoder.py",
         "tests/data/test_text_encoder.py",
         "tests/test_hostile_sizes.py",
     ],
-    "thread": ["tests/host", "tests/kernels/test_threads.py", "tests/methods/test_freed_memory.py"],
+    "thread": ["tests/engine/host", "tests/engine/kernels/test_threads.py", "tests/methods/test_freed_memory.py"],
 }
 FUZZED = {"address": ["gguf", "safetensors", "tokenizergguf", "adapterweights"], "thread": []}
 FUZZING = ["--cases", "60", "--seed", "1"]

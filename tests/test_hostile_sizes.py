@@ -15,15 +15,15 @@ import pytest
 from safetensors.numpy import save_file
 
 import featherback as fb
-from featherback.adapters import formats
-from featherback.adapters.formats import peft
+from featherback.core.files import read_json
+from featherback.engine.formats.gguf import GGUFFile
+from featherback.engine.formats.safetensors import SafetensorsFile
 from featherback.errors import FeatherbackError
-from featherback.files import read_json
+from featherback.exports import formats
+from featherback.exports.formats import peft
 from featherback.models import load
-from featherback.training import parse
-from featherback.training.config import TrainConfig
-from featherback.weights.gguf import GGUFFile
-from featherback.weights.safetensors import SafetensorsFile
+from featherback.runs import parse
+from featherback.runs.config import TrainConfig
 from tests.support.tiny_models import write_tiny
 
 MB = 10**6

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from featherback.core.naming import FACE, argument, argument_is, arguments, as_flags, in_python
 from featherback.errors import did_you_mean, expected, near
-from featherback.naming import FACE, argument, argument_is, arguments, as_flags, in_python
 
 PACKAGE = Path(__file__).parents[1] / "src" / "featherback"
-COMMAND_LINE = ("cli", "training/worker.py", "failure.py")
+COMMAND_LINE = ("cli", "worker.py", "core/failure.py")
 """What only the command line runs."""
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 

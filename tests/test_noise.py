@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from featherback import noise
-from featherback.backend.cpu import CPUOperations
-from featherback.noise import PIECE, bits, fill_normal, normal, splitmix, uniform
+from featherback.core import noise
+from featherback.core.noise import PIECE, bits, fill_normal, normal, splitmix, uniform
+from featherback.engine.backend.cpu import CPUOperations
 
 
 def test_quantiles_are_the_normal_distributions() -> None:

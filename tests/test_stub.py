@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 STUB = ROOT / "src" / "featherback" / "_native.pyi"
-OPTIONS = ROOT / "src" / "featherback" / "training" / "options.pyi"
+OPTIONS = ROOT / "src" / "featherback" / "runs" / "options.pyi"
 
 
 def test_stub_is_current(tmp_path: Path) -> None:

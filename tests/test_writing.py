@@ -10,11 +10,11 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "featherback"
 
-MAKERS = ("private.py", "files.py")
+MAKERS = ("core/private.py", "core/files.py")
 """The primitives, and what renames and copies with them."""
 
 EXCUSED = {
-    "terminal.py: os.open": "the empty device, in place of a standard stream that is closed",
+    "core/terminal.py: os.open": "the empty device, in place of a standard stream that is closed",
     "data/token_file.py: os.replace": "by the descriptor of the folder, between names that `private` made",
 }
 
@@ -35,7 +35,7 @@ def test_no_other_module_makes_files() -> None:
         for line, what in _writing(ast.parse(path.read_text()))
         if f"{where}: {what}" not in EXCUSED
     ]
-    assert not found, "files made past featherback.private and featherback.files:\n" + "\n".join(found)
+    assert not found, "files made past featherback.core.private and featherback.core.files:\n" + "\n".join(found)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from featherback import kernels
+from featherback.engine import kernels
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 STEPS = 4

@@ -1,6 +1,6 @@
 """The type of the keyword arguments of featherback.train and featherback.plan, from what the options say of themselves.
 
-python tools/options_stub.py > src/featherback/training/options.pyi     (`make stub`)
+python tools/options_stub.py > src/featherback/runs/options.pyi     (`make stub`)
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from featherback.training.names import default_of, grouped, known, python_names, python_type, told
+from featherback.runs.names import default_of, grouped, known, python_names, python_type, told
 
 EXPLICIT = {"data", "eval_data", "out", "memory"}
 """Fields that `train` has as parameters."""

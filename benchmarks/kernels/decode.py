@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from featherback import kernels
+from featherback.engine import kernels
 from featherback.models.loader import load
 
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -20,8 +20,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from featherback import kernels
-from featherback.weights.types import TensorType
+from featherback.engine import kernels
+from featherback.engine.formats.types import TensorType
 
 SHAPES = "896x896,128x896,4864x896,896x4864,2048x2048,256x2048,11008x2048,2048x11008"  # Qwen2.5 0.5B and 3B
 TYPES = "Q4_0,Q4_1,Q8_0,Q5_0,Q4_K,Q6_K"

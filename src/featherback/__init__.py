@@ -14,13 +14,13 @@ from featherback.errors import FeatherbackError
 from featherback.version import __version__
 
 if TYPE_CHECKING:
-    from featherback.adapters.lora import LoRA
     from featherback.api import evaluate, export, gradients, load, merge, plan, train
+    from featherback.exports.targets.base import Exported
     from featherback.model import Model
-    from featherback.targets.base import Exported
-    from featherback.training.callback import Callback
-    from featherback.training.evaluation import Evaluation
-    from featherback.training.run import Run
+    from featherback.models.lora import LoRA
+    from featherback.runs.callback import Callback
+    from featherback.runs.evaluation import Evaluation
+    from featherback.runs.run import Run
 
 __all__ = [
     "Callback",
@@ -42,12 +42,12 @@ __all__ = [
 
 # Brought in on first use (PEP 562): `import featherback` itself costs nothing.
 _HOMES = {
-    "Callback": "featherback.training.callback",
-    "Evaluation": "featherback.training.evaluation",
-    "Exported": "featherback.targets.base",
-    "LoRA": "featherback.adapters.lora",
+    "Callback": "featherback.runs.callback",
+    "Evaluation": "featherback.runs.evaluation",
+    "Exported": "featherback.exports.targets.base",
+    "LoRA": "featherback.models.lora",
     "Model": "featherback.model",
-    "Run": "featherback.training.run",
+    "Run": "featherback.runs.run",
     "evaluate": "featherback.api",
     "export": "featherback.api",
     "gradients": "featherback.api",

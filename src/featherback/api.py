@@ -13,40 +13,41 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from featherback import kernels, methods, models
-from featherback.adapters import lora
-from featherback.adapters.formats import form
+from featherback import methods, models
+from featherback.core.naming import argument
 from featherback.data.batch import IGNORE, Batch
 from featherback.data.source import Source, columns_of
+from featherback.engine import kernels
+from featherback.engine.host.paged import PagedArray
 from featherback.errors import FeatherbackError, shown
-from featherback.host.paged import PagedArray
-from featherback.memory.plan import Plan
+from featherback.exports.formats import form
+from featherback.methods.memory.plan import Plan
 from featherback.model import Adapter, Model
 from featherback.model import opened as opened_adapter
-from featherback.naming import argument
-from featherback.training.callback import Callback, Guarded, Together
-from featherback.training.choose import plan_for
-from featherback.training.computed import compute_of
-from featherback.training.config import TrainConfig
-from featherback.training.evaluation import Evaluation, evaluate_file
-from featherback.training.events import Note
-from featherback.training.given import Examples
-from featherback.training.launch import prepare_run, resume_run
-from featherback.training.names import default_of, fields_of, grouped, known, python_names, python_type, told
-from featherback.training.outcome import verdict
-from featherback.training.panels.run import AUTO
-from featherback.training.rehearsal import rehearsed_baseline
-from featherback.training.run import Run
-from featherback.training.run_directory import RunDirectory
-from featherback.training.show import draw, reporter
-from featherback.training.trainer import train_run
-from featherback.training.worker_process import worker_baseline
+from featherback.models import lora
+from featherback.runs.callback import Callback, Guarded, Together
+from featherback.runs.choose import plan_for
+from featherback.runs.computed import compute_of
+from featherback.runs.config import TrainConfig
+from featherback.runs.evaluation import Evaluation, evaluate_file
+from featherback.runs.events import Note
+from featherback.runs.given import Examples
+from featherback.runs.launch import prepare_run, resume_run
+from featherback.runs.names import default_of, fields_of, grouped, known, python_names, python_type, told
+from featherback.runs.outcome import verdict
+from featherback.runs.panels.run import AUTO
+from featherback.runs.rehearsal import rehearsed_baseline
+from featherback.runs.run import Run
+from featherback.runs.run_directory import RunDirectory
+from featherback.runs.trainer import train_run
+from featherback.runs.worker_process import worker_baseline
+from featherback.view.show import draw, reporter
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from featherback.targets.base import Exported
-    from featherback.training.options import TrainOptions
+    from featherback.exports.targets.base import Exported
+    from featherback.runs.options import TrainOptions
 
 Tokens = npt.ArrayLike
 Data = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Examples
@@ -78,7 +79,7 @@ def load(model: str | os.PathLike[str], quantize: str = "none") -> Model:
 
     `quantize` (q4_0, q8_0): the weights of a Hugging Face folder are quantised into a file in the cache, once.
     """
-    from featherback.hub.locate import locate
+    from featherback.models.hub.locate import locate
 
     return models.load(locate(os.fspath(model)), quantize, kind=Model)
 
@@ -240,7 +241,7 @@ def export(
     the adapter calls its base. `force`: replace what is there. The result has the `path` of what was written, and in
     `next` the command to type next. FeatherbackError for what does not fit together, or cannot be written.
     """
-    from featherback.exporting import export as exported  # with every format, which training does without
+    from featherback.runs.exporting import export as exported  # with every format, which training does without
 
     source = adapter.path if isinstance(adapter, Run) else Path(adapter)
     base = str(model.path) if isinstance(model, models.Model) else model

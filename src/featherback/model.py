@@ -8,19 +8,20 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypedDict, overload
 
 from featherback import models
-from featherback.adapters import formats, lora
-from featherback.data.chat import ChatTemplate
-from featherback.data.tokenizer import Tokenizer
-from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.core.naming import argument_is
+from featherback.data.templates.chat import ChatTemplate
+from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
-from featherback.inference.conversation import Conversation
-from featherback.inference.decoder import Decoder
-from featherback.inference.defaults import CONTEXT, GENERATED_TOKENS, TEMPERATURE, TOP_P
-from featherback.inference.generate import generate_text
-from featherback.inference.prompt import Prompt, encode_prompt
-from featherback.inference.sampler import Sampler
-from featherback.naming import argument_is
-from featherback.training.run import Run
+from featherback.exports import formats
+from featherback.infer.conversation import Conversation
+from featherback.infer.decoder import Decoder
+from featherback.infer.defaults import CONTEXT, GENERATED_TOKENS, TEMPERATURE, TOP_P
+from featherback.infer.generate import generate_text
+from featherback.infer.prompt import Prompt, encode_prompt
+from featherback.infer.sampler import Sampler
+from featherback.models import lora
+from featherback.runs.run import Run
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.tiny_chat import write_tiny_chat
 
 from benchmarks import job
-from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.errors import FeatherbackError
+from tests.support.tiny_chat import write_tiny_chat
 
 
 @pytest.fixture(scope="module")

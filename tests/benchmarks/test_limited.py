@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.tiny_models import TINY_LLAMA, write_tiny
 
 from benchmarks import limited, peers, synthetic
 from benchmarks.steps import run_step
-from featherback import kernels
+from featherback.engine import kernels
 from featherback.errors import FeatherbackError
-from featherback.memory.plan import Plan
+from featherback.methods.memory.plan import Plan
+from tests.support.tiny_models import TINY_LLAMA, write_tiny
 
 
 @pytest.mark.skipif("avx2" not in kernels.available(), reason="this CPU has no AVX2")

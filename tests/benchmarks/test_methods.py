@@ -4,17 +4,17 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
-from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 from benchmarks import methods
 from benchmarks.clocked_run import Clock
 from benchmarks.methods import Learned, markdown, rows, train_row
 from benchmarks.pictures import learning_figure
 from featherback import models
+from featherback.engine.host.interrupt import Interrupt
 from featherback.errors import FeatherbackError
-from featherback.host.interrupt import Interrupt
-from featherback.training.events import Evaluation, Step
-from featherback.training.run_directory import RunDirectory
+from featherback.runs.events import Evaluation, Step
+from featherback.runs.run_directory import RunDirectory
+from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 STEPS = 6
 

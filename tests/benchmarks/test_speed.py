@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import speed, synthetic
 from benchmarks.speed import OURS, Setting
-from featherback.memory.plan import Plan
+from featherback.methods.memory.plan import Plan
 
 PLAN = Plan(tokens=256)
 NAMES = ["smollm2-135m", "qwen2.5-0.5b"]

@@ -4,12 +4,12 @@ import gguf
 import numpy as np
 import pytest
 from gguf.quants import dequantize
-from tests.support.oracle import random_adapter, reference, reference_model
 
 from benchmarks.synthetic import CONFIGS, write_synthetic
+from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
 from featherback.models import load
-from featherback.weights.types import TensorType
+from tests.support.oracle import random_adapter, reference, reference_model
 
 SMALL = {"num_hidden_layers": 2, "vocab_size": 1000}
 

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 from benchmarks import memory
 from benchmarks.ablation import measure_kept_h
@@ -12,6 +11,7 @@ from benchmarks.markdown import number, table
 from benchmarks.memory import MAIN, Row, Setting, markdown, settings
 from benchmarks.synthetic import write_synthetic
 from benchmarks.training_run import Measured, train_command, train_synthetic
+from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 SMALL = {"num_hidden_layers": 2, "vocab_size": 2000}
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import pytest
-from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 from featherback.cli import begin
 from featherback.cli.app import run
-from featherback.training import account
-from featherback.training.rehearsal import rehearsed_baseline
+from featherback.runs import account
+from featherback.runs.rehearsal import rehearsed_baseline
+from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 
 class Outcome(NamedTuple):

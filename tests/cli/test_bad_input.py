@@ -12,15 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from featherback import optim
+from featherback.data.tokenizers.folder import from_folder
+from featherback.engine.formats.safetensors import SafetensorsFolder
+from featherback.errors import FeatherbackError
 from tests.cli.conftest import Command
 from tests.data.support import byte_core
 from tests.support.tiny_chat import write_tiny_chat
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
-
-from featherback import optim
-from featherback.data.tokenizer_folder import from_folder
-from featherback.errors import FeatherbackError
-from featherback.weights.safetensors import SafetensorsFolder
 
 GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
 

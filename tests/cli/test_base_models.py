@@ -6,12 +6,12 @@ import shlex
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Command
-from tests.support.tiny_chat import write_tiny_base
 
 from featherback import models
-from featherback.adapters import formats
-from featherback.adapters.lora import LoRA
+from featherback.exports import formats
+from featherback.models.lora import LoRA
+from tests.cli.conftest import Command
+from tests.support.tiny_chat import write_tiny_base
 
 
 @pytest.mark.parametrize("adapted", [False, True])

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tests.cli.conftest import Command
 
 from featherback.version import __version__
+from tests.cli.conftest import Command
 
 STEPS = 12
 OPTIONS = ("--seq-len", 96, "--rank", 4, "--lr", 1e-2, "--steps", STEPS)

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Command
-from tests.data.test_formats import ROWS, WRITERS
-from tests.data.test_readers import read as read_examples
-from tests.support.tiny_chat import write_messages
 
 from featherback.cli.preamble import print_preamble, print_sample
 from featherback.data.preview import Preview
 from featherback.data.token_file import TokenFile
-from featherback.training.config import TrainConfig
-from featherback.training.launch import prepare_run
-from featherback.training.rehearsal import rehearsed_baseline
-from featherback.training.run_directory import RunDirectory
+from featherback.runs.config import TrainConfig
+from featherback.runs.launch import prepare_run
+from featherback.runs.rehearsal import rehearsed_baseline
+from featherback.runs.run_directory import RunDirectory
+from tests.cli.conftest import Command
+from tests.data.test_formats import ROWS, WRITERS
+from tests.data.test_readers import read as read_examples
+from tests.support.tiny_chat import write_messages
 
 FEATHERBACK = [sys.executable, "-m", "featherback"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Command
 
 import featherback as fb
 from featherback.cli import demo as demo_module
-from featherback.demo import HELD_OUT, TRAIN
+from featherback.data.demo import HELD_OUT, TRAIN
+from tests.cli.conftest import Command
 
 
 def test_the_demo_learns(smollm2_path: Path, tmp_path: Path) -> None:
@@ -30,9 +30,9 @@ def test_the_demo_learns(smollm2_path: Path, tmp_path: Path) -> None:
 def test_demo(
     command: Command, monkeypatch: pytest.MonkeyPatch, chat_model: Path, messages: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("featherback.hub.fetch.fetch", lambda *_, **__: chat_model)
-    monkeypatch.setattr("featherback.demo.TRAIN", messages)
-    monkeypatch.setattr("featherback.demo.HELD_OUT", messages)
+    monkeypatch.setattr("featherback.models.hub.fetch.fetch", lambda *_, **__: chat_model)
+    monkeypatch.setattr("featherback.data.demo.TRAIN", messages)
+    monkeypatch.setattr("featherback.data.demo.HELD_OUT", messages)
     monkeypatch.setattr(demo_module, "STEPS", 3)
     out = tmp_path / "demo"
     first = command("demo", "--out", out)

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from tests.cli.conftest import Command
 
 import featherback as fb
 from featherback import api
 from featherback.cli import begin
+from featherback.engine.host.machine import Machine
 from featherback.errors import FeatherbackError
-from featherback.host.machine import Machine
-from featherback.training import choose
+from featherback.runs import choose
+from tests.cli.conftest import Command
 
 
 def _forbid_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.runs import runs
 from tests.support.tiny_chat import write_messages, write_tiny_chat
-from tests.training import runs
 
 # Sends itself a signal at a call of a Python function, counted from the first line of the command; 0: at none.
 _AT = """
@@ -85,6 +86,6 @@ def test_no_thread_of_ours_takes_a_signal_from_the_program_that_follows(tmp_path
     listed = [line.split() for line in done.stdout.splitlines() if line.startswith("featherback.")]
     programs = [line[0] for line in listed if line[1] == "True"]
     assert set(programs[:-1]) == {"featherback.cli.begin"}
-    assert programs[-1] == "featherback.training.worker"
+    assert programs[-1] == "featherback.worker"
     assert len(listed) > len(programs)  # there are threads
     assert {line[2] for line in listed} == {"True"}

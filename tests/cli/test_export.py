@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.cli.conftest import Command
 
 from featherback import models
-from featherback.adapters import formats
-from featherback.adapters.formats import gguf, mlx
-from featherback.adapters.lora import LoRA, Pair
-from featherback.targets import TARGETS
-from featherback.training.run_directory import RunDirectory
+from featherback.exports import formats
+from featherback.exports.formats import gguf, mlx
+from featherback.exports.targets import TARGETS
+from featherback.models.lora import LoRA, Pair
+from featherback.runs.run_directory import RunDirectory
+from tests.cli.conftest import Command
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_a_model_in_place_of_an_adapter_is_told_from_one(
         (named / "config.json").write_text("{}")
     elif how == "name":
         known = {"lm:tiny": chat_model}
-        monkeypatch.setattr("featherback.hub.stores.find", known.get)
+        monkeypatch.setattr("featherback.models.hub.stores.find", known.get)
     typed = "lm:tiny" if how == "name" else named
     for arguments in (
         ("export", typed, "--to", "gguf"),
@@ -162,7 +162,7 @@ def test_what_a_killed_export_left_goes_before_the_room_is_looked_at(
     """The export is killed while it writes, then made again."""
     out = here.parent / "new"
     code = (
-        "import os, signal, sys, featherback.files as files\n"
+        "import os, signal, sys, featherback.core.files as files\n"
         "files.os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)\n"
         "from featherback.cli.app import run\n"
         "run(sys.argv[1:])"
@@ -173,7 +173,7 @@ def test_what_a_killed_export_left_goes_before_the_room_is_looked_at(
     assert len([entry for entry in here.parent.iterdir() if entry.name.startswith(".new")]) == 1
     usage = shutil.disk_usage(here)
     with monkeypatch.context() as patch:
-        patch.setattr("featherback.files.shutil.disk_usage", lambda path: usage._replace(free=1000))
+        patch.setattr("featherback.core.files.shutil.disk_usage", lambda path: usage._replace(free=1000))
         assert command("export", *arguments[1:]).code == 2
     assert sorted(entry.name for entry in here.parent.iterdir()) == ["poet"]
     assert command("export", *arguments[1:]).code == 0
@@ -193,7 +193,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
     command: Command, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(here)
-    monkeypatch.setattr("featherback.files.shutil.disk_usage", lambda path: usage._replace(free=1000))
+    monkeypatch.setattr("featherback.core.files.shutil.disk_usage", lambda path: usage._replace(free=1000))
     for to in TARGETS.names:
         done = command("export", here, "--to", to)
         assert done.code == 2

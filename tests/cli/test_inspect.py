@@ -9,24 +9,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from featherback import load, train
+from featherback.cli.kinds import KINDS
+from featherback.core.sizes import MB
+from featherback.engine.formats.gguf import GGUFFile
+from featherback.engine.formats.writer import tensor_of_array, write_gguf
+from featherback.exports.formats import gguf, mlx, peft
+from featherback.models.lora import LoRA
+from featherback.models.model import formats, matrices
+from featherback.runs.config import TrainConfig
+from featherback.runs.outlook import least_memory
+from featherback.runs.run_directory import FORMAT
+from featherback.runs.worker_process import worker_baseline
 from tests.cli.conftest import Command
 from tests.data.support import byte_core
 from tests.models.test_hf_folder import folder_and_gguf
 from tests.support.tiny_chat import byte_level_metadata, write_tiny_chat
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny, write_tiny_parts
-
-from featherback import load, train
-from featherback.adapters.formats import gguf, mlx, peft
-from featherback.adapters.lora import LoRA
-from featherback.cli.kinds import KINDS
-from featherback.models.model import formats, matrices
-from featherback.sizes import MB
-from featherback.training.config import TrainConfig
-from featherback.training.outlook import least_memory
-from featherback.training.run_directory import FORMAT
-from featherback.training.worker_process import worker_baseline
-from featherback.weights.gguf import GGUFFile
-from featherback.weights.writer import tensor_of_array, write_gguf
 
 SCREEN = 40  # lines
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Command
 
-from featherback.options import described, flags
-from featherback.training.config import TrainConfig
+from featherback.core.options import described, flags
+from featherback.runs.config import TrainConfig
+from tests.cli.conftest import Command
 
 ABSURD = (10**30, -(10**30), 1e300, "nan", "1e999", "", "\x1b[31m", "9" * 400)
 # What would be computed with, if it is accepted: here the model is not there, so that nothing is.

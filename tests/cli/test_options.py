@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Command
 
 from featherback import methods
+from featherback.core.options import described, flags
 from featherback.errors import FeatherbackError
-from featherback.options import described, flags
-from featherback.training.config import CHOICES, PANELS, TrainConfig
-from featherback.training.stages import Asked
+from featherback.runs.config import CHOICES, PANELS, TrainConfig
+from featherback.runs.stages import Asked
+from tests.cli.conftest import Command
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_own_options_reach_the_configuration(
         asked.append(given.config)
         raise FeatherbackError("Enough.")
 
-    monkeypatch.setattr("featherback.training.launch.check", check)
+    monkeypatch.setattr("featherback.runs.launch.check", check)
     arguments = ("train", chat_model, "--data", messages, "--out", tmp_path / "run", "--memory", "96MB")
     command(*arguments, "--beta1", 0.8, "--weight-decay", 0.1, "--lr", 1e-3, "--targets", "q,v")
     command(*arguments, "--optimizer", "sgd")
@@ -106,4 +106,4 @@ def test_the_list_of_commands_loads_no_arithmetic() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stderr.split())
     assert "featherback.cli.train" in loaded
-    assert not loaded & {"numpy", "tokenizers", "featherback._native", "featherback.training.config"}
+    assert not loaded & {"numpy", "tokenizers", "featherback._native", "featherback.runs.config"}

@@ -6,13 +6,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.support.tiny_models import TINY_PHI3, TINY_QWEN2, write_tiny
 
-from featherback.architecture.yardstick import QWEN2_5
 from featherback.cli.app import run
 from featherback.cli.preamble import describe_work
-from featherback.host.machine import Baseline, Machine
-from featherback.memory.plan import Plan
+from featherback.engine.host.machine import Baseline, Machine
+from featherback.methods.memory.plan import Plan
+from featherback.models.architecture.yardstick import QWEN2_5
+from tests.support.tiny_models import TINY_PHI3, TINY_QWEN2, write_tiny
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def model(tmp_path: Path) -> Path:
 def small_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the family that says how large a model would fit, the smallest alone, where that is not what is asked."""
     smallest = dict(list(QWEN2_5.items())[:1])
-    monkeypatch.setattr("featherback.training.outlook.QWEN2_5", smallest)
+    monkeypatch.setattr("featherback.runs.outlook.QWEN2_5", smallest)
 
 
 @pytest.mark.usefixtures("small_yardstick")
@@ -64,7 +64,7 @@ def test_an_option_of_a_method_changes_its_row_alone(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Machine, "measure", lambda *_: Machine(1e9, 1e9, 1e9))  # so that seconds can be compared
-    monkeypatch.setattr("featherback.training.worker_process.worker_baseline", lambda: Baseline(10**7, 2 * 10**7))
+    monkeypatch.setattr("featherback.runs.worker_process.worker_baseline", lambda: Baseline(10**7, 2 * 10**7))
     seconds = {}
     for directions in (1, 3):
         options = ["--json", "--threads", "1", "--directions", str(directions)]

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Command
 
 from featherback.cli.kinds.data import KIND as DATA
-from featherback.failure import report
-from featherback.terminal import Preparing, _text, clean
+from featherback.core.failure import report
+from featherback.core.terminal import Preparing, _text, clean
+from tests.cli.conftest import Command
 
 FEATHERBACK = (sys.executable, "-m", "featherback")
 NOT_OURS = "bug in Featherback"
@@ -235,7 +235,7 @@ def test_preparation_is_shown_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatc
 
 
 def test_counting_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("featherback.terminal.PROGRESS_SECONDS", -1.0)
+    monkeypatch.setattr("featherback.core.terminal.PROGRESS_SECONDS", -1.0)
     monkeypatch.setenv("COLUMNS", "500")  # the line is not cut
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: True)
@@ -251,7 +251,7 @@ def test_counting_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_pa
 @pytest.mark.parametrize("debug", [False, True])
 def test_warnings_of_libraries_are_for_those_who_debug(debug: bool) -> None:
     script = (
-        "from featherback.terminal import open_streams; open_streams(); import numpy as np; "
+        "from featherback.core.terminal import open_streams; open_streams(); import numpy as np; "
         "np.float32(1e30) * np.float32(1e30)"
     )
     environment = {**os.environ, **({"FEATHERBACK_DEBUG": "1"} if debug else {})}

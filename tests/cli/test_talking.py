@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.support.tiny_chat import N_VOCAB, byte_level_metadata
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
 
@@ -106,7 +107,7 @@ def test_a_chat_is_ended_by_what_people_type(terminal: Terminal) -> None:
 
 def test_what_was_said_joins_the_conversation(talker: Path) -> None:
     import featherback as fb
-    from featherback.host.interrupt import StoppedError
+    from featherback.engine.host.interrupt import StoppedError
 
     asked = 0
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from benchmarks import watch
+from featherback.engine.formats.types import TensorType
+from featherback.worker import ENDED
 from tests.support.budget import least_mb
 from tests.support.tiny_chat import byte_level_metadata
 from tests.support.tiny_models import TINY_WIDE, tiny, write_tiny
-
-from benchmarks import watch
-from featherback.training.worker import ENDED
-from featherback.weights.types import TensorType
 
 MB = 10**6
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what processes share")

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Command
 
 import featherback as fb
-from featherback.training.outcome import is_worse
-from featherback.training.worker import WORSE
+from featherback.runs.outcome import is_worse
+from featherback.worker import WORSE
+from tests.cli.conftest import Command
 
 ABSURD = 1000.0
 OPTIONS = ("--seq-len", 96, "--samples", 0, "--compute", "fp32", "--epochs", 4)

@@ -19,14 +19,14 @@ from llama_cpp import GGML_TYPE_F32, Llama
 
 import featherback as fb
 from featherback import models
-from featherback.adapters import formats
-from featherback.adapters.formats import gguf
-from featherback.adapters.lora import LoRA, Pair
-from featherback.adapters.merged_gguf import MergedGGUF
-from featherback.data.tokenizer_loader import load_tokenizer
-from featherback.inference.decoder import Decoder
-from featherback.inference.prompt import encode_prompt
-from featherback.weights.types import TensorType
+from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.engine.formats.types import TensorType
+from featherback.exports import formats
+from featherback.exports.formats import gguf
+from featherback.exports.merged_gguf import MergedGGUF
+from featherback.infer.decoder import Decoder
+from featherback.infer.prompt import encode_prompt
+from featherback.models.lora import LoRA, Pair
 from tests.support.families import FAMILIES, of_peer
 from tests.support.tiny_models import TINY_LLAMA, llama3, tiny, write_tiny
 

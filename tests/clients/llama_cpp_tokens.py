@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from llama_cpp import Llama
 
-from featherback.data.tokenizer_gguf import PRE_TOKENIZERS
-from featherback.data.tokenizer_loader import load_tokenizer
-from featherback.weights.gguf import GGUFFile
+from featherback.data.tokenizers.gguf import PRE_TOKENIZERS
+from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.engine.formats.gguf import GGUFFile
 from tests.data.oracle import oracle
 from tests.data.support import write_vocabulary_gguf
 from tests.data.test_tokenizer import byte_level_gguf, bytes_to_characters, trained_pieces

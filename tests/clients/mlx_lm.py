@@ -19,13 +19,13 @@ from mlx_lm.utils import load_adapters, load_model, quantize_model, save_config,
 
 import featherback as fb
 from featherback import models
-from featherback.adapters import formats
-from featherback.adapters.lora import LoRA, Pair
-from featherback.architecture.config import ModelConfig
-from featherback.inference.decoder import Decoder
+from featherback.exports import formats
+from featherback.exports.targets import TARGETS
+from featherback.exports.targets.base import Request
+from featherback.infer.decoder import Decoder
+from featherback.models.architecture.config import ModelConfig
+from featherback.models.lora import LoRA, Pair
 from featherback.models.streams import floats_of
-from featherback.targets import TARGETS
-from featherback.targets.base import Request
 from tests.models.test_hf_folder import folder_and_gguf
 from tests.support.families import of_peer
 from tests.support.tiny_models import TINY_LLAMA, llama3, tiny

@@ -2,8 +2,8 @@
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from featherback.data.tokenizer_gguf import BYTE, NORMAL, UNKNOWN
-from featherback.weights.gguf import GGUFFile
+from featherback.data.tokenizers.gguf import BYTE, NORMAL, UNKNOWN
+from featherback.engine.formats.gguf import GGUFFile
 
 # The expressions as the models' makers (for "default", llama.cpp's) published them.
 GPT2 = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""

@@ -4,8 +4,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Core
 
 from featherback._native import PLAIN
-from featherback.data.tokenizer import END_TOKENS, Tokenizer
-from featherback.data.tokenizer_library import LibraryCore
+from featherback.data.tokenizers.library import LibraryCore
+from featherback.data.tokenizers.tokenizer import END_TOKENS, Tokenizer
 
 CONTROL = (
     *("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>"),

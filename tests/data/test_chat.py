@@ -2,8 +2,8 @@
 
 import pytest
 
-from featherback.data.chat import ChatTemplate, check_messages
-from featherback.data.renderer import Renderer
+from featherback.data.templates.chat import ChatTemplate, check_messages
+from featherback.data.templates.renderer import Renderer
 from featherback.errors import FeatherbackError
 from tests.data import templates
 from tests.data.support import byte_tokenizer

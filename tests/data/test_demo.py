@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from featherback.demo import ABOUT, HELD_OUT, PROMPTS, TRAIN, pairs
+from featherback.data.demo import ABOUT, HELD_OUT, PROMPTS, TRAIN, pairs
 from tests.data.test_readers import read
 
 LINES = [f"abc,{n * 37 % 101},Row {n},x{n % 7},end" for n in range(1, 121)]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from featherback.data.chat import ChatTemplate
-from featherback.data.renderer import Renderer
+from featherback.data.templates.chat import ChatTemplate
+from featherback.data.templates.renderer import Renderer
 from featherback.errors import FeatherbackError
 from tests.data import templates
 from tests.data.support import byte_tokenizer

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from featherback.data.chat import ChatTemplate
 from featherback.data.preview import preview
-from featherback.data.renderer import Renderer
+from featherback.data.templates.chat import ChatTemplate
+from featherback.data.templates.renderer import Renderer
 from featherback.errors import FeatherbackError
 from tests.data.support import byte_tokenizer
 from tests.support.tiny_chat import write_tiny_chat
@@ -93,7 +93,7 @@ def test_inspecting(tmp_path: Path) -> None:
 
 def test_the_process_ends_with_its_owner() -> None:
     code = (
-        "import os, sys; from featherback.data.renderer import Renderer\n"
+        "import os, sys; from featherback.data.templates.renderer import Renderer\n"
         "renderer = Renderer(); renderer.render('a', {}, 'It', [([], False)])\n"
         "print(renderer._process.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.errors import FeatherbackError
 
 TRIE = bytes(1024)

@@ -22,7 +22,7 @@ from featherback.data.preview import preview
 from featherback.data.report import PrepareReport
 from featherback.data.source import Source
 from featherback.data.token_file import TokenFile
-from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.errors import FeatherbackError
 from tests.data.support import byte_tokenizer
 from tests.data.test_tokenizer import byte_level_gguf

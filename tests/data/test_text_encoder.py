@@ -13,8 +13,8 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 
 from featherback._native import NameFinder, cut_text
 from featherback.data.source import Source
-from featherback.data.tokenizer_gguf import BYTE, CONTROL, NORMAL, PRE_TOKENIZERS, UNKNOWN
-from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.data.tokenizers.gguf import BYTE, CONTROL, NORMAL, PRE_TOKENIZERS, UNKNOWN
+from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.errors import FeatherbackError
 from tests.data.library_tokenizers import trained
 from tests.data.oracle import PUBLISHED, oracle
@@ -219,7 +219,7 @@ def test_a_line_of_a_megabyte_fits_the_budget(letters, big_vocabulary, tmp_path)
 _PEAK = (
     "import json, sys\n"
     "from featherback.data.prepare import _peak_rss_mb\n"
-    "from featherback.data.tokenizer_loader import load_tokenizer\n"
+    "from featherback.data.tokenizers.loader import load_tokenizer\n"
     "before = _peak_rss_mb()\n"
     "core = load_tokenizer(sys.argv[1]).core\n"
     "ids = core.encode('ab' * 30_000, [(-1, 0, 60_000)], False)[0]\n"

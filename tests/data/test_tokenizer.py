@@ -10,8 +10,8 @@ import regex
 from tokenizers import Tokenizer as Core
 from tokenizers import models, pre_tokenizers, trainers
 
-from featherback.data.tokenizer_gguf import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
-from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.data.tokenizers.gguf import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.errors import FeatherbackError
 from tests.data.oracle import PUBLISHED
 from tests.data.support import STRINGS, write_vocabulary_gguf

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Core
 
-from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.errors import FeatherbackError
 from tests.data.support import STRINGS
 from tests.data.test_tokenizer import trained_bpe, trained_pieces

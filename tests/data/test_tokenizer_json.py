@@ -8,8 +8,8 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models, normalizers, pre_tokenizers
 
 from featherback._native import TextEncoder, read_vocabulary
-from featherback.data.tokenizer_library import LibraryCore
-from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.data.tokenizers.library import LibraryCore
+from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.errors import FeatherbackError
 from tests.data.library_tokenizers import ALWAYS, FAMILIES, byte_level, llama2, save, split
 from tests.data.oracle import GPT2, QWEN2
@@ -114,7 +114,7 @@ def test_text_that_is_not_utf8_is_refused(tmp_path):
 _PEAK = (
     "import json, sys\n"
     "from featherback.data.prepare import _peak_rss_mb\n"
-    "from featherback.data.tokenizer_loader import load_tokenizer\n"
+    "from featherback.data.tokenizers.loader import load_tokenizer\n"
     "before = _peak_rss_mb()\n"
     "size = load_tokenizer(sys.argv[1]).n_vocab\n"
     "print(json.dumps([size, _peak_rss_mb() - before, 'tokenizers' in sys.modules]))"

@@ -6,10 +6,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from featherback.hub.cache import record
-from featherback.hub.catalogue import CATALOGUE
+from featherback.core.cache import record
+from featherback.models.hub.catalogue import CATALOGUE
 from tests.docs.pages import Block, name_of
-from tests.hub.test_stores import A, layer, pulled
+from tests.models.hub.test_stores import A, layer, pulled
 from tests.support.tiny_chat import write_messages
 
 AFTER_A_RUN = ("docs/adapters.md", "docs/everyday.md", "docs/using.md", "docs/watching.md")

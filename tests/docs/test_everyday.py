@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from featherback.training import parse
-from featherback.training.run_file import read
+from featherback.runs import parse
+from featherback.runs.run_file import read
 
 PAGE = (Path(__file__).parents[2] / "docs" / "everyday.md").read_text(encoding="utf-8")
 

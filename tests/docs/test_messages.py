@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from featherback.naming import argument, argument_is, arguments
+from featherback.core.naming import argument, argument_is, arguments
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "troubleshooting.md"

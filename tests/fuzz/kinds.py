@@ -16,27 +16,27 @@ from typing import ClassVar
 import numpy as np
 
 import featherback as fb
-from featherback.adapters import formats
-from featherback.adapters.formats import gguf, mlx, peft
-from featherback.adapters.lora import LoRA, Pair
-from featherback.adapters.safetensors_writer import write_safetensors
-from featherback.architecture.names import HF_NAMES
-from featherback.architecture.rope.llama3 import Llama3
 from featherback.cli.inspect import describe
-from featherback.data.chat import ChatTemplate
 from featherback.data.encoder import Encoder
 from featherback.data.example import Bad
 from featherback.data.readers import data_files
-from featherback.data.renderer import Renderer
 from featherback.data.source import Source
+from featherback.data.templates.chat import ChatTemplate
+from featherback.data.templates.renderer import Renderer
 from featherback.data.token_file import TokenFile, TokenFileWriter
-from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.engine.formats.gguf import GGUFFile
+from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
-from featherback.hub.stores.ollama import HOST, MODEL, NAMESPACE, TAG, Ollama
+from featherback.exports import formats
+from featherback.exports.formats import gguf, mlx, peft
+from featherback.exports.safetensors_writer import write_safetensors
 from featherback.models import load
+from featherback.models.architecture.names import HF_NAMES
+from featherback.models.hub.stores.ollama import HOST, MODEL, NAMESPACE, TAG, Ollama
 from featherback.models.layout import layer_shapes, top_shapes
-from featherback.weights.gguf import GGUFFile
-from featherback.weights.types import TensorType
+from featherback.models.lora import LoRA, Pair
+from featherback.models.rope.llama3 import Llama3
 from tests.data import templates
 from tests.data.library_tokenizers import FAMILIES, save
 from tests.data.support import byte_core, byte_tokenizer

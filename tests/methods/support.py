@@ -14,14 +14,14 @@ from peft import LoraConfig, get_peft_model
 from transformers import PreTrainedModel
 
 from featherback import methods
-from featherback.adapters.lora import LoRA
 from featherback.data.batch import Batch
-from featherback.host.paged import PagedArray
-from featherback.layers.objectives.base import Objective
-from featherback.layers.objectives.next_token import NEXT_TOKEN
-from featherback.memory.plan import Plan
+from featherback.engine.host.paged import PagedArray
 from featherback.methods.base import FIRST, Draw, Options
+from featherback.methods.memory.plan import Plan
+from featherback.models.lora import LoRA
 from featherback.models.model import Model
+from featherback.nn.objectives.base import Objective
+from featherback.nn.objectives.next_token import NEXT_TOKEN
 from tests.support.oracle import MAGNITUDE, PEFT_PREFIX
 
 State = dict[str, np.ndarray]

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from featherback import kernels, methods
+from featherback import methods
 from featherback.data.batch import Batch
-from featherback.memory.plan import Plan
+from featherback.engine import kernels
+from featherback.methods.memory.plan import Plan
 from tests.methods.conftest import Twins
 from tests.methods.support import adapter_of, assert_equal, ours
 from tests.methods.test_exact_gradients import draw

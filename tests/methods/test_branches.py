@@ -12,23 +12,23 @@ import pytest
 import torch
 
 from featherback import methods, models
-from featherback.adapters import formats
-from featherback.adapters.formats import FORMATS
 from featherback.data.batch import Batch
-from featherback.host.paged import PagedArray
-from featherback.inference.decoder import Decoder
-from featherback.inference.layout import Layout
-from featherback.layers.attention import Attention
-from featherback.layers.block import Block, adaptable, rotaries
-from featherback.layers.context import Context
-from featherback.memory.plan import Plan
+from featherback.engine.formats.store import matrix
+from featherback.engine.formats.types import TensorInfo, TensorType
+from featherback.engine.host.paged import PagedArray
+from featherback.exports import formats
+from featherback.exports.formats import FORMATS
+from featherback.infer.decoder import Decoder
+from featherback.infer.layout import Layout
 from featherback.methods import METHODS
 from featherback.methods.base import Draw
 from featherback.methods.lcsb import LCSBOptions
+from featherback.methods.memory.plan import Plan
 from featherback.methods.mezo import MeZOOptions
 from featherback.models.model import Model
-from featherback.weights.store import matrix
-from featherback.weights.types import TensorInfo, TensorType
+from featherback.nn.attention import Attention
+from featherback.nn.block import Block, adaptable, rotaries
+from featherback.nn.context import Context
 from tests.methods.conftest import Twins
 from tests.methods.support import ALPHA, Result, adapter_of, assert_close, assert_equal, ours
 from tests.methods.test_exact_gradients import BOUND, draw

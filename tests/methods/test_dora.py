@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from featherback import models
-from featherback.adapters.lora import LoRA
-from featherback.backend.cpu import CPUOperations
+from featherback.engine.backend.cpu import CPUOperations
 from featherback.errors import FeatherbackError
-from featherback.layers.adapters.base import Setup
-from featherback.layers.adapters.dora import DoRAAtProjection, DoRAKind
-from featherback.layers.attention import Attention
-from featherback.layers.linear import Projection
+from featherback.models.lora import LoRA
 from featherback.models.streams import floats_of
+from featherback.nn.adapters.base import Setup
+from featherback.nn.adapters.dora import DoRAAtProjection, DoRAKind
+from featherback.nn.attention import Attention
+from featherback.nn.linear import Projection
 from tests.methods.conftest import Twins
 from tests.methods.support import ALPHA, Result, adapter_of, assert_close, assert_equal, errors, ours
 from tests.methods.test_exact_gradients import BOUND, draw

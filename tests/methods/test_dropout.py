@@ -11,15 +11,16 @@ import pytest
 import torch
 from peft import PeftModel
 
-from featherback import methods, noise
-from featherback.backend.cpu import CPUOperations
+from featherback import methods
+from featherback.core import noise
 from featherback.data.batch import Batch
-from featherback.host.paged import PagedArray
-from featherback.layers.adapters.dropout import Mask
-from featherback.layers.adapters.lora import LoRAAtProjection
-from featherback.memory.plan import Plan
+from featherback.engine.backend.cpu import CPUOperations
+from featherback.engine.host.paged import PagedArray
 from featherback.methods.base import Draw
+from featherback.methods.memory.plan import Plan
 from featherback.methods.mezo import MeZOOptions
+from featherback.nn.adapters.dropout import Mask
+from featherback.nn.adapters.lora import LoRAAtProjection
 from tests.methods.conftest import Twins
 from tests.methods.support import Result, adapter_of, assert_close, assert_equal, ours
 from tests.methods.test_exact_gradients import BOUND, EXACT, draw

@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from featherback import methods
-from featherback.adapters.lora import LoRA
-from featherback.backend.arena import aligned
-from featherback.backend.cpu import CPU
-from featherback.backend.protocol import Array, Operations
 from featherback.data.batch import Batch
-from featherback.host.paged import PagedArray
-from featherback.layers.context import Context
-from featherback.layers.encodings import ENCODINGS, Encoding
-from featherback.layers.kept import Intermediate, Kept
-from featherback.layers.span import Span
-from featherback.memory.plan import Plan
+from featherback.engine.backend.arena import aligned
+from featherback.engine.backend.cpu import CPU
+from featherback.engine.backend.protocol import Array, Operations
+from featherback.engine.host.paged import PagedArray
+from featherback.methods.memory.plan import Plan
+from featherback.models.lora import LoRA
+from featherback.nn.context import Context
+from featherback.nn.encodings import ENCODINGS, Encoding
+from featherback.nn.kept import Intermediate, Kept
+from featherback.nn.span import Span
 from tests.methods.conftest import Twins
 from tests.methods.support import Result, assert_equal, cosines, errors, ours
 from tests.methods.test_exact_gradients import draw

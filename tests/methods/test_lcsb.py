@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from featherback.backend.protocol import Array
-from featherback.host.paged import PagedArray
-from featherback.layers.context import Context
+from featherback.engine.backend.protocol import Array
+from featherback.engine.host.paged import PagedArray
 from featherback.methods import lcsb
 from featherback.methods.base import Draw
 from featherback.methods.lcsb import LCSB, LCSBOptions
 from featherback.methods.sweep import Layer
+from featherback.nn.context import Context
 from tests.methods.conftest import Twins
 from tests.methods.support import Result, assert_close, ours
 from tests.methods.test_exact_gradients import BOUND, draw
@@ -138,7 +138,7 @@ def test_orders(all_twins: dict[str, Twins]) -> None:
 def test_the_optimiser_leaves_a_skipped_layer_alone() -> None:
     """As PyTorch's AdamW does where there is no gradient: no decay, no momentum, no step counted."""
     from featherback import optim
-    from featherback.parameters.slots import SlotTable
+    from featherback.nn.slots import SlotTable
 
     rng = np.random.default_rng(0)
     start = rng.standard_normal((3, 11)).astype(np.float32)

@@ -16,16 +16,16 @@ import pytest
 import torch
 
 from featherback import methods
-from featherback.adapters.form import Form
-from featherback.adapters.lora import Adapter
-from featherback.adapters.merging import Merge
 from featherback.data.batch import Batch
-from featherback.host.paged import PagedArray
-from featherback.inference.decoder import Decoder
-from featherback.layers.adapters.base import AtProjection, Kind, Part
-from featherback.memory.plan import Plan
+from featherback.engine.formats.types import TensorType
+from featherback.engine.host.paged import PagedArray
+from featherback.exports.merging import Merge
+from featherback.infer.decoder import Decoder
+from featherback.methods.memory.plan import Plan
+from featherback.models.form import Form
+from featherback.models.lora import Adapter
 from featherback.models.streams import floats_of
-from featherback.weights.types import TensorType
+from featherback.nn.adapters.base import AtProjection, Kind, Part
 from tests.methods.conftest import Twins
 from tests.methods.support import Result, assert_close
 from tests.methods.test_exact_gradients import BOUND, draw

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from featherback import methods
-from featherback.adapters.lora import LoRA
+from featherback.core.noise import normal
 from featherback.data.batch import Batch
-from featherback.host.paged import PagedArray
-from featherback.memory.plan import Plan
+from featherback.engine.host.paged import PagedArray
 from featherback.methods.base import FIRST, Draw, Method, Options
+from featherback.methods.memory.plan import Plan
 from featherback.methods.mezo import MeZOOptions
-from featherback.noise import normal
+from featherback.models.lora import LoRA
 from tests.methods.conftest import Twins
 from tests.methods.support import adapter_of
 from tests.methods.test_exact_gradients import draw

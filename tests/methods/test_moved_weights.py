@@ -12,17 +12,17 @@ import torch
 from transformers import PreTrainedModel
 
 from featherback import methods
-from featherback.backend.protocol import Array
 from featherback.data.batch import Batch
-from featherback.layers.context import Context
-from featherback.memory.plan import Plan
+from featherback.engine.backend.protocol import Array
 from featherback.methods.base import Draw, Method
+from featherback.methods.memory.plan import Plan
 from featherback.methods.mezo import MeZOOptions
+from featherback.methods.whole.gradients import Gradient, WeightGradients
+from featherback.methods.whole.places import Place
+from featherback.methods.whole.settings import Whole
 from featherback.models.model import Model
+from featherback.nn.context import Context
 from featherback.optim.rules.sgd import SGD
-from featherback.whole.gradients import Gradient, WeightGradients
-from featherback.whole.places import Place
-from featherback.whole.settings import Whole
 from tests.methods.conftest import Twins
 from tests.methods.test_exact_gradients import draw
 from tests.methods.test_whole_weights import in_transformers, places_of

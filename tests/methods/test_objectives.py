@@ -12,23 +12,23 @@ import torch
 from torch.nn.functional import cross_entropy, log_softmax, logsigmoid
 
 from featherback import methods
-from featherback.adapters.lora import LoRA
-from featherback.backend.protocol import Array
 from featherback.data.batch import IGNORE, Batch, Further, Targets
 from featherback.data.prefixes import share_prefixes
-from featherback.layers.context import Context
-from featherback.layers.objectives.base import Objective, PerTarget
-from featherback.layers.objectives.next_token import NEXT_TOKEN
-from featherback.layers.objectives.smoothed import Smoothed
-from featherback.layers.softmax import HeadPass
-from featherback.memory.plan import Plan
+from featherback.engine.backend.protocol import Array
 from featherback.methods import losses
 from featherback.methods.losses import loss_gradient
+from featherback.methods.memory.plan import Plan
 from featherback.methods.mezo import MeZOOptions
+from featherback.methods.whole.head import HeadGradient
+from featherback.methods.whole.settings import Whole
+from featherback.models.lora import LoRA
 from featherback.models.model import Model
+from featherback.nn.context import Context
+from featherback.nn.objectives.base import Objective, PerTarget
+from featherback.nn.objectives.next_token import NEXT_TOKEN
+from featherback.nn.objectives.smoothed import Smoothed
+from featherback.nn.softmax import HeadPass
 from featherback.optim.rules.sgd import SGD
-from featherback.whole.head import HeadGradient
-from featherback.whole.settings import Whole
 from tests.methods.conftest import Twins
 from tests.methods.support import Result, assert_close, with_plan
 from tests.methods.test_exact_gradients import draw
@@ -284,7 +284,7 @@ def fault(monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
         monkeypatch.setattr(PerTarget, "parted", lambda self, spans: (replace(p, further=0 * p.further) for p in spans))
     else:
         assert plant == "no cap on the evenly spread part"
-        slopes = "featherback.backend.cpu.CPUOperations.capped_slopes"
+        slopes = "featherback.engine.backend.cpu.CPUOperations.capped_slopes"
         monkeypatch.setattr(slopes, staticmethod(lambda x, cap: x.fill(1)))
 
 

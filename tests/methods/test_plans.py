@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 
 from featherback import models
-from featherback.adapters.form import Form
-from featherback.adapters.lora import LoRA
 from featherback.data.batch import Batch
-from featherback.memory import planner
-from featherback.memory.job import Job
-from featherback.memory.plan import Plan
+from featherback.engine.formats.types import TensorType
 from featherback.methods import METHODS
+from featherback.methods.memory import planner
+from featherback.methods.memory.job import Job
+from featherback.methods.memory.plan import Plan
+from featherback.models.form import Form
+from featherback.models.lora import LoRA
 from featherback.models.model import Model
-from featherback.weights.types import TensorType
 from tests.methods.support import Result, assert_close, assert_equal, errors, with_plan
 from tests.support.families import MODELS
 from tests.support.oracle import State

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from featherback import models
-from featherback.architecture.rope.linear import Linear
-from featherback.architecture.rope.longrope import LongRope
-from featherback.layers.block import rotaries
-from featherback.layers.linear import BlockWeights, Projection, Rows
-from featherback.layers.span import Span, spans
 from featherback.methods import sweep
 from featherback.models.model import Model
+from featherback.models.rope.linear import Linear
+from featherback.models.rope.longrope import LongRope
+from featherback.nn.block import rotaries
+from featherback.nn.linear import BlockWeights, Projection, Rows
+from featherback.nn.span import Span, spans
 from tests.methods.conftest import Twins
 from tests.methods.test_exact_gradients import check, draw
 

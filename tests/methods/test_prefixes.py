@@ -9,8 +9,8 @@ import pytest
 
 from featherback import methods
 from featherback.data.batch import Batch
-from featherback.memory.plan import Plan
 from featherback.methods.base import FIRST
+from featherback.methods.memory.plan import Plan
 from featherback.models.model import Model
 from tests.methods.conftest import Twins
 from tests.methods.support import Result, adapter_of, assert_close, assert_equal, ours

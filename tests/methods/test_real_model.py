@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from featherback import models
-from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.models.model import Model
 from tests.methods.support import Result, State, assert_close, assert_equal, autograd, cosines, errors, ours
 from tests.support.oracle import random_adapter

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from featherback.adapters.lora import LoRA
 from featherback.data.batch import Batch
-from featherback.host.paged import PagedArray
-from featherback.memory.plan import Plan
+from featherback.engine.host.paged import PagedArray
 from featherback.methods.base import FIRST, Draw
+from featherback.methods.memory.plan import Plan
 from featherback.methods.mezo import MeZOOptions
 from featherback.methods.sparse_mezo import THRESHOLDS, SparseMeZO, SparseMeZOOptions
+from featherback.models.lora import LoRA
 from tests.methods.conftest import Twins
 from tests.methods.support import adapter_of
 from tests.methods.test_exact_gradients import draw

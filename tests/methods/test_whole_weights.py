@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from featherback import methods
-from featherback.architecture.permute import gguf_to_hf_rows
-from featherback.backend.protocol import Array
 from featherback.data.batch import Batch
-from featherback.layers.context import Context
-from featherback.memory.plan import Plan
+from featherback.engine.backend.protocol import Array
+from featherback.methods.memory.plan import Plan
+from featherback.methods.whole.gradients import Gradient, WeightGradients
+from featherback.methods.whole.places import EMBEDDING, HEAD, Place, trained_places
+from featherback.methods.whole.settings import Whole
+from featherback.models.architecture.permute import gguf_to_hf_rows
 from featherback.models.model import Model
+from featherback.nn.context import Context
 from featherback.optim.rules.sgd import SGD
-from featherback.whole.gradients import Gradient, WeightGradients
-from featherback.whole.places import EMBEDDING, HEAD, Place, trained_places
-from featherback.whole.settings import Whole
 from tests.methods.conftest import Twins
 from tests.methods.support import Labels, Result, assert_close
 from tests.methods.test_exact_gradients import BOUND, draw

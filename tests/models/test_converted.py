@@ -14,12 +14,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tests.support.families import FAMILIES
-from tests.support.families.converter import CONTEXT, ORIGINAL
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from featherback.inference.decoder import Decoder
+from featherback.infer.decoder import Decoder
 from featherback.models import load
+from tests.support.families import FAMILIES
+from tests.support.families.converter import CONTEXT, ORIGINAL
 
 TOLERANCE = 1e-4  # of the largest logit
 PERMUTED = {name for name, family in FAMILIES.items() if family.model.rope_interleaved}

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from gguf import GGUFReader
-from tests.support.families import MODELS
-from tests.support.tiny_models import write_tiny
 
 from featherback import models
-from featherback.architecture.config import ModelConfig
+from featherback.models.architecture.config import ModelConfig
 from featherback.models.model import parameters
+from tests.support.families import MODELS
+from tests.support.tiny_models import write_tiny
 
 
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from featherback.models.families import FAMILIES
 from tests.support import families
-
-from featherback.families import FAMILIES
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -11,19 +11,19 @@ import pytest
 import torch
 from peft import AutoPeftModelForCausalLM
 from safetensors.numpy import load_file
-from tests.methods.support import Result, assert_close, ours
-from tests.support.oracle import reference_model
-from tests.support.tiny_models import TINY_GEMMA3, tiny, write_tiny
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, PreTrainedModel, SiglipVisionConfig
 
 from featherback import models
-from featherback.adapters import formats
-from featherback.adapters.formats import peft
-from featherback.adapters.lora import LoRA
 from featherback.errors import FeatherbackError
-from featherback.inference.decoder import Decoder
-from featherback.inference.generate import generate_tokens
-from featherback.inference.sampler import Sampler
+from featherback.exports import formats
+from featherback.exports.formats import peft
+from featherback.infer.decoder import Decoder
+from featherback.infer.generate import generate_tokens
+from featherback.infer.sampler import Sampler
+from featherback.models.lora import LoRA
+from tests.methods.support import Result, assert_close, ours
+from tests.support.oracle import reference_model
+from tests.support.tiny_models import TINY_GEMMA3, tiny, write_tiny
 
 # transformers caps neither scores nor logits where there are images.
 TEXT = tiny(TINY_GEMMA3, attention_softcap=0.0, final_softcap=0.0)

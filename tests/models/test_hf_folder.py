@@ -5,6 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Olmo2Config, Phi3Config
+from transformers import GraniteConfig as HFGraniteConfig
+
+from featherback.engine.formats.types import TensorType
+from featherback.errors import FeatherbackError
+from featherback.models import ModelConfig, load
+from featherback.models.architecture.permute import gguf_to_hf_rows
+from featherback.models.families.gemma2 import GemmaConfig
+from featherback.models.families.gemma3 import Gemma3Config
+from featherback.models.families.granite import GraniteConfig
+from featherback.models.rope.llama3 import Llama3
 from tests.support.families import MODELS, cases
 from tests.support.oracle import reference_model
 from tests.support.tiny_models import (
@@ -16,17 +27,6 @@ from tests.support.tiny_models import (
     llama3_factors,
     write_tiny,
 )
-from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Olmo2Config, Phi3Config
-from transformers import GraniteConfig as HFGraniteConfig
-
-from featherback.architecture.permute import gguf_to_hf_rows
-from featherback.architecture.rope.llama3 import Llama3
-from featherback.errors import FeatherbackError
-from featherback.families.gemma2 import GemmaConfig
-from featherback.families.gemma3 import Gemma3Config
-from featherback.families.granite import GraniteConfig
-from featherback.models import ModelConfig, load
-from featherback.weights.types import TensorType
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

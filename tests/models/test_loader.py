@@ -5,6 +5,17 @@ import gguf
 import numpy as np
 import pytest
 from gguf.quants import dequantize
+
+from benchmarks.synthetic import gguf_metadata
+from featherback.engine.formats.gguf import GGUFFile
+from featherback.engine.formats.types import TensorType
+from featherback.engine.formats.writer import OutTensor, Value, tensor_of_array
+from featherback.errors import FeatherbackError
+from featherback.models import ModelConfig, load
+from featherback.models.families.gemma2 import GemmaConfig
+from featherback.models.families.gemma3 import Gemma3Config
+from featherback.models.families.granite import GraniteConfig
+from featherback.models.rope.llama3 import Llama3
 from tests.support.families import FAMILIES, cases
 from tests.support.tiny_models import (
     TINY_GEMMA2,
@@ -21,17 +32,6 @@ from tests.support.tiny_models import (
     tiny,
     write_tiny,
 )
-
-from benchmarks.synthetic import gguf_metadata
-from featherback.architecture.rope.llama3 import Llama3
-from featherback.errors import FeatherbackError
-from featherback.families.gemma2 import GemmaConfig
-from featherback.families.gemma3 import Gemma3Config
-from featherback.families.granite import GraniteConfig
-from featherback.models import ModelConfig, load
-from featherback.weights.gguf import GGUFFile
-from featherback.weights.types import TensorType
-from featherback.weights.writer import OutTensor, Value, tensor_of_array
 
 K_MIX = {"": TensorType.Q4_K, "v_proj": TensorType.Q6_K, "down_proj": TensorType.Q5_K, "lm_head": TensorType.Q6_K}
 CASES: dict[str, tuple[ModelConfig, Any]] = {
@@ -403,7 +403,7 @@ def test_windows_that_cannot_be() -> None:
 
 
 def test_norms_of_a_strange_type_fail_at_load(tmp_path: Path) -> None:
-    from featherback.weights.writer import tensor_of_bytes, write_gguf
+    from featherback.engine.formats.writer import tensor_of_bytes, write_gguf
 
     good = GGUFFile(write_tiny(tmp_path / "good.gguf"))
     tensors = [

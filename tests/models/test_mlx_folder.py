@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
+import featherback as fb
+from featherback.engine.formats.gguf import GGUFFile
+from featherback.engine.formats.types import TensorType
+from featherback.errors import FeatherbackError
+from featherback.models import Model, ModelConfig, load
+from featherback.models.lora import LoRA
+from featherback.models.streams import floats_of
 from tests.models.test_hf_folder import folder_and_gguf
 from tests.support.mlx_folder import mlx_folder, mlx_values
 from tests.support.tiny_models import TINY_GEMMA2, TINY_PHI3, TINY_QWEN2, tiny
-
-import featherback as fb
-from featherback.adapters.lora import LoRA
-from featherback.errors import FeatherbackError
-from featherback.models import Model, ModelConfig, load
-from featherback.models.streams import floats_of
-from featherback.weights.gguf import GGUFFile
-from featherback.weights.types import TensorType
 
 QWEN = tiny(TINY_QWEN2, hidden_size=128, intermediate_size=384, head_dim=32)
 TOKENS = [1, 5, 9, 2, 77, 31, 8, 100, 4, 4, 60]

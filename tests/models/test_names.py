@@ -1,7 +1,7 @@
 import pytest
 
-from featherback.architecture.names import ATTENTION, HF_NAMES, MLP, hf_module, parse_targets
 from featherback.errors import FeatherbackError
+from featherback.models.architecture.names import ATTENTION, HF_NAMES, MLP, hf_module, parse_targets
 
 TARGETS = ATTENTION + MLP
 FUSED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")

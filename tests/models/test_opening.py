@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from tests.support.tiny_chat import byte_level_metadata
 from tests.support.tiny_models import TINY_LLAMA, write_tiny
 
@@ -15,9 +16,10 @@ TOKENS, PAIRS = 150_000, 60_000
 MOST = 10.0  # MB
 PROGRAM = """
 import sys
-from featherback import families, models
-from featherback.data.tokenizer_loader import load_tokenizer
-from featherback.host.meter import Meter
+from featherback.models import families
+from featherback import models
+from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.engine.host.meter import Meter
 meter = Meter()
 meter.start()
 footprint, resident = meter.footprint_mb, meter.rss_mb

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.support.families import of_peer
-from tests.support.oracle import random_adapter, reference, reference_model
-from tests.support.tiny_models import LLAMA3_ROPE, TINY_LLAMA, TINY_QWEN2, llama3, tiny, write_tiny
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from featherback.weights.types import TensorType
+from featherback.engine.formats.types import TensorType
+from tests.support.families import of_peer
+from tests.support.oracle import random_adapter, reference, reference_model
+from tests.support.tiny_models import LLAMA3_ROPE, TINY_LLAMA, TINY_QWEN2, llama3, tiny, write_tiny
 
 TOKENS = [[3, 1, 4, 1, 5, 9, 2, 6], [5, 35, 89, 79]]
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from featherback.architecture.permute import gguf_to_hf_rows, hf_to_gguf_rows
+from featherback.models.architecture.permute import gguf_to_hf_rows, hf_to_gguf_rows
 
 
 def llama_cpp_permute(weights: np.ndarray, n_head: int) -> np.ndarray:

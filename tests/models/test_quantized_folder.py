@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models.test_hf_folder import folder_and_gguf
-from tests.support.tiny_models import TINY_GEMMA2, TINY_LLAMA, TINY_PHI3, TINY_QWEN2, tiny
 
 import featherback as fb
-from featherback import files
+from featherback.core import files
+from featherback.engine.formats import fingerprint
+from featherback.engine.formats.safetensors import SafetensorsFolder
+from featherback.engine.formats.store import matrix as stored_matrix
+from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
 from featherback.models import Model, ModelConfig, converted, load
 from featherback.models.streams import copied, floats_of, quantized
-from featherback.weights import fingerprint
-from featherback.weights.safetensors import SafetensorsFolder
-from featherback.weights.store import matrix as stored_matrix
-from featherback.weights.types import TensorType
+from tests.models.test_hf_folder import folder_and_gguf
+from tests.support.tiny_models import TINY_GEMMA2, TINY_LLAMA, TINY_PHI3, TINY_QWEN2, tiny
 
 TOKENS = [1, 5, 9, 2, 77, 31, 8, 100, 4, 4, 60]
 CASES = {
@@ -195,7 +195,7 @@ def test_a_large_matrix_is_given_back_block_by_block(tmp_path: Path, monkeypatch
     save_file({"w": torch.randn(50, 96), "last": torch.randn(3)}, path)
     store = SafetensorsFolder(tmp_path)
     dropped: list[int] = []
-    monkeypatch.setattr("featherback.kernels.drop_pages", lambda view: dropped.append(view.nbytes))
+    monkeypatch.setattr("featherback.engine.kernels.drop_pages", lambda view: dropped.append(view.nbytes))
     blocks = len(list(quantized(stored_matrix(store, "w"), TensorType.Q4_0, "w")))
     pieces = len(list(copied(store.data("w"))))
     assert (blocks, pieces) == (10, 3)

@@ -21,12 +21,12 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-from featherback import families
-from featherback.architecture.hf_entries import HFConfig
-from featherback.backend.cpu import CPU
-from featherback.families.base import rotary
-from featherback.layers.context import Context
-from featherback.layers.span import spans
+from featherback.engine.backend.cpu import CPU
+from featherback.models import families
+from featherback.models.architecture.hf_entries import HFConfig
+from featherback.models.families.base import rotary
+from featherback.nn.context import Context
+from featherback.nn.span import spans
 
 ORIGINAL, CONTEXT = 64, 512
 LENGTHS = (3, ORIGINAL, ORIGINAL + 1, 300)

@@ -5,19 +5,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.methods.support import ours
-from tests.methods.test_plans import random_state
-from tests.support.tiny_models import TINY_LLAMA, write_tiny, write_tiny_parts
-from tests.training.conftest import sequences
-from tests.training.runs import prepared
 
-from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.engine.formats import fingerprint
+from featherback.engine.formats.types import TensorType
+from featherback.engine.formats.writer import Value, tensor_of_array, write_gguf
 from featherback.errors import FeatherbackError
 from featherback.models import load
-from featherback.training.trainer import train_run
-from featherback.weights import fingerprint
-from featherback.weights.types import TensorType
-from featherback.weights.writer import Value, tensor_of_array, write_gguf
+from featherback.runs.trainer import train_run
+from tests.methods.support import ours
+from tests.methods.test_plans import random_state
+from tests.runs.conftest import sequences
+from tests.runs.runs import prepared
+from tests.support.tiny_models import TINY_LLAMA, write_tiny, write_tiny_parts
 
 CUTS = {"even": [7, 7], "in a layer": [1, 9], "no tensor in the first": [0, 8]}
 PLANS: dict[str, dict[str, Any]] = {

@@ -8,8 +8,8 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from featherback.noise import numbers
-from featherback.parameters.slots import SlotTable
+from featherback.core.noise import numbers
+from featherback.nn.slots import SlotTable
 
 FIRST = (np.arange(128) / 127) ** 2
 SECOND = (np.arange(256) / 255) ** 4

@@ -8,7 +8,7 @@ from zlib import crc32
 
 import torch
 
-from featherback.noise import normal
+from featherback.core.noise import normal
 from tests.optim.per_tensor import Whole
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from featherback import optim
-from featherback.noise import normal
+from featherback.core.noise import normal
 from featherback.optim.rule import Turn
 from tests.optim.steps import SHAPES, close, gradient, tensor_of
 

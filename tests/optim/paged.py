@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from featherback.host.paged import PagedArray
+from featherback.engine.host.paged import PagedArray
 
 
 def as_rows(paged: PagedArray) -> np.ndarray:

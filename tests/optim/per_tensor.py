@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from featherback.nn.slots import SlotTable
 from featherback.optim.rule import as_matrix
-from featherback.parameters.slots import SlotTable
 
 
 @dataclass

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from featherback import backend, optim
-from featherback.backend.arena import Arena
-from featherback.backend.device import Device
+from featherback import optim
+from featherback.core.options import described
+from featherback.engine import backend
+from featherback.engine.backend.arena import Arena
+from featherback.engine.backend.device import Device
 from featherback.optim.layerwise import HeldTensor
 from featherback.optim.rule import Rule
-from featherback.options import described
 
 SETTINGS = {"weight_decay": 0.05, "clip_value": 0.4, "update_gap": 7}
 SHAPES = {"tall": (2400, 160), "wide": (160, 2400), "vector": (1, 700)}

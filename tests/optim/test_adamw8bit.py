@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from featherback.backend import levels
-from featherback.backend.levels import BLOCK, Code
+from featherback.engine.backend import levels
+from featherback.engine.backend.levels import BLOCK, Code
 from featherback.optim import RULES
 from featherback.optim.rules import adamw8bit
 from featherback.optim.rules.adamw8bit import AdamW8bit

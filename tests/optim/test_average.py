@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from featherback import optim
-from featherback.host.paged import PagedArray
+from featherback.engine.host.paged import PagedArray
+from featherback.nn.slots import SlotTable
 from featherback.optim.average import MEAN, Averaged, begin
-from featherback.parameters.slots import SlotTable
 from tests.optim.paged import as_rows
 
 STEPS = 9

@@ -9,7 +9,7 @@ import pytest
 
 from featherback import models, optim
 from featherback.errors import FeatherbackError
-from featherback.training.config import TrainConfig
+from featherback.runs.config import TrainConfig
 from tests.support.tiny_models import TINY_LLAMA, write_tiny
 
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from featherback import models, optim
-from featherback.adapters.lora import LoRA
+from featherback.core.options import described
+from featherback.engine.host.paged import PagedArray
 from featherback.errors import FeatherbackError
-from featherback.host.paged import PagedArray
-from featherback.options import described
-from featherback.parameters.slots import SlotTable
+from featherback.models.lora import LoRA
+from featherback.nn.slots import SlotTable
 from tests.optim.adalomo import adalomo
 from tests.optim.adamw8bit import AdamW8bit
 from tests.optim.apollo import apollo_full, apollo_mini

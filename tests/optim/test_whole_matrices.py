@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from featherback import optim
-from featherback.backend.counting import Blank, Counting, Ledger
-from featherback.backend.device import Device
+from featherback.engine.backend.counting import Blank, Counting, Ledger
+from featherback.engine.backend.device import Device
+from featherback.nn.roles import TABLE
 from featherback.optim.layerwise import HeldTensor
 from featherback.optim.rule import Turn, tile_rows
-from featherback.parameters.roles import TABLE
 from tests.optim.adalomo import adalomo
 from tests.optim.apollo import apollo_full, apollo_mini
 from tests.optim.mlorc import mlorc

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from featherback.backend.protocol import Array
-from featherback.layers.branch import Branch, Remembered
-from featherback.layers.context import Context
-from featherback.layers.kept import NOTHING, Intermediate, Kept
-from featherback.layers.linear import BlockWeights, norm_backward, normed
+from featherback.engine.backend.protocol import Array
+from featherback.nn.branch import Branch, Remembered
+from featherback.nn.context import Context
+from featherback.nn.kept import NOTHING, Intermediate, Kept
+from featherback.nn.linear import BlockWeights, norm_backward, normed
 
 LEAK = 0.75
 

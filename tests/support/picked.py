@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from featherback.backend.protocol import Array
-from featherback.layers.branch import Branch
-from featherback.layers.context import Context
-from featherback.layers.kept import NOTHING, Intermediate, Kept
-from featherback.layers.linear import BlockWeights
+from featherback.engine.backend.protocol import Array
+from featherback.nn.branch import Branch
+from featherback.nn.context import Context
+from featherback.nn.kept import NOTHING, Intermediate, Kept
+from featherback.nn.linear import BlockWeights
 
 
 class Picked(Branch):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from featherback.weights.writer import Value
+from featherback.engine.formats.writer import Value
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
 
 CHATML = (

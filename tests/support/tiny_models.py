@@ -9,13 +9,13 @@ import numpy as np
 
 from benchmarks.random_blocks import random_blocks
 from benchmarks.synthetic import gguf_metadata
-from featherback import families
-from featherback.architecture.config import ModelConfig
-from featherback.architecture.rope.base import Scaling
+from featherback.engine.formats.gguf import DEFAULT_ALIGNMENT
+from featherback.engine.formats.types import TensorType
+from featherback.engine.formats.writer import OutTensor, Value, tensor_of_array, tensor_of_bytes, write_gguf
+from featherback.models import families
+from featherback.models.architecture.config import ModelConfig
 from featherback.models.layout import layer_shapes, top_shapes
-from featherback.weights.gguf import DEFAULT_ALIGNMENT
-from featherback.weights.types import TensorType
-from featherback.weights.writer import OutTensor, Value, tensor_of_array, tensor_of_bytes, write_gguf
+from featherback.models.rope.base import Scaling
 from tests.support.families.base import LLAMA3_ROPE, YARN, Types, llama3, llama3_factors
 from tests.support.families.gemma2 import TINY_GEMMA2
 from tests.support.families.gemma3 import TINY_GEMMA3

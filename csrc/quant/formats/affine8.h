@@ -1,6 +1,6 @@
 // d f32, m f32, codes[32] uint8: weight = d * code + m. Not GGML's: what MLX's groups of 8 bits are converted to, whose
 // scales and biases, f16 or bf16, are exact in float32. The number is none of GGML's; files that we did not write may
-// not have it (weights/types.py).
+// not have it (engine/formats/types.py).
 #pragma once
 #include "quant/numbers.h"
 #if defined(FB_ISA)

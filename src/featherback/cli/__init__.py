@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from featherback import signals
+from featherback.core import signals
 
 
 def main() -> None:
     """Run the command that sys.argv names, and exit with its status."""
     signals.block()  # until there is someone to take them
-    from featherback.host.interrupt import exit_with
+    from featherback.engine.host.interrupt import exit_with
 
     exit_with(_run)
 
@@ -20,7 +20,7 @@ def _run() -> int:
     signals.unblock()
     _keep_out_the_working_directory()
     from featherback.cli.app import run
-    from featherback.terminal import open_streams
+    from featherback.core.terminal import open_streams
 
     open_streams()
     return run()

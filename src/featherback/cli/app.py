@@ -13,13 +13,13 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from featherback import signals
 from featherback.cli.options import FromConfig
+from featherback.core import signals
+from featherback.core.failure import report
+from featherback.core.naming import as_flags
+from featherback.core.terminal import DEBUG, quoted, say
+from featherback.engine.host.interrupt import INTERRUPTED, ended_by_signals
 from featherback.errors import FeatherbackError, did_you_mean, near
-from featherback.failure import report
-from featherback.host.interrupt import INTERRUPTED, ended_by_signals
-from featherback.naming import as_flags
-from featherback.terminal import DEBUG, quoted, say
 from featherback.version import __version__
 
 COMPLETE = "_FEATHERBACK_COMPLETE"

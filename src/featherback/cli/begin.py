@@ -1,6 +1,6 @@
 """`python -m featherback.cli.begin '{"stage": "check", ...}'`: what `featherback train` is once its options are read.
 
-It goes through a list of stages (`training/stages.py`). If a stage begins with a program of its own, this program
+It goes through a list of stages (`runs/stages.py`). If a stage begins with a program of its own, this program
 becomes that one, and what it held is gone. The programs share one account of what the command needs. If the budget
 turns out to be too little, the list is gone through once more with the least memory, and the command then refuses with
 an amount that all stages accept.
@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from featherback.failure import report
-from featherback.host.interrupt import INTERRUPTED, ended_by_signals, exit_with
-from featherback.sizes import MB, whole_megabytes
-from featherback.terminal import DEBUG, open_streams
-from featherback.training.account import LEAST, Account, Room
-from featherback.training.stages import NEW, RESUMED, Asked, Means, Prepared
-from featherback.training.worker_process import become, inherited, worker_baseline
+from featherback.core.failure import report
+from featherback.core.sizes import MB, whole_megabytes
+from featherback.core.terminal import DEBUG, open_streams
+from featherback.engine.host.interrupt import INTERRUPTED, ended_by_signals, exit_with
+from featherback.runs.account import LEAST, Account, Room
+from featherback.runs.stages import NEW, RESUMED, Asked, Means, Prepared
+from featherback.runs.worker_process import become, inherited, worker_baseline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from featherback.data.report import PrepareReport
     from featherback.data.source import Source
-    from featherback.host.machine import Baseline
-    from featherback.training.run_directory import RunDirectory
+    from featherback.engine.host.machine import Baseline
+    from featherback.runs.run_directory import RunDirectory
 
     Progress = Callable[[dict[str, Any]], None]
 
@@ -75,7 +75,7 @@ class Program:
             return measured or worker_baseline(self.log_to)
 
         from featherback import models  # after that
-        from featherback.memory.budget import BudgetError
+        from featherback.engine.budget import BudgetError
 
         account = self.account
         value: Any = stages[first].takes.from_json(self.value)
@@ -110,8 +110,8 @@ class Program:
 def show(prepared: Prepared, means: Means) -> Prepared | None:
     """Say what is about to be done. With --dry-run nothing is left behind, and there is nothing to go on with."""
     from featherback.cli.preamble import print_preamble
-    from featherback.terminal import say
-    from featherback.training.launch import undo
+    from featherback.core.terminal import say
+    from featherback.runs.launch import undo
 
     run = prepared.run
     if "dry_run" not in means.flags:
@@ -132,7 +132,7 @@ def show(prepared: Prepared, means: Means) -> Prepared | None:
 
 def train(prepared: Prepared, means: Means) -> NoReturn:
     """Become the process that trains."""
-    from featherback.training.launch import become_worker
+    from featherback.runs.launch import become_worker
 
     with _interruptible(prepared.run):
         sys.stdout.flush()
@@ -156,8 +156,8 @@ def _conclude(prepared: Prepared, account: Account) -> None:
 
     BudgetError, and nothing is left behind, if less was named, or this program has held more than the budget.
     """
-    from featherback.memory.budget import BudgetError
-    from featherback.training.launch import undo
+    from featherback.engine.budget import BudgetError
+    from featherback.runs.launch import undo
 
     run, config = prepared.run, prepared.run.config
     try:
@@ -166,7 +166,7 @@ def _conclude(prepared: Prepared, account: Account) -> None:
         elif prepared.is_new:
             account.check_own()
         if account.refused:
-            from featherback.memory.planner import smaller  # what only plans is not there at other times
+            from featherback.methods.memory.planner import smaller  # what only plans is not there at other times
 
             change = smaller(config.whole is None, config.batching.full > config.sequence)
             raise BudgetError("Training", account.limit or 0, account.needed, change)

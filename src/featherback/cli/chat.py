@@ -22,13 +22,13 @@ from featherback.cli.options import (
     TopKOption,
     TopPOption,
 )
+from featherback.core.terminal import OutputError, complain, quoted, say
 from featherback.errors import FeatherbackError
-from featherback.inference.defaults import ANSWER_TOKENS, CONTEXT, TEMPERATURE, TOP_P
-from featherback.terminal import OutputError, complain, quoted, say
+from featherback.infer.defaults import ANSWER_TOKENS, CONTEXT, TEMPERATURE, TOP_P
 
 if TYPE_CHECKING:
-    from featherback.host.maps import MapWatch
-    from featherback.inference.conversation import Conversation
+    from featherback.engine.host.maps import MapWatch
+    from featherback.infer.conversation import Conversation
 
 _NEW, _HELP, _QUIT = ("/reset", "/new"), ("/help", "/?"), ("/quit", "/exit", "/bye")
 _COMMANDS = {
@@ -59,12 +59,12 @@ def chat(
     Lines that are piped in are answered one after the other, empty ones passed over, to the end of the input.
     """
     from featherback.cli.options import open_model, set_threads
-    from featherback.data.chat import NoTemplateError
-    from featherback.data.tokenizer_loader import load_tokenizer
-    from featherback.host.maps import MapWatch
-    from featherback.inference.sampler import Sampler
+    from featherback.data.templates.chat import NoTemplateError
+    from featherback.data.tokenizers.loader import load_tokenizer
+    from featherback.engine.host.maps import MapWatch
+    from featherback.infer.sampler import Sampler
     from featherback.model import conversation
-    from featherback.training.computed import compute_of
+    from featherback.runs.computed import compute_of
 
     sampler = Sampler(temperature, top_p, top_k, seed)
     opened, lora = open_model(model, adapter, quantize)
@@ -105,7 +105,7 @@ def _continues(model: str, adapter: Path | None, quantize: str) -> str:
 
 def _answer(talk: Conversation, text: str, max_tokens: int, maps: MapWatch) -> bool:
     """Say the answer, which Ctrl-C ends; False if there is none: the conversation goes on with the next line."""
-    from featherback.host.interrupt import Interrupt
+    from featherback.engine.host.interrupt import Interrupt
 
     try:
         with Interrupt(signals=(signal.SIGINT,)) as interrupt:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from featherback.cli.options import ThreadsOption
-from featherback.sizes import MB
-from featherback.terminal import complain, say
+from featherback.core.sizes import MB
+from featherback.core.terminal import complain, say
 
 if TYPE_CHECKING:
-    from featherback.training.run_directory import RunDirectory
+    from featherback.runs.run_directory import RunDirectory
 
 MODEL = "smollm2-135m"
 STEPS = 100
@@ -37,10 +37,10 @@ def demo(
 
     Prints the held-out loss and the answers to the same questions before and after.
     """
-    from featherback.demo import ABOUT, HELD_OUT, PROMPTS, TRAIN
-    from featherback.hub.fetch import fetch
-    from featherback.training.config import TrainConfig
-    from featherback.training.launch import prepare_run
+    from featherback.data.demo import ABOUT, HELD_OUT, PROMPTS, TRAIN
+    from featherback.models.hub.fetch import fetch
+    from featherback.runs.config import TrainConfig
+    from featherback.runs.launch import prepare_run
 
     start = time.perf_counter()
     model = fetch(MODEL, progress=complain)
@@ -76,7 +76,7 @@ def demo(
 
 def _train(run: RunDirectory) -> None:
     """Train in a process of its own, as `featherback train` does, and wait for it."""
-    from featherback.training.launch import worker_command
+    from featherback.runs.launch import worker_command
 
     command, environment = worker_command(run)
     status = subprocess.run(command, env=environment, check=False).returncode
@@ -87,13 +87,13 @@ def _train(run: RunDirectory) -> None:
 def _answers(model: str, prompts: tuple[str, ...], adapter: Path | None) -> list[str]:
     """Greedy answers to the prompts."""
     from featherback.cli.options import open_model
-    from featherback.data.tokenizer_loader import load_tokenizer
-    from featherback.inference.decoder import Decoder
-    from featherback.inference.generate import generate_text
-    from featherback.inference.prompt import encode_prompt
-    from featherback.inference.sampler import Sampler
-    from featherback.training.computed import compute_of
-    from featherback.training.panels.run import AUTO
+    from featherback.data.tokenizers.loader import load_tokenizer
+    from featherback.infer.decoder import Decoder
+    from featherback.infer.generate import generate_text
+    from featherback.infer.prompt import encode_prompt
+    from featherback.infer.sampler import Sampler
+    from featherback.runs.computed import compute_of
+    from featherback.runs.panels.run import AUTO
 
     opened, lora = open_model(model, adapter)
     tokenizer = load_tokenizer(opened.path)
@@ -105,8 +105,8 @@ def _answers(model: str, prompts: tuple[str, ...], adapter: Path | None) -> list
 
 
 def _conclude(run: RunDirectory, seconds: float) -> None:
-    from featherback.training.reporter import duration
-    from featherback.training.run_directory import RunDirectory
+    from featherback.runs.run_directory import RunDirectory
+    from featherback.view.reporter import duration
 
     summary = RunDirectory.open(run.path).record["summary"]
     first, last = summary["first_eval_loss"], summary["best_eval_loss"]

@@ -20,7 +20,7 @@ from featherback.cli.options import (
     SkipOption,
     ThreadsOption,
 )
-from featherback.terminal import say
+from featherback.core.terminal import say
 
 
 def evaluate(
@@ -44,8 +44,8 @@ def evaluate(
     from featherback.cli.options import open_model, set_threads
     from featherback.cli.swapped import check_not_swapped
     from featherback.data.source import Source, columns_of
-    from featherback.training.computed import compute_of
-    from featherback.training.evaluation import evaluate_file
+    from featherback.runs.computed import compute_of
+    from featherback.runs.evaluation import evaluate_file
 
     check_not_swapped("evaluate", str(model), data)
     source = Source(tuple(data), columns_of(columns or ()), skip_bad)

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from featherback.cli.options import JSONOption
-from featherback.targets import TARGETS
-from featherback.terminal import say
+from featherback.core.terminal import say
+from featherback.exports.targets import TARGETS
 
 
 def export(
@@ -50,7 +50,7 @@ def export(
 
     Example: featherback export notes-adapter --to gguf
     """
-    from featherback.exporting import export as exported
+    from featherback.runs.exporting import export as exported
 
     done = exported(source, to, model, out, kind, base_model, force)
     if json:

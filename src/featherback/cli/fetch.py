@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from featherback.terminal import complain, say
+from featherback.core.terminal import complain, say
 
 
 def fetch(
@@ -16,6 +16,6 @@ def fetch(
     ],
 ) -> None:
     """Download a model into the cache, verify its SHA-256, and print its path."""
-    from featherback.hub.fetch import fetch as get
+    from featherback.models.hub.fetch import fetch as get
 
     say(str(get(name, progress=complain)))

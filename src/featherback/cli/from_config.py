@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from featherback.cli.options import FromConfig
-from featherback.options import Option, checked, described, field_types, flags
-from featherback.training.config import CHOICES, TrainConfig
-from featherback.training.names import default_of, grouped, known, told
+from featherback.core.options import Option, checked, described, field_types, flags
+from featherback.runs.config import CHOICES, TrainConfig
+from featherback.runs.names import default_of, grouped, known, told
 
 Command = Callable[..., None]
 

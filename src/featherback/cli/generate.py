@@ -18,10 +18,10 @@ from featherback.cli.options import (
     TopKOption,
     TopPOption,
 )
+from featherback.core.terminal import quoted, say
 from featherback.data.source import STDIN
 from featherback.errors import FeatherbackError
-from featherback.inference.defaults import GENERATED_TOKENS
-from featherback.terminal import quoted, say
+from featherback.infer.defaults import GENERATED_TOKENS
 
 
 def generate(
@@ -54,11 +54,11 @@ def generate(
     A prompt can be piped in: featherback generate model.gguf < question.txt
     """
     from featherback.cli.options import open_model, set_threads
-    from featherback.data.tokenizer_loader import load_tokenizer
-    from featherback.host.maps import MapWatch
-    from featherback.inference.sampler import Sampler
+    from featherback.data.tokenizers.loader import load_tokenizer
+    from featherback.engine.host.maps import MapWatch
+    from featherback.infer.sampler import Sampler
     from featherback.model import streamed
-    from featherback.training.computed import compute_of
+    from featherback.runs.computed import compute_of
 
     text = _prompt(prompt, model)
     sampler = Sampler(temperature, top_p, top_k, seed)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from featherback.cli.options import CutOption, FromConfig, JSONOption, MapOption, QuantizeOption, SkipOption
-from featherback.sizes import shown_mb
-from featherback.terminal import clean, say
+from featherback.core.sizes import shown_mb
+from featherback.core.terminal import clean, say
 
 if TYPE_CHECKING:
     from featherback.cli.kinds.base import Outlook
@@ -96,10 +96,10 @@ def _for_programs(outlook: Outlook) -> dict[str, Any]:
 def _show_examples(model: str, data: Source, seq_len: int | None, cut: bool, count: int, json: bool) -> None:
     from featherback.cli.preamble import describe_data, print_report, print_sample, row
     from featherback.data.preview import preview
-    from featherback.hub.locate import locate
     from featherback.models import load
-    from featherback.training.lengths import as_tokens
-    from featherback.training.panels.data import SEQUENCE
+    from featherback.models.hub.locate import locate
+    from featherback.runs.lengths import as_tokens
+    from featherback.runs.panels.data import SEQUENCE
 
     opened = load(locate(model))
     with as_tokens(opened, data, seq_len, cut) as (_, report):
@@ -130,7 +130,7 @@ def _place(what: str) -> Path:
     """Where a thing lies; FeatherbackError if there is no such thing."""
     from featherback.data.containers import is_name_of_data
     from featherback.errors import FeatherbackError
-    from featherback.hub.locate import locate
+    from featherback.models.hub.locate import locate
 
     if is_name_of_data(what) and not Path(what).exists():
         raise FeatherbackError(f"The data file {what} does not exist.")

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from featherback.cli.options import JSONOption
+from featherback.core.sizes import shown_mb
+from featherback.core.terminal import clean, quoted, say
 from featherback.errors import FeatherbackError
-from featherback.sizes import shown_mb
-from featherback.terminal import clean, quoted, say
 
 _WIDTH = 79
 _NAME = 32  # columns; a longer name has a line of its own
@@ -49,9 +49,9 @@ def models(json: JSONOption = False) -> None:
 
 def survey() -> Iterator[Listed]:
     """Every model of our own cache and of other programs' stores. Of each, headers alone are read."""
-    from featherback.hub import stores
-    from featherback.hub.catalogue import CATALOGUE
-    from featherback.hub.locate import locate
+    from featherback.models.hub import stores
+    from featherback.models.hub.catalogue import CATALOGUE
+    from featherback.models.hub.locate import locate
 
     for name in (*CATALOGUE, *stores.names()):
         try:
@@ -63,7 +63,7 @@ def survey() -> Iterator[Listed]:
 
 
 def _opened(name: str, path: Path) -> Listed:
-    from featherback.data.tokenizer_loader import check_tokenizer
+    from featherback.data.tokenizers.loader import check_tokenizer
     from featherback.models import load
     from featherback.models.model import formats, parameters
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from featherback.adapters.lora import Adapter
+    from featherback.models.lora import Adapter
     from featherback.models.model import Model
 
 _MODEL = typer.Argument(
@@ -63,7 +63,7 @@ SeedOption = Annotated[int, typer.Option("--seed", help="The same seed gives the
 
 def set_threads(threads: int | None) -> None:
     """Compute with this many threads; None: one per core."""
-    from featherback import kernels
+    from featherback.engine import kernels
 
     kernels.set_threads(threads or kernels.default_threads())
 
@@ -71,8 +71,8 @@ def set_threads(threads: int | None) -> None:
 def open_model(name: str, adapter: Path | None = None, quantize: str = "none") -> tuple[Model, Adapter | None]:
     """The model a user named, quantised as asked, and the adapter, if any."""
     from featherback import models
-    from featherback.adapters import formats
-    from featherback.hub.locate import locate
+    from featherback.exports import formats
+    from featherback.models.hub.locate import locate
 
     model = models.load(locate(name), quantize)
     return model, None if adapter is None else formats.load(model, adapter)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from featherback.cli.options import FromConfig, JSONOption, ModelArgument
-from featherback.sizes import MB
-from featherback.terminal import say
+from featherback.core.sizes import MB
+from featherback.core.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from featherback.training.config import TrainConfig
-    from featherback.training.outlook import Combination, MethodOutlook
+    from featherback.runs.config import TrainConfig
+    from featherback.runs.outlook import Combination, MethodOutlook
 
 # What memory and time depend on, the method apart: all are shown.
 FIELDS = (
@@ -41,9 +41,9 @@ def plan(
     from featherback.cli.options import open_model, set_threads
     from featherback.cli.preamble import describe_batch
     from featherback.methods import OPTIONS
-    from featherback.training.config import TrainConfig
-    from featherback.training.outlook import combinations, largest_models, outlook
-    from featherback.training.worker_process import worker_baseline
+    from featherback.runs.config import TrainConfig
+    from featherback.runs.outlook import combinations, largest_models, outlook
+    from featherback.runs.worker_process import worker_baseline
 
     own = {name: options.pop(name) for name in OPTIONS.by_option() if name in options}
     set_threads(options["threads"])

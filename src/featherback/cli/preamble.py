@@ -7,9 +7,9 @@ import sys
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
-from featherback.naming import argument
-from featherback.sizes import shown_mb
-from featherback.terminal import clean, columns_of, folded, say, say_styled, several
+from featherback.core.naming import argument
+from featherback.core.sizes import shown_mb
+from featherback.core.terminal import clean, columns_of, folded, say, say_styled, several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from featherback.data.preview import Preview
     from featherback.data.report import PrepareReport
     from featherback.data.token_file import TokenFile
-    from featherback.memory.plan import Plan
+    from featherback.methods.memory.plan import Plan
     from featherback.models.model import Model
-    from featherback.training.config import TrainConfig
-    from featherback.training.run_directory import RunDirectory
+    from featherback.runs.config import TrainConfig
+    from featherback.runs.run_directory import RunDirectory
 
 _SAMPLE_LINES, _SAMPLE_BEGIN, _SAMPLE_WIDTH, _BAR = 12, 3, 500, 20
 _WORTH = 0.98
@@ -34,12 +34,13 @@ _TRAINED, _CONTEXT, _PLAIN = "\x1b[1;32m", "\x1b[2m", "\x1b[0m"
 
 def print_preamble(run: RunDirectory, sample: bool = True) -> None:
     """Describe the run on standard output; `sample`: with an example of the data, if they are in a file."""
-    from featherback import kernels, models
+    from featherback import models
     from featherback.data.preview import preview
     from featherback.data.report import PrepareReport, also_trained_note
     from featherback.data.token_file import TokenFile
-    from featherback.host.machine import memory_total
-    from featherback.training.held_out import was_split
+    from featherback.engine import kernels
+    from featherback.engine.host.machine import memory_total
+    from featherback.runs.held_out import was_split
 
     config = run.config
     model = models.load(config.model, config.quantize)
@@ -94,8 +95,8 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
 
 def describe_trained(config: TrainConfig, model: Model) -> tuple[str, str]:
     """A label, and one line: the adapter, or how the model's own weights are trained."""
-    from featherback.architecture.names import parse_targets, short
-    from featherback.layers.block import adaptable
+    from featherback.models.architecture.names import parse_targets, short
+    from featherback.nn.block import adaptable
 
     if (whole := config.whole) is not None:
         count = sum(rows * cols for rows, cols in whole.trained(model.config, model.blocks).values())
@@ -205,7 +206,7 @@ def print_report(report: PrepareReport) -> None:
 
 def describe_compute(compute: str, rates: Mapping[str, float]) -> str:
     """What products compute in, and why if it was chosen by their rates."""
-    from featherback.training.choose import best
+    from featherback.runs.choose import best
 
     if not rates:
         return compute
@@ -230,7 +231,7 @@ def describe_plan(plan: Plan, held: str = "adapter and optimizer") -> str:
 def describe_choice(plan: Plan, named: bool) -> Iterator[str]:
     """What a smaller and a larger budget would give; `named`: whether the user named this one."""
     chosen, least, fastest = plan.predicted_step_seconds, plan.least_step_seconds, plan.fastest_step_seconds
-    from featherback.memory.planner import SPARE
+    from featherback.methods.memory.planner import SPARE
 
     if not (chosen and least and fastest):
         return
@@ -249,7 +250,7 @@ def describe_choice(plan: Plan, named: bool) -> Iterator[str]:
 
 def describe_work(plan: Plan) -> list[str]:
     """What is recomputed, and the tokens per chunk where there are chunks."""
-    from featherback.layers.encodings import ENCODINGS
+    from featherback.nn.encodings import ENCODINGS
 
     names: dict[int, list[str]] = {}
     for name, layers in plan.keep.items():

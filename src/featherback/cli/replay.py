@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from featherback.terminal import say
+from featherback.core.terminal import say
 
 
 def replay(
@@ -25,8 +25,8 @@ def replay(
 
     Example: featherback replay notes-adapter --out notes-again
     """
-    from featherback.training.replay import replay as replayed
-    from featherback.training.run_directory import RunDirectory
+    from featherback.runs.replay import replay as replayed
+    from featherback.runs.run_directory import RunDirectory
 
     last = replayed(RunDirectory.open(run), out, step)
     say(f"wrote the adapter of step {last} to {out}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from featherback.terminal import say
+from featherback.core.terminal import say
 
 
 def report(
@@ -26,18 +26,18 @@ def report(
 
     Example: featherback report notes-adapter
     """
-    from featherback.training.report.page import write_report
-    from featherback.training.run_directory import RunDirectory
+    from featherback.runs.run_directory import RunDirectory
+    from featherback.view.report.page import write_report
 
     opened = RunDirectory.open(run) if samples is None else RunDirectory.take(run)
     if samples is not None:
         from featherback.cli.options import set_threads
-        from featherback.training.samples import sample
+        from featherback.runs.samples import sample
 
         set_threads(opened.config.threads)
         sample(opened, samples)
     say(str(write_report(opened)))
     if png:
-        from featherback.training.report.png import write_png
+        from featherback.view.report.png import write_png
 
         say(str(write_png(opened)))

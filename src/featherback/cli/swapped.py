@@ -15,7 +15,7 @@ def check_not_swapped(command: str, model: str, data: str | Sequence[str] | None
     """
     paths = [data] if isinstance(data, str) else list(data or ())
     if len(paths) == 1 and _is_data(Path(model)) and _is_model(paths[0]):
-        from featherback.terminal import quoted
+        from featherback.core.terminal import quoted
 
         meant = quoted("featherback", command, paths[0], "--data", model, *([] if out is None else ["--out", out]))
         raise FeatherbackError(f"MODEL and data seem swapped: {meant}")
@@ -33,8 +33,8 @@ def _is_data(path: Path) -> bool:
 
 def _is_model(name: str) -> bool:
     """Whether a name is that of a GGUF file, a model's folder, or a model of the cache or a store."""
-    from featherback.hub.catalogue import CATALOGUE
-    from featherback.hub.stores import STORES
+    from featherback.models.hub.catalogue import CATALOGUE
+    from featherback.models.hub.stores import STORES
 
     path = Path(name)
     if path.exists():

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from featherback.cli.options import FromConfig, JSONOption, ModelOrNone
+from featherback.core.sizes import shown_mb
+from featherback.core.terminal import complain
 from featherback.errors import FeatherbackError
-from featherback.sizes import shown_mb
-from featherback.terminal import complain
 
 if TYPE_CHECKING:
-    from featherback.training.config import TrainConfig
-    from featherback.training.run_file import RunFile
+    from featherback.runs.config import TrainConfig
+    from featherback.runs.run_file import RunFile
 
 
 def train(
@@ -52,9 +52,9 @@ def train(
     """
     from featherback.cli.begin import go_on
     from featherback.cli.swapped import check_not_swapped
-    from featherback.hub.locate import locate
-    from featherback.training.changes import replaced
-    from featherback.training.run_file import RunFile, read
+    from featherback.models.hub.locate import locate
+    from featherback.runs.changes import replaced
+    from featherback.runs.run_file import RunFile, read
 
     if resume and dry_run:
         raise FeatherbackError("--dry-run shows what a new run would do; leave out --resume.")
@@ -86,7 +86,7 @@ def _recorded_model(out: str) -> str | None:
 
     The run may be a stranger's: the model is compared with the fingerprint on its record, like one that is named.
     """
-    from featherback.training.run_directory import RunDirectory
+    from featherback.runs.run_directory import RunDirectory
 
     recorded = RunDirectory.open(out).config.model
     if not Path(recorded).exists():
@@ -98,7 +98,7 @@ def _recorded_model(out: str) -> str | None:
 def _forget_programs(file: RunFile, path: Path, note: bool) -> None:
     """Leave out the programs to log to that a run's own run.yaml names, wherever it lies: it may be a stranger's.
     To resume it, run.json names the same, and it is noted there."""
-    from featherback.training.run_directory import RUN_FILE
+    from featherback.runs.run_directory import RUN_FILE
 
     of_a_run = file.plan is not None or os.path.lexists(path.parent / RUN_FILE)
     if of_a_run and (programs := file.values.pop("log_to", None)) and note:
@@ -108,8 +108,8 @@ def _forget_programs(file: RunFile, path: Path, note: bool) -> None:
 
 def _plan(file: RunFile, config: TrainConfig) -> dict[str, Any] | None:
     """The plan of the file, if it is for these options and there is the memory for it."""
-    from featherback.host.machine import memory_limit
-    from featherback.training.run_directory import plan_from_json
+    from featherback.engine.host.machine import memory_limit
+    from featherback.runs.run_directory import plan_from_json
 
     values = file.plan_for(config)
     plan = plan_from_json(values)

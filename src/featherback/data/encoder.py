@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.data.chat import ChatTemplate
 from featherback.data.containers.base import Document
 from featherback.data.example import Bad, Example
-from featherback.data.tokenizer import Ids, Tokenizer
+from featherback.data.templates.chat import ChatTemplate
+from featherback.data.tokenizers.tokenizer import Ids, Tokenizer
 from featherback.errors import FeatherbackError
 
 _BLOCK = 1 << 16  # characters tokenized at once; an encoding takes some 20 bytes a character while it is made

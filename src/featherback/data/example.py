@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from featherback.core.naming import argument
 from featherback.errors import FeatherbackError
-from featherback.naming import argument
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import IO
 
+from featherback.core.files import open_regular
 from featherback.data.record_size import RawSize, RecordRoom, Unbounded
 from featherback.data.source import STDIN, called
 from featherback.errors import FeatherbackError, did_you_mean, near
-from featherback.files import open_regular
 
 _PIECE = 1 << 16  # bytes read at once
 _MOST_NAMES = 1000  # of a folder, among which a misspelled one is looked for

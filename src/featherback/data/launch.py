@@ -11,10 +11,10 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+from featherback.core.files import cut_short
 from featherback.data.report import PrepareReport
 from featherback.data.source import Source
 from featherback.errors import FeatherbackError
-from featherback.files import cut_short
 
 
 def prepare_in_subprocess(

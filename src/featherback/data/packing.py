@@ -9,10 +9,10 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
+from featherback.core.noise import splitmix
 from featherback.data.batch import IGNORE, Batch
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
-from featherback.noise import splitmix
 
 Indices = npt.NDArray[np.int64]
 _WINDOW = 4096  # sequences whose order and lengths are looked up at once

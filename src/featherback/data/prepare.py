@@ -21,6 +21,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from featherback.core.failure import sentence
+from featherback.core.naming import argument
+from featherback.core.sizes import MB
+from featherback.core.terminal import PROGRESS_SECONDS
 from featherback.data.containers.base import Document
 from featherback.data.duplicates import Duplicates, marked
 from featherback.data.encoder import Encoded, Encoder, document_of
@@ -31,13 +35,9 @@ from featherback.data.record_size import RecordRoom
 from featherback.data.report import PrepareReport, too_long
 from featherback.data.source import STDIN, Source
 from featherback.data.token_file import TokenFileWriter
-from featherback.data.tokenizer import Tokenizer
-from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
-from featherback.failure import sentence
-from featherback.naming import argument
-from featherback.sizes import MB
-from featherback.terminal import PROGRESS_SECONDS
 
 Progress = Callable[[dict[str, Any]], None]
 REHEARSED = 16  # examples, or blocks of a text

@@ -15,8 +15,8 @@ from featherback.data.encoder import Encoder, document_of
 from featherback.data.example import Bad, Example
 from featherback.data.readers import data_files
 from featherback.data.source import Source
-from featherback.data.tokenizer import Ids, Tokenizer
-from featherback.data.tokenizer_loader import load_tokenizer
+from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.data.tokenizers.tokenizer import Ids, Tokenizer
 from featherback.errors import FeatherbackError
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from featherback.core.naming import argument
+from featherback.core.terminal import several
 from featherback.data.source import called
 from featherback.errors import shown
-from featherback.naming import argument
-from featherback.terminal import several
 
 if TYPE_CHECKING:
     from featherback.data.example import Example

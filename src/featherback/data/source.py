@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from featherback.core.naming import argument, argument_is
 from featherback.errors import FeatherbackError, shown
-from featherback.naming import argument, argument_is
 
 STDIN = "-"
 """How standard input is named."""

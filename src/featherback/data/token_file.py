@@ -33,9 +33,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from featherback import private
+from featherback.core import private
+from featherback.core.files import atomic_file, link_file, open_regular
 from featherback.errors import FeatherbackError
-from featherback.files import atomic_file, link_file, open_regular
 
 MAGIC = b"FBTOKENS"
 VERSION, CHOSEN = 2, 3

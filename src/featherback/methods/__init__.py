@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from featherback.adapters.lora import Adapter
-from featherback.layers.objectives.base import Objective
-from featherback.layers.objectives.next_token import NEXT_TOKEN
-from featherback.memory.dry_run import account
-from featherback.memory.job import Job
-from featherback.memory.plan import Plan
-from featherback.memory.resources import resources
+from featherback.core.registry import OwnOptions, Registry
 from featherback.methods.base import Method, Options
+from featherback.methods.memory.dry_run import account
+from featherback.methods.memory.job import Job
+from featherback.methods.memory.plan import Plan
+from featherback.methods.memory.resources import resources
+from featherback.methods.whole.settings import Whole
+from featherback.models.lora import Adapter
 from featherback.models.model import Model
-from featherback.registry import OwnOptions, Registry
-from featherback.whole.settings import Whole
+from featherback.nn.objectives.base import Objective
+from featherback.nn.objectives.next_token import NEXT_TOKEN
 
 METHODS: Registry[type[Method]] = Registry(
     __name__, "METHOD", "method", shared=("assembly", "base", "losses", "sinks", "sweep")

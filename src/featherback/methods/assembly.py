@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
-from featherback.backend.device import Device
-from featherback.backend.protocol import Array, Backend
-from featherback.layers.adapters.base import AtProjection, Kind, Setup
-from featherback.layers.context import Context
-from featherback.layers.linear import BlockWeights, LayerSink, Projection
-from featherback.layers.moved import Spot, vector
-from featherback.memory.resources import WeightSource
-from featherback.parameters.slots import SlotTable
-from featherback.weights.matrix import LayerWeights
+from featherback.engine.backend.device import Device
+from featherback.engine.backend.protocol import Array, Backend
+from featherback.engine.formats.matrix import LayerWeights
+from featherback.methods.memory.resources import WeightSource
+from featherback.nn.adapters.base import AtProjection, Kind, Setup
+from featherback.nn.context import Context
+from featherback.nn.linear import BlockWeights, LayerSink, Projection
+from featherback.nn.moved import Spot, vector
+from featherback.nn.slots import SlotTable
 
 NONE: Mapping[str, Any] = {}
 

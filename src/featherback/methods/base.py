@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from featherback.core.noise import Draw
+from featherback.core.options import check, option
 from featherback.data.batch import Batch
-from featherback.host.paged import PagedArray
-from featherback.layers.context import Moves
-from featherback.layers.encodings import EXACT, PRECISIONS
-from featherback.layers.objectives.base import Objective
-from featherback.layers.objectives.next_token import NEXT_TOKEN
-from featherback.memory.plan import Plan
-from featherback.memory.resources import Resources
+from featherback.engine.host.paged import PagedArray
 from featherback.methods.assembly import Adapter, Parameters
+from featherback.methods.memory.plan import Plan
+from featherback.methods.memory.resources import Resources
 from featherback.methods.sinks import GradientSink, WeightSink
 from featherback.methods.sweep import ModelLike, Sweep, begin
-from featherback.noise import Draw
-from featherback.options import check, option
+from featherback.nn.context import Moves
+from featherback.nn.encodings import EXACT, PRECISIONS
+from featherback.nn.objectives.base import Objective
+from featherback.nn.objectives.next_token import NEXT_TOKEN
 
 FIRST = Draw()
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from featherback.core.noise import Draw, bits
+from featherback.core.options import option
 from featherback.methods.base import KeepingOptions
 from featherback.methods.mesp import MeSP
-from featherback.noise import Draw, bits
-from featherback.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from featherback.backend.protocol import Array
 from featherback.data.batch import Targets
-from featherback.layers.loss import HeadSink
-from featherback.layers.objectives.base import Objective, PerTarget
-from featherback.layers.softmax import placed
+from featherback.engine.backend.protocol import Array
 from featherback.methods.sweep import Sweep
+from featherback.nn.loss import HeadSink
+from featherback.nn.objectives.base import Objective, PerTarget
+from featherback.nn.softmax import placed
 
 
 def loss_gradient(sweep: Sweep, objective: Objective, scale: float, sink: HeadSink | None = None) -> float:

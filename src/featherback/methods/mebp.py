@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from featherback.backend.protocol import Array, Scratch
-from featherback.layers.context import Context, keep_mapped
-from featherback.layers.linear import BlockWeights
+from featherback.engine.backend.protocol import Array, Scratch
 from featherback.methods.base import Options
 from featherback.methods.mesp import MeSP
 from featherback.methods.sweep import Layer, RoundTrip
+from featherback.nn.context import Context, keep_mapped
+from featherback.nn.linear import BlockWeights
 
 
 class MeBP(MeSP):

@@ -3,9 +3,9 @@
 Of the forward pass only each block's input x stays. On the way back a block is computed again from it, branch by
 branch, and differentiated by hand; every array dies as soon as the derivation allows. With T tokens, width D, rank r:
 
-    attention     n = rms(x) g;  q, k, v = n W^T;  o = softmax(q k^T) v;  y = x + o W_o^T        layers/attention.py
-    gated unit    n = rms(x) g;  y = x + (act(n W_g^T) * (n W_u^T)) W_d^T, a tile of F at a time      layers/glu.py
-    W with LoRA   z = x W^T + h B^T,   h = s x A^T                                                  layers/linear.py
+    attention     n = rms(x) g;  q, k, v = n W^T;  o = softmax(q k^T) v;  y = x + o W_o^T        nn/attention.py
+    gated unit    n = rms(x) g;  y = x + (act(n W_g^T) * (n W_u^T)) W_d^T, a tile of F at a time      nn/glu.py
+    W with LoRA   z = x W^T + h B^T,   h = s x A^T                                                  nn/linear.py
 
 An array is born with `ctx.floats` or `ctx.operands`, and dies where the `with ctx.frame()` around it ends. Chunks of
 tokens, and where checkpoints wait, are the business of `methods/sweep.py`. docs/derivations/block.md derives it all.
@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from featherback.backend.protocol import Array
+from featherback.core.noise import Draw
 from featherback.data.batch import Batch
-from featherback.layers.context import Context
+from featherback.engine.backend.protocol import Array
 from featherback.methods.base import FIRST, KeepingOptions, Method, Options
 from featherback.methods.losses import loss_gradient
 from featherback.methods.sinks import GradientSink, WeightSink
 from featherback.methods.sweep import Layer, RoundTrip, round_trip
-from featherback.noise import Draw
+from featherback.nn.context import Context
 
 
 class MeSP(Method):
@@ -49,7 +49,7 @@ class MeSP(Method):
         return range(len(self.model.blocks))[::-1]
 
     def loss_gradient(self, trip: RoundTrip, scale: float) -> float:
-        """The summed loss (nats), tile by tile of the vocabulary; logits never exist (layers/loss.py)."""
+        """The summed loss (nats), tile by tile of the vocabulary; logits never exist (nn/loss.py)."""
         return loss_gradient(trip.sweep, self.objective, scale, trip.sink.head)
 
     def block_backward(self, ctx: Context, layer: Layer, dy: Array, x: Array) -> None:

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import cast
 
-from featherback.backend.device import Device
-from featherback.backend.protocol import Array
+from featherback.core.noise import Key
+from featherback.core.options import option
 from featherback.data.batch import Batch
+from featherback.engine.backend.device import Device
+from featherback.engine.backend.protocol import Array
 from featherback.methods.assembly import Parameters
 from featherback.methods.base import FIRST, Draw, Method, Options
 from featherback.methods.sinks import GradientSink, WeightSink
-from featherback.noise import Key
-from featherback.options import option
 
 ADAPTER, WHOLE = 1e-2, 1e-3
 """epsilon where none is named: the paper's, of adapters and of whole models."""

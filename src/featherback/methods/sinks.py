@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from featherback.backend.device import Device
-from featherback.backend.protocol import Array, Int32, Operations
-from featherback.layers.context import Context, Moves
-from featherback.layers.linear import LayerSink
-from featherback.layers.loss import HeadSink
-from featherback.noise import Key
+from featherback.core.noise import Key
+from featherback.engine.backend.device import Device
+from featherback.engine.backend.protocol import Array, Int32, Operations
+from featherback.nn.context import Context, Moves
+from featherback.nn.linear import LayerSink
+from featherback.nn.loss import HeadSink
 
 
 class GradientSink(Protocol):
-    """Takes those of an adapter. `host.paged.PagedArray` adds them up."""
+    """Takes those of an adapter. `engine.host.paged.PagedArray` adds them up."""
 
     def gather(self, layer: int, room: Array, on: Device) -> AbstractContextManager[Array]:
         """`room` (size,), the layer's flat vector: gradients are added to it inside, and belong to the sink after."""
 
 
 class WeightSink(HeadSink, Protocol):
-    """Takes those of the model's own weights, one weight at a time. `whole.gradients` reads them in tiles."""
+    """Takes those of the model's own weights, one weight at a time. `methods.whole.gradients` reads them in tiles."""
 
     def layer(self, index: int) -> LayerSink:
         """What takes those of a layer."""

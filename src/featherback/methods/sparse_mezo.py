@@ -22,11 +22,11 @@ from functools import cached_property
 
 import numpy as np
 
-from featherback.backend.protocol import Array
-from featherback.host.paged import PagedArray
+from featherback.core.options import option
+from featherback.engine.backend.protocol import Array
+from featherback.engine.host.paged import PagedArray
 from featherback.methods.base import Draw
 from featherback.methods.mezo import MeZO, MeZOOptions
-from featherback.options import option
 
 THRESHOLDS = "thresholds"
 

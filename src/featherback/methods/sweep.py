@@ -14,27 +14,27 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from featherback.backend.protocol import Array
+from featherback.core.noise import Draw
 from featherback.data.batch import Batch
 from featherback.data.prefixes import share_prefixes
+from featherback.engine.backend.protocol import Array
+from featherback.engine.formats.matrix import Matrix
 from featherback.errors import FeatherbackError
-from featherback.layers.block import Block
-from featherback.layers.context import Context, Moves
-from featherback.layers.encodings import ENCODINGS
-from featherback.layers.kept import NOTHING, Kept
-from featherback.layers.linear import BlockWeights, LayerSink
-from featherback.layers.loss import Head
-from featherback.layers.moved import Spot, table_rows
-from featherback.layers.objectives.base import Objective, PerTarget
-from featherback.layers.rope import Rotary
-from featherback.layers.span import Span, spans
-from featherback.memory.plan import Plan
-from featherback.memory.resources import Resources, TokenStore
 from featherback.methods.assembly import Adapter, Parameters, layer_weights
+from featherback.methods.memory.plan import Plan
+from featherback.methods.memory.resources import Resources, TokenStore
 from featherback.methods.sinks import GradientSink, WeightSink
-from featherback.noise import Draw
-from featherback.parameters.roles import EMBEDDING
-from featherback.weights.matrix import Matrix
+from featherback.nn.block import Block
+from featherback.nn.context import Context, Moves
+from featherback.nn.encodings import ENCODINGS
+from featherback.nn.kept import NOTHING, Kept
+from featherback.nn.linear import BlockWeights, LayerSink
+from featherback.nn.loss import Head
+from featherback.nn.moved import Spot, table_rows
+from featherback.nn.objectives.base import Objective, PerTarget
+from featherback.nn.roles import EMBEDDING
+from featherback.nn.rope import Rotary
+from featherback.nn.span import Span, spans
 
 STREAM = "residual stream, then dy"
 
@@ -214,7 +214,7 @@ class RoundTrip:
         """The gradient of a block's output becomes that of its input; those of what is trained go to the sink.
 
         Where tokens pass in chunks, the carries of all are there first, and the last chunk goes back first
-        (`layers/branch.py`).
+        (`nn/branch.py`).
         """
         sweep, kept = self.sweep, self._kept[index]
         block, ctx, tokens = sweep.model.blocks[index], sweep.ctx, sweep.batch.n_tokens

@@ -16,19 +16,19 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback import private
+from featherback.core import private
+from featherback.core.cache import cache_folder, unwritable
+from featherback.core.files import check_room, remove_leftovers
+from featherback.core.sizes import shown_mb
+from featherback.core.terminal import Converting, complain
+from featherback.engine.formats import fingerprint
+from featherback.engine.formats.gguf import CONVERTED, GGUFFile
+from featherback.engine.formats.safetensors import SafetensorsFolder
+from featherback.engine.formats.store import TensorStore, matrix
+from featherback.engine.formats.types import TensorInfo, TensorType
+from featherback.engine.formats.writer import OutTensor, file_bytes, write_gguf
 from featherback.errors import FeatherbackError
-from featherback.files import check_room, remove_leftovers
-from featherback.hub.cache import cache_folder, unwritable
 from featherback.models.streams import copied, counted, quantized
-from featherback.sizes import shown_mb
-from featherback.terminal import Converting, complain
-from featherback.weights import fingerprint
-from featherback.weights.gguf import CONVERTED, GGUFFile
-from featherback.weights.safetensors import SafetensorsFolder
-from featherback.weights.store import TensorStore, matrix
-from featherback.weights.types import TensorInfo, TensorType
-from featherback.weights.writer import OutTensor, file_bytes, write_gguf
 
 NONE = "none"
 QUANTIZE: Mapping[str, TensorType] = {"q4_0": TensorType.Q4_0, "q8_0": TensorType.Q8_0}

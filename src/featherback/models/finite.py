@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from featherback import kernels
+from featherback.engine import kernels
+from featherback.engine.formats.matrix import Matrix
 from featherback.errors import FeatherbackError
 from featherback.models.model import Model
-from featherback.weights.matrix import Matrix
 
 _ROWS = 64
 """Rows of a matrix looked at together."""

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from featherback import families
-from featherback.architecture.config import ModelConfig
-from featherback.architecture.names import Names
+from featherback.engine.formats.types import TensorInfo
 from featherback.errors import FeatherbackError, some
-from featherback.weights.types import TensorInfo
+from featherback.models import families
+from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.names import Names
 
 
 class Named(Protocol):

@@ -4,22 +4,22 @@ import re
 from pathlib import Path
 from typing import TypeVar, overload
 
-from featherback import families, private
-from featherback.architecture.config import ModelConfig
-from featherback.architecture.gguf_keys import GGUFKeys
-from featherback.architecture.hf_entries import HFConfig
-from featherback.architecture.names import Naming
+from featherback.core import private
+from featherback.core.files import read_json
+from featherback.core.naming import argument, argument_is, in_python
+from featherback.core.terminal import quoted
+from featherback.engine.formats.safetensors import CONFIG, SafetensorsFolder
+from featherback.engine.formats.split import open_gguf
+from featherback.engine.formats.store import TensorStore
 from featherback.errors import FeatherbackError, expected, shown
-from featherback.files import read_json
-from featherback.models import mlx
+from featherback.models import families, mlx
+from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.gguf_keys import GGUFKeys
+from featherback.models.architecture.hf_entries import HFConfig
+from featherback.models.architecture.names import Naming
 from featherback.models.converted import NONE, QUANTIZE, Foreseen, Quantizing, Source, converted
 from featherback.models.layout import Named, check, tensor_shapes
 from featherback.models.model import Model
-from featherback.naming import argument, argument_is, in_python
-from featherback.terminal import quoted
-from featherback.weights.safetensors import CONFIG, SafetensorsFolder
-from featherback.weights.split import open_gguf
-from featherback.weights.store import TensorStore
 
 # Buffers that old checkpoints saved although the configuration tells them.
 _DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")

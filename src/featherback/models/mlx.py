@@ -19,14 +19,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback.engine.formats.matrix import Matrix
+from featherback.engine.formats.quantize import affine8_blocks, q4_1_blocks
+from featherback.engine.formats.safetensors import CONFIG, SafetensorsFolder
+from featherback.engine.formats.store import matrix
+from featherback.engine.formats.types import TensorInfo, TensorType
+from featherback.engine.formats.writer import OutTensor
 from featherback.errors import FeatherbackError, shown
 from featherback.models.streams import copied, floats_of, give_back, row_blocks
-from featherback.weights.matrix import Matrix
-from featherback.weights.quantize import affine8_blocks, q4_1_blocks
-from featherback.weights.safetensors import CONFIG, SafetensorsFolder
-from featherback.weights.store import matrix
-from featherback.weights.types import TensorInfo, TensorType
-from featherback.weights.writer import OutTensor
 
 QUANTIZATION, COPY = "quantization", "quantization_config"
 """Entries of config.json: the second, for transformers, repeats the first."""

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback import families
-from featherback.architecture.config import ModelConfig
-from featherback.architecture.names import Naming
+from featherback.engine.formats.matrix import LayerWeights, Matrix
+from featherback.engine.formats.store import TensorStore, floats, matrix
 from featherback.errors import FeatherbackError
-from featherback.layers.block import rotaries
-from featherback.layers.loss import Head
+from featherback.models import families
+from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.names import Naming
 from featherback.models.layout import check, layer_shapes, top_shapes
-from featherback.weights.matrix import LayerWeights, Matrix
-from featherback.weights.store import TensorStore, floats, matrix
+from featherback.nn.block import rotaries
+from featherback.nn.loss import Head
 
 Vector = NDArray[np.float32]
 

@@ -9,13 +9,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback import kernels
+from featherback.core.naming import argument
+from featherback.engine import kernels
+from featherback.engine.formats.matrix import Matrix
+from featherback.engine.formats.quantize import quantize
+from featherback.engine.formats.types import TensorType
+from featherback.engine.formats.writer import Buffer, OutTensor
 from featherback.errors import FeatherbackError
-from featherback.naming import argument
-from featherback.weights.matrix import Matrix
-from featherback.weights.quantize import quantize
-from featherback.weights.types import TensorType
-from featherback.weights.writer import Buffer, OutTensor
 
 VALUES = 1 << 18
 """Weights that are held at once, in a handful of arrays."""

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from featherback.host.paged import PagedArray
+from featherback.core.registry import OwnOptions, Registry
+from featherback.engine.host.paged import PagedArray
+from featherback.nn.slots import SlotTable
 from featherback.optim.layerwise import LayerwiseOptimizer, Rate, clip_scale, global_norm, state_sizes, step_bytes
 from featherback.optim.rule import Rule
 from featherback.optim.schedule import SCHEDULES, Schedule
-from featherback.parameters.slots import SlotTable
-from featherback.registry import OwnOptions, Registry
 
 __all__ = [
     "OPTIONS",

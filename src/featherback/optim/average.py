@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from featherback.host.paged import PagedArray
+from featherback.engine.host.paged import PagedArray
+from featherback.nn.roles import MATRIX
 from featherback.optim.rule import Rule, Tensor, Turn, piece_rows, pieces, tiles
-from featherback.parameters.roles import MATRIX
 
 MEAN = "mean"
 """The state that holds it, laid out as the parameters are."""

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from featherback import backend
-from featherback.backend.arena import aligned
-from featherback.backend.counting import Counting, Ledger
-from featherback.backend.device import Device
-from featherback.backend.protocol import Array
-from featherback.host.paged import PagedArray
+from featherback.engine import backend
+from featherback.engine.backend.arena import aligned
+from featherback.engine.backend.counting import Counting, Ledger
+from featherback.engine.backend.device import Device
+from featherback.engine.backend.protocol import Array
+from featherback.engine.host.paged import PagedArray
+from featherback.nn.roles import MATRIX
+from featherback.nn.slots import Slot, SlotTable
 from featherback.optim.average import MEAN
 from featherback.optim.rule import Rule, Turn, as_matrix, tiles
-from featherback.parameters.roles import MATRIX
-from featherback.parameters.slots import Slot, SlotTable
 
 COMPUTE = "fp32"
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import starmap
 from typing import ClassVar, NamedTuple, Protocol
 
-from featherback import options
-from featherback.backend.device import Device
-from featherback.backend.protocol import Array
-from featherback.parameters.roles import MATRIX
+from featherback.core import options
+from featherback.engine.backend.device import Device
+from featherback.engine.backend.protocol import Array
+from featherback.nn.roles import MATRIX
 
 TILE = 1 << 18
 """Values of a tensor that are changed at once; states are held by such tiles, so it is no matter of memory plans."""
@@ -50,7 +50,7 @@ class Tensor(Protocol):
 
     @property
     def role(self) -> str:
-        """MATRIX or TABLE, of `parameters.roles`."""
+        """MATRIX or TABLE, of `nn.roles`."""
 
     def gradient(self) -> Iterator[tuple[slice, Array]]:
         """Rows in order, in the tiles of `tiles`, and their gradient (n, cols), valid until the next; ever anew."""

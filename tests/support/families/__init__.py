@@ -12,7 +12,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from featherback.architecture.config import ModelConfig
+from featherback.models.architecture.config import ModelConfig
 from tests.support.families.base import Cases, Family
 
 _SHARED = {"base", "converter", "twin"}

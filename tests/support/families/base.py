@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from featherback.architecture.config import ModelConfig
-from featherback.architecture.rope.llama3 import Llama3
-from featherback.architecture.rope.yarn import Yarn
-from featherback.weights.types import TensorType
+from featherback.engine.formats.types import TensorType
+from featherback.models.architecture.config import ModelConfig
+from featherback.models.rope.llama3 import Llama3
+from featherback.models.rope.yarn import Yarn
 from tests.support.families.converter import Keys, usual
 from tests.support.families.twin import TwinOf
 

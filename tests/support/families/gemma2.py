@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from featherback.families.gemma2 import GemmaConfig
-from featherback.weights.types import TensorType
+from featherback.engine.formats.types import TensorType
+from featherback.models.families.gemma2 import GemmaConfig
 from tests.support.families.base import Cases, Family
 from tests.support.families.twin import FOUR_NORMS, Twin, entry, layer_types, rope
 

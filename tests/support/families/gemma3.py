@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from featherback.families.gemma3 import Gemma3Config
-from featherback.weights.types import TensorType
+from featherback.engine.formats.types import TensorType
+from featherback.models.families.gemma3 import Gemma3Config
 from tests.support.families.base import Cases, Family
 from tests.support.families.gemma2 import GELU_BOUND, LLAMA_CPP, TINY_GEMMA2
 from tests.support.families.twin import FOUR_NORMS, Twin, entry, layer_types

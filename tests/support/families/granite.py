@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from featherback.families.granite import GraniteConfig
-from featherback.weights.types import TensorType
+from featherback.engine.formats.types import TensorType
+from featherback.models.families.granite import GraniteConfig
 from tests.support.families.base import Cases, Family, llama3
 from tests.support.families.llama import TINY_LLAMA
 from tests.support.families.twin import Twin, entry, rope

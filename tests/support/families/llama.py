@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from featherback.architecture.config import ModelConfig
-from featherback.architecture.rope.linear import Linear
-from featherback.weights.types import TensorType
+from featherback.engine.formats.types import TensorType
+from featherback.models.architecture.config import ModelConfig
+from featherback.models.rope.linear import Linear
 from tests.support.families.base import LLAMA3_ROPE, Cases, Family, llama3
 from tests.support.families.converter import ORIGINAL
 from tests.support.families.twin import Twin, entry, layer_types, rope

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from featherback.weights.types import TensorType
+from featherback.engine.formats.types import TensorType
 from tests.support.families.base import Cases, Family
 from tests.support.families.qwen2 import TINY_QWEN2
 from tests.support.families.twin import BLOCK, Twin, rope

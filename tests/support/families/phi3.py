@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from featherback.architecture.rope.longrope import LongRope
-from featherback.weights.types import TensorType
+from featherback.engine.formats.types import TensorType
+from featherback.models.rope.longrope import LongRope
 from tests.support.families.base import Cases, Family
 from tests.support.families.converter import CONTEXT, ORIGINAL
 from tests.support.families.qwen2 import TINY_QWEN2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from featherback.families.smollm3 import SmolLM3Config
-from featherback.weights.types import TensorType
+from featherback.engine.formats.types import TensorType
+from featherback.models.families.smollm3 import SmolLM3Config
 from tests.support.families import converter
 from tests.support.families.base import YARN, Cases, Family
 from tests.support.families.llama import TINY_LLAMA

@@ -7,9 +7,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from featherback.cli.kinds.base import HEAD, Kind
+from featherback.core.files import open_regular
+from featherback.core.registry import Registry
 from featherback.errors import FeatherbackError
-from featherback.files import open_regular
-from featherback.registry import Registry
 
 KINDS: Registry[Kind] = Registry(__name__, "KIND", "kind", shared=("base",))
 

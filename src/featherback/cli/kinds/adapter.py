@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featherback.cli.kinds.base import DATA, OTHER_OUT, Kind, Outlook, chosen, in_folder
+from featherback.core.terminal import quoted
 from featherback.errors import FeatherbackError
-from featherback.terminal import quoted
 
 if TYPE_CHECKING:
-    from featherback.weights.gguf import GGUFFile
+    from featherback.engine.formats.gguf import GGUFFile
 
 _CONFIG = "adapter_config.json"
 _UNKNOWN_BASE = "MODEL is the model that it was trained on: it names none, or one that is not here"
@@ -21,15 +21,15 @@ class Adapter(Kind):
     rank = 2
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        from featherback.adapters.formats import place_of
+        from featherback.exports.formats import place_of
 
         if head.startswith(b"GGUF"):
             return _is_gguf_adapter(path)
         return in_folder(place_of(path), _CONFIG)
 
     def describe(self, path: Path) -> dict[str, Any]:
-        from featherback.adapters.formats import place_of
-        from featherback.files import read_json
+        from featherback.core.files import read_json
+        from featherback.exports.formats import place_of
 
         path = place_of(path)
         if path.is_file():
@@ -40,8 +40,8 @@ class Adapter(Kind):
         return {"kind": _kind(path), "adapter": str(path), **chosen(configuration)}
 
     def outlook(self, path: Path, named: str) -> Outlook:
-        from featherback.adapters import formats
-        from featherback.targets.base_of import model_path
+        from featherback.exports import formats
+        from featherback.exports.targets.base_of import model_path
 
         place = formats.place_of(path)
         try:
@@ -61,8 +61,8 @@ class Adapter(Kind):
 
 def _leads_to(place: Path) -> str:
     """The format to export it to: one that it is not in already, and that can hold it."""
-    from featherback.adapters.formats.peft import kind_in
-    from featherback.files import read_json
+    from featherback.core.files import read_json
+    from featherback.exports.formats.peft import kind_in
 
     if place.is_file():
         return "peft"
@@ -71,7 +71,7 @@ def _leads_to(place: Path) -> str:
 
 
 def _kind(path: Path) -> str:
-    from featherback.adapters.formats import FORMATS
+    from featherback.exports.formats import FORMATS
 
     found = [FORMATS[name].title for name in FORMATS.names if FORMATS[name].recognises(path)]
     return f"adapter, {' and '.join(found) or 'without its weights'}"
@@ -89,10 +89,10 @@ def _next(model: str, named: str, place: Path) -> list[str]:
 def _least(base: Path, adapter: Path) -> int:
     """The least --memory to train on from the adapter."""
     from featherback import models
-    from featherback.adapters import formats
-    from featherback.training.config import TrainConfig
-    from featherback.training.outlook import least_memory
-    from featherback.training.worker_process import worker_baseline
+    from featherback.exports import formats
+    from featherback.runs.config import TrainConfig
+    from featherback.runs.outlook import least_memory
+    from featherback.runs.worker_process import worker_baseline
 
     model = models.load(base)
     config = TrainConfig(model=str(base), data=(DATA,), out=OTHER_OUT, start=str(adapter))
@@ -120,7 +120,7 @@ def _gguf_facts(path: Path) -> dict[str, Any]:
 
 
 def _opened(path: Path) -> GGUFFile:
-    from featherback.weights.gguf import GGUFFile
+    from featherback.engine.formats.gguf import GGUFFile
 
     return GGUFFile(path)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from featherback.cli.kinds.base import OUT, Kind, Outlook
+from featherback.core.terminal import quoted
 from featherback.data.source import Source
-from featherback.terminal import quoted
 
 
 class Data(Kind):
@@ -27,8 +27,8 @@ class Data(Kind):
 
     def told(self, source: Source) -> tuple[dict[str, Any], Outlook]:
         """What `describe` and `outlook` say, of data that are read in some way."""
+        from featherback.core.terminal import Counting
         from featherback.data.contents import contents
-        from featherback.terminal import Counting
 
         with Counting(source.name) as shown:
             found = contents(source, shown.read)

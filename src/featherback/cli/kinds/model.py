@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featherback.cli.kinds.base import DATA, OUT, Kind, Outlook, in_folder
+from featherback.core.terminal import quoted
 from featherback.errors import FeatherbackError
-from featherback.terminal import quoted
 
 if TYPE_CHECKING:
     from featherback.models.model import Model
@@ -27,10 +27,10 @@ class AModel(Kind):
         return head.startswith(b"GGUF") or path.suffix.lower() in (".gguf", ".safetensors")
 
     def describe(self, path: Path) -> dict[str, Any]:
-        from featherback import kernels
+        from featherback.engine import kernels
         from featherback.models.model import formats, matrices, parameters
-        from featherback.training.choose import best, measured_rates
-        from featherback.training.config import TrainConfig
+        from featherback.runs.choose import best, measured_rates
+        from featherback.runs.config import TrainConfig
 
         model = self._opened(path)
         config = model.config
@@ -57,10 +57,10 @@ class AModel(Kind):
         }
 
     def outlook(self, path: Path, named: str) -> Outlook:
-        from featherback.data.tokenizer_loader import check_tokenizer
-        from featherback.training.config import TrainConfig
-        from featherback.training.outlook import least_memory
-        from featherback.training.worker_process import worker_baseline
+        from featherback.data.tokenizers.loader import check_tokenizer
+        from featherback.runs.config import TrainConfig
+        from featherback.runs.outlook import least_memory
+        from featherback.runs.worker_process import worker_baseline
 
         model = self._opened(path)
         how = () if self._quantize == "none" else ("--quantize", self._quantize)
@@ -87,7 +87,7 @@ def _kind(model: Model) -> str:
 
 def _speech(model: Model) -> dict[str, Any]:
     """What its tokenizer tells; nothing if it has none that is known, which the outlook says."""
-    from featherback.data.tokenizer_loader import load_tokenizer
+    from featherback.data.tokenizers.loader import load_tokenizer
 
     try:
         tokenizer = load_tokenizer(model.path)

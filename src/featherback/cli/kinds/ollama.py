@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from featherback.cli.kinds.base import Kind, Outlook, in_folder
-from featherback.terminal import quoted
+from featherback.core.terminal import quoted
 
 _MODELFILE = "Modelfile"
 _MOST = 1 << 20  # bytes of a Modelfile
@@ -21,7 +21,7 @@ class Ollama(Kind):
         return in_folder(path, _MODELFILE)
 
     def describe(self, path: Path) -> dict[str, Any]:
-        from featherback.files import read_bytes
+        from featherback.core.files import read_bytes
 
         text = read_bytes(path / _MODELFILE, _MOST).decode("utf-8", "replace")
         words = [line.split(None, 1) for line in text.splitlines()]
@@ -29,7 +29,7 @@ class Ollama(Kind):
         return {"kind": "folder for Ollama", "folder": str(path), **found}
 
     def outlook(self, path: Path, named: str) -> Outlook:
-        from featherback.targets.ollama import ADAPTER, MODEL, create_command
+        from featherback.exports.targets.ollama import ADAPTER, MODEL, create_command
 
         parts = [path / name for name in (MODEL, ADAPTER) if (path / name).is_file()]
         return Outlook([create_command(path), *(quoted("featherback", "inspect", part) for part in parts)])

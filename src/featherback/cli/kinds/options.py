@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from featherback.cli.kinds.base import OTHER_OUT, Kind, Outlook, in_folder
-from featherback.terminal import quoted
+from featherback.core.terminal import quoted
 
 
 class Options(Kind):
@@ -16,7 +16,7 @@ class Options(Kind):
         return path.is_file() and path.suffix.lower() in (".yaml", ".yml")
 
     def describe(self, path: Path) -> dict[str, Any]:
-        from featherback.training.run_file import read
+        from featherback.runs.run_file import read
 
         file = read(path)
         return {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from featherback.cli.kinds.base import Kind, Outlook, in_folder
-from featherback.terminal import quoted
+from featherback.core.terminal import quoted
 
 _TITLE = re.compile(rb"<title>[^<]* - Featherback</title>")
 

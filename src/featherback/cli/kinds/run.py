@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from featherback.cli.kinds.base import DATA, OTHER_OUT, Kind, Outlook, chosen, in_folder
-from featherback.terminal import quoted
+from featherback.core.terminal import quoted
 
 
 class Run(Kind):
@@ -18,7 +18,7 @@ class Run(Kind):
     def describe(self, path: Path) -> dict[str, Any]:
         from dataclasses import asdict
 
-        from featherback.training.run_directory import RunDirectory, plan_from_json
+        from featherback.runs.run_directory import RunDirectory, plan_from_json
 
         record = RunDirectory.open(path).record
         plan = plan_from_json(record.get("plan"))
@@ -33,9 +33,9 @@ class Run(Kind):
         }
 
     def outlook(self, path: Path, named: str) -> Outlook:
-        from featherback.layers.adapters import kind_of
-        from featherback.training.outcome import again, talk, worsening
-        from featherback.training.run_directory import RunDirectory
+        from featherback.nn.adapters import kind_of
+        from featherback.runs.outcome import again, talk, worsening
+        from featherback.runs.run_directory import RunDirectory
 
         record = RunDirectory.open(path).record
         model = str(record.get("configuration", {}).get("model") or "MODEL")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from featherback.cli.kinds.base import Kind, Outlook, in_folder
-from featherback.terminal import quoted
+from featherback.core.terminal import quoted
 
 _FILE = "tokenizer.json"
 
@@ -21,7 +21,7 @@ class ATokenizer(Kind):
         return path.name == _FILE
 
     def describe(self, path: Path) -> dict[str, Any]:
-        from featherback.data.tokenizer_folder import from_folder
+        from featherback.data.tokenizers.folder import from_folder
 
         tokenizer = from_folder(path if path.is_dir() else path.parent)
         return {

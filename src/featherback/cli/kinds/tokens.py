@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from featherback.cli.kinds.base import Kind, Outlook, in_folder
-from featherback.terminal import quoted
+from featherback.core.terminal import quoted
 
 
 class Tokens(Kind):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import codecs
 from pathlib import Path
 
+from featherback.core.registry import Registry
 from featherback.data.containers.base import Container
 from featherback.data.inputs import Input
 from featherback.errors import FeatherbackError
-from featherback.registry import Registry
 
 CONTAINERS: Registry[Container] = Registry(
     __name__, "CONTAINER", "format of data", shared=("base", "json_text", "separated")

@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from featherback.core.terminal import quoted, several
 from featherback.data.containers import suffixes
 from featherback.data.containers.base import Document, Texts
 from featherback.data.containers.text import CONTAINER as TEXT
 from featherback.data.containers.text import read_text
 from featherback.data.inputs import Input
 from featherback.errors import FeatherbackError
-from featherback.terminal import quoted, several
 
 _NAMED = 6  # files, in an error
 

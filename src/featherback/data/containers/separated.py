@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import ClassVar
 
+from featherback.core.terminal import several
 from featherback.data.containers.base import NOT_UTF8, Record, Records
 from featherback.data.example import Bad
 from featherback.data.inputs import Input
 from featherback.data.record_size import MOST_RECORD, SHORT, RawSize
 from featherback.errors import FeatherbackError, shown
-from featherback.terminal import several
 
 _BESIDE = 8  # bytes that the csv module keeps for each character of the longest field
 _TOO_LONG = f"longer than {MOST_RECORD >> 20} MB, or a quotation mark is missing; split the example."

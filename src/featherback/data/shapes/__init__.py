@@ -8,13 +8,13 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
+from featherback.core.naming import argument
+from featherback.core.registry import Registry
 from featherback.data.containers.base import Record
 from featherback.data.example import Bad, Example
 from featherback.data.shapes.base import Shape
 from featherback.data.shapes.usual import usual_columns
 from featherback.errors import FeatherbackError, expected, shown
-from featherback.naming import argument
-from featherback.registry import Registry
 
 SHAPES: Registry[Shape] = Registry(__name__, "SHAPE", "shape of data", shared=("base", "tools", "turns", "usual"))
 

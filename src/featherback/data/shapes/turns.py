@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from featherback.data.chat import check_messages
 from featherback.data.containers.json_text import kind
 from featherback.data.shapes.tools import calls_of
+from featherback.data.templates.chat import check_messages
 from featherback.errors import FeatherbackError, shown
 
 _ROLES = {

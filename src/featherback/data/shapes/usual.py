@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from featherback.core.naming import argument
 from featherback.errors import FeatherbackError, shown
-from featherback.naming import argument
 
 _QUESTIONS = ("prompt", "instruction", "question", "query", "request")
 _ANSWERS = ("completion", "output", "answer", "response", "reply")

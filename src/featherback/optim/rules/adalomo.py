@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from featherback.backend.protocol import Array
+from featherback.core.options import option
+from featherback.engine.backend.protocol import Array
+from featherback.nn.roles import MATRIX
 from featherback.optim.rule import Rule, Tensor, Turn, as_matrix, pieces
-from featherback.options import option
-from featherback.parameters.roles import MATRIX
 
 POWER = 0.8
 EPS = 1e-30

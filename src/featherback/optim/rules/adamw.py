@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from featherback.backend.device import Device
-from featherback.backend.protocol import Array
+from featherback.core.options import option
+from featherback.engine.backend.device import Device
+from featherback.engine.backend.protocol import Array
 from featherback.optim.rule import Elementwise, Turn
-from featherback.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """AdamW with moments held in 8 bits, in blocks with a scale each (after Dettmers et al., ICLR 2022, arXiv 2110.02861).
 
-The code is `backend.levels`. Rounding is at random: a second moment that decays by a thousandth a step would otherwise
-never leave its level.
+The code is `engine.backend.levels`. Rounding is at random: a second moment that decays by a thousandth a step would
+otherwise never leave its level.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from zlib import crc32
 
-from featherback.backend import levels
-from featherback.backend.device import Device
-from featherback.backend.protocol import Array
+from featherback.engine.backend import levels
+from featherback.engine.backend.device import Device
+from featherback.engine.backend.protocol import Array
 from featherback.optim.rules.adamw import AdamW
 
 ROOM = "room for rounding"

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 from zlib import crc32
 
-from featherback.backend.device import Device
-from featherback.backend.protocol import Array
+from featherback.core.options import option
+from featherback.engine.backend.device import Device
+from featherback.engine.backend.protocol import Array
+from featherback.nn.roles import MATRIX
 from featherback.optim.rule import Rule, Tensor, Turn, as_matrix, pieces
 from featherback.optim.rules.adamw import AdamW
-from featherback.options import option
-from featherback.parameters.roles import MATRIX
 
 _PURPOSE = crc32(b"apollo")
 TINY = 1e-8

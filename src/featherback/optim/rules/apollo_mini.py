@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from featherback.backend.device import Device
-from featherback.backend.protocol import Array
+from featherback.core.options import option
+from featherback.engine.backend.device import Device
+from featherback.engine.backend.protocol import Array
 from featherback.optim.rules.adamw import AdamW
 from featherback.optim.rules.apollo import TINY, ScaledGradient
-from featherback.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from featherback.backend.device import Device
-from featherback.backend.protocol import Array
+from featherback.core.options import option
+from featherback.engine.backend.device import Device
+from featherback.engine.backend.protocol import Array
 from featherback.optim.rule import Turn, piece_rows, pieces
 from featherback.optim.rules.sgd import SGD
-from featherback.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

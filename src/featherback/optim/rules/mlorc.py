@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 from zlib import crc32
 
-from featherback.backend.protocol import Array
+from featherback.core.options import option
+from featherback.engine.backend.protocol import Array
+from featherback.nn.roles import MATRIX
 from featherback.optim.rule import Tensor, Turn, as_matrix, pieces, tiles
 from featherback.optim.rules.adamw import AdamW
-from featherback.options import option
-from featherback.parameters.roles import MATRIX
 
 _PURPOSE = crc32(b"mlorc")
 MOMENTS = ("first", "second")

@@ -1,0 +1,457 @@
+"""Render conversations with the model's own chat template, and know which characters are trained.
+
+The rule: the loss is taken on every assistant turn, its end-of-turn token included, and on nothing else.
+
+A chat template is a program; it says nowhere which characters of its output came from which message. So every
+message is rendered with marks around its content. The marks come out where the content went. If the rendering
+without the marks equals the true rendering, their places are exact. Some templates look into an answer and
+take it apart (to drop its reasoning, say), which loses a mark; then the rendering up to a turn is compared
+with the rendering after it. If that fails as well, the data is refused: a mask that is silently wrong is
+worse than none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.data.report import SYNONYMS
+from featherback.data.templates.renderer import Answers, Renderer, RenderingError, Tools
+from featherback.data.tokenizers.tokenizer import Ids, Span, Tokenizer
+from featherback.errors import FeatherbackError, shown
+
+Message = Mapping[str, Any]
+Messages = Sequence[Message]
+
+# Marks: OPEN number CLOSE at the start and at the end of a content. Characters Unicode reserves for such
+# inner use.
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+_MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+_ROLE = re.compile(r"[\w-]+")
+_BLOCK = 1 << 14  # tokens whose mask is made at once
+_NO_SPACE = {code: None for code in range(0x3001) if chr(code).isspace()}  # all that Unicode has
+
+# What to do about a message that the template leaves out.
+_ANOTHER_ROLE = "Use a role that the template knows, or leave the message out."
+_REMEDIES = {
+    "system": "Put it at the beginning of the user's message instead, or leave it out.",
+    "assistant": "Take out of the answer what the template drops, such as its reasoning, or leave the example out.",
+}
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """A conversation as text."""
+
+    text: str
+    contents: tuple[Span, ...]
+    """Where the messages' contents are: a control token spelled there is text. Sorted, disjoint."""
+    supervised: tuple[Span, ...]
+    """The assistant turns, each with its end-of-turn token. Sorted, disjoint."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A conversation that is being rendered, without and with marks."""
+
+    messages: Messages
+    tools: Tools | None
+    renamed: Counter[str]
+    number: int
+
+
+class NoTemplateError(FeatherbackError):
+    """A base model, which continues text, where one is needed that answers."""
+
+    def __init__(self) -> None:
+        super().__init__("The model has no chat template, so it cannot be used with conversations.")
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer. `renderer`: a process to share with other templates."""
+
+    def __init__(self, tokenizer: Tokenizer, renderer: Renderer | None = None) -> None:
+        if tokenizer.chat_template is None:
+            raise NoTemplateError
+        self._tokenizer = tokenizer
+        self._template = tokenizer.chat_template
+        self._renderer = renderer or Renderer()
+        self._end: str | None = None
+        self._headers: tuple[str, ...] | None = None
+        self.renamed: Counter[str] = Counter()
+        """Messages so far whose role the template does not know and that were rendered with its other name."""
+        self._synonyms = {
+            role: other for role, other in SYNONYMS.items() if not re.search(f"[\"']{role}[\"']", self._template)
+        }
+
+    def start(self) -> None:
+        """Have the process ready that renders."""
+        self._renderer.start()
+
+    def render(self, messages: Messages, add_generation_prompt: bool = False, tools: Tools | None = None) -> str:
+        """The conversation as text. Raises FeatherbackError where the template refuses it."""
+        (text,) = self._render((messages, add_generation_prompt), tools=tools)
+        return _text(text)
+
+    def _render(self, *conversations: tuple[Messages, bool], tools: Tools | None = None) -> Answers:
+        return self._taken(self._asked(*conversations, tools=tools))
+
+    def _asked(self, *conversations: tuple[Messages, bool], tools: Tools | None = None) -> int:
+        bare = [
+            ([{key: m[key] for key in m if key != "weight"} for m in messages], prompt)
+            for messages, prompt in conversations
+        ]
+        tokenizer = self._tokenizer
+        return self._renderer.ask(self._template, tokenizer.special_names, tokenizer.template_source, bare, tools)
+
+    def _taken(self, number: int) -> Answers:
+        return self._renderer.take(number, self._tokenizer.template_source)
+
+    def training(self, messages: Messages, tools: Tools | None = None) -> Rendering:
+        """The conversation with its supervised spans (none if the assistant says nothing)."""
+        return self.finish(self.begin(messages, tools))
+
+    def begin(self, messages: Messages, tools: Tools | None = None) -> Asked:
+        """The first half of `training`: the conversation is rendered while others are finished."""
+        check_messages(messages)
+        renamed = Counter(message["role"] for message in messages if message["role"] in self._synonyms)
+        messages = self._read(messages)
+        return Asked(messages, tools, renamed, self._asked(*_with_marks(messages, False), tools=tools))
+
+    def finish(self, asked: Asked) -> Rendering:
+        """The second half of `training`."""
+        messages = asked.messages
+        self.renamed.update(asked.renamed)
+        text, spans = _unmarked(self._taken(asked.number), len(messages))
+        supervised = None if spans is None else self._by_marks(text, spans, messages, asked.tools)
+        self._check_whole(text, spans, messages, but="assistant")
+        if supervised is None:
+            supervised = self._by_prefixes(text, messages, asked.tools)
+        self._check_whole(text, spans, messages)
+        trained = []
+        for (start, end), (i, message) in zip(supervised, _answers(messages), strict=True):
+            self._check_calls(text[start:end], i, message)
+            if message.get("weight", 1):
+                trained.append((start, end))
+        self._check_tools(text, messages, asked.tools)
+        return Rendering(text, self._contents(text, spans, messages), tuple(trained))
+
+    def prompt(self, messages: Messages) -> Rendering:
+        """The conversation, up to where the assistant is to answer."""
+        check_messages(messages)
+        messages = self._read(messages)
+        text, spans = self._marked(messages, add_generation_prompt=True)
+        # Earlier answers may be shortened: some templates drop their reasoning.
+        self._check_whole(text, spans, messages, but="assistant")
+        return Rendering(text, self._contents(text, spans, messages), ())
+
+    def encode(self, rendering: Rendering) -> tuple[list[int], list[bool]]:
+        """Token ids and, for each, whether it is supervised: it holds a character of a supervised span."""
+        ids, mask = self.encode_arrays(rendering)
+        return ids.tolist(), mask.tolist()
+
+    def encode_arrays(self, rendering: Rendering) -> tuple[Ids, NDArray[np.bool_]]:
+        """`encode` without a Python object for each token."""
+        tokenizer = self._tokenizer
+        ids, offsets = tokenizer.encode_with_offsets(rendering.text, special=True, protected=rendering.contents)
+        # A token is supervised if the first span that ends behind its start begins before its end.
+        spans = np.array([*rendering.supervised, (len(rendering.text) + 1,) * 2], np.uint32)
+        mask = np.empty(ids.size, np.bool_)
+        for at in range(0, ids.size, _BLOCK):  # what is made on the way takes several times as much as the result
+            block = slice(at, at + _BLOCK)
+            starts, ends = offsets[block, 0], np.maximum(offsets[block, 1], offsets[block, 0] + 1)
+            mask[block] = spans[np.searchsorted(spans[:, 1], starts, side="right"), 0] < ends
+        if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1].tolist() != [tokenizer.bos_id]:
+            return np.insert(ids, 0, tokenizer.bos_id), np.insert(mask, 0, False)
+        return ids, mask
+
+    def encode_prompt(self, messages: Messages) -> list[int]:
+        """Token ids of a conversation for the assistant to answer."""
+        return self.encode(self.prompt(messages))[0]
+
+    @property
+    def end_of_turn(self) -> str:
+        """The control token that ends an assistant turn; FeatherbackError if the template writes none."""
+        if self._end is None:
+            text, spans = self._marked([_message("user", "a"), _message("assistant", "b")])
+            end = text[spans[1][0][1] :].lstrip() if spans and len(spans[1]) == 1 else text.rpartition("b")[2].lstrip()
+            token = next(self._tokenizer.control_tokens(end), None)
+            if token is None or token[1] != 0:
+                raise FeatherbackError(
+                    "The model's chat template writes no end-of-turn token after an answer; a model tuned "
+                    "with it would never learn to stop. Use a model with another template, or prepare the "
+                    "data as plain text."
+                )
+            self._end = self._tokenizer.name(token[0]) or ""
+        return self._end
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """What a prompt ends with: after a user's words ("<|im_end|>\\n<|im_start|>assistant\\n", "[/INST]"),
+        and what asks for an answer after any turn ("<|im_start|>assistant\\n"), if the template writes it. Then what
+        stands between a question and its answer: some prompts begin the answer ("<think>")."""
+        if self._headers is None:
+            message = [_message("user", "a")]
+            text, spans = self._marked(message, add_generation_prompt=True)
+            after_user = text[spans[0][-1][1] :] if spans and spans[0] else ""
+            bare = self.render(message)
+            generation = text[len(bare) :] if text.startswith(bare) else ""
+            text, spans = self._marked([*message, _message("assistant", "b")])
+            between = text[spans[0][-1][1] : spans[1][0][0]] if spans and all(spans) else ""
+            self._headers = tuple(header for header in (after_user, generation, between) if header)
+        return self._headers
+
+    def _read(self, messages: Messages) -> Messages:
+        """The messages in the roles that the template knows."""
+        return [{**m, "role": self._synonyms.get(m["role"], m["role"])} for m in messages]
+
+    def _check_whole(
+        self, text: str, spans: list[list[Span]] | None, messages: Messages, but: str | None = None
+    ) -> None:
+        """FeatherbackError if a message, not of the role `but`, is not in the rendering."""
+        squeezed = "" if spans is not None else _squeezed(text)
+        for i, message in enumerate(messages):
+            if message["role"] == but or (spans is not None and spans[i]):
+                continue
+            if _squeezed(message["content"]) not in squeezed:
+                raise FeatherbackError(
+                    f"{self._tokenizer.template_source} leaves out, or changes, message {i + 1} (role "
+                    f"{message['role']!r}, {message['content'][:40]!r}): the model would never see it as it is. "
+                    f"{_REMEDIES.get(message['role'], _ANOTHER_ROLE)}"
+                )
+
+    def _check_tools(self, text: str, messages: Messages, tools: Tools | None) -> None:
+        """FeatherbackError if a tool is not in the rendering besides where the messages speak of it, or spells a
+        control token."""
+        squeezed = _squeezed(text) if tools else ""
+        for i, tool in enumerate(tools or (), 1):
+            what, name = f"tool {i}", tool["function"]["name"]
+            spoken = sum(
+                _squeezed(said).count(_squeezed(name))
+                for message in messages
+                for said in (message["content"], *_leaves([c["function"] for c in message.get("tool_calls", ())]))
+            )
+            if max(squeezed.count(_squeezed(form)) for form in _spellings(name)) <= spoken:
+                raise self._left_out(what, name)
+            self._check_spelling(what, tool)
+
+    def _check_calls(self, turn: str, i: int, message: Message) -> None:
+        """FeatherbackError if a call or the reasoning of message `i` is not in its turn, or spells a control token."""
+        said = [(f"a tool call of message {i + 1}", call, call["function"]) for call in message.get("tool_calls", ())]
+        if reasoning := message.get("reasoning_content"):
+            said.append((f"the reasoning of message {i + 1}", reasoning, reasoning))
+        squeezed = _squeezed(turn) if said else ""
+        for what, whole, pieces in said:
+            for piece in _leaves(pieces):
+                if not any(_squeezed(form) in squeezed for form in _spellings(piece)):
+                    raise self._left_out(what, piece)
+            self._check_spelling(what, whole)
+
+    def _left_out(self, what: str, piece: str) -> FeatherbackError:
+        return FeatherbackError(
+            f"{self._tokenizer.template_source} leaves out, or changes, {what} ({shown(piece)}): the "
+            f"model would never see it as it is. Use a model whose template takes it, or leave it out."
+        )
+
+    def _check_spelling(self, what: str, said: Any) -> None:
+        spelled = json.dumps(said, ensure_ascii=False)
+        if token := next(self._tokenizer.control_tokens(spelled), None):
+            raise FeatherbackError(
+                f"{what[0].upper()}{what[1:]} spells the control token {self._tokenizer.name(token[0])}; remove it."
+            )
+
+    def _marked(self, messages: Messages, add_generation_prompt: bool = False) -> tuple[str, list[list[Span]] | None]:
+        """The rendering and where each message's content is in it (several places, one or none); None if
+        marks change what the template does."""
+        return _unmarked(self._render(*_with_marks(messages, add_generation_prompt)), len(messages))
+
+    def _by_marks(
+        self, text: str, spans: list[list[Span]], messages: Messages, tools: Tools | None
+    ) -> list[Span] | None:
+        """From where a prompt for the answer would end to the end-of-turn token after it; None if the marks do not
+        tell."""
+        places = sorted(place for several in spans for place in several)
+        supervised = []
+        for i, message in _answers(messages):
+            several, calls = spans[i], "tool_calls" in message
+            if len(several) != 1 and not (calls and several):
+                return None
+            start, end = several[0][0], several[-1][1]
+            at = bisect_left(places, several[0])
+            before = min(places[at - 1][1], start) if at else 0
+            found = ((header, text.rfind(header, before, start)) for header in self.headers)
+            begin = next((at + len(header) for header, at in found if at >= 0), None)
+            if begin is None and i:  # as after what a tool answers, where nothing asks for an answer
+                asked = self.render(messages[:i], add_generation_prompt=True, tools=tools)
+                if before <= len(asked) <= start and text.startswith(asked):
+                    begin = len(asked)
+            if calls:  # what a template writes around a call is trained: without a header it is not known
+                at = bisect_left(places, (end + 1, 0))
+                behind = places[at][0] if at < len(places) else len(text)
+                stop = text.find(self.end_of_turn, end, behind)
+                if begin is None or stop < 0:
+                    return None
+                supervised.append((begin, stop + len(self.end_of_turn)))
+            else:
+                supervised.append((start if begin is None else begin, self._end_after(text, end, message)))
+        return supervised
+
+    def _end_after(self, text: str, at: int, message: Message) -> int:
+        """Where the end-of-turn token that follows `at` ends."""
+        while text[at : at + 1].isspace():
+            at += 1
+        if not text.startswith(self.end_of_turn, at):
+            start = message["content"][:40]
+            raise FeatherbackError(
+                f"The model's chat template puts {text[at : at + 20]!r} instead of {self.end_of_turn} after "
+                f"the answer that begins {start!r}, so the end of that turn cannot be trained."
+            )
+        return at + len(self.end_of_turn)
+
+    def _by_prefixes(self, text: str, messages: Messages, tools: Tools | None) -> list[Span]:
+        """Each answer as what its turn adds to the rendering of the turns before it."""
+        supervised = []
+        for i, message in _answers(messages):
+            before = self.render(messages[:i], add_generation_prompt=True, tools=tools) if i else ""
+            after = self.render(messages[: i + 1], tools=tools)
+            last = after.rstrip()
+            if not (after.startswith(before) and text.startswith(last) and last.endswith(self.end_of_turn)):
+                self._check_whole(after, None, messages[: i + 1])
+                self._check_calls(after, i, message)
+                self._check_tools(after, messages[: i + 1], tools)
+                raise FeatherbackError(
+                    "The model's chat template rewrites earlier turns, so which tokens are the assistant's "
+                    f"answers cannot be told (assistant turn, message {i + 1}). Split the conversation into "
+                    "examples that end with the answer to be trained."
+                )
+            supervised.append((len(before), len(last)))
+        return supervised
+
+    def _contents(self, text: str, spans: list[list[Span]] | None, messages: Messages) -> tuple[Span, ...]:
+        if spans is not None:
+            return tuple(sorted(place for several in spans for place in several))
+        for message in messages:  # the places are not known: then nothing in a content may need protection
+            if token := next(self._tokenizer.control_tokens(message["content"]), None):
+                raise FeatherbackError(
+                    f"A message spells the control token {self._tokenizer.name(token[0])}, and the model's "
+                    "chat template takes messages apart, so it cannot be kept from being read as that "
+                    "token. Remove it."
+                )
+        return ()
+
+
+def _with_marks(messages: Messages, add_generation_prompt: bool) -> tuple[tuple[Messages, bool], tuple[Messages, bool]]:
+    """What to render: the conversation, and again with marks around each content."""
+    marked = []
+    for i, message in enumerate(messages):
+        calls = message.get("tool_calls", ())
+        more: dict[str, Any] = {"tool_calls": [_marked_call(call, i) for call in calls]} if calls else {}
+        if message["content"] or not calls:  # templates ask whether there is any beside a call
+            more["content"] = _marked_text(message["content"], i)
+        marked.append({**message, **more})
+    return (messages, add_generation_prompt), (marked, add_generation_prompt)
+
+
+def _marked_text(text: str, i: int) -> str:
+    core = text.strip()  # marks hug the text, so that a template may trim
+    at = text.find(core) if core else 0
+    before, after = text[:at], text[at + len(core) :]
+    return f"{before}{_OPEN}{2 * i}{_CLOSE}{core}{_OPEN}{2 * i + 1}{_CLOSE}{after}"
+
+
+def _marked_call(call: Mapping[str, Any], i: int) -> Mapping[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "name": _marked_text(function["name"], i)}}
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """The strings in a value from JSON, keys aside."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(each)
+
+
+def _spellings(text: str) -> tuple[str, ...]:
+    """A text as it is, and as JSON has it."""
+    return text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]
+
+
+def _unmarked(answers: Answers, count: int) -> tuple[str, list[list[Span]] | None]:
+    """The rendering and where the contents of `count` messages are in it (several places, one or none); None if
+    marks change what the template does."""
+    plain, rendered = answers
+    true = _text(plain)
+    if isinstance(rendered, RenderingError):
+        return true, None
+    spans: list[list[Span]] = [[] for _ in range(count)]
+    opened: dict[int, int] = {}
+    removed = 0
+    for mark in _MARK.finditer(rendered):
+        number, place = int(mark[1]), mark.start() - removed
+        removed += mark.end() - mark.start()
+        if number % 2 == 0:
+            opened[number] = place
+        elif number - 1 in opened and number < 2 * count:
+            spans[number // 2].append((opened.pop(number - 1), place))
+        else:
+            return true, None
+    if opened or _MARK.sub("", rendered) != true:
+        return true, None
+    return true, spans
+
+
+def check_messages(messages: Any) -> None:
+    """Raise FeatherbackError unless `messages` is a non-empty list of {"role": str, "content": str}, perhaps with
+    "tool_calls" as `shapes.tools` has them."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise FeatherbackError('"messages" must be a non-empty list of {"role": ..., "content": ...}.')
+    for i, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping):
+            raise FeatherbackError(f"Message {i} is not an object with role and content.")
+        for key in ("role", "content"):
+            if key not in message:
+                raise FeatherbackError(f'Message {i} has no "{key}".')
+        for key in ("role", "content", "name", "tool_call_id", "reasoning_content"):
+            if key in message and not isinstance(message[key], str):
+                raise FeatherbackError(f'"{key}" of message {i} must be a string, not {type(message[key]).__name__}.')
+        if not _ROLE.fullmatch(message["role"]):
+            raise FeatherbackError(f"Message {i} has the role {message['role']!r}; expected user, assistant or system.")
+        calls = message.get("tool_calls", ())
+        if calls and message["role"] != "assistant":
+            raise FeatherbackError(f'Message {i} has "tool_calls"; only the assistant calls tools.')
+        if not all(isinstance(call, Mapping) and isinstance(call.get("function"), Mapping) for call in calls):
+            raise FeatherbackError(f'"tool_calls" of message {i} must be a list of {{"function": {{...}}}}.')
+        if any(_OPEN in text or _CLOSE in text for text in (message["content"], *_leaves(calls))):
+            raise FeatherbackError(f"Message {i} holds U+FDD0 or U+FDD1, which are not characters.")
+        if message.get("weight", 1) not in (0, 1):
+            raise FeatherbackError(f'"weight" of message {i} must be 0 (not trained) or 1.')
+
+
+def _squeezed(text: str) -> str:
+    """Without white space, which templates add and trim."""
+    return text.translate(_NO_SPACE)
+
+
+def _answers(messages: Messages) -> list[tuple[int, Message]]:
+    """The assistant's messages, each with its place."""
+    return [(i, message) for i, message in enumerate(messages) if message["role"] == "assistant"]
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _text(rendered: str | RenderingError) -> str:
+    if isinstance(rendered, RenderingError):
+        raise rendered
+    return rendered

@@ -1,0 +1,260 @@
+"""Chat templates rendered in a process of their own, within bounds; see `template_process`.
+
+Requests may be sent ahead: the process renders them while their owner does other things.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Any
+
+from featherback.data.templates.limits import SECONDS
+from featherback.errors import FeatherbackError
+
+MOST_CHARACTERS = 1 << 20
+"""Of a template; the longest known one has 30,000."""
+
+Conversation = tuple[Sequence[Mapping[str, Any]], bool]
+"""Messages, and whether the text is to end where the assistant answers."""
+
+Tools = Sequence[Mapping[str, Any]]
+"""What a template is given as `tools`."""
+
+Answers = list["str | RenderingError"]
+"""Each conversation as text, or why there is none."""
+
+_PATIENCE = 3  # processes that a template may end; then it is not rendered any more
+_PIECE = 1 << 16  # bytes read from the process at once
+LOADING = 0  # the number of what loads a template anew; requests count from 1
+
+
+class RenderingError(FeatherbackError):
+    """The template will not render a conversation, or cannot."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    number: int
+    line: bytes
+    source: str
+
+
+class Renderer:
+    """The process. It starts with the first rendering, and ends with this object or with the process that owns it.
+
+    Answers come in the order of the requests. Of one that ends the process its owner is told; those behind it are sent
+    to the next process.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._complaints: IO[str] | None = None
+        self._loaded: tuple[str, Mapping[str, str]] | None = None
+        self._loading = b""  # the request that loads it
+        self._count = 0
+        self._asked: deque[_Request] = deque()  # not answered yet
+        self._replies: dict[int, dict[str, Any] | FeatherbackError] = {}  # not taken yet
+        self._unsent, self._unread = bytearray(), bytearray()
+        self._ends = 0  # processes that the loaded template ended
+        self._given_up: tuple[tuple[str, Mapping[str, str]], FeatherbackError] | None = None
+
+    def start(self) -> None:
+        """Have the process ready, without any template of a model's."""
+        self.render("", {}, "", [])
+
+    def render(
+        self,
+        template: str,
+        names: Mapping[str, str],
+        source: str,
+        conversations: Sequence[Conversation],
+        tools: Tools | None = None,
+    ) -> Answers:
+        """Each conversation as text, or why there is none.
+
+        `names`: what the template may refer to besides the messages. `source`: where it comes from, for errors.
+        `tools`: those of all the conversations.
+        FeatherbackError if the template is wrong in itself, or takes more time or memory than any needs.
+        """
+        return self.take(self.ask(template, names, source, conversations, tools), source)
+
+    def ask(
+        self,
+        template: str,
+        names: Mapping[str, str],
+        source: str,
+        conversations: Sequence[Conversation],
+        tools: Tools | None = None,
+    ) -> int:
+        """Begin what `render` does; the number to `take` the answers by, once."""
+        if self._given_up is not None and self._given_up[0] == (template, names):
+            raise self._given_up[1]
+        if self._loaded != (template, names):
+            if len(template) > MOST_CHARACTERS:
+                raise FeatherbackError(
+                    f"{source} has {len(template)} characters; the most that is read is {MOST_CHARACTERS}."
+                )
+            self._loading = _line({"template": template, "names": names})
+            reply = self._reply(self._send(self._loading, source))
+            if "error" in reply:
+                raise _failure(source, *reply["error"])
+            self._loaded, self._ends = (template, dict(names)), 0
+        return self._send(_line({"conversations": conversations, "tools": tools}), source)
+
+    def take(self, number: int, source: str) -> Answers:
+        """Wait for the answers; errors as of `render`."""
+        answers = self._reply(number)["answers"]
+        return [answer if isinstance(answer, str) else _failure(source, *answer) for answer in answers]
+
+    def _send(self, line: bytes, source: str) -> int:
+        self._count += 1
+        self._asked.append(_Request(self._count, line, source))
+        self._unsent += line
+        self._write(self._process or self._start())
+        return self._count
+
+    def _reply(self, number: int) -> dict[str, Any]:
+        while number not in self._replies:
+            process = self._process or self._start()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            waiting = select.poll()  # as select, but with any number of open files
+            waiting.register(process.stdout, select.POLLIN)
+            if self._unsent:
+                waiting.register(process.stdin, select.POLLOUT)
+            ready = {file for file, _ in waiting.poll()}
+            if process.stdin.fileno() in ready:
+                self._write(process)
+            if process.stdout.fileno() in ready:
+                self._read(process.stdout)
+        reply = self._replies.pop(number)
+        if isinstance(reply, FeatherbackError):
+            raise reply
+        return reply
+
+    def _write(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        with suppress(BlockingIOError, BrokenPipeError):  # its pipe is full; it ended, and so does its output
+            while self._unsent:
+                del self._unsent[: os.write(process.stdin.fileno(), self._unsent)]
+
+    def _read(self, output: IO[bytes]) -> None:
+        piece = os.read(output.fileno(), _PIECE)
+        if not piece:
+            self._end()
+            return
+        *lines, rest = piece.split(b"\n")
+        for line in lines:
+            self._unread += line
+            number, source = (request := self._asked.popleft()).number, request.source
+            del request  # its line may be long, as this one
+            reply = json.loads(self._unread)
+            self._unread.clear()
+            if number != LOADING:
+                self._replies[number] = reply
+            elif "error" in reply:
+                self._fail(_failure(source, *reply["error"]))
+                self._drop()
+                return
+        self._unread += rest
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        complaints = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - as long as the process
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-m", "featherback.data.templates.process"],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+        )
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        self._complaints = complaints
+        weakref.finalize(self, _stop, process, complaints)
+        return process
+
+    def _end(self) -> None:
+        """The process is no more: tell the request that it was at, and send the others to another process."""
+        assert self._process is not None
+        assert self._complaints is not None
+        failed = self._asked.popleft()
+        reason = self._ended(self._process, self._complaints, failed.source)
+        self._ends += 1
+        if self._ends == _PATIENCE and self._loaded is not None:
+            self._given_up = self._loaded, reason
+        if failed.number != LOADING:
+            self._replies[failed.number] = reason
+        if failed.number == LOADING or self._ends == _PATIENCE:
+            self._fail(reason)
+        self._drop()
+        if not self._asked:
+            self._loaded = None
+            return
+        self._asked.appendleft(_Request(LOADING, self._loading, failed.source))
+        for request in self._asked:
+            self._unsent += request.line
+
+    def _fail(self, reason: FeatherbackError) -> None:
+        """The template cannot be loaded again, nor could another process: all that wait are told."""
+        self._replies |= {request.number: reason for request in self._asked}
+        self._asked.clear()
+        self._loaded = None
+
+    def _drop(self) -> None:
+        assert self._process is not None
+        assert self._complaints is not None
+        _stop(self._process, self._complaints)
+        self._process = self._complaints = None
+        self._unread.clear()
+        self._unsent.clear()
+
+    def _ended(self, process: subprocess.Popen[bytes], complaints: IO[str], source: str) -> FeatherbackError:
+        """Why the process is no more."""
+        status = process.wait()
+        complaints.seek(0)
+        complaint = complaints.read().strip()
+        if status == -signal.SIGPROF:
+            return _failure(source, "time", "")
+        if "MemoryError" in complaint:
+            return _failure(source, "memory", "")
+        reason = complaint.splitlines()[-1] if complaint else f"its process ended with status {status}"
+        return _failure(source, "failed", reason)
+
+
+def _line(request: Mapping[str, Any]) -> bytes:
+    return b"%b\n" % json.dumps(request).encode("ascii")
+
+
+def _stop(process: subprocess.Popen[bytes], complaints: IO[str]) -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout, complaints):
+        if stream is not None:
+            with suppress(OSError):  # what it was still to be sent
+                stream.close()
+
+
+def _failure(source: str, kind: str, detail: str) -> RenderingError:
+    said = " ".join(detail.split())
+    return RenderingError(
+        {
+            "syntax": f"{source} has an error {said}.",
+            "refused": f"{source} refuses this conversation: {said}",
+            "failed": f"{source} fails on this conversation: {said}",
+            "memory": f"{source} needs more memory than any conversation takes; it is not used.",
+            "time": f"{source} takes more than {SECONDS:g} s of processor time, which no conversation needs; it is "
+            "not used.",
+            "output": f"{source} writes more text than any conversation holds; it is not used.",
+        }[kind]
+    )

@@ -1,0 +1,340 @@
+"""A Hugging Face tokenizer.json: its facts, and the native encoder for what it describes.
+
+The file is read as a stream (csrc/text/json_vocabulary.cpp): of its tables of tokens and merges no Python object is
+made; all else in it is the `facts`, a dictionary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from featherback import _native
+from featherback.core.files import open_regular
+from featherback.data.tokenizers.gguf import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from featherback.data.tokenizers.tokenizer import SpacePrefix
+from featherback.errors import FeatherbackError, shown
+
+# What the files write, and the cut of csrc/text/cuts.cpp that does it.
+_GPT2 = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+_LLAMA3 = (
+    r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"""
+    r"""|\s*[\r\n]+|\s+(?!\S)|\s+"""
+)
+EXPRESSIONS = {
+    _GPT2: "gpt2",
+    _LLAMA3 % "": "llama3-digits",
+    _LLAMA3 % "{1,3}": "llama3",
+    r"\p{N}": "digit",
+    r"\p{N}+": "digits",
+}
+_MALFORMED = (
+    ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError
+)  # fmt: skip
+"""What the parts of a file raise that are not what they should be."""
+_MOST_TOKENS = 1 << 22
+_MOST_STRING, _MOST_STEPS, _MOST_GROWTH = 1 << 13, 64, 64
+"""Of the facts: the longest known expression has 500 characters, the longest sequence of steps ten."""
+_CHARACTER_MAP = "precompiled_charsmap"  # a table, which has its own check
+_STEPS = ("normalizers", "pretokenizers", "processors", "decoders", "single", "pair")
+
+
+class UnknownTokenizerError(Exception):
+    """What the native encoders do not know, in words."""
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token that is found in text before anything else is done."""
+
+    id: int
+    content: str
+    special: bool
+    lstrip: bool
+    rstrip: bool
+    plain: bool
+    """Found wherever it is spelled: not only as a whole word, and in the text as it was given."""
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """A tokenizer.json, its leading-space rule taken out of the steps for `Tokenizer` to apply."""
+
+    path: Path
+    vocabulary: _native.JsonVocabulary
+    facts: Mapping[str, Any]
+    added: tuple[AddedToken, ...]
+    steps: Mapping[str, Any]
+    """"normalizer" and "pre_tokenizer"."""
+    space_prefix: SpacePrefix
+    space_like: str
+    begins_with: int | None
+    """The token that the file's post-processor puts before a text."""
+
+    def ids(self, *tokens: str) -> list[int | None]:
+        """The numbers of tokens, None for what is no token."""
+        added = {token.content: token.id for token in self.added}
+        found = self.vocabulary.find(list(tokens))
+        return [added.get(token, i if i >= 0 else None) for token, i in zip(tokens, found, strict=True)]
+
+
+def read_tokenizer(path: Path) -> TokenizerFile:
+    """FeatherbackError if the file cannot be read or is no tokenizer."""
+    try:
+        with open_regular(path) as file:
+            vocabulary = _native.read_vocabulary(file.fileno())
+        facts = json.loads(vocabulary.facts, object_pairs_hook=_object)
+        _check_sizes(facts)
+        for name in ("normalizer", "pre_tokenizer", "decoder"):
+            _check_growth(name, facts.get(name))
+        added = tuple(map(_added, facts.get("added_tokens") or ()))
+        if not isinstance(facts["model"], dict):
+            raise TypeError("its model is no object")
+        steps = {key: facts.get(key) for key in ("normalizer", "pre_tokenizer")}
+        rule, space_like = _take_space_prefix(steps)
+        return TokenizerFile(path, vocabulary, facts, added, steps, rule, space_like, _begins_with(facts))
+    except OSError as error:
+        raise FeatherbackError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except _MALFORMED as error:
+        raise FeatherbackError(f"{path} is not a readable tokenizer: {error}.") from error
+
+
+def _check_sizes(value: Any, name: str = "") -> None:
+    """ValueError for a string, or a list of steps, that is longer than in any tokenizer: what the steps of a tokenizer
+    put into a text they put into each piece of it."""
+    if isinstance(value, str):
+        if len(value) > _MOST_STRING and name != _CHARACTER_MAP:
+            raise ValueError(f"its {shown(name)} has {len(value)} characters, the most that is read is {_MOST_STRING}")
+    elif isinstance(value, list) and len(value) > _MOST_STEPS and name in _STEPS:
+        raise ValueError(f"its {shown(name)} has {len(value)} entries, the most that is read is {_MOST_STEPS}")
+    elif isinstance(value, (list, dict)):
+        for key, each in value.items() if isinstance(value, dict) else ((name, each) for each in value):
+            if isinstance(value, dict) and len(key) > _MOST_STRING:
+                raise ValueError(f"it has a key of {len(key)} characters, the most that is read is {_MOST_STRING}")
+            _check_sizes(each, key)
+
+
+def _check_growth(name: str, step: Any) -> None:
+    """ValueError for steps that together make much more of a text than any tokenizer does, each of them small."""
+    steps = list(_nested(step))
+    if len(steps) > _MOST_STEPS:
+        raise ValueError(f"its {name} has {len(steps)} steps, the most that is read is {_MOST_STEPS}")
+    growth, put = 1.0, 0
+    for each in steps:
+        content, pattern = each.get("content"), each.get("pattern")
+        if isinstance(content, str) and isinstance(pattern, dict):
+            replaced = pattern.get("String")
+            growth *= max(1.0, len(content) / len(replaced or "x") if isinstance(replaced, str) else len(content))
+        prepended = each.get("prepend")
+        put += len(prepended) if isinstance(prepended, str) else 0
+    if growth > _MOST_GROWTH or put > _MOST_STRING:
+        raise ValueError(
+            f"the steps of its {name} make a text longer than any tokenizer does; the most that is read is "
+            f"{_MOST_GROWTH} times as long"
+        )
+
+
+def _nested(step: Any) -> Iterator[dict[str, Any]]:
+    """A step and those within it."""
+    if isinstance(step, list):
+        for each in step:
+            yield from _nested(each)
+    elif isinstance(step, dict):
+        yield step
+        for key in _STEPS:
+            yield from _nested(step.get(key))
+
+
+def native_core(file: TokenizerFile) -> _native.TextEncoder:
+    """The encoder of the file's model; UnknownTokenizerError if there is none, FeatherbackError for a wrong file."""
+    model = file.facts["model"]
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        _require(not model.get(key), f"a model with {key}")
+    # Files written before the type was said hold byte-pair encodings as well, known by their merges.
+    _require(model.get("type", "BPE") == "BPE" and file.vocabulary.size > 0, f"a {model.get('type')} model")
+    _require(all(token.plain for token in file.added), "added tokens that depend on what is around them")
+    try:
+        cuts = [step["type"] for step in _steps(file.steps["pre_tokenizer"], "pretokenizers")]
+        if cuts[-1:] == ["ByteLevel"]:
+            _require("ByteLevel" not in cuts[:-1], "bytes in place of characters before the last cut")
+            return _byte_level(file, model)
+        return _sentencepiece(file, model)
+    except _MALFORMED as error:
+        raise FeatherbackError(f"{file.path} is not a readable tokenizer: {error}.") from error
+
+
+def _byte_level(file: TokenizerFile, model: Mapping[str, Any]) -> _native.TextEncoder:
+    _require(not model.get("byte_fallback") and model.get("unk_token") is None, "an unknown token beside bytes")
+    normalizer = [step["type"] for step in _steps(file.steps["normalizer"], "normalizers")]
+    _require(normalizer in ([], ["NFC"]), f"the normalizer {' + '.join(normalizer)}")
+    _require([step["type"] for step in _steps(file.facts.get("decoder"), "decoders")] == ["ByteLevel"], "its decoder")
+    cuts = []
+    for step in _steps(file.steps["pre_tokenizer"], "pretokenizers"):
+        cuts += _cuts(step)
+    vocabulary = file.vocabulary
+    for token in file.added:
+        vocabulary.add(token.id, token.content)
+    tokens, merges = _strings(vocabulary)
+    return _native.byte_level_encoder(
+        tokens,
+        tokens=(0, vocabulary.size),
+        types=_types(file),
+        merges=(0, vocabulary.n_merges),
+        cuts=cuts,
+        composes=normalizer == ["NFC"],
+        whole_words=bool(model.get("ignore_merges")),
+        merges_file=merges,
+    )
+
+
+def _cuts(step: Mapping[str, Any]) -> list[str]:
+    """The native cuts of one pre-tokenizer."""
+    kind = step["type"]
+    if kind == "ByteLevel":
+        return ["gpt2"] if step.get("use_regex", True) else []
+    if kind == "Digits":
+        return ["digit" if step.get("individual_digits") else "digits"]
+    _require(kind == "Split", f"the pre-tokenizer {kind}")
+    expression = step["pattern"].get("Regex")
+    _require(
+        expression in EXPRESSIONS and step["behavior"] == "Isolated" and not step["invert"],
+        "a pre-tokenizer with an expression of its own",
+    )
+    return [EXPRESSIONS[expression]]
+
+
+def _sentencepiece(file: TokenizerFile, model: Mapping[str, Any]) -> _native.TextEncoder:
+    for step in _steps(file.steps["normalizer"], "normalizers"):
+        _require(_is_space_mark(step), f"the normalizer {step['type']}")
+    for step in _steps(file.steps["pre_tokenizer"], "pretokenizers"):
+        marks = step["type"] == "Metaspace" and step.get("replacement") == "▁" and step.get("split") is False
+        # Gemma's, which finds no space any more
+        _require(marks or _is_idle_split(step, file.steps), f"the pre-tokenizer {step['type']}")
+    _require(_marks_spaces(file.steps), "spaces that are no part of a token")
+    _require(not model.get("ignore_merges"), "whole words beside merges")
+    decoder = [step["type"] for step in _steps(file.facts.get("decoder"), "decoders")]
+    strips = {("Replace", "ByteFallback", "Fuse", "Strip"): True, ("Replace", "ByteFallback", "Fuse"): False}
+    _require(tuple(decoder) in strips, f"the decoder {' + '.join(decoder)}")
+    vocabulary = file.vocabulary
+    names = [f"<0x{byte:02X}>" for byte in range(256)] if model.get("byte_fallback") else []
+    spelled = file.ids(*names)
+    unknown = file.ids(str(model["unk_token"]))[0] if model.get("unk_token") is not None else None
+    complete = bool(names) and None not in spelled
+    _require(complete or (unknown is not None and model.get("fuse_unk")), "characters that no token stands for")
+    for token in file.added:
+        vocabulary.add(token.id, token.content)
+    types = _types(file)
+    types[[i for i in spelled if i is not None]] = BYTE
+    if unknown is not None:
+        types[unknown] = UNKNOWN
+    tokens, merges = _strings(vocabulary)
+    return _native.sentencepiece_encoder(
+        tokens,
+        tokens=(0, vocabulary.size),
+        types=types,
+        scores=None,
+        merges=(0, vocabulary.n_merges),
+        strips_space=strips[tuple(decoder)],
+        merges_file=merges,
+    )
+
+
+def _is_space_mark(step: Mapping[str, Any]) -> bool:
+    return bool(step["type"] == "Replace" and step["pattern"] == {"String": " "} and step["content"] == "▁")
+
+
+def _marks_spaces(steps: Mapping[str, Any]) -> bool:
+    return any(map(_is_space_mark, _steps(steps["normalizer"], "normalizers"))) or any(
+        step["type"] == "Metaspace" for step in _steps(steps["pre_tokenizer"], "pretokenizers")
+    )
+
+
+def _is_idle_split(step: Mapping[str, Any], steps: Mapping[str, Any]) -> bool:
+    """Whether a step cuts at spaces that the normalizer has replaced."""
+    replaced = any(map(_is_space_mark, _steps(steps["normalizer"], "normalizers")))
+    return bool(replaced and step["type"] == "Split" and step["pattern"] == {"String": " "})
+
+
+def _strings(vocabulary: _native.JsonVocabulary) -> tuple[np.ndarray, np.ndarray]:
+    return np.frombuffer(vocabulary.tokens, np.uint8), np.frombuffer(vocabulary.merges, np.uint8)
+
+
+def _types(file: TokenizerFile) -> np.ndarray:
+    types = np.full(file.vocabulary.size, NORMAL, np.int32)
+    for token in file.added:
+        types[token.id] = CONTROL if token.special else USER_DEFINED
+    return types
+
+
+def _require(known: object, what: str) -> None:
+    if not known:
+        raise UnknownTokenizerError(what)
+
+
+def _begins_with(facts: Mapping[str, Any]) -> int | None:
+    for step in _steps(facts.get("post_processor"), "processors"):
+        if step["type"] == "TemplateProcessing" and step["single"]:
+            name = step["single"][0].get("SpecialToken", {}).get("id")
+            if name is not None:
+                return int(step["special_tokens"][name]["ids"][0])
+        elif step["type"] in ("RobertaProcessing", "BertProcessing"):
+            return int(step["cls"][1])
+    return None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, each key of which must be there once: readers differ in which of two they take."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {shown(key)} is there twice")
+        found[key] = value
+    return found
+
+
+def _added(values: Mapping[str, Any]) -> AddedToken:
+    number, content = values["id"], values["content"]
+    if type(number) is not int or not 0 <= number < _MOST_TOKENS or not isinstance(content, str):
+        raise TypeError("an added token without number or content")
+    return AddedToken(
+        number,
+        content,
+        special=bool(values.get("special")),
+        lstrip=bool(values.get("lstrip")),
+        rstrip=bool(values.get("rstrip")),
+        plain=not values.get("single_word") and bool(values.get("special") or not values.get("normalized", True)),
+    )
+
+
+def _take_space_prefix(steps: dict[str, Any]) -> tuple[SpacePrefix, str]:
+    """Take the leading-space rule out of `steps`, for Tokenizer to apply: (rule, characters that count as a space)."""
+    before = _steps(steps["normalizer"], "normalizers")
+    if before[:1] == [{"type": "Prepend", "prepend": "▁"}] and any(map(_is_space_mark, before)):
+        steps["normalizer"] = {"type": "Sequence", "normalizers": before[1:]}
+        return "each", ""
+    rule: SpacePrefix = "never"
+    space_like = ""
+    for step in _steps(steps["pre_tokenizer"], "pretokenizers"):
+        if step["type"] == "Metaspace":
+            scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
+            if scheme not in ("always", "first", "never"):
+                raise ValueError(f"the prepend scheme {scheme!r}")
+            rule, space_like = ("each" if scheme == "always" else scheme), " ▁"
+            step["prepend_scheme"] = "never"
+            step.pop("add_prefix_space", None)
+        elif step["type"] == "ByteLevel" and step.get("add_prefix_space", True):
+            rule, space_like = "each", " "
+            step["add_prefix_space"] = False
+    return rule, space_like
+
+
+def _steps(state: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+    """The members of a sequence of normalizers or pre-tokenizers, or the one there is."""
+    if state is None:
+        return []
+    return list(state[key]) if state["type"] == "Sequence" else [state]

@@ -1,0 +1,11 @@
+"""The device's face: operations on arrays, scratch memory, stored matrices. `cpu` computes, `counting` only counts."""
+
+from __future__ import annotations
+
+from featherback.engine.backend.cpu import CPU
+from featherback.engine.backend.protocol import Backend
+
+
+def of(compute: str) -> Backend:
+    """The device on which everything runs, computing in "bf16", "int16" or "fp32": here it is chosen, nowhere else."""
+    return CPU(compute)

@@ -1,0 +1,60 @@
+"""What every weight file offers, whatever its format, and how tensors are taken out of it."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.engine.formats.matrix import Matrix
+from featherback.engine.formats.types import TensorInfo, TensorType
+from featherback.errors import FeatherbackError
+
+
+class TensorStore(Protocol):
+    """A file, or a folder of files, of named tensors that are mapped into memory."""
+
+    @property
+    def path(self) -> Path:
+        """The file or folder."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Every tensor by name."""
+
+    def data(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of a tensor: a one-dimensional read-only view of the memory map."""
+
+    def file_of(self, name: str) -> Path:
+        """The file in which `tensors[name].offset` counts."""
+
+    def close(self) -> None:
+        """Close the memory map; views taken from it stay valid."""
+
+
+def matrix(store: TensorStore, name: str) -> Matrix:
+    """The tensor `name`, still quantised, without a copy. Of three dimensions, its matrices one below the other."""
+    info = store.tensors[name]
+    *rows, cols = info.shape
+    return Matrix(store.data(name), info.type, math.prod(rows), cols, store.file_of(name), info.offset)
+
+
+def floats(store: TensorStore, name: str) -> NDArray[np.float32]:
+    """The unquantised tensor `name` as float32 in its own shape: a view if stored so, else a converted copy.
+
+    FeatherbackError if it is quantised.
+    """
+    info, data = store.tensors[name], store.data(name)
+    if info.type is TensorType.F32:
+        values = data.view(np.float32)
+    elif info.type is TensorType.F16:
+        values = data.view(np.float16).astype(np.float32)
+    elif info.type is TensorType.BF16:
+        values = (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    else:
+        raise FeatherbackError(
+            f"Tensor {name} of {store.path} is stored as {info.type.name}; it must be F32, F16 or BF16."
+        )
+    return values.reshape(info.shape)

@@ -1,0 +1,74 @@
+"""Rows per token that wait outside the scratch memory: the inputs of the blocks, a residual stream in chunks."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.engine.backend.protocol import Array, Backend
+from featherback.engine.host.positioned import read_at, write_at
+from featherback.errors import FeatherbackError
+
+
+class Checkpoints:
+    """One (T, D) array per layer, bf16 (uint16) or float32; in RAM (`folder` None) or an unnamed file of `folder`."""
+
+    def __init__(
+        self, device: Backend, layers: int, max_tokens: int, width: int, dtype: np.dtype[Any], folder: Path | None
+    ) -> None:
+        self._device, self._dtype, self._width = device, dtype, width
+        self._slot = max_tokens * width * dtype.itemsize
+        self._file = None
+        self._arrays: NDArray[Any] | None = None
+        if folder is None:
+            self._arrays = np.empty((layers, max_tokens, width), dtype)
+            return
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder, prefix="checkpoints-")  # noqa: SIM115 - kept open
+            os.ftruncate(self._file.fileno(), layers * self._slot)
+        except OSError as error:
+            raise FeatherbackError(f"Cannot keep checkpoints in {folder}: {error.strerror}.") from error
+
+    def save(self, layer: int, x: Array, first: int, scratch: Array) -> None:
+        """Keep `x` (T, D) as rows [first, first + T) of `layer`; `scratch` (T, D) of this type may be overwritten."""
+        if self._arrays is not None:
+            with self._device.held(self._arrays[layer, first : first + len(x)], changing=True) as kept:
+                self._device.ops.cast(x, kept)
+            return
+        if self._dtype != x.dtype:
+            self._device.ops.cast(x, scratch)
+            x = scratch
+        try:
+            with self._device.host(x) as values:
+                write_at(self._descriptor(), values, self._offset(layer, first))
+        except OSError as error:
+            raise FeatherbackError(f"Cannot write the checkpoint of layer {layer}: {error.strerror}.") from error
+
+    def load(self, layer: int, out: Array, first: int) -> None:
+        """Copy rows [first, first + T) of `layer` into `out` (T, D), of the checkpoints' type."""
+        with self._device.host(out, write=True) as values:
+            whole = self._arrays is not None or read_at(self._descriptor(), values, self._offset(layer, first))
+            if self._arrays is not None:
+                values[...] = self._arrays[layer, first : first + len(out)]
+        if not whole:
+            raise FeatherbackError(f"The checkpoint of layer {layer} could not be read back whole.")
+
+    def close(self) -> None:
+        """Give the space back."""
+        self._arrays = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _offset(self, layer: int, first: int) -> int:
+        return layer * self._slot + first * self._width * self._dtype.itemsize
+
+    def _descriptor(self) -> int:
+        if self._file is None:
+            raise ValueError("the checkpoints are closed")
+        return self._file.fileno()

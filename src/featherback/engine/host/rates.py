@@ -1,0 +1,57 @@
+"""The rates that plans are compared by. They are fixed, so that the same command has the same plan and the same bits.
+
+They decide what is worth keeping and which tiles to take: for that their ratios count, which differ much less between
+two machines with the same instructions than between two moments of a busy one. The seconds that are shown are
+predicted with measured rates (`Machine.measure`). docs/decisions/same-bits.md compares the plans of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from featherback.engine import kernels
+from featherback.engine.host.machine import Machine
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of one thread, in 10^9 per second."""
+
+    products: Mapping[str, float]  # compute -> floating-point operations, once weights are unpacked
+    unpacked: Mapping[str, float]  # compute -> stored weights
+    attention: float  # floating-point operations
+
+
+def _rates(products: tuple[float, float, float], unpacked: tuple[float, float, float], attention: float) -> Rates:
+    computes = ("bf16", "int16", "fp32")
+    return Rates(dict(zip(computes, products)), dict(zip(computes, unpacked)), attention)
+
+
+NOMINAL = {
+    # Measured on one thread of an AMD EPYC (Zen 4, AVX512-BF16): the best of many products of 32 and of 256 rows with
+    # Q4_0 weights of the widths 576, 896 and 1,536, and of attention over 256 tokens.
+    "portable": _rates((27, 45, 27), (3, 3, 3), 24),
+    "avx2": _rates((105, 140, 105), (4, 3.1, 4.2), 68),
+    "avx512": _rates((107, 162, 107), (6, 4.2, 6), 78),
+    "avx512bf16": _rates((225, 182, 107), (12, 4.2, 6.5), 78),
+    # Not measured: NEON's instruction runs in narrower cores.
+    "neon_bf16": _rates((100, 50, 30), (4, 3, 3), 24),
+    "reference": _rates((1, 1, 1), (1, 1, 1), 1),
+}
+"""By instruction set, as the kernels name it."""
+
+COPIED = 10e9
+"""Bytes per second through the page cache, on any number of threads."""
+
+
+def nominal(compute: str, threads: int, memory: int | None = None) -> Machine:
+    """The instruction set in use on so many threads; `memory`: bytes that a process can have."""
+    rates = NOMINAL[kernels.current()]
+    return Machine(
+        product_rate=threads * rates.products[compute] * 1e9,
+        attention_rate=threads * rates.attention * 1e9,
+        copy_rate=COPIED,
+        unpack_rate=threads * rates.unpacked[compute] * 1e9,
+        memory=memory,
+    )

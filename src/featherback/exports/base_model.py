@@ -1,0 +1,97 @@
+"""What an adapter calls the model that it belongs to, where it is written and where it is read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from featherback.core.files import read_json
+from featherback.engine.formats.gguf import GGUFFile
+from featherback.models.model import Model
+
+RUN_FILE, CONFIG_FILE = "run.json", "adapter_config.json"
+MOST_RECORD = 64 << 20
+
+HUB = "https://huggingface.co/"
+_SOURCES = ("general.source.huggingface.repository", "general.source.repo_url", "general.repo_url")
+_PARENT = "general.base_model.0.repo_url"
+_PARENT_NAMES = (_PARENT, "general.base_model.0.name")
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def base_model_name(model: Model) -> str:
+    """The name of `model` on the Hub, if its file tells, or its path."""
+    return hub_name(model) or str(model.path.absolute())
+
+
+def hub_name(model: Model) -> str | None:
+    """The name of `model` on the Hub, "Qwen/Qwen2.5-0.5B-Instruct", if a GGUF's metadata tell it.
+
+    They name its source, or a parent. What a model was tuned from is also a parent, so one counts only if it bears the
+    model's own name.
+    """
+    if model.source != "gguf":
+        return None
+    file = GGUFFile(Path(model.path))
+    found = [file.metadata.get(key) for key in _SOURCES]
+    parent, own = file.metadata.get(_PARENT), file.metadata.get("general.name")
+    file.close()
+    if isinstance(own, str) and isinstance(parent, str) and _plain(parent.rpartition("/")[2]) == _plain(own):
+        found.append(parent)
+    for source in found:
+        if isinstance(source, str) and _REPOSITORY.fullmatch(name := source.removeprefix(HUB).rstrip("/")):
+            return name
+    return None
+
+
+def _plain(name: str) -> str:
+    """A name without what the converter changes in it: "Qwen2.5 0.5B Instruct" and "Qwen2.5-0.5B-Instruct" agree."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def recorded_names(adapter: Path) -> list[str]:
+    """What the run or the adapter at `adapter` calls its base: paths, or names on the Hub; the likeliest first.
+
+    FeatherbackError if its files cannot be read.
+    """
+    if adapter.suffix == ".gguf" and adapter.is_file():
+        return _in_gguf(adapter)
+    folder = adapter if adapter.is_dir() else adapter.parent
+    return [*_in_run(folder), *_in_configuration(folder)]
+
+
+def is_base(model: Model, recorded: str) -> bool:
+    """Whether `recorded`, as `recorded_names` has it, is `model`, as far as can be told."""
+    if recorded == hub_name(model):
+        return True
+    try:
+        return Path(recorded).exists() and Path(recorded).samefile(model.path)
+    except OSError:  # a name that no file can have
+        return False
+
+
+def _in_run(folder: Path) -> list[str]:
+    if not (folder / RUN_FILE).is_file():
+        return []
+    record = read_json(folder / RUN_FILE, MOST_RECORD)
+    return _texts(record.get("configuration") if isinstance(record, dict) else None, "model")
+
+
+def _in_configuration(folder: Path) -> list[str]:
+    """What PEFT's configuration says, or MLX's."""
+    if not (folder / CONFIG_FILE).is_file():
+        return []
+    return _texts(read_json(folder / CONFIG_FILE), "base_model_name_or_path", "model")
+
+
+def _in_gguf(path: Path) -> list[str]:
+    file = GGUFFile(path)
+    names = _texts(dict(file.metadata), *_PARENT_NAMES)
+    file.close()
+    return [name.removeprefix(HUB) for name in names]
+
+
+def _texts(entries: Any, *names: str) -> list[str]:
+    values = [entries.get(name) for name in names] if isinstance(entries, dict) else []
+    return [value for value in values if isinstance(value, str) and value.isprintable() and value]

@@ -1,0 +1,196 @@
+"""GGUF LoRA files, as llama.cpp's convert_lora_to_gguf.py writes and its loader reads them.
+
+For each adapted tensor `<name>.lora_a` (rank, in) and `<name>.lora_b` (out, rank), the rows of B in the order of the
+GGUF model's own rows. llama.cpp multiplies by `adapter.lora.alpha` / rank, the rank being the tensor's; where that is
+not a projection's scale, its B is multiplied by the ratio. An alpha of 0 means a scale of 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from featherback.core.files import open_regular
+from featherback.engine import kernels
+from featherback.engine.formats.gguf import MAGIC, GGUFFile
+from featherback.engine.formats.quantize import quantize
+from featherback.engine.formats.store import matrix
+from featherback.engine.formats.types import TensorType
+from featherback.engine.formats.writer import OutTensor, Value, write_gguf
+from featherback.errors import FeatherbackError, shown
+from featherback.exports.base_model import hub_name
+from featherback.exports.formats.base import (
+    Factor,
+    Float32,
+    Format,
+    Layout,
+    MisfitError,
+    PairAt,
+    StoredAdapter,
+    factors,
+    form_of,
+    pairs_of,
+    ranks_of,
+    rescaled,
+)
+from featherback.models.architecture.permute import hf_to_gguf_rows
+from featherback.models.form import Form
+from featherback.models.lora import Adapter
+from featherback.models.model import Model
+from featherback.nn.adapters.lora import LoRAKind, check_alpha
+
+TYPES = (TensorType.F32, TensorType.F16, TensorType.BF16)
+"""What factors are stored as."""
+ALPHA, INVOCATION = "adapter.lora.alpha", "adapter.alora.invocation_tokens"
+
+
+class GGUF(Format):
+    title = "a GGUF LoRA file"
+
+    def recognises(self, path: Path) -> bool:
+        if not path.is_file():
+            return False
+        try:
+            with open_regular(path) as file:
+                return file.read(len(MAGIC)) == MAGIC
+        except OSError:  # told when it is opened
+            return True
+
+    @contextmanager
+    def open(self, path: Path, model: Model) -> Iterator[StoredAdapter]:
+        file = GGUFFile(path)
+        try:
+            alpha = _alpha(file, model)
+            layout = layout_of(model)
+            where = f"The adapter {path}"
+            ranks = ranks_of(where, model, file.tensors, layout)
+            kinds = {place: LoRAKind(rank=rank, alpha=alpha or float(rank)) for place, rank in ranks.items()}
+            yield _Stored(form_of(where, model, kinds), file, layout, model)
+        finally:
+            file.close()
+
+    def save(
+        self, adapter: Adapter, path: Path, base_model: str | None = None, kind: TensorType = TensorType.F32
+    ) -> None:
+        """Write the adapter as one file, whole or not at all, its factors as `kind`, one of `TYPES`.
+
+        `base_model`: the base's name on the Hub (default: `hub_name`). Where there is none, its file's name is written.
+        FeatherbackError if it cannot be written, holds NaN or infinity, or `kind` cannot hold its values.
+        """
+        pair_at = pairs_of(adapter, "gguf", self.title)
+        model, layout = adapter.model, layout_of(adapter.model)
+        alpha = float(np.float32(_effective_alpha(cast(LoRAKind, adapter.form.kind))))
+        metadata: dict[str, Value] = {
+            "general.type": "adapter",
+            "general.architecture": model.family.architecture,
+            "adapter.type": "lora",
+            ALPHA: alpha,
+        }
+        base = base_model or hub_name(model)
+        name = model.path.name if base is None else base.rpartition("/")[2]
+        metadata |= {"general.base_model.count": 1, "general.base_model.0.name": name}
+        if base is not None:
+            metadata["general.base_model.0.repo_url"] = f"https://huggingface.co/{base}"
+        values = _Values(adapter, pair_at, alpha, kind)
+        tensors = []
+        for name, factor in layout.names.items():
+            if pair := pair_at(*factor.place):
+                shape = layout.shape(model, factor, pair.rank)
+                tensors.append(OutTensor(name, kind, shape, partial(values.next, factor)))
+        write_gguf(path, metadata, tensors)
+
+
+class _Values:
+    """The factors of an adapter as bytes, in the order in which they are written."""
+
+    def __init__(self, adapter: Adapter, pair_at: PairAt, alpha: float, kind: TensorType) -> None:
+        self._model, self._pair_at, self._alpha, self._kind = adapter.model, pair_at, alpha, kind
+        self._factors = factors(adapter)
+
+    def next(self, factor: Factor) -> Iterator[memoryview]:
+        """The bytes of the next factor, which is `factor`."""
+        found, values = next(self._factors)
+        assert found == factor
+        (layer, target), part = factor
+        if part == "B":
+            pair = self._pair_at(layer, target)
+            assert pair is not None
+            values = values[gguf_rows(self._model, layer, target)]
+            wanted = _effective_alpha(pair)
+            if np.float32(wanted) != np.float32(self._alpha):
+                values = rescaled(values, factor, wanted / self._alpha)
+        with np.errstate(over="ignore"):
+            stored = quantize(values, self._kind)
+        if self._kind is TensorType.F16 and not np.isfinite(stored.view(np.float16)).all():
+            raise FeatherbackError(f"{target} of layer {layer} has a value that F16 cannot hold; choose F32 or BF16.")
+        yield stored.data
+
+
+class _Stored(StoredAdapter):
+    def __init__(self, form: Form, file: GGUFFile, layout: Layout, model: Model) -> None:
+        self.form, self._file, self._model = form, file, model
+        self._names = {factor: name for name, factor in layout.names.items()}
+
+    def factor(self, factor: Factor) -> Float32:
+        stored = matrix(self._file, self._names[factor])
+        values = np.empty(stored.shape, np.float32)
+        kernels.dequantize(kernels.matrix(stored), values)
+        if factor.part == "B":
+            order = np.argsort(gguf_rows(self._model, *factor.place))
+            return np.ascontiguousarray(values[order])
+        return values
+
+
+def layout_of(model: Model) -> Layout:
+    """llama.cpp's names: those of the GGUF model's tensors, whatever `model` was read from."""
+    return Layout(
+        {
+            f"{model.family.gguf_names[target].format(layer)}.lora_{part.lower()}": Factor((layer, target), part)
+            for layer, block in enumerate(model.blocks)
+            for target in block.projections
+            for part in "AB"
+        }
+    )
+
+
+def gguf_rows(model: Model, layer: int, target: str) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    """Index (out,) such that rows in Hugging Face's order, taken by it, are in the order of a GGUF file."""
+    return model.blocks[layer].row_order(target, hf_to_gguf_rows, interleaved=model.family.gguf_interleaved)
+
+
+def _effective_alpha(pair: LoRAKind) -> float:
+    """What divided by the rank is the scale."""
+    return pair.scale * pair.rank if pair.rslora else pair.alpha
+
+
+def _alpha(file: GGUFFile, model: Model) -> float:
+    """The file's alpha; FeatherbackError if it is no LoRA of this architecture."""
+    for key, wanted in (
+        ("general.type", "adapter"),
+        ("adapter.type", "lora"),
+        ("general.architecture", model.family.architecture),
+    ):
+        if (value := file.metadata.get(key)) != wanted:
+            if key == "general.architecture":
+                raise MisfitError(
+                    f"The adapter {file.path}",
+                    model,
+                    [f"it is of architecture {shown(value)}, the model of {wanted!r}"],
+                )
+            what = {
+                "general.type": f"{file.path} is a GGUF of type {shown(value)}, not an adapter",
+                "adapter.type": f"{file.path} is an adapter of type {shown(value)}, not a LoRA",
+            }[key]
+            raise FeatherbackError(f"{what}.")
+    if INVOCATION in file.arrays:
+        raise FeatherbackError(f"{file.path} is an activated LoRA ({INVOCATION}), not a plain one.")
+    alpha = "of many values" if ALPHA in file.arrays else file.metadata.get(ALPHA, 0)
+    return 0.0 if alpha == 0 and type(alpha) is not bool else check_alpha(str(file.path), ALPHA, alpha)
+
+
+FORMAT = GGUF()

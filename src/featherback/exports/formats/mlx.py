@@ -1,0 +1,144 @@
+"""Adapters of mlx-lm (https://github.com/ml-explore/mlx-lm): adapter_config.json and adapters.safetensors.
+
+y = x W^T + scale (x lora_a) lora_b with lora_a (in, rank) and lora_b (rank, out). One rank and one scale hold for the
+whole adapter: factors of a smaller rank are filled up with zeros, and of another scale multiplied by its ratio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from featherback.core.files import make_folder, read_json, write_json
+from featherback.engine.formats.safetensors import SafetensorsFile
+from featherback.engine.formats.store import floats
+from featherback.errors import FeatherbackError, shown
+from featherback.exports.base_model import base_model_name
+from featherback.exports.formats.base import (
+    Factor,
+    Float32,
+    Format,
+    Layout,
+    PairAt,
+    StoredAdapter,
+    check_modules,
+    factors,
+    form_of,
+    pairs_of,
+    places,
+    ranks_of,
+    rescaled,
+)
+from featherback.exports.safetensors_writer import write_safetensors
+from featherback.models.form import Form
+from featherback.models.lora import Adapter
+from featherback.models.model import Model
+from featherback.nn.adapters.lora import LoRAKind, check_alpha
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapters.safetensors"
+KINDS = ("lora", None)
+
+
+class MLX(Format):
+    title = f"an MLX directory ({CONFIG_FILE}, {WEIGHTS_FILE})"
+
+    def recognises(self, path: Path) -> bool:
+        return (path / WEIGHTS_FILE).is_file()
+
+    @contextmanager
+    def open(self, path: Path, model: Model) -> Iterator[StoredAdapter]:
+        scale = _scale(path / CONFIG_FILE)
+        file = SafetensorsFile(path / WEIGHTS_FILE)
+        try:
+            where = f"The adapter in {path}"
+            check_modules(where, model, file.tensors, ".lora_")
+            layout = layout_of(model)
+            ranks = ranks_of(where, model, file.tensors, layout)
+            kinds = {place: LoRAKind(rank=rank, alpha=scale * rank) for place, rank in ranks.items()}
+            yield _Stored(form_of(where, model, kinds), file, layout)
+        finally:
+            file.close()
+
+    def save(self, adapter: Adapter, directory: Path, base_model: str | None = None) -> None:
+        """Write the adapter into `directory`, which is made if need be; each file appears whole or not at all.
+
+        FeatherbackError if it cannot be written, or holds NaN or infinity.
+        """
+        pair_at, usual = pairs_of(adapter, "mlx", self.title), cast(LoRAKind, adapter.form.kind)
+        make_folder(directory)
+        layout, rank = layout_of(adapter.model), adapter.layout.most_rank
+        shapes = {
+            name: layout.shape(adapter.model, factor, rank)
+            for name, factor in layout.names.items()
+            if pair_at(*factor.place)
+        }
+        write_safetensors(directory / WEIGHTS_FILE, shapes, _tensors(adapter, pair_at, usual.scale))
+        base = base_model or base_model_name(adapter.model)
+        write_json(directory / CONFIG_FILE, _configuration(adapter, usual.scale, base))
+
+
+class _Stored(StoredAdapter):
+    def __init__(self, form: Form, file: SafetensorsFile, layout: Layout) -> None:
+        self.form, self._file = form, file
+        self._names = {factor: name for name, factor in layout.names.items()}
+
+    def factor(self, factor: Factor) -> Float32:
+        return floats(self._file, self._names[factor]).T
+
+
+def layout_of(model: Model) -> Layout:
+    """mlx-lm's names: of modules they are Hugging Face's."""
+    names = {f"{module}.lora_{part.lower()}": Factor(place, part) for place, module in places(model) for part in "AB"}
+    return Layout(names, transposed=True)
+
+
+def _scale(file: Path) -> float:
+    """The scale of the adapter that a configuration describes; FeatherbackError if it is no plain LoRA."""
+    entries = read_json(file)
+    if not isinstance(entries, dict):
+        raise FeatherbackError(f"{file} describes no adapter: it is not a JSON object.")
+    if (kind := entries.get("fine_tune_type")) not in KINDS:
+        raise FeatherbackError(f"{file} describes no plain LoRA (fine_tune_type = {shown(kind)}).")
+    parameters = entries.get("lora_parameters")
+    if not isinstance(parameters, dict):
+        raise FeatherbackError(f"{file} describes no adapter: it has no lora_parameters.")
+    return check_alpha(str(file), "scale", parameters.get("scale"))
+
+
+def _tensors(adapter: Adapter, pair_at: PairAt, usual: float) -> Iterator[tuple[str, Float32]]:
+    rank = adapter.layout.most_rank
+    for factor, values in factors(adapter):
+        (layer, target), part = factor
+        stored = values.T
+        missing = rank - min(stored.shape[part == "A"], rank)
+        if missing:
+            widths = [(0, 0), (0, missing)] if part == "A" else [(0, missing), (0, 0)]
+            stored = np.pad(stored, widths)
+        pair = pair_at(layer, target)
+        if part == "B" and pair is not None and pair.scale != usual:
+            stored = rescaled(stored, factor, pair.scale / usual)
+        yield f"{adapter.module(layer, target)}.lora_{part.lower()}", np.ascontiguousarray(stored)
+
+
+def _configuration(adapter: Adapter, scale: float, base_model: str) -> dict[str, Any]:
+    """mlx-lm makes pairs in the last `num_layers` layers, of the modules in `keys`; those not in the file are zero."""
+    layers = [layer for layer in range(adapter.parameters.layers) if adapter.layout.kinds(layer)]
+    return {
+        "fine_tune_type": "lora",
+        "model": base_model,
+        "num_layers": adapter.parameters.layers - min(layers),
+        "lora_parameters": {
+            "rank": adapter.layout.most_rank,
+            "scale": scale,
+            "dropout": 0.0,
+            "keys": [adapter.module(0, target).split(".layers.0.")[1] for target in adapter.targets],
+        },
+    }
+
+
+FORMAT = MLX()

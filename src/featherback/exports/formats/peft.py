@@ -1,0 +1,303 @@
+"""PEFT directories: adapter_config.json and adapter_model.safetensors (https://github.com/huggingface/peft).
+
+PEFT takes the keys of rank_pattern and alpha_pattern, and exclude_modules and target_modules where they are text, for
+regular expressions. Those of a foreign file are not run; names are, and what else is there is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from featherback.core.files import make_folder, read_json, write_json
+from featherback.engine.formats.safetensors import SafetensorsFile
+from featherback.engine.formats.store import floats
+from featherback.engine.formats.types import TensorInfo
+from featherback.errors import FeatherbackError, shown
+from featherback.exports.base_model import base_model_name
+from featherback.exports.formats.base import (
+    Factor,
+    Float32,
+    Format,
+    MisfitError,
+    StoredAdapter,
+    check_modules,
+    factors,
+    form_of,
+    places,
+)
+from featherback.exports.safetensors_writer import write_safetensors
+from featherback.models.form import Form, Place
+from featherback.models.lora import Adapter
+from featherback.models.model import Model
+from featherback.nn.adapters import KINDS
+from featherback.nn.adapters.base import Kind, Part
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+PICKLE = "adapter_model.bin"
+PREFIX = "base_model.model."
+
+# Entries of adapter_config.json that change what any adapter computes, with the values that change nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "bias": ("none", None),
+    "fan_in_fan_out": (False, None),
+    "modules_to_save": (None, []),
+    "layers_pattern": (None, [], "", "layers", ["layers"]),
+    "trainable_token_indices": (None, [], {}),
+    "target_parameters": (None, []),
+}
+_OFF: tuple[Any, ...] = (None, False, {}, [])
+# Of what stands in use_... or ..._config, unknown entries are taken to change what is computed; this does not.
+_INERT = ("runtime_config",)
+_SWITCH = re.compile(r"use_.*|.*_config")
+
+
+class PEFT(Format):
+    title = f"a PEFT directory ({CONFIG_FILE}, {WEIGHTS_FILE})"
+
+    def recognises(self, path: Path) -> bool:
+        return (path / WEIGHTS_FILE).is_file() or (path / PICKLE).is_file()
+
+    @contextmanager
+    def open(self, path: Path, model: Model) -> Iterator[StoredAdapter]:
+        if not (path / CONFIG_FILE).is_file():
+            raise FeatherbackError(f"{path} is not an adapter directory (it has no {CONFIG_FILE}).")
+        configuration = read_json(path / CONFIG_FILE)
+        if not isinstance(configuration, dict):
+            raise FeatherbackError(f"{path / CONFIG_FILE} describes no adapter: it is not a JSON object.")
+        if not (path / WEIGHTS_FILE).is_file() and (path / PICKLE).is_file():
+            raise FeatherbackError(
+                f"{path / PICKLE} is a pickle, which is never loaded; save the adapter as {WEIGHTS_FILE} with PEFT."
+            )
+        config = _Configuration(path / CONFIG_FILE, configuration)
+        file = SafetensorsFile(path / WEIGHTS_FILE)
+        try:
+            where = f"The adapter in {path}"
+            check_modules(where, model, file.tensors, config.kind.peft_mark)
+            names = config.names(model)
+            there = {names[name].place for name in file.tensors if name in names}
+            kinds = config.kinds(model, there)
+            _check_tensors(where, model, file.tensors, names, kinds, config.kind.title)
+            yield _Stored(form_of(where, model, kinds, config.usual), file, names)
+        finally:
+            file.close()
+
+    def save(self, adapter: Adapter, directory: Path, base_model: str | None = None) -> None:
+        """Write the adapter into `directory`, which is made if need be; each file appears whole or not at all.
+
+        `base_model`: what the configuration calls the base (default: `base_model_name`). FeatherbackError if it cannot
+        be written, or holds NaN or infinity: what was there before is untouched.
+        """
+        make_folder(directory)
+        shapes = {PREFIX + name: shape for name, shape in adapter.shapes().items()}
+        write_safetensors(directory / WEIGHTS_FILE, shapes, _tensors(adapter), {"format": "pt"})
+        base = base_model or base_model_name(adapter.model)
+        write_json(directory / CONFIG_FILE, _configuration(adapter, base))
+
+    def remove(self, directory: Path) -> None:
+        """Delete the adapter in `directory`, if one is there."""
+        for name in (CONFIG_FILE, WEIGHTS_FILE):
+            (directory / name).unlink(missing_ok=True)
+
+
+class _Stored(StoredAdapter):
+    def __init__(self, form: Form, file: SafetensorsFile, names: Mapping[str, Factor]) -> None:
+        self.form, self._file = form, file
+        self._names = {factor: name for name, factor in names.items()}
+
+    def factor(self, factor: Factor) -> Float32:
+        return floats(self._file, self._names[factor])
+
+
+def _check_tensors(
+    where: str,
+    model: Model,
+    tensors: Mapping[str, TensorInfo],
+    names: Mapping[str, Factor],
+    kinds: Mapping[Place, Kind],
+    title: str,
+) -> None:
+    """FeatherbackError listing every tensor that is missing, unknown or of another shape."""
+    by_factor = {factor: name for name, factor in names.items()}
+    wanted = {
+        by_factor[Factor(place, name)]: part.stored
+        for place, kind in kinds.items()
+        for name, part in _parts(model, place, kind).items()
+    }
+    problems = [f"{name} is missing" for name in wanted if name not in tensors]
+    for name, info in tensors.items():
+        if name not in names:
+            problems.append(f"{name} is not a {title} tensor of this model")
+        elif name not in wanted:
+            problems.append(f"{name} is of a module that its configuration leaves out")
+        elif info.shape != wanted[name]:
+            problems.append(f"{name} is {info.shape}, not {wanted[name]}")
+    if problems:
+        raise MisfitError(where, model, problems)
+
+
+def _parts(model: Model, place: Place, kind: Kind) -> dict[str, Part]:
+    layer, target = place
+    return kind.parts(target, model.blocks[layer].projections[target])
+
+
+class _Configuration:
+    """An adapter_config.json; FeatherbackError if it describes no kind of adapter that there is."""
+
+    def __init__(self, file: Path, entries: Mapping[str, Any]) -> None:
+        self.where, self.entries = str(file), entries
+        self.kind = kind_in(entries)
+        neutral = {**_NEUTRAL, **self.kind.peft_neutral}
+        inert = (*_INERT, *self.kind.peft_read)
+        strange = [
+            f"{key} = {shown(value)}"
+            for key, value in entries.items()
+            if (key in neutral and value not in neutral[key])
+            or (_SWITCH.fullmatch(key) and key not in inert and value not in _OFF)
+        ]
+        if strange:
+            raise FeatherbackError(f"{file} describes an adapter that is not a plain LoRA ({', '.join(strange)}).")
+        self.usual = self.kind.from_peft(self)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An entry."""
+        return self.entries.get(name, default)
+
+    def switch(self, name: str) -> bool:
+        """An entry that is true or false."""
+        value = self.entries.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise FeatherbackError(f"{self.where} has {name} {shown(value)}; it must be true or false.")
+        return bool(value)
+
+    def names(self, model: Model) -> dict[str, Factor]:
+        """PEFT's name of every tensor that an adapter of this kind can have."""
+        return {
+            f"{PREFIX}{module}.{part.peft}": Factor(place, name)
+            for place, module in places(model)
+            for name, part in _parts(model, place, self.usual).items()
+        }
+
+    def kinds(self, model: Model, there: set[Place]) -> dict[Place, Kind]:
+        """What the file must have; `there`: the projections that it has, where the configuration is no list."""
+        own = {
+            setting: _by_module(
+                model,
+                (
+                    (key, self.kind.peft_setting(self.where, setting, f"{setting} {key}", value))
+                    for key, value in self._entries(entry)
+                ),
+            )
+            for setting, entry in self.kind.peft_patterns.items()
+        }
+        wanted = self._wanted(model, there)
+        return {
+            place: replace(self.usual, **{name: found[module] for name, found in own.items() if module in found})
+            for place, module in places(model)
+            if place in wanted
+        }
+
+    def _wanted(self, model: Model, there: set[Place]) -> set[Place]:
+        targets, excluded = self.entries.get("target_modules"), self.entries.get("exclude_modules")
+        if isinstance(targets, str) or isinstance(excluded, str):
+            return there
+        layers = self.entries.get("layers_to_transform")
+        layers = [layers] if isinstance(layers, int) else layers
+        for name, value, kind in (
+            ("target_modules", targets, str),
+            ("exclude_modules", excluded, str),
+            ("layers_to_transform", layers, int),
+        ):
+            if value is not None and not (isinstance(value, list) and all(type(x) is kind for x in value)):
+                raise FeatherbackError(f"{self.where} has {name} {shown(value)}, which cannot be read.")
+        if targets is None:
+            targets = [target for _, target in there]
+        targeted, left_out, some = frozenset(targets), frozenset(excluded or []), frozenset(layers or [])
+        wanted = set()
+        for place, module in places(model):
+            named, ends = module in targeted, _ends(module)
+            chosen = named or (not targeted.isdisjoint(ends) and (not some or place[0] in some))
+            if chosen and left_out.isdisjoint(ends):
+                wanted.add(place)
+        return wanted
+
+    def _entries(self, name: str) -> Iterator[tuple[str, Any]]:
+        """The entries of rank_pattern or alpha_pattern, each a module's name, or the end of one; "^": all of it."""
+        pattern = self.entries.get(name) or {}
+        if not isinstance(pattern, dict):
+            raise FeatherbackError(f"{self.where} has {name} {shown(pattern)}, which cannot be read.")
+        for key, value in pattern.items():
+            plain = key.replace(r"\.", ".")
+            if not re.fullmatch(r"\^?[\w.-]+", plain):
+                raise FeatherbackError(
+                    f"{self.where} has the regular expression {shown(key)} in {name}; only names of modules are read."
+                )
+            yield plain, value
+
+
+def kind_in(entries: Mapping[str, Any]) -> type[Kind]:
+    """The kind of adapter that a configuration seems to describe; LoRA where it describes none."""
+    return next((KINDS[name] for name in KINDS.names if KINDS[name].in_peft(entries)), KINDS["lora"])
+
+
+def _ends(module: str) -> list[str]:
+    """A module's name, and every end of it that begins behind a dot: what PEFT takes for its name."""
+    parts = module.split(".")
+    return [".".join(parts[first:]) for first in range(len(parts))]
+
+
+def _by_module(model: Model, entries: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Module -> the value of the first entry of rank_pattern or alpha_pattern whose key matches it."""
+    modules: dict[str, list[str]] = {}
+    for _, module in places(model):
+        for key in (f"^{module}", *_ends(module)):
+            modules.setdefault(key, []).append(module)
+    found: dict[str, Any] = {}
+    for key, value in entries:
+        for module in modules.get(key, ()):
+            found.setdefault(module, value)
+    return found
+
+
+def _tensors(adapter: Adapter) -> Iterator[tuple[str, Float32]]:
+    for (place, part), values in factors(adapter):
+        yield PREFIX + adapter.name(*place, part), values
+
+
+def _configuration(adapter: Adapter, base_model: str) -> dict[str, Any]:
+    form = adapter.form
+    unusual = {adapter.module(*place): kind for place, kind in form.exceptions.items()}
+    complete = None not in unusual.values()
+    targets = {
+        "target_modules": list(form.targets) if complete else _modules(adapter),
+        **_excluded(adapter.model.naming.others),
+    }
+    return {
+        "peft_type": form.kind.peft_type,
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        **form.kind.peft_entries(unusual, targets),
+    }
+
+
+def _excluded(others: tuple[str, ...]) -> dict[str, str]:
+    """The entry that keeps PEFT from adapting modules of the same names in the model's other parts."""
+    parts = "|".join(re.escape(name) for name in others)
+    return {"exclude_modules": rf"(.*\.)?({parts}).*"} if parts else {}
+
+
+def _modules(adapter: Adapter) -> list[str]:
+    """The whole names of the modules that are adapted."""
+    return [
+        adapter.module(layer, target)
+        for layer in range(adapter.parameters.layers)
+        for target in adapter.layout.kinds(layer)
+    ]
+
+
+FORMAT = PEFT()

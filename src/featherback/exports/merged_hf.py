@@ -1,0 +1,139 @@
+"""A Hugging Face folder with an adapter merged into it: its files, its shards, its types."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from featherback.core.files import atomic_file, check_room, copy_file, make_folder
+from featherback.core.naming import argument
+from featherback.core.private import check_link
+from featherback.engine.formats.safetensors import INDEX, SINGLE, TYPES, SafetensorsFile
+from featherback.engine.formats.types import TensorType
+from featherback.engine.formats.writer import OutTensor
+from featherback.errors import FeatherbackError
+from featherback.exports.merging import Merge
+from featherback.exports.safetensors_writer import write_tensors
+from featherback.models.converted import ConvertedWeights
+from featherback.models.lora import Adapter
+from featherback.models.streams import copied
+
+_DTYPES = {TensorType.F32: "float32", TensorType.F16: "float16", TensorType.BF16: "bfloat16"}
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+BESIDE = re.compile(
+    rf"(generation_|preprocessor_|processor_|image_processor_|video_preprocessor_)?config\.json|{re.escape(INDEX)}"
+    r"|(tokenizer|special_tokens_map|added_tokens|vocab|chat_template).*\.json|tokenizer\.model.*|vocab\.txt|merges\.txt"
+    r"|.*\.jinja|(LICENSE|NOTICE|README|USE_POLICY)([._-].*)?",
+    re.IGNORECASE,
+)
+"""The names of the files of a Hugging Face folder that are copied with its weights: any other may be private."""
+
+
+class MergedHF:
+    """What is about to be written."""
+
+    def __init__(self, adapter: Adapter, kind: TensorType | None = None) -> None:
+        if kind is not None and kind not in TYPES.values():
+            raise FeatherbackError(
+                f"A Hugging Face folder holds {', '.join(TYPES)}, not {kind.name}; choose one of them as "
+                f"{argument('type')}."
+            )
+        if isinstance(adapter.model.store, ConvertedWeights):
+            raise FeatherbackError(
+                f"The weights of {adapter.model.path} were converted when it was opened, and are not written back; "
+                f"merge into a folder of floats, named as {argument('model')}, or export with "
+                f"{argument('to', 'mlx')} and merge with mlx_lm.fuse."
+            )
+        self.adapter, self._kind = adapter, kind
+        self.merge = Merge(adapter, tuple(TYPES.values()))
+        self.types: Counter[TensorType] = Counter()
+        self.nbytes = 0
+        """Of all tensors, as they are written."""
+
+    def write(self, folder: Path) -> None:
+        """Write the folder's files, each whole or not at all.
+
+        FeatherbackError if the disk has no room for them, or other weights lie in the folder.
+        """
+        model = self.adapter.model
+        parts = sorted({model.store.file_of(name) for name in model.store.tensors})
+        make_folder(folder)
+        _check_no_other_weights(folder, {path.name for path in parts})
+        shards = {path.name: self._shard(path) for path in parts}
+        kinds = {tensor.type for shard in shards.values() for tensor in shard}
+        self.nbytes = sum(tensor.nbytes for shard in shards.values() for tensor in shard)
+        named = self._kind is not None or self.merge.finer
+        write_folder(model.path, folder, shards, kinds if named else set())
+
+    def _shard(self, path: Path) -> list[OutTensor]:
+        """The tensors of one file, in its order."""
+        adapter = self.adapter
+        merged = {
+            adapter.model.naming.tensors[target].format(layer): (layer, target)
+            for layer in range(adapter.parameters.layers)
+            for target in adapter.layout.kinds(layer)
+        }
+        file = SafetensorsFile(path)
+        infos = list(file.tensors.values())
+        file.close()
+        tensors = []
+        for info in infos:
+            if place := merged.get(info.name):
+                kind = self.merge.type_of(place, self._kind)
+                self.types[kind] += 1
+                chunks = partial(self.merge.chunks, place, kind)
+                tensors.append(OutTensor(info.name, kind, info.shape, chunks))
+            else:
+                tensors.append(OutTensor(info.name, info.type, info.shape, partial(self._copied, info.name)))
+        return tensors
+
+    def _copied(self, name: str) -> Iterator[memoryview]:
+        return copied(self.adapter.model.store.data(name))
+
+
+def write_folder(base: Path, folder: Path, shards: Mapping[str, Sequence[OutTensor]], kinds: set[TensorType]) -> None:
+    """Write weights by the names of their files, and the files of a model (BESIDE) that the folder `base` has as well.
+
+    `kinds`: the types to be named in config.json, if they are not as they were. FeatherbackError if the disk has no
+    room, or one of those files is a link out of the folder.
+    """
+    beside = [path for path in sorted(base.iterdir()) if path.is_file() and BESIDE.fullmatch(path.name)]
+    for path in beside:
+        check_link(path)
+    if set(shards) == {SINGLE}:
+        beside = [path for path in beside if path.name != INDEX]  # of shards
+    make_folder(folder)
+    nbytes = sum(tensor.nbytes for shard in shards.values() for tensor in shard)
+    check_room(folder / next(iter(shards)), nbytes + sum(path.stat().st_size for path in beside))
+    for name, tensors in shards.items():
+        write_tensors(folder / name, tensors, {"format": "pt"})
+    for path in beside:
+        copy_file(path, folder / path.name)
+    if kinds:
+        _name_type(folder / "config.json", kinds)
+
+
+def _name_type(path: Path, kinds: set[TensorType]) -> None:
+    """Let a config.json name the type that holds every weight, since transformers loads them as the one it names."""
+    kind = next(iter(kinds)) if len(kinds) == 1 else TensorType.F32
+    values = json.loads(path.read_bytes())
+    for each in (values, values.get("text_config")):
+        for key in ("torch_dtype", "dtype"):
+            if isinstance(each, dict) and key in each:
+                each[key] = _DTYPES[kind]
+    with atomic_file(path) as file:
+        file.write((json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def _check_no_other_weights(folder: Path, names: set[str]) -> None:
+    """FeatherbackError if weights lie in the folder that will not be replaced: a reader might take those."""
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in WEIGHTS and path.name not in names)
+    if others:
+        raise FeatherbackError(
+            f"{folder} holds other weights ({', '.join(others[:3])}), which could be taken for the merged model's; "
+            f"choose another {argument('out')}."
+        )

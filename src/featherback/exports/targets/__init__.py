@@ -1,0 +1,14 @@
+"""Where an adapter can be taken: each module here is one place, held as `TARGET`. Adding a place is adding a file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from featherback.core.registry import Registry
+
+if TYPE_CHECKING:
+    from featherback.exports.targets.base import Target
+
+TARGETS: Registry[Target] = Registry(
+    __name__, "TARGET", "export target", shared=("base", "base_of", "chat_parts", "report", "whole", "words")
+)

@@ -1,0 +1,152 @@
+"""A chat template as the pieces of text between the messages, found by rendering conversations with it.
+
+Ollama's templates are another language than the models' own. Most templates, though, do no more than put the same text
+before and after every message of a role; then the pieces say all, and a template in any language can be made of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from featherback.data.templates.chat import ChatTemplate
+from featherback.data.tokenizers.tokenizer import Tokenizer
+from featherback.errors import FeatherbackError
+
+Messages = Sequence[Mapping[str, str]]
+
+S, A, B, C = "Qxsystem", "Qxfirst", "Qxanswer", "Qxsecond"
+"""Contents that no template writes."""
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+SYSTEM, FIRST = _message("system", S), _message("user", A)
+ANSWER, SECOND = _message("assistant", B), _message("user", C)
+
+
+@dataclass(frozen=True)
+class ChatParts:
+    """What stands around messages. `system` None: the template has no place for a system message."""
+
+    start: str  # of a conversation without a system message
+    user: tuple[str, str]  # before and after
+    assistant: tuple[str, str]
+    answer: str  # what asks for an answer
+    system: tuple[str, str] | None  # before it, and from it to the first user's words
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All the pieces."""
+        return (self.start, *self.user, *self.assistant, self.answer, *(self.system or ()))
+
+    def render(self, messages: Messages) -> str:
+        """A conversation, up to where the assistant is to answer."""
+        text, rest = self.start, messages
+        if messages[0]["role"] == "system":
+            assert self.system is not None
+            first, *rest = messages[1:]
+            text = self.system[0] + messages[0]["content"] + self.system[1] + first["content"] + self.user[1]
+        for message in rest:
+            before, after = self.user if message["role"] == "user" else self.assistant
+            text += before + message["content"] + after
+        return text + self.answer
+
+    def go_template(self) -> str:
+        """The same as one of Ollama's templates, in Go's language. Nothing trims, as text may end in line breaks."""
+        user = f"{_go(self.user[0])}{{{{ .Content }}}}{_go(self.user[1])}"
+        start = _go(self.start)
+        if self.system is not None:
+            before, glue = map(_go, self.system)
+            # The system message is the first of .Messages, so the first user's words are the second.
+            with_system = f"{before}{{{{ $.System }}}}{glue}{{{{ .Content }}}}{_go(self.user[1])}"
+            user = f"{{{{ if and $.System (eq $i 1) }}}}{with_system}{{{{ else }}}}{user}{{{{ end }}}}"
+            start = f"{{{{ if not .System }}}}{start}{{{{ end }}}}" if start else ""
+        before, after = map(_go, self.assistant)
+        return (
+            f"{start}{{{{ range $i, $_ := .Messages }}}}"
+            "{{ $last := eq (len (slice $.Messages $i)) 1 }}"
+            f'{{{{ if eq .Role "user" }}}}{user}'
+            f'{{{{ else if eq .Role "assistant" }}}}{before}{{{{ .Content }}}}'
+            f"{{{{ if not $last }}}}{after}{{{{ end }}}}{{{{ end }}}}"
+            f'{{{{ if and $last (ne .Role "assistant") }}}}{_go(self.answer)}{{{{ end }}}}{{{{ end }}}}'
+        )
+
+
+def chat_parts(tokenizer: Tokenizer) -> ChatParts | None:
+    """The pieces of a tokenizer's chat template, checked against it; None if it does more than put pieces together.
+
+    Without the beginning-of-text token, if the model is used with one: whoever tokenises puts it there.
+    """
+    if tokenizer.chat_template is None:
+        return None
+    template = ChatTemplate(tokenizer)
+    try:
+        parts = _found(template)
+    except (FeatherbackError, ValueError):
+        return None
+    for messages in (
+        [FIRST],
+        [FIRST, ANSWER, SECOND],
+        *([[SYSTEM, FIRST], [SYSTEM, FIRST, ANSWER, SECOND]] if parts.system else []),
+    ):
+        if parts.render(messages) != template.render(messages, add_generation_prompt=True):
+            return None
+    bos = tokenizer.special_names.get("bos_token", "") if tokenizer.add_bos else ""
+    system = None if parts.system is None else (parts.system[0].removeprefix(bos), parts.system[1])
+    parts = replace(parts, start=parts.start.removeprefix(bos), system=system)
+    # Where every turn begins with it, whoever tokenises would put a second one before the first.
+    return None if bos and any(bos in text for text in parts.texts) else parts
+
+
+def _found(template: ChatTemplate) -> ChatParts:
+    """The pieces; ValueError or FeatherbackError if they are not where they are looked for."""
+    head, after_user = template.render([FIRST]).split(A)
+    _, asked = template.render([FIRST], add_generation_prompt=True).split(A)
+    _, after_answer = template.render([FIRST, ANSWER]).split(B)
+    # Of an answer that others follow: Qwen 3 writes more before the last.
+    _, rest = template.render([FIRST, ANSWER, SECOND]).split(A)
+    turn, rest = rest.split(B)
+    between, _ = rest.split(C)
+    if not (asked.startswith(after_user) and turn.startswith(after_user) and between.startswith(after_answer)):
+        raise ValueError("a message changes what stands around another")
+    before_user = between[len(after_answer) :]
+    if not head.endswith(before_user):
+        raise ValueError("the first message begins otherwise")
+    return ChatParts(
+        head.removesuffix(before_user),
+        (before_user, after_user),
+        (turn[len(after_user) :], after_answer),
+        asked[len(after_user) :],
+        _system(template),
+    )
+
+
+def _system(template: ChatTemplate) -> tuple[str, str] | None:
+    try:
+        before, rest = template.render([SYSTEM, FIRST]).split(S)
+        glue, _ = rest.split(A)
+    except (FeatherbackError, ValueError):
+        return None
+    return before, glue
+
+
+_SPECIAL = re.compile(r"\{(?=\{|$)|[^ !#-z|}~\n\t]")
+"""A brace that could begin an action with what follows it; what may be a quote, three of which would end the
+Modelfile's text, or a character that cannot be seen, which Ollama drops."""
+
+
+def _go(text: str) -> str:
+    """Text within a Go template that stands in a Modelfile."""
+    return _SPECIAL.sub(lambda found: _constant(found[0]), text)
+
+
+def _constant(char: str) -> str:
+    if char == "{":
+        return '{{ "{" }}'
+    if char.isprintable() and char != '"':
+        return char
+    return f'{{{{ "\\U{ord(char):08x}" }}}}'

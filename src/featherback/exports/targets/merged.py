@@ -1,0 +1,67 @@
+"""The model with the adapter in its weights: a GGUF file, or a Hugging Face folder if that is what the base is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from featherback.core.files import atomic_folder
+from featherback.core.naming import argument
+from featherback.engine.formats.types import TensorType
+from featherback.errors import FeatherbackError
+from featherback.exports.merged_gguf import MergedGGUF
+from featherback.exports.merged_hf import MergedHF
+from featherback.exports.targets.base import QUANTIZABLE, Exported, Request, Target, WholeRequest, check_not_base
+from featherback.exports.targets.report import merge_facts, merge_notes
+from featherback.exports.targets.whole import suffix, write_model
+from featherback.exports.targets.words import try_out
+from featherback.models.lora import Adapter
+
+
+class Merged(Target):
+    help = "the model with the adapter in its weights: GGUF, or a Hugging Face folder if the base is one"
+    types = whole_types = QUANTIZABLE
+
+    def name(self, request: Request, stem: str) -> str:
+        return f"{stem}-merged" + (".gguf" if request.adapter.model.source == "gguf" else "")
+
+    def write(self, request: Request) -> Exported:
+        out = request.out
+        merged: MergedGGUF | MergedHF
+        if request.adapter.model.source == "gguf":
+            merged = write_merged_gguf(request.adapter, out, request.kind)
+        else:
+            merged = self._folder(request)
+        return Exported(out, try_out(out), merge_notes(merged), merge_facts(merged))
+
+    def whole_name(self, request: WholeRequest, stem: str) -> str:
+        return f"{stem}{suffix(request) or '-merged'}" + (".gguf" if request.model.source == "gguf" else "")
+
+    def write_whole(self, request: WholeRequest) -> Exported:
+        if request.model.source == "gguf":
+            notes, facts = write_model(request, request.out)
+        else:
+            with atomic_folder(request.out) as folder:
+                notes, facts = write_model(request, folder)
+        return Exported(request.out, try_out(request.out), notes, facts)
+
+    def _folder(self, request: Request) -> MergedHF:
+        if request.out.suffix == ".gguf":
+            raise FeatherbackError(
+                f"{request.adapter.model.path} is a Hugging Face folder, and is merged into one; name a folder as "
+                f"{argument('out')}, and make a GGUF of it with llama.cpp's convert_hf_to_gguf.py."
+            )
+        merged = MergedHF(request.adapter, request.kind)
+        with atomic_folder(request.out) as folder:
+            merged.write(folder)
+        return merged
+
+
+def write_merged_gguf(adapter: Adapter, out: Path, kind: TensorType | None) -> MergedGGUF:
+    """Merge into a GGUF file; FeatherbackError if `out` is the base itself."""
+    check_not_base(out, adapter.model)
+    merged = MergedGGUF(adapter, kind)
+    merged.write(out)
+    return merged
+
+
+TARGET = Merged()

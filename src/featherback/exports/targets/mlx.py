@@ -1,0 +1,41 @@
+"""An adapter directory of mlx-lm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from featherback.core.files import atomic_folder
+from featherback.core.terminal import quoted
+from featherback.exports.base_model import base_model_name
+from featherback.exports.formats.mlx import FORMAT
+from featherback.exports.targets.base import Exported, Request, Target, check_adapter_room
+from featherback.exports.targets.words import try_adapter
+
+
+class MLX(Target):
+    help = "an adapter directory of mlx-lm"
+    format = FORMAT
+
+    def name(self, request: Request, stem: str) -> str:
+        return f"{stem}-mlx"
+
+    def write(self, request: Request) -> Exported:
+        model, out = request.adapter.model, request.out
+        base = request.base_model or base_model_name(model)
+        check_adapter_room(request)
+        with atomic_folder(out) as folder:
+            FORMAT.save(request.adapter, folder, base)
+        if base == str(model.path.absolute()) and model.source == "gguf":
+            note = (
+                f"mlx-lm opens Hugging Face folders and names on the Hub, not {model.path.name}: give it the model "
+                f"that the file was made of, {_command('OWNER/NAME', out)}"
+            )
+            return Exported(out, try_adapter(model, out), [note])
+        return Exported(out, _command(base, out))
+
+
+def _command(base: str, out: Path) -> str:
+    return quoted("mlx_lm.generate", "--model", base, "--adapter-path", out, "--prompt", "Hello")
+
+
+TARGET = MLX()

@@ -1,0 +1,159 @@
+"""A folder for `ollama create`: a Modelfile, and the adapter or the merged model beside it.
+
+Ollama runs some architectures in llama.cpp, which applies adapters, and others in an engine of its own, which refuses
+them ("loras are not yet implemented"); these need a merged model.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from featherback.core.files import atomic_folder, write_bytes
+from featherback.core.naming import argument
+from featherback.core.terminal import quoted
+from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.data.tokenizers.tokenizer import Tokenizer
+from featherback.errors import FeatherbackError
+from featherback.exports.formats.gguf import FORMAT
+from featherback.exports.targets.base import (
+    QUANTIZABLE,
+    Exported,
+    Request,
+    Target,
+    WholeRequest,
+    check_adapter_room,
+    check_not_base,
+)
+from featherback.exports.targets.chat_parts import ChatParts, chat_parts
+from featherback.exports.targets.merged import write_merged_gguf
+from featherback.exports.targets.report import merge_facts, merge_notes
+from featherback.exports.targets.whole import suffix, write_model
+from featherback.exports.targets.words import first_part
+from featherback.models.model import Model
+
+OWN_ENGINE = ("gemma3", "gemma3n", "gemma4", "llama4", "mistral3", "olmo3", "qwen3", "qwen3moe")
+"""Architectures that Ollama's own engine runs: `OllamaEngineRequired` in its fs/ggml/ggml.go."""
+MODELFILE, ADAPTER, MODEL = "Modelfile", "adapter.gguf", "model.gguf"
+CONTEXT = 4096
+"""Most tokens of context that are asked for; a user may ask for more."""
+
+
+class Ollama(Target):
+    help = "a Modelfile with the adapter, or with the merged model where Ollama applies no adapters"
+    types = whole_types = QUANTIZABLE
+
+    def name(self, request: Request, stem: str) -> str:
+        return f"{stem}-ollama"
+
+    def write(self, request: Request) -> Exported:
+        model, notes, facts = request.adapter.model, [], {}
+        if model.source != "gguf":
+            raise _no_gguf(model, f"export it with {argument('to', 'merged')}, and make a GGUF of it")
+        architecture = model.family.architecture
+        own, kind = architecture in OWN_ENGINE, request.adapter.form.kind
+        applied = "gguf" in kind.formats
+        with atomic_folder(request.out) as folder:
+            if own or request.kind is not None or not applied:
+                merged = write_merged_gguf(request.adapter, folder / MODEL, request.kind)
+                source = [f"FROM ./{MODEL}"]
+                why = (
+                    "applies no adapters"
+                    if own
+                    else f"would also take the adapter: leave {argument('type')} out for it"
+                )
+                notes = [f"merged, as {argument('type')} asks: Ollama's engine for {architecture} {why}"]
+                if own and request.kind is None:
+                    notes = [f"merged: Ollama's engine for {architecture} {why}"]
+                elif not applied:
+                    notes = [f"merged: Ollama applies no {kind.title}"]
+                notes += merge_notes(merged)
+                facts = merge_facts(merged)
+            else:
+                check_not_base(folder / ADAPTER, model)
+                check_adapter_room(request)
+                FORMAT.save(request.adapter, folder / ADAPTER, request.base_model)
+                source = [f"FROM {_path(first_part(model))}", f"ADAPTER ./{ADAPTER}"]
+                notes = [
+                    f"Ollama applies adapters to {architecture}; with {argument('type')} it gets a merged model "
+                    f"instead, which does not need the base's file"
+                ]
+            notes += _write_modelfile(folder, source, model)
+        return Exported(request.out, create_command(request.out), notes, facts)
+
+    def whole_name(self, request: WholeRequest, stem: str) -> str:
+        return f"{stem}{suffix(request)}-ollama"
+
+    def write_whole(self, request: WholeRequest) -> Exported:
+        model, out = request.model, request.out
+        facts: dict[str, Any] = {}
+        if model.source != "gguf":
+            raise _no_gguf(model, f"make a GGUF of {model.path}")
+        with atomic_folder(out) as folder:
+            if request.kind is None:
+                source = [f"FROM {_path(model.path)}"]
+                notes = [
+                    f"the Modelfile names the trained model where it lies; with {argument('type')} the folder holds it"
+                ]
+            else:
+                source = [f"FROM ./{MODEL}"]
+                notes, facts = write_model(request, folder / MODEL)
+            notes += _write_modelfile(folder, source, model)
+        return Exported(out, create_command(out), notes, facts)
+
+
+def _no_gguf(model: Model, remedy: str) -> FeatherbackError:
+    return FeatherbackError(
+        f"{model.path} is a Hugging Face folder; Ollama's Modelfile needs a GGUF base: {remedy} with llama.cpp's "
+        f"convert_hf_to_gguf.py."
+    )
+
+
+def _write_modelfile(folder: Path, source: list[str], model: Model) -> list[str]:
+    """Write the Modelfile that begins with `source`, and what should be said of it."""
+    tokenizer = load_tokenizer(model.path)
+    parts = chat_parts(tokenizer)
+    lines = [*source, *_template(parts), *_parameters(parts, tokenizer)]
+    lines.append(f"PARAMETER num_ctx {min(CONTEXT, model.config.max_position_embeddings)}")
+    write_bytes(folder / MODELFILE, ("\n".join(lines) + "\n").encode())
+    if parts is None:
+        return [
+            "no TEMPLATE was written: the model has no chat template, or one that pieces of text do not make up; "
+            "Ollama takes the one that it knows for the model, or none"
+        ]
+    if parts.system is None:
+        return ["the model's chat template has no place for a system message: Ollama leaves it out"]
+    return []
+
+
+def create_command(out: Path) -> str:
+    """The command line by which Ollama takes a folder, and talks with what is in it."""
+    name = re.sub(r"[^a-z0-9._-]", "-", out.name.removesuffix("-ollama").lower()).strip("-._") or "model"
+    create = quoted("ollama", "create", name, "-f", out / MODELFILE)
+    return f"{create} && {quoted('ollama', 'run', name)}"
+
+
+def _path(path: Path) -> str:
+    """A path as a Modelfile takes it; FeatherbackError for one that it cannot name."""
+    text = str(path.absolute())
+    if not text.isprintable() or '"' in text or text.endswith(" "):
+        raise FeatherbackError(f"A Modelfile cannot name {text!r}; give the base a plain name.")
+    return text
+
+
+def _template(parts: ChatParts | None) -> list[str]:
+    return [] if parts is None else [f'TEMPLATE """{parts.go_template()}"""']
+
+
+def _parameters(parts: ChatParts | None, tokenizer: Tokenizer) -> list[str]:
+    """The texts at which an answer ends: tokens that end one, and those that begin a user's turn."""
+    stops = [tokenizer.name(token) for token in sorted(tokenizer.end_ids)]
+    if parts is not None:
+        around = parts.assistant[1] + parts.user[0]
+        stops += [tokenizer.name(token) for token, _, _ in tokenizer.control_tokens(around)]
+    found = [stop for stop in dict.fromkeys(stops) if stop and stop.isprintable() and '"' not in stop]
+    return [f'PARAMETER stop "{stop}"' for stop in found]
+
+
+TARGET = Ollama()

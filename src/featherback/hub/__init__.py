@@ -1,1 +1,0 @@
-"""Get models into the cache: `featherback.hub.fetch.fetch`."""

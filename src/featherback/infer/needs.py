@@ -1,0 +1,96 @@
+"""What a decoder takes, known before it takes it: its passes run on a device that only counts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from featherback.engine import kernels
+from featherback.engine.backend.counting import Blank, Counting, Ledger
+from featherback.engine.budget import Budget
+from featherback.infer.layout import Layout, layouts
+from featherback.infer.passes import FEW, FileCache, Passes, RAMCache
+from featherback.methods.memory.dry_run import BlankAdapter, BlankWeights, NoStore
+from featherback.methods.memory.plan import Weights
+from featherback.methods.memory.planner import STACK
+from featherback.methods.memory.stored import StoredSizes
+from featherback.models.lora import Adapter
+from featherback.models.model import Model
+from featherback.nn.span import Span
+
+FLOAT = np.dtype(np.float32)
+CODE = 1_000_000
+"""Bytes for the code of decoding and what the allocator keeps beside what is counted."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that a decoder comes to hold at most."""
+
+    scratch: int
+    """Of the scratch arena."""
+    held: int
+    """Of what stays of a resident model's layers beside the file: the adapter's factors."""
+    beside: int
+    """Of streamed weights, converted norms, what the adapter prepares, the threads' own buffers and the logits."""
+    cache: int
+    """Of the cache, once it is full, if it is in memory."""
+    weights: int
+    """Of the model's file, mapped."""
+
+    @property
+    def total(self) -> int:
+        """Of all."""
+        return self.scratch + self.held + self.beside + self.cache + self.weights
+
+
+def needs(model: Model, adapter: Adapter | None, capacity: int, compute: str, layout: Layout, logits: int = 1) -> Needs:
+    """What a decoder of `capacity` tokens takes, `logits` rows of them at a time."""
+    sizes = StoredSizes.of(model)
+    backend, scratch, held = Counting(compute), Ledger(), Ledger()
+    blank = None if adapter is None else BlankAdapter(adapter.layout, draws=False)
+    cache = (
+        RAMCache(model.blocks, capacity, lambda shape: Blank(shape, FLOAT))
+        if layout.cache == "ram"
+        else FileCache(model.blocks, capacity, lambda *_: NoStore())
+    )
+    cached = sum(math.prod(about.shape(capacity)) for block in model.blocks for about in block.remembered)
+    weights: Any = BlankWeights(sizes, range(len(model.blocks)), backend)
+    size = 0 if adapter is None else adapter.layout.prepared.size
+    prepared = [Blank((size,), FLOAT)] * len(model.blocks) if size else []
+    passes = Passes(model, blank, compute, layout, backend, scratch, held, weights, cache, prepared)
+    for count in {min(capacity, FEW), min(capacity, layout.chunk)}:
+        span = Span.following(capacity - count, count, capacity)
+        out: Any = Blank((count, model.config.vocab_size), FLOAT)
+        passes.run(np.zeros(count, np.int32), span, True, out)
+    tile = layout.vocab_tile or model.head.weight.rows
+    threads = kernels.threads() * (backend.ops.work.thread_scratch + STACK)
+    beside = sizes.held_beside(layout.weights, tile) + threads
+    beside += sum(each.nbytes for each in prepared) + logits * model.config.vocab_size * FLOAT.itemsize
+    return Needs(
+        scratch=scratch.high_water,
+        held=held.high_water,
+        beside=beside,
+        cache=FLOAT.itemsize * cached if layout.cache == "ram" else 0,
+        weights=sizes.resident(layout.weights, tile, backend.ops.most_mapped),
+    )
+
+
+def fitting(
+    model: Model, adapter: Adapter | None, capacity: int, compute: str, budget: Budget, weights: Weights | None = None
+) -> Layout:
+    """The fastest layout of a decoder that fits in the budget; BudgetError if even the smallest does not.
+
+    `weights`: those that a run reads in this way. Streamed, they do not fit in the machine's page cache.
+    """
+    capacity = min(capacity, model.config.max_position_embeddings)
+    room = budget.room
+    for layout in layouts("streamed" if weights == "streamed" else None):
+        needed = needs(model, adapter, capacity, compute, layout).total + CODE
+        if room is None or needed <= room:
+            return layout
+    budget.ask(needed, "The smallest decoder")
+    return layout

@@ -1,0 +1,177 @@
+"""Tokens on their way through a model's blocks and head, without a backward pass: on the CPU, or counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import count
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.engine.backend.protocol import Array, Backend, Scratch
+from featherback.infer.layout import Layout
+from featherback.methods.assembly import Adapter, layer_weights
+from featherback.methods.memory.resources import TokenStore, WeightSource
+from featherback.models.model import Model
+from featherback.nn.block import Block
+from featherback.nn.branch import Remembered
+from featherback.nn.context import Context
+from featherback.nn.linear import BlockWeights
+from featherback.nn.span import Span
+
+FEW = 8
+"""Tokens that may take the MLP's whole width at a time."""
+
+
+class Cache(Protocol):
+    """What the branches of each layer remember of all tokens so far: keys and values, recurrent states."""
+
+    def layer(self, ctx: Context, index: int, span: Span) -> AbstractContextManager[Sequence[Any]]:
+        """The carry of each branch of a layer, as the tokens before the span left it; inside, the span's join it."""
+
+    def close(self) -> None:
+        """Give the space back."""
+
+
+class RAMCache:
+    """All of it in memory. `empty`: an array of this shape."""
+
+    def __init__(self, blocks: Sequence[Block], capacity: int, empty: Callable[[tuple[int, int]], Array]) -> None:
+        self._layers = [
+            [
+                branch.resumed({name: empty(about.shape(capacity)) for name, about in branch.remembered.items()})
+                for branch in block.branches
+            ]
+            for block in blocks
+        ]
+
+    def layer(self, ctx: Context, index: int, span: Span) -> AbstractContextManager[Sequence[Any]]:
+        return nullcontext(self._layers[index])
+
+    def close(self) -> None:
+        self._layers.clear()
+
+
+class Place(NamedTuple):
+    """Where an array of a layer waits while others are in use."""
+
+    name: str
+    about: Remembered
+    store: TokenStore
+    slot: int
+
+
+class FileCache:
+    """In memory only that of the layer in use. `store`: makes one of so many slots of so many rows and columns."""
+
+    def __init__(self, blocks: Sequence[Block], capacity: int, store: Callable[[int, int, int], TokenStore]) -> None:
+        branches = [branch for block in blocks for branch in block.branches]
+        shapes = Counter(about.shape(capacity) for branch in branches for about in branch.remembered.values())
+        self._stores = {shape: store(times, *shape) for shape, times in shapes.items()}
+        slots = {shape: count() for shape in shapes}
+
+        def place(name: str, about: Remembered) -> Place:
+            shape = about.shape(capacity)
+            return Place(name, about, self._stores[shape], next(slots[shape]))
+
+        self._layers = [
+            [(branch, [place(*item) for item in branch.remembered.items()]) for branch in block.branches]
+            for block in blocks
+        ]
+
+    @contextmanager
+    def layer(self, ctx: Context, index: int, span: Span) -> Iterator[Sequence[Any]]:
+        past = span.start
+        with ctx.frame():
+            carry, waiting = [], list[tuple[Place, Array]]()
+            for branch, places in self._layers[index]:
+                arrays = {place.name: ctx.floats(place.name, *place.about.shape(span.stop)) for place in places}
+                waiting += zip(places, arrays.values())
+                carry.append(branch.resumed(arrays))
+            if past:
+                for (_, about, store, slot), array in waiting:
+                    store.load(slot, array if about.rows else array[:past], 0)
+            yield carry
+            for (_, about, store, slot), array in waiting:
+                first, changed = (0, array) if about.rows else (past, array[span.own])
+                store.save(slot, changed, first, changed)
+
+    def close(self) -> None:
+        for store in self._stores.values():
+            store.close()
+
+
+class Passes:
+    """What a decoder computes with: a device and its memory, the weights, the cache."""
+
+    def __init__(
+        self,
+        model: Model,
+        adapter: Adapter | None,
+        compute: str,
+        layout: Layout,
+        backend: Backend,
+        scratch: Scratch,
+        held: Scratch,
+        weights: WeightSource,
+        cache: Cache,
+        prepared: Sequence[Array],
+    ) -> None:
+        """`held`: memory for what stays of a resident model's layers. `prepared`: room for what the adapter
+        prepares of each layer, or none."""
+        self._model, self._adapter, self._compute, self._layout = model, adapter, compute, layout
+        self._backend, self._scratch, self._weights, self._cache = backend, scratch, weights, cache
+        self._prepared = prepared
+        self._open = ExitStack()
+        self._layers: list[BlockWeights] = []
+        for index in range(len(prepared)):
+            ctx = Context(backend, scratch, compute, Span.following(0, 1, 1), release=weights.release)
+            with self._assembled(ctx, index, ready=False):
+                pass
+        if layout.is_resident:
+            ctx = Context(backend, held, compute, Span.following(0, 1, 1))
+            self._layers = [self._open.enter_context(self._assembled(ctx, index)) for index in range(len(model.blocks))]
+
+    def run(self, ids: NDArray[np.int32], span: Span, every: bool, logits: Array) -> None:
+        """The tokens of `span` (T,) pass; `logits` (1, V) become those of the last one, or (T, V) of `every` one."""
+        model = self._model
+        tile = None if span.tokens <= FEW else self._layout.mlp_tile
+        context = Context(
+            self._backend,
+            self._scratch,
+            self._compute,
+            span,
+            mlp_tile=tile or model.config.intermediate_size,
+            vocab_tile=self._layout.vocab_tile or model.head.weight.rows,
+            decoding=True,
+            release=self._weights.release,
+        )
+        with context.at(span, model.rotaries) as ctx:
+            x = ctx.floats("residual stream", span.tokens, model.config.hidden_size)
+            self._weights.gather(model.embed_tokens, ids, x)
+            if model.embedding_scale != 1:
+                ctx.ops.scale(x, model.embedding_scale)
+            for index, block in enumerate(model.blocks):
+                with self._layer(ctx, index) as w, self._cache.layer(ctx, index, span) as carry:
+                    block.forward(ctx, x, w, carry)
+            model.head.logits(ctx, x if every else x[-1:], self._weights, logits)
+
+    def close(self) -> None:
+        """Give back what is held of the weights and the cache, and close their files."""
+        self._layers.clear()
+        self._open.close()
+        self._weights.close()
+        self._cache.close()
+
+    def _layer(self, ctx: Context, index: int) -> AbstractContextManager[BlockWeights]:
+        return nullcontext(self._layers[index]) if self._layers else self._assembled(ctx, index)
+
+    def _assembled(self, ctx: Context, index: int, *, ready: bool = True) -> AbstractContextManager[BlockWeights]:
+        prepared = self._prepared[index] if self._prepared else None
+        fixed = None if self._adapter is None else self._adapter.measured
+        return layer_weights(
+            ctx, self._weights, index, index + 1, self._adapter, prepared=prepared, fixed=fixed, ready=ready
+        )

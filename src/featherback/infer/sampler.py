@@ -1,0 +1,59 @@
+"""The choice of the next token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.core.naming import argument_is
+from featherback.errors import FeatherbackError
+
+
+@dataclass
+class Sampler:
+    """Greedy at temperature 0; else a draw from softmax(logits / temperature) over the tokens that are left.
+
+    `top_k` leaves the k likeliest (0 = all); `top_p` then the fewest whose probabilities reach `top_p` (1 = all).
+    The same seed draws the same tokens.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise FeatherbackError(f"{argument_is('temperature', self.temperature)}; it must be at least 0.")
+        if not 0 < self.top_p <= 1:
+            raise FeatherbackError(f"{argument_is('top_p', self.top_p)}; it must be above 0 and at most 1.")
+        if self.top_k < 0:
+            raise FeatherbackError(f"{argument_is('top_k', self.top_k)}; it must be at least 0 (0 = off).")
+        if self.seed < 0:
+            raise FeatherbackError(f"{argument_is('seed', self.seed)}; it must be at least 0.")
+
+    @cached_property
+    def _random(self) -> np.random.Generator:
+        """Only what draws loads NumPy's generators, which take 8 MB."""
+        return np.random.default_rng(self.seed)
+
+    def __call__(self, logits: NDArray[np.float32]) -> int:
+        """The next token, from logits (vocab,)."""
+        if self.temperature == 0:
+            return int(np.argmax(logits))
+        order = np.argsort(-logits, kind="stable")
+        if self.top_k:
+            order = order[: self.top_k]
+        chances = softmax(logits[order] / np.float64(self.temperature))
+        kept = int(np.searchsorted(np.cumsum(chances), self.top_p)) + 1  # the one that reaches top_p is in
+        chances = chances[:kept] / chances[:kept].sum()
+        return int(order[self._random.choice(chances.size, p=chances)])
+
+
+def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Probabilities (n,) of logits (n,)."""
+    e = np.exp(logits - logits.max())
+    return np.asarray(e / e.sum())

@@ -1,0 +1,141 @@
+"""A model's weights in training, and what their optimiser remembers, in files: some rows at a time are in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.core import private
+from featherback.core.files import atomic_file, open_regular
+from featherback.engine.formats.types import TensorType
+from featherback.engine.host.positioned import read_exactly, write_exactly
+from featherback.errors import FeatherbackError
+from featherback.methods.whole.places import Place
+from featherback.models.model import Model
+from featherback.nn.context import Context
+from featherback.optim.rule import Rule
+
+Float32 = NDArray[np.float32]
+_PURPOSE = crc32(b"rounding")
+
+
+class WeightFiles:
+    """The weights of a model whose files are the run's own: BF16, rounded at random, or F32.
+
+    Rounding is up or down with the probability that keeps the mean (Gupta et al., ICML 2015, section 3): most steps are
+    smaller than the distance of two such numbers, and rounded to the nearest would never be taken. The numbers drawn
+    depend on the seed, the step, the weight and the place in it alone.
+    """
+
+    def __init__(self, model: Model, seed: int, numbers: Mapping[Place, int]) -> None:
+        self._model, self._seed, self._numbers = model, seed, numbers
+        self._files: dict[Path, int] = {}
+        for path in model.files:
+            try:
+                with private.open_to_change(path) as file:
+                    self._files[path] = os.dup(file.fileno())
+            except OSError as error:
+                raise FeatherbackError(f"Cannot write {path}: {error.strerror}.") from error
+
+    def read(self, ctx: Context, place: Place, rows: slice, out: Float32) -> None:
+        """out (n, cols) = rows of a weight."""
+        file, kind, offset = self._find(place, rows, out.shape[1])
+        with self._raw(ctx, kind, out) as raw:
+            with ctx.backend.host(raw, write=True) as values:
+                read_exactly(self._files[file], file, values, offset)
+            if raw is not out:
+                ctx.ops.cast(raw, out)
+
+    def write(self, ctx: Context, place: Place, rows: slice, values: Float32, step: int) -> None:
+        """Store values (n, cols) of the optimiser's step `step`."""
+        file, kind, offset = self._find(place, rows, values.shape[1])
+        with self._raw(ctx, kind, values) as raw:
+            if raw is not values:
+                key = (_PURPOSE, self._seed, step, self._numbers[place])
+                ctx.ops.round_at_random(values, key, rows.start, raw)
+            with ctx.backend.host(raw) as stored:
+                write_exactly(self._files[file], file, stored, offset)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+    def _find(self, place: Place, rows: slice, cols: int) -> tuple[Path, TensorType, int]:
+        """File, type and first byte of rows of a weight."""
+        name, store = self._model.stored_name(place.part, place.layer), self._model.store
+        info = store.tensors[name]
+        element = place.first_row + rows.start * cols  # of a vector, first_row counts elements
+        if len(info.shape) > 1:
+            element = (place.first_row + rows.start) * cols
+        return store.file_of(name), info.type, info.offset + element * info.type.block_bytes
+
+    @contextmanager
+    def _raw(self, ctx: Context, kind: TensorType, values: Float32) -> Iterator[NDArray[Any]]:
+        """Room for values as they are stored: their own, if that is how."""
+        if kind is TensorType.F32:
+            yield values
+            return
+        with ctx.frame():
+            yield ctx.scratch.take("weights, stored", values.shape, np.uint16)
+
+
+class StateFile:
+    """The states of a rule for every weight, flat and one after the other, zero at first."""
+
+    def __init__(self, rule: Rule, weights: Iterable[tuple[Place, tuple[int, int]]], path: Path | None = None) -> None:
+        """`path`: the file that they lie in, made or overwritten; None: in RAM."""
+        self.path, self._places, self.size = path, dict[tuple[Place, str], tuple[int, int]](), 0
+        for place, shape in weights:
+            for name, size in rule.state_sizes(shape, place.role).items():
+                self._places[place, name] = self.size, size
+                self.size += size
+        self._file: int | None = None
+        self._held = np.zeros(self.size if path is None else 0, np.float32)
+        if path is not None:
+            with private.create_anew(path) as file:
+                self._file = os.dup(file.fileno())
+            os.ftruncate(self._file, self.size * 4)
+
+    @contextmanager
+    def part(self, ctx: Context, place: Place, name: str, first: int, count: int | None) -> Iterator[Float32]:
+        """Elements of a state, flat, to be changed in place inside."""
+        start, size = self._places[place, name]
+        count = size - first if count is None else count
+        if self._file is None or self.path is None:
+            with ctx.backend.held(self._held[start + first : start + first + count], changing=True) as values:
+                yield values
+            return
+        with ctx.frame():
+            values = ctx.floats(name, count)
+            with ctx.backend.host(values, write=True) as there:
+                read_exactly(self._file, self.path, there, 4 * (start + first))
+            yield values
+            with ctx.backend.host(values) as there:
+                write_exactly(self._file, self.path, there, 4 * (start + first))
+
+    def load(self, path: Path) -> None:
+        """Take the states out of a file that `keep` made, where they are in RAM."""
+        if self._file is None:
+            with open_regular(path) as file:
+                if self.size:
+                    read_exactly(file.fileno(), path, self._held, 0)
+
+    def keep(self, path: Path) -> None:
+        """Write the states that are in RAM to a file."""
+        with atomic_file(path) as file:
+            file.write(self._held.data)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None

@@ -1,0 +1,85 @@
+"""What Featherback needs to know of a model, in Hugging Face's names."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from featherback.errors import FeatherbackError
+from featherback.models.rope.base import MOST_HEAD_DIM, Scaling
+
+_COUNTS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModelConfig:
+    """Shapes and constants of a decoder; FeatherbackError if they cannot be right."""
+
+    architecture: str  # a key of `families.FAMILIES`
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int  # need not be hidden_size / num_attention_heads
+    vocab_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    attention_bias: bool  # q, k and v have biases; o never
+    rope_interleaved: bool  # rotate neighbours (GGUF llama) instead of halves; see `permute`
+    rope_scaling: Scaling | None = None  # how the frequencies differ from powers of rope_theta
+    rotary_dim: int | None = None  # columns of a head that are rotated, its first; None: all
+    windows: tuple[int, ...] = ()  # most keys a query sees, layer by layer (0: all before it); empty: 0 in all
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            if getattr(self, name) < 1:
+                raise FeatherbackError(f"The model's {name} is {getattr(self, name)}; it must be positive.")
+        self.require_positive("rms_norm_eps", "rope_theta")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise FeatherbackError(
+                f"The model's {self.num_attention_heads} attention heads do not divide into groups of "
+                f"{self.num_key_value_heads} key-value heads."
+            )
+        if self.head_dim > MOST_HEAD_DIM:
+            raise FeatherbackError(f"The model's head_dim is {self.head_dim}; the most is {MOST_HEAD_DIM}.")
+        if self.head_dim % 2:
+            raise FeatherbackError(f"The model's head_dim is {self.head_dim}; rotary embedding needs an even one.")
+        if self.windows and (len(self.windows) != self.num_hidden_layers or min(self.windows) < 0):
+            raise FeatherbackError(
+                f"The model's attention windows are {self.windows}; each of its {self.num_hidden_layers} layers "
+                f"needs one, or 0."
+            )
+        rotated = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        if rotated % 2 or not 0 < rotated <= self.head_dim:
+            raise FeatherbackError(
+                f"The model rotates {rotated} columns of each head; it must be an even number up to {self.head_dim}."
+            )
+
+    def require_positive(self, *names: str) -> None:
+        """FeatherbackError if one of these numbers is not finite and positive."""
+        for name in names:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise FeatherbackError(f"The model's {name} is {value}; it must be finite and positive.")
+
+    @property
+    def q_size(self) -> int:
+        """Rows of the query projection."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Rows of the key projection, and of the value projection."""
+        return self.num_key_value_heads * self.head_dim

@@ -1,0 +1,94 @@
+"""The part of a model's configuration that every family writes alike into GGUF metadata."""
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from featherback.engine.formats.gguf import GGUFFile
+from featherback.engine.formats.writer import Value
+from featherback.errors import FeatherbackError
+from featherback.models import rope
+from featherback.models.architecture.gguf_keys import ROTARY_DIM, SCALING_TYPE, THETA, USUAL_THETA, GGUFKeys
+from featherback.models.architecture.names import GGUF_NAMES
+from featherback.models.rope.base import Plain
+
+WINDOW = "attention.sliding_window"
+WINDOW_PATTERN = "attention.sliding_window_pattern"
+
+
+def common_config(keys: GGUFKeys, window_period: int | None, followed: Collection[str] = ()) -> dict[str, Any]:
+    """Arguments of ModelConfig read alike for every family; FeatherbackError if one is absent or unfit.
+
+    `window_period`: as `layer_windows` has it. `followed`: keys beyond these that the family follows; others must have
+    their neutral values.
+    """
+    file = keys.file
+    width, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    context, layers = keys.integer("context_length"), keys.integer("block_count")
+    head_dim = keys.integer("attention.key_length", 0) or _even_split(file, width, heads)
+    theta = keys.number(THETA, USUAL_THETA)
+    rotated = keys.integer(ROTARY_DIM, head_dim) if ROTARY_DIM in followed else head_dim
+    plain = Plain(rotated, theta, context)
+    scaling = None if SCALING_TYPE in followed else rope.read_gguf(keys, plain)
+    keys.refuse_unsupported(head_dim, (*followed, *(scaling.gguf_followed if scaling else ())))
+    return {
+        "architecture": keys.architecture,
+        "hidden_size": width,
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "vocab_size": keys.tensor(GGUF_NAMES["embed_tokens"], 2).shape[0],
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "rotary_dim": None if rotated == head_dim else rotated,
+        "max_position_embeddings": context,
+        "tie_word_embeddings": GGUF_NAMES["lm_head"] not in file.tensors,
+        "windows": layer_windows(keys, layers, context, window_period),
+    }
+
+
+def layer_windows(keys: GGUFKeys, layers: int, context: int, period: int | None, default: int = 0) -> tuple[int, ...]:
+    """ModelConfig's `windows`. Which layers have the file's window is said by a list of booleans, or by a period.
+
+    `period` holds where the file says neither; None: such a file is refused, unless the window is the whole context.
+    `default`: the window where the file has none.
+    """
+    window = min(keys.integer(WINDOW, default), context)
+    if window <= 0 or layers > len(keys.file.tensors):  # a corrupt count of layers is refused with the tensors
+        return ()
+    local = keys.flags(WINDOW_PATTERN, layers)
+    if local is None:
+        stated = keys.integer(WINDOW_PATTERN, -1 if period is None else period)
+        if stated < 0:
+            if window == context:
+                return ()
+            raise keys.wrong(WINDOW, window, f"only the whole context, or a window with {WINDOW_PATTERN},")
+        local = local_layers(layers, stated)
+    return tuple(window if is_local else 0 for is_local in local)
+
+
+def local_layers(layers: int, period: int) -> list[bool]:
+    """Which layers have a window, if every `period`-th has none (0: all of them have it)."""
+    return [period == 0 or (layer + 1) % period != 0 for layer in range(layers)]
+
+
+def window_keys(windows: tuple[int, ...], period: int | None) -> dict[str, Value]:
+    """The inverse of `layer_windows`."""
+    if not windows:
+        return {}
+    local = [window > 0 for window in windows]
+    stated: dict[str, Value] = {WINDOW: max(windows)}
+    if period is None or local != local_layers(len(windows), period):
+        stated[WINDOW_PATTERN] = np.array(local)
+    return stated
+
+
+def _even_split(file: GGUFFile, width: int, heads: int) -> int:
+    """The head size where the file does not give one."""
+    if heads < 1 or width % heads:
+        raise FeatherbackError(f"{file.path} has {heads} attention heads, which do not divide its width {width}.")
+    return width // heads

@@ -1,0 +1,157 @@
+"""Gemma 3's text model: Gemma 2 with norms of query and key heads, and five local layers for a global one.
+
+Global and local layers rotate by different bases. Three things that `config.json` states a GGUF file may leave to the
+reader, and they are then what llama.cpp takes: every sixth layer is global, the local base is 10,000, and scores are
+multiplied by head_dim^-1/2, in the 27B model by (hidden_size / heads)^-1/2. Caps are rare, and stated.
+
+A Hugging Face folder may also hold a model of images. It is left alone: text goes through none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from featherback.engine.formats.writer import Value
+from featherback.models.architecture import hf_config
+from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.gguf_keys import LOCAL_THETA, SCALING_FACTOR, SCALING_TYPE, GGUFKeys
+from featherback.models.architecture.gguf_metadata import common_config
+from featherback.models.architecture.hf_entries import GLOBAL, LOCAL, HFConfig
+from featherback.models.architecture.names import Naming
+from featherback.models.families.base import by_window
+from featherback.models.families.gemma2 import CAPS, SCALE, Gemma, GemmaBlock, GemmaConfig, hf_scores, with_defaults
+from featherback.nn.block import Block
+from featherback.nn.rope import Rotary
+
+WITH_IMAGES = "gemma3"
+IMAGE_PARTS = ("vision_tower.", "multi_modal_projector.")
+PERIOD = 6  # every sixth layer is global
+LOCAL_BASE = 10_000.0
+
+HF_DEFAULTS: Mapping[str, Any] = {
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "rope_theta": 1_000_000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+    "use_bidirectional_attention": False,
+    "vocab_size": 262_208,
+}
+"""What transformers takes where config.json does not say."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Gemma3Config(GemmaConfig):
+    """`rope_theta` is that of the global layers: those without a window."""
+
+    local_theta: float = LOCAL_BASE
+    rope_divisor: float = 1.0  # of positions, in global layers
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_positive("local_theta", "rope_divisor")
+
+
+class Gemma3(Gemma):
+    architecture = "gemma3"
+    called = "Gemma 3"
+    model_types = ("gemma3_text", WITH_IMAGES)
+    window_period = PERIOD
+    layers_27b = 62
+
+    def read_gguf(self, keys: GGUFKeys) -> Gemma3Config:
+        common = common_config(keys, self.window_period, (SCALING_TYPE, SCALE, LOCAL_THETA, *CAPS))
+        return Gemma3Config(
+            **common,
+            attention_bias=False,
+            rope_interleaved=False,
+            local_theta=keys.number(LOCAL_THETA, LOCAL_BASE),
+            rope_divisor=keys.linear_scaling(),
+            attention_scale=self.scale_in_gguf(keys, common),
+            **self.caps_in_gguf(keys),
+        )
+
+    def read_hf(self, config: HFConfig) -> Gemma3Config:
+        config = with_defaults(_text_part(config), HF_DEFAULTS)
+        everywhere, local = _rope(config)
+        period = config.integer("sliding_window_pattern", PERIOD)
+        return Gemma3Config(
+            **hf_config.common_config(config, "gemma3", ("hidden_act",), {"rope_theta": everywhere.get("rope_theta")}),
+            windows=config.windows(config.integer("sliding_window"), lambda layer: (layer + 1) % max(period, 1) != 0),
+            local_theta=config.number("rope_theta", LOCAL_BASE, local),
+            rope_divisor=_divisor(config, everywhere),
+            **hf_scores(config),
+        )
+
+    def naming(self, config: HFConfig | None) -> Naming:
+        naming = super().naming(config)
+        if config is None or config.entries["model_type"] != WITH_IMAGES:
+            return naming
+        tensors = {part: f"language_model.{name}" for part, name in self.hf_names.items()}
+        modules = {part: name.replace("model.", "model.language_model.", 1) for part, name in self.hf_names.items()}
+        return Naming(tensors, modules, IMAGE_PARTS)
+
+    def blocks(self, config: ModelConfig) -> list[Block]:
+        assert isinstance(config, Gemma3Config)
+        factors = None
+        if config.rope_divisor != 1:
+            factors = np.full(config.head_dim // 2, config.rope_divisor, np.float32)
+        everywhere = Rotary(config.rope_theta, config.head_dim, config.rope_interleaved, factors)
+        local = Rotary(config.local_theta, config.head_dim, config.rope_interleaved)
+        return by_window(
+            config, lambda window: GemmaBlock(config, local if window else everywhere, window, qk_norm="heads")
+        )
+
+    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
+        assert isinstance(config, Gemma3Config)
+        keys = super().gguf_keys(config) | {LOCAL_THETA: config.local_theta}
+        if config.rope_divisor != 1:
+            keys |= {SCALING_TYPE: "linear", SCALING_FACTOR: config.rope_divisor}
+        return keys
+
+
+def _text_part(config: HFConfig) -> HFConfig:
+    """The entries about the text model: all of them, or one, where there is a model of images beside it."""
+    if config.entries["model_type"] != WITH_IMAGES:
+        return config
+    text = config.entries.get("text_config")
+    if not isinstance(text, dict):
+        raise config.unsupported("text_config", text)
+    of_all = {name: config.entries.get(name) for name in ("tie_word_embeddings", "quantization_config")}
+    return HFConfig(config.path, text | of_all)
+
+
+def _rope(config: HFConfig) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The entries about rotary embedding of global and local layers: by kind (transformers 5), or flat (before)."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("rope_parameters", "rope_scaling"):
+        found[name] = config.entries.get(name, {})
+        if not isinstance(found[name], dict):
+            raise config.unsupported(name, found[name])
+    kinds, scaling = found["rope_parameters"], found["rope_scaling"]
+    if not kinds.keys() <= {GLOBAL, LOCAL}:
+        raise config.unsupported("rope_parameters", kinds)
+    everywhere = {"rope_theta": config.entries["rope_theta"], **(kinds.get(GLOBAL) or {}), **scaling}
+    local = {"rope_theta": config.entries.get("rope_local_base_freq"), **(kinds.get(LOCAL) or {})}
+    if local.get("rope_type", "default") != "default":
+        raise config.unsupported("rope_type of local layers", local["rope_type"])
+    return everywhere, local
+
+
+def _divisor(config: HFConfig, rope: Mapping[str, Any]) -> float:
+    """Of positions, by the entries about rotary embedding."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "linear"):
+        raise config.unsupported("rope_type", kind)
+    return 1.0 if kind == "default" else config.number("factor", 0, rope)
+
+
+FAMILY = Gemma3()

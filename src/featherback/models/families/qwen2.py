@@ -1,0 +1,32 @@
+"""Qwen 2 and 2.5: like llama, with biases on q, k and v, and rotary halves in their original order."""
+
+from __future__ import annotations
+
+from featherback.models.architecture import hf_config
+from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.gguf_keys import GGUFKeys
+from featherback.models.architecture.gguf_metadata import common_config
+from featherback.models.architecture.hf_entries import HFConfig
+from featherback.models.families.base import Family, by_window, rotary, silu_block
+from featherback.nn.block import Block
+
+
+class Qwen2(Family):
+    architecture = "qwen2"
+    called = "Qwen 2, Qwen 2.5"
+    model_types = ("qwen2",)
+
+    def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
+        common = common_config(keys, self.window_period)
+        return ModelConfig(**common, attention_bias=True, rope_interleaved=False)
+
+    def read_hf(self, config: HFConfig) -> ModelConfig:
+        common = hf_config.common_config(config, "qwen2")
+        return ModelConfig(**common, attention_bias=True, windows=hf_config.late_windows(config))
+
+    def blocks(self, config: ModelConfig) -> list[Block]:
+        turn = rotary(config)
+        return by_window(config, lambda window: silu_block(config, turn, window))
+
+
+FAMILY = Qwen2()

@@ -1,0 +1,1 @@
+"""Get models into the cache: `featherback.models.hub.fetch.fetch`."""

@@ -1,0 +1,23 @@
+"""Kinds of adapters: each module here is one, and holds it as `KIND`. Adding a kind is adding a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from featherback.core.registry import Registry
+from featherback.nn.adapters.base import Kind
+
+KINDS: Registry[type[Kind]] = Registry(__name__, "KIND", "adapter", shared=("base", "dropout"))
+
+
+def kind_of(options: Mapping[str, Any]) -> type[Kind]:
+    """The kind that a user's options choose; DoRA is chosen by a switch of its own."""
+    return KINDS["dora" if options.get("dora") else options.get("adapter", "lora")]
+
+
+def made(options: Mapping[str, Any]) -> Kind:
+    """That kind with those of the options that are its settings; FeatherbackError for a value that it cannot have."""
+    kind = kind_of(options)
+    return kind(**{entry.name: options[entry.name] for entry in fields(kind) if entry.name in options})

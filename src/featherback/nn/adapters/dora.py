@@ -1,0 +1,134 @@
+"""DoRA (Liu et al., 2024): y = c (x W^T + h B^T) + bias with c = m / n and n_i = ||W_i + s B_i A||, around LoRA.
+
+m is trained; to the gradient n is a constant, as in PEFT. So c dy takes the place of dy, and dm = sum of dy (y - bias)
+/ m over the tokens. See docs/derivations/dora.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from featherback.core.naming import argument
+from featherback.core.noise import Key
+from featherback.engine.backend.protocol import Array, Matrix
+from featherback.errors import FeatherbackError
+from featherback.nn.adapters.base import BlockRows, Float32, Part, Setup, Shape, Values
+from featherback.nn.adapters.lora import LoRAAtProjection, LoRAKind
+from featherback.nn.context import Context
+
+
+@dataclass(slots=True)
+class DoRAAtProjection(LoRAAtProjection):
+    """And m (out,), c = m / n (out,), and where dm accumulates. Without them for tiles of inputs, as LoRA's."""
+
+    m: Array = field(kw_only=True)
+    c: Array = field(kw_only=True)
+    dm: Array | None = field(kw_only=True)
+    needs_output: ClassVar[bool] = True  # type: ignore[misc]
+    adds_bias: ClassVar[bool] = True  # type: ignore[misc]
+
+    def outputs(self, first: int, last: int) -> DoRAAtProjection:
+        db = None if self.db is None else self.db[:, first:last]
+        dm = None if self.dm is None else self.dm[first:last]
+        return DoRAAtProjection(
+            self.name, self.a, self.b[:, first:last], self.scale, self.da, db, self.mask,
+            m=self.m[first:last], c=self.c[first:last], dm=dm,
+        )  # fmt: skip
+
+    def finish(self, ctx: Context, out: Array, bias: Array | None) -> None:
+        ctx.ops.scale_columns(out, self.c, out, bias=bias)
+
+    def collect(self, ctx: Context, dy: Array, y: Array | None, bias: Array | None) -> None:
+        if self.dm is not None:
+            ctx.ops.column_dots(dy, y, self.dm, less=bias, over=self.m)
+
+    def weigh(self, ctx: Context, dy: Array) -> None:
+        ctx.ops.scale_columns(dy, self.c, dy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoRAKind(LoRAKind):
+    """LoRA, and the length of each row of W."""
+
+    title: ClassVar[str] = "DoRA"
+    formats: ClassVar[Collection[str]] = ()
+    needs_output: ClassVar[bool] = True
+
+    def describe(self) -> str:
+        return f"DoRA of {LoRAKind.describe(self)}"
+
+    def options(self) -> dict[str, Any]:
+        return LoRAKind.options(self) | {"dora": True}
+
+    def parts(self, target: str, shape: Shape) -> dict[str, Part]:
+        m = Part("m", shape[:1], "lora_magnitude_vector", shape[:1], by_output=True)
+        return {**LoRAKind.parts(self, target, shape), "m": m}
+
+    def fixed(self, shape: Shape) -> int:
+        """||W_i||^2 of every output."""
+        return shape[0]
+
+    def prepared(self, shape: Shape) -> int:
+        """c of every output."""
+        return shape[0]
+
+    def measure(self, rows: BlockRows, out: Float32, target: str, layer: int) -> None:
+        """A row of zeros has no direction."""
+        for first, last, values in rows:
+            np.square(values, out=values)
+            out[first:last] = values.sum(axis=1, dtype=np.float64)
+        if not out.all():
+            raise FeatherbackError(
+                f"{target} of layer {layer} has a row of zeros, which DoRA cannot give a length; leave "
+                f"{argument('dora')} out, or {target} out of {argument('targets')}."
+            )
+
+    def prepare(self, ctx: Context, weight: Matrix, setup: Setup, fixed: Array) -> None:
+        """c = m / n, n_i^2 = ||W_i||^2 + 2 s B_i . P_i, P = (W + s/2 B A) A^T: A's rows pass as tokens, at s / 2."""
+        lora, m, c = LoRAKind.attach(self, setup), setup.values["m"], setup.prepared
+        a, rank = lora.a, len(lora.a)
+        with ctx.frame():
+            tokens, h = ctx.operands("A as tokens", *a.shape), ctx.operands("s/2 A A^T", rank, rank)
+            ctx.ops.cast(a, tokens)
+            ctx.ops.lora_in(tokens, a, h, lora.scale / 2)
+            for first, last in ctx.tiles(len(c), ctx.mlp_tile):
+                rows, b = weight.slice(rows=(first, last)), lora.b[:, first:last]
+                with ctx.frame():
+                    p, dots = ctx.floats("P^T", rank, last - first), ctx.floats("B . P", last - first)
+                    ctx.ops.linear(tokens, rows, p, h=h, b=b)
+                    ctx.ops.fill(dots, 0)
+                    ctx.ops.column_dots(b, p, dots)
+                    ctx.ops.over_norm(m[first:last], fixed[first:last], dots, 2 * lora.scale, c[first:last])
+                ctx.release(rows)
+
+    def initialise(self, values: Values, fixed: Float32 | None, key: Key) -> None:
+        """m as long as the rows."""
+        LoRAKind.initialise(self, values, fixed, key)
+        assert fixed is not None
+        np.sqrt(fixed, out=values["m"])
+
+    def attach(self, setup: Setup) -> DoRAAtProjection:
+        inner = LoRAKind.attach(self, setup)
+        return DoRAAtProjection(
+            inner.name, inner.a, inner.b, inner.scale, inner.da, inner.db, inner.mask,
+            m=setup.values["m"], c=setup.prepared, dm=setup.gradients.get("m"),
+        )  # fmt: skip
+
+    def change_of(self, before: Float32, values: Values, first: int, last: int) -> Float32:
+        """What turns the rows W into c (W + s B A), at the lengths m."""
+        turned = before + LoRAKind.change_of(self, before, values, first, last)
+        lengths = np.sqrt(np.square(turned).sum(axis=1, dtype=np.float64)).astype(np.float32)
+        turned *= (values["m"][first:last] / lengths)[:, None]
+        turned -= before
+        return turned
+
+    @classmethod
+    def in_peft(cls, entries: Mapping[str, Any]) -> bool:
+        return entries.get("peft_type", cls.peft_type) == cls.peft_type and bool(entries.get("use_dora"))
+
+
+KIND = DoRAKind

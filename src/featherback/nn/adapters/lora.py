@@ -1,0 +1,234 @@
+"""LoRA (Hu et al., 2021): y = x W^T + h B^T with h = s x A^T, s = alpha / rank; A (rank, in), B (out, rank).
+
+B is held transposed, so that both factors are read along rows by the same kernels. dB^T = h^T dy; dh = s dy B;
+dA = dh^T x; dx += dh A (docs/derivations/linear.md). With dropout, s is s / (1 - p), LoRA reads M x for x, and dh A
+passes M on its way to dx (docs/derivations/dropout.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from featherback.core.noise import Key, uniform
+from featherback.engine.backend.protocol import Array
+from featherback.errors import FeatherbackError, shown
+from featherback.nn.adapters.base import AtProjection, Entries, Float32, Kind, Part, Setup, Shape, Values
+from featherback.nn.adapters.dropout import Mask
+from featherback.nn.context import Context
+
+LEAST_ALPHA, MOST_ALPHA = 1e-30, 1e30
+"""Far beyond any use, and float32 still holds them."""
+
+
+@dataclass(slots=True)
+class LoRAAtProjection(AtProjection):
+    """A (r, in) and B^T (r, out), and where their gradients accumulate (None: they are not wanted)."""
+
+    name: str
+    a: Array
+    b: Array  # B^T
+    scale: float  # with the mask's gain
+    da: Array | None = None
+    db: Array | None = None
+    mask: Mask | None = None  # dropout of what A reads
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        return len(self.a)
+
+    @property
+    def fused_a(self) -> Array | None:
+        return self.a if self.mask is None else None
+
+    def outputs(self, first: int, last: int) -> LoRAAtProjection:
+        db = None if self.db is None else self.db[:, first:last]
+        return LoRAAtProjection(self.name, self.a, self.b[:, first:last], self.scale, self.da, db, self.mask)
+
+    def inputs(self, first: int, last: int) -> LoRAAtProjection:
+        da = None if self.da is None else self.da[:, first:last]
+        mask = None if self.mask is None else self.mask.inputs(first)
+        return LoRAAtProjection(self.name, self.a[:, first:last], self.b, self.scale, da, self.db, mask)
+
+    def read(
+        self, ctx: Context, x: Array, h: Array | None = None, dh: Array | None = None, *, accumulate: bool = False
+    ) -> None:
+        if self.mask is None:
+            self._read(ctx, x, h, dh, accumulate)
+            return
+        with ctx.frame():
+            dropped = ctx.operands(f"input of {self.name}, dropped", *x.shape)
+            self.mask.drop(ctx, x, dropped)
+            self._read(ctx, dropped, h, dh, accumulate)
+
+    def _read(self, ctx: Context, x: Array, h: Array | None, dh: Array | None, accumulate: bool) -> None:
+        if h is not None:
+            ctx.ops.lora_in(x, self.a, h, self.scale, accumulate=accumulate)
+        if dh is not None and self.da is not None:
+            ctx.ops.lora_gradient(dh, x, self.da, accumulate=True)
+
+    def read_backward(self, ctx: Context, dy: Array, dh: Array, *, accumulate: bool = False) -> None:
+        ctx.ops.lora_in(dy, self.b, dh, self.scale, accumulate=accumulate)
+
+    def add_to_input(self, ctx: Context, dh: Array, dx: Array) -> None:
+        if self.mask is None:
+            ctx.ops.linear_backward(dh, ctx.ops.dense(self.a), dx, accumulate=True)
+            return
+        with ctx.frame():
+            a = ctx.floats(f"A of {self.name}, columns of a tile", *self.a.shape)  # a product reads whole rows
+            ctx.ops.cast(self.a, a)
+            through = ctx.floats(f"gradient of the input of {self.name}, not dropped", *dx.shape)
+            ctx.ops.linear_backward(dh, ctx.ops.dense(a), through)
+            self.mask.drop(ctx, through, dx, accumulate=True)
+
+    def collect_b(self, ctx: Context, h: Array | None, dy: Array) -> None:
+        if self.db is not None:
+            ctx.ops.lora_gradient(h, dy, self.db, accumulate=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAKind(Kind):
+    """The scale is alpha / rank, or alpha / sqrt(rank) with `rslora`. `dropout`: the share of inputs dropped."""
+
+    title: ClassVar[str] = "LoRA"
+    formats: ClassVar[Collection[str]] = ("gguf", "mlx")
+
+    rank: int = 8
+    alpha: float = 16.0
+    rslora: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise FeatherbackError(f"The rank is {self.rank}; it must be at least 1.")
+        if not isinstance(self.rank, (int, np.integer)):
+            raise FeatherbackError(f"The rank is {self.rank}; it must be a whole number.")
+        if not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise FeatherbackError(f"Alpha is {self.alpha}; it must be a positive number.")
+        object.__setattr__(self, "alpha", float(self.alpha))
+
+    @property
+    def width(self) -> int:
+        return self.rank
+
+    @property
+    def draws(self) -> bool:
+        return self.dropout > 0
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank, or, rank-stabilised (Kalajdzievski, 2023), alpha / sqrt(rank)."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+    @property
+    def growth(self) -> float:
+        """The scale as a multiple of alpha / rank: sqrt(rank) with `rslora`, else 1."""
+        return self.scale / replace(self, rslora=False).scale
+
+    def describe(self) -> str:
+        return f"rank {self.rank}, alpha {self.alpha:g}{' (rsLoRA)' if self.rslora else ''}"
+
+    def options(self) -> dict[str, Any]:
+        return {"rank": self.rank, "alpha": self.alpha, "rslora": self.rslora, "dora": False}
+
+    def parts(self, target: str, shape: Shape) -> dict[str, Part]:
+        a, b = (self.rank, shape[1]), (self.rank, shape[0])
+        return {
+            "A": Part("A", a, "lora_A.weight", a),
+            "B": Part("B^T", b, "lora_B.weight", b[::-1], transposed=True, by_output=True),
+        }
+
+    def initialise(self, values: Values, fixed: Float32 | None, key: Key) -> None:
+        """A Kaiming-uniform with a = sqrt(5), as nn.Linear and PEFT have it; B zero: it starts as no change."""
+        a = values["A"]
+        a[...] = (2 * uniform(key, a.size) - 1).reshape(a.shape) * a.shape[1] ** -0.5
+
+    def rate(self, slot: str, ratio: float) -> float:
+        """A's is 1, B's `ratio` (LoRA+), and whatever else there is has that of B, as in PEFT."""
+        return 1.0 if slot == "A" else ratio
+
+    def attach(self, setup: Setup) -> LoRAAtProjection:
+        mask = None
+        if setup.draw is not None and self.dropout:
+            mask = Mask.of(self.dropout, setup.draw, setup.layer, setup.name)
+        scale = self.scale if mask is None else self.scale * mask.gain
+        da, db = setup.gradients.get("A"), setup.gradients.get("B^T")
+        return LoRAAtProjection(setup.name, setup.values["A"], setup.values["B^T"], scale, da, db, mask)
+
+    def change_of(self, before: Float32, values: Values, first: int, last: int) -> Float32:
+        change: Float32 = np.ascontiguousarray(values["B^T"][:, first:last].T) @ values["A"]
+        change *= np.float32(self.scale)
+        return change
+
+    peft_type: ClassVar[str] = "LORA"
+    peft_mark: ClassVar[str] = ".lora_"
+    peft_neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "peft_type": ("LORA",),
+        "lora_bias": (False, None),
+        "layer_replication": (None, []),
+        "alora_invocation_tokens": (None, []),
+        # PiSSA, OLoRA, CorDA and LoftQ also change the base model, so their adapters do not fit it.
+        "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),
+    }
+    peft_read: ClassVar[Collection[str]] = (
+        "use_rslora", "use_dora", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
+    )  # fmt: skip
+    peft_patterns: ClassVar[Mapping[str, str]] = {"rank": "rank_pattern", "alpha": "alpha_pattern"}
+
+    @classmethod
+    def in_peft(cls, entries: Mapping[str, Any]) -> bool:
+        return entries.get("peft_type", cls.peft_type) == cls.peft_type and not entries.get("use_dora")
+
+    @classmethod
+    def from_peft(cls, entries: Entries) -> LoRAKind:
+        rank = cls.peft_setting(entries.where, "rank", "rank", entries.get("r"))
+        alpha = cls.peft_setting(entries.where, "alpha", "alpha", entries.get("lora_alpha", 8))
+        rslora = entries.switch("use_rslora")
+        entries.switch("use_dora")
+        return cls(rank=rank, alpha=alpha, rslora=rslora)
+
+    @classmethod
+    def peft_setting(cls, where: str, setting: str, name: str, value: Any) -> Any:
+        if setting == "alpha":
+            return check_alpha(where, "alpha", value)
+        if type(value) is not int or value < 1:
+            raise FeatherbackError(f"{where} has {name} {shown(value)}; it must be a positive whole number.")
+        return value
+
+    def peft_entries(self, unusual: Mapping[str, Kind | None], targets: Mapping[str, Any]) -> dict[str, Any]:
+        pairs = {name: kind for name, kind in unusual.items() if isinstance(kind, LoRAKind)}
+        return {
+            "r": self.rank,
+            "lora_alpha": _number(self.alpha),
+            "rank_pattern": {name: kind.rank for name, kind in pairs.items()},
+            "alpha_pattern": {name: _number(kind.alpha) for name, kind in pairs.items()},
+            **targets,
+            "lora_dropout": self.dropout,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "use_rslora": self.rslora,
+            "use_dora": self.options()["dora"],
+            "modules_to_save": None,
+            "init_lora_weights": True,
+            "inference_mode": True,
+        }
+
+
+def check_alpha(where: str, name: str, alpha: object) -> float:
+    """A number that an adapter may be scaled by; FeatherbackError for anything else."""
+    if type(alpha) not in (int, float) or not LEAST_ALPHA <= alpha <= MOST_ALPHA:  # type: ignore[operator]
+        raise FeatherbackError(
+            f"{where} has {name} {shown(alpha)}; it must be a number from {LEAST_ALPHA:g} to {MOST_ALPHA:g}."
+        )
+    return float(alpha)  # type: ignore[arg-type]
+
+
+def _number(value: float) -> int | float:
+    return int(value) if value.is_integer() else value
+
+
+KIND = LoRAKind

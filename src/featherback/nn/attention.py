@@ -1,0 +1,328 @@
+"""Attention, a branch of a block.
+
+Forward:   n = rms(x) g;   q, k, v = lin(n);   q, k = rope(norm(q)), rope(norm(k));   o = attention(q, k, v)
+           x += lin_o(o), or rms(lin_o(o)) g' in families with a norm behind it; n = x in those without one before
+
+The carry is keys and values: of all tokens of a batch in training, of all tokens so far in decoding. In the backward
+pass, where tokens pass in several spans, their gradients dk and dv gather beside them: a key is seen by its own span
+and by later ones, which go back first, so its rows are complete when it is their span's turn. See
+docs/derivations/attention.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from featherback.engine.backend.protocol import Array
+from featherback.nn.branch import Branch, Remembered
+from featherback.nn.context import Context
+from featherback.nn.kept import NOTHING, Intermediate, Kept
+from featherback.nn.linear import BlockWeights, by_stored, norm_backward, normed, row_ranges, stored_shapes
+from featherback.nn.rope import Rotary
+from featherback.nn.span import Span
+
+Places = Mapping[str, tuple[Array, Array]]
+"""By letter, q, k or v: where a projection's product goes, and where it lies normed and rotated. They may be one."""
+
+FLOAT32 = ("float32",)
+"""How factors of the scores are kept."""
+
+NO_H: Mapping[str, Array | None] = {}
+"""What adapters read, h (T, r), none kept. By stored projection: parts of a fused one have one h."""
+
+
+@dataclass(frozen=True)
+class KeyValues:
+    """Keys and values of all tokens of a batch, rows in the order of the tokens."""
+
+    k: Array  # (T', K), normed and rotated
+    v: Array  # (T', K)
+    k_raw: Array | None = None  # (T', K), before the norm, where it is not overwritten
+    gathered: tuple[Array, Array] | None = None  # dk and dv (T', K), to which later spans have added; None: one span
+
+    def seen(self, span: Span) -> tuple[Array, Array]:
+        """k and v as far as the span's queries may see."""
+        return self.k[span.seen], self.v[span.seen]
+
+    def places(self, span: Span) -> Places:
+        """The span's own rows."""
+        k, v = self.k[span.own], self.v[span.own]
+        return {"k": (k if self.k_raw is None else self.k_raw[span.own], k), "v": (v, v)}
+
+
+@dataclass(frozen=True)
+class AttentionState:
+    """What the backward pass of a span needs of its forward pass."""
+
+    q: Array  # (T, Q), normed and rotated
+    q_raw: Array  # (T, Q), before the norm; q, if that was in place
+    o: Array  # (T, Q), an operand
+    lse: Array | None  # (heads, T), the log of each score row's sum of exponentials; None in decoding
+    probabilities: Array | None  # (heads * T, keys), only as plain autodiff holds them
+    out: Array | None  # (T, D): lin_o(o), if a norm follows it, or its adapter needs it
+    h: Mapping[str, Array | None]  # what adapters read of n, kept, by stored projection
+
+
+class Attention(Branch):
+    """Causal grouped-query attention, as a family sets it up.
+
+    `interleaved`: rows of q and k lie as GGUF's llama has them, rotated or not. `rotary`: None if q and k stay as they
+    are. `fused`: the one projection that holds the rows of q, k and v. `bias`: they have one. `qk_norm`: q and k are
+    normalised, with weights q_norm, k_norm: "heads" each by itself, weights (head_dim,), or "whole", all heads of a
+    token together, weights (heads * head_dim,). `window`: most keys that a query sees, itself included (0: all before
+    it). `scale` of the scores (None: head_dim^-1/2). `softcap`: scores s become cap tanh(s / cap) (0: they stay).
+    """
+
+    def __init__(
+        self,
+        *,
+        hidden_size: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        eps: float,
+        interleaved: bool,
+        rotary: Rotary | None,
+        pre_norm: str | None = "input_layernorm",
+        post_norm: str | None = None,
+        fused: str | None = None,
+        bias: bool = False,
+        qk_norm: Literal["heads", "whole"] | None = None,
+        window: int = 0,
+        scale: float | None = None,
+        softcap: float = 0.0,
+    ) -> None:
+        self.heads, self.kv_heads, self.head_dim, self.eps = heads, kv_heads, head_dim, eps
+        self.rotary, self.window, self.softcap = rotary, window, softcap
+        self.rotaries = () if rotary is None else (rotary,)
+        self.pre_norm, self.post_norm, self.qk_norm = pre_norm, post_norm, qk_norm
+        self.scale = float(np.float32(1) / np.sqrt(np.float32(head_dim))) if scale is None else scale
+        self.q_size, self.kv_size = q_size, kv_size = heads * head_dim, kv_heads * head_dim
+        self.parts = row_ranges({"q": q_size, "k": kv_size, "v": kv_size}, fused)
+        products = stored_shapes(self.parts, hidden_size)
+        self.projections = products | {"o_proj": (hidden_size, q_size)}
+        self.vectors: dict[str, tuple[int, ...]] = {name: (hidden_size,) for name in (pre_norm, post_norm) if name}
+        if qk_norm:
+            sizes = (head_dim, head_dim) if qk_norm == "heads" else (q_size, kv_size)
+            self.vectors |= {"q_norm": sizes[:1], "k_norm": sizes[1:]}
+        if bias:
+            self.vectors |= {f"{name.removesuffix('_proj')}_bias": (n,) for name, (n, _) in products.items()}
+        self.intermediates = {
+            "q": Intermediate(q_size, FLOAT32),
+            "k": Intermediate(kv_size, FLOAT32),
+            "v": Intermediate(kv_size, FLOAT32),
+            "o": Intermediate(q_size),
+            "attn_out": Intermediate(hidden_size),
+            "lse": Intermediate(heads, FLOAT32, by_head=True),
+        }
+        # o without the q, k and v of the same pass would be divided by another sum than theirs.
+        self.bundles = [("q", "k", "v", "o", "lse"), *([("attn_out",)] if post_norm else [])]
+        self.input, self.output = "attn_in", "attn_out"
+        self.heads_of_parts = {"q": heads, "k": kv_heads}
+        self.interleaved_heads = self.heads_of_parts if interleaved else {}
+        self.remembered = {"k": Remembered(kv_size), "v": Remembered(kv_size)}
+
+    def shares_prefixes(self, longest: int) -> bool:
+        """Where windows hide no key, and no rotation depends on how long the sequence is."""
+        turns_alike = self.rotary is None or not self.rotary.stretches(longest)
+        return turns_alike and not 0 < self.window < longest
+
+    def carry(self, ctx: Context, tokens: int, kept: Kept = NOTHING, *, backward: bool = False) -> KeyValues:
+        """Arrays for the keys and values of all `tokens`; those that are kept already hold them."""
+        k, v = (kept.arrays[c] if c in kept else ctx.floats(c, tokens, self.kv_size) for c in ("k", "v"))
+        k_raw = None
+        if self.qk_norm and (backward or "k" in kept):  # what is kept is the product, before its norm
+            k, k_raw = ctx.floats("k, normed", tokens, self.kv_size), k
+        gathered = None
+        if backward and ctx.tokens < tokens:
+            gathered = ctx.floats("dk", tokens, self.kv_size), ctx.floats("dv", tokens, self.kv_size)
+            for gradient in gathered:
+                ctx.ops.fill(gradient, 0)
+        return KeyValues(k, v, k_raw, gathered)
+
+    def resumed(self, arrays: Mapping[str, Array]) -> KeyValues:
+        return KeyValues(arrays["k"], arrays["v"])
+
+    def rebuild(self, ctx: Context, x: Callable[[], Array], w: BlockWeights, carry: KeyValues, kept: Kept) -> None:
+        places = carry.places(ctx.span)
+        found = places.keys() <= kept.arrays.keys()
+        self.project(ctx, None if found else x(), w, places, kept)
+
+    def forward(
+        self, ctx: Context, x: Array, w: BlockWeights, carry: KeyValues, kept: Kept = NOTHING
+    ) -> AttentionState:
+        return self._state(ctx, x, w, carry, kept, again=False)
+
+    def recompute(
+        self, ctx: Context, x: Array, w: BlockWeights, carry: KeyValues, kept: Kept = NOTHING
+    ) -> AttentionState:
+        return self._state(ctx, x, w, carry, kept, again=True)
+
+    def _state(
+        self, ctx: Context, x: Array, w: BlockWeights, kv: KeyValues, kept: Kept, *, again: bool
+    ) -> AttentionState:
+        """The state of a span of x (T, D), float32 or operand. Its k and v join `kv`, where `rebuild` put none.
+
+        What is to be kept is written. `again`: for the backward pass, what is kept is found there and only the rest
+        computed.
+        """
+        found = kept if again else NOTHING
+        q_raw = q = self._place(ctx, kept, "q")
+        if self.qk_norm and (again or "q" in kept):
+            q = ctx.floats("q, normed", ctx.tokens, self.q_size)
+        places = {"q": (q_raw, q), **(kv.places(ctx.span) if kv.gathered is None else {})}
+        h: dict[str, Array | None] = {}
+        if again and ctx.keep_h:
+            for stored in by_stored(self.parts, [letter for letter in places if letter not in found]):
+                h[stored] = w.projections[stored].room_for_h(ctx, ctx.tokens)
+        self.project(ctx, x, w, places, found, h)
+        o = self._place(ctx, kept, "o")
+        # Only decoding goes without: all passes of training have one arithmetic.
+        lse = None if ctx.decoding else self._place(ctx, kept, "lse")
+        probabilities = None
+        if "o" not in found:
+            k, v = kv.seen(ctx.span)
+            if ctx.autodiff:
+                probabilities = ctx.floats("attention weights", self.heads * ctx.tokens, len(k))
+            ctx.ops.attention(
+                q, k, v, o, lse, self.heads, self.kv_heads, ctx.span.cu_q, ctx.span.cu_k,
+                scale=self.scale, window=self.window, softcap=self.softcap, p=probabilities,
+                prefix=ctx.span.prefix,
+            )  # fmt: skip
+        out = None
+        if self.post_norm is not None or w.projections["o_proj"].needs_output:
+            out = found.rows("attn_out", ctx.span)
+            if out is None:
+                out = ctx.floats("output of o_proj", *x.shape)
+                w.projections["o_proj"].run(ctx, o, out)
+                if (place := kept.rows("attn_out", ctx.span)) is not None:
+                    ctx.ops.cast(out, place)
+        return AttentionState(q, q_raw, o, lse, probabilities, out, h)
+
+    def project(
+        self, ctx: Context, x: Array | None, w: BlockWeights, places: Places, found: Kept = NOTHING,
+        h: Mapping[str, Array | None] = NO_H,
+    ) -> None:  # fmt: skip
+        """Fill `places` from x (T, D), which is not needed where all products are found.
+
+        `h`: room for what adapters read that is to stay, by stored projection.
+        """
+        with ctx.frame():
+            n = None if x is None else normed(ctx, "n1", x, w, self.pre_norm, self.eps)
+            missing = by_stored(self.parts, [letter for letter in places if letter not in found])
+            for stored, letters in missing.items():
+                with ctx.frame():
+                    shared = w.projections[stored].read(ctx, n, h.get(stored))
+                    for letter in letters:
+                        part = self.parts[letter].of(w)
+                        part.forward(ctx, n, shared, places[letter][0])
+                        ctx.release(part.weight)
+            for letter, (raw, out) in places.items():
+                if letter not in found or raw is not out:
+                    self._turn(ctx, letter, w, raw, out)
+
+    def add_output(self, ctx: Context, state: AttentionState, residual: Array, w: BlockWeights) -> None:
+        """residual (T, D) += lin_o(o), or its norm."""
+        if self.post_norm is not None:
+            ctx.ops.rms_norm(state.out, w.vectors[self.post_norm], self.eps, residual, accumulate=True)
+        elif state.out is not None:
+            ctx.ops.scale_columns(state.out, None, residual, accumulate=True)
+        else:
+            w.projections["o_proj"].run(ctx, state.o, residual, accumulate=True)
+
+    def backward(
+        self, ctx: Context, dm: Array, x: Array, state: AttentionState, w: BlockWeights, kv: KeyValues
+    ) -> None:
+        """dm (T, D), the gradient of m = x + lin_o(o), becomes the gradient of x in place."""
+        gathered, span = kv.gathered, ctx.span
+        with ctx.frame():
+            dq = ctx.floats("dq", ctx.tokens, self.q_size)
+            dk, dv = gathered or (ctx.floats(name, ctx.tokens, self.kv_size) for name in ("dk", "dv"))
+            with ctx.frame():
+                do = ctx.floats("do", ctx.tokens, self.q_size)
+                with ctx.frame():
+                    # m = x + lin_o(o), or x + rms(lin_o(o)) g
+                    dy = ctx.operands("dm, operand", *dm.shape)
+                    if self.post_norm is None:
+                        ctx.ops.cast(dm, dy)
+                    else:
+                        norm_backward(ctx, dm, state.out, w, self.post_norm, self.eps, dy, accumulate=False)
+                    o_proj = w.projections["o_proj"]
+                    o_proj.collect(ctx, dy, state.out)
+                    o_proj.weigh(ctx, dy)
+                    o_proj.backward(ctx, state.o, dy, do)
+                # o = attention(q, k, v)
+                delta = ctx.floats("delta", self.heads, ctx.tokens)
+                k, v = kv.seen(span)
+                ctx.ops.attention_backward(
+                    do, state.q, k, v, state.o, state.lse, delta, dq, dk[span.seen], dv[span.seen],
+                    self.heads, self.kv_heads, span.cu_q, span.cu_k, scale=self.scale, window=self.window,
+                    softcap=self.softcap, p=state.probabilities, accumulate=gathered is not None, prefix=span.prefix,
+                )  # fmt: skip
+            # n = rms(x) g, recomputed: it is cheaper than keeping it through the MLP
+            n = normed(ctx, "n1", x, w, self.pre_norm, self.eps)
+            dn = dm if self.pre_norm is None else ctx.floats("dn1", *x.shape)
+            raw = {"q": state.q_raw, **{letter: place for letter, (place, _) in kv.places(span).items()}}
+            gradients = {"q": dq, "k": dk[span.own], "v": dv[span.own]}
+            for stored, letters in by_stored(self.parts, gradients).items():
+                with ctx.frame():
+                    h = state.h.get(stored)
+                    h = w.projections[stored].read(ctx, n) if h is None else h
+                    for letter in letters:
+                        with ctx.frame():
+                            gradient = gradients[letter]
+                            dy = ctx.operands(f"d{letter}, operand", *gradient.shape)
+                            self._turn_back(ctx, letter, w, gradient, raw[letter], dy)
+                            part = self.parts[letter].of(w)
+                            if part.needs_output:
+                                self._unturn(ctx, letter, raw[letter])
+                                part.collect(ctx, dy, raw[letter])
+                                part.weigh(ctx, dy)
+                            part.backward(ctx, n, dy, dn, h=h, accumulate=dn is dm or letter != "q")
+            if self.pre_norm is not None:
+                norm_backward(ctx, dn, x, w, self.pre_norm, self.eps, dm)
+
+    def _place(self, ctx: Context, kept: Kept, name: str) -> Array:
+        """The span's rows of an intermediate, kept or in scratch memory."""
+        place = kept.rows(name, ctx.span)
+        if place is None:
+            place = ctx.scratch.take(name, *self.intermediates[name].placed(ctx.tokens, ctx.operand))
+        return place
+
+    def _turn(self, ctx: Context, letter: str, w: BlockWeights, raw: Array, out: Array) -> None:
+        """out = rope(rms(raw) g). Without a norm, out is raw."""
+        norm = w.vectors.get(f"{letter}_norm")
+        if norm is not None:
+            ctx.ops.rms_norm(raw, norm, self.eps, out)
+        if letter != "v" and self.rotary is not None:
+            cos, sin = ctx.table(self.rotary)
+            ctx.ops.rope(out, cos, sin, out, self.head_dim, self.rotary.interleaved)
+
+    def _unturn(self, ctx: Context, letter: str, turned: Array) -> None:
+        """rope(y) becomes y in place, where it took y's place. What it is a factor of was computed before."""
+        if letter == "v" or self.rotary is None or self.qk_norm:
+            return
+        cos, sin = ctx.table(self.rotary)
+        ctx.ops.rope(turned, cos, sin, turned, self.head_dim, self.rotary.interleaved, inverse=True)
+        if self.rotary.attention_factor != 1:  # which multiplied in both directions
+            with ctx.frame():
+                back = ctx.floats("1 / attention_factor^2", turned.shape[1] // self.head_dim, self.head_dim)
+                ctx.ops.fill(back, 1)
+                ctx.ops.fill(back[:, : self.rotary.dim], self.rotary.attention_factor**-2)
+                ctx.ops.scale_columns(turned, back.reshape(turned.shape[1]), turned)
+
+    def _turn_back(self, ctx: Context, letter: str, w: BlockWeights, gradient: Array, raw: Array, dy: Array) -> None:
+        """dy, an operand, the gradient of the product, from that of rope(rms(raw) g), which is overwritten."""
+        norm = w.vectors.get(f"{letter}_norm")
+        if letter != "v" and self.rotary is not None:
+            cos, sin = ctx.table(self.rotary)
+            turned = dy if norm is None else gradient
+            ctx.ops.rope(gradient, cos, sin, turned, self.head_dim, self.rotary.interleaved, inverse=True)
+        elif norm is None:
+            ctx.ops.cast(gradient, dy)
+        if norm is not None:
+            norm_backward(ctx, gradient, raw, w, f"{letter}_norm", self.eps, dy, accumulate=False)

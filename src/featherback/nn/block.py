@@ -1,0 +1,145 @@
+"""A decoder block: residual branches, one after the other. docs/derivations/block.md.
+
+The backward pass of a block is MeSP's schedule and stands in `methods/mesp.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.engine.backend.protocol import Array
+from featherback.nn.branch import Branch, Remembered
+from featherback.nn.context import Context
+from featherback.nn.kept import NOTHING, Intermediate, Kept
+from featherback.nn.linear import BlockWeights, Rows
+from featherback.nn.rope import Rotary
+
+
+def rotaries(blocks: Iterable[Block]) -> tuple[Rotary, ...]:
+    """The rotations that blocks need tables of, each once."""
+    return tuple({rotary: None for block in blocks for rotary in block.rotaries})
+
+
+def bundles(blocks: Iterable[Block], outputs: bool = False) -> list[tuple[str, ...]]:
+    """The intermediates that blocks may keep, each bundle once. `outputs`: the adapter needs those of branches."""
+    blocks = list(blocks)
+    found = dict.fromkeys(bundle for block in blocks for bundle in block.bundles)
+    needed = [(branch.output,) for block in blocks for branch in block.branches] if outputs else []
+    return list(found | dict.fromkeys(needed))
+
+
+def adaptable(blocks: Iterable[Block]) -> tuple[str, ...]:
+    """The projections that an adapter may change, of all blocks: those of their first branches, of their second..."""
+    places = zip_longest(*({id(block): block.branches for block in blocks}.values()))
+    branches = (branch for place in places for branch in place if branch is not None)
+    return tuple(dict.fromkeys(name for branch in branches for name in branch.projections if name not in branch.stacks))
+
+
+class Block:
+    """x_0 = x;   x_{n+1} = x_n + f_n(x_n) for each branch n;   y is the last"""
+
+    def __init__(self, branches: Sequence[Branch]) -> None:
+        self.branches = branches
+        self.projections = {name: shape for branch in branches for name, shape in branch.projections.items()}
+        """Name -> (out, in)."""
+        self.vectors = {name: shape for branch in branches for name, shape in branch.vectors.items()}
+        """Norms and biases: name -> (n,)."""
+        self.intermediates: dict[str, Intermediate] = {}
+        """What may be kept from the forward to the backward pass, by name."""
+        self.bundles: list[tuple[str, ...]] = []
+        """Those that are worth keeping, and which only together."""
+        for number, branch in enumerate(branches):
+            if number:
+                self.intermediates[branch.input] = Intermediate(branch.intermediates[branch.output].width)
+                self.bundles.append((branch.input,))
+            self.intermediates |= branch.intermediates
+            self.bundles += branch.bundles
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every weight as a file has it, by name: norms, projections, the rest."""
+        norms = {name: shape for name, shape in self.vectors.items() if name.endswith("norm")}
+        stacks = {name: count for branch in self.branches for name, count in branch.stacks.items()}
+        matrices: dict[str, tuple[int, ...]] = {
+            name: (stacks[name], rows // stacks[name], cols) if name in stacks else (rows, cols)
+            for name, (rows, cols) in self.projections.items()
+        }
+        return norms | matrices | self.vectors
+
+    @property
+    def rotaries(self) -> tuple[Rotary, ...]:
+        """The rotations that it needs tables of."""
+        return tuple(dict.fromkeys(rotary for branch in self.branches for rotary in branch.rotaries))
+
+    @property
+    def parts(self) -> dict[str, Rows]:
+        """How stored projections are divided: name -> rows."""
+        return {name: rows for branch in self.branches for name, rows in branch.parts.items()}
+
+    @property
+    def remembered(self) -> list[Remembered]:
+        """What a decoder keeps for its branches, array by array."""
+        return [about for branch in self.branches for about in branch.remembered.values()]
+
+    def row_order(
+        self, target: str, order: Callable[[int, int], NDArray[np.intp]], interleaved: bool | None = None
+    ) -> NDArray[np.intp]:
+        """Index (out,) of a projection's rows, those that lie interleaved by heads put in another `order`.
+
+        `interleaved`: whether rows lie so that may; None: as this model has them.
+        """
+        rows = np.arange(self.projections[target][0])
+        for branch in self.branches:
+            heads = branch.interleaved_heads if interleaved is None else branch.heads_of_parts if interleaved else {}
+            for part, count in heads.items():
+                stored, first, last = branch.parts[part]
+                if stored == target:
+                    rows[first:last] = first + order(count, last - first)
+        return rows
+
+    def carry(self, ctx: Context, tokens: int, kept: Kept = NOTHING, *, backward: bool = False) -> list[Any]:
+        """Of each branch: room for what passes between the spans of a layer."""
+        return [branch.carry(ctx, tokens, kept, backward=backward) for branch in self.branches]
+
+    def forward(self, ctx: Context, x: Array, w: BlockWeights, carry: Sequence[Any], kept: Kept = NOTHING) -> None:
+        """The residual stream x (T, D) goes through the block in place; what is to be kept is written."""
+        for number, (branch, carried) in enumerate(zip(self.branches, carry)):
+            if number and (place := kept.rows(branch.input, ctx.span)) is not None:
+                ctx.ops.cast(x, place)
+            with ctx.frame():
+                branch.add_output(ctx, branch.forward(ctx, x, w, carried, kept), x, w)
+
+    def rebuild(self, ctx: Context, x: Callable[[], Array], w: BlockWeights, carry: Sequence[Any], kept: Kept) -> None:
+        """Before the backward pass of several spans: each branch's carry is again what this one had left there."""
+        for number, (branch, carried) in enumerate(zip(self.branches, carry)):
+            if number:
+                x = self._following(ctx, number, x, w, carry[number - 1], kept)
+            branch.rebuild(ctx, x, w, carried, kept)
+
+    def following(self, ctx: Context, number: int, x: Array, state: Any, w: BlockWeights, kept: Kept) -> Array:
+        """The input x_n (T, D) of branch n = `number`: kept, or again that of the one before, x, with its output."""
+        branch, before = self.branches[number], self.branches[number - 1]
+        place = kept.rows(branch.input, ctx.span)
+        if place is not None:
+            return place
+        y = ctx.floats(branch.input, *x.shape)
+        ctx.ops.cast(x, y)
+        before.add_output(ctx, state, y, w)
+        return y
+
+    def _following(
+        self, ctx: Context, number: int, x: Callable[[], Array], w: BlockWeights, carried: Any, kept: Kept
+    ) -> Callable[[], Array]:
+        """As `following`, only if it is asked for."""
+
+        def found() -> Array:
+            before = x()
+            state = self.branches[number - 1].recompute(ctx, before, w, carried, kept)
+            return self.following(ctx, number, before, state, w, kept)
+
+        return found

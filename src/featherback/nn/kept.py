@@ -1,0 +1,78 @@
+"""Intermediates of a block that stay from its forward to its backward pass; what is missing is computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from featherback.engine.backend.protocol import Array
+from featherback.nn.context import Context
+from featherback.nn.encodings import ENCODINGS, Encoding
+from featherback.nn.span import Span
+
+AS_IT_IS = Encoding()
+
+
+class Intermediate(NamedTuple):
+    """A named result of a block that its backward pass needs."""
+
+    width: int  # columns, a row per token
+    encodings: tuple[str, ...] = ("operand",)
+    """What it may be stored in: the first, which is exact, or another where the user asks for its precision."""
+    by_head: bool = False
+    """A row per head, a column per token."""
+
+    def placed(
+        self, tokens: int, operand: np.dtype[Any], encoding: str | None = None
+    ) -> tuple[tuple[int, int], np.dtype[Any]]:
+        """Shape and type of what it is stored in, for this many tokens."""
+        rows, columns = (self.width, tokens) if self.by_head else (tokens, self.width)
+        elements, dtype = ENCODINGS[encoding or self.encodings[0]].row(columns, operand)
+        return (rows, elements), dtype
+
+    def encoded(self, precision: str) -> str | None:
+        """The encoding that a precision allows beyond the first, if there is one."""
+        return next((name for name in self.encodings[1:] if ENCODINGS[name].precision == precision), None)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The intermediates of one block, by name, for all tokens of a batch."""
+
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    by_head: Collection[str] = ()  # those with a row per head
+    prepared: Array | None = None  # what the adapter prepared of the layer, which stays whatever the plan keeps
+    place: int = 0  # of the block among those that keep anything
+    encodings: Mapping[str, Encoding] = field(default_factory=dict)  # of those that are not stored as they are
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.arrays
+
+    def rows(self, name: str, span: Span, columns: slice = slice(None)) -> Array | None:
+        """A span's part of an intermediate, (T, width) or (heads, T), or some of its columns. None if it is not kept,
+        or can only be stored and loaded.
+        """
+        array = self.arrays.get(name)
+        if array is None or not self.encodings.get(name, AS_IT_IS).in_place:
+            return None
+        return array[:, span.own] if name in self.by_head else array[span.own, columns]
+
+    def store(self, ctx: Context, name: str, values: Array, columns: slice) -> None:
+        """Keep a span's values (T, n) of some columns of an intermediate."""
+        encoding, stored = self._stored(name, ctx.span, columns)
+        encoding.store(ctx.ops, values, stored)
+
+    def load(self, ctx: Context, name: str, values: Array, columns: slice) -> None:
+        """values (T, n) = what was stored of these columns."""
+        encoding, stored = self._stored(name, ctx.span, columns)
+        encoding.load(ctx.ops, stored, values)
+
+    def _stored(self, name: str, span: Span, columns: slice) -> tuple[Encoding, Array]:
+        encoding = self.encodings.get(name, AS_IT_IS)
+        return encoding, self.arrays[name][span.own, encoding.part(columns.start, columns.stop)]
+
+
+NOTHING = Kept()

@@ -1,0 +1,231 @@
+"""The final norm, the output head and the log-probabilities, fused and tiled over the vocabulary: logits never exist.
+
+Only supervised tokens reach the head. One pass: a tile's logits update an online softmax, and their exponentials,
+still unnormalised, are multiplied with the same rows of the head; the sum is normalised at the end. The target's own
+term is left out of that sum and added as (p - 1) W[target], which keeps small gradients exact in bf16.
+What an objective makes of the log-probabilities decides how the rows are weighed: docs/derivations/loss.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.data.batch import Targets
+from featherback.engine.backend.protocol import Array, Matrix
+from featherback.engine.formats.matrix import Matrix as StoredMatrix
+from featherback.nn.context import Context
+from featherback.nn.linear import norm_gradient
+from featherback.nn.moved import Spot, product, vector
+from featherback.nn.objectives.base import PerTarget
+from featherback.nn.roles import HEAD, NORM
+from featherback.nn.softmax import ROWS, UNWEIGHED, HeadPass, Score, Softmax, Weights, placed
+from featherback.nn.span import pieces
+
+
+class HeadSource(Protocol):
+    """Where the rows of the head come from."""
+
+    def rows(self, stored: StoredMatrix, first: int, last: int) -> AbstractContextManager[StoredMatrix]:
+        """Rows [first, last), visited in order."""
+
+    def gather(self, stored: StoredMatrix, ids: NDArray[np.int32], out: Array) -> None:
+        """out (n, D) = rows `ids`, dequantised."""
+
+
+class HeadSink(Protocol):
+    """Trains the head's weight and the norm before it."""
+
+    def head(self, ctx: Context, done: HeadPass) -> None:
+        """The loss is known; the gradient of the head's weight may be read until the step ends."""
+
+    def vector(self, ctx: Context, name: str, gradient: Array) -> None:
+        """Of the norm."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """logits = softcap(rms(x) g / c W^T). `norm` g / c (D,), `weight` W (V, D), as stored; `softcap` 0: none."""
+
+    norm: Array
+    weight: StoredMatrix
+    eps: float
+    softcap: float = 0.0
+    divisor: float = 1.0  # c
+
+    def log_probs(
+        self, ctx: Context, x: Array, targets: Targets, source: HeadSource, *, over_vocabulary: bool = False
+    ) -> PerTarget:
+        """Of the targets, from the final residual stream x (T, D)."""
+        if not targets.rows.size:
+            return PerTarget(np.empty(0), np.empty(0))
+        with ctx.frame():
+            hidden = self._hidden(ctx, x, targets.rows)
+            softmax = Softmax.start(ctx, targets, over_vocabulary)
+            for first, logits, _ in self.logits_of(ctx, hidden, source):
+                softmax.add(ctx, targets, first, logits, self.softcap)
+            return softmax.log_probs(ctx, targets, self.weight.rows, self.softcap)
+
+    def gradient(
+        self, ctx: Context, x: Array, targets: Targets, source: HeadSource, score: Score, *,
+        over_vocabulary: bool = False, sink: HeadSink | None = None, apart: Array | None = None,
+    ) -> None:  # fmt: skip
+        """x (T, D) becomes the gradient with respect to it of that of which `score` gives the derivatives.
+
+        If these are not known yet: of the sum of - log p of all first targets; and `apart` (E, D) becomes that of
+        log p of each further target less log p of its row's first one.
+        With a `sink`, which trains norm and weight, what it needs for that stays in the caller's frame.
+        """
+        rows = targets.rows
+        if not rows.size:
+            score(PerTarget(np.empty(0), np.empty(0)))
+            ctx.ops.fill(x, 0)
+            return
+        with ctx.frame() if sink is None else nullcontext():
+            hidden, softmax = self._hidden(ctx, x, rows), Softmax.start(ctx, targets, over_vocabulary)
+            weights = self._backward(ctx, x, targets, hidden, softmax, source, score, sink, apart)
+            if sink is not None:
+                sink.head(ctx, HeadPass(hidden, softmax, targets, weights))
+        ctx.ops.zero_rows(x, np.delete(np.arange(len(x)), rows))
+
+    def _backward(
+        self, ctx: Context, x: Array, targets: Targets, hidden: Array, softmax: Softmax, source: HeadSource,
+        score: Score, sink: HeadSink | None, apart: Array | None,
+    ) -> Weights:  # fmt: skip
+        """The supervised rows of x become their gradient, composed as the result says."""
+        rows, (n, width) = targets.rows, hidden.shape
+        spread = 0 if softmax.logits is None else n if self.softcap else 1  # rows that sum up all of W
+        with ctx.frame():
+            dg = None
+            if sink is not None:
+                dg = ctx.floats("gradient of the norm", *self.norm.shape)
+                ctx.ops.fill(dg, 0)
+            dh = ctx.floats("dhidden", n + spread, width)
+            ctx.ops.fill(dh, 0)
+            for first, logits, weight in self.logits_of(ctx, hidden, source):
+                exponentials = ctx.operands("exponentials tile", n + spread, logits.shape[1])
+                softmax.add(ctx, targets, first, logits, self.softcap, exponentials[:n], dh[:n])
+                if spread:
+                    ctx.ops.capped_slopes(logits[:spread], self.softcap)
+                    ctx.ops.cast(logits[:spread], exponentials[n:])
+                ctx.ops.linear_backward(exponentials, weight, dh, accumulate=True)
+            slopes = score(softmax.log_probs(ctx, targets, self.weight.rows, self.softcap))
+            weights = (
+                UNWEIGHED
+                if slopes is None
+                else Weights.of(ctx, slopes, targets, softmax, self.weight.rows, self.softcap)
+            )
+            if slopes is None and apart is not None:
+                self._set_apart(ctx, x, targets, softmax, source, apart)
+            for start, stop in ctx.tiles(n, ROWS):
+                part, chosen = slice(start, stop), rows[start:stop]
+                with ctx.frame():
+                    target_rows = ctx.floats("target rows", stop - start, width)
+                    source.gather(self.weight, targets.ids[part], target_rows)
+                    losses = ctx.floats("loss", stop - start)
+                    ctx.ops.cross_entropy_finish(
+                        softmax.reference[part], softmax.sum[part], softmax.target_logit[part], losses, target_rows,
+                        dh[part], weights.scale, softcap=self.softcap,
+                    )  # fmt: skip
+                    self._weigh(ctx, weights, targets, part, target_rows, dh, source)
+                    # hidden = rms(x) g: the rows of x are read one last time, then hold their gradient
+                    before, gradient = target_rows, ctx.floats("gradient rows", stop - start, width)
+                    ctx.ops.take_rows(x, chosen, before)
+                    ctx.ops.fill(gradient, 0)
+                    if dg is not None:
+                        norm_gradient(ctx, dh[part], before, self.eps, dg)
+                    ctx.ops.rms_norm_backward(dh[part], before, ctx.backend.vector(self.norm), self.eps, gradient)
+                    ctx.ops.put_rows(gradient, chosen, x)
+            if sink is not None:
+                ctx.ops.scale(dg, 1 / self.divisor)  # of g itself
+                sink.vector(ctx, NORM, dg)
+        return weights
+
+    def _weigh(
+        self, ctx: Context, weights: Weights, targets: Targets, part: slice, target_rows: Array, dh: Array,
+        source: HeadSource,
+    ) -> None:  # fmt: skip
+        """Some rows of dh, those of the first targets' - log p, become their gradients; `target_rows` is used up."""
+        n, own = part.stop - part.start, dh[part]
+        if not isinstance(weights.cross, float):
+            ctx.ops.scale_rows(own, placed(ctx, weights.cross[part], n))
+        if isinstance(weights.first, float):
+            return
+        ctx.ops.scale_rows(target_rows, placed(ctx, weights.first[part], n))
+        ctx.ops.scale_columns(target_rows, None, own, accumulate=True)
+        mine = np.searchsorted(targets.further_rows, (part.start, part.stop)).tolist()
+        for first, last in pieces(mine[1], ROWS, mine[0]):
+            with ctx.frame():
+                more = ctx.floats("rows of further targets", last - first, dh.shape[1])
+                source.gather(self.weight, targets.further_ids[first:last], more)
+                places = (targets.further_rows[first:last] - part.start).astype(np.int32)
+                factors = placed(ctx, weights.further[first:last], last - first)
+                ctx.ops.add_rows(more, places, own, factors=factors)
+        spread, all_rows = len(dh) - len(targets.rows), dh[len(targets.rows) :]
+        if spread:
+            evenly = all_rows[part] if self.softcap else target_rows
+            if not self.softcap:
+                ctx.ops.fill(evenly, 0)
+                ctx.ops.scale_columns(evenly, None, evenly, bias=all_rows.reshape(dh.shape[1]))
+            mean = np.broadcast_to(weights.mean, len(targets.rows))
+            ctx.ops.scale_rows(evenly, placed(ctx, mean[part], n))
+            ctx.ops.scale_columns(evenly, None, own, accumulate=True)
+
+    def _set_apart(
+        self, ctx: Context, x: Array, targets: Targets, softmax: Softmax, source: HeadSource, out: Array
+    ) -> None:
+        """out (E, D) = the gradient of log p of each further target less log p of its row's first one."""
+        of_first, of_further = softmax.slopes(ctx, self.softcap)
+        of_first = np.broadcast_to(of_first, len(targets.rows))
+        for first, last in pieces(len(out), ROWS):
+            with ctx.frame():
+                mine, n = targets.further_rows[first:last], last - first
+                more, less = (ctx.floats(f"rows of {which} targets", n, x.shape[1]) for which in ("further", "first"))
+                source.gather(self.weight, targets.further_ids[first:last], more)
+                source.gather(self.weight, targets.ids[mine], less)
+                ctx.ops.scale_rows(more, placed(ctx, of_further[first:last], n))
+                ctx.ops.scale_rows(less, placed(ctx, -of_first[mine], n))
+                ctx.ops.scale_columns(less, None, more, accumulate=True)
+                before = less
+                ctx.ops.take_rows(x, targets.rows[mine], before)
+                ctx.ops.fill(out[first:last], 0)
+                ctx.ops.rms_norm_backward(more, before, self.norm, self.eps, out[first:last])
+
+    def logits(self, ctx: Context, x: Array, source: HeadSource, out: Array) -> None:
+        """out (T, V) from the final residual stream x (T, D)."""
+        with ctx.frame():
+            hidden = ctx.operands("hidden", *x.shape)
+            ctx.ops.rms_norm(x, ctx.backend.vector(self.norm), self.eps, hidden)
+            for first, last in ctx.tiles(self.weight.rows, ctx.vocab_tile):
+                with source.rows(self.weight, first, last) as part:
+                    ctx.ops.linear(hidden, ctx.backend.matrix(part), out[:, first:last])
+            if self.softcap:
+                ctx.ops.softcap(out, self.softcap)
+
+    def _hidden(self, ctx: Context, x: Array, rows: NDArray[np.intp]) -> Array:
+        """The normed supervised rows (n, D), an operand."""
+        hidden = ctx.operands("hidden", len(rows), x.shape[1])
+        norm = vector(ctx, ctx.backend.vector(self.norm), Spot(NORM), self.divisor)
+        for start, stop in ctx.tiles(len(rows), ROWS):
+            with ctx.frame():
+                source = ctx.floats("rows of the residual stream", stop - start, x.shape[1])
+                ctx.ops.take_rows(x, rows[start:stop], source)
+                ctx.ops.rms_norm(source, norm, self.eps, hidden[start:stop])
+        return hidden
+
+    def logits_of(
+        self, ctx: Context, hidden: Array, source: HeadSource, start: int = 0, stop: int | None = None
+    ) -> Iterator[tuple[int, Array, Matrix]]:
+        """(first column, logits (n, tile), rows of the head) of columns [start, stop) (default: to the last), a tile of
+        the vocabulary at a time."""
+        for first, last in ctx.tiles(self.weight.rows if stop is None else stop, ctx.vocab_tile, start):
+            with source.rows(self.weight, first, last) as part, ctx.frame():
+                weight = ctx.backend.matrix(part)
+                logits = ctx.floats("logits tile", len(hidden), last - first)
+                product(ctx, hidden, weight, Spot(HEAD, row=first), logits)
+                yield first, logits, weight

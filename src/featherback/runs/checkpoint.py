@@ -1,0 +1,179 @@
+"""Checkpoints: everything a run needs to continue as if it had never stopped.
+
+A checkpoint is one file, `checkpoint-STEP.fbc`, written under another name and renamed when it is on the disk; the one
+before it is kept. Layout, little-endian:
+
+    magic     8 bytes
+    arrays    float32, row after row: the parameters and the optimiser's states
+    state     JSON: {"step", "run", "arrays": [[name, rows, length of a row]], "progress"}
+    footer    bytes of the state (u64), CRC-32 of everything before (u32), "END\\n"
+
+`run` is the run's identity: its options that cannot change (seed, schedule and the rest), its model, its data. Random
+numbers and the order of the data depend on the seed, the step and the position in the data alone, which `progress` has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from featherback.core.files import atomic_file, open_regular
+from featherback.core.files import checksum as file_checksum
+from featherback.engine.host.paged import PagedArray
+from featherback.errors import FeatherbackError
+
+_NAME = re.compile(r"checkpoint-(\d+)(\.fbc)?")
+WEIGHTS = "weights-"
+"""What begins the name of a folder with a whole model's weights and states; the step of its checkpoint follows."""
+_MAGIC = b"FBCHECK2"
+_FOOTER = struct.Struct("<QI4s")
+_END = b"END\n"
+_MOST = 2**53
+"""Of any count that is read again."""
+
+Arrays = Mapping[str, PagedArray]
+
+
+def save(run: Path, step: int, identity: str, arrays: Arrays, progress: Mapping[str, Any], keep: int = 2) -> Path:
+    """Write the checkpoint of `step`; of the others only those before it stay, `keep` in all. The file.
+
+    FeatherbackError if it cannot be written: those that were there are untouched.
+    """
+    final = run / f"checkpoint-{step:06d}.fbc"
+    shapes = [[name, array.layers, array.size] for name, array in arrays.items()]
+    state = json.dumps({"step": step, "run": identity, "arrays": shapes, "progress": progress}).encode()
+    with atomic_file(final) as file:
+        checksum = _append(file, _MAGIC, 0)
+        for array in arrays.values():
+            row = np.empty(array.size, "<f4")
+            for layer in range(array.layers):
+                array.read(layer, row)
+                checksum = _append(file, row.data.cast("B"), checksum)
+        checksum = _append(file, state, checksum)
+        file.write(_FOOTER.pack(len(state), checksum, _END))
+    before = sorted(other for other in _all(run) if other < step)
+    stay = {step, *before[len(before) - (keep - 1) :]}
+    for other, path in _all(run).items():
+        if other not in stay and path.is_file():
+            path.unlink(missing_ok=True)
+    return final
+
+
+def latest_step(run: Path) -> int:
+    """The step of the newest checkpoint, whole or not; 0 without one."""
+    return max(_all(run), default=0)
+
+
+def latest(run: Path) -> Path | None:
+    """The newest checkpoint, whole or not."""
+    found = _all(run)
+    return found[max(found)] if found else None
+
+
+def nbytes(arrays: Arrays) -> int:
+    """Bytes of a checkpoint of these arrays, but for its state."""
+    return sum(array.layers * array.size * 4 for array in arrays.values())
+
+
+def held(run: Path) -> int:
+    """Bytes of the checkpoints that are there."""
+    return sum(path.stat().st_size for path in _all(run).values())
+
+
+def discard(run: Path, first: int) -> None:
+    """Delete the checkpoints of step `first` and later ones, the newest last."""
+    for step, path in sorted(_all(run).items()):
+        if step >= first and path.is_file():
+            path.unlink(missing_ok=True)
+
+
+def restore(run: Path, identity: str, arrays: Arrays) -> tuple[dict[str, Any] | None, list[str]]:
+    """Fill `arrays` from the newest checkpoint that is whole and of this run.
+
+    Its progress (None: there is no checkpoint), and why newer ones were refused. FeatherbackError if none is good.
+    """
+    refused: list[str] = []
+    for _, path in sorted(_all(run).items(), reverse=True):
+        try:
+            return _load(path, identity, arrays), refused
+        except FeatherbackError as error:
+            refused.append(str(error))
+    if refused:
+        raise FeatherbackError(
+            f"No checkpoint of {run} can be used: {'; '.join(refused)}; delete them to train from the start."
+        )
+    return None, []
+
+
+def _load(path: Path, identity: str, arrays: Arrays) -> dict[str, Any]:
+    """Fill `arrays` and return the progress; FeatherbackError, without a full stop, if the checkpoint is not good."""
+    if path.is_dir():
+        raise FeatherbackError(f"{path.name} is of an earlier version of Featherback, without a checksum")
+    try:
+        with open_regular(path) as file:
+            state = _state(file, path.name)
+            expected = [[name, array.layers, array.size] for name, array in arrays.items()]
+            if state["run"] != identity:
+                raise FeatherbackError(f"{path.name} is of a run with other options, model or data")
+            if state["arrays"] != expected:
+                raise FeatherbackError(f"{path.name} holds other arrays than this run's")
+            file.seek(len(_MAGIC))
+            for array in arrays.values():
+                row = np.empty(array.size, "<f4")
+                for layer in range(array.layers):
+                    file.readinto(row.data.cast("B"))  # type: ignore[attr-defined]
+                    array.write(layer, row)
+            progress = dict(state["progress"])
+            counts = progress.get("updates", 0)  # of the optimiser: one, or one for each weight
+            if not all(map(is_count, [progress.get("step", 0), *(counts if isinstance(counts, list) else [counts])])):
+                raise FeatherbackError(f"{path.name} holds no state that this version can read")
+            return progress
+    except OSError as error:
+        raise FeatherbackError(f"{path.name} cannot be read ({error.strerror})") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise FeatherbackError(f"{path.name} holds no state that this version can read") from error
+
+
+def is_count(value: object) -> bool:
+    """Whether it can be a number of steps, as a checkpoint records it."""
+    return type(value) is int and 0 <= value <= _MOST
+
+
+def _state(file: IO[bytes], name: str) -> Any:
+    """The state of a checkpoint whose every byte has been checked."""
+    size = os.fstat(file.fileno()).st_size
+    end = size - _FOOTER.size
+    if end < len(_MAGIC) or file.read(len(_MAGIC)) != _MAGIC:
+        raise FeatherbackError(f"{name} is not a checkpoint of this version of Featherback")
+    file.seek(end)
+    length, checksum, mark = _FOOTER.unpack(file.read(_FOOTER.size))
+    if mark != _END or length > end - len(_MAGIC):
+        raise FeatherbackError(f"{name} is damaged: its end is missing")
+    file.seek(0)
+    try:
+        found = file_checksum(file, end)
+    except EOFError:
+        raise FeatherbackError(f"{name} became shorter while it was read") from None
+    if found != checksum:
+        raise FeatherbackError(f"{name} is damaged: its checksum does not match its content")
+    file.seek(end - length)
+    return json.loads(file.read(length))
+
+
+def _append(file: IO[bytes], content: bytes | memoryview, checksum: int) -> int:
+    """Write `content`; the checksum so far, continued over it."""
+    file.write(content)
+    return zlib.crc32(content, checksum)
+
+
+def _all(run: Path) -> dict[int, Path]:
+    """Step -> checkpoint, those of earlier versions, which were folders, included."""
+    return {int(match[1]): path for path in run.iterdir() if (match := _NAME.fullmatch(path.name))}

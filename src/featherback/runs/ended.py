@@ -1,0 +1,69 @@
+"""What stays of a run that has ended: its result and records, and what going on takes only as long as it can go on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from featherback.core.naming import argument
+from featherback.core.sizes import shown_mb
+from featherback.core.terminal import quoted
+from featherback.errors import FeatherbackError
+from featherback.runs import checkpoint
+from featherback.runs.config import TrainConfig
+from featherback.runs.run_directory import NUMBERS, RUN_FILE, RunDirectory
+
+FINISHED, STOPPED_EARLY = "finished", "stopped early"
+
+
+def is_closed(run: RunDirectory) -> bool:
+    """Whether a run has ended and its checkpoints are gone: it has its result, and cannot go on.
+
+    FeatherbackError if its summary is damaged.
+    """
+    if run.record.get("status") not in (FINISHED, STOPPED_EARLY) or checkpoint.latest(run.path):
+        return False
+    summary = run.record.get("summary", {})
+    if not summary.keys() >= set(NUMBERS):
+        raise FeatherbackError(f"{run.path / RUN_FILE} is damaged: its entry 'summary' cannot be read.")
+    return True
+
+
+def clear(run: RunDirectory, status: str) -> str | None:
+    """Delete the checkpoints and optimiser states of a run that has done all its steps, unless --keep-checkpoints.
+
+    A run that stopped early has steps left, and keeps them: a sentence that says so. None if there is nothing to say.
+    """
+    if status == FINISHED and not run.config.keep_checkpoints:
+        checkpoint.discard(run.path, 0)
+        for folder in _weights(run.path):
+            shutil.rmtree(folder, ignore_errors=True)
+        return None
+    if run.config.keep_checkpoints:
+        return None
+    files = [path for folder in _weights(run.path) for path in folder.rglob("*") if path.is_file()]
+    size = checkpoint.held(run.path) + sum(path.stat().st_size for path in files)
+    names = "checkpoint-*" + f" and {checkpoint.WEIGHTS}*" * bool(files)
+    return (
+        f"note: {shown_mb(size, 1)} of checkpoints stay in {run.path}, so that the run can go on; if it is not to, "
+        f"delete {names} there."
+    )
+
+
+def check_over(run: RunDirectory, config: TrainConfig, earlier: TrainConfig) -> None:
+    """FeatherbackError if a closed run is to go on: with other steps, epochs or patience than it ended with."""
+    if all(getattr(config, name) == getattr(earlier, name) for name in ("steps", "epochs", "patience")):
+        return
+    trained = [run.path, "--train", "full"] if config.train == "full" else [config.model, "--from", run.path]
+    again = quoted("featherback", "train", *trained, "--data", "DATA", "--out", f"{run.path}-2")
+    raise FeatherbackError(
+        f"{run.path} ended after step {run.record['summary']['steps']}, and its optimiser states were removed, so it "
+        f"cannot go on. Train its result further in a new run: {again}. A run with {argument('keep_checkpoints')} can "
+        f"go on after its end."
+    )
+
+
+def _weights(run: Path) -> Iterator[Path]:
+    """The folders of a whole model's weights and states that belong to checkpoints."""
+    return run.glob(f"{checkpoint.WEIGHTS}*")

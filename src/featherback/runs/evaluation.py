@@ -1,0 +1,104 @@
+"""The loss on held-out data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from featherback import methods
+from featherback.data.batch import Batch
+from featherback.data.packing import Batching
+from featherback.data.source import Source
+from featherback.data.token_file import TokenFile
+from featherback.engine.host.maps import MapWatch
+from featherback.errors import FeatherbackError
+from featherback.methods.memory.plan import Plan
+from featherback.models.finite import check_weights
+from featherback.models.lora import Adapter
+from featherback.models.model import Model
+from featherback.runs.given import TITLE, Examples
+from featherback.runs.lengths import as_tokens
+from featherback.runs.panels.data import SEQUENCE
+from featherback.runs.stream import every_batch
+
+if TYPE_CHECKING:
+    from featherback.data.report import PrepareReport
+
+
+class HasLoss(Protocol):
+    """The part of a method that evaluation needs."""
+
+    def loss(self, batch: Batch) -> float:
+        """The summed loss of the batch's supervised tokens, in nats."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The loss of a model on data: a mean over all supervised tokens."""
+
+    loss: float
+    """Nats per token."""
+    tokens: int
+    """Supervised tokens: those of the assistant's answers, of completions, or all of plain texts."""
+    report: PrepareReport | None = None
+    """What became of the data: `examples`, `truncated`, `dropped` and `skipped` count them. None for token lists."""
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); infinite where that is beyond floating point."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+def evaluate(
+    method: HasLoss,
+    tokens: TokenFile,
+    seq_len: int,
+    batch_tokens: int | None = None,
+    between: Callable[[], None] = lambda: None,
+) -> Evaluation:
+    """The mean loss over a token file, which may be NaN; `between` is called after each batch.
+
+    Batches are packed into `batch_tokens` tokens (None: `seq_len`, the most that a sequence has).
+    FeatherbackError if no token is supervised.
+    """
+    total, count = 0.0, 0
+    for batch in every_batch(tokens, Batching(seq_len, batch_tokens)):
+        if batch.n_targets:
+            total += method.loss(batch)
+            count += batch.n_targets
+        between()
+    tokens.drop_pages()
+    if not count:
+        raise FeatherbackError(f"{tokens.path} has no supervised token to evaluate.")
+    return Evaluation(total / count, count)
+
+
+def evaluate_file(
+    model: Model,
+    data: Source | str,
+    adapter: Adapter | None = None,
+    seq_len: int | None = None,
+    compute: str = "bf16",
+    cut: bool = False,
+    examples: Examples | None = None,
+) -> Evaluation:
+    """Tokenise `data` as training would, in a process of its own, and measure `model` with `adapter`.
+
+    `examples`: given from Python, in place of files. `seq_len`: None for what the data need; `cut`: what is longer is
+    cut, and not refused.
+    """
+    source = Source.of(data)
+    with as_tokens(model, source, seq_len, cut, examples) as (tokens, report):
+        size = max(seq_len or SEQUENCE, tokens.max_length)
+        plan = Plan.default(model.config, tokens=size, compute=compute)
+        with MapWatch(model.files, model.close) as maps:
+            method = methods.create("mesp", model, adapter, plan)
+            result = evaluate(method, tokens, size, between=maps.check)
+    if not math.isfinite(result.loss):
+        check_weights(model)
+        raise FeatherbackError(
+            f"The loss on {source.name or TITLE} is not finite: the adapter does not fit, or its training diverged."
+        )
+    return replace(result, report=report)

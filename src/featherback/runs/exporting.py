@@ -1,0 +1,102 @@
+"""A run or an adapter taken to another program: what `featherback export` and `featherback.export` share."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from featherback import models
+from featherback.core.files import remove_abandoned
+from featherback.core.naming import argument_is
+from featherback.core.private import check_run
+from featherback.engine.formats.quantize import quantizable
+from featherback.engine.formats.types import TensorType
+from featherback.errors import FeatherbackError, did_you_mean, expected
+from featherback.exports import formats
+from featherback.exports.targets import TARGETS
+from featherback.exports.targets.base import Exported, Request, Target, WholeRequest, check_out
+from featherback.exports.targets.base_of import base_of_run, model_path
+from featherback.models.hub.locate import locate
+from featherback.models.loader import results
+
+_OTHER_NAMES = dict.fromkeys(("hf", "huggingface", "transformers", "safetensors"), ("merged", "peft"))
+"""What users call a target -> the targets that they may mean."""
+
+
+def export(
+    source: Path,
+    to: str,
+    model: str | None = None,
+    out: Path | None = None,
+    kind: str | None = None,
+    base_model: str | None = None,
+    force: bool = False,
+) -> Exported:
+    """Write the adapter, or the trained model, in `source` for the target `to`; what was written.
+
+    `model`: the base, None for what the run or adapter names. `out`: None for a place beside the source. `kind`: the
+    number format of what is written, None for the target's choice. `force`: replace what is there. FeatherbackError for
+    what does not fit together, and if nothing can be written.
+    """
+    check_run(source)
+    if to.lower() in _OTHER_NAMES and to not in TARGETS.names:
+        meant = did_you_mean(_OTHER_NAMES[to.lower()])
+        raise FeatherbackError(f"{argument_is('to', repr(to))}; {expected(to, TARGETS.names)}{meant}")
+    target, stored = TARGETS[to], _type(kind)
+    request: Request | WholeRequest
+    if (trained := next((path for path in results(source) if path.exists()), None)) is not None:
+        place = trained
+        request = _whole(source, trained, target, stored, model)
+        opened = request.model
+    else:
+        place = formats.place_of(_found(source))
+        form = formats.detect(place)
+        opened = models.load(model_path(place, model))
+        request = Request(formats.load(opened, place, format=form), Path(), stored, base_model)
+        named = place if place.name not in ("", "..") else place.absolute()
+        stem = named.name if named.is_dir() else named.stem
+        request = replace(request, out=named.parent / target.name(request, stem))
+    if out is not None:
+        request = replace(request, out=out)
+    target.check(request)
+    check_out(request.out, place, opened, force)
+    remove_abandoned(request.out)  # it may hold the room that is needed
+    done = target.write(request) if isinstance(request, Request) else target.write_whole(request)
+    return replace(done, notes=[*done.notes, *_warning(source)])
+
+
+def _warning(source: Path) -> list[str]:
+    """That `source` is a run that ended worse than it began, if it is."""
+    from featherback.runs.outcome import worsening
+    from featherback.runs.run_directory import RunDirectory
+
+    with suppress(FeatherbackError):  # an adapter, or a run of another version
+        rise = worsening(RunDirectory.open(source).record.get("summary", {}))
+        return [] if rise is None else [f"{source} is worse than before training: {rise}"]
+    return []
+
+
+def _found(source: Path) -> Path:
+    """The path itself, or that of the model that goes by this name, which is refused by its path."""
+    with suppress(FeatherbackError):
+        return locate(source)
+    return source
+
+
+def _whole(source: Path, trained: Path, target: Target, kind: TensorType | None, named: str | None) -> WholeRequest:
+    """What is asked of a model that the run `source` trained."""
+    opened = models.load(trained)
+    request = WholeRequest(opened, Path(), kind, base_of_run(source, named))
+    place = source.absolute()
+    return replace(request, out=place.parent / target.whole_name(request, place.name))
+
+
+def _type(name: str | None) -> TensorType | None:
+    """The number format of this name; FeatherbackError if there is none."""
+    if name is None:
+        return None
+    known = {kind.name.lower(): kind for kind in TensorType if quantizable(kind)}
+    if name.lower() not in known:
+        raise FeatherbackError(f"{argument_is('type', repr(name))}; {expected(name, known)}")
+    return known[name.lower()]

@@ -1,0 +1,13 @@
+"""What other programs record of an event."""
+
+from __future__ import annotations
+
+from featherback.runs.events import Evaluation, Step
+
+
+def scalars(event: Step | Evaluation) -> dict[str, float]:
+    """Name -> number: "train/loss", "train/lr", ... or "eval/loss"."""
+    if isinstance(event, Evaluation):
+        return {"eval/loss": event.eval_loss}
+    values = {f"train/{name}": value for name, value in event.values().items() if name != "step"}
+    return {**values, "train/tokens_per_second": event.tokens / max(event.seconds, 1e-9)}

@@ -1,0 +1,45 @@
+"""TensorBoard: event files in the run's folder `tensorboard`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tensorboard.summary import Writer
+
+from featherback.runs.callback import Callback
+from featherback.runs.events import Begin, End, Evaluation, Failed, Step
+from featherback.runs.loggers.scalars import scalars
+
+
+class TensorBoard(Callback):
+    """`tensorboard --logdir RUN/tensorboard` shows it, also while the run goes on."""
+
+    _writer: Writer | None = None
+
+    def begin(self, event: Begin) -> None:
+        self._writer = Writer(str(Path(event.run) / "tensorboard"))
+
+    def step(self, event: Step) -> None:
+        self._log(event)
+
+    def evaluation(self, event: Evaluation) -> None:
+        self._log(event)
+
+    def end(self, event: End) -> None:
+        self._close()
+
+    def failed(self, event: Failed) -> None:
+        self._close()
+
+    def _log(self, event: Step | Evaluation) -> None:
+        assert self._writer is not None
+        for name, value in scalars(event).items():
+            self._writer.add_scalar(name, value, event.step)
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+LOGGER = TensorBoard

@@ -1,0 +1,45 @@
+"""Weights & Biases, offline: in the run's folder `wandb`; nothing leaves the machine until `wandb sync` is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from featherback.runs.callback import Callback
+from featherback.runs.events import Begin, End, Evaluation, Failed, Step
+from featherback.runs.loggers.scalars import scalars
+
+
+class WandB(Callback):
+    """A run of the project "featherback". W&B keeps a process of its own, whose memory is its own."""
+
+    _run: Any = None
+
+    def begin(self, event: Begin) -> None:
+        self._run = wandb.init(
+            mode="offline",
+            project="featherback",
+            name=Path(event.run).name,
+            dir=event.run,
+            config=dict(event.configuration),
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+
+    def step(self, event: Step) -> None:
+        self._run.log(scalars(event), step=event.step)
+
+    def evaluation(self, event: Evaluation) -> None:
+        self._run.log(scalars(event), step=event.step)
+
+    def end(self, event: End) -> None:
+        self._run.summary.update(event.summary)
+        self._run.finish()
+
+    def failed(self, event: Failed) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=1)
+
+
+LOGGER = WandB

@@ -1,0 +1,94 @@
+"""A zeroth-order run once more, from its options and its log of directions: no data are read, no loss is computed.
+
+Each step's gradients are made again from the seed and the slopes, and go through the run's own optimiser. The same bits
+as the run's on the same instruction set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from featherback import methods, optim
+from featherback.core import private
+from featherback.core.naming import argument
+from featherback.engine.host.paged import PagedArray
+from featherback.errors import FeatherbackError
+from featherback.exports.formats.peft import FORMAT as PEFT
+from featherback.methods.base import Draw
+from featherback.methods.mezo import MeZO
+from featherback.models.model import Model
+from featherback.runs import checkpoint
+from featherback.runs.beginning import base_model, first_adapter, first_optimizer
+from featherback.runs.direction_log import NAME, read_steps
+from featherback.runs.run_directory import RunDirectory, check_new
+
+
+def replay(
+    run: RunDirectory,
+    out: Path,
+    step: int | None = None,
+    model: Model | None = None,
+    told: Callable[[int, int], None] = lambda step, last: None,
+) -> int:
+    """Write the adapter that a run kept, or would have kept, after `step` to the folder `out`, and return the step.
+
+    `step` None: that of the adapter in the run's directory. `model`: the run's, if it is open already. `told`: called
+    after each step with its number and the last one's. FeatherbackError if the run kept no log, or it is not whole.
+    """
+    config = run.config
+    if not issubclass(methods.METHODS[config.method], MeZO):
+        raise FeatherbackError(
+            f"{run.path} was trained by {config.method}, which follows no directions that could be replayed."
+        )
+    path = run.path / NAME
+    if not config.method_options["log_directions"] or not path.exists():
+        raise FeatherbackError(
+            f"{run.path} has no {NAME}: only a run with {argument('log_directions', True)} can be replayed."
+        )
+    last = exported_step(run) if step is None else step
+    if last < 1:
+        raise FeatherbackError(f"{run.path} has saved no adapter yet; name a {argument('step')}.")
+    check_new(out)
+    model = base_model(run, model)
+    adapter = first_adapter(run, model)
+    parameters = adapter.parameters
+    optimizer = first_optimizer(config, adapter)
+    gradients = PagedArray(parameters.layers, parameters.size)
+    plan = replace(run.plan_of(model.blocks), checkpoints="ram", states="ram")
+    options = methods.OPTIONS.make(config.method, config.method_options)
+    estimator = methods.create(config.method, model, adapter, plan, options=options)
+    assert isinstance(estimator, MeZO)
+    try:
+        for logged in read_steps(path, run.origin, last):
+            gradients.clear()
+            estimator.replay(logged.slopes, Draw(config.seed, logged.step - 1), gradients)
+            scale = optim.clip_scale(optim.global_norm(gradients), config.clip_norm)
+            optimizer.step(gradients, logged.lr, scale)
+            told(logged.step, last)
+        private.make_private_folder(out)
+        with adapter.holding(optimizer.kept if _is_mean(run, last) else parameters):
+            PEFT.save(adapter, out, run.record.get("base_model"))
+    except OSError as error:
+        raise FeatherbackError(f"Cannot write {out}: {error.strerror}.") from error
+    finally:
+        estimator.close()
+        optimizer.close()
+        adapter.close()
+    return last
+
+
+def _is_mean(run: RunDirectory, step: int) -> bool:
+    """Whether the run kept, or would have kept, the mean after `step`, if it has one."""
+    measured = run.record.get("evaluations", [])
+    return all(evaluation.get("mean", False) for evaluation in measured if evaluation["step"] == step)
+
+
+def exported_step(run: RunDirectory) -> int:
+    """The step of the adapter in a run's directory: the one of the lowest held-out loss, or else the last saved."""
+    measured = [evaluation for evaluation in run.record.get("evaluations", []) if evaluation["step"] > 0]
+    if measured:
+        return int(min(measured, key=lambda evaluation: evaluation["loss"])["step"])
+    finished = run.record.get("summary", {}).get("steps", 0)
+    return max(checkpoint.latest_step(run.path), int(finished))

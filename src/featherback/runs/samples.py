@@ -1,0 +1,169 @@
+"""What a model answers before and after a run, for people to look at: docs/watching.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from featherback import models
+from featherback.core.terminal import Progress, quoted
+from featherback.data.token_file import TokenFile
+from featherback.data.tokenizers.loader import check_tokenizer, load_tokenizer, tokenizer_bytes
+from featherback.data.tokenizers.tokenizer import Tokenizer
+from featherback.engine.budget import Budget
+from featherback.engine.formats.mapping import most_mapped
+from featherback.engine.host.interrupt import StoppedError
+from featherback.engine.host.machine import memory_limit
+from featherback.engine.host.reading import drop_maps
+from featherback.errors import FeatherbackError
+from featherback.exports import formats
+from featherback.infer.decoder import Decoder
+from featherback.infer.generate import generate_text
+from featherback.infer.needs import fitting
+from featherback.infer.sampler import Sampler
+from featherback.methods.memory.planner import SPARE
+from featherback.models.form import Layout
+from featherback.models.model import Model, matrices
+from featherback.runs.beginning import base_model
+from featherback.runs.callback import Callback
+from featherback.runs.events import Note, Sample
+from featherback.runs.run_directory import RunDirectory
+
+ANSWER = 48
+"""Most tokens of an answer."""
+BEGINNING = 32
+"""Most tokens that are given of a text, of which all are trained."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    prompt: list[int]
+    expected: list[int]
+    is_cut: bool
+    """Whether more would be expected."""
+
+
+def tell_samples(run: RunDirectory, model: Model, callback: Callback, check: Callable[[], None]) -> None:
+    """The last part of a run that has finished: --samples, told and recorded, within what it has for its memory.
+
+    `model`: the one that is trained, or has the adapter beside it. `check` is called between tokens, and raises
+    StoppedError if they are not waited for: the run goes without them, as where they do not fit.
+    """
+    config = run.config
+    if run.record.get("samples"):  # of another end of this run
+        run.update(samples=[])
+    if not config.samples or not _can_be_read(model):
+        return
+    budget = Budget(config.budget or int(SPARE * memory_limit()))
+    later = quoted("featherback", "report", run.path, "--samples", config.samples)
+    try:
+        for each in sample(run, config.samples, None if config.train == "full" else model, budget, check):
+            callback.tell(each)
+    except StoppedError:
+        callback.tell(Note(f"note: the answers before and after were left out; {later} makes them."))
+    except FeatherbackError as error:
+        callback.tell(
+            Note(f"note: the answers before and after were left out: {error} {later} makes them, without a budget.")
+        )
+
+
+def sample(
+    run: RunDirectory,
+    count: int,
+    model: Model | None = None,
+    budget: Budget = Budget(),  # noqa: B008 - it cannot change
+    check: Callable[[], None] | None = None,
+) -> list[Sample]:
+    """`count` examples with what the run's model says to them as it was and as it is, greedily; recorded in run.json.
+
+    They are the first that are held out, or else of those trained on. `model`: as it was, if it is open. One decoder
+    is open at a time, the fastest that the budget has room for.
+    FeatherbackError if the model has no tokenizer or is gone, BudgetError if nothing fits.
+    """
+    config = run.config
+    data = "eval" if "eval" in run.record["data"] else "train"
+    asked = list(islice(_asked(TokenFile(run.tokens / f"{data}.tokens")), count))
+    if not asked:
+        return []
+    model = model or base_model(run)
+    drop_maps(matrices(model))  # what was read of it before
+    budget.ask(tokenizer_bytes(model.path), "The tokenizer of the answers")
+    tokenizer = load_tokenizer(model.path)
+    trained = models.load(run.path) if config.train == "full" else model
+    first = None if config.start is None else run.start
+    last = None if config.train == "full" else run.path
+    answers = []
+    with Progress("answers before and after") as progress, TemporaryDirectory(dir=run.path) as folder:
+        for opened, place in ((model, first), (trained, last)):
+            with _decoder(run, opened, place, asked, budget, Path(folder)) as decoder:
+                answers.append([_answer(decoder, tokenizer, each.prompt, progress, check) for each in asked])
+            drop_maps(matrices(opened))
+    prompts = (tokenizer.decode(each.prompt, special=True) for each in asked)
+    expected = (tokenizer.decode(each.expected) + "\u2026" * each.is_cut for each in asked)
+    found = [Sample(*each) for each in zip(prompts, expected, *answers, strict=True)]
+    run.update(samples=[each.values() for each in found])
+    return found
+
+
+@contextmanager
+def _decoder(
+    run: RunDirectory, model: Model, adapter: Path | None, asked: list[_Asked], budget: Budget, folder: Path
+) -> Iterator[Decoder]:
+    """A decoder that fits in the budget, with the adapter at that path, whose values wait in `folder`."""
+    plan, capacity = run.plan, max(len(each.prompt) for each in asked) + ANSWER
+    lora = None
+    if adapter is not None:
+        form = formats.form(model, adapter)
+        size = Layout(model.blocks, form).size
+        budget.ask(formats.LOADED * 4 * size + most_mapped(4 * size), "The adapter of the answers")
+        lora = formats.load(model, adapter, file=folder / "answers.f32")
+    try:
+        layout = fitting(model, lora, capacity, plan.compute, budget, plan.weights)
+        decoder = Decoder(model, lora, capacity, plan.compute, layout, folder)
+        try:
+            yield decoder
+        finally:
+            decoder.close()
+    finally:
+        if lora is not None:
+            lora.close()
+
+
+def _can_be_read(model: Model) -> bool:
+    """Whether it has a tokenizer: nobody could read the answers of one that has none."""
+    try:
+        check_tokenizer(model.path)
+    except FeatherbackError:
+        return False
+    return True
+
+
+def _asked(tokens: TokenFile) -> Iterator[_Asked]:
+    """Of each example what comes before its first trained tokens, and those; of a text its beginning, and more."""
+    for index in range(len(tokens)):
+        ids, trained = tokens.seq(index)
+        first = int(np.argmax(trained))
+        if first == 0:
+            first = min(BEGINNING, len(ids) // 2)
+        untrained = np.flatnonzero(~trained[first:])
+        end = first + int(untrained[0]) if untrained.size else len(ids)
+        if 0 < first < end:
+            most = first + ANSWER
+            yield _Asked(ids[:first].tolist(), ids[first : min(end, most)].tolist(), end > most)
+
+
+def _answer(
+    decoder: Decoder, tokenizer: Tokenizer, prompt: list[int], progress: Progress, check: Callable[[], None] | None
+) -> str:
+    text = ""
+    for piece in generate_text(decoder, tokenizer, prompt, Sampler(), ANSWER, check):
+        text += piece
+        if progress.is_due():
+            progress.show(text[-40:])
+    return text

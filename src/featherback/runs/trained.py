@@ -1,0 +1,169 @@
+"""What a run trains: how a step changes it, and how it is kept. The loop around it is `runs.trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from featherback import methods, optim
+from featherback.core.naming import argument
+from featherback.engine.host.paged import PagedArray
+from featherback.exports.formats.peft import FORMAT as PEFT
+from featherback.methods.base import Draw, Method
+from featherback.methods.memory import disk
+from featherback.methods.memory.plan import Plan
+from featherback.models.model import Model
+from featherback.runs import checkpoint, guard
+from featherback.runs.beginning import first_adapter, first_optimizer
+from featherback.runs.direction_log import NAME as LOG_NAME
+from featherback.runs.direction_log import DirectionLog, step_bytes
+from featherback.runs.run_directory import RunDirectory
+from featherback.runs.stream import Group
+
+PARAMETERS = "parameters"
+
+
+class Outcome(NamedTuple):
+    """What a step found."""
+
+    loss: float  # mean, nats per supervised token
+    norm: float  # Euclidean, of the gradient before it was clipped
+
+
+class Trained(Protocol):
+    """An adapter, or a model's own weights, in training."""
+
+    name: ClassVar[str]
+    """What it is called in messages."""
+    method: Method
+    model: Model
+
+    def step(self, group: Group, lr: float, step: int, check: Callable[[], None]) -> Outcome:
+        """Do step number `step`, counted from 1. `check` fails if what was read was not the model's.
+
+        DivergenceError if what is trained is in doubt after it.
+        """
+
+    def showing(self, mean: bool) -> AbstractContextManager[None]:
+        """Within, `method` sees it, to be measured, as it is now, or the mean, if there is one."""
+
+    @property
+    def disk_bytes(self) -> int:
+        """What it will write, and has not yet."""
+
+    def restore(self) -> tuple[dict[str, Any] | None, list[str]]:
+        """Go back to the newest good checkpoint: its progress (None: there is none), and what should be said of it.
+
+        FeatherbackError if there are some, and none is good.
+        """
+
+    def save(self, step: int, progress: Mapping[str, Any], export: bool) -> Path:
+        """Write a checkpoint: the file. `export`: as well, and before it is there."""
+
+    def export(self, mean: bool) -> None:
+        """Write what is trained, as it is now, or the mean, if there is one, where the user finds it."""
+
+    def remove(self) -> None:
+        """Delete what `export` wrote."""
+
+    def close(self) -> None:
+        """Close files."""
+
+
+class TrainedAdapter:
+    """An adapter beside frozen weights."""
+
+    name: ClassVar[str] = "adapter"
+
+    def __init__(self, run: RunDirectory, model: Model, plan: Plan, steps: int) -> None:
+        """`steps`: that the run is to have in all."""
+        config = run.config
+        self._steps = steps
+        self._run, self._config, self._plan, self.model = run, config, plan, model
+        states = run.work if plan.states == "file" else None
+        place = states and states / f"{PARAMETERS}.f32"
+        self.adapter = first_adapter(run, model, place)
+        parameters = self.adapter.parameters
+        self.optimizer = first_optimizer(config, self.adapter, states)
+        self.gradients = PagedArray(parameters.layers, parameters.size, states and states / "gradients.f32")
+        options = methods.OPTIONS.make(config.method, config.method_options)
+        self.method = methods.create(
+            config.method, model, self.adapter, plan, run.work, options, objective=config.criterion
+        )
+        self.log = None if self.method.slopes is None else DirectionLog(run.path / LOG_NAME, run.origin)
+
+    def step(self, group: Group, lr: float, step: int, check: Callable[[], None]) -> Outcome:
+        config = self._config
+        self.gradients.clear()
+        loss, first = 0.0, 0
+        for batch in group.batches:
+            draw = Draw(config.seed, step - 1, first)
+            loss += self.method.gradients(batch, 1 / group.n_targets, self.gradients, draw)
+            first += batch.n_tokens
+        loss /= group.n_targets
+        norm = optim.global_norm(self.gradients)
+        check()
+        guard.check_loss(loss, "the loss", step, step - 1, self.model)
+        guard.check_finite(norm, "the gradient", step, step - 1, self.model)
+        if not self.optimizer.step(self.gradients, lr, optim.clip_scale(norm, config.clip_norm)):
+            raise guard.DivergenceError(f"the adapter is not finite at step {step}; lower {argument('lr')}", step)
+        if self.log is not None:
+            slopes = self.method.slopes or []
+            self.log.append(step, lr, slopes)
+            slopes.clear()
+        return Outcome(loss, norm)
+
+    def showing(self, mean: bool) -> AbstractContextManager[None]:
+        return self.adapter.holding(self.optimizer.kept if mean else self.adapter.parameters)
+
+    @property
+    def disk_bytes(self) -> int:
+        arrays = self._arrays()
+        parameters = checkpoint.nbytes({PARAMETERS: self.adapter.parameters})
+        needed = disk.of_adapter(parameters, checkpoint.nbytes(arrays) - parameters)
+        needed -= checkpoint.held(self._run.path)
+        if self.log is not None:
+            slopes = self._config.accumulate * self._config.method_options["directions"]
+            needed += self._steps * step_bytes(slopes)
+        if self._plan.states == "file":
+            needed += checkpoint.nbytes({**arrays, "gradients": self.gradients})
+            if self.adapter.layout.fixed.size:
+                needed += checkpoint.nbytes({"fixed": self.adapter.fixed})
+        return needed
+
+    def restore(self) -> tuple[dict[str, Any] | None, list[str]]:
+        state, refused = checkpoint.restore(self._run.path, self._run.identity, self._arrays())
+        notes = [f"{reason}; the one before it is used" for reason in refused]
+        step = 0 if state is None else state["step"]
+        if state is not None:
+            self.optimizer.updates = state.pop("updates")
+        if self.log is not None and (last := self.log.rewind(step)) < step:
+            notes.append(f"{self.log.path} ends after step {last} of {step}: no replay is possible")
+        return state, notes
+
+    def save(self, step: int, progress: Mapping[str, Any], export: bool) -> Path:
+        if export:
+            self.export(mean=True)
+        if self.log is not None:
+            self.log.sync()
+        state = {**progress, "updates": self.optimizer.updates}
+        return checkpoint.save(self._run.path, step, self._run.identity, self._arrays(), state)
+
+    def export(self, mean: bool) -> None:
+        with self.showing(mean):
+            # The base's name is on record: asking the model file again would bring its vocabulary into memory.
+            PEFT.save(self.adapter, self._run.path, self._run.record.get("base_model"))
+
+    def remove(self) -> None:
+        PEFT.remove(self._run.path)
+
+    def close(self) -> None:
+        self.method.close()
+        self.optimizer.close()
+        self.gradients.close()
+        self.adapter.close()
+
+    def _arrays(self) -> dict[str, PagedArray]:
+        return {PARAMETERS: self.adapter.parameters, **self.optimizer.states, **self.method.states}

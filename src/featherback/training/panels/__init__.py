@@ -1,4 +1,0 @@
-"""The options of training, one module for each panel of the help: its fields, their checks and what follows from them.
-
-A rule that concerns two panels is in training.config, which composes them.
-"""

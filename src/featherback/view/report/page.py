@@ -1,0 +1,233 @@
+"""report.html: one file that needs nothing else, no network and no script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from featherback.core.files import atomic_file, write_bytes
+from featherback.core.options import described, flags
+from featherback.core.terminal import quoted
+from featherback.runs.config import CHOICES, PANELS, TrainConfig, without_meaning
+from featherback.runs.events import Sample
+from featherback.runs.outcome import again, is_worse, verdict
+from featherback.runs.run_directory import RunDirectory
+from featherback.version import __version__
+from featherback.view.report.chart import COLOURS, SMALL, STYLE, Line, chart, counted, loss_chart, loss_svg
+from featherback.view.report.curves import Curves
+from featherback.view.report.text import escaped, quietened
+from featherback.view.reporter import duration
+
+_MB = 1e6
+_MADE_WITH = ("versions", "machine", "plan")
+REPORT, PICTURE = "report.html", "loss.svg"
+COUNTS = {
+    "examples": "examples read",
+    "sequences": "sequences",
+    "tokens": "tokens",
+    "supervised_tokens": "tokens to predict",
+    "seq_len": "tokens of a sequence, at most",
+    "longest": "tokens of the longest example",
+    "truncated": "examples cut",
+    "truncated_tokens": "tokens cut off them",
+    "dropped": "examples left out: nothing to predict",
+    "skipped": "records that cannot be used",
+    "duplicates": "copies of other examples",
+    "empty_answers": "examples with an empty answer",
+    "spelled_control": "examples that spell a control token",
+}
+"""Of the record's counts of the data, those that are shown, as people name them."""
+_PAGE = """
+*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--text);font:15px/1.5 system-ui,sans-serif}
+main{max-width:1120px;margin:0 auto;padding:32px 20px 48px}
+h1{font-size:24px;line-height:1.25;margin:0;overflow-wrap:anywhere}h2{font-size:16px;margin:0 0 8px}
+h3{font-size:13px;font-weight:600;color:var(--quiet);margin:0 0 2px}
+p{margin:4px 0;color:var(--quiet);overflow-wrap:anywhere}.bad{color:var(--limit)}footer{margin-top:16px;font-size:13px}
+.card{background:var(--card);border:1px solid var(--grid);border-radius:10px;padding:16px 18px;margin-top:16px;
+min-width:0;overflow-x:auto}
+.grid-4,.grid-3,.grid-2{display:grid;gap:16px;margin-top:16px}.grid-4>*,.grid-3>*{margin:0}
+.grid-4{grid-template-columns:repeat(auto-fit,minmax(190px,1fr))}
+.grid-3{grid-template-columns:repeat(auto-fit,minmax(min(100%,300px),1fr))}.grid-3>.card{padding:14px 10px}
+.grid-2{grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:20px 40px;margin:0}
+.tile b{display:block;font-size:21px;font-weight:600;white-space:nowrap}.tile span{color:var(--quiet);font-size:13px}
+svg{display:block;width:100%;height:auto}.narrow{display:none}
+table{border-collapse:collapse;width:100%;font-size:14px}
+td,th{padding:4px 12px 4px 0;vertical-align:top;text-align:left;border-top:1px solid var(--grid);overflow-wrap:anywhere}
+tr:first-child>*{border-top:0}td:first-child,th{color:var(--quiet);font-weight:400}
+td:first-child{width:150px;min-width:130px;overflow-wrap:normal}
+.said td{white-space:pre-wrap}hr{border:0;height:20px}
+small{font-size:11px;color:var(--quiet);opacity:.8;margin:0 .35em}
+@media(max-width:640px){main{padding:20px 12px 32px}.card{padding:12px}.wide{display:none}.narrow{display:block}
+td:first-child{width:104px;min-width:96px}.tile b{font-size:19px}
+.grid-4{grid-template-columns:repeat(auto-fit,minmax(min(100%,150px),1fr));gap:12px}}
+@media print{body{background:none}.card{break-inside:avoid}}
+"""
+_HEAD = (
+    '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+)
+
+
+def write_report(run: RunDirectory) -> Path:
+    """Write report.html and loss.svg into the run's directory, each whole or not at all; the report's path.
+
+    FeatherbackError if the record or the metrics are damaged, or the disk is full.
+    """
+    run.make_private()
+    curves = Curves(run)
+    write_bytes(run.path / PICTURE, loss_svg(curves).encode())
+    path = run.path / REPORT
+    with atomic_file(path) as file:
+        for part in page(run, curves):
+            file.write(part.encode())
+    return path
+
+
+def page(run: RunDirectory, curves: Curves) -> Iterator[str]:
+    """The report, piece by piece."""
+    record, config = run.record, run.config
+    title = escaped(run.path.absolute().name)
+    yield f"{_HEAD}<title>{title} - Featherback</title>\n<style>{COLOURS}{STYLE}{_PAGE}</style></head>\n"
+    yield f"<body><main>\n<header><h1>{title}</h1>\n<p>{escaped(_subtitle(record, config))}</p>"
+    failure = record.get("failure")
+    if isinstance(failure, Mapping) and failure.get("reason"):
+        yield f'<p class="bad">Failed after step {escaped(failure.get("step"))}: {escaped(failure["reason"])}</p>'
+    if is_worse(record.get("summary", {})):
+        advice = f"Train again: {quoted(*again(record, str(run.path)))}"
+        yield f'<p class="bad">{escaped(verdict(record, advice))}</p>'
+    yield '</header>\n<section class="grid-4">'
+    for name, value, more in _tiles(record, config, curves):
+        words = f"<span>{escaped(name)}</span><b>{escaped(value)}</b><span>{escaped(more)}</span>"
+        yield f'<div class="card tile">{words}</div>'
+    yield f'</section>\n<section class="card"><div class="wide">{loss_chart(curves)}</div>'
+    yield f'<div class="narrow">{loss_chart(curves, size=SMALL)}</div></section>\n<section class="grid-3">'
+    for drawn in (
+        _memory_chart(config, curves),
+        chart("Speed, tokens per second", [Line("mean", "", curves.speed.points)], from_zero=True),
+        chart("Learning rate", [Line("mean", "", curves.rates.points)], from_zero=True),
+    ):
+        yield f'<div class="card">{drawn}</div>\n'
+    yield f"</section>{_samples(record)}"
+    yield f'<section class="card"><h2>Data</h2>{_data(record, config)}</section>\n'
+    yield f'<section class="card"><h2>Options</h2><div class="grid-2">{"".join(_options(config))}</div></section>\n'
+    yield '<section class="card"><h2>Made with</h2><div class="grid-2">'
+    yield from (f"<div><h3>{part.capitalize()}</h3>{_made_with(record, part)}</div>" for part in _MADE_WITH)
+    yield "</div></section>\n<footer><p>Drawn from run.json and metrics.jsonl by Featherback "
+    yield f"{escaped(__version__)}.</p></footer></main></body></html>\n"
+
+
+def _subtitle(record: Mapping[str, Any], config: TrainConfig) -> str:
+    base = Path(str(record.get("base_model") or config.model)).name
+    begun = str(record.get("created", ""))[:16].replace("T", " ")
+    trained = "all weights" if config.train == "full" else f"rank {config.rank}"
+    return f"{base}, {trained}, {config.method}; {record.get('status', 'unknown')}" + (
+        f"; begun {begun} UTC" if begun else ""
+    )
+
+
+def _tiles(record: Mapping[str, Any], config: TrainConfig, curves: Curves) -> Iterator[tuple[str, str, str]]:
+    """Name, value, and what else there is to say."""
+    averages, summary = curves.averages.points, record.get("summary", {})
+    if averages:
+        over = f"average of {counted(curves.span)} steps, " if curves.span > 1 else ""
+        yield "Training loss", f"{averages[-1][1]:.4f}", f"{over}from {averages[0][1]:.4f}"
+    if curves.before is not None:
+        if curves.best is None:
+            yield "Held-out loss", f"{curves.before:.4f}", "before training"
+        else:
+            step, best = curves.best
+            before = f"{curves.before:.4f} before training"
+            against = f"worse than the {before}" if best > curves.before else before
+            yield "Held-out loss", f"{best:.4f}", f"at step {counted(int(step))}, kept; {against}"
+    if curves.rss.points:
+        peak = max([y for _, y in curves.rss.extremes] + [summary.get("peak_rss_mb", 0)])
+        of = "no budget named" if config.budget is None else f"budget {config.budget / _MB:.0f} MB"
+        yield "Peak memory, resident", f"{peak:.1f} MB", of
+    if curves.speed.points:
+        speeds = curves.speed.points
+        mean = summary.get("tokens_per_second") or sum(y for _, y in speeds) / len(speeds)
+        seconds = summary.get("seconds")
+        took = f"{counted(curves.steps)} steps" + (
+            f" in {duration(seconds)}" if isinstance(seconds, (int, float)) else ""
+        )
+        yield "Speed", f"{mean:.0f} tokens/s", took
+
+
+def _memory_chart(config: TrainConfig, curves: Curves) -> str:
+    lines = [Line("mean", "resident", curves.rss.points), Line("second", "footprint", curves.footprint.points)]
+    limits = [] if config.budget is None else [(f"budget {config.budget / _MB:.0f} MB", config.budget / _MB)]
+    return chart("Memory, MB", lines, limits=limits, from_zero=True)
+
+
+def _samples(record: Mapping[str, Any]) -> str:
+    """What was answered before and after."""
+    names = [field.name for field in fields(Sample)]
+    parts = [
+        _table(((name, each[name]) for name in names), quietened)
+        for each in record.get("samples", [])
+        if isinstance(each, Mapping) and all(isinstance(each.get(name), str) for name in names)
+    ]
+    if not parts:
+        return ""
+    return f'<section class="card said"><h2>Answers before and after</h2>{"<hr>".join(parts)}</section>'
+
+
+def _data(record: Mapping[str, Any], config: TrainConfig) -> str:
+    """What was prepared, the training data beside the held-out data."""
+    found = {name: counts for name, counts in record.get("data", {}).items() if isinstance(counts, Mapping)}
+    columns = {"train": ("trained on", config.data), "eval": ("held out", config.eval_data)}
+    shown = [(*columns[name], found[name]) for name in columns if name in found]
+    heads = [f"<th>{name}: {escaped(_origin(paths, counts))}</th>" for name, paths, counts in shown]
+    rows = [f"<tr><td></td>{''.join(heads)}</tr>"]
+    for name, label in COUNTS.items():
+        values = [counts.get(name) for _, _, counts in shown]
+        if any(values) and all(value is None or type(value) is int for value in values):
+            cells = "".join(f"<td>{'' if value is None else counted(value)}</td>" for value in values)
+            rows.append(f"<tr><td>{escaped(label)}</td>{cells}</tr>")
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _origin(paths: Sequence[str] | None, counts: Mapping[str, Any]) -> str:
+    """Where tokens are from."""
+    if before := counts.get("sequences_before"):
+        return f"{counts.get('sequences')} of {before} sequences"
+    return "given from Python" if paths is None else _said(paths)
+
+
+def _options(config: TrainConfig) -> Iterator[str]:
+    """The run's options, under the names that the command line has for them, in its groups."""
+    vain, values = without_meaning(type(config), config.train), config.to_json()
+    places = {"MODEL": config.model, flags(TrainConfig, "out")[0]: config.out}
+    yield f"<div><h3>Files</h3>{_table(places.items())}</div>"
+    for panel in PANELS:
+        fields = [name for name in described(panel) if name not in vain]
+        rows = [(flags(panel, name)[0], values[name]) for name in fields]
+        for own in (own for own in CHOICES if own.choice in fields):
+            rows += [(f"--{name.replace('_', '-')}", value) for name, value in values[own.field].items()]
+        named = [(name, value) for name, value in rows if value is not None]
+        if named:
+            yield f"<div><h3>{escaped(panel.title)}</h3>{_table(named)}</div>"
+
+
+def _made_with(record: Mapping[str, Any], part: str) -> str:
+    values = record.get(part)
+    entries = values.items() if isinstance(values, Mapping) else ()
+    return _table((str(name).replace("_", " "), value) for name, value in entries if value not in (None, {}))
+
+
+def _table(rows: Iterable[tuple[str, object]], shown: Callable[[str], str] = escaped) -> str:
+    """Names beside values, these as `shown` makes them HTML."""
+    body = "".join(f"<tr><td>{escaped(name)}</td><td>{shown(_said(value))}</td></tr>" for name, value in rows)
+    return f"<table>{body}</table>"
+
+
+def _said(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(value)

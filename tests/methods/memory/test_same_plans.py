@@ -1,0 +1,51 @@
+"""The same job has the same plan, whatever is measured: no kernel runs here."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from featherback.engine import kernels
+from featherback.engine.host.machine import VARIATION, Baseline, Machine
+from featherback.engine.host.rates import NOMINAL
+from featherback.methods.memory import planner
+from featherback.methods.memory.plan import Plan
+from tests.methods.memory.test_planner import BASELINE, MB, job
+
+SHOWN = ("predicted_step_seconds", "least_step_seconds", "fastest_step_seconds", "predicted_footprint_mb")
+"""What is only shown of a plan, and may be measured."""
+
+
+def _decided(plan: Plan) -> dict[str, Any]:
+    return {name: value for name, value in asdict(plan).items() if name not in SHOWN}
+
+
+def _measured(drawn: random.Random, memory: int) -> tuple[Baseline, Machine]:
+    """What a run may find: rates within a factor of three, and one of the baselines of like processes."""
+
+    def about(rate: float) -> float:
+        return rate * 3 ** drawn.uniform(-0.5, 0.5)
+
+    machine = Machine(about(4e11), about(1.5e11), about(1e10), about(1.6e10), memory)
+    size = BASELINE.rss + drawn.randrange(VARIATION)
+    return Baseline(BASELINE.footprint, size).settled(process="worker"), machine
+
+
+JOB = job("smollm2-135m", tokens=512)
+
+
+@pytest.mark.parametrize("budget", [51, 60, 90, None])
+def test_a_plan_depends_on_nothing_that_is_measured(budget: int | None) -> None:
+    found = [_measured(random.Random(seed), 300 * MB) for seed in range(4)]
+    plans = [_decided(planner.choose(JOB, budget and budget * MB, *each)) for each in found]
+    assert all(plan == plans[0] for plan in plans)
+
+
+def test_each_instruction_set_has_rates_in_each_compute() -> None:
+    assert NOMINAL.keys() >= set(kernels._NOTES) | set(kernels.available())
+    for rates in NOMINAL.values():
+        assert rates.products.keys() == rates.unpacked.keys() == kernels.OPERANDS.keys()
+        assert min(*rates.products.values(), *rates.unpacked.values(), rates.attention) > 0

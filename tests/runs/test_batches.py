@@ -1,0 +1,187 @@
+"""What a batch holds: so many examples (batch_size), or as many as fit into so many tokens (batch_tokens)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import featherback as fb
+from featherback.cli.preamble import describe_batches
+from featherback.core.files import json_checksum
+from featherback.data.packing import rows
+from featherback.data.token_file import TokenFile
+from featherback.errors import FeatherbackError
+from featherback.runs.config import TrainConfig
+from featherback.runs.panels.data import SEQUENCE
+from featherback.runs.run_directory import RUN_FILE, RunDirectory
+from featherback.runs.run_file import RUN_YAML, read
+from tests.runs.conftest import SEQ_LEN, Start
+from tests.runs.runs import prepared
+
+NAMED = {"model": "m.gguf", "out": "run", "seq_len": SEQ_LEN}
+LENGTHS = (4, 5, 7, 9, 11, 13, 16)
+
+
+def _examples() -> list[list[int]]:
+    return [[length] * length for length in LENGTHS]
+
+
+def _train(model: Path, out: Path, **options: Any) -> tuple[list[int], RunDirectory]:
+    """The tokens of each step."""
+    fixed = {"seq_len": SEQ_LEN, "rank": 2, "epochs": 1, "progress": False, "compute": "fp32", "samples": 0}
+    run = fb.train(model, _examples(), out, **(fixed | options))
+    return [line["tokens"] for line in run.metrics], run.directory
+
+
+def test_a_batch_holds_so_many_examples_whatever_their_lengths(tiny_path: Path, tmp_path: Path) -> None:
+    steps, run = _train(tiny_path, tmp_path / "run", batch_size=3)
+    tokens = TokenFile(run.tokens / "train.tokens")
+    order = [int(tokens.lengths(row).sum()) for row in rows(tokens, run.config.batching)]
+    assert steps == order
+    assert [row.size for row in rows(tokens, run.config.batching)] == [3, 3, 1]
+    assert run.plan.tokens == 3 * SEQ_LEN
+    assert max(steps) <= run.plan.tokens
+    two, _ = _train(tiny_path, tmp_path / "two", batch_size=1, accumulate=3)
+    assert two == steps
+
+
+def test_a_packed_batch_holds_what_fits_into_its_tokens(tiny_path: Path, tmp_path: Path) -> None:
+    by_default, run = _train(tiny_path, tmp_path / "run")
+    assert run.plan.tokens == SEQ_LEN
+    assert max(by_default) <= SEQ_LEN
+    packed, run = _train(tiny_path, tmp_path / "packed", batch_tokens=40)
+    assert run.plan.tokens == 40
+    assert len(packed) < len(by_default)
+    assert max(packed) <= 40
+    assert sum(packed) == sum(LENGTHS)
+    with pytest.raises(fb.FeatherbackError, match="a batch must hold a whole sequence"):
+        _train(tiny_path, tmp_path / "small", batch_tokens=8)
+
+
+def test_examples_of_a_batch_do_not_see_each_other(start: Start) -> None:
+    """One step of four examples is the step of the mean over their trained tokens, each by itself."""
+    options: dict[str, Any] = {"steps": 2, "max_grad_norm": 0.5}
+    runs = [
+        start("together", batch_size=4, **options),
+        start("one by one", batch_size=1, accumulate=4, **options),
+        start("packed", batch_tokens=4 * SEQ_LEN, **options),
+    ]
+    first, *others = (load_file(run.path / "adapter_model.safetensors") for run in runs)
+    for other in others:
+        for name, tensor in other.items():
+            assert np.linalg.norm(tensor - first[name]) <= 1e-5 * np.linalg.norm(first[name])
+
+
+def test_memory_is_planned_for_the_longest_examples_there_are(tiny_path: Path, tmp_path: Path) -> None:
+    _, run = _train(tiny_path, tmp_path / "run", batch_size=3, seq_len=None)
+    assert run.config.seq_len == max(LENGTHS)
+    assert run.plan.tokens == 3 * max(LENGTHS)
+    _, run = _train(tiny_path, tmp_path / "packed", seq_len=None)  # shorter ones leave room for more
+    assert run.plan.tokens == run.config.seq_len == SEQUENCE
+
+
+def test_one_of_the_two_is_named() -> None:
+    with pytest.raises(FeatherbackError, match=r"^Name --batch-size or --batch-tokens, not both\.$"):
+        TrainConfig(**NAMED, batch_size=2, batch_tokens=64)
+
+
+def test_naming_one_replaces_the_other_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "o.yaml").write_text("batch_size: 8\nseq_len: 64\n")
+    config = read(tmp_path / "o.yaml").config({"model": "m", "out": "o", "batch_tokens": 512})
+    assert (config.batch_size, config.batch_tokens) == (None, 512)
+
+
+def test_a_resumed_run_keeps_its_batches(tiny_path: Path, start: Start) -> None:
+    start(steps=1)
+    start(steps=2, resume=True, batch_tokens=SEQ_LEN)  # as by default
+    refusal = r"--batch-size was left out, not 2; --batch-tokens was 16, not left out"
+    with pytest.raises(FeatherbackError, match=refusal):
+        start(steps=2, resume=True, batch_size=2)
+
+
+# --- runs of versions that packed every batch, and called its sequence lengths the batch size ---
+
+
+def _as_before(run: RunDirectory, batch_size: int) -> None:
+    """Make the record of a run what those versions wrote."""
+    record = json.loads((run.path / RUN_FILE).read_text())
+    del record["configuration"]["batch_tokens"]
+    record["configuration"]["batch_size"] = batch_size
+    (run.path / RUN_FILE).write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("lengths", [1, 2])
+def test_a_run_of_an_earlier_version_is_resumed_to_the_bit(start: Start, lengths: int) -> None:
+    named: dict[str, Any] = {"schedule": "constant"}
+    if lengths > 1:
+        named["batch_tokens"] = lengths * SEQ_LEN
+    whole = start("whole", steps=4, **named)
+    before = start("before", steps=2, **named)
+    _as_before(before, lengths)
+    after = start("before", steps=4, resume=True, schedule="constant")
+    assert after.config.batching == whole.config.batching
+    assert list(after.metrics())[-1]["loss"] == list(whole.metrics())[-1]["loss"]
+    file = "adapter_model.safetensors"
+    assert (after.path / file).read_bytes() == (whole.path / file).read_bytes()
+
+
+@pytest.mark.parametrize("lengths", [1, 2])
+def test_its_checkpoints_are_known_by_the_checksum_of_then(start: Start, lengths: int) -> None:
+    run = start(steps=1, batch_tokens=lengths * SEQ_LEN)
+    then = {**run.config.fixed(), "batch_size": lengths}
+    for name in ("batch_tokens", "objective"):
+        del then[name]
+    assert run.origin == json_checksum([sorted(then.items()), run.record["model"]])
+    by_examples = start("by examples", steps=1, batch_size=lengths)
+    assert by_examples.origin != run.origin
+
+
+def test_without_a_length_it_is_refused() -> None:
+    values = {name: value for name, value in TrainConfig(**NAMED).to_json().items() if name != "batch_tokens"}
+    with pytest.raises(FeatherbackError, match=r"wrote batch_size: 4, .* begin another run, with --batch-tokens"):
+        TrainConfig.from_json({**values, "batch_size": 4, "seq_len": None})
+
+
+@pytest.mark.parametrize("lengths", [1, 2])
+def test_its_run_yaml_means_what_it_did(tiny_path: Path, tmp_path: Path, lengths: int) -> None:
+    run = prepared(tiny_path, tmp_path / "run", steps=1, batch_tokens=lengths * SEQ_LEN)
+    now = (run.path / RUN_YAML).read_text()
+    before = now.replace(f"batch_tokens: {lengths * SEQ_LEN}\n", f"batch_size: {lengths}\n")
+    assert before != now
+    for text in (now, before):
+        (tmp_path / "o.yaml").write_text(text)
+        file = read(tmp_path / "o.yaml")
+        config = file.config({"model": file.model, "data": "tokens", "out": "again"})
+        assert (config.batch_size, config.batching.full) == (None, run.config.batching.full)
+        assert file.plan_for(config) is not None
+
+
+def test_a_run_yaml_of_today_is_read_as_it_is(tiny_path: Path, tmp_path: Path) -> None:
+    run = prepared(tiny_path, tmp_path / "run", steps=1, batch_size=3)
+    file = read(run.path / RUN_YAML)
+    assert file.config({"model": file.model, "data": "tokens", "out": "again"}).batch_size == 3
+    by_hand = tmp_path / "by hand.yaml"
+    by_hand.write_text("batch_size: 3\n")
+    assert read(by_hand).values == {"batch_size": 3}
+
+
+# --- what a person is told ---
+
+
+def test_the_banner_says_how_many_examples_a_step_holds(tiny_path: Path, tmp_path: Path) -> None:
+    _, run = _train(tiny_path, tmp_path / "run", batch_size=3, accumulate=2)
+    tokens = TokenFile(run.tokens / "train.tokens")
+    assert describe_batches(run.config, tokens) == (
+        "3 examples, up to 48 tokens; 2 batches a step: 6 examples; examples do not see each other"
+    )
+    packed = replace(run.config, batch_size=None, batch_tokens=33, accumulate=1)
+    average = len(LENGTHS) / len(list(rows(tokens, packed.batching)))
+    assert describe_batches(packed, tokens) == (
+        f"up to 33 tokens, packed with whole examples: {average:.3g} on average; examples do not see each other"
+    )

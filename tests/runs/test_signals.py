@@ -1,0 +1,254 @@
+"""Signals end a run, an evaluation or a preparation cleanly: what was done is saved, and run.json says how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from featherback.engine.host.interrupt import Interrupt
+from featherback.engine.host.process_tree import tree
+from featherback.runs.callback import Callback
+from featherback.runs.evaluation import Evaluation, evaluate
+from featherback.runs.events import Step
+from featherback.runs.run_directory import RunDirectory
+from tests.runs import runs
+from tests.runs.conftest import Start
+from tests.support.tiny_chat import write_messages, write_tiny_chat
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _adapter(run: RunDirectory) -> bytes:
+    return (run.path / "adapter_model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_in_a_step_saves_and_ends(tiny_path: Path, tmp_path: Path, number: signal.Signals) -> None:
+    run = runs.prepared(tiny_path, tmp_path / "run", steps=100_000, save_every=100_000)
+    run.release()
+    process = runs.worker(run.path)
+    runs.wait_for(lambda: run.metrics_path.exists() and run.metrics_path.stat().st_size, process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=runs.PATIENCE)
+    assert process.returncode == 130, err
+    record = RunDirectory.open(run.path).record
+    assert record["status"] == "interrupted"
+    assert list(run.path.glob("*.fbc"))
+    assert not (run.path / "work").exists()
+
+
+@pytest.mark.parametrize("at", [0, 4, 6])
+def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(start: Start, at: int) -> None:
+    """It is left at the next batch, the step is saved, and the evaluation begins anew when the run is resumed."""
+    options: dict[str, Any] = {"steps": 6, "eval_seed": 9, "eval_every": 2}
+    whole = start("whole", **options)
+    batches = 0
+
+    def interrupted(*values: Any) -> Evaluation:
+        *others, between = values
+
+        def after_a_batch() -> None:
+            nonlocal batches
+            batches += 1
+            if batches == 4 * at // 2 + 2:  # the second batch of that evaluation's four
+                os.kill(os.getpid(), signal.SIGTERM)
+            between()
+
+        return evaluate(*others, after_a_batch)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("featherback.runs.trainer.evaluate", interrupted)
+        run = start("parts", **options)
+    assert batches == 4 * at // 2 + 2
+    record = RunDirectory.open(run.path).record
+    assert record["status"] == "interrupted"
+    assert [each["step"] for each in record.get("evaluations", [])] == list(range(0, at, 2))
+    resumed = start("parts", resume=True, **options)
+    assert _adapter(resumed) == _adapter(whole)
+    ours, theirs = (RunDirectory.open(each.path).record for each in (resumed, whole))
+    assert ours["evaluations"] == theirs["evaluations"]
+    assert ours["status"] == "finished"
+
+
+def test_a_second_signal_ends_at_once_and_the_record_says_so(start: Start, tmp_path: Path) -> None:
+    class Twice(Callback):
+        def step(self, event: Step) -> None:
+            if event.step == 3:
+                for _ in range(2):
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        start("run", Twice(), steps=9, save_every=2)
+    assert RunDirectory.open(tmp_path / "run").record["status"] == "interrupted"
+    assert len(list(start("run", steps=4, resume=True).metrics())) == 4
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupt() as interrupt:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not interrupt.requested
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert interrupt.requested
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+BECOMES = """
+import ctypes, os, sys, threading, time
+from functools import partial
+from featherback.runs import launch
+from featherback.engine.host.interrupt import ended_by_signals
+from featherback.runs.run_directory import RunDirectory
+run, numbers, when = RunDirectory.take(sys.argv[1]), [int(number) for number in sys.argv[2].split(",")], sys.argv[3]
+exec_now = os.execve
+
+def exec_later(path, command, environment):
+    if when == "before":  # one call of C after the other: Python has no time to look for signals
+        kills = [partial(ctypes.CDLL(None).kill, os.getpid(), number) for number in numbers]
+        calls = [*kills, partial(time.sleep, 0.2), partial(exec_now, path, command, environment)]
+        list(map(partial.__call__, calls))
+    kills = "".join(f"os.kill(os.getpid(), {number});" for number in numbers)
+    script = f"import os, runpy, sys; {kills} del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__')"
+    exec_now(path, [path, "-c", script, *command[2:]], environment)
+
+os.execve = exec_later
+if sys.argv[4] == "threads":  # another thread, which takes the signals that the first one blocks
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+with ended_by_signals():
+    launch.become_worker(run, "--json")
+"""
+
+
+@pytest.mark.parametrize(("when", "threads"), [("before", "threads"), ("before", "alone"), ("after", "threads")])
+@pytest.mark.parametrize("numbers", [(1,), (2,), (2, 15)])
+def test_a_signal_as_the_command_gives_way_ends_the_run_cleanly(
+    tiny_path: Path, tmp_path: Path, numbers: tuple[int, ...], when: str, threads: str
+) -> None:
+    """Just before the one program takes the other's place, or before the other one is ready for signals."""
+    run = runs.prepared(tiny_path, tmp_path / "run", steps=100_000)
+    run.release()
+    done = subprocess.run(
+        [sys.executable, "-c", BECOMES, str(run.path), ",".join(map(str, numbers)), when, threads],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=runs.PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 130, done
+    alone = f"interrupted before the first step; the same command with --resume begins {run.path}\n"
+    second = "\ninterrupted before the step ended; the last checkpoint is kept\n"
+    assert done.stderr == (alone if len(numbers) == 1 else second)
+    assert RunDirectory.open(run.path).record["status"] == "interrupted"
+    runs.resumed(tiny_path, run.path).release()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_in_the_preparation_ends_its_child_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    model, data, out = write_tiny_chat(tmp_path / "m.gguf"), tmp_path / "many.jsonl", tmp_path / "run"
+    write_messages(data, 40_000)
+    command = [sys.executable, "-m", "featherback", "train", model, "--data", data, "--out", out, "--epochs", "1"]
+    process = subprocess.Popen(
+        [*map(str, command), "--seq-len", "64"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    runs.wait_for(lambda: list(out.glob("tokens/.train.tokens.*")), process)
+    children = set(tree(process.pid)) - {process.pid}  # the template's process
+    process.send_signal(number)
+    _, err = process.communicate(timeout=runs.PATIENCE)
+    assert (process.returncode, err) == (130, "")
+    assert not out.exists()
+    runs.wait_for(lambda: not any(map(_is_alive, children)))  # one that loses its owner needs a moment to see it
+
+
+@pytest.mark.parametrize("numbers", [(1,), (2,), (15,)])
+def test_a_signal_between_two_programs_of_the_command_ends_it(tmp_path: Path, numbers: tuple[int, ...]) -> None:
+    """What came while signals were held is the next program's first."""
+    model, data, out = write_tiny_chat(tmp_path / "m.gguf"), tmp_path / "few.jsonl", tmp_path / "run"
+    write_messages(data, 12)
+    words = ["train", str(model), "--data", str(data), "--out", str(out), "--steps", "1", "--seq-len", "64"]
+    script = f"""
+import os, sys
+exec_now = os.execve
+def exec_later(path, command, environment):
+    for number in {numbers}:
+        os.kill(os.getpid(), number)
+    exec_now(path, command, environment)
+os.execve = exec_later
+from featherback.cli.app import run
+sys.exit(run({words!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=runs.PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert not out.exists()
+
+
+REPORTS = """
+import atexit, os, sys
+from featherback.engine.host.interrupt import exit_with
+from featherback import worker
+from featherback.view.report import page
+when, number = sys.argv.pop(), int(sys.argv.pop())
+write_now = page.write_report
+def write(run):
+    if when == "report":
+        os.kill(os.getpid(), number)
+    return write_now(run)
+page.write_report = write
+if when == "end":
+    atexit.register(os.kill, os.getpid(), number)
+exit_with(lambda: worker.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("when", ["report", "end"])
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_after_the_last_step_is_no_crash(
+    tiny_path: Path, tmp_path: Path, number: signal.Signals, when: str
+) -> None:
+    run = runs.prepared(tiny_path, tmp_path / "run", steps=1)
+    run.release()
+    process = runs.worker(run.path, REPORTS, str(int(number)), when)
+    _, err = process.communicate(timeout=runs.PATIENCE)
+    assert process.returncode == (130 if when == "report" else 0)
+    told = f"\ninterrupted: the run is finished, and featherback report {run.path} draws it\n"
+    assert err == (told if when == "report" else "")
+    assert RunDirectory.open(run.path).record["status"] == "finished"
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_in_an_evaluate_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """Its tokens are in a temporary folder, made by a child."""
+    model, data, place = write_tiny_chat(tmp_path / "m.gguf"), tmp_path / "many.jsonl", tmp_path / "tmp"
+    write_messages(data, 40_000)
+    place.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "featherback", "evaluate", str(model), "--data", str(data)],
+        env={**os.environ, "TMPDIR": str(place)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    runs.wait_for(lambda: list(place.glob("featherback-*/.data.tokens.*")), process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=runs.PATIENCE)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    left = list(place.iterdir())  # an empty file may be: by it Python tries a folder, and a child may be ended in that
+    assert not [path for path in left if path.is_dir() or path.stat().st_size]
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
