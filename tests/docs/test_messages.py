@@ -32,6 +32,8 @@ def part_of(node: ast.expr) -> str:
     if isinstance(node, ast.Constant):
         return str(node.value)
     call = node.value if isinstance(node, ast.FormattedValue) else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "shown_mb":
+        return "\0 MB"
     named = NAMING.get(call.func.id) if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else None
     if named is None or not isinstance(call, ast.Call):
         return "\0"
