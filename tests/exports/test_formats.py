@@ -32,7 +32,7 @@ from featherback.models.architecture.permute import hf_to_gguf_rows
 from featherback.models.lora import LoRA, Pair
 from featherback.models.model import Model
 from featherback.nn.adapters.lora import LoRAKind
-from tests.methods.conftest import CASES
+from tests.support.families import cases
 from tests.support.oracle import random_adapter, reference_model
 from tests.support.tiny_models import TINY_LLAMA, TINY_PHI3, TINY_QWEN2, write_tiny
 
@@ -252,9 +252,9 @@ def test_a_planted_permutation_fault_is_caught(tmp_path: Path, monkeypatch: pyte
     assert not np.array_equal(stored, adapter.state()["model.layers.1.self_attn.q_proj.lora_B.weight"][order])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", cases())
 def test_families_say_how_their_gguf_files_lie(tmp_path: Path, name: str) -> None:
-    config = models.load(write_tiny(tmp_path / "m.gguf", *CASES[name])).config
+    config = models.load(write_tiny(tmp_path / "m.gguf", *cases()[name])).config
     assert config.rope_interleaved == families.family_of(config).gguf_interleaved
 
 

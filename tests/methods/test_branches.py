@@ -180,7 +180,7 @@ def test_targets_are_those_of_all_blocks(twins: Twins) -> None:
     model = twins.model
     assert adaptable(model.blocks) == ("q_proj", "o_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj")
     adapter = adapter_of(model, random_adapter(twins.reference, 4))
-    assert [len(adapter.layout.adapted(layer)) for layer in range(4)] == [7, 5, 7, 6]
+    assert [len(adapter.layout.kinds(layer)) for layer in range(4)] == [7, 5, 7, 6]
 
 
 @pytest.mark.parametrize("name", FORMATS.names)

@@ -78,7 +78,7 @@ def compared(twins: Twins, **plan: Any) -> tuple[Result, Result, Result]:
         for layer in twins.reference.model.layers:
             layer.mlp.__dict__.pop("forward", None)
     # The norm behind a unit is differentiated at its output, which is kept as it is.
-    behind = ["mlp_out"] if twins.model.blocks[0].mlp.post_norm else []
+    behind = ["mlp_out"] if twins.model.blocks[0].branches[1].post_norm else []
     keep = dict.fromkeys([*GATES, *behind], len(twins.model.blocks))
     found = ours(twins.model, state, sequences, keep=keep, encodings=IN_BLOCKS, mlp_tile=256, vocab_tile=48, **plan)
     return found, Result(rough.loss, rough.grads), Result(exact.loss, exact.grads)

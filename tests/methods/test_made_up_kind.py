@@ -159,14 +159,14 @@ def check(twins: Twins, method: str = "mesp", targets: tuple[str, ...] = ("all",
     [("mesp", {}), ("mesp", {"chunk": 16}), ("mesp", {"keep": {"gate": 2, "mlp_out": 1}}), ("mebp", {})],
     ids=str,
 )
-@pytest.mark.parametrize("name", ["llama", "qwen2-biases", "phi3", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "phi3", "gemma2"])
 def test_gradients_are_autograds(all_twins: dict[str, Twins], name: str, method: str, plan: dict[str, Any]) -> None:
     check(all_twins[name], method, **plan)
 
 
 @pytest.mark.parametrize("target", ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"])
 def test_one_target(all_twins: dict[str, Twins], target: str) -> None:
-    check(all_twins["qwen2-biases"], targets=(target,))
+    check(all_twins["qwen2"], targets=(target,))
 
 
 @pytest.mark.parametrize("method", ["collect", "change_backward", "weigh", "change"])

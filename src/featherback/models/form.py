@@ -64,7 +64,8 @@ class Layout:
 
     def __init__(self, blocks: Sequence[Block], form: Form) -> None:
         self._blocks = blocks
-        self.form = replace(form, targets=parse_targets(form.targets, adaptable(blocks)))
+        targets = parse_targets(form.targets, adaptable(blocks))
+        self.form = replace(form, targets=targets, exceptions={**_absent(blocks, targets), **form.exceptions})
         layers = range(len(blocks))
         self.slots = SlotTable(
             [
@@ -95,6 +96,9 @@ class Layout:
         """The layout of these layers alone, in vectors of the same size."""
         some = copy(self)
         some._blocks = [self._blocks[layer] for layer in layers]
+        targets = self.form.targets
+        others = {(at, name): self.form.at(layer, name) for at, layer in enumerate(layers) for name in targets}
+        some.form = replace(self.form, exceptions=others)
         some.slots, some.fixed, some.prepared = (
             table.of_layers(layers) for table in (self.slots, self.fixed, self.prepared)
         )
@@ -127,3 +131,9 @@ class Layout:
         shapes = self._blocks[layer].projections
         sizes = {target: getattr(kind, name)(shapes[target]) for target, kind in self.kinds(layer).items()}
         return {target: (size,) for target, size in sizes.items() if size}
+
+
+def _absent(blocks: Sequence[Block], targets: Sequence[str]) -> dict[Place, None]:
+    """The places that are not adapted because a layer has no such projection."""
+    layers = enumerate(blocks)
+    return {(layer, name): None for layer, block in layers for name in targets if name not in block.projections}

@@ -254,7 +254,7 @@ def test_windows_of_several_chunks(sequence: int) -> None:
 @pytest.mark.parametrize("chunk", [None, 48])
 def test_blocks_that_are_skipped(chunk: int | None, share: float, returned: int) -> None:
     """Whichever they are, alike blocks cost the same."""
-    shape: dict[str, Any] = {"rank": 4, "tokens": 321, "sequence": 100}
+    shape: dict[str, Any] = {"form": Form.of(rank=4), "tokens": 321, "sequence": 100}
     config = tiny(TINY_LLAMA, num_hidden_layers=4)
     options = LCSBOptions(share=share)
     some, every = (

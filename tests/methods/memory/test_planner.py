@@ -13,10 +13,10 @@ from featherback.engine.host.machine import Baseline
 from featherback.engine.host.rates import nominal
 from featherback.errors import FeatherbackError
 from featherback.methods import METHODS
+from featherback.methods.base import KeepingOptions
 from featherback.methods.memory import planner
 from featherback.methods.memory.job import Job
 from featherback.methods.memory.plan import Plan
-from featherback.methods.mesp import MeSPOptions
 from featherback.models.form import Form
 from featherback.optim.rules.adamw import AdamW
 from featherback.optim.rules.sgd import SGD
@@ -68,7 +68,7 @@ def test_more_memory_is_never_slower(tokens: int, free: int | None) -> None:
 
 def test_eight_bits_are_kept_only_where_they_are_asked_for_and_pay() -> None:
     exact = job()
-    rough = job(options=MeSPOptions(keep_precision="8bit"))
+    rough = job(options=KeepingOptions(keep_precision="8bit"))
     least = planner.smallest(exact, BASELINE, MACHINE).rss
     assert planner.smallest(rough, BASELINE, MACHINE).rss == least
     seconds = []
@@ -148,7 +148,7 @@ def test_the_least_memory_grows_with_the_job(method: str) -> None:
 
     for key, values in {
         "tokens": (128, 512, 4096),
-        "rank": (4, 8, 16, 32),
+        "form": [Form.of(rank=rank) for rank in (4, 8, 16, 32)],
         "name": ("smollm2-135m", "qwen2.5-0.5b", "qwen2.5-3b"),
         "rule": (SGD(), AdamW()),
         "compute": ("bf16", "fp32"),
@@ -161,7 +161,7 @@ def test_the_least_memory_grows_with_the_job(method: str) -> None:
             assert needed == sorted(needed), (key, what)
             # The optimiser's buffers come when the weights' pages are gone, and MeBP's resident peak is at the head,
             # which knows no adapter: no more need be resident for either.
-            flat = {("rule", "rss"), ("rank", "rss")} if method == "mebp" else {("rule", "rss")}
+            flat = {("rule", "rss"), ("form", "rss")} if method == "mebp" else {("rule", "rss")}
             assert needed[0] < needed[-1] or (key, what) in flat
 
 
