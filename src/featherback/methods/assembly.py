@@ -54,7 +54,7 @@ class Layout(Protocol):
 
 
 class Adapter(Protocol):
-    """The part of an adapter that methods work on: `adapters.Adapter`, or its shapes alone."""
+    """The part of an adapter that methods work on: `models.lora.Adapter`, or its shapes without values."""
 
     @property
     def layout(self) -> Layout: ...
