@@ -74,7 +74,7 @@ class AtProjection:
         return x
 
     def change_backward(self, ctx: Context, x: Array, d_changed: Array, dx: Array, *, accumulate: bool) -> None:
-        """dx (T, in) (+)= the gradient of x from that of x' (T, in), float32. Collect those of the values of `change`."""
+        """dx (T, in) (+)= the gradient of x from that of x' (T, in), float32. Collect those of its own values."""
 
     def read(
         self, ctx: Context, x: Array, h: Array | None = None, dh: Array | None = None, *, accumulate: bool = False
