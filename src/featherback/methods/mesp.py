@@ -14,7 +14,8 @@ has the type that products read: bf16, or float32. The arrays that outlive a bra
     the checkpoint of each block's input                                        `RoundTrip.forward`: outside the scratch
     a checkpoint read back, x (T, D); A, B and dA, dB of one block; k and v     `RoundTrip.backward`: while in the block
 
-`methods/sweep.py` has these, and cuts the tokens into chunks. docs/derivations/block.md derives the whole block.
+`methods/sweep.py` has these, and cuts the tokens into chunks. docs/derivations/block.md derives the whole block. The
+ledger in docs/memory.md lists every array of a step: its shape, where it is taken, where it is freed.
 """
 
 from __future__ import annotations
