@@ -88,11 +88,11 @@ class MeSP(Method):
             # projection's own input (`Projection.backward`, which frees h and dh (T, r); by tiles in nn/glu.py):
             #     dh = s dz B             (`read_backward`)
             #     h = s x A^T             computed again, not kept from the forward pass (the adapter's `read`)
-            #     dA = dh^T x             (the adapter's `read` again, with dh)
+            #     dA = dh^T x             (by the same call of `read`)
             #     dB^T = h^T dz           (`collect_b`)
             #     dx = dz W + dh A        (`backward_input`)
             # Attention: do from W_o; dq, dk, dv from do, by tiles of the scores, which never exist whole.
-            # Gated unit: da from W_d; dgate, dup from da, gate and up; nothing of size T x F exists.
+            # Gated unit: da from W_d; dgate, dup from da, gate and up, by tiles of F.
             # The norm before f adds its gradient to dy in place: dy is dx now.
             branch.backward(ctx, dy, x, state, w, carried)
 
