@@ -92,7 +92,7 @@ def gradients(
     method: str = "mesp",
     compute: str = "fp32",
 ) -> tuple[float, dict[str, npt.NDArray[np.float32]]]:
-    """The mean loss (nats per token) and its gradient with respect to every LoRA matrix.
+    """The mean loss (nats per token) and its gradient with respect to every trained tensor of the adapter.
 
     `tokens`: ids (T,), or a list of such sequences, which do not see each other. `labels`: aligned with the
     tokens, -100 = not trained; None = every next token. The gradients have Hugging Face's names and layout:
@@ -132,7 +132,7 @@ def train(
     callbacks: Iterable[Callback] = (),
     **options: Unpack[TrainOptions],
 ) -> Run:
-    """Train a LoRA adapter, or a model's own weights, in this process, as `featherback train` does in one of its own.
+    """Train an adapter (LoRA or DoRA), or a model's own weights, as `featherback train` does, but in this process.
 
     `data`: a file or several; or a list of conversations, which are lists of messages ({"role": ..., "content": ...}),
     of (prompt, completion) tuples, or of other records as a data file has them; or of token lists, or (tokens, labels)

@@ -1,2 +1,5 @@
-"""From text to batches. Imports nothing here: training needs `batch`, `packing` and `token_file` (NumPy
-only); `tokenizer`, `chat`, `readers` and `prepare` belong to the short-lived preparation process."""
+"""From files of text to batches of tokens.
+
+This module imports nothing. Training needs `batch`, `packing`, `prefixes` and `token_file`, which use NumPy only.
+`containers`, `shapes`, `templates`, `tokenizers` and `prepare` belong to the short-lived preparation process.
+"""

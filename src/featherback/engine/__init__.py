@@ -1,1 +1,1 @@
-"""The machine: tensors in files, devices and their kernels, memory, the host's files and limits."""
+"""What runs everything: model files (`formats`), devices and kernels (`backend`), memory and limits (`host`)."""

@@ -1,1 +1,1 @@
-"""Generation: decoding with a key-value cache, sampling, streamed text."""
+"""Text generation: decoding with a cache, sampling, streamed text, conversations."""

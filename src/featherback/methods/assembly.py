@@ -1,4 +1,4 @@
-"""A layer's weights as its block uses them: what is stored, and beside it what an adapter adds."""
+"""A layer's weights as its block uses them: the stored ones, and the adapter at each projection."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ class Layout(Protocol):
 
     @property
     def fixed(self) -> SlotTable:
-        """target -> what is measured of the base once."""
+        """target -> values that are measured from the base model's weights once."""
 
     @property
     def prepared(self) -> SlotTable:
-        """target -> what is prepared of the trained values before a layer is used."""
+        """target -> values that are computed from the trained ones before a layer is used."""
 
     @property
     def size(self) -> int:
-        """Trained values of a layer."""
+        """Number of trained values of a layer: the length of a flat vector."""
 
     def kinds(self, layer: int) -> Mapping[str, Kind]:
-        """target -> how it is adapted in a layer."""
+        """target -> kind of its adapter in this layer."""
 
     def view(self, layer: int, flat: Any) -> dict[str, dict[str, Any]]:
         """target -> its trained tensors by slot, views of `flat` (size,)."""
 
 
 class Adapter(Protocol):
-    """The part of an adapter that methods work on: `adapters.Adapter`, or its shapes alone."""
+    """The part of an adapter that methods work on: `models.lora.Adapter`, or its shapes without values."""
 
     @property
     def layout(self) -> Layout: ...
@@ -66,11 +66,11 @@ class Adapter(Protocol):
 
     @property
     def fixed(self) -> Parameters:
-        """What is measured of the base once, held."""
+        """The values that are measured from the base model's weights once, stored."""
 
     @property
     def measured(self) -> Parameters:
-        """The same, measured whenever it is read."""
+        """The same values, measured again at every read."""
 
 
 @contextmanager
@@ -88,11 +88,12 @@ def layer_weights(
     fixed: Parameters | None = None,
     ready: bool = False,
 ) -> Iterator[BlockWeights]:
-    """A layer's weights with the adapter's, valid inside, as is the memory of `ctx` that they take.
+    """A layer's weights, with the adapter at its projections. They, and the scratch memory taken for them, are valid
+    until the end: the adapter's values (size,), and its prepared values if `prepared` is None.
 
-    `then`: the layer that is needed next. `parameters`, `fixed`: in place of the adapter's own. `gradients` (size,)
-    collects those of the adapter; `sink` takes those of the weights themselves. `prepared`: where what the adapter
-    prepares stays for later calls; it is there already if `ready`, or if gradients are wanted.
+    `then`: the layer to read ahead. `parameters`, `fixed`: in place of the adapter's own. `gradients` (size,): the
+    adapter's gradients are added to it. `sink`: takes the gradients of the weights themselves. `prepared`: an array for
+    the adapter's prepared values that outlives this call; it has them already if `ready`, or if `gradients` is given.
     """
     with ctx.frame(), source.layer(index, then) as stored:
         stored = replace(stored, vectors={name: ctx.backend.vector(value) for name, value in stored.vectors.items()})
@@ -131,9 +132,9 @@ def block_weights(
     sink: LayerSink | None = None,
     layer: int | None = None,
 ) -> BlockWeights:
-    """A layer's stored weights as its block uses them, with what an adapter computes at some of them.
+    """A layer's stored weights as its block uses them, with the adapter at some projections, by name.
 
-    `sink`: what trains the weights themselves, where `layer` says which they are.
+    `sink`: takes the gradients of the weights themselves. `layer`: the layer's number.
     """
     projections = {}
     for name, matrix in stored.matrices.items():

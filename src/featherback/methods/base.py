@@ -1,4 +1,4 @@
-"""What every gradient estimator shares: its options, its draws of random numbers, the loss."""
+"""The base class of gradient estimators: options, random numbers, and the forward pass that gives the loss."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class Options:
 
     @property
     def precision(self) -> str | None:
-        """That in which intermediates may be kept instead of computed again; None: they never are."""
+        """The precision in which intermediates may be kept instead of computed again; None: none are ever kept."""
         return None
 
     def settled(self, train: str) -> Options:
-        """These with values for what was left open, which depend on what is trained: "lora" or "full"."""
+        """These options, with defaults that depend on `train`: "lora" (an adapter of any kind) or "full"."""
         return self
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeepingOptions(Options):
-    """What is kept, where there is memory for it."""
+    """Options of methods that can keep intermediates where there is memory for them."""
 
     keep_precision: str = option(
         EXACT,
@@ -62,7 +62,7 @@ class KeepingOptions(Options):
 
 
 class Method(ABC):
-    """Estimates the gradient of an adapter; `adapter` None: that of the model's own weights, where a method can."""
+    """Estimates the gradient of an adapter; with `adapter` None, of the model's own weights, if the method can."""
 
     needs_checkpoints: ClassVar[bool] = True  # block inputs wait for a backward pass
     can_chunk: ClassVar[bool] = True  # tokens may pass the blocks in chunks
@@ -85,12 +85,12 @@ class Method(ABC):
 
     @cached_property
     def states(self) -> dict[str, PagedArray]:
-        """What it remembers from step to step, by names of its own; checkpoints hold it."""
+        """The method's state from step to step, by name. A run's checkpoints save it."""
         return {}
 
     @cached_property
     def slopes(self) -> list[float] | None:
-        """The loss's slopes along the directions of a step, where they are to be logged; who logs them empties it."""
+        """The loss's slopes along a step's random directions, or None: none are logged. The logger empties it."""
         return None
 
     @abstractmethod
@@ -104,11 +104,11 @@ class Method(ABC):
         self, batch: Batch, parameters: Parameters | None = None, draw: Draw | None = None, moves: Moves | None = None,
         objective: Objective = NEXT_TOKEN,
     ) -> float:  # fmt: skip
-        """The summed loss (nats) over the batch's supervised tokens, with other values of the adapter if given.
+        """The summed loss (nats) over the batch's supervised tokens: a forward pass only.
 
-        It is next-token loss, whatever is trained for, unless an `objective` is named.
-
-        `draw`: as in training; None: without its random numbers. `moves`: what is added to the model's own weights.
+        `objective`: next-token loss by default, also where training minimises another one. `parameters`: in place of
+        the adapter's own values. `draw`: random numbers as in training, such as dropout's; None: none. `moves`: what
+        zeroth-order methods add to the model's own weights.
         """
         with self._begin(batch, draw, moves) as sweep:
             sweep.embed()
@@ -124,12 +124,12 @@ class Method(ABC):
 
     @classmethod
     def returned(cls, layers: int, options: Options) -> int:
-        """Through how many of so many layers a step goes back; the others are only passed."""
+        """How many of the `layers` blocks have a backward pass in a step. The others have a forward pass only."""
         return layers
 
     def _begin(
         self, batch: Batch, draw: Draw | None = None, moves: Moves | None = None
     ) -> AbstractContextManager[Sweep]:
-        """A batch on its way through the blocks; `draw`: in training."""
+        """A sweep of `batch`, before the first block. `draw`: in training."""
         draw = draw if self.adapter is not None and self.adapter.draws else None
         return begin(self.model, self.adapter, self.plan, self.resources, batch, draw, moves)

@@ -1,4 +1,4 @@
-"""The gradient of an objective by the residual stream, once a batch has passed the blocks."""
+"""The gradient of an objective with respect to the residual stream after the last block."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def loss_gradient(sweep: Sweep, objective: Objective, scale: float, sink: HeadSi
 
 
 def _scaled_afterwards(sweep: Sweep, objective: Objective, scale: float) -> float:
-    """The same where a row's derivative is known only after all spans have passed the head.
+    """As `loss_gradient`, where a row's derivative is known only after all spans have passed the head.
 
-    The head leaves the gradients of rows unscaled, and those of further targets in arrays of their own.
+    The head first writes unscaled gradients of rows to the residual stream, and those of further targets to arrays of
+    the frame here. Then the rows are scaled, and the arrays are added to them.
     """
     assert not objective.over_vocabulary
     head, source = sweep.model.head, sweep.resources.weights

@@ -28,7 +28,7 @@ from featherback.nn.linear import BlockWeights
 class MeBP(MeSP):
     """Exact gradients the way a checkpointing autodiff computes them: the baseline of MeSP's memory tables."""
 
-    options_class = Options  # nothing is kept
+    options_class = Options  # no intermediates are kept by plan
     can_chunk = False
     can_train_weights = False
 
@@ -43,7 +43,7 @@ class MeBP(MeSP):
 
 
 class Held:
-    """Scratch memory whose frames free nothing; the frame around them does."""
+    """Scratch memory whose frames free nothing. The frame around it, of the scratch memory itself, frees all."""
 
     def __init__(self, scratch: Scratch) -> None:
         self._scratch = scratch

@@ -1,14 +1,21 @@
 """MeSP (Park et al., ACL 2026 Industry): the structured backward pass.
 
-Of the forward pass only each block's input x stays. On the way back a block is computed again from it, branch by
-branch, and differentiated by hand; every array dies as soon as the derivation allows. With T tokens, width D, rank r:
+The forward pass keeps only each block's input x. The backward pass computes a block again from x, branch by branch,
+and differentiates it by hand. Each array is freed as soon as the derivation allows. With T tokens, width D, rank r:
 
     attention     n = rms(x) g;  q, k, v = n W^T;  o = softmax(q k^T) v;  y = x + o W_o^T        nn/attention.py
     gated unit    n = rms(x) g;  y = x + (act(n W_g^T) * (n W_u^T)) W_d^T, a tile of F at a time      nn/glu.py
-    W with LoRA   z = x W^T + h B^T,   h = s x A^T                                                  nn/linear.py
+    W with LoRA   z = x W^T + h B^T,   h = s x A^T                                  nn/linear.py, nn/adapters/lora.py
 
-An array is born with `ctx.floats` or `ctx.operands`, and dies where the `with ctx.frame()` around it ends. Chunks of
-tokens, and where checkpoints wait, are the business of `methods/sweep.py`. docs/derivations/block.md derives it all.
+`ctx.floats` and `ctx.operands` take an array; the end of the `with ctx.frame()` around the call frees it. An operand
+has the type that products read: bf16, or float32. The arrays that outlive a branch are taken elsewhere:
+
+    the residual stream x (T, D), then its gradient dy, in the same memory      `Sweep.embed`: until the batch is done
+    the checkpoint of each block's input                                        `RoundTrip.forward`: outside the scratch
+    a checkpoint read back, x (T, D); A, B and dA, dB of one block; k and v     `RoundTrip.backward`: while in the block
+
+`methods/sweep.py` has these, and cuts the tokens into chunks. docs/derivations/block.md derives the whole block. The
+ledger in docs/memory.md lists every array of a step: its shape, where it is taken, where it is freed.
 """
 
 from __future__ import annotations
@@ -27,7 +34,7 @@ from featherback.nn.context import Context
 
 
 class MeSP(Method):
-    """Exact gradients in memory that does not grow with depth, unless the plan keeps intermediates for speed."""
+    """Exact gradients. Scratch memory does not grow with depth; checkpoints do, and intermediates that a plan keeps."""
 
     can_train_weights = True
     options_class: ClassVar[type[Options]] = KeepingOptions
@@ -36,51 +43,57 @@ class MeSP(Method):
         with self._begin(batch, draw) as sweep, round_trip(sweep, self.way_back(draw), sink) as trip:
             sweep.embed()  # x_0 (T, D), float32: the tokens' embeddings
             for i in range(len(self.model.blocks)):
-                trip.forward(i)  # x_i goes to the checkpoints; then x_{i+1} = block_i(x_i), in the same memory
-            loss = self.loss_gradient(trip, scale)  # in the same memory again: dx_L = d(scale * loss) / dx_L
-            for i in trip.back:
-                # x_i from its checkpoint; dx_{i+1} becomes dx_i; dA, dB of the block go to the sink when it is done
+                trip.forward(i)  # saves x_i as a checkpoint; then x_{i+1} = block_i(x_i) overwrites x_i
+            loss = self.loss_gradient(trip, scale)  # dx_L = d(scale * loss) / dx_L overwrites x_L
+            for i in trip.back:  # the blocks of `way_back`
+                # reads x_i from its checkpoint; dx_i overwrites dx_{i+1}; the sink gets dA, dB of the block at its end
                 trip.backward(i, self.block_backward)
-            trip.finish()  # dx_0 is the gradient of the rows of the embedding, if that is trained
+            trip.finish()  # dx_0 is the gradient of the embedding's rows; the sink gets it if these are trained
             return loss
 
     def way_back(self, draw: Draw) -> Sequence[int]:
-        """The blocks that the gradient goes back through, in that order: all, from the last to the first."""
+        """The blocks that have a backward pass, in its order. Here: all, from the last to the first."""
         return range(len(self.model.blocks))[::-1]
 
     def loss_gradient(self, trip: RoundTrip, scale: float) -> float:
-        """The summed loss (nats), tile by tile of the vocabulary; logits never exist (nn/loss.py)."""
+        """The summed loss (nats). The residual stream becomes its gradient, by tiles of the vocabulary (nn/loss.py)."""
         return loss_gradient(trip.sweep, self.objective, scale, trip.sink.head)
 
     def block_backward(self, ctx: Context, layer: Layer, dy: Array, x: Array) -> None:
-        """dy (T, D), the gradient of a block's output, becomes that of its input x (T, D), an operand, in place."""
+        """dy (T, D), float32, the gradient of a block's output, becomes that of its input x in place.
+
+        x (T, D) is an operand. The caller took both arrays, and frees them.
+        """
         self._branches_backward(ctx, layer, dy, x, number=0)
 
     def _branches_backward(self, ctx: Context, layer: Layer, dy: Array, x: Array, number: int) -> None:
-        """The same of the branches from `number` on, x being the input of that one.
+        """The same for the branches from `number` on; x (T, D) is the input of branch `number`.
 
-        y = x + f(x):   dx = dy + J_f(x)^T dy.   dy comes from the branches behind it, which go back first.
+        y = x + f(x):   dx = dy + J_f(x)^T dy.   The later branches run first: they turn the block's dy into this dy.
         """
         block, w, carry, kept = layer
         branch, carried = block.branches[number], carry[number]
         with ctx.frame():
-            # What backward needs of f(x): of attention q, k, v, o and each row's log-sum-exp, kept or computed again.
-            # Of a gated unit nothing: gate and up are computed again in its backward, tile by tile.
+            # What the backward pass needs of f(x), kept or computed again. Attention: q, o and each score row's
+            # log-sum-exp (k, v lie in `carried`). They stay while the later branches run, until this frame ends.
+            # A gated unit: nothing. Its backward pass computes gate and up again, tile by tile.
             state = branch.recompute(ctx, x, w, carried, kept)
             if number + 1 < len(block.branches):
                 with ctx.frame():
-                    # y = x + f(x), the next branch's input: kept, or computed again. The last one's is never needed.
+                    # y = x + f(x) (T, D), the next branch's input: kept, or computed again; freed once that branch is
+                    # done. The output of the last branch is never computed again: nothing needs it.
                     y = block.following(ctx, number + 1, x, state, w, kept)
                     self._branches_backward(ctx, layer, dy, y, number + 1)  # dy: of the block's output, then of y
-            # For each projection z = x W^T + h B^T of f, in reverse, with x its own input:
-            #     h = s x A^T             computed again, not kept from the forward pass (`Projection.read`)
-            #     dB^T = h^T dz           (`collect_b`)
+            # For each projection z = x W^T + h B^T of f, from the output of f back to its input, where x is the
+            # projection's own input (`Projection.backward`, which frees h and dh (T, r); by tiles in nn/glu.py):
             #     dh = s dz B             (`read_backward`)
-            #     dA = dh^T x             (`_add_da`)
+            #     h = s x A^T             computed again, not kept from the forward pass (the adapter's `read`)
+            #     dA = dh^T x             (by the same call of `read`)
+            #     dB^T = h^T dz           (`collect_b`)
             #     dx = dz W + dh A        (`backward_input`)
-            # Attention: do from W_o; dq, dk, dv from do, tile by tile of the scores, which never exist whole.
-            # Gated unit: da from W_d; dgate, dup from da, gate and up; nothing of size T x F exists.
-            # A norm before f adds its part to dy, which is dx then.
+            # Attention: do from W_o; dq, dk, dv from do, by tiles of the scores, which never exist whole.
+            # Gated unit: da from W_d; dgate, dup from da, gate and up, by tiles of F.
+            # The norm before f adds its gradient to dy in place: dy is dx now.
             branch.backward(ctx, dy, x, state, w, carried)
 
 

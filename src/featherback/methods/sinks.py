@@ -1,4 +1,4 @@
-"""What takes gradients as soon as they are computed."""
+"""Sinks: they take gradients as soon as these are computed."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from featherback.nn.loss import HeadSink
 
 
 class GradientSink(Protocol):
-    """Takes those of an adapter. `engine.host.paged.PagedArray` adds them up."""
+    """Takes the gradients of an adapter. `engine.host.paged.PagedArray` is one: it sums them over batches."""
 
     def gather(self, layer: int, room: Array, on: Device) -> AbstractContextManager[Array]:
-        """`room` (size,), the layer's flat vector: gradients are added to it inside, and belong to the sink after."""
+        """`room` (size,) with the layer's sums so far. Gradients are added to it; at the end the sink stores it."""
 
 
 class WeightSink(HeadSink, Protocol):
-    """Takes those of the model's own weights, one weight at a time. `methods.whole.gradients` reads them in tiles."""
+    """Takes the gradients of the model's own weights, one by one. `methods.whole.gradients` reads them by tiles."""
 
     def layer(self, index: int) -> LayerSink:
-        """What takes those of a layer."""
+        """The sink of one layer."""
 
     def moved(self, ops: Operations, key: Key, factor: float) -> Moves:
-        """factor z for all weights that are trained, z ~ N(0, I) depending on the key alone."""
+        """The perturbation `factor` z of all trained weights: z ~ N(0, I) depends only on the key."""
 
     def along(self, ctx: Context, slopes: Sequence[tuple[Key, float]]) -> None:
-        """The gradient as it is along some directions (key, slope): the sum of slope z, in place of all else here."""
+        """Take the sum of slope z over directions (key, slope) as the gradient of all weights."""
 
     def embedding(self, ctx: Context, ids: Int32, dx: Array) -> None:
-        """Of the rows `ids` (T,) of the embedding, as they entered the first block: dx (T, D), float32. Comes last."""
+        """Take dx (T, D), float32, the gradient of the embedding's rows `ids` (T,) at the first block. Called last."""

@@ -1,7 +1,12 @@
-"""A batch on its way through the blocks, and back: whole or in chunks, a layer's weights at hand while it is in it.
+"""A batch passes through the blocks, forward and backward, whole or in chunks of tokens.
 
-`Sweep` is the way forward. `RoundTrip` adds the way back: checkpoints of the blocks' inputs, intermediates that are
-kept, gradients handed to where they belong. How a block is differentiated is the method's.
+`Sweep` is the forward pass: it holds the residual stream, and has a block's weights ready while the batch is in it.
+`RoundTrip` adds the backward pass: checkpoints of the blocks' inputs, kept intermediates, and the sink that takes the
+gradients. A method passes in the function that differentiates a block.
+
+Three memories: the scratch (`ctx.floats`, `ctx.operands`), which frames free; the kept intermediates
+(`resources.kept`), freed when the round trip ends; the stores (`resources.checkpoints`, `resources.residual`), which
+live as long as the method and are overwritten by the next batch.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ STREAM = "residual stream, then dy"
 
 
 class ModelLike(Protocol):
-    """The part of a model that methods work on: `models.Model`, or its shapes alone."""
+    """The part of a model that methods work on: a `models.Model`, or its shapes without weights."""
 
     @property
     def blocks(self) -> Sequence[Block]: ...
@@ -64,10 +69,14 @@ def begin(
     draw: Draw | None,
     moves: Moves | None,
 ) -> Iterator[Sweep]:
-    """A batch before the first block. FeatherbackError if it has more tokens than the plan."""
+    """A sweep of `batch`, before the first block. FeatherbackError if it has more tokens than the plan.
+
+    `draw`: random numbers of the adapter, None if it draws none. Its scratch memory is freed at the end.
+    """
     if batch.n_tokens > plan.tokens:
         raise FeatherbackError(f"The batch has {batch.n_tokens} tokens; the plan allows {plan.tokens}.")
     longest = int(np.diff(batch.cu_seqlens).max())
+    # Sequences share prefixes only where equal tokens have equal values: random numbers differ from token to token.
     if draw is None and all(branch.shares_prefixes(longest) for block in model.blocks for branch in block.branches):
         batch = share_prefixes(batch)
     parts = list(spans(batch.cu_seqlens, batch.positions, plan.chunk_tokens, batch.prefix))
@@ -83,13 +92,18 @@ def begin(
         draw=draw,
         moves=moves,
     )
+    # A whole batch has one set of rotary tables for all blocks; `rows` makes those of a chunk.
     with ctx.at(parts[0], model.rotaries if len(parts) == 1 else ()) as ctx:
         yield Sweep(ctx, batch, parts, model, adapter, plan, resources)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The residual stream x (T, D) of a batch, later its gradient: one array, or chunks of it that wait in a store."""
+    """The residual stream x (T, D), float32, of a batch; later its gradient, in the same memory.
+
+    A whole batch: one scratch array, from `embed` to the end of `begin`. In chunks: the rows wait in
+    `resources.residual`, and `rows` brings one chunk at a time to scratch.
+    """
 
     ctx: Context
     batch: Batch
@@ -98,10 +112,10 @@ class Sweep:
     adapter: Adapter | None
     plan: Plan
     resources: Resources
-    _whole: list[Array] = field(default_factory=list)
+    _whole: list[Array] = field(default_factory=list)  # the one array of a whole batch, once `embed` took it
 
     def embed(self) -> None:
-        """The residual stream before the first block."""
+        """Fill the residual stream with the embeddings of the batch's tokens."""
         tokens, width = self.batch.tokens, self.model.embed_tokens.cols
         if len(self.spans) == 1:
             self._whole.append(self.ctx.floats(STREAM, len(tokens), width))
@@ -119,9 +133,10 @@ class Sweep:
         kept: Kept = NOTHING,
         save_input: Callable[[Context, Array], None] | None = None,
     ) -> None:
-        """The residual stream goes through a block, with other values of the adapter if given.
+        """Pass the residual stream through a block, in place. `parameters`: in place of the adapter's own values.
 
-        What `kept` has room for is kept; `save_input` gets each span of the block's input before it changes.
+        Intermediates are written where `kept` has room. `save_input` gets each span of the block's input x (T, D)
+        before x changes. The block's weights and carry are freed at the end.
         """
         block = self.model.blocks[index]
         with self.layer(index, index + 1, parameters=parameters, prepared=kept.prepared) as w:
@@ -148,16 +163,17 @@ class Sweep:
         return objective(self.batch.supervised(), PerTarget.joined(found))[0] if found else total
 
     def layer(self, index: int, then: int, **adapted: Any) -> AbstractContextManager[BlockWeights]:
-        """A layer's weights with the adapter's factors; `then`: the layer that comes next. As `layer_weights`."""
+        """A layer's weights and its adapter, as `layer_weights`. `then`: the layer to read ahead, if there is such."""
         return layer_weights(self.ctx, self.resources.weights, index, then, self.adapter, **adapted)
 
     @contextmanager
     def rows(
         self, span: Span, rotaries: tuple[Rotary, ...] = (), *, load: bool = True, save: bool = True
     ) -> Iterator[tuple[Context, Array]]:
-        """A span's rows (T, D) of the residual stream, to be changed in place, and a context for them.
+        """A context for a span, and its rows (T, D) of the residual stream, to be changed in place.
 
-        `load` False: they are about to be written for the first time. `save` False: they are only read.
+        In chunks, the rows are a scratch array that is loaded, saved and freed here. `load` False: the rows are
+        written for the first time. `save` False: they are only read.
         """
         if self._whole:
             yield self.ctx, self._whole[0]
@@ -170,34 +186,36 @@ class Sweep:
                 store.load(0, x, span.start)
             yield ctx, x
             if save:
-                store.save(0, x, span.start, x)
+                store.save(0, x, span.start, x)  # x may be overwritten: it is freed next
 
 
 class Layer(NamedTuple):
-    """A block on the way back, and what its spans share."""
+    """A block in its backward pass, with what all spans of the batch share."""
 
     block: Block
-    w: BlockWeights  # with places for the gradients of what is trained
-    carry: Sequence[Any]
-    kept: Kept
+    w: BlockWeights  # with the arrays that gradients of its adapter are added to, or the sink of its own weights
+    carry: Sequence[Any]  # of each branch: k and v of attention, for example
+    kept: Kept  # intermediates that the plan keeps
 
 
 BackwardBlock = Callable[[Context, Layer, Array, Array], None]
-"""(ctx, layer, dy, x): dy (T, D), the gradient of the block's output, becomes that of its input x (T, D), in place."""
+"""(ctx, layer, dy, x): dy (T, D), the gradient of the block's output, becomes that of its input x (T, D), in place.
+
+It is called once per span, the last span first."""
 
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """A sweep that comes back through some of its blocks."""
+    """A sweep with a backward pass through some of its blocks."""
 
     sweep: Sweep
-    back: Sequence[int]  # those blocks, in the order in which it comes back through them
+    back: Sequence[int]  # those blocks, in the order of the backward pass
     sink: Destination
-    _kept: dict[int, Kept] = field(default_factory=dict)
+    _kept: dict[int, Kept] = field(default_factory=dict)  # by block, from its forward pass on
 
     def forward(self, index: int) -> None:
-        """The residual stream goes through a block. If it comes back there, the block's input is checkpointed, and what
-        the plan keeps is kept."""
+        """Pass the residual stream through a block. If the block has a backward pass, save its input as a checkpoint,
+        and keep the intermediates that the plan keeps."""
         if index not in self.back:
             self.sweep.forward(index)
             return
@@ -211,14 +229,14 @@ class RoundTrip:
         self.sweep.forward(index, kept=kept, save_input=checkpoint)
 
     def backward(self, index: int, block_backward: BackwardBlock) -> None:
-        """The gradient of a block's output becomes that of its input; those of what is trained go to the sink.
+        """The residual stream, dy of a block's output, becomes dx of its input; the sink gets the block's gradients.
 
-        Where tokens pass in chunks, the carries of all are there first, and the last chunk goes back first
-        (`nn/branch.py`).
+        In chunks: first `rebuild` fills the carries with what all chunks left there in the forward pass; then the
+        chunks are differentiated, the last one first (`nn/branch.py`).
         """
         sweep, kept = self.sweep, self._kept[index]
         block, ctx, tokens = sweep.model.blocks[index], sweep.ctx, sweep.batch.n_tokens
-        then = ([*self.back, -1])[self.back.index(index) + 1]
+        then = ([*self.back, -1])[self.back.index(index) + 1]  # the next block to read ahead; -1: none
         with (
             ctx.frame(),
             self.sink.layer(ctx, index) as places,
@@ -231,27 +249,28 @@ class RoundTrip:
                     with ctx.at(span, block.rotaries) as part:
                         block.rebuild(part, partial(self._input, part, kept), w, carry, kept)
             for span in reversed(sweep.spans):
-                with sweep.rows(span, block.rotaries) as (part, dy), part.frame():
+                with sweep.rows(span, block.rotaries) as (part, dy), part.frame():  # the frame frees the checkpoint
                     block_backward(part, layer, dy, self._input(part, kept))
 
     def finish(self) -> None:
-        """What lies before the first block has its gradient, too."""
+        """Hand the gradient of the first block's input to the sink, if the embedding is trained."""
         self.sink.embedding(self.sweep)
 
     def _input(self, ctx: Context, kept: Kept) -> Array:
-        """The checkpoint of a block's input (T, D), an operand."""
+        """The checkpoint of a block's input: x (T, D), an operand of the current frame."""
         x = ctx.operands("checkpoint", ctx.tokens, self.sweep.model.embed_tokens.cols)
         self._checkpoints.load(kept.place, x, ctx.span.start)
         return x
 
     @property
     def _checkpoints(self) -> TokenStore:
-        """The inputs of the blocks, a slot per block that the gradient comes back to."""
+        """The inputs of the blocks that have a backward pass, a slot for each: `Kept.place`."""
         assert self.sweep.resources.checkpoints is not None
         return self.sweep.resources.checkpoints
 
     def _room(self, block: Block, place: int) -> Kept:
-        """Room for the intermediates that the plan keeps of a block; `place`: how many before it are returned to."""
+        """Room for the intermediates that the plan keeps of a block, until the round trip ends. `place`: the block's
+        number among those with a backward pass, which is also the slot of its checkpoint."""
         sweep = self.sweep
         take, operand = sweep.resources.kept.take, sweep.ctx.operand
         names = [name for name in sweep.plan.kept(place) if name in block.intermediates]
@@ -269,7 +288,10 @@ class RoundTrip:
 
 @contextmanager
 def round_trip(sweep: Sweep, back: Sequence[int], sink: GradientSink | WeightSink) -> Iterator[RoundTrip]:
-    """`sweep` with a way back through the blocks `back`; gradients go to `sink`, what is kept stays until the end."""
+    """`sweep` with a backward pass through the blocks `back`. Gradients go to `sink`.
+
+    Kept intermediates are freed at the end.
+    """
     trained: Destination = OwnWeights(cast(WeightSink, sink))
     if sweep.adapter is not None:
         trained = AdapterOnly(cast(GradientSink, sink), sweep.adapter.layout.size)
@@ -278,22 +300,22 @@ def round_trip(sweep: Sweep, back: Sequence[int], sink: GradientSink | WeightSin
 
 
 class Destination(Protocol):
-    """Where a round trip leaves the gradients of what is trained."""
+    """Where a round trip leaves gradients: of an adapter, or of the model's own weights."""
 
     @property
     def head(self) -> WeightSink | None:
-        """What trains the head."""
+        """The sink of the output head's gradient, if the head is trained."""
 
     def layer(self, ctx: Context, index: int) -> AbstractContextManager[dict[str, Any]]:
-        """For `layer_weights`: where gradients of a layer are to go; after, they are the sink's."""
+        """Arguments of `layer_weights` that say where a layer's gradients go. At the end they belong to the sink."""
 
     def embedding(self, sweep: Sweep) -> None:
-        """The residual stream holds the gradient before the first block."""
+        """Called when the residual stream holds the gradient of the first block's input."""
 
 
 @dataclass(frozen=True)
 class AdapterOnly:
-    """An adapter's gradients, a flat vector per layer."""
+    """An adapter's gradients, a flat vector (size,) per layer, in scratch while its layer is differentiated."""
 
     sink: GradientSink
     size: int
@@ -305,12 +327,12 @@ class AdapterOnly:
             yield {"gradients": collected}
 
     def embedding(self, sweep: Sweep) -> None:
-        """It is not adapted."""
+        """Nothing: adapters have no part at the embedding."""
 
 
 @dataclass(frozen=True)
 class OwnWeights:
-    """The gradients of the model's own weights, one weight at a time."""
+    """The gradients of the model's own weights. The sink takes them one weight at a time."""
 
     head: WeightSink
 

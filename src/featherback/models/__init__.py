@@ -1,4 +1,4 @@
-"""Models on disk: opening them, checking them, and handles of their weights."""
+"""A model opened from disk: its configuration, its blocks, handles of its weights; and adapters of it (`lora`)."""
 
 from featherback.engine.formats.matrix import LayerWeights
 from featherback.models.architecture.config import ModelConfig

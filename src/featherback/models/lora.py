@@ -1,6 +1,7 @@
-"""An adapter of a model. Inside Featherback one layer's values are one flat vector (`Layout`).
+"""An adapter of a model, of any kind (`nn/adapters/`). One layer's values are one flat vector (`Layout`).
 
-Outside, names and layouts are PEFT's; q and k rows are permuted at this border where the file's RoPE order differs.
+Outside this class, names and layouts are PEFT's: reading and writing permutes rows of q and k where the model file has
+them in another order.
 """
 
 from __future__ import annotations

@@ -3,10 +3,13 @@
 Forward:   n = rms(x) g;   q, k, v = lin(n);   q, k = rope(norm(q)), rope(norm(k));   o = attention(q, k, v)
            x += lin_o(o), or rms(lin_o(o)) g' in families with a norm behind it; n = x in those without one before
 
-The carry is keys and values: of all tokens of a batch in training, of all tokens so far in decoding. In the backward
-pass, where tokens pass in several spans, their gradients dk and dv gather beside them: a key is seen by its own span
-and by later ones, which go back first, so its rows are complete when it is their span's turn. See
-docs/derivations/attention.md.
+The carry is keys and values: of all tokens of a batch in training, of all tokens so far in decoding. In a backward pass
+of several spans it also has their gradients dk and dv, summed over spans. Queries of a key's own span and of later ones
+see it, and later spans go back first: so a span's rows of dk and dv are complete when its own turn comes.
+
+Memory: k, v (T', K) of all tokens lie in the carry, until the layer is done. q, o (T, Q) and lse lie in the state, in
+the caller's frame. n (T, D) is freed after the projections, and computed again in the backward pass. dq, dk, dv are
+freed at the end of `backward`. Scores exist tile by tile, inside the kernel. See docs/derivations/attention.md.
 """
 
 from __future__ import annotations
@@ -26,55 +29,56 @@ from featherback.nn.rope import Rotary
 from featherback.nn.span import Span
 
 Places = Mapping[str, tuple[Array, Array]]
-"""By letter, q, k or v: where a projection's product goes, and where it lies normed and rotated. They may be one."""
+"""By letter (q, k, v): the array for the product, and the array for its normed and rotated values; often the same."""
 
 FLOAT32 = ("float32",)
-"""How factors of the scores are kept."""
+"""The encoding in which factors of the scores are kept."""
 
 NO_H: Mapping[str, Array | None] = {}
-"""What adapters read, h (T, r), none kept. By stored projection: parts of a fused one have one h."""
+"""No room for h (T, r), which adapters read. By stored projection: the parts of a fused one share one h."""
 
 
 @dataclass(frozen=True)
 class KeyValues:
-    """Keys and values of all tokens of a batch, rows in the order of the tokens."""
+    """The carry: keys and values of all T' tokens of a batch, rows in the order of the tokens."""
 
     k: Array  # (T', K), normed and rotated
     v: Array  # (T', K)
-    k_raw: Array | None = None  # (T', K), before the norm, where it is not overwritten
-    gathered: tuple[Array, Array] | None = None  # dk and dv (T', K), to which later spans have added; None: one span
+    k_raw: Array | None = None  # (T', K), k before its norm; None where the norm overwrites it, or there is none
+    gathered: tuple[Array, Array] | None = None  # dk and dv (T', K), sums over spans; None: one span, or no backward
 
     def seen(self, span: Span) -> tuple[Array, Array]:
-        """k and v as far as the span's queries may see."""
+        """The rows of k and v that the span's queries may see."""
         return self.k[span.seen], self.v[span.seen]
 
     def places(self, span: Span) -> Places:
-        """The span's own rows."""
+        """The span's own rows of k and v, to be written or read."""
         k, v = self.k[span.own], self.v[span.own]
         return {"k": (k if self.k_raw is None else self.k_raw[span.own], k), "v": (v, v)}
 
 
 @dataclass(frozen=True)
 class AttentionState:
-    """What the backward pass of a span needs of its forward pass."""
+    """What a span's output and backward pass need: kept intermediates, or arrays of the caller's frame."""
 
     q: Array  # (T, Q), normed and rotated
-    q_raw: Array  # (T, Q), before the norm; q, if that was in place
+    q_raw: Array  # (T, Q), before the norm; q itself, if that was in place
     o: Array  # (T, Q), an operand
     lse: Array | None  # (heads, T), the log of each score row's sum of exponentials; None in decoding
     probabilities: Array | None  # (heads * T, keys), only as plain autodiff holds them
-    out: Array | None  # (T, D): lin_o(o), if a norm follows it, or its adapter needs it
-    h: Mapping[str, Array | None]  # what adapters read of n, kept, by stored projection
+    out: Array | None  # (T, D): lin_o(o), if a norm follows it, or its adapter reads it
+    h: Mapping[str, Array | None]  # (T, r), what adapters read from n, if it stays for backward; by stored projection
 
 
 class Attention(Branch):
     """Causal grouped-query attention, as a family sets it up.
 
-    `interleaved`: rows of q and k lie as GGUF's llama has them, rotated or not. `rotary`: None if q and k stay as they
-    are. `fused`: the one projection that holds the rows of q, k and v. `bias`: they have one. `qk_norm`: q and k are
-    normalised, with weights q_norm, k_norm: "heads" each by itself, weights (head_dim,), or "whole", all heads of a
-    token together, weights (heads * head_dim,). `window`: most keys that a query sees, itself included (0: all before
-    it). `scale` of the scores (None: head_dim^-1/2). `softcap`: scores s become cap tanh(s / cap) (0: they stay).
+    `interleaved`: the rows of q and k that rotate together are neighbours in the file, as GGUF's llama stores them,
+    also in blocks that do not rotate. `rotary`: None if q and k are not rotated. `fused`: the one projection that holds
+    the rows of q, k and v. `bias`: q, k and v have one. `qk_norm`: q and k have norms, with weights q_norm and k_norm:
+    "heads", of each head by itself, weights (head_dim,); or "whole", of all heads of a token together, weights
+    (heads * head_dim,). `window`: most keys that a query sees, its own included (0: all up to its own). `scale`: of the
+    scores (None: head_dim^-1/2). `softcap`: scores s become cap tanh(s / cap) (0: they stay).
     """
 
     def __init__(
@@ -119,7 +123,7 @@ class Attention(Branch):
             "attn_out": Intermediate(hidden_size),
             "lse": Intermediate(heads, FLOAT32, by_head=True),
         }
-        # o without the q, k and v of the same pass would be divided by another sum than theirs.
+        # A bundle: o and lse belong to the q, k, v of their pass. From a rounded checkpoint, q, k, v are others.
         self.bundles = [("q", "k", "v", "o", "lse"), *([("attn_out",)] if post_norm else [])]
         self.input, self.output = "attn_in", "attn_out"
         self.heads_of_parts = {"q": heads, "k": kv_heads}
@@ -127,15 +131,17 @@ class Attention(Branch):
         self.remembered = {"k": Remembered(kv_size), "v": Remembered(kv_size)}
 
     def shares_prefixes(self, longest: int) -> bool:
-        """Where windows hide no key, and no rotation depends on how long the sequence is."""
-        turns_alike = self.rotary is None or not self.rotary.stretches(longest)
-        return turns_alike and not 0 < self.window < longest
+        """Only if no window hides a key, and no rotation depends on the length of the sequence."""
+        same_rotation = self.rotary is None or not self.rotary.stretches(longest)
+        return same_rotation and not 0 < self.window < longest
 
     def carry(self, ctx: Context, tokens: int, kept: Kept = NOTHING, *, backward: bool = False) -> KeyValues:
-        """Arrays for the keys and values of all `tokens`; those that are kept already hold them."""
+        """Arrays for the keys and values of all `tokens`: kept ones, which hold their values in the backward pass, or
+        arrays of the current frame. With `backward` and several spans also dk and dv, zeros.
+        """
         k, v = (kept.arrays[c] if c in kept else ctx.floats(c, tokens, self.kv_size) for c in ("k", "v"))
         k_raw = None
-        if self.qk_norm and (backward or "k" in kept):  # what is kept is the product, before its norm
+        if self.qk_norm and (backward or "k" in kept):  # the kept k is the product, before its norm
             k, k_raw = ctx.floats("k, normed", tokens, self.kv_size), k
         gathered = None
         if backward and ctx.tokens < tokens:
@@ -165,10 +171,10 @@ class Attention(Branch):
     def _state(
         self, ctx: Context, x: Array, w: BlockWeights, kv: KeyValues, kept: Kept, *, again: bool
     ) -> AttentionState:
-        """The state of a span of x (T, D), float32 or operand. Its k and v join `kv`, where `rebuild` put none.
+        """The state of a span of x (T, D), float32 or operand. Its k and v are written to `kv`, unless `rebuild` did.
 
-        What is to be kept is written. `again`: for the backward pass, what is kept is found there and only the rest
-        computed.
+        Intermediates are written where there is room in `kept`. `again`: for the backward pass, which reads the kept
+        ones and computes only the others.
         """
         found = kept if again else NOTHING
         q_raw = q = self._place(ctx, kept, "q")
@@ -181,7 +187,7 @@ class Attention(Branch):
                 h[stored] = w.projections[stored].room_for_h(ctx, ctx.tokens)
         self.project(ctx, x, w, places, found, h)
         o = self._place(ctx, kept, "o")
-        # Only decoding goes without: all passes of training have one arithmetic.
+        # Only decoding has no lse: in training all passes, forward and again, must have the same arithmetic.
         lse = None if ctx.decoding else self._place(ctx, kept, "lse")
         probabilities = None
         if "o" not in found:
@@ -207,9 +213,10 @@ class Attention(Branch):
         self, ctx: Context, x: Array | None, w: BlockWeights, places: Places, found: Kept = NOTHING,
         h: Mapping[str, Array | None] = NO_H,
     ) -> None:  # fmt: skip
-        """Fill `places` from x (T, D), which is not needed where all products are found.
+        """Fill `places` from x (T, D): products, then their norms and rotations. Products that are in `found` are read.
 
-        `h`: room for what adapters read that is to stay, by stored projection.
+        x may be None if all are. `h`: room (T, r) for what adapters read, where it stays; else it is freed here. By
+        stored projection. n (T, D) is freed here.
         """
         with ctx.frame():
             n = None if x is None else normed(ctx, "n1", x, w, self.pre_norm, self.eps)
@@ -226,7 +233,7 @@ class Attention(Branch):
                     self._turn(ctx, letter, w, raw, out)
 
     def add_output(self, ctx: Context, state: AttentionState, residual: Array, w: BlockWeights) -> None:
-        """residual (T, D) += lin_o(o), or its norm."""
+        """residual (T, D), float32, += lin_o(o), or its norm."""
         if self.post_norm is not None:
             ctx.ops.rms_norm(state.out, w.vectors[self.post_norm], self.eps, residual, accumulate=True)
         elif state.out is not None:
@@ -237,14 +244,14 @@ class Attention(Branch):
     def backward(
         self, ctx: Context, dm: Array, x: Array, state: AttentionState, w: BlockWeights, kv: KeyValues
     ) -> None:
-        """dm (T, D), the gradient of m = x + lin_o(o), becomes the gradient of x in place."""
+        """dm (T, D), float32, the gradient of m = x + lin_o(o), or x + its norm, becomes the gradient of x in place."""
         gathered, span = kv.gathered, ctx.span
         with ctx.frame():
             dq = ctx.floats("dq", ctx.tokens, self.q_size)
             dk, dv = gathered or (ctx.floats(name, ctx.tokens, self.kv_size) for name in ("dk", "dv"))
-            with ctx.frame():
+            with ctx.frame():  # frees do (T, Q) and delta
                 do = ctx.floats("do", ctx.tokens, self.q_size)
-                with ctx.frame():
+                with ctx.frame():  # frees dy (T, D)
                     # m = x + lin_o(o), or x + rms(lin_o(o)) g
                     dy = ctx.operands("dm, operand", *dm.shape)
                     if self.post_norm is None:
@@ -263,7 +270,7 @@ class Attention(Branch):
                     self.heads, self.kv_heads, span.cu_q, span.cu_k, scale=self.scale, window=self.window,
                     softcap=self.softcap, p=state.probabilities, accumulate=gathered is not None, prefix=span.prefix,
                 )  # fmt: skip
-            # n = rms(x) g, recomputed: it is cheaper than keeping it through the MLP
+            # n = rms(x) g (T, D), computed again: cheaper than to hold it through the MLP's backward pass
             n = normed(ctx, "n1", x, w, self.pre_norm, self.eps)
             dn = dm if self.pre_norm is None else ctx.floats("dn1", *x.shape)
             raw = {"q": state.q_raw, **{letter: place for letter, (place, _) in kv.places(span).items()}}
@@ -287,14 +294,14 @@ class Attention(Branch):
                 norm_backward(ctx, dn, x, w, self.pre_norm, self.eps, dm)
 
     def _place(self, ctx: Context, kept: Kept, name: str) -> Array:
-        """The span's rows of an intermediate, kept or in scratch memory."""
+        """The span's rows of an intermediate: in `kept`, or an uninitialised array of the current frame."""
         place = kept.rows(name, ctx.span)
         if place is None:
             place = ctx.scratch.take(name, *self.intermediates[name].placed(ctx.tokens, ctx.operand))
         return place
 
     def _turn(self, ctx: Context, letter: str, w: BlockWeights, raw: Array, out: Array) -> None:
-        """out = rope(rms(raw) g). Without a norm, out is raw."""
+        """out = rope(rms(raw) g), (T, n). raw and out may be one array; without a norm they are."""
         norm = w.vectors.get(f"{letter}_norm")
         if norm is not None:
             ctx.ops.rms_norm(raw, norm, self.eps, out)
@@ -303,12 +310,12 @@ class Attention(Branch):
             ctx.ops.rope(out, cos, sin, out, self.head_dim, self.rotary.interleaved)
 
     def _unturn(self, ctx: Context, letter: str, turned: Array) -> None:
-        """rope(y) becomes y in place, where it took y's place. What it is a factor of was computed before."""
+        """rope(y) (T, n) becomes y in place, where the rotation overwrote y. Nothing needs rope(y) any more."""
         if letter == "v" or self.rotary is None or self.qk_norm:
             return
         cos, sin = ctx.table(self.rotary)
         ctx.ops.rope(turned, cos, sin, turned, self.head_dim, self.rotary.interleaved, inverse=True)
-        if self.rotary.attention_factor != 1:  # which multiplied in both directions
+        if self.rotary.attention_factor != 1:  # rope and its inverse both multiply by it
             with ctx.frame():
                 back = ctx.floats("1 / attention_factor^2", turned.shape[1] // self.head_dim, self.head_dim)
                 ctx.ops.fill(back, 1)
@@ -316,12 +323,15 @@ class Attention(Branch):
                 ctx.ops.scale_columns(turned, back.reshape(turned.shape[1]), turned)
 
     def _turn_back(self, ctx: Context, letter: str, w: BlockWeights, gradient: Array, raw: Array, dy: Array) -> None:
-        """dy, an operand, the gradient of the product, from that of rope(rms(raw) g), which is overwritten."""
+        """dy (T, n), an operand, becomes the gradient of raw, from `gradient`, that of rope(rms(raw) g).
+
+        `gradient` (T, n), float32, may be overwritten.
+        """
         norm = w.vectors.get(f"{letter}_norm")
         if letter != "v" and self.rotary is not None:
             cos, sin = ctx.table(self.rotary)
-            turned = dy if norm is None else gradient
-            ctx.ops.rope(gradient, cos, sin, turned, self.head_dim, self.rotary.interleaved, inverse=True)
+            rotated_back = dy if norm is None else gradient
+            ctx.ops.rope(gradient, cos, sin, rotated_back, self.head_dim, self.rotary.interleaved, inverse=True)
         elif norm is None:
             ctx.ops.cast(gradient, dy)
         if norm is not None:

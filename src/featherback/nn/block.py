@@ -1,6 +1,6 @@
 """A decoder block: residual branches, one after the other. docs/derivations/block.md.
 
-The backward pass of a block is MeSP's schedule and stands in `methods/mesp.py`.
+Here is the forward pass. The backward pass of a block is MeSP's schedule, in `methods/mesp.py`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from featherback.nn.rope import Rotary
 
 
 def rotaries(blocks: Iterable[Block]) -> tuple[Rotary, ...]:
-    """The rotations that blocks need tables of, each once."""
+    """The rotary embeddings that blocks need cos and sin tables of, each once."""
     return tuple({rotary: None for block in blocks for rotary in block.rotaries})
 
 
 def bundles(blocks: Iterable[Block], outputs: bool = False) -> list[tuple[str, ...]]:
-    """The intermediates that blocks may keep, each bundle once. `outputs`: the adapter needs those of branches."""
+    """The bundles of intermediates that a plan may keep, each once. A bundle is kept whole or not at all.
+
+    `outputs`: the adapter reads the outputs of branches, so that these are worth keeping as well.
+    """
     blocks = list(blocks)
     found = dict.fromkeys(bundle for block in blocks for bundle in block.bundles)
     needed = [(branch.output,) for block in blocks for branch in block.branches] if outputs else []
@@ -34,14 +37,14 @@ def bundles(blocks: Iterable[Block], outputs: bool = False) -> list[tuple[str, .
 
 
 def adaptable(blocks: Iterable[Block]) -> tuple[str, ...]:
-    """The projections that an adapter may change, of all blocks: those of their first branches, of their second..."""
+    """The projections that an adapter may change, by name: those of first branches, then of second ones, and so on."""
     places = zip_longest(*({id(block): block.branches for block in blocks}.values()))
     branches = (branch for place in places for branch in place if branch is not None)
     return tuple(dict.fromkeys(name for branch in branches for name in branch.projections if name not in branch.stacks))
 
 
 class Block:
-    """x_0 = x;   x_{n+1} = x_n + f_n(x_n) for each branch n;   y is the last"""
+    """x_0 = x;   x_{n+1} = x_n + f_n(x_n) for each branch n = 0 ... N - 1;   y = x_N. All are (T, D)."""
 
     def __init__(self, branches: Sequence[Branch]) -> None:
         self.branches = branches
@@ -50,9 +53,10 @@ class Block:
         self.vectors = {name: shape for branch in branches for name, shape in branch.vectors.items()}
         """Norms and biases: name -> (n,)."""
         self.intermediates: dict[str, Intermediate] = {}
-        """What may be kept from the forward to the backward pass, by name."""
+        """What may be kept from the forward to the backward pass, by name: those of all branches, and the inputs of all
+        branches but the first."""
         self.bundles: list[tuple[str, ...]] = []
-        """Those that are worth keeping, and which only together."""
+        """Names of intermediates that are worth keeping. Those of one tuple are kept together or not at all."""
         for number, branch in enumerate(branches):
             if number:
                 self.intermediates[branch.input] = Intermediate(branch.intermediates[branch.output].width)
@@ -62,7 +66,7 @@ class Block:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every weight as a file has it, by name: norms, projections, the rest."""
+        """The shape of every weight as files store it, by name: norms, then projections, then the rest."""
         norms = {name: shape for name, shape in self.vectors.items() if name.endswith("norm")}
         stacks = {name: count for branch in self.branches for name, count in branch.stacks.items()}
         matrices: dict[str, tuple[int, ...]] = {
@@ -73,25 +77,26 @@ class Block:
 
     @property
     def rotaries(self) -> tuple[Rotary, ...]:
-        """The rotations that it needs tables of."""
+        """The rotary embeddings that its branches need cos and sin tables of."""
         return tuple(dict.fromkeys(rotary for branch in self.branches for rotary in branch.rotaries))
 
     @property
     def parts(self) -> dict[str, Rows]:
-        """How stored projections are divided: name -> rows."""
+        """Names of parts of stored projections, such as q of a fused qkv: name -> rows."""
         return {name: rows for branch in self.branches for name, rows in branch.parts.items()}
 
     @property
     def remembered(self) -> list[Remembered]:
-        """What a decoder keeps for its branches, array by array."""
+        """The arrays that a decoder keeps of earlier tokens, for all branches."""
         return [about for branch in self.branches for about in branch.remembered.values()]
 
     def row_order(
         self, target: str, order: Callable[[int, int], NDArray[np.intp]], interleaved: bool | None = None
     ) -> NDArray[np.intp]:
-        """Index (out,) of a projection's rows, those that lie interleaved by heads put in another `order`.
+        """Row numbers (out,) of projection `target`, with the rows of rotated heads put in another order.
 
-        `interleaved`: whether rows lie so that may; None: as this model has them.
+        `order(heads, n)`: the order of n rows of so many heads. `interleaved`: True for a file in which the two rows
+        that rotate together are neighbours, False for one in which they are not; None: as in this model.
         """
         rows = np.arange(self.projections[target][0])
         for branch in self.branches:
@@ -103,11 +108,14 @@ class Block:
         return rows
 
     def carry(self, ctx: Context, tokens: int, kept: Kept = NOTHING, *, backward: bool = False) -> list[Any]:
-        """Of each branch: room for what passes between the spans of a layer."""
+        """Each branch's carry, in the current frame: room for what passes from span to span (`Branch.carry`)."""
         return [branch.carry(ctx, tokens, kept, backward=backward) for branch in self.branches]
 
     def forward(self, ctx: Context, x: Array, w: BlockWeights, carry: Sequence[Any], kept: Kept = NOTHING) -> None:
-        """The residual stream x (T, D) goes through the block in place; what is to be kept is written."""
+        """Pass the residual stream x (T, D), float32, through the block in place.
+
+        Intermediates are written where `kept` has room. The others of a branch are freed once its output is added.
+        """
         for number, (branch, carried) in enumerate(zip(self.branches, carry)):
             if number and (place := kept.rows(branch.input, ctx.span)) is not None:
                 ctx.ops.cast(x, place)
@@ -115,14 +123,21 @@ class Block:
                 branch.add_output(ctx, branch.forward(ctx, x, w, carried, kept), x, w)
 
     def rebuild(self, ctx: Context, x: Callable[[], Array], w: BlockWeights, carry: Sequence[Any], kept: Kept) -> None:
-        """Before the backward pass of several spans: each branch's carry is again what this one had left there."""
+        """Put into each branch's carry what this span left there in the forward pass.
+
+        Called before the backward pass of several spans. `x` gives the block's input (T, D); it is called only if a
+        branch needs it.
+        """
         for number, (branch, carried) in enumerate(zip(self.branches, carry)):
             if number:
                 x = self._following(ctx, number, x, w, carry[number - 1], kept)
             branch.rebuild(ctx, x, w, carried, kept)
 
     def following(self, ctx: Context, number: int, x: Array, state: Any, w: BlockWeights, kept: Kept) -> Array:
-        """The input x_n (T, D) of branch n = `number`: kept, or again that of the one before, x, with its output."""
+        """The input x_n (T, D) of branch n = `number`: kept, or x_{n-1} + f_{n-1}(x_{n-1}) in the current frame.
+
+        x (T, D): x_{n-1}. `state`: what branch n - 1 computed from it.
+        """
         branch, before = self.branches[number], self.branches[number - 1]
         place = kept.rows(branch.input, ctx.span)
         if place is not None:
@@ -135,7 +150,7 @@ class Block:
     def _following(
         self, ctx: Context, number: int, x: Callable[[], Array], w: BlockWeights, carried: Any, kept: Kept
     ) -> Callable[[], Array]:
-        """As `following`, only if it is asked for."""
+        """A function that gives `following` when it is called. `x`: gives x_{n-1}."""
 
         def found() -> Array:
             before = x()

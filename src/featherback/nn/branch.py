@@ -1,18 +1,23 @@
-"""A residual branch: y = x + f(x). A block is a sequence of them, and nothing outside a branch knows what f is.
+"""A residual branch: y = x + f(x), such as attention. A block is a list of them; only the branch itself knows f.
 
-A branch declares what it stores and what may be kept, and computes forward and backward, a span of tokens at a time.
-What passes from one span of a layer to the next (keys and values, a recurrent state, in the backward pass the
-gradients of them) is its *carry*, which no one else looks into. Where a batch passes whole, one span is all of it.
+A branch declares its weights and the intermediates that may be kept. It computes forward and backward, one span of
+tokens at a time. A whole batch is one span; chunks of a batch are several. The *carry* is what passes from one span of
+a layer to the next: keys and values, or a recurrent state, and their gradients in the backward pass. Only the branch
+reads its carry.
 
     forward    spans in order:   state = forward(x, carry);   add_output(state): x becomes y
     backward   spans in order:   rebuild(x, carry), where there are several
                in reverse:       state = recompute(x, carry);   backward(dy, x, state, carry): dy becomes dx
 
-Two branches on one input are one branch that has both. Where work depends on values, as routing to experts does, it is
-sized by `ctx.backend.most(found, bound)`: by what is found on a device that computes, by a bound that no batch exceeds
-where a plan is counted. A choice made in the forward pass is made once: the checkpoint may be rounded, so the choice is
-kept, or made from what is rounded alike. Experts that a file stores as one tensor (E, out, in) are one projection
-(E out, in), named in `stacks`, of which `parts` names the rows of each.
+The *state* is what a span computes from x. It lies in the caller's frame, which frees it after `add_output` or
+`backward`.
+
+Two functions of one input are one branch that has both. Where the amount of work depends on values, as in routing to
+experts, the branch takes as much memory as `ctx.backend.most(found, bound)` says: `found` on a device that computes,
+`bound` where a plan is counted, which no batch may exceed. A choice such as a routing must not differ between forward
+and backward pass, although the checkpoint may be rounded: so keep the choice, or make it from rounded values both
+times. Experts that a file stores as one tensor (E, out, in) are one projection (E out, in): `stacks` names it, and
+`parts` names the rows of each expert.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from featherback.nn.rope import Rotary
 
 
 class Remembered(NamedTuple):
-    """An array that a decoder keeps of the tokens so far, float32."""
+    """The shape of an array, float32, that a decoder keeps of the tokens so far."""
 
     width: int
     rows: int | None = None  # None: a row per token; else a state of so many rows, whatever the number of tokens
@@ -40,7 +45,7 @@ class Remembered(NamedTuple):
 
 
 class Branch(ABC):
-    """Declarations, then computation; what a branch does not have it leaves as it is here."""
+    """Declarations, then computation. A subclass sets what it has; the defaults here mean: none."""
 
     projections: Mapping[str, tuple[int, int]]
     """Name -> (out, in) of its stored matrices."""
@@ -49,59 +54,65 @@ class Branch(ABC):
     intermediates: Mapping[str, Intermediate]
     """What may be kept from the forward to the backward pass, by name."""
     bundles: Sequence[tuple[str, ...]]
-    """Those that are worth keeping, and which only together."""
+    """Names of intermediates that are worth keeping. Those of one tuple are kept together or not at all."""
     input: str
-    """What its input is called among the intermediates of a block, where it is not the first branch."""
+    """Name of its input among the intermediates of a block. The first branch's is not kept: it is the checkpoint."""
     output: str
-    """What its output is called among its own, before it is added to x."""
+    """Name of f(x), before it is added to x, among `intermediates`."""
     rotaries: tuple[Rotary, ...] = ()
-    """The rotations that it needs tables of."""
+    """The rotary embeddings that it needs cos and sin tables of."""
     parts: Mapping[str, Rows] = {}
-    """Where a stored projection holds several: name -> its rows."""
+    """Parts of stored projections, such as q of a fused qkv: name -> its rows."""
     stacks: Mapping[str, int] = {}
-    """Projections that a file stores as a tensor (E, out / E, in): name -> E."""
+    """Projections (out, in) that a file stores as one tensor (E, out / E, in): name -> E."""
     heads_of_parts: Mapping[str, int] = {}
-    """Parts whose rows some files hold in another order, two that rotate together side by side: name -> heads."""
+    """Parts whose two rows that rotate together are neighbours in some files (interleaved): name -> heads."""
     interleaved_heads: Mapping[str, int] = {}
-    """Those of them whose rows lie so in this model."""
+    """Those of `heads_of_parts` that are interleaved in this model."""
     remembered: Mapping[str, Remembered] = {}
-    """What a decoder keeps of the tokens so far, by name."""
+    """Arrays that a decoder keeps of the tokens so far, by name."""
 
     def shares_prefixes(self, longest: int) -> bool:
-        """Whether sequences of at most `longest` tokens may have one common prefix: what a token leaves in the carry
-        depends on its own and earlier tokens alone, and all later ones see it."""
+        """Whether sequences of at most `longest` tokens may share a common prefix, computed once.
+
+        True if a token's carry depends only on the token and earlier ones, and every later token sees it.
+        """
         return not self.remembered
 
     def carry(self, ctx: Context, tokens: int, kept: Kept, *, backward: bool) -> Any:
-        """Room for what passes between the spans of `tokens` in all; `ctx.tokens` is fewer where there are several.
+        """The carry of a layer: arrays of the current frame for all `tokens` of the batch. A span has `ctx.tokens`.
 
-        It is uninitialised: the first token of a sequence follows none, as `span.positions` says.
+        The arrays are uninitialised. A sequence begins where `span.positions` is 0; no earlier state is read there.
         """
         return None
 
     def resumed(self, arrays: Mapping[str, Array]) -> Any:
-        """The carry of a decoder, whose next spans find it as the last ones left it: `remembered`, by name."""
+        """The carry of a decoder, made of the arrays of `remembered`. The next span continues where the last ended."""
         return None
 
     def rebuild(self, ctx: Context, x: Callable[[], Array], w: BlockWeights, carry: Any, kept: Kept) -> None:
-        """Before the backward pass of several spans: put into the carry what this span had put there.
+        """Put into the carry what this span put there in the forward pass: before the backward pass of several spans.
 
-        `x`: gives its input (T, D), where that is needed.
+        `x` gives the span's input (T, D); call it only if the input is needed, because it may compute much.
         """
         return None
 
     @abstractmethod
     def forward(self, ctx: Context, x: Array, w: BlockWeights, carry: Any, kept: Kept = NOTHING) -> Any:
-        """The state of a span, in the caller's frame, from its input x (T, D), float32; intermediates are kept."""
+        """The state of a span, in the caller's frame, from its input x (T, D), float32. Intermediates are written where
+        `kept` has room."""
 
     @abstractmethod
     def add_output(self, ctx: Context, state: Any, x: Array, w: BlockWeights) -> None:
-        """x (T, D), float32, the input that `state` was made from, becomes x + f(x) in place."""
+        """x (T, D), float32, becomes x + f(x) in place. `state` was made from this x."""
 
     @abstractmethod
     def recompute(self, ctx: Context, x: Array, w: BlockWeights, carry: Any, kept: Kept = NOTHING) -> Any:
-        """As `forward`, for `backward`: what is kept is read, x (T, D) is float32 or an operand."""
+        """As `forward`, for `backward`: kept intermediates are read, not computed. x (T, D): float32 or operand."""
 
     @abstractmethod
     def backward(self, ctx: Context, dy: Array, x: Array, state: Any, w: BlockWeights, carry: Any) -> None:
-        """dy (T, D), the gradient of x + f(x), becomes that of x in place; those of what is trained are handed on."""
+        """dy (T, D), float32, the gradient of x + f(x), becomes that of x in place.
+
+        Gradients of an adapter are added to the arrays in `w`; those of the weights themselves go to `w.sink`.
+        """

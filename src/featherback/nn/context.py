@@ -1,4 +1,4 @@
-"""What the layers of one pass share."""
+"""The context of a pass through the blocks: device, scratch memory, tile sizes, the current span, rotary tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featherback.nn.span import Span, pieces
 
 
 class Moves(Protocol):
-    """What is added to a model's own weights."""
+    """Random values that zeroth-order methods add to the model's own weights while a pass reads them."""
 
     def moves(self, part: str, layer: int | None) -> bool:
         """Whether anything is added to this weight; of one outside the layers, `layer` is None."""
@@ -27,24 +27,27 @@ class Moves(Protocol):
 
 
 def keep_mapped(matrix: Matrix) -> None:
-    """Nothing is done to a weight that was used."""
+    """Do nothing with a used weight: it stays mapped."""
 
 
 @dataclass(frozen=True)
 class Context(Device):
-    """Operations, scratch memory, tile sizes, and the span of tokens being computed."""
+    """Operations, scratch memory, tile sizes, and the span of tokens that is computed.
+
+    `floats` and `operands` take arrays; the end of the innermost `frame` frees them.
+    """
 
     compute: str  # "bf16", "int16" or "fp32"
     span: Span
     mlp_tile: int = 512  # columns of F at a time
     vocab_tile: int = 1024  # columns of V at a time
-    keep_h: bool = False  # keep what adapters read, T x r, from recomputation to their gradients
-    # As plain autodiff does, hold attention's probabilities and whatever frames would free.
+    keep_h: bool = False  # keep h (T, r) of attention's adapters from the recomputation to their gradients
+    # MeBP: hold attention's probabilities and gate, up as plain autodiff does. Its scratch memory frees nothing.
     autodiff: bool = False
-    decoding: bool = False  # no backward pass will follow, nor need the sums be those of one
-    release: Callable[[Matrix], None] = keep_mapped  # a weight, or rows of it, has been used
+    decoding: bool = False  # no backward pass follows, so results need not equal those of training to the last bit
+    release: Callable[[Matrix], None] = keep_mapped  # called when a weight, or rows of it, has been used
     draw: Draw | None = None  # random numbers of training, where the adapter draws any
-    moves: Moves | None = None  # what is added to the weights as they are read
+    moves: Moves | None = None  # what zeroth-order methods add to the weights as they are read
     tables: Mapping[Rotary, tuple[Array, Array]] | None = None  # cos and sin (T, dim / 2)
 
     @property
@@ -54,21 +57,21 @@ class Context(Device):
 
     @property
     def operand(self) -> np.dtype[Any]:
-        """The type of what products read."""
+        """The type that products read: bf16 (as uint16) or float32."""
         return self.backend.operand
 
     def tiles(self, stop: int, step: int, start: int = 0) -> Iterable[tuple[int, int]]:
-        """For a loop over [start, stop): its [first, last) ranges of at most `step` that the device has to run."""
+        """Ranges [first, last) of at most `step` that cover [start, stop). A counting device leaves out equal ones."""
         ranges = pieces(stop, step, start)
-        return ranges if self.autodiff else self.backend.each(ranges)  # what each of them holds adds up
+        return ranges if self.autodiff else self.backend.each(ranges)  # MeBP holds every tile's arrays: all count
 
     def operands(self, name: str, *shape: int) -> Array:
-        """An uninitialised array of the operand type."""
+        """An uninitialised array of the operand type, in the current frame."""
         return self.scratch.take(name, shape, self.operand)
 
     @contextmanager
     def at(self, span: Span, rotaries: tuple[Rotary, ...]) -> Iterator[Context]:
-        """The context of another span, with the rotary tables it needs, in a frame of its own."""
+        """A context for another span, with cos and sin tables for `rotaries`, in a frame that the end frees."""
         with self.frame():
             tables = {rotary: self._table(rotary, span) for rotary in rotaries}
             yield replace(self, span=span, tables=tables)

@@ -1,9 +1,12 @@
-"""A gated unit, a branch of a block, tiled over F so that nothing of size T x F exists.
+"""The gated unit (MLP), a branch of a block, by tiles of F: nothing of size T x F exists (docs/derivations/mlp.md).
 
 Forward:   n = rms(m) g, or m;   a = act(gate(n)) * up(n);   y = m + down(a), or m + rms(down(a)) g'
-A tile takes columns [f0, f1) of F: rows of gate and up, columns of down, and the matching slices of their adapters.
-All T tokens of a span go through a tile together, so every weight is unpacked once per span (docs/derivations/mlp.md).
-Where the weights themselves are trained, a and the gradients of gate and up are gathered whole, in operands.
+A tile is columns [f0, f1) of F: rows of gate and up, columns of down, and the matching slices of their adapters.
+All T tokens of a span go through a tile together, so every weight is unpacked once per span.
+
+Memory: n, d_out, dn (T, D) and the sums of h and dh (T, r) live through the loop over tiles; gate, up, a, da, dgate and
+dup (T, f1 - f0) are freed with their tile. There are two exceptions of size (T, F): gate and up that the plan keeps;
+and, where the weights themselves are trained, a, dgate and dup, whole, because dW needs them whole.
 """
 
 from __future__ import annotations
@@ -23,17 +26,17 @@ FLOAT = np.dtype(np.float32)
 
 
 class GatedState(NamedTuple):
-    """Nothing is computed before it is used: tiles of gate and up come and go with the products that need them."""
+    """No arrays of its own: gate and up are computed tile by tile, where they are used."""
 
     kept: Kept
-    again: bool  # what is kept is read, not written
+    again: bool  # backward pass: kept intermediates are read, not written
 
 
 class GatedUnit(Branch):
     """The MLP of a block, as a family sets it up.
 
-    `activation`: "silu" or "gelu_tanh". `fused`: the one projection that holds the rows of gate and up. Where no norm
-    stands before it, one stands behind it.
+    `activation`: "silu" or "gelu_tanh". `fused`: the one projection that holds the rows of gate and up. `pre_norm`,
+    `post_norm`: names of the norms before and behind it; at least one of them is needed.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class GatedUnit(Branch):
         return GatedState(kept, again=False)
 
     def add_output(self, ctx: Context, state: GatedState, m: Array, w: BlockWeights) -> None:
-        """m (T, D), the input, becomes y in place; what is to be kept is written."""
+        """m (T, D), float32, the input, becomes y in place. Intermediates are written where there is room in `kept`."""
         kept, again = state
         with ctx.frame():
             n = normed(ctx, "n2", m, w, self.pre_norm, self.eps)
@@ -85,8 +88,10 @@ class GatedUnit(Branch):
     def recompute(
         self, ctx: Context, m: Array, w: BlockWeights, carry: None = None, kept: Kept = NOTHING
     ) -> GatedState:
-        """Plain autodiff replays the whole branch, its output included, though it is not used, and holds what it makes:
-        in float32 where `backward` computes it anew in float32, so that the bits are the same.
+        """Nothing is computed here, except for MeBP (`ctx.autodiff`).
+
+        Plain autodiff computes the whole branch again, with its unused output, and holds all intermediates (T, F)
+        until the caller's frame ends: in the types that `backward` would compute them in, so that the bits are equal.
         """
         if ctx.autodiff:
             held = [name for name in self.intermediates if name != "mlp_out" or self._is_apart(w)]
@@ -100,34 +105,37 @@ class GatedUnit(Branch):
         return GatedState(kept, again=True)
 
     def _is_apart(self, w: BlockWeights) -> bool:
-        """Whether down(a) has an array of its own: a norm follows it, or its adapter needs it."""
+        """Whether down(a) (T, D) has an array of its own: a norm follows it, or its adapter reads it."""
         return self.post_norm is not None or w.projections["down_proj"].needs_output
 
     def backward(
         self, ctx: Context, dy: Array, m: Array, state: GatedState, w: BlockWeights, carry: None = None
     ) -> None:
-        """dy (T, D), the gradient of y, becomes the gradient of m (T, D), float32 or operand, in place.
+        """dy (T, D), float32, the gradient of y, becomes the gradient of m in place. m (T, D): float32 or operand.
 
-        Gate and up are computed again tile by tile unless they are kept. The products of down_proj are done again only
-        where a norm follows them, or the adapter needs them, and they were not kept.
+        Gate and up are computed again tile by tile, unless they are kept. down(a) is computed again only where a norm
+        follows it, or its adapter reads it, and only if it is not kept.
         """
         kept = state.kept
         parts, down_proj = {name: rows.of(w) for name, rows in self.parts.items()}, w.projections["down_proj"]
         stored = {name: w.projections[name] for name in by_stored(self.parts, parts)}
         with ctx.frame():
+            # Until the end of this frame, all (T, D): n; d_out, the gradient of down(a); dn; and, rarely, down(a).
             n = normed(ctx, "n2", m, w, self.pre_norm, self.eps)
             d_out = ctx.operands("dy, operand", *m.shape)
             self._output_backward(ctx, dy, n, w, kept, d_out)
-            out = again = None  # down(a), where the adapter needs it still; the array that it is summed in again
+            out = resummed = None  # down(a), where its adapter reads it below: kept, or summed again from the tiles
             if self.post_norm is None and down_proj.needs_output:
                 out = kept.rows("mlp_out", ctx.span)
                 if out is None:
-                    out = again = ctx.floats("output of down_proj", *m.shape)
+                    out = resummed = ctx.floats("output of down_proj", *m.shape)
             dn = dy if self.pre_norm is None else ctx.floats("dn2", *m.shape)
+            # (T, r), by stored projection: h of gate and up is complete, and their dh is summed over tiles. The inputs
+            # of down come in tiles: its h is the sum, and its dh is complete.
             h = {name: projection.read(ctx, n) for name, projection in stored.items()}
             dh = {name: projection.accumulator(ctx, "dh") for name, projection in stored.items()}
             h_down, dh_down = down_proj.accumulator(ctx, "h"), down_proj.read_backward(ctx, d_out)
-            whole: dict[str, Array] = {}
+            whole: dict[str, Array] = {}  # (T, F), where the weights themselves are trained
             if w.sink is not None:
                 shape = (ctx.tokens, self.intermediate_size)
                 whole = {name: ctx.operands(name, *shape) for name in ("dgate", "dup", "a")}
@@ -135,17 +143,18 @@ class GatedUnit(Branch):
                 down_part = down_proj.inputs(f0, f1)
                 tiles = {name: part.outputs(f0, f1) for name, part in parts.items()}
                 shape = (ctx.tokens, f1 - f0)
-                with ctx.frame():
+                with ctx.frame():  # frees dg, du: gradients of gate and up (T, f1 - f0)
                     dg, du = (
                         whole[name][:, f0:f1] if whole else ctx.operands(f"{name} tile", *shape)
                         for name in ("dgate", "dup")
                     )
-                    with ctx.frame():
+                    with ctx.frame():  # frees gate, up, da, a (T, f1 - f0)
                         gate, up = self._gate_and_up(ctx, n, tiles, h, kept, slice(f0, f1), again=True)
                         da = ctx.floats("da tile", *shape)
                         kept_a = kept.rows("a", ctx.span)
                         place = whole.get("a") if kept_a is None else kept_a
                         a = ctx.operands("a tile", *shape) if place is None else place[:, f0:f1]
+                        # a, if anything reads it and it is not there yet: `glu_backward` writes it on its way.
                         missing_a = a if kept_a is None and (whole or down_part.adapter is not None) else None
                         if missing_a is not None and down_part.needs_input:
                             ctx.ops.glu(gate, up, a, self.activation)
@@ -155,12 +164,12 @@ class GatedUnit(Branch):
                         # a = act(gate) * up
                         ctx.ops.glu_backward(da, gate, up, dg, du, self.activation, a=missing_a)
                         down_part.add_read(ctx, a, h_down, dh_down)
-                        if again is not None:
-                            self._add_product(ctx, down_part, a, h_down, again, f0, f1)
+                        if resummed is not None:
+                            self._add_product(ctx, down_part, a, h_down, resummed, f0, f1)
                         for name, gradient, product in (("gate", dg, gate), ("up", du, up)):
                             tiles[name].collect(ctx, gradient, product)
                             tiles[name].weigh(ctx, gradient)
-                    # dn (+)= dg W, and what the adapter reads: dh is summed, and goes to dn once it is complete.
+                    # dn (+)= dg W_g + du W_u. dh is summed here; `backward_read` adds it to dn once it is complete.
                     for name, gradient in (("gate", dg), ("up", du)):
                         part = tiles[name]
                         part.add_read_backward(ctx, gradient, dh[part.name])
@@ -169,8 +178,8 @@ class GatedUnit(Branch):
                         part.backward_input(ctx, gradient, None, n, dn, accumulate=not first)
                         ctx.release(part.weight)
             ctx.release(down_proj.weight)
-            if again is not None:
-                down_proj.finish(ctx, again)
+            if resummed is not None:
+                down_proj.finish(ctx, resummed)
             if out is not None:
                 down_proj.collect(ctx, dy, out)
             down_proj.collect_b(ctx, down_proj.summed(ctx, h_down, "h"), d_out)
@@ -187,7 +196,9 @@ class GatedUnit(Branch):
         self, ctx: Context, n: Array, w: BlockWeights, kept: Kept, out: Array, *,
         again: bool = False, accumulate: bool = False,
     ) -> None:  # fmt: skip
-        """out (T, D) (+)= down(act(gate(n)) * up(n)). What is to be kept is written; `again`: what is kept is read."""
+        """out (T, D) (+)= down(act(gate(n)) * up(n)), tile by tile. Intermediates are written where there is room in
+        `kept`; with `again` they are read.
+        """
         parts, down_proj = {name: rows.of(w) for name, rows in self.parts.items()}, w.projections["down_proj"]
         stored = {name: w.projections[name] for name in by_stored(self.parts, parts)}
         with ctx.frame():
@@ -210,7 +221,7 @@ class GatedUnit(Branch):
         self, ctx: Context, down_part: Projection, a: Array, h_down: Array | None, out: Array, f0: int,
         f1: int, accumulate: bool = False,
     ) -> None:  # fmt: skip
-        """out (T, D) (+)= a W^T of a tile of a's columns; with the last one, what h adds."""
+        """out (T, D) (+)= a W^T of a tile of a's columns; with the last tile also h b, since h is complete then."""
         done = down_part.summed(ctx, h_down, "h") if f1 == self.intermediate_size else None
         down_part.product(ctx, a, done, out, accumulate=accumulate or f0 > 0)
 
@@ -218,16 +229,16 @@ class GatedUnit(Branch):
         self, ctx: Context, n: Array, tiles: Mapping[str, Projection], h: Mapping[str, Array | None],
         kept: Kept, columns: slice, *, again: bool,
     ) -> tuple[Array, Array]:  # fmt: skip
-        """A tile of gate and up, both float32 or both operands. `again`: those that are kept are read, not written.
+        """A tile of gate and up, (T, columns) each, both float32 or both operands: in `kept`, or in the current frame.
 
-        `h`: what adapters read of n, by stored projection.
+        `again`: kept ones are read, not written. `h` (T, r): what adapters read from n, by stored projection.
         """
         places = {name: kept.rows(name, ctx.span, columns) for name in tiles}
         both = again and all(place is not None for place in places.values())
         values = []
         for name, part in tiles.items():
             place = places[name]
-            direct = place is not None and (both or place.dtype == FLOAT)
+            direct = place is not None and (both or place.dtype == FLOAT)  # computed or read in its kept place
             value = place if direct else ctx.floats(f"{name} tile", ctx.tokens, columns.stop - columns.start)
             if again and name in kept:
                 if not direct:
@@ -241,8 +252,8 @@ class GatedUnit(Branch):
         return values[0], values[1]
 
     def _output_backward(self, ctx: Context, dy: Array, n: Array, w: BlockWeights, kept: Kept, d_out: Array) -> None:
-        """d_out (T, D), an operand: the gradient of down(a), before it is finished, from dy, with y = m + down(a) or
-        m + rms(down(a)) g'.
+        """d_out (T, D), an operand, becomes the gradient of down(a) before `finish`, from dy (T, D), the gradient of
+        y = m + down(a) or m + rms(down(a)) g'.
         """
         down_proj = w.projections["down_proj"]
         if self.post_norm is None:

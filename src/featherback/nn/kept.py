@@ -1,4 +1,4 @@
-"""Intermediates of a block that stay from its forward to its backward pass; what is missing is computed again."""
+"""Intermediates of a block that a plan keeps from the forward to the backward pass. The others are computed again."""
 
 from __future__ import annotations
 
@@ -21,39 +21,40 @@ class Intermediate(NamedTuple):
 
     width: int  # columns, a row per token
     encodings: tuple[str, ...] = ("operand",)
-    """What it may be stored in: the first, which is exact, or another where the user asks for its precision."""
+    """Its possible encodings: the first, which is exact, or another one if the user asks for its precision."""
     by_head: bool = False
-    """A row per head, a column per token."""
+    """True: a row per head and a column per token. False: a row per token."""
 
     def placed(
         self, tokens: int, operand: np.dtype[Any], encoding: str | None = None
     ) -> tuple[tuple[int, int], np.dtype[Any]]:
-        """Shape and type of what it is stored in, for this many tokens."""
+        """Shape and type of the array that stores it for this many tokens."""
         rows, columns = (self.width, tokens) if self.by_head else (tokens, self.width)
         elements, dtype = ENCODINGS[encoding or self.encodings[0]].row(columns, operand)
         return (rows, elements), dtype
 
     def encoded(self, precision: str) -> str | None:
-        """The encoding that a precision allows beyond the first, if there is one."""
+        """The encoding for this precision, if there is one besides the exact one."""
         return next((name for name in self.encodings[1:] if ENCODINGS[name].precision == precision), None)
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The intermediates of one block, by name, for all tokens of a batch."""
+    """The kept intermediates of one block, for all tokens of a batch, by name. `resources.kept` holds the arrays."""
 
     arrays: Mapping[str, Array] = field(default_factory=dict)
     by_head: Collection[str] = ()  # those with a row per head
-    prepared: Array | None = None  # what the adapter prepared of the layer, which stays whatever the plan keeps
-    place: int = 0  # of the block among those that keep anything
-    encodings: Mapping[str, Encoding] = field(default_factory=dict)  # of those that are not stored as they are
+    prepared: Array | None = None  # what the adapter prepared for the layer (DoRA's c); kept under every plan
+    place: int = 0  # number of the block among those with a backward pass: the slot of its checkpoint
+    encodings: Mapping[str, Encoding] = field(default_factory=dict)  # of those with another encoding than the exact one
 
     def __contains__(self, name: str) -> bool:
         return name in self.arrays
 
     def rows(self, name: str, span: Span, columns: slice = slice(None)) -> Array | None:
-        """A span's part of an intermediate, (T, width) or (heads, T), or some of its columns. None if it is not kept,
-        or can only be stored and loaded.
+        """A span's part of an intermediate, (T, width) or (heads, T), or some of its columns, as a view.
+
+        None if it is not kept, or if its encoding cannot be computed with in place: then use `store` and `load`.
         """
         array = self.arrays.get(name)
         if array is None or not self.encodings.get(name, AS_IT_IS).in_place:
@@ -66,7 +67,7 @@ class Kept:
         encoding.store(ctx.ops, values, stored)
 
     def load(self, ctx: Context, name: str, values: Array, columns: slice) -> None:
-        """values (T, n) = what was stored of these columns."""
+        """values (T, n) = the stored values of these columns."""
         encoding, stored = self._stored(name, ctx.span, columns)
         encoding.load(ctx.ops, stored, values)
 

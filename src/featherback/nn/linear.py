@@ -1,10 +1,13 @@
-"""One projection: a frozen, stored weight with an optional bias and an optional adapter.
+"""One projection: a stored weight with an optional bias and an optional adapter.
 
 Forward:   y = x W^T + b;   backward:  dx = dy W
 
-What an adapter reads of x, adds to the product, does to the finished output, and the gradients of that, it is asked for
-at fixed points (`nn.adapters.base`). Where W itself is trained, dW = dy^T x is not computed here: its factors are
-handed to what trains it (docs/derivations/whole.md).
+An adapter of any kind is called at fixed points (`nn.adapters.base`): it reads h (T, r) from x, adds h b to the
+product, may change the finished output, and collects its gradients. With LoRA, h = s x A^T and b = B^T.
+Where W itself is trained, dW = dy^T x is not formed here: dy and x go to its sink (docs/derivations/whole.md).
+
+x, y, dy and dx belong to the caller. h and dh lie in the current frame: that of the caller for `read` and
+`read_backward`, one of their own in `run` and `backward`.
 """
 
 from __future__ import annotations
@@ -20,32 +23,34 @@ from featherback.nn.context import Context
 
 
 class LayerSink(Protocol):
-    """Takes the gradients of a layer's own weights, each when the weight is no longer needed: it may change at once."""
+    """Takes the gradients of a layer's own weights. It gets each one after the last use of the weight, which may then
+    change at once.
+    """
 
     def matrix(self, ctx: Context, name: str, first_row: int, dy: Array, x: Array) -> None:
-        """Of rows [first_row, first_row + out) of a matrix: dy^T x, from operands dy (T, out) and x (T, in)."""
+        """The gradient of rows [first_row, first_row + out) of a matrix is dy^T x: operands dy (T, out), x (T, in)."""
 
     def bias(self, ctx: Context, name: str, first_row: int, dy: Array) -> None:
-        """Of a projection's bias, the same rows of it: the sum of dy (T, out), an operand, over the tokens."""
+        """The gradient of the same rows of a bias is the sum of dy (T, out), an operand, over the tokens."""
 
     def vector(self, ctx: Context, name: str, gradient: Array) -> None:
-        """Of a norm's weight: `gradient` (n,), float32."""
+        """The gradient of a norm's weight: `gradient` (n,), float32."""
 
 
 class Projection(NamedTuple):
-    """y (T, out) = x (T, in) W^T + bias, adapted. A tuple, because every tile makes three."""
+    """y (T, out) = x (T, in) W^T + bias, with an adapter. A NamedTuple: cheap, because every tile makes three."""
 
     name: str
     weight: Matrix
     bias: Array | None = None
     adapter: AtProjection | None = None
-    sink: LayerSink | None = None  # what trains the weight and the bias
-    layer: int | None = None
+    sink: LayerSink | None = None  # takes the gradients of weight and bias, where these are trained
+    layer: int | None = None  # number of the block; None: outside the blocks
     corner: tuple[int, int] = (0, 0)  # row and column of the stored weight where this part begins
 
     @property
     def needs_output(self) -> bool:
-        """Whether the finished output must have an array of its own: the adapter changes it, and reads it later."""
+        """Whether the output must have an array of its own: the adapter changes it, and reads it in backward."""
         return self.adapter is not None and self.adapter.needs_output
 
     @property
@@ -64,7 +69,7 @@ class Projection(NamedTuple):
         return Projection(self.name, weight, bias, adapter, self.sink, self.layer, (row + first, col))
 
     def inputs(self, first: int, last: int) -> Projection:
-        """Inputs [first, last): columns of W. Their products are summed, and only the sum is finished."""
+        """Inputs [first, last): columns of W, without the bias. The caller sums the products, and finishes the sum."""
         if last - first == self.weight.shape[1]:
             return self
         adapter = None if self.adapter is None else self.adapter.inputs(first, last)
@@ -81,7 +86,10 @@ class Projection(NamedTuple):
     def backward(
         self, ctx: Context, x: Array, dy: Array, dx: Array, *, h: Array | None = None, accumulate: bool = False
     ) -> None:
-        """The whole backward pass from dy as `weigh` left it: dx (T, in) (+)= that of x. `h`, if it is there."""
+        """The whole backward pass, from dy (T, out), an operand, as `weigh` left it: dx (T, in) (+)= the gradient of x.
+
+        `h` (T, r): from `read`, if the caller still has it; else it is computed again, and freed here.
+        """
         with ctx.frame():
             room = self.room_for_h(ctx, len(x)) if h is None else None
             dh = self.read_backward(ctx, dy)
@@ -93,20 +101,20 @@ class Projection(NamedTuple):
         ctx.release(self.weight)
 
     def hand_over(self, ctx: Context, x: Array, dy: Array) -> None:
-        """Give x (T, in) and dy (T, out), operands, to what trains the weight; it is not used after."""
+        """Give x (T, in) and dy (T, out), operands, to the sink. The weight is not used after that: it may change."""
         if self.sink is not None:
             self.sink.matrix(ctx, self.name, self.corner[0], dy, x)
             if self.bias is not None:
                 self.sink.bias(ctx, self.name, self.corner[0], dy)
 
     def forward(self, ctx: Context, x: Array, h: Array | None, out: Array, *, accumulate: bool = False) -> None:
-        """out (T, out) (+)= y, with h from `read`. What `finish` changes must be whole, and is overwritten."""
+        """out (T, out) (+)= y, with h from `read`. Not with `accumulate` where the adapter changes the output."""
         assert not accumulate or not self.needs_output
         self.product(ctx, x, h, out, accumulate=accumulate)
         self.finish(ctx, out)
 
     def product(self, ctx: Context, x: Array, h: Array | None, out: Array, *, accumulate: bool = False) -> None:
-        """As `forward`, where more may be added to out before `finish`. Without h, nothing is added to the product."""
+        """As `forward` without `finish`: the caller may add more to out first. `h` None: the adapter adds nothing."""
         adapter, bias = self.adapter, self.bias
         if ctx.moves is not None:
             spot = moved.Spot(self.name, self.layer, *self.corner)
@@ -124,34 +132,34 @@ class Projection(NamedTuple):
                 ctx.ops.linear(x, self.weight, out, bias=bias, h=h, b=b, accumulate=accumulate)
 
     def finish(self, ctx: Context, out: Array) -> None:
-        """u (T, out), whole, becomes y."""
+        """u (T, out), the complete sum, becomes y in place: the adapter changes it, if it does that."""
         if self.adapter is not None and self.adapter.needs_output:
             self.adapter.finish(ctx, out, self.bias)
 
     def collect(self, ctx: Context, dy: Array, y: Array | None) -> None:
-        """Collect the gradients of what `finish` does; dy (T, out) as it was before `weigh`."""
+        """Collect the gradients of the adapter's values that `finish` uses. dy (T, out): before `weigh`."""
         if self.adapter is not None and self.adapter.needs_output:
             self.adapter.collect(ctx, dy, y, self.bias)
 
     def weigh(self, ctx: Context, dy: Array) -> None:
-        """dy (T, out), an operand, becomes du, which all that follows takes for dy."""
+        """dy (T, out), an operand, becomes du in place: all later steps take it as dy."""
         if self.adapter is not None and self.adapter.needs_output:
             self.adapter.weigh(ctx, dy)
 
     def room_for_h(self, ctx: Context, tokens: int) -> Array | None:
-        """An operand (T, r), uninitialised; None where nothing is read of x."""
+        """An uninitialised operand (T, r) of the current frame; None if the adapter reads nothing from x."""
         width = 0 if self.adapter is None else self.adapter.width
         return ctx.operands(f"h of {self.name}", tokens, width) if width else None
 
     def read(self, ctx: Context, x: Array, h: Array | None = None) -> Array | None:
-        """h (T, r), an operand, in its room if it has one; None where nothing is read of x."""
+        """h (T, r), an operand, in the given `h` or the current frame; None if the adapter reads nothing from x."""
         h = self.room_for_h(ctx, len(x)) if h is None else h
         if self.adapter is not None and h is not None:
             self.adapter.read(ctx, x, h)
         return h
 
     def read_backward(self, ctx: Context, dy: Array) -> Array | None:
-        """dh (T, r), an operand, from dy (T, out); None where nothing is read of x."""
+        """dh (T, r), an operand of the current frame, from dy (T, out); None if the adapter reads nothing from x."""
         width = 0 if self.adapter is None else self.adapter.width
         if self.adapter is None or not width:
             return None
@@ -162,7 +170,7 @@ class Projection(NamedTuple):
     def backward_input(
         self, ctx: Context, dy: Array, dh: Array | None, x: Array | None, dx: Array, *, accumulate: bool = False
     ) -> None:
-        """dx (T, in) (+)= the gradient of x, with dh from `read_backward`; without dh, none of what comes through h.
+        """dx (T, in) (+)= the gradient of x: dy W, and with dh from `read_backward` the part that comes through h.
 
         x (T, in) is read where `needs_input`.
         """
@@ -185,7 +193,7 @@ class Projection(NamedTuple):
             ctx.ops.linear_backward(dy, self.weight, dx, dh=dh, a=a, accumulate=accumulate)
 
     def accumulator(self, ctx: Context, what: str) -> Array | None:
-        """Zeros (T, r) for a T x r product whose long side comes in tiles; None where there is none."""
+        """Zeros (T, r), float32, in the current frame, to sum h or dh tile by tile; None if there is no h."""
         width = 0 if self.adapter is None else self.adapter.width
         if not width:
             return None
@@ -194,7 +202,7 @@ class Projection(NamedTuple):
         return total
 
     def add_read(self, ctx: Context, x: Array, total: Array | None, dh: Array | None = None) -> None:
-        """total (T, r) += what is read of a tile of x's columns; with dh, gradients of what reads are collected."""
+        """total (T, r) += h of a tile of x's columns. With dh, collect the gradients of the values that read x."""
         if self.adapter is not None and total is not None:
             self.adapter.read(ctx, x, total, dh, accumulate=True)
 
@@ -204,7 +212,7 @@ class Projection(NamedTuple):
             self.adapter.read_backward(ctx, dy, total, accumulate=True)
 
     def summed(self, ctx: Context, total: Array | None, what: str) -> Array | None:
-        """An accumulated (T, r) as an operand."""
+        """A complete sum (T, r) as an operand: itself, or a copy in the current frame."""
         if total is None or total.dtype == ctx.operand:
             return total
         operand = ctx.operands(f"{what} of {self.name}", *total.shape)
@@ -212,28 +220,28 @@ class Projection(NamedTuple):
         return operand
 
     def backward_read(self, ctx: Context, total: Array | None, x: Array, dx: Array) -> None:
-        """dx += what comes through h, and gradients of what reads x are collected, once the sum dh is complete."""
+        """When dh = `total` is complete: dx += its part, and collect the gradients of the values that read x."""
         dh = self.summed(ctx, total, "dh")
         if self.adapter is not None and dh is not None:
             self.adapter.add_to_input(ctx, dh, dx)
             self.adapter.read(ctx, x, dh=dh)
 
     def collect_b(self, ctx: Context, h: Array | None, dy: Array) -> None:
-        """Collect the gradient of what h is multiplied by."""
+        """Collect the gradient of b, which h is multiplied by: LoRA's dB^T = h^T dy."""
         if self.adapter is not None:
             self.adapter.collect_b(ctx, h, dy)
 
 
 class BlockWeights(NamedTuple):
-    """One block's weights as its layers use them: projections, and vectors such as norms, by name."""
+    """One block's weights as its branches use them: projections, and vectors such as norms, by name."""
 
     projections: Mapping[str, Projection]
     vectors: Mapping[str, Array]
-    sink: LayerSink | None = None  # what trains them
+    sink: LayerSink | None = None  # takes their gradients, where they are trained
 
 
 def normed(ctx: Context, name: str, x: Array, w: BlockWeights, norm: str | None, eps: float) -> Array:
-    """n (T, D) = rms(x) g, or x where there is no `norm`; an operand, which may be x itself."""
+    """n (T, D) = rms(x) g, or x without a `norm`: an operand of the current frame, or x itself."""
     if norm is None and x.dtype == ctx.operand:
         return x
     n = ctx.operands(name, *x.shape)
@@ -248,7 +256,7 @@ def norm_backward(
     ctx: Context, dn: Array, x: Array, w: BlockWeights, norm: str, eps: float, dx: Array, *,
     accumulate: bool = True,
 ) -> None:  # fmt: skip
-    """dx (T, D) (+)= the gradient of x from dn (T, D), float32, with n = rms(x) g; that of g goes to its sink."""
+    """dx (T, D) (+)= the gradient of x from dn (T, D), float32, with n = rms(x) g. That of g goes to the sink."""
     weight = w.vectors[norm]
     with ctx.frame():
         gradient = None
@@ -264,7 +272,7 @@ def norm_backward(
 def norm_gradient(ctx: Context, dn: Array, x: Array, eps: float, gradient: Array) -> None:
     """gradient (n,) += that of a norm's weight from dn (T, D), float32: the sum over tokens of dn x / rms(x).
 
-    A weight of one head (n,) is every head's: D is a multiple of n.
+    All heads share a weight (n,) of one head: D is then a multiple of n.
     """
     (size,) = gradient.shape
     with ctx.frame():
@@ -277,19 +285,19 @@ def norm_gradient(ctx: Context, dn: Array, x: Array, eps: float, gradient: Array
 
 
 class Rows(NamedTuple):
-    """Rows [first, last) of a stored projection: one of several that a file holds as one tensor."""
+    """Rows [first, last) of a stored projection: a part of a tensor that holds several, or all of a tensor."""
 
     stored: str
     first: int
     last: int
 
     def of(self, w: BlockWeights) -> Projection:
-        """Their part of the weight and of its adapter; all parts share what that reads."""
+        """These rows of the weight and of its adapter. All parts of a stored projection share one h."""
         return w.projections[self.stored].outputs(self.first, self.last)
 
 
 def row_ranges(sizes: Mapping[str, int], fused: str | None) -> dict[str, Rows]:
-    """Where parts of these sizes lie: each in a projection of its own, or one below the other in `fused`."""
+    """The rows of parts of these sizes: each in a projection of its own, or one below the other in `fused`."""
     if fused is None:
         return {part: Rows(f"{part}_proj", 0, size) for part, size in sizes.items()}
     ends = accumulate(sizes.values())
@@ -297,7 +305,7 @@ def row_ranges(sizes: Mapping[str, int], fused: str | None) -> dict[str, Rows]:
 
 
 def by_stored(parts: Mapping[str, Rows], wanted: Iterable[str]) -> dict[str, list[str]]:
-    """The wanted parts by the stored projection that holds them: they share what its adapter reads, h."""
+    """The wanted parts, grouped by the stored projection that holds them: a group shares one h."""
     found: dict[str, list[str]] = {}
     for part in wanted:
         found.setdefault(parts[part].stored, []).append(part)
@@ -305,5 +313,5 @@ def by_stored(parts: Mapping[str, Rows], wanted: Iterable[str]) -> dict[str, lis
 
 
 def stored_shapes(parts: Mapping[str, Rows], inputs: int) -> dict[str, tuple[int, int]]:
-    """(out, in) of the projections that hold these parts."""
+    """Shapes (out, in) of the stored projections that hold these parts."""
     return {rows.stored: (rows.last, inputs) for rows in parts.values()}  # the last part says where they end

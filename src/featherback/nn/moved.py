@@ -1,6 +1,7 @@
-"""Weights that a pass reads moved: theta + m in place of theta, as zeroth-order methods ask.
+"""Perturbed weights, for zeroth-order methods: a pass computes with theta + m in place of the stored theta.
 
-Nothing is written: m is added to a few rows of a matrix, dequantised, on their way to the product.
+The stored weights do not change. A few rows of a matrix at a time are dequantised to scratch memory, m is added to
+them, and the product reads them.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from featherback.engine.backend.protocol import Array, Int32, Matrix
 from featherback.nn.context import Context
 
 TILE = 1 << 18
-"""Values of a weight that are moved at once."""
+"""Most values of a weight that are perturbed at once: the size of the scratch array."""
 
 
 class Spot(NamedTuple):
-    """A weight, or the place in it where a part of it begins."""
+    """A weight, or the row and column in it where a part begins."""
 
     part: str
     layer: int | None = None
@@ -27,7 +28,7 @@ def product(
     ctx: Context, x: Array, weight: Matrix, spot: Spot, out: Array, *, bias: Array | None = None,
     accumulate: bool = False,
 ) -> None:  # fmt: skip
-    """out (T, N) (+)= x (T, K) W^T + bias, W (N, K) being the moved weight where it is moved."""
+    """out (T, N) (+)= x (T, K) W^T + bias, with W (N, K) = theta + m where m applies to this weight."""
     moves = ctx.moves
     if moves is None or not moves.moves(spot.part, spot.layer):
         ctx.ops.linear(x, weight, out, bias=bias, accumulate=accumulate)
@@ -44,9 +45,9 @@ def product(
 
 
 def vector(ctx: Context, value: Array, spot: Spot, divisor: float = 1.0) -> Array:
-    """A norm's weight or a bias (n,), moved where it is: then an array of the current frame.
+    """A norm's weight or a bias (n,): `value` itself, or theta + m in the current frame where m applies to it.
 
-    `divisor`: what the stored weight was divided by to be used.
+    `divisor`: `value` is theta / divisor, and so is the result: (theta + m) / divisor.
     """
     moves = ctx.moves
     if moves is None or not moves.moves(spot.part, spot.layer):
@@ -60,7 +61,7 @@ def vector(ctx: Context, value: Array, spot: Spot, divisor: float = 1.0) -> Arra
 
 
 def table_rows(ctx: Context, ids: Int32, spot: Spot, x: Array) -> None:
-    """x (T, D), rows `ids` (T,) of a table, are moved where that is."""
+    """x (T, D), rows `ids` (T,) of a table, += their rows of m, where m applies to the table."""
     moves = ctx.moves
     if moves is not None and moves.moves(spot.part, spot.layer):
         for number, row in enumerate(ids.tolist()):

@@ -1,7 +1,7 @@
-"""What trained tensors are to optimisers, and the names of those outside the layers."""
+"""Roles of trained tensors for optimisers, and the names of the tensors outside the blocks."""
 
 MATRIX, TABLE = "matrix", "table"
-"""A table's rows stand for tokens. A vector is known by its shape."""
+"""A row of a TABLE belongs to a token. A vector needs no role: its shape has one dimension."""
 
 EMBEDDING, HEAD, NORM = "embed_tokens", "lm_head", "norm"
-"""What lies outside the layers."""
+"""The tensors outside the blocks."""

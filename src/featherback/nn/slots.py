@@ -1,4 +1,4 @@
-"""The table of what is trained: a slot per tensor, the slots of a layer laid end to end in one flat vector."""
+"""Where trained tensors lie in flat vectors, one vector per layer: a slot per tensor, one after the other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Slot:
 
 
 class SlotTable:
-    """The slots of every layer. `layers`: for each, name -> shape in the order of the flat vector."""
+    """The slots of every layer. `layers`: for each layer name -> shape, in the order of the flat vector."""
 
     def __init__(self, layers: Sequence[Mapping[str, tuple[int, ...]]]) -> None:
         self._layers = [self._laid_out(number, shapes) for number, shapes in enumerate(layers)]
@@ -33,7 +33,7 @@ class SlotTable:
         """Values of the largest layer: the length of a flat vector."""
 
     def of_layers(self, layers: Sequence[int]) -> SlotTable:
-        """The table of these layers alone, in vectors of the same size."""
+        """The table of only these layers, in vectors of the same size."""
         some = copy(self)
         some._layers = [self._layers[layer] for layer in layers]
         return some

@@ -1,4 +1,4 @@
-"""Which tokens of a batch pass a layer together, and which keys their queries see."""
+"""Spans: the tokens of a batch that pass a block together, and the keys that their queries see."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Int32 = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Span:
-    """Tokens [start, stop) of a batch; its queries see keys [first_key, stop), those of their own sequences."""
+    """Tokens [start, stop) of a batch. A query sees keys of its own sequence, among [first_key, stop)."""
 
     start: int
     stop: int
@@ -31,12 +31,12 @@ class Span:
 
     @property
     def own(self) -> slice:
-        """Its tokens' rows in a batch."""
+        """The rows of its tokens in the batch."""
         return slice(self.start, self.stop)
 
     @property
     def seen(self) -> slice:
-        """The rows of the tokens that its queries may see."""
+        """The rows of the keys that its queries may see."""
         return slice(self.first_key, self.stop)
 
     @property
@@ -47,7 +47,7 @@ class Span:
 
     @classmethod
     def following(cls, past: int, count: int, length: int) -> Span:
-        """`count` tokens of one sequence of `length`, of which `past` have gone before."""
+        """`count` tokens of one sequence of `length` tokens, after its first `past`: a step of decoding."""
         positions = np.arange(past, past + count, dtype=np.int32)
         cu_q, cu_k = np.array([0, count], np.int32), np.array([0, past + count], np.int32)
         return cls(past, past + count, 0, positions, cu_q, cu_k, np.array([length], np.int32))

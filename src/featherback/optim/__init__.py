@@ -1,4 +1,4 @@
-"""Optimisers and learning-rate schedules. An optimiser is a module of `optim.rules`, found by looking there."""
+"""Optimisers, their default learning rates, and schedules. An optimiser is a module in `rules`."""
 
 from __future__ import annotations
 

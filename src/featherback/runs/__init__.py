@@ -1,2 +1,5 @@
-"""Training runs: options, run directory, the loop, resume, progress. Imports nothing here: the training
-process starts from `worker` and must stay small."""
+"""Training runs: options, stages, run directory, the loop, checkpoints, resume.
+
+`stages` lists what `featherback train` does, in order. `trainer` is the loop. This module imports nothing: the training
+process starts from `featherback.worker` and must stay small.
+"""

@@ -1,11 +1,11 @@
-"""`featherback train` as a list of stages: each turns one value into the next one.
+"""`featherback train` as a list of stages: `NEW` for a new run, `RESUMED` for one that goes on (below).
 
-A runner goes through a list. The command's (`cli/begin.py`) begins most stages in a program of their own, which takes
-the place of the program before and holds nothing of it, so that `--memory` bounds each by itself. The Python API's
-(`launch.py`) runs the same functions in its own process. `Means` has what a runner lends to the stages. Between
-programs the values are JSON.
+Each stage is a function that takes a value (`Asked`, `Named`, `Planned`, `Prepared`) and returns the next stage's. Two
+runners go through a list. That of the command (`cli/begin.py`) starts a new program for most stages; it replaces the
+program before it, so `--memory` bounds each one by itself, and values pass between them as JSON. That of the Python API
+(`runs/launch.py`) calls the same functions in its own process. A runner passes its tools to the stages as `Means`.
 
-This module imports next to nothing: the memory of a program counts while it measures the training process.
+This module imports next to nothing: a program's memory counts while it measures the training process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of a new run, and the plan that came with them, if one did."""
+    """The options of a new run, and its plan, if one was given with them."""
 
     config: TrainConfig
     plan: dict[str, Any] | None = None
@@ -43,12 +43,12 @@ class Asked:
 
 
 class Planned(Asked):
-    """The options, such as suit the model, and the plan for them."""
+    """The options, adjusted to the model, and the plan for them."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """The options that were named to resume the run in `out`: fields of TrainConfig, "model" and "out" among them."""
+    """The options that the user gave to resume the run in `out`: fields of TrainConfig, including "model" and "out"."""
 
     options: Mapping[str, Any]
 
@@ -62,9 +62,9 @@ class Named:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that has its data, locked.
+    """A run directory, locked, with its data as tokens.
 
-    `is_new`: it is not resumed. `existed`: its directory did before. `outgrown`: its plan is too small for its data.
+    `is_new`: not resumed. `existed`: the directory existed before. `outgrown`: the plan is too small for the data.
     """
 
     run: RunDirectory
@@ -85,11 +85,11 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Means:
-    """What a runner lends to the stages.
+    """The tools that a runner passes to the stages.
 
-    `open`: `models.load`. `baseline`: what the process that trains initially holds. `prepare`: turns files into tokens.
-    `examples`: given from Python in place of files, by "train" and "eval". `note`: called with messages for the user.
-    `flags`: of the command.
+    `open`: opens a model, as `models.load`. `baseline`: measures the memory of the training process before it opens a
+    model. `prepare`: turns files into tokens. `examples`: given from Python in place of files, by "train" and "eval".
+    `note`: prints a message for the user. `flags`: those of the command.
     """
 
     open: Callable[..., Model]
@@ -102,10 +102,10 @@ class Means:
 
 @dataclass(frozen=True)
 class Stage:
-    """`function`: where it is, imported when it begins. `takes`: what it is given.
+    """`function`: its full name; its module is imported when the stage begins. `takes`: the type of its argument.
 
-    `begins`: whether the command gives it a program of its own; "outgrown": if the plan is too small for the data.
-    `measures`: whether that program measures the training process before it grows, by the value as JSON.
+    `begins`: when the command starts a new program for it; "outgrown": if the plan is too small for the data.
+    `measures`: from the value as JSON, whether that program measures the training process before it grows itself.
     """
 
     function: str
@@ -115,39 +115,39 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """By which a list has it."""
+        """The stage's name in a list: that of its function."""
         return self.function.rpartition(".")[2]
 
     def begins_with(self, value: Any) -> bool:
-        """Whether a program of its own begins."""
+        """Whether the command starts a new program for this stage, given this value."""
         return self.begins == "always" or (self.begins == "outgrown" and value.outgrown)
 
     def __call__(self, value: Any, means: Means) -> Any:
-        """What the stage makes of a value; FeatherbackError if the run cannot be begun."""
+        """Run the stage: the next value. FeatherbackError if the run cannot begin."""
         module, _, name = self.function.rpartition(".")
         return getattr(import_module(module), name)(value, means)
 
 
 NEW = (
-    # The options suit the model, the data can be read, the directory is free. Nothing is measured, converted or made.
+    # Check options, data files and the directory, before anything is measured, converted or written.
     Stage("featherback.runs.launch.check", Asked),
-    # How the run lays out its memory: the fastest way within the budget.
+    # Choose the plan: the fastest memory layout within the budget.
     Stage("featherback.runs.launch.plan", Asked, measures=lambda asked: asked["plan"] is None),
-    # The directory, and in it the data as tokens.
+    # Make the run directory, and write the data to it as tokens.
     Stage("featherback.runs.launch.prepare", Planned),
-    # The sequence length, if none was named, by the data; a plan for that; the examples that are held out.
+    # Settle the sequence length by the data, if the user gave none, with a plan for it; hold examples out.
     Stage("featherback.runs.launch.settle", Prepared, begins="outgrown", measures=lambda _: True),
-    # What is about to be done. With --dry-run that is all.
+    # Print data, machine and plan. A --dry-run ends here, and removes what was made.
     Stage("featherback.cli.begin.show", Prepared, begins="outgrown"),
-    # The process that trains takes this one's place.
+    # Become the process that trains: `featherback.worker`.
     Stage("featherback.cli.begin.train", Prepared, begins="never"),
 )
 """A new run."""
 
 RESUMED = (
     Stage("featherback.runs.resumed.check_again", Named),
-    # The run, locked, with the options that are named in place of its own, and another plan if they need one.
-    # If nothing is named the plan stays, most likely.
+    # Lock the run, and replace its options by those that the user gave; make a new plan if they need one.
+    # Without such options the plan most likely stays, so nothing is measured.
     Stage(
         "featherback.runs.resumed.take_up",
         Named,

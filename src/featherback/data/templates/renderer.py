@@ -1,4 +1,4 @@
-"""Chat templates rendered in a process of their own, within bounds; see `template_process`.
+"""Chat templates rendered in a process of their own, within bounds; see `process.py`.
 
 Requests may be sent ahead: the process renders them while their owner does other things.
 """

@@ -61,7 +61,7 @@ END_TOKENS = frozenset(
 
 @dataclass
 class Tokenizer:
-    """A vocabulary with its facts. Build one with `tokenizer_loader.load_tokenizer`."""
+    """A vocabulary with its facts. Build one with `loader.load_tokenizer`."""
 
     core: Core
     control: dict[str, int]

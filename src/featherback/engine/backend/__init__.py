@@ -1,4 +1,4 @@
-"""The device's face: operations on arrays, scratch memory, stored matrices. `cpu` computes, `counting` only counts."""
+"""A device: operations on arrays, scratch memory, stored matrices. `cpu` computes, `counting` only counts."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from featherback.engine.backend.protocol import Backend
 
 
 def of(compute: str) -> Backend:
-    """The device on which everything runs, computing in "bf16", "int16" or "fp32": here it is chosen, nowhere else."""
+    """The device on which everything runs, computing in "bf16", "int16" or "fp32". Nothing else chooses a device."""
     return CPU(compute)

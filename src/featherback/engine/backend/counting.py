@@ -151,7 +151,7 @@ class Work:
     """What a pass computes."""
 
     products: float = 0.0  # floating-point operations of matrix products with stored weights
-    lora: float = 0.0  # of LoRA's skinny products
+    lora: float = 0.0  # of an adapter's skinny products: lora_in, lora_gradient
     attention: float = 0.0
     moved: float = 0.0  # bytes read and written by operations that compute little
     calls: float = 0

@@ -1,4 +1,4 @@
-"""What layers and methods ask of a device.
+"""The interface of a device: all that blocks, methods and optimisers may ask of it.
 
 Arrays have a `shape`, a `dtype`, a length, basic slices along rows and columns, and `reshape` where they are
 contiguous; nothing else is asked of them. Ids, targets, positions and row numbers are NumPy arrays of the host.

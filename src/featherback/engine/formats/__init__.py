@@ -1,1 +1,1 @@
-"""Weights on disk: lean memory-mapped readers, quantised matrix handles, and a writer."""
+"""Model files: memory-mapped readers of GGUF and safetensors, handles of stored matrices, a writer of GGUF."""

@@ -1,1 +1,1 @@
-"""The machine the program runs on: files mapped, paged and streamed, memory and limits; nothing of a device."""
+"""The computer around the device: files mapped, paged and streamed, memory limits, signals, sensors."""

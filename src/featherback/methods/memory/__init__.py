@@ -1,1 +1,1 @@
-"""Where bytes live: the scratch arena, paged arrays, the weight pager, the plan and the meter."""
+"""What a method holds, where, and at which time: the plan, its dry run, the planner, the resources of a plan."""

@@ -1,1 +1,1 @@
-"""Training a model's own weights: where they lie, what reads their gradients, and the copy that changes."""
+"""Training a model's own weights: the copy that changes, their gradients, their optimiser. No adapter is involved."""

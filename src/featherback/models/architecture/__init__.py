@@ -1,1 +1,1 @@
-"""What describes a model before there is one: its configuration, how files state it, and what its parts are called."""
+"""A model's description, without its weights: its configuration, how files state it, the names of its parts."""

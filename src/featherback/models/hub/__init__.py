@@ -1,1 +1,1 @@
-"""Get models into the cache: `featherback.models.hub.fetch.fetch`."""
+"""What MODEL means (`locate`), and how a model gets into the cache (`fetch`)."""

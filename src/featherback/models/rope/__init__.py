@@ -1,4 +1,7 @@
-"""Stretched rotary embeddings: each module here is one: its class, `SCALING`. Adding one is adding a file."""
+"""Rotary scalings (YaRN, LongRoPE and others): each module here is one and holds its class as `SCALING`.
+
+Adding a scaling is adding a file. Angles without scaling: `nn/rope.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of adapters: each module here is one, and holds it as `KIND`. Adding a kind is adding a file."""
+"""Kinds of adapters (LoRA, DoRA): each module here is one, and holds its class as `KIND`. To add one, add a file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ KINDS: Registry[type[Kind]] = Registry(__name__, "KIND", "adapter", shared=("bas
 
 
 def kind_of(options: Mapping[str, Any]) -> type[Kind]:
-    """The kind that a user's options choose; DoRA is chosen by a switch of its own."""
+    """The class that a user's options choose. DoRA is chosen by the switch `dora`."""
     return KINDS["dora" if options.get("dora") else options.get("adapter", "lora")]
 
 
 def made(options: Mapping[str, Any]) -> Kind:
-    """That kind with those of the options that are its settings; FeatherbackError for a value that it cannot have."""
+    """The kind that the options choose, with its settings. FeatherbackError for a value that a setting cannot have."""
     kind = kind_of(options)
     return kind(**{entry.name: options[entry.name] for entry in fields(kind) if entry.name in options})

@@ -1,14 +1,24 @@
-"""What an adapter is to a layer: a `Kind` with its settings for every projection, and what it computes there.
+"""The interface of adapters. A `Kind` holds the settings (rank, alpha); an `AtProjection` computes at one projection.
 
-A projection asks its adapter at fixed points, in tiles: rows of W are outputs, columns of W are inputs.
+A `Projection` (`nn/linear.py`) calls its adapter at fixed points, whole or in tiles: rows of W are outputs, columns of
+W are inputs. LoRA is the plain case: x' = x, h = s x A^T, b = B^T, y = u.
 
-    x' = change(x)           what W reads (T, in); most kinds leave it alone
+    x' = change(x)           (T, in), the input of W; most kinds return x
     h  = read(x)             (T, r), summed over tiles of inputs
-    u  = x' W^T + h b        (T, out), summed over tiles of inputs; W's bias is added unless the adapter does that
-    y  = finish(u)           (T, out); most kinds leave it alone
+    u  = x' W^T + h b        (T, out), summed over tiles of inputs; with W's bias, unless `finish` adds it
+    y  = finish(u)           (T, out), in place; most kinds change nothing
 
-Backward, from dy (T, out): `collect` the gradients of what finishes u, and `weigh` dy to become du. Then
-dh = du b^T, db = h^T du; `read` again with dh for the gradients of what reads; and dx from du W and dh.
+Backward, from dy (T, out):
+
+    collect(dy, y)           the gradients of the values that `finish` uses
+    weigh(dy)                dy becomes du, in place
+    dh = read_backward(du)   (T, r) = du b^T
+    read(x, dh=dh)           the gradients of the values that `read` uses: LoRA's dA = dh^T x
+    collect_b(h, du)         db = h^T du
+    dx from du W and dh      in W's product where `fused_a` allows, else `add_to_input`
+
+The caller takes x, h, u, dy, dh and dx, and frees them. Gradients are added to arrays that live as long as the block is
+in its backward pass.
 """
 
 from __future__ import annotations
@@ -28,80 +38,80 @@ from featherback.nn.context import Context
 Float32 = NDArray[np.float32]
 Shape = tuple[int, ...]
 Values = Mapping[str, Any]
-"""The trained tensors of one projection by the names of their slots, or the gradients of these."""
+"""The trained tensors of one projection, or their gradients, by the names of their slots."""
 BlockRows = Iterable[tuple[int, int, Float32]]
-"""Rows [first, last) of a stored matrix as float32 (n, in), some at a time; whoever reads them may overwrite them."""
+"""Rows [first, last) of a stored matrix as float32 (n, in), block by block. The reader may overwrite a block."""
 
 
 class AtProjection:
-    """What an adapter computes at one projection, or at a tile of its outputs or inputs. Here: nothing."""
+    """An adapter at one projection, or at a tile of its outputs or inputs. This class itself computes nothing."""
 
     __slots__ = ()
 
     width: int = 0
-    """r, columns of h; 0: nothing is read of x, and nothing is added to the product."""
+    """r, columns of h; 0: there is no h."""
     b: Any
-    """(r, out), where r > 0: h b is added to the product."""
+    """(r, out), where r > 0: h b is added to the product. LoRA's B^T."""
     fused_a: Any = None
-    """(r, in), where dx += dh A is all that `read` means to dx: the product's own kernel adds it."""
+    """(r, in): A, if `read` gives dx just dh A. Then the kernel of dy W adds it. None: `add_to_input` does."""
     needs_output: bool = False
-    """The finished output has an array of its own: `finish` changes it, and `collect` reads it."""
+    """Whether the output needs an array of its own: `finish` changes it, and `collect` reads it."""
     adds_bias: bool = False
-    """`finish` adds W's bias."""
+    """Whether `finish` adds W's bias."""
     changes_input: bool = False
-    """W reads `change(x)`; the gradient of that is turned into that of x with x at hand."""
+    """Whether W reads `change(x)` in place of x. Then `change_backward` needs x."""
 
     def outputs(self, first: int, last: int) -> AtProjection:
-        """Of outputs [first, last)."""
+        """This adapter for outputs [first, last) only."""
         return self
 
     def inputs(self, first: int, last: int) -> AtProjection:
-        """Of inputs [first, last). The sum over all inputs is finished by the whole."""
+        """This adapter for inputs [first, last) only. `finish` is called on the whole, not on a tile."""
         return self
 
     def change(self, ctx: Context, x: Array) -> Array:
-        """x' (T, in), an operand of the current frame, where `changes_input`."""
+        """x' (T, in): an operand of the current frame where `changes_input`, else x itself."""
         return x
 
     def change_backward(self, ctx: Context, x: Array, d_changed: Array, dx: Array, *, accumulate: bool) -> None:
-        """dx (T, in) (+)= the gradient of x from that of x' (T, in), float32; that of what changes x is collected."""
+        """dx (T, in) (+)= the gradient of x from that of x' (T, in), float32. Collect those of its own values."""
 
     def read(
         self, ctx: Context, x: Array, h: Array | None = None, dh: Array | None = None, *, accumulate: bool = False
     ) -> None:
-        """h (T, r) (+)= what is read of x (T, in), if there is h. With dh, gradients of what reads are collected."""
+        """h (T, r) (+)= what is read from x (T, in), if h is given. With dh, collect gradients: LoRA's dA = dh^T x."""
 
     def read_backward(self, ctx: Context, dy: Array, dh: Array, *, accumulate: bool = False) -> None:
-        """dh (T, r) (+)= the gradient of h from dy (T, out), as `weigh` left it."""
+        """dh (T, r) (+)= the gradient of h from dy (T, out), as `weigh` left it. LoRA: s dy B."""
 
     def add_to_input(self, ctx: Context, dh: Array, dx: Array) -> None:
-        """dx (T, in) += what comes through `read`, where `fused_a` is None or no product takes it along."""
+        """dx (T, in) += the part that comes through `read`: LoRA's dh A. For where no product adds it (`fused_a`)."""
 
     def collect_b(self, ctx: Context, h: Array | None, dy: Array) -> None:
-        """db += h^T dy, if it is wanted."""
+        """db += h^T dy, if gradients are wanted. dy (T, out): as `weigh` left it."""
 
     def finish(self, ctx: Context, out: Array, bias: Array | None) -> None:
-        """u (T, out), whole, becomes y."""
+        """u (T, out), summed over all inputs, becomes y in place."""
 
     def collect(self, ctx: Context, dy: Array, y: Array | None, bias: Array | None) -> None:
-        """Collect the gradients of what `finish` does, if they are wanted; dy (T, out) as before `weigh`."""
+        """Collect the gradients of the values that `finish` uses, if wanted. dy, y (T, out): before `weigh`."""
 
     def weigh(self, ctx: Context, dy: Array) -> None:
-        """dy (T, out), an operand, becomes du, which all that follows takes for dy."""
+        """dy (T, out), an operand, becomes du in place. All later steps take it as dy."""
 
 
 class Part(NamedTuple):
-    """One trained tensor of a projection: where it lies in a layer's flat vector, and how PEFT keeps it."""
+    """One trained tensor of a projection: its slot in a layer's flat vector, and its form in PEFT's files."""
 
     slot: str
     shape: Shape  # in the flat vector
-    peft: str  # PEFT's name, behind the projection's
+    peft: str  # PEFT's name, which follows the projection's
     stored: Shape  # PEFT's shape
     transposed: bool = False  # PEFT's is the transpose
     by_output: bool = False  # PEFT's rows are outputs, in Hugging Face's order
 
     def outside(self, values: Float32, rows: NDArray[np.intp]) -> Float32:
-        """As PEFT keeps it; `rows` (out,): the order of outputs."""
+        """The tensor as PEFT stores it. `rows` (out,): the order of outputs."""
         found = (values.T if self.transposed else values).reshape(self.stored)
         return np.ascontiguousarray(found[rows]) if self.by_output else found.copy()
 
@@ -112,14 +122,14 @@ class Part(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What `Kind.attach` makes an adapter of at one projection."""
+    """The arguments of `Kind.attach`: one projection's values, and where its gradients go."""
 
     name: str  # of the projection
     layer: int
     values: Values
-    gradients: Values  # where they are collected; empty: they are not wanted
-    prepared: Any  # (prepared size,), from `Kind.prepare`; None for kinds without
-    draw: Draw | None  # random numbers, in training
+    gradients: Values  # arrays that gradients are added to; empty: no gradients are wanted
+    prepared: Any  # (n,), float32: results of `Kind.prepare`; None for kinds that prepare nothing
+    draw: Draw | None  # random numbers, such as dropout's, in training; None otherwise
 
 
 class Entries(Protocol):
@@ -133,9 +143,9 @@ class Entries(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Kind(ABC):
-    """How a projection is adapted; its fields are its settings, which need not be the same for all projections.
+    """A kind of adapter with its settings, which are its fields. Projections may have different settings.
 
-    `target` is the projection's name, `shape` its (out, in).
+    In the methods, `target` is the projection's name and `shape` its (out, in).
     """
 
     title: ClassVar[str]
@@ -143,7 +153,7 @@ class Kind(ABC):
     formats: ClassVar[Collection[str]] = ()
     """File formats that can hold it, beside PEFT's: "gguf", "mlx"."""
     needs_output: ClassVar[bool] = False
-    """Its gradients read finished outputs, which are worth keeping."""
+    """Whether its gradients read the outputs of projections, so that these are worth keeping."""
 
     @property
     def width(self) -> int:
@@ -157,7 +167,7 @@ class Kind(ABC):
 
     @property
     def growth(self) -> float:
-        """What the usual learning rate is divided by."""
+        """The default learning rate is divided by this."""
         return 1.0
 
     @abstractmethod
@@ -166,73 +176,76 @@ class Kind(ABC):
 
     @abstractmethod
     def options(self) -> dict[str, Any]:
-        """The settings as a user's options name them."""
+        """The settings by the names of the user's options."""
 
-    # What is trained, and what lies beside it.
+    # The values: trained; fixed, measured from the base model once; prepared, again after each change.
 
     @abstractmethod
     def parts(self, target: str, shape: Shape) -> dict[str, Part]:
-        """The trained tensors in the order of the flat vector."""
+        """The trained tensors by slot, in the order of the flat vector."""
 
     def fixed(self, shape: Shape) -> int:
-        """float32 values that are measured of the base's weights once, and read by `prepare`."""
+        """Number of float32 values that `measure` finds in the base model's weight, once. `prepare` reads them."""
         return 0
 
     def prepared(self, shape: Shape) -> int:
-        """float32 values that `prepare` finds each time that the trained values changed."""
+        """Number of float32 values that `prepare` computes each time that the trained values have changed."""
         return 0
 
     def measure(self, rows: BlockRows, out: Float32, target: str, layer: int) -> None:
-        """Find the fixed values; FeatherbackError for weights that this kind cannot adapt."""
+        """Write the fixed values to `out`. FeatherbackError for a weight that this kind cannot adapt."""
         raise NotImplementedError
 
     def prepare(self, ctx: Context, weight: Matrix, setup: Setup, fixed: Array) -> None:
-        """Find the prepared values, `setup.prepared`, of a `weight` (out, in) before it is used."""
+        """Write the prepared values, `setup.prepared`, for a `weight` (out, in), before the weight is used."""
         raise NotImplementedError
 
     @abstractmethod
     def initialise(self, values: Values, fixed: Float32 | None, key: Key) -> None:
-        """Write the values before the first step into zeros; random numbers are those of `key`."""
+        """Write the initial values. `values` hold zeros. Random numbers depend on `key` only."""
 
     def rate(self, slot: str, ratio: float) -> float:
-        """A tensor's share of the learning rate; `ratio`: LoRA+'s."""
+        """A tensor's learning rate as a multiple of the run's. `ratio`: LoRA+'s, of B to A."""
         return 1.0
 
     @abstractmethod
     def attach(self, setup: Setup) -> AtProjection:
-        """What it computes at a projection."""
+        """The adapter at one projection."""
 
     @abstractmethod
     def change_of(self, before: Float32, values: Values, first: int, last: int) -> Float32:
-        """What merging adds to rows [first, last) of W, `before` (n, in)."""
+        """The change (n, in), float32, that merging adds to rows [first, last) of W, `before` (n, in)."""
 
     # PEFT's files.
 
     peft_type: ClassVar[str]
     peft_mark: ClassVar[str]
-    """What follows a module's name in those of its tensors: ".lora_"."""
+    """In tensor names, the text that follows the module's name: ".lora_"."""
     peft_neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """Entries of the configuration that change what is computed, with the values that change nothing."""
+    """Entries of the configuration that would change the computation, with their values that change nothing."""
     peft_read: ClassVar[Collection[str]] = ()
-    """Entries named use_... or ..._config that are read, or change nothing."""
+    """Entries named use_... or ..._config that are known: they are read, or change nothing."""
     peft_patterns: ClassVar[Mapping[str, str]] = {}
-    """Setting -> the entry that has it for some modules: "rank": "rank_pattern"."""
+    """Setting -> the entry with its exceptions, by module: "rank": "rank_pattern"."""
 
     @classmethod
     def in_peft(cls, entries: Mapping[str, Any]) -> bool:
-        """Whether a PEFT configuration seems to describe this kind."""
+        """Whether a PEFT configuration describes an adapter of this kind."""
         return entries.get("peft_type") == cls.peft_type
 
     @classmethod
     @abstractmethod
     def from_peft(cls, entries: Entries) -> Kind:
-        """The usual settings of an adapter."""
+        """The settings of an adapter, but for the exceptions of single modules."""
 
     @classmethod
     def peft_setting(cls, where: str, setting: str, name: str, value: Any) -> Any:
-        """A value of one of `peft_patterns`, checked; `name` is what messages call it."""
+        """A value of a setting of `peft_patterns`, checked. `name`: the setting's name in messages."""
         return value
 
     @abstractmethod
     def peft_entries(self, unusual: Mapping[str, Kind | None], targets: Mapping[str, Any]) -> dict[str, Any]:
-        """The entries of the configuration after the base's name, `targets` among them; `unusual`: by module."""
+        """The entries of the configuration that follow the base model's name, with those of `targets`.
+
+        `unusual`: the exceptions by module, None where a module is not adapted.
+        """

@@ -1,7 +1,7 @@
 """DoRA (Liu et al., 2024): y = c (x W^T + h B^T) + bias with c = m / n and n_i = ||W_i + s B_i A||, around LoRA.
 
-m is trained; to the gradient n is a constant, as in PEFT. So c dy takes the place of dy, and dm = sum of dy (y - bias)
-/ m over the tokens. See docs/derivations/dora.md.
+W_i and B_i: row i. c, m, n (out,): one value per output. m is trained. The gradient treats n as a constant, as in PEFT.
+So du = c dy replaces dy, and dm = the sum over tokens of dy (y - bias) / m. See docs/derivations/dora.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from featherback.nn.context import Context
 
 @dataclass(slots=True)
 class DoRAAtProjection(LoRAAtProjection):
-    """And m (out,), c = m / n (out,), and where dm accumulates. Without them for tiles of inputs, as LoRA's."""
+    """LoRA's factors, and m (out,), c = m / n (out,), and the array that dm is added to (None: not wanted).
+
+    A tile of inputs has LoRA's factors only: m and c apply to the whole sum.
+    """
 
     m: Array = field(kw_only=True)
     c: Array = field(kw_only=True)
@@ -52,7 +55,7 @@ class DoRAAtProjection(LoRAAtProjection):
 
 @dataclass(frozen=True, kw_only=True)
 class DoRAKind(LoRAKind):
-    """LoRA, and the length of each row of W."""
+    """LoRA, and a trained length m_i of each row of W."""
 
     title: ClassVar[str] = "DoRA"
     formats: ClassVar[Collection[str]] = ()
@@ -69,15 +72,15 @@ class DoRAKind(LoRAKind):
         return {**LoRAKind.parts(self, target, shape), "m": m}
 
     def fixed(self, shape: Shape) -> int:
-        """||W_i||^2 of every output."""
+        """One value per output: ||W_i||^2."""
         return shape[0]
 
     def prepared(self, shape: Shape) -> int:
-        """c of every output."""
+        """One value per output: c_i."""
         return shape[0]
 
     def measure(self, rows: BlockRows, out: Float32, target: str, layer: int) -> None:
-        """A row of zeros has no direction."""
+        """Write ||W_i||^2. FeatherbackError for a row of zeros, which has no direction."""
         for first, last, values in rows:
             np.square(values, out=values)
             out[first:last] = values.sum(axis=1, dtype=np.float64)
@@ -88,7 +91,11 @@ class DoRAKind(LoRAKind):
             )
 
     def prepare(self, ctx: Context, weight: Matrix, setup: Setup, fixed: Array) -> None:
-        """c = m / n, n_i^2 = ||W_i||^2 + 2 s B_i . P_i, P = (W + s/2 B A) A^T: A's rows pass as tokens, at s / 2."""
+        """c = m / n, n_i^2 = ||W_i||^2 + 2 s B_i . P_i, P (out, r) = (W + s/2 B A) A^T.
+
+        P^T is a forward pass of the projection with the rows of A as tokens, and s / 2 as scale. It is made and freed
+        tile by tile of outputs.
+        """
         lora, m, c = LoRAKind.attach(self, setup), setup.values["m"], setup.prepared
         a, rank = lora.a, len(lora.a)
         with ctx.frame():
@@ -106,7 +113,7 @@ class DoRAKind(LoRAKind):
                 ctx.release(rows)
 
     def initialise(self, values: Values, fixed: Float32 | None, key: Key) -> None:
-        """m as long as the rows."""
+        """LoRA's values, and m_i = ||W_i||: training starts at the base model."""
         LoRAKind.initialise(self, values, fixed, key)
         assert fixed is not None
         np.sqrt(fixed, out=values["m"])
@@ -119,12 +126,12 @@ class DoRAKind(LoRAKind):
         )  # fmt: skip
 
     def change_of(self, before: Float32, values: Values, first: int, last: int) -> Float32:
-        """What turns the rows W into c (W + s B A), at the lengths m."""
-        turned = before + LoRAKind.change_of(self, before, values, first, last)
-        lengths = np.sqrt(np.square(turned).sum(axis=1, dtype=np.float64)).astype(np.float32)
-        turned *= (values["m"][first:last] / lengths)[:, None]
-        turned -= before
-        return turned
+        """c (W + s B A) - W for these rows."""
+        adapted = before + LoRAKind.change_of(self, before, values, first, last)
+        lengths = np.sqrt(np.square(adapted).sum(axis=1, dtype=np.float64)).astype(np.float32)
+        adapted *= (values["m"][first:last] / lengths)[:, None]
+        adapted -= before
+        return adapted
 
     @classmethod
     def in_peft(cls, entries: Mapping[str, Any]) -> bool:

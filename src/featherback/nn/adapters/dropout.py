@@ -1,7 +1,7 @@
-"""Dropout of what LoRA reads: h = s / (1 - p) (M x) A^T, M zeros and ones (docs/derivations/dropout.md).
+"""Dropout of LoRA's input: h = s / (1 - p) (M x) A^T, M (T, in) of zeros and ones (docs/derivations/dropout.md).
 
-No mask is ever kept: an element's fate depends on seed, step, layer, projection, token and feature alone, so that it is
-the same when a block is computed again, in whatever tiles and chunks, and however a step's sequences share batches.
+M is never stored. An element depends only on seed, step, layer, projection, token and feature. So it is the same when a
+block is computed again, for all tiles and chunks, and for every way to put a step's sequences into batches.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from featherback.engine.backend.protocol import Array
 from featherback.nn.context import Context
 
 _PURPOSE = crc32(b"dropout")
-"""Begins the key: other random numbers of the same seed and step have nothing to do with these."""
+"""First part of the key, so that these numbers are independent of others with the same seed and step."""
 
 
 class Mask(NamedTuple):
-    """M of one projection for the tokens of a batch, or some of its columns."""
+    """M of one projection for the tokens of a batch, or some of M's columns. It holds no array."""
 
     rate: float
     key: Key
@@ -27,7 +27,7 @@ class Mask(NamedTuple):
 
     @classmethod
     def of(cls, rate: float, draw: Draw, layer: int, projection: str) -> Mask:
-        """That of a stored projection for a batch of a step."""
+        """The mask of a stored projection for a batch of a step."""
         key = (_PURPOSE, draw.seed, draw.step, layer, crc32(projection.encode()))
         return cls(rate, key, draw.first_token)
 
@@ -37,7 +37,7 @@ class Mask(NamedTuple):
         return 1 / (1 - dropped_share(self.rate))
 
     def inputs(self, first: int) -> Mask:
-        """Of the columns from `first` on."""
+        """The mask for the columns from `first` on."""
         return self._replace(first_column=self.first_column + first)
 
     def drop(self, ctx: Context, x: Array, out: Array, *, accumulate: bool = False) -> None:

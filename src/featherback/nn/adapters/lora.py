@@ -1,8 +1,8 @@
 """LoRA (Hu et al., 2021): y = x W^T + h B^T with h = s x A^T, s = alpha / rank; A (rank, in), B (out, rank).
 
-B is held transposed, so that both factors are read along rows by the same kernels. dB^T = h^T dy; dh = s dy B;
-dA = dh^T x; dx += dh A (docs/derivations/linear.md). With dropout, s is s / (1 - p), LoRA reads M x for x, and dh A
-passes M on its way to dx (docs/derivations/dropout.md).
+B is stored transposed, so that the same kernels read both factors along rows. Backward, from dy (T, out): dh = s dy B
+(T, r); dA = dh^T x; dB^T = h^T dy; dx += dh A (docs/derivations/linear.md). With dropout, M x replaces x, s / (1 - p)
+replaces s, and dx += M (dh A) (docs/derivations/dropout.md).
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ LEAST_ALPHA, MOST_ALPHA = 1e-30, 1e30
 
 @dataclass(slots=True)
 class LoRAAtProjection(AtProjection):
-    """A (r, in) and B^T (r, out), and where their gradients accumulate (None: they are not wanted)."""
+    """A (r, in) and B^T (r, out), float32, and the arrays that dA, dB^T are added to (None: not wanted).
+
+    All are views of the layer's flat vectors, which `methods.assembly.layer_weights` and the sink take and free.
+    """
 
     name: str
     a: Array
     b: Array  # B^T
-    scale: float  # with the mask's gain
+    scale: float  # s; with dropout s / (1 - p)
     da: Array | None = None
     db: Array | None = None
-    mask: Mask | None = None  # dropout of what A reads
+    mask: Mask | None = None  # dropout of A's input
 
     @property
     def width(self) -> int:  # type: ignore[override]
@@ -92,7 +95,7 @@ class LoRAAtProjection(AtProjection):
 
 @dataclass(frozen=True, kw_only=True)
 class LoRAKind(Kind):
-    """The scale is alpha / rank, or alpha / sqrt(rank) with `rslora`. `dropout`: the share of inputs dropped."""
+    """LoRA. s = alpha / rank, or alpha / sqrt(rank) with `rslora`. `dropout`: the share of inputs dropped."""
 
     title: ClassVar[str] = "LoRA"
     formats: ClassVar[Collection[str]] = ("gguf", "mlx")
@@ -143,12 +146,12 @@ class LoRAKind(Kind):
         }
 
     def initialise(self, values: Values, fixed: Float32 | None, key: Key) -> None:
-        """A Kaiming-uniform with a = sqrt(5), as nn.Linear and PEFT have it; B zero: it starts as no change."""
+        """A: Kaiming-uniform with a = sqrt(5), as in nn.Linear and PEFT. B: zeros, so that it changes nothing yet."""
         a = values["A"]
         a[...] = (2 * uniform(key, a.size) - 1).reshape(a.shape) * a.shape[1] ** -0.5
 
     def rate(self, slot: str, ratio: float) -> float:
-        """A's is 1, B's `ratio` (LoRA+), and whatever else there is has that of B, as in PEFT."""
+        """1 for A, `ratio` for B (LoRA+) and for any other tensor, as in PEFT."""
         return 1.0 if slot == "A" else ratio
 
     def attach(self, setup: Setup) -> LoRAAtProjection:
@@ -219,7 +222,7 @@ class LoRAKind(Kind):
 
 
 def check_alpha(where: str, name: str, alpha: object) -> float:
-    """A number that an adapter may be scaled by; FeatherbackError for anything else."""
+    """`alpha` as a float. FeatherbackError unless it is a number in the accepted range."""
     if type(alpha) not in (int, float) or not LEAST_ALPHA <= alpha <= MOST_ALPHA:  # type: ignore[operator]
         raise FeatherbackError(
             f"{where} has {name} {shown(alpha)}; it must be a number from {LEAST_ALPHA:g} to {MOST_ALPHA:g}."
