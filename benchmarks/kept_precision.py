@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from featherback.bench.gradients import TEXT, _setting
-from featherback.bench.markdown import table
+from benchmarks.gradients import TEXT, _setting
+from benchmarks.markdown import table
 
 from featherback import methods
 from featherback.data.batch import Batch
