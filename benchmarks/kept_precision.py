@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from benchmarks.gradients import TEXT, _setting
 from benchmarks.markdown import table
-
 from featherback import methods
 from featherback.data.batch import Batch
 from featherback.data.tokenizers.loader import load_tokenizer

@@ -28,7 +28,7 @@ from tests.methods.test_exact_gradients import draw
 from tests.methods.test_whole_weights import in_transformers, places_of
 from tests.support.oracle import weight_gradients
 
-KEY, FACTOR = (7, 3, 0), 0.1
+KEY, FACTOR = (7, 3, 0), 0.05
 TIGHT = 2e-5  # of the loss, relative
 LENGTHS = (5, 1, 40, 17)
 
@@ -76,16 +76,19 @@ def test_the_loss_of_moved_weights(twins: Twins) -> None:
     batch = Batch.from_sequences(sequences)
     method = estimator(model, batch.n_tokens)
     sink, ops = sink_of(model, method, {}), method.resources.backend.ops
-    found = method.loss(batch, moves=sink.moved(ops, KEY, FACTOR)) / batch.n_targets
-    z = direction(model, method)
-    with moved(twins.reference, model, {place: np.float32(FACTOR) * part for place, part in z.items()}):
-        wanted = weight_gradients(twins.reference, sequences).loss
-    assert found == pytest.approx(wanted, rel=TIGHT)
-    for part in ("embed_tokens", "o_proj", "post_attention_layernorm"):  # one that stays where it is would be seen
-        planted = sink_of(model, method, {}, leave=part)
-        assert method.loss(batch, moves=planted.moved(ops, KEY, FACTOR)) / batch.n_targets != pytest.approx(
-            wanted, rel=2 * TIGHT
-        )
+    parts = ("embed_tokens", "o_proj", "post_attention_layernorm")
+    seen = dict.fromkeys(parts, 0.0)
+    for key in (KEY, (7, 3, 1)):  # along one direction alone, a part may by chance change the loss by almost nothing
+        found = method.loss(batch, moves=sink.moved(ops, key, FACTOR)) / batch.n_targets
+        z = direction(model, method, key)
+        with moved(twins.reference, model, {place: np.float32(FACTOR) * part for place, part in z.items()}):
+            wanted = weight_gradients(twins.reference, sequences).loss
+        assert found == pytest.approx(wanted, rel=TIGHT)
+        for part in parts:
+            planted = sink_of(model, method, {}, leave=part)
+            away = method.loss(batch, moves=planted.moved(ops, key, FACTOR)) / batch.n_targets - wanted
+            seen[part] = max(seen[part], abs(away) / wanted)
+    assert min(seen.values()) > 2 * TIGHT, "one that stays where it is would be seen"
     method.close()
 
 
