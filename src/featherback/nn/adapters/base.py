@@ -51,6 +51,9 @@ class AtProjection:
     changes_input: bool = False
     """W reads `change(x)`; the gradient of that is turned into that of x with x at hand."""
 
+    reads_product: bool = False
+    """`product_backward` takes the place of `collect` and `weigh`, where x is at hand: u is computed again."""
+
     def outputs(self, first: int, last: int) -> AtProjection:
         """Of outputs [first, last)."""
         return self
@@ -88,6 +91,11 @@ class AtProjection:
 
     def weigh(self, ctx: Context, dy: Array) -> None:
         """dy (T, out), an operand, becomes du, which all that follows takes for dy."""
+
+    def product_backward(self, ctx: Context, u: Array, dy: Array, du: Array) -> None:
+        """du (T, out), an operand, from dy, with u (T, out), float32, where `reads_product`. Of a tile of inputs, u is
+        their part of the sum; gradients of what finishes u are collected.
+        """
 
 
 class Part(NamedTuple):
@@ -142,6 +150,12 @@ class Kind(ABC):
     """For people: "LoRA"."""
     formats: ClassVar[Collection[str]] = ()
     """File formats that can hold it, beside PEFT's: "gguf", "mlx"."""
+    targets: ClassVar[tuple[str, ...]] = ("all",)
+    """What it adapts where nothing is said of it."""
+    own_options: ClassVar[Collection[str]] = ()
+    """Options of training that mean something to it, but not to every kind."""
+    rate_width: ClassVar[int | None] = None
+    """The width at which the usual learning rate is taken (None: the model's)."""
     needs_output: ClassVar[bool] = False
     """Its gradients read finished outputs, which are worth keeping."""
 
@@ -159,6 +173,11 @@ class Kind(ABC):
     def growth(self) -> float:
         """What the usual learning rate is divided by."""
         return 1.0
+
+    @property
+    def briefly(self) -> str:
+        """In two words: "rank 8"."""
+        return f"rank {self.width}" if self.width else self.title
 
     @abstractmethod
     def describe(self) -> str:
@@ -205,6 +224,10 @@ class Kind(ABC):
     @abstractmethod
     def change_of(self, before: Float32, values: Values, first: int, last: int) -> Float32:
         """What merging adds to rows [first, last) of W, `before` (n, in)."""
+
+    def changes_bias(self, target: str) -> bool:
+        """Whether merging would have to change the bias of a projection as well."""
+        return False
 
     # PEFT's files.
 
