@@ -76,7 +76,7 @@ class IA3Kind(Kind):
 
     @property
     def growth(self) -> float:
-        return 0.25
+        return 0.1
 
     def describe(self) -> str:
         return "trained scales"

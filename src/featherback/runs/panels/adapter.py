@@ -121,7 +121,17 @@ class AdapterOptions(Panel):
                     f"{option} is {written(named)}, but the adapter in {self.start} has {written(value)}; leave "
                     f"{option} out: training starts from an adapter as it is."
                 )
-        return replace(self, **own)
+        found = replace(self, **own)
+        for block in model.blocks:
+            for target in block.projections.keys() & set(form.targets):
+                shape = block.projections[target]
+                if form.widest.kind.parts(target, shape) != found.form.kind.parts(target, shape):
+                    kind = argument("adapter", own["adapter"])
+                    raise FeatherbackError(
+                        f"The adapter in {self.start} adapts {target} in a way that {kind} does not; training cannot "
+                        f"start from it."
+                    )
+        return found
 
 
 def written(value: object) -> object:
