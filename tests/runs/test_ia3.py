@@ -43,7 +43,7 @@ def test_it_trains_is_resumed_and_started_from(start: Start, method: str) -> Non
     with pytest.raises(FeatherbackError, match=r"--adapter is lora, but the adapter in .* has ia3"):
         start("refused", steps=1, rank=None, start=str(whole.path), adapter="lora")
     with pytest.raises(FeatherbackError, match="--adapter was ia3, not lora"):
-        start("whole", resume=True, steps=13, **{**options, "adapter": None})
+        start("whole", resume=True, steps=13, **{**options, "adapter": "lora"})
 
 
 def test_its_learning_rate_does_not_depend_on_the_width(start: Start) -> None:
