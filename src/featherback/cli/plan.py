@@ -61,7 +61,7 @@ def plan(
         say(dumps({"methods": [asdict(row) for row in rows], "largest": [list(row) for row in family]}))
         return
     whole = config.whole
-    trained = f"rank {config.form.kind.width}" if whole is None else f"all weights in {whole.kind.name}"
+    trained = config.form.kind.briefly if whole is None else f"all weights in {whole.kind.name}"
     asked = _asked(config)
     say(
         f"{opened.path.name}, {describe_batch(config)} per batch, {trained}, "

@@ -100,6 +100,7 @@ class Merge:
     """
 
     def __init__(self, adapter: Adapter, types: Collection[TensorType] = _COARSE_TO_FINE) -> None:
+        _check_biases(adapter)
         self.adapter, self.cost, self._types = adapter, MergeCost(), types
         self.finer: Counter[tuple[TensorType, TensorType]] = Counter()
         """(the base's own type, or the next that can be written; the type chosen instead) -> projections."""
@@ -179,6 +180,17 @@ class Merge:
             self.adapter.parameters.read(layer, self._flat)
             self._layer = layer
         return self.adapter.layout.view(layer, self._flat)
+
+
+def _check_biases(adapter: Adapter) -> None:
+    """FeatherbackError if a projection's bias would have to change with its weight: biases are copied as they are."""
+    for layer, block in enumerate(adapter.model.blocks):
+        for target, kind in adapter.layout.kinds(layer).items():
+            if kind.changes_bias(target) and f"{target.removesuffix('_proj')}_bias" in block.vectors:
+                raise FeatherbackError(
+                    f"The adapter is an {kind.title} that scales the bias of {target}, which merging leaves alone; "
+                    f"export it {argument('to', 'peft')}."
+                )
 
 
 def stored_type(matrix: Matrix, wanted: TensorType | None) -> TensorType:

@@ -31,7 +31,8 @@ class Form:
     @classmethod
     def of(cls, **options: Any) -> Form:
         """That of a user's options: `targets`, and those of `nn.adapters.made`."""
-        return cls(made(options), options.get("targets", ("all",)))
+        kind = made(options)
+        return cls(kind, options.get("targets", kind.targets))
 
     def at(self, layer: int, target: str) -> Kind | None:
         """How a projection is adapted; None if it is not."""

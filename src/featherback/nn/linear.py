@@ -56,7 +56,7 @@ class Projection(NamedTuple):
     @property
     def needs_input(self) -> bool:
         """Whether `backward_input` reads x."""
-        return self.adapter is not None and self.adapter.changes_input
+        return self.adapter is not None and (self.adapter.changes_input or self.adapter.reads_product)
 
     def outputs(self, first: int, last: int) -> Projection:
         """Outputs [first, last): rows of W, and of the bias."""
@@ -185,6 +185,14 @@ class Projection(NamedTuple):
                 adapter.change_backward(ctx, x, d_changed, dx, accumulate=accumulate)
             if dh is not None:
                 adapter.add_to_input(ctx, dh, dx)
+        elif adapter.reads_product:
+            assert x is not None
+            with ctx.frame():
+                u = ctx.floats(f"product of {self.name}", *dy.shape)
+                du = ctx.operands(f"gradient of the product of {self.name}", *dy.shape)
+                self.product(ctx, x, None, u)
+                adapter.product_backward(ctx, u, dy, du)
+                ctx.ops.linear_backward(du, self.weight, dx, accumulate=accumulate)
         elif dh is None or (a := adapter.fused_a) is None:
             ctx.ops.linear_backward(dy, self.weight, dx, accumulate=accumulate)
             if dh is not None:

@@ -12,6 +12,7 @@ from featherback.core.naming import argument
 from featherback.core.options import spelled
 from featherback.errors import FeatherbackError
 from featherback.models.model import Model
+from featherback.nn.adapters import KINDS
 from featherback.runs.config import CHOICES, TrainConfig, replaced_by, without_meaning
 from featherback.runs.panels.adapter import USUAL, written
 
@@ -28,6 +29,9 @@ def replaced(values: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, A
             gone |= own.by_option().keys()
             if own is optim.OPTIONS:
                 gone.add("learning_rate")
+    old, new = (KINDS[options.get("adapter") or USUAL["adapter"]] for options in (left, {**left, **named}))
+    if old.targets != new.targets:
+        gone |= {"targets", *old.own_options}
     stay = {name: value for name, value in left.items() if name not in gone}
     if _scaled({**usual, **left}) != _scaled({**usual, **stay, **named}):
         gone.add("learning_rate")
@@ -38,7 +42,7 @@ def replaced(values: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, A
 def _scaled(options: Mapping[str, Any]) -> tuple[Any, ...]:
     """What the default learning rate of an adapter depends on, beside its optimiser."""
     rank = USUAL["rank"] if options["rank"] is None else options["rank"]
-    return (rank if options["rslora"] else None), options["loraplus_ratio"]
+    return (rank if options["rslora"] else None), options["loraplus_ratio"], options["adapter"] or USUAL["adapter"]
 
 
 def _of_what_was_trained(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:

@@ -120,7 +120,8 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         if self.train == "full":
             own = methods.METHODS[self.method].FULL_LEARNING_RATE
             return own or optim.full_learning_rate(self.optimizer, model.hidden_size)
-        return optim.default_learning_rate(self.optimizer, model.hidden_size, self.form.growth, self.loraplus_ratio)
+        width = self.form.kind.rate_width or model.hidden_size
+        return optim.default_learning_rate(self.optimizer, width, self.form.growth, self.loraplus_ratio)
 
     @property
     def clip_norm(self) -> float:

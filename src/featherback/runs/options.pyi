@@ -31,6 +31,8 @@ class TrainOptions(TypedDict, total=False):
     start: str | os.PathLike[str] | None
     """Start from this run or adapter (PEFT, MLX or GGUF), with its rank, alpha, targets, rsLoRA and DoRA, not
     with its dropout. none: from no adapter."""
+    adapter: Literal['dora', 'ia3', 'lora'] | None
+    """Kind of adapter. ia3: trained scales of keys, values and the inputs of down. Default: lora."""
     rank: int | None
     """Rank of the LoRA matrices. Default: 8."""
     alpha: float | None

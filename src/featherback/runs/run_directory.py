@@ -47,6 +47,7 @@ from featherback.methods.memory.plan import Plan
 from featherback.nn.block import Block, bundles
 from featherback.nn.encodings import EXACT
 from featherback.runs.config import TrainConfig
+from featherback.runs.panels.adapter import USUAL
 from featherback.runs.panels.optimisation import NEXT_TOKEN
 from featherback.runs.panels.run import COMPUTE
 
@@ -178,6 +179,8 @@ class RunDirectory:
             del fixed["keep"]
         if self.config.objective == NEXT_TOKEN:
             del fixed["objective"]
+        if fixed["adapter"] == USUAL["adapter"]:
+            del fixed["adapter"]
         if fixed.get("keep_precision") == EXACT:
             del fixed["keep_precision"]
         for name in ("batch_size", "batch_tokens"):

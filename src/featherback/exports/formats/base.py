@@ -205,7 +205,7 @@ def pairs_of(adapter: Adapter, format: str, title: str) -> PairAt:
     kind = adapter.form.kind
     if format not in kind.formats or not isinstance(kind, LoRAKind):
         raise FeatherbackError(
-            f"The adapter is a {kind.title}, which {title} cannot hold; export it "
+            f"The adapter is a{'n' * (kind.title[0] in 'AEIO')} {kind.title}, which {title} cannot hold; export it "
             f"{argument('to', 'merged')}, or {argument('to', 'peft')}, which keeps it."
         )
     return cast(PairAt, adapter.form.at)

@@ -161,7 +161,9 @@ class _Configuration:
             or (_SWITCH.fullmatch(key) and key not in inert and value not in _OFF)
         ]
         if strange:
-            raise FeatherbackError(f"{file} describes an adapter that is not a plain LoRA ({', '.join(strange)}).")
+            raise FeatherbackError(
+                f"{file} describes an adapter that is not a plain {self.kind.title} ({', '.join(strange)})."
+            )
         self.usual = self.kind.from_peft(self)
 
     def get(self, name: str, default: Any = None) -> Any:

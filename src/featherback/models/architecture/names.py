@@ -11,6 +11,7 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 
 def parse_targets(targets: str | Iterable[str], projections: Iterable[str]) -> tuple[str, ...]:
     """Those of `projections`, in their order, that "all", "q,v", "q_proj,down_proj" or a list of such names means.
+    "q|qkv": q, or qkv where there is no q.
 
     FeatherbackError for an unknown name or for none at all.
     """
@@ -19,11 +20,11 @@ def parse_targets(targets: str | Iterable[str], projections: Iterable[str]) -> t
     names = [name.strip() for name in given if name.strip()]
     chosen: set[str] = set()
     for name in names:
-        full = name if name.endswith("_proj") else f"{name}_proj"
+        full = [each if each.endswith("_proj") else f"{each}_proj" for each in name.split("|")]
         if name == "all":
             chosen.update(known)
-        elif full in known:
-            chosen.add(full)
+        elif found := [each for each in full if each in known]:
+            chosen.add(found[0])
         else:
             raise FeatherbackError(f"Unknown LoRA target {name!r}; {expected(name, [*short(known).split(','), 'all'])}")
     if not chosen:

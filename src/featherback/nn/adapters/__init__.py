@@ -13,8 +13,8 @@ KINDS: Registry[type[Kind]] = Registry(__name__, "KIND", "adapter", shared=("bas
 
 
 def kind_of(options: Mapping[str, Any]) -> type[Kind]:
-    """The class that a user's options choose. DoRA is chosen by the switch `dora`."""
-    return KINDS["dora" if options.get("dora") else options.get("adapter", "lora")]
+    """The kind that a user's options choose; DoRA may be chosen by a switch of its own."""
+    return KINDS["dora" if options.get("dora") else options.get("adapter") or "lora"]
 
 
 def made(options: Mapping[str, Any]) -> Kind:

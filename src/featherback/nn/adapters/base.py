@@ -61,6 +61,9 @@ class AtProjection:
     changes_input: bool = False
     """Whether W reads `change(x)` in place of x. Then `change_backward` needs x."""
 
+    reads_product: bool = False
+    """`product_backward` takes the place of `collect` and `weigh`, where x is at hand: u is computed again."""
+
     def outputs(self, first: int, last: int) -> AtProjection:
         """This adapter for outputs [first, last) only."""
         return self
@@ -98,6 +101,11 @@ class AtProjection:
 
     def weigh(self, ctx: Context, dy: Array) -> None:
         """dy (T, out), an operand, becomes du in place. All later steps take it as dy."""
+
+    def product_backward(self, ctx: Context, u: Array, dy: Array, du: Array) -> None:
+        """du (T, out), an operand, from dy, with u (T, out), float32, where `reads_product`. Of a tile of inputs, u is
+        their part of the sum; gradients of what finishes u are collected.
+        """
 
 
 class Part(NamedTuple):
@@ -152,6 +160,12 @@ class Kind(ABC):
     """For people: "LoRA"."""
     formats: ClassVar[Collection[str]] = ()
     """File formats that can hold it, beside PEFT's: "gguf", "mlx"."""
+    targets: ClassVar[tuple[str, ...]] = ("all",)
+    """What it adapts where nothing is said of it."""
+    own_options: ClassVar[Collection[str]] = ()
+    """Options of training that mean something to it, but not to every kind."""
+    rate_width: ClassVar[int | None] = None
+    """The width at which the usual learning rate is taken (None: the model's)."""
     needs_output: ClassVar[bool] = False
     """Whether its gradients read the outputs of projections, so that these are worth keeping."""
 
@@ -169,6 +183,11 @@ class Kind(ABC):
     def growth(self) -> float:
         """The default learning rate is divided by this."""
         return 1.0
+
+    @property
+    def briefly(self) -> str:
+        """In two words: "rank 8"."""
+        return f"rank {self.width}" if self.width else self.title
 
     @abstractmethod
     def describe(self) -> str:
@@ -215,6 +234,10 @@ class Kind(ABC):
     @abstractmethod
     def change_of(self, before: Float32, values: Values, first: int, last: int) -> Float32:
         """The change (n, in), float32, that merging adds to rows [first, last) of W, `before` (n, in)."""
+
+    def changes_bias(self, target: str) -> bool:
+        """Whether merging would have to change the bias of a projection as well."""
+        return False
 
     # PEFT's files.
 

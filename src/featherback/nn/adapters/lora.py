@@ -99,6 +99,7 @@ class LoRAKind(Kind):
 
     title: ClassVar[str] = "LoRA"
     formats: ClassVar[Collection[str]] = ("gguf", "mlx")
+    own_options: ClassVar[Collection[str]] = ("rank", "alpha", "rslora", "dora", "lora_dropout", "loraplus_ratio")
 
     rank: int = 8
     alpha: float = 16.0
@@ -136,7 +137,7 @@ class LoRAKind(Kind):
         return f"rank {self.rank}, alpha {self.alpha:g}{' (rsLoRA)' if self.rslora else ''}"
 
     def options(self) -> dict[str, Any]:
-        return {"rank": self.rank, "alpha": self.alpha, "rslora": self.rslora, "dora": False}
+        return {"adapter": "lora", "rank": self.rank, "alpha": self.alpha, "rslora": self.rslora, "dora": False}
 
     def parts(self, target: str, shape: Shape) -> dict[str, Part]:
         a, b = (self.rank, shape[1]), (self.rank, shape[0])

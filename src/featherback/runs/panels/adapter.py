@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from featherback.core.options import Panel, option, spelled
 from featherback.errors import FeatherbackError
 from featherback.models import families
 from featherback.models.architecture.names import parse_targets, short
+from featherback.nn.adapters import KINDS, kind_of
 from featherback.nn.block import adaptable
 from featherback.runs import parse
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from featherback.models.form import Form
     from featherback.models.model import Model
 
-USUAL: Mapping[str, Any] = {"rank": 8, "alpha": 16.0, "targets": ("all",), "rslora": False, "dora": False}
+USUAL: Mapping[str, Any] = {
+    "adapter": "lora", "rank": 8, "alpha": 16.0, "targets": ("all",), "rslora": False, "dora": False
+}  # fmt: skip
 """The form of an adapter, where nothing is said of it and training starts from none."""
 
 _option = partial(option, only_for="lora")
@@ -41,6 +44,12 @@ class AdapterOptions(Panel):
         metavar="PATH",
     )
     # None of those in USUAL stands for the value there, or that of the adapter of `start`: for_model settles it.
+    adapter: str | None = _option(
+        None,
+        help="Kind of adapter. ia3: trained scales of keys, values and the inputs of down.",
+        choices=KINDS.names,
+        shown_default=USUAL["adapter"],
+    )
     rank: int | None = _option(None, help="Rank of the LoRA matrices.", least=1, shown_default=str(USUAL["rank"]))
     alpha: float | None = _option(
         None, help="The adapter is scaled by alpha / rank.", above=0, shown_default=str(USUAL["alpha"])
@@ -67,6 +76,15 @@ class AdapterOptions(Panel):
 
     def check_rules(self) -> None:
         super().check_rules()
+        chosen = self.adapter or USUAL["adapter"]
+        others = set(KINDS[USUAL["adapter"]].own_options).difference(KINDS[chosen].own_options)
+        for entry in fields(self):
+            if entry.name in others and getattr(self, entry.name) not in (None, False, entry.default):
+                name, kind = spelled(type(self), entry.name), argument("adapter", chosen)
+                raise FeatherbackError(f"{name} means nothing with {kind}; leave one out.")
+        if chosen == "dora":  # --dora says the same
+            object.__setattr__(self, "dora", True)
+            object.__setattr__(self, "adapter", USUAL["adapter"])
         if self.dora and self.lora_dropout:
             raise FeatherbackError(
                 f"{argument('lora_dropout')} is not for DoRA, where it would also drop what the frozen weights read: "
@@ -84,7 +102,9 @@ class AdapterOptions(Panel):
     def _named_form(self) -> dict[str, Any]:
         """Rank, alpha and the others of USUAL."""
         named = {name: getattr(self, name) for name in USUAL}
-        return {name: USUAL[name] if value is None else value for name, value in named.items()}
+        kind = kind_of(named)
+        usual = {**kind().options(), "targets": kind.targets}
+        return {name: usual[name] if value is None else value for name, value in named.items()}
 
     def starting_from(self, form: Form, model: Model) -> Self:
         """These options with what an adapter of `model` says, which is of this form; FeatherbackError for one that was
@@ -101,7 +121,17 @@ class AdapterOptions(Panel):
                     f"{option} is {written(named)}, but the adapter in {self.start} has {written(value)}; leave "
                     f"{option} out: training starts from an adapter as it is."
                 )
-        return replace(self, **own)
+        found = replace(self, **own)
+        for block in model.blocks:
+            for target in block.projections.keys() & set(form.targets):
+                shape = block.projections[target]
+                if form.widest.kind.parts(target, shape) != found.form.kind.parts(target, shape):
+                    kind = argument("adapter", own["adapter"])
+                    raise FeatherbackError(
+                        f"The adapter in {self.start} adapts {target} in a way that {kind} does not; training cannot "
+                        f"start from it."
+                    )
+        return found
 
 
 def written(value: object) -> object:

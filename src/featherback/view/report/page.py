@@ -123,7 +123,7 @@ def page(run: RunDirectory, curves: Curves) -> Iterator[str]:
 def _subtitle(record: Mapping[str, Any], config: TrainConfig) -> str:
     base = Path(str(record.get("base_model") or config.model)).name
     begun = str(record.get("created", ""))[:16].replace("T", " ")
-    trained = "all weights" if config.train == "full" else f"rank {config.rank}"
+    trained = "all weights" if config.train == "full" else config.form.kind.briefly
     return f"{base}, {trained}, {config.method}; {record.get('status', 'unknown')}" + (
         f"; begun {begun} UTC" if begun else ""
     )

@@ -1,0 +1,138 @@
+"""IA3 (Liu et al., 2022): y = l (x W^T + bias), or in feed-forward modules y = (l x) W^T + bias; only l is trained.
+
+The gradient of an output's l is the sum of dy u over the tokens, with u = x W^T + bias. y = l u does not say u where l
+is 0, so u is computed again in the backward pass. See docs/derivations/ia3.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from featherback.core.noise import Key
+from featherback.engine.backend.protocol import Array
+from featherback.errors import FeatherbackError, shown
+from featherback.nn.adapters.base import AtProjection, Entries, Float32, Kind, Part, Setup, Shape, Values
+from featherback.nn.context import Context
+
+
+@dataclass(slots=True)
+class ScaledOutput(AtProjection):
+    """l (out,), and where its gradient accumulates (None: it is not wanted)."""
+
+    name: str
+    l: Array  # noqa: E741
+    dl: Array | None = None
+    needs_output: ClassVar[bool] = True  # type: ignore[misc]
+    reads_product: ClassVar[bool] = True  # type: ignore[misc]
+
+    def outputs(self, first: int, last: int) -> ScaledOutput:
+        return ScaledOutput(self.name, self.l[first:last], None if self.dl is None else self.dl[first:last])
+
+    def finish(self, ctx: Context, out: Array, bias: Array | None) -> None:
+        ctx.ops.scale_columns(out, self.l, out)
+
+    def product_backward(self, ctx: Context, u: Array, dy: Array, du: Array) -> None:
+        if self.dl is not None:
+            ctx.ops.column_dots(dy, u, self.dl)
+        ctx.ops.scale_columns(dy, self.l, du)
+
+
+@dataclass(slots=True)
+class ScaledInput(AtProjection):
+    """l (in,), and where its gradient accumulates (None: it is not wanted)."""
+
+    name: str
+    l: Array  # noqa: E741
+    dl: Array | None = None
+    changes_input: ClassVar[bool] = True  # type: ignore[misc]
+
+    def inputs(self, first: int, last: int) -> ScaledInput:
+        return ScaledInput(self.name, self.l[first:last], None if self.dl is None else self.dl[first:last])
+
+    def change(self, ctx: Context, x: Array) -> Array:
+        scaled = ctx.operands(f"input of {self.name}, scaled", *x.shape)
+        ctx.ops.scale_columns(x, self.l, scaled)
+        return scaled
+
+    def change_backward(self, ctx: Context, x: Array, d_changed: Array, dx: Array, *, accumulate: bool) -> None:
+        if self.dl is not None:
+            ctx.ops.column_dots(d_changed, x, self.dl)
+        ctx.ops.scale_columns(d_changed, self.l, dx, accumulate=accumulate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IA3Kind(Kind):
+    """`feedforward`: the targets whose inputs are scaled; of all others the outputs are."""
+
+    title: ClassVar[str] = "IA3"
+    targets: ClassVar[tuple[str, ...]] = ("k|qkv", "v|qkv", "down")
+    rate_width: ClassVar[int | None] = 576
+
+    feedforward: tuple[str, ...] = ("down_proj",)
+
+    @property
+    def growth(self) -> float:
+        return 0.1
+
+    def describe(self) -> str:
+        return "trained scales"
+
+    def options(self) -> dict[str, Any]:
+        return {"adapter": "ia3", "rank": None, "alpha": None, "rslora": False, "dora": False}
+
+    def parts(self, target: str, shape: Shape) -> dict[str, Part]:
+        out, inputs = shape
+        if target in self.feedforward:
+            return {"l": Part("l of inputs", (inputs,), "ia3_l", (1, inputs))}
+        return {"l": Part("l", (out,), "ia3_l", (out, 1), by_output=True)}
+
+    def initialise(self, values: Values, fixed: Float32 | None, key: Key) -> None:
+        """Ones: it starts as no change."""
+        for l in values.values():  # noqa: E741
+            l[...] = 1
+
+    def attach(self, setup: Setup) -> AtProjection:
+        ((slot, l),) = setup.values.items()  # noqa: E741
+        return (ScaledOutput if slot == "l" else ScaledInput)(setup.name, l, setup.gradients.get(slot))
+
+    def change_of(self, before: Float32, values: Values, first: int, last: int) -> Float32:
+        l = values["l"][first:last, None] if "l" in values else values["l of inputs"]  # noqa: E741
+        change: Float32 = before * (l - np.float32(1))
+        return change
+
+    def changes_bias(self, target: str) -> bool:
+        return target not in self.feedforward
+
+    peft_type: ClassVar[str] = "IA3"
+    peft_mark: ClassVar[str] = ".ia3_"
+    peft_neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"peft_type": ("IA3",)}
+
+    @classmethod
+    def from_peft(cls, entries: Entries) -> IA3Kind:
+        """Whole names of modules are read by their ends: a tensor's shape tells where that is not what was meant."""
+        named = entries.get("feedforward_modules")
+        if named is None:  # PEFT's default for the families here
+            return cls()
+        if not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
+            raise FeatherbackError(
+                f"{entries.where} has feedforward_modules {shown(named)}; only a list of module names is read."
+            )
+        return cls(feedforward=tuple(sorted({name.rsplit(".", 1)[-1] for name in named})))
+
+    def peft_entries(self, unusual: Mapping[str, Kind | None], targets: Mapping[str, Any]) -> dict[str, Any]:
+        modules: Collection[str] = targets["target_modules"]
+        return {
+            **targets,
+            "feedforward_modules": [name for name in modules if name.rsplit(".", 1)[-1] in self.feedforward],
+            "fan_in_fan_out": False,
+            "modules_to_save": None,
+            "init_ia3_weights": True,
+            "inference_mode": True,
+        }
+
+
+KIND = IA3Kind
