@@ -5,6 +5,7 @@ Nothing is written: m is added to a few rows of a matrix, dequantised, on their 
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 from featherback.engine.backend.protocol import Array, Int32, Matrix
@@ -44,7 +45,7 @@ def product(
 
 
 def vector(ctx: Context, value: Array, spot: Spot, divisor: float = 1.0) -> Array:
-    """A norm's weight or a bias (n,), moved where it is: then an array of the current frame.
+    """A norm's weight, a bias or another vector, moved where it is: then an array of the current frame.
 
     `divisor`: what the stored weight was divided by to be used.
     """
@@ -54,7 +55,7 @@ def vector(ctx: Context, value: Array, spot: Spot, divisor: float = 1.0) -> Arra
     moved = ctx.floats(f"{spot.part}, moved", *value.shape)
     ctx.ops.cast(value, moved)
     ctx.ops.scale(moved, divisor)
-    moves.add(spot.part, spot.layer, (spot.row, spot.col), moved.reshape(1, len(moved)))
+    moves.add(spot.part, spot.layer, (spot.row, spot.col), moved.reshape(1, prod(moved.shape)))
     ctx.ops.scale(moved, 1 / divisor)
     return moved
 

@@ -31,6 +31,7 @@ from featherback.exports.formats.base import (
     places,
 )
 from featherback.exports.safetensors_writer import write_safetensors
+from featherback.models.architecture.names import hf_module
 from featherback.models.form import Form, Place
 from featherback.models.lora import Adapter
 from featherback.models.model import Model
@@ -274,7 +275,7 @@ def _configuration(adapter: Adapter, base_model: str) -> dict[str, Any]:
     unusual = {adapter.module(*place): kind for place, kind in form.exceptions.items()}
     complete = None not in unusual.values()
     targets = {
-        "target_modules": list(form.targets) if complete else _modules(adapter),
+        "target_modules": _last_parts(adapter) if complete else _modules(adapter),
         **_excluded(adapter.model.naming.others),
     }
     return {
@@ -289,6 +290,12 @@ def _excluded(others: tuple[str, ...]) -> dict[str, str]:
     """The entry that keeps PEFT from adapting modules of the same names in the model's other parts."""
     parts = "|".join(re.escape(name) for name in others)
     return {"exclude_modules": rf"(.*\.)?({parts}).*"} if parts else {}
+
+
+def _last_parts(adapter: Adapter) -> list[str]:
+    """What the modules are called in their layers."""
+    names = adapter.model.naming.modules
+    return list(dict.fromkeys(hf_module(names, 0, target).rsplit(".", 1)[-1] for target in adapter.targets))
 
 
 def _modules(adapter: Adapter) -> list[str]:
