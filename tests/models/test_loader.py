@@ -59,22 +59,23 @@ def test_a_model_is_what_was_written(tmp_path: Path, case: str) -> None:
     assert model.head.weight.data.tobytes() == stored[_head(config)].data.tobytes()
     layer = model.layer(1)
     parts = FAMILIES[config.architecture].twin(gguf.GGUFReader(path), config.head_dim).block
-    named = {module.rsplit(".")[-1]: f"blk.1.{part}" for part, module in parts.items()}
+    named = {f"model.layers.{{}}.{module}": f"blk.1.{part}" for part, module in parts.items()}
     for target, ours in layer.matrices.items():
-        theirs = stored[f"{named[target]}.weight"]
+        theirs = stored[f"{named[model.family.hf_names[target].removesuffix('.weight')]}.weight"]
         assert ours.data.tobytes() == theirs.data.tobytes()
         assert (ours.rows, ours.cols) == dequantize(theirs.data, theirs.tensor_type).shape
     for name, ours in layer.vectors.items():
-        part = named.get(name) or named[name.replace("_bias", "_proj")]
-        assert np.array_equal(ours, stored[f"{part}.{'bias' if name.endswith('_bias') else 'weight'}"].data), name
+        module, kind = model.family.hf_names[name].rsplit(".", 1)
+        assert np.array_equal(ours, stored[f"{named[module]}.{kind}"].data), name
     divisor = getattr(config, "logit_divisor", 1.0)  # a power of two, of which the norm has its part
-    assert np.array_equal(model.head.norm * divisor, stored["output_norm.weight"].data)
+    assert np.array_equal(model.head.norm * divisor, stored[model.family.gguf_names["norm"]].data)
     assert config.attention_bias == any(name.endswith("_bias") for name in layer.vectors)
     with pytest.raises(IndexError):
         model.layer(config.num_hidden_layers)
     model.close()
-    assert layer.matrices["o_proj"].data.size == layer.matrices["o_proj"].nbytes  # still readable
-    assert layer.matrices["o_proj"].data.any()
+    down_proj = layer.matrices["down_proj"]
+    assert down_proj.data.size == down_proj.nbytes  # still readable
+    assert down_proj.data.any()
 
 
 def _head(config: ModelConfig) -> str:

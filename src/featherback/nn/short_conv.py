@@ -4,8 +4,8 @@ Forward:   n = rms(x) g;   [b|c|z] = lin_in(n);   p = b z;   u_t = sum of w_i p_
            y = x + lin_out(c u)
 Backward:  dc = du' u,  du = du' c,  dp_t = sum of w_i du_{t+i},  db = dp z,  dz = dp b,   du' the gradient of c u
 
-The products b z, c u are of elements, and w (D, K) has its own K taps for each column; the file's last tap is w_0. The
-carry is the K - 1 rows of p before a span and, in the backward pass, those of du behind it: docs/derivations/short_conv.md.
+The products b z, c u are of elements; w (D, K) has K taps for each column, of which a file's last is w_0. The carry is
+the K - 1 rows of p before a span and, in the backward pass, those of du behind it. docs/derivations/short_conv.md
 """
 
 from __future__ import annotations
@@ -108,6 +108,7 @@ class ShortConv(Branch):
 
     def backward(self, ctx: Context, dy: Array, x: Array, state: ConvState, w: BlockWeights, carry: Rows) -> None:
         bcz, inward, outward = state.bcz, w.projections[IN], w.projections[OUT]
+        assert bcz is not None
         with ctx.frame():
             d_bcz = ctx.operands("d[b|c|z]", *bcz.shape)
             with ctx.frame():
@@ -175,10 +176,10 @@ class ShortConv(Branch):
         with ctx.frame():
             gradient, stored = ctx.floats("dw", self.taps, self.size), ctx.floats("dw, stored", self.size, self.taps)
             ctx.ops.fill(gradient, 0)
-            for back in range(self.taps):
+            for back, of_tap in enumerate(self._by_age(gradient)):
                 for first, stop in self._reached(ctx.span, back):
                     earlier = p[rows + first - back : rows + stop - back]
-                    ctx.ops.column_dots(du[first:stop], earlier, gradient[rows - back])
+                    ctx.ops.column_dots(du[first:stop], earlier, of_tap)
             ctx.ops.transpose(gradient, stored)
             w.sink.vector(ctx, TAPS, stored.reshape(self.size * self.taps))
 
@@ -230,6 +231,10 @@ class ShortConv(Branch):
         """w_i (D,), i = 0 that of a token itself: a file's last."""
         taps = ctx.floats("taps", self.taps, self.size)
         ctx.ops.transpose(w.vectors[TAPS].reshape(self.size, self.taps), taps)
+        return self._by_age(taps)
+
+    def _by_age(self, taps: Array) -> list[Array]:
+        """The rows of (K, D), the last first."""
         return [taps[i : i + 1].reshape(self.size) for i in range(self.taps)][::-1]
 
     def _move(self, ctx: Context, p: Array, carry: Rows) -> None:

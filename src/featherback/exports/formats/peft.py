@@ -28,15 +28,16 @@ from featherback.exports.formats.base import (
     check_modules,
     factors,
     form_of,
+    module_names,
     places,
 )
 from featherback.exports.safetensors_writer import write_safetensors
-from featherback.models.architecture.names import hf_module
 from featherback.models.form import Form, Place
 from featherback.models.lora import Adapter
 from featherback.models.model import Model
 from featherback.nn.adapters import KINDS
 from featherback.nn.adapters.base import Kind, Part
+from featherback.nn.block import adaptable
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -273,11 +274,10 @@ def _tensors(adapter: Adapter) -> Iterator[tuple[str, Float32]]:
 def _configuration(adapter: Adapter, base_model: str) -> dict[str, Any]:
     form = adapter.form
     unusual = {adapter.module(*place): kind for place, kind in form.exceptions.items()}
-    complete = None not in unusual.values()
-    targets = {
-        "target_modules": _last_parts(adapter) if complete else _modules(adapter),
-        **_excluded(adapter.model.naming.others),
-    }
+    named = module_names(adapter.model, form.targets)
+    others = module_names(adapter.model, set(adaptable(adapter.model.blocks)).difference(form.targets))
+    complete = None not in unusual.values() and set(named).isdisjoint(others)
+    targets = {"target_modules": named if complete else _modules(adapter), **_excluded(adapter.model.naming.others)}
     return {
         "peft_type": form.kind.peft_type,
         "task_type": "CAUSAL_LM",
@@ -290,12 +290,6 @@ def _excluded(others: tuple[str, ...]) -> dict[str, str]:
     """The entry that keeps PEFT from adapting modules of the same names in the model's other parts."""
     parts = "|".join(re.escape(name) for name in others)
     return {"exclude_modules": rf"(.*\.)?({parts}).*"} if parts else {}
-
-
-def _last_parts(adapter: Adapter) -> list[str]:
-    """What the modules are called in their layers."""
-    names = adapter.model.naming.modules
-    return list(dict.fromkeys(hf_module(names, 0, target).rsplit(".", 1)[-1] for target in adapter.targets))
 
 
 def _modules(adapter: Adapter) -> list[str]:
