@@ -103,8 +103,7 @@ class Layout:
     def parts(self, layer: int, target: str) -> dict[str, Part]:
         """The trained tensors of a projection; none if it is not adapted."""
         kind = self.form.at(layer, target)
-        shape = self._blocks[layer].projections.get(target)  # which not every layer has
-        return {} if kind is None or shape is None else kind.parts(target, shape)
+        return {} if kind is None else kind.parts(target, self._blocks[layer].projections[target])
 
     def view(self, layer: int, flat: Any) -> dict[str, dict[str, Any]]:
         """target -> its trained tensors by slot: views of one layer's flat vector (size,)."""

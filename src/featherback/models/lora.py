@@ -141,7 +141,7 @@ class Adapter:
         return {
             self.name(layer, target, name): part.stored
             for layer in range(self.parameters.layers)
-            for target in self.targets
+            for target in self.layout.kinds(layer)
             for name, part in self.layout.parts(layer, target).items()
         }
 
