@@ -230,7 +230,7 @@ class ShortConv(Branch):
     def _taps(self, ctx: Context, w: BlockWeights) -> list[Array]:
         """w_i (D,), i = 0 that of a token itself: a file's last."""
         taps = ctx.floats("taps", self.taps, self.size)
-        ctx.ops.transpose(w.vectors[TAPS].reshape(self.size, self.taps), taps)
+        ctx.ops.transpose(w.vectors[TAPS], taps)
         return self._by_age(taps)
 
     def _by_age(self, taps: Array) -> list[Array]:
