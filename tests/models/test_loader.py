@@ -17,6 +17,7 @@ from featherback.models.families.gemma3 import Gemma3Config
 from featherback.models.families.granite import GraniteConfig
 from featherback.models.rope.llama3 import Llama3
 from tests.support.families import FAMILIES, cases
+from tests.support.families.lfm2 import TINY_LFM2
 from tests.support.tiny_models import (
     TINY_GEMMA2,
     TINY_GEMMA3,
@@ -145,6 +146,25 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
     "eps": (TINY_LLAMA, {"llama.attention.layer_norm_rms_epsilon": float("nan")}, (), "rms_norm_eps is nan"),
     "no heads": (TINY_LLAMA, {"llama.attention.head_count": 0}, (), "num_attention_heads is 0"),
     "groups": (TINY_LLAMA, {"llama.attention.head_count_kv": 3}, (), "4 attention heads .* groups of 3"),
+    "heads that differ": (
+        TINY_LFM2,
+        {"lfm2.attention.head_count_kv": np.array([0, 2, 1, 0], np.int32)},
+        (),
+        "head_count_kv .* one number for all layers of attention",
+    ),
+    "heads of other layers": (
+        TINY_LFM2,
+        {"lfm2.attention.head_count_kv": np.array([0, 2], np.int32)},
+        (),
+        "head_count_kv .* a list of 4 whole numbers",
+    ),
+    "heads of endless layers": (
+        TINY_LFM2,
+        {"lfm2.attention.head_count_kv": 2, "lfm2.block_count": np.uint32(4_000_000_000)},
+        (),
+        "whether they convolve",
+    ),
+    "no taps": (TINY_LFM2, {"lfm2.shortconv.l_cache": 0}, (), "have 0 taps; 2 to 64"),
     "odd heads": (
         TINY_LLAMA,
         {f"llama.{key}": 23 for key in ("attention.key_length", "attention.value_length", "rope.dimension_count")},

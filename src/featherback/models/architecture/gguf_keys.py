@@ -68,7 +68,7 @@ class GGUFKeys:
         """A list of this many whole numbers, or one that stands for all."""
         full = f"{self.architecture}.{key}"
         if full not in self.file.arrays:
-            return [self.integer(key)] * count
+            return [self.integer(key)] * min(count, len(self.file.tensors))  # of a corrupt file, fewer
         info = self.file.arrays[full]
         if SCALARS.get(info.type, "?") not in "BbHhIiQq" or info.count != count:
             raise self.wrong(key, "a list", f"a list of {count} whole numbers")

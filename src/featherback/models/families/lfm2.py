@@ -28,7 +28,7 @@ from featherback.nn.short_conv import ShortConv
 
 TAPS = "shortconv.l_cache"
 CONV = "conv"
-MOST_TAPS = 64
+MOST_TAPS, MOST_FACTOR = 64, 1024
 
 HF_DEFAULTS: Mapping[str, Any] = {
     "block_auto_adjust_ff_dim": True,
@@ -144,6 +144,8 @@ def _width(config: HFConfig) -> int:
     if multiple < 1:
         raise config.unsupported("block_multiple_of", multiple)
     factor = config.number("block_ffn_dim_multiplier", 1)
+    if not 0 < factor < MOST_FACTOR:
+        raise config.unsupported("block_ffn_dim_multiplier", factor)
     return -(-int(factor * width) // multiple) * multiple
 
 
@@ -156,7 +158,8 @@ def _convolves(config: HFConfig) -> tuple[bool, ...]:
         attending = config.entries.get("full_attn_idxs", list(range(layers)))
         if not isinstance(attending, list) or any(type(layer) is not int for layer in attending):
             raise config.unsupported("full_attn_idxs", attending, ("a list of layers",))
-        types = [GLOBAL if layer in attending else CONV for layer in range(layers)]
+        listed = set(attending)
+        types = [GLOBAL if layer in listed else CONV for layer in range(layers)]
     if not isinstance(types, list) or len(types) != layers or not {CONV, GLOBAL}.issuperset(map(str, types)):
         raise config.unsupported("layer_types", types)
     return tuple(kind == CONV for kind in types)
