@@ -45,7 +45,7 @@ def product(
 
 
 def vector(ctx: Context, value: Array, spot: Spot, divisor: float = 1.0) -> Array:
-    """A norm's weight, a bias or another vector, moved where it is: then an array of the current frame.
+    """A norm's weight or a bias (n,), moved where it is: then an array of the current frame.
 
     `divisor`: what the stored weight was divided by to be used.
     """
