@@ -22,6 +22,7 @@ PUBLISHED = {
     "llama-bpe": [LLAMA3],
     "llama3": [LLAMA3],
     "llama-v3": [LLAMA3],
+    "lfm2": [LLAMA3],
     "qwen2": [QWEN2],
 }
 

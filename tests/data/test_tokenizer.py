@@ -154,14 +154,14 @@ def byte_level_gguf(path, pre, **facts):
     return write_vocabulary_gguf(path, "gpt2", tokens + special, types, **begin, **facts)
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "lfm2", "qwen2"])
 def test_byte_level_against_a_plain_implementation(pre, tmp_path):
     tokens, merges = trained_bpe()
     tokenizer = load_tokenizer(byte_level_gguf(tmp_path / "v.gguf", pre))
     for text in [*STRINGS, *(s.swapcase() for s in STRINGS)]:
         assert tokenizer.encode(text) == plain_bpe(text, PUBLISHED[pre], tokens, merges), text
         assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.add_bos == (pre == "llama-bpe")  # what llama.cpp assumes for a file that does not say
+    assert tokenizer.add_bos == (pre in ("llama-bpe", "lfm2"))  # what llama.cpp assumes for a file that does not say
 
 
 def test_missing_pre_tokenizer_is_llama_cpps_default(tmp_path):

@@ -20,6 +20,7 @@ from featherback.methods.base import FIRST, Draw, Options
 from featherback.methods.memory.plan import Plan
 from featherback.models.lora import LoRA
 from featherback.models.model import Model
+from featherback.nn.block import adaptable
 from featherback.nn.objectives.base import Objective
 from featherback.nn.objectives.next_token import NEXT_TOKEN
 from tests.support.oracle import MAGNITUDE, PEFT_PREFIX
@@ -42,7 +43,9 @@ class Result:
 def adapter_of(model: Model, state: Mapping[str, np.ndarray]) -> LoRA:
     """The adapter `state` (Hugging Face names) of `model`; rank and targets are read off it."""
     rank = next(a.shape[0] for name, a in state.items() if ".lora_A." in name)
-    targets = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in state}
+    modules = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in state}
+    names = model.naming.modules
+    targets = [part for part in adaptable(model.blocks) if names[part].split(".")[-2] in modules]
     adapter = LoRA(model, rank, ALPHA, targets, dora=any(name.endswith(MAGNITUDE) for name in state))
     adapter.load_state(dict(state))
     return adapter

@@ -74,7 +74,7 @@ def in_transformers(model: Model, found: dict[Place, Array]) -> dict[str, Array]
                     rows = gguf_to_hf_rows(count, gradient.shape[axis])
                     gradient = np.take(gradient, rows, axis)
         if place.part not in (EMBEDDING, HEAD) and not place.part.endswith("_proj"):
-            gradient = gradient[0]
+            gradient = gradient[0] if place.part != "conv" else gradient.reshape(model.config.hidden_size, 1, -1)
         whole.setdefault(name, {})[place.first_row] = gradient
     return {name: np.concatenate([parts[row] for row in sorted(parts)]) for name, parts in whole.items()}
 

@@ -72,7 +72,7 @@ def convert(model: PreTrainedModel, path: Path, architecture: str) -> None:
     writer.add_block_count(c.num_hidden_layers)
     writer.add_head_count(c.num_attention_heads)
     writer.add_head_count_kv(c.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    writer.add_layer_norm_rms_eps(c.norm_eps if architecture == "lfm2" else c.rms_norm_eps)
     FAMILIES[architecture].converted(writer, c)
     (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, c.num_hidden_layers)
@@ -85,6 +85,8 @@ def convert(model: PreTrainedModel, path: Path, architecture: str) -> None:
             array = _permuted(array, heads[part])
         if architecture.startswith("gemma") and part.endswith("norm"):
             array = array + np.float32(1)
+        if part == "conv":
+            array = array.squeeze(1)
         writer.add_tensor(names.get_name(name, (".weight", ".bias")), array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -220,6 +220,23 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "layer_types",
     ),
     "many layers of smollm3": ("smollm3", {"num_hidden_layers": 4_000_000_000}, "num_hidden_layers"),
+    "biases of convolutions": ("lfm2", {"conv_bias": True}, "conv_bias .* is True"),
+    "one tap": ("lfm2", {"conv_L_cache": 1}, "have 1 taps; 2 to 64"),
+    "other taps": ("lfm2", {"conv_L_cache": 4}, r"conv.conv.weight has shape \(96, 1, 3\) .* \(96, 4\)"),
+    "a layer of another kind": ("lfm2", {"layer_types": ["conv", "mamba", "conv", "conv"]}, "layer_types"),
+    "attention in no layers": ("lfm2", {"layer_types": None, "full_attn_idxs": "all"}, "full_attn_idxs .* is 'all'"),
+    "attention elsewhere": ("lfm2", {"layer_types": None, "full_attn_idxs": [0]}, "conv.* not part|is missing"),
+    "many layers of lfm2": ("lfm2", {"num_hidden_layers": 4_000_000_000}, "num_hidden_layers"),
+    "a multiple of nothing": (
+        "lfm2",
+        {"block_auto_adjust_ff_dim": True, "block_multiple_of": 0},
+        "block_multiple_of .* is 0",
+    ),
+    "endlessly wide": (
+        "lfm2",
+        {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1e400},
+        "block_ffn_dim_multiplier .* is inf",
+    ),
     "phi3's window": ("phi3", {"sliding_window": "all"}, "sliding_window .* is 'all'"),
     "biases": ("llama", {"attention_bias": True}, "self_attn.q_proj.bias .* is missing"),
 }

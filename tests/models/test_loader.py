@@ -17,6 +17,7 @@ from featherback.models.families.gemma3 import Gemma3Config
 from featherback.models.families.granite import GraniteConfig
 from featherback.models.rope.llama3 import Llama3
 from tests.support.families import FAMILIES, cases
+from tests.support.families.lfm2 import TINY_LFM2
 from tests.support.tiny_models import (
     TINY_GEMMA2,
     TINY_GEMMA3,
@@ -59,22 +60,23 @@ def test_a_model_is_what_was_written(tmp_path: Path, case: str) -> None:
     assert model.head.weight.data.tobytes() == stored[_head(config)].data.tobytes()
     layer = model.layer(1)
     parts = FAMILIES[config.architecture].twin(gguf.GGUFReader(path), config.head_dim).block
-    named = {module.rsplit(".")[-1]: f"blk.1.{part}" for part, module in parts.items()}
+    named = {f"model.layers.{{}}.{module}": f"blk.1.{part}" for part, module in parts.items()}
     for target, ours in layer.matrices.items():
-        theirs = stored[f"{named[target]}.weight"]
+        theirs = stored[f"{named[model.family.hf_names[target].removesuffix('.weight')]}.weight"]
         assert ours.data.tobytes() == theirs.data.tobytes()
         assert (ours.rows, ours.cols) == dequantize(theirs.data, theirs.tensor_type).shape
     for name, ours in layer.vectors.items():
-        part = named.get(name) or named[name.replace("_bias", "_proj")]
-        assert np.array_equal(ours, stored[f"{part}.{'bias' if name.endswith('_bias') else 'weight'}"].data), name
+        module, kind = model.family.hf_names[name].rsplit(".", 1)
+        assert np.array_equal(ours, stored[f"{named[module]}.{kind}"].data), name
     divisor = getattr(config, "logit_divisor", 1.0)  # a power of two, of which the norm has its part
-    assert np.array_equal(model.head.norm * divisor, stored["output_norm.weight"].data)
+    assert np.array_equal(model.head.norm * divisor, stored[model.family.gguf_names["norm"]].data)
     assert config.attention_bias == any(name.endswith("_bias") for name in layer.vectors)
     with pytest.raises(IndexError):
         model.layer(config.num_hidden_layers)
     model.close()
-    assert layer.matrices["o_proj"].data.size == layer.matrices["o_proj"].nbytes  # still readable
-    assert layer.matrices["o_proj"].data.any()
+    down_proj = layer.matrices["down_proj"]
+    assert down_proj.data.size == down_proj.nbytes  # still readable
+    assert down_proj.data.any()
 
 
 def _head(config: ModelConfig) -> str:
@@ -144,6 +146,25 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
     "eps": (TINY_LLAMA, {"llama.attention.layer_norm_rms_epsilon": float("nan")}, (), "rms_norm_eps is nan"),
     "no heads": (TINY_LLAMA, {"llama.attention.head_count": 0}, (), "num_attention_heads is 0"),
     "groups": (TINY_LLAMA, {"llama.attention.head_count_kv": 3}, (), "4 attention heads .* groups of 3"),
+    "heads that differ": (
+        TINY_LFM2,
+        {"lfm2.attention.head_count_kv": np.array([0, 2, 1, 0], np.int32)},
+        (),
+        "head_count_kv .* one number for all layers of attention",
+    ),
+    "heads of other layers": (
+        TINY_LFM2,
+        {"lfm2.attention.head_count_kv": np.array([0, 2], np.int32)},
+        (),
+        "head_count_kv .* a list of 4 whole numbers",
+    ),
+    "heads of endless layers": (
+        TINY_LFM2,
+        {"lfm2.attention.head_count_kv": 2, "lfm2.block_count": np.uint32(4_000_000_000)},
+        (),
+        "whether they convolve",
+    ),
+    "no taps": (TINY_LFM2, {"lfm2.shortconv.l_cache": 0}, (), "have 0 taps; 2 to 64"),
     "odd heads": (
         TINY_LLAMA,
         {f"llama.{key}": 23 for key in ("attention.key_length", "attention.value_length", "rope.dimension_count")},

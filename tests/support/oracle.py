@@ -26,7 +26,12 @@ PEFT_PREFIX = "base_model.model."
 MAGNITUDE = "lora_magnitude_vector"
 UNSUPERVISED = -100
 
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "token_embd_norm": "model.embedding_norm",
+    "output": "lm_head",
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ def reference_model(path: str | Path) -> PreTrainedModel:
     architecture = reader.get_field("general.architecture").contents()
     weights = {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
     heads, kv_heads = entry(reader, "attention.head_count"), entry(reader, "attention.head_count_kv")
+    if isinstance(kv_heads, list):  # layer by layer, 0 in those without attention
+        kv_heads = max(kv_heads)
     width = entry(reader, "embedding_length")
     head_dim = entry(reader, "attention.key_length", width // heads)
     twin = FAMILIES[architecture].twin(reader, head_dim)
@@ -188,9 +195,10 @@ def _fill(model: PreTrainedModel, weights: Mapping[str, np.ndarray], twin: Twin,
         if twin.norms_from_one and stem.endswith("_norm"):
             array = array - np.float32(1)
         if stem.startswith("blk."):
-            _, layer, part = stem.split(".")
+            _, layer, part = stem.split(".", 2)
             heads = permuted.get(part)
             array = array if heads is None else _to_half_split(array, heads)
+            array = array[:, None] if part == "shortconv.conv" else array
             filled[f"model.layers.{layer}.{twin.block[part]}.{kind}"] = torch.tensor(array)
         else:
             filled[f"{_TOP[stem]}.{kind}"] = torch.tensor(array)

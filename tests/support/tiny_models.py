@@ -110,7 +110,7 @@ def _tensors(config: ModelConfig, types: Types, seed: int) -> list[OutTensor]:
 def _tensor(rng: np.random.Generator, name: str, part: str, shape: tuple[int, ...], types: Types) -> OutTensor:
     if "norm" in part:
         return tensor_of_array(name, 1 + 0.2 * rng.standard_normal(shape))
-    if part.endswith("_bias"):
+    if part == "conv" or part.endswith("_bias"):
         return tensor_of_array(name, 0.5 * rng.standard_normal(shape))
     kind = types if isinstance(types, TensorType) else types.get(part, types.get("", TensorType.F32))
     rows, cols = shape

@@ -86,11 +86,11 @@ def copy_as(model: Model, path: Path, kind: TensorType | None, base: Model | Non
         raise FeatherbackError(
             f"A Hugging Face folder holds {known}, not {kind.name.lower()}; choose one as {argument('type')}."
         )
-    matrices = [name for name, info in model.store.tensors.items() if len(info.shape) == 2]
+    matrices = _matrices(model)
     done = StoredAs(Counter(), MergeCost())
     outputs = []
     for output in _outputs(model, () if kind is None else matrices, kind or TensorType.F32):
-        if len(output.shape) == 2:
+        if output.name in matrices:
             done.types[output.type] += 1
             if output.type is not model.store.tensors[output.name].type:
                 output = replace(output, chunks=partial(_measured, model, base, output, done.cost))
@@ -138,20 +138,27 @@ def _write(
 
 
 def _outputs(model: Model, trained: Collection[str], kind: TensorType) -> list[OutTensor]:
-    store = model.store
+    store, matrices = model.store, _matrices(model)
     skipped = {model.stored_name("lm_head")} if model.config.tie_word_embeddings else set()
     return [
-        _output(model, info, kind if name in trained else None)
+        _output(model, info, (kind if name in matrices else TensorType.F32) if name in trained else None, matrices)
         for name, info in store.tensors.items()
         if name not in skipped  # the shared matrix once more, which would not be trained with it
     ]
 
 
-def _output(model: Model, info: TensorInfo, kind: TensorType | None) -> OutTensor:
+def _matrices(model: Model) -> set[str]:
+    """The tensors that products read."""
+    layers = ((part, layer) for layer, block in enumerate(model.blocks) for part in block.projections)
+    tables = ("embed_tokens",) if model.config.tie_word_embeddings else ("embed_tokens", "lm_head")
+    return {*map(model.stored_name, tables), *(model.stored_name(*each) for each in layers)}
+
+
+def _output(model: Model, info: TensorInfo, kind: TensorType | None, matrices: Collection[str]) -> OutTensor:
     store, name = model.store, info.name
-    if kind is None or info.type is (kind := kind if len(info.shape) == 2 else TensorType.F32):
+    if kind is None or info.type is kind:
         return OutTensor(name, info.type, info.shape, lambda: copied(store.data(name)))
-    if len(info.shape) == 2:
+    if name in matrices:
         kind = stored_type(matrix(store, name), kind)
         return OutTensor(name, kind, info.shape, partial(quantized, matrix(store, name), kind, name))
     return OutTensor(name, kind, info.shape, lambda: (np.ascontiguousarray(floats(store, name)).data.cast("B"),))

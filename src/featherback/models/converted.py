@@ -28,6 +28,7 @@ from featherback.engine.formats.store import TensorStore, matrix
 from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.engine.formats.writer import OutTensor, file_bytes, write_gguf
 from featherback.errors import FeatherbackError
+from featherback.models.layout import alike
 from featherback.models.streams import copied, counted, quantized
 
 NONE = "none"
@@ -169,7 +170,8 @@ def _known(path: Path, shapes: Shapes) -> GGUFFile | None:
         return None
     with suppress(FeatherbackError):
         file = GGUFFile(path)
-        if {name: info.shape for name, info in file.tensors.items()} == dict(shapes):
+        found = {name: info.shape for name, info in file.tensors.items()}
+        if found.keys() == shapes.keys() and all(alike(found[name], shape) for name, shape in shapes.items()):
             return file
         file.close()
     return None

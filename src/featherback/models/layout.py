@@ -46,6 +46,11 @@ def tensor_shapes(config: ModelConfig, names: Names) -> Shapes:
     return shapes
 
 
+def alike(found: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether two shapes are the same but for dimensions of 1: a folder has such in convolutions."""
+    return [size for size in found if size != 1] == [size for size in shape if size != 1]
+
+
 def check(store: Named, config: ModelConfig, names: Names, also_used: Iterable[str] = ()) -> None:
     """Check that `store` has exactly the tensors of `config`, in the right shapes, all problems in one error.
 
@@ -62,7 +67,7 @@ def check(store: Named, config: ModelConfig, names: Names, also_used: Iterable[s
         info = store.tensors.get(name)
         if info is None:
             problems.append(f"tensor {name} {shape} is missing")
-        elif info.shape != shape:
+        elif not alike(info.shape, shape):
             problems.append(f"tensor {name} has shape {info.shape} where the configuration needs {shape}")
     known = expected.keys() | set(also_used)
     if unknown := [repr(name) for name in store.tensors if name not in known]:

@@ -87,7 +87,7 @@ class Model:
         names = {part: self._names[part].format(index) for part in block.shapes}
         return LayerWeights(
             {part: matrix(self._store, names[part]) for part in block.projections},
-            {part: self._vector(part, names[part]) for part in block.vectors},
+            {part: self._vector(part, names[part]).reshape(shape) for part, shape in block.vectors.items()},
         )
 
     @property

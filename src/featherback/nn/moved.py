@@ -6,6 +6,7 @@ them, and the product reads them.
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 from featherback.engine.backend.protocol import Array, Int32, Matrix
@@ -55,7 +56,7 @@ def vector(ctx: Context, value: Array, spot: Spot, divisor: float = 1.0) -> Arra
     moved = ctx.floats(f"{spot.part}, moved", *value.shape)
     ctx.ops.cast(value, moved)
     ctx.ops.scale(moved, divisor)
-    moves.add(spot.part, spot.layer, (spot.row, spot.col), moved.reshape(1, len(moved)))
+    moves.add(spot.part, spot.layer, (spot.row, spot.col), moved.reshape(1, prod(moved.shape)))
     ctx.ops.scale(moved, 1 / divisor)
     return moved
 

@@ -187,7 +187,10 @@ def test_high_water_with_dora(model: Model, name: str) -> None:
         at_work.loss(batch)
         scratch, kept = at_work.resources.scratch, at_work.resources.kept
         assert scratch.high_water == scratch.capacity, (targets, plan)
-        assert kept.high_water == kept.capacity or not method.needs_checkpoints
+        if name == "lcsb" and len({tuple(block.intermediates) for block in model.blocks}) > 1:
+            assert kept.high_water <= kept.capacity  # that of the blocks which keep most
+        else:
+            assert kept.high_water == kept.capacity or not method.needs_checkpoints
 
 
 def test_doras_norms_are_counted() -> None:

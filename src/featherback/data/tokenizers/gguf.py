@@ -32,8 +32,9 @@ PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
     "llama-bpe": ("llama3",),
     "llama3": ("llama3",),
     "llama-v3": ("llama3",),
+    "lfm2": ("llama3",),
 }
-_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
+_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3", "lfm2")
 
 
 def from_gguf(path: str | Path) -> Tokenizer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +100,11 @@ def places(model: Model) -> Iterator[tuple[Place, str]]:
             yield (layer, target), hf_module(model.naming.modules, layer, target)
 
 
+def module_names(model: Model, targets: Iterable[str]) -> list[str]:
+    """What Hugging Face calls projections, each within its part of a layer."""
+    return list(dict.fromkeys(hf_module(model.naming.modules, 0, target).rsplit(".", 1)[-1] for target in targets))
+
+
 def ranks_of(where: str, model: Model, tensors: Mapping[str, TensorInfo], layout: Layout) -> dict[Place, int]:
     """The rank of every projection that has factors, as the shapes say.
 
@@ -156,7 +161,7 @@ def describe(model: Model) -> str:
 
 def check_modules(where: str, model: Model, names: Mapping[str, TensorInfo], mark: str) -> None:
     """FeatherbackError if the tensors, whose names continue after a module's with `mark`, are of none that is known."""
-    known = adaptable(model.blocks)
+    known = module_names(model, adaptable(model.blocks))
     stems = [name.split(mark)[0] for name in names if ".layers." in name and mark in name]
     found = dict.fromkeys(stem.rsplit(".", 1)[-1] for stem in stems)
     if not found:

@@ -28,6 +28,7 @@ from featherback.exports.formats.base import (
     check_modules,
     factors,
     form_of,
+    module_names,
     places,
 )
 from featherback.exports.safetensors_writer import write_safetensors
@@ -36,6 +37,7 @@ from featherback.models.lora import Adapter
 from featherback.models.model import Model
 from featherback.nn.adapters import KINDS
 from featherback.nn.adapters.base import Kind, Part
+from featherback.nn.block import adaptable
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -274,11 +276,10 @@ def _tensors(adapter: Adapter) -> Iterator[tuple[str, Float32]]:
 def _configuration(adapter: Adapter, base_model: str) -> dict[str, Any]:
     form = adapter.form
     unusual = {adapter.module(*place): kind for place, kind in form.exceptions.items()}
-    complete = None not in unusual.values()
-    targets = {
-        "target_modules": list(form.targets) if complete else _modules(adapter),
-        **_excluded(adapter.model.naming.others),
-    }
+    named = module_names(adapter.model, form.targets)
+    others = module_names(adapter.model, set(adaptable(adapter.model.blocks)).difference(form.targets))
+    complete = None not in unusual.values() and set(named).isdisjoint(others)
+    targets = {"target_modules": named if complete else _modules(adapter), **_excluded(adapter.model.naming.others)}
     return {
         "peft_type": form.kind.peft_type,
         "task_type": "CAUSAL_LM",

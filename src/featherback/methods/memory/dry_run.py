@@ -76,10 +76,13 @@ def _whole(job: Job, plan: Plan) -> Account:
     scratch = max(run.scratch for run in [around, *runs.values()])
     if plan.chunked:  # a short batch passes whole, its rotary tables at hand throughout
         scratch = max(scratch, account(job, replace(plan, tokens=plan.chunk_tokens)).scratch)
-    kept = sum(
-        count * max(run.kept for (_, kept), run in runs.items() if kept == names)
-        for names, count in Counter(map(plan.kept, range(job.returned))).items()
-    )
+    if job.returned == job.layers:
+        kept = sum(runs[job.alike[layer], plan.kept(layer)].kept for layer in range(job.layers))
+    else:  # it may be any: those that keep most
+        kept = sum(
+            count * max(run.kept for (_, kept), run in runs.items() if kept == names)
+            for names, count in Counter(map(plan.kept, range(job.returned))).items()
+        )
     return Account(scratch, kept, max(run.mapped for run in runs.values()), work, passed)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from math import prod
 from typing import NamedTuple
 
 from featherback.nn.block import Block
@@ -57,5 +58,5 @@ def trained_places(
             if name not in stored:
                 yield Place(name, layer), shape
         for name, sizes in block.vectors.items():
-            if name.endswith("norm"):
-                yield Place(name, layer), (1, sizes[0])
+            if not name.endswith("_bias"):
+                yield Place(name, layer), (1, prod(sizes))

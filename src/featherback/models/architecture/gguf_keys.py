@@ -64,6 +64,16 @@ class GGUFKeys:
             raise self.wrong(key, value, "a string")
         return value
 
+    def integers(self, key: str, count: int) -> list[int]:
+        """A list of this many whole numbers, or one that stands for all."""
+        full = f"{self.architecture}.{key}"
+        if full not in self.file.arrays:
+            return [self.integer(key)] * min(count, len(self.file.tensors))  # of a corrupt file, fewer
+        info = self.file.arrays[full]
+        if SCALARS.get(info.type, "?") not in "BbHhIiQq" or info.count != count:
+            raise self.wrong(key, "a list", f"a list of {count} whole numbers")
+        return [int(value) for value in self.file.array(full)]
+
     def flags(self, key: str, count: int) -> list[bool] | None:
         """A list of this many booleans, None if there is no list; FeatherbackError if it is another list."""
         full = f"{self.architecture}.{key}"

@@ -13,6 +13,7 @@ from featherback.models.architecture.gguf_keys import ROTARY_DIM, SCALING_TYPE, 
 from featherback.models.architecture.names import GGUF_NAMES
 from featherback.models.rope.base import Plain
 
+KV_HEADS = "attention.head_count_kv"
 WINDOW = "attention.sliding_window"
 WINDOW_PATTERN = "attention.sliding_window_pattern"
 
@@ -38,7 +39,7 @@ def common_config(keys: GGUFKeys, window_period: int | None, followed: Collectio
         "intermediate_size": keys.integer("feed_forward_length"),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
+        "num_key_value_heads": heads if KV_HEADS in followed else keys.integer(KV_HEADS, heads),
         "head_dim": head_dim,
         "vocab_size": keys.tensor(GGUF_NAMES["embed_tokens"], 2).shape[0],
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),

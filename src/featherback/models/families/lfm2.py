@@ -1,0 +1,168 @@
+"""LFM2: gated short convolutions, and attention in some layers; both before a gated unit.
+
+`config.json` says which layers have which by `layer_types`, or lists those of attention; a GGUF file has the key-value
+heads of each layer, of which a convolution has none. The width of the gated unit is computed from what `config.json`
+says as transformers does; in a GGUF file it stands as it is. The last norm is called that of the embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from featherback.engine.formats.writer import Value
+from featherback.errors import FeatherbackError
+from featherback.models.architecture import hf_config
+from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.gguf_keys import GGUFKeys
+from featherback.models.architecture.gguf_metadata import KV_HEADS, common_config
+from featherback.models.architecture.hf_entries import GLOBAL, MOST_LAYERS, HFConfig
+from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names
+from featherback.models.families.base import Family, mlp_sizes, rotary, silu_block
+from featherback.nn.block import Block
+from featherback.nn.glu import GatedUnit
+from featherback.nn.short_conv import ShortConv
+
+TAPS = "shortconv.l_cache"
+CONV = "conv"
+MOST_TAPS, MOST_FACTOR = 64, 1024
+
+HF_DEFAULTS: Mapping[str, Any] = {
+    "block_auto_adjust_ff_dim": True,
+    "block_multiple_of": 256,
+    "conv_L_cache": 3,
+    "hidden_size": 2560,
+    "intermediate_size": 12_288,
+    "max_position_embeddings": 128_000,
+    "norm_eps": 1e-5,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 65_536,
+}
+"""What transformers takes where config.json does not say."""
+OTHER_NAMES = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
+"""Entries that count in place of others."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Lfm2Config(ModelConfig):
+    taps: int  # of the convolutions
+    convolves: tuple[bool, ...]  # layer by layer; attention in the others
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 2 <= self.taps <= MOST_TAPS:
+            raise FeatherbackError(f"The model's convolutions have {self.taps} taps; 2 to {MOST_TAPS} are supported.")
+        if len(self.convolves) != self.num_hidden_layers:
+            raise FeatherbackError(
+                f"The model says of {len(self.convolves)} layers whether they convolve; it has "
+                f"{self.num_hidden_layers}."
+            )
+
+
+class Lfm2(Family):
+    architecture = "lfm2"
+    called = "LFM2"
+    model_types = ("lfm2",)
+    gguf_names: ClassVar[Names] = {
+        **GGUF_NAMES,
+        "norm": "token_embd_norm.weight",
+        "conv_in_proj": "blk.{}.shortconv.in_proj.weight",
+        "conv": "blk.{}.shortconv.conv.weight",
+        "conv_out_proj": "blk.{}.shortconv.out_proj.weight",
+    }
+    hf_names: ClassVar[Names] = {
+        **HF_NAMES,
+        "norm": "model.embedding_norm.weight",
+        "input_layernorm": "model.layers.{}.operator_norm.weight",
+        "post_attention_layernorm": "model.layers.{}.ffn_norm.weight",
+        "q_norm": "model.layers.{}.self_attn.q_layernorm.weight",
+        "k_norm": "model.layers.{}.self_attn.k_layernorm.weight",
+        "o_proj": "model.layers.{}.self_attn.out_proj.weight",
+        "gate_proj": "model.layers.{}.feed_forward.w1.weight",
+        "up_proj": "model.layers.{}.feed_forward.w3.weight",
+        "down_proj": "model.layers.{}.feed_forward.w2.weight",
+        "conv_in_proj": "model.layers.{}.conv.in_proj.weight",
+        "conv": "model.layers.{}.conv.conv.weight",
+        "conv_out_proj": "model.layers.{}.conv.out_proj.weight",
+    }
+
+    def read_gguf(self, keys: GGUFKeys) -> Lfm2Config:
+        common = common_config(keys, self.window_period, (KV_HEADS,))
+        heads = keys.integers(KV_HEADS, common["num_hidden_layers"])
+        kinds = {count for count in heads if count}
+        if len(kinds) > 1:
+            raise keys.wrong(KV_HEADS, sorted(kinds), "one number for all layers of attention")
+        return Lfm2Config(
+            **common | {"num_key_value_heads": kinds.pop() if kinds else common["num_attention_heads"]},
+            attention_bias=False,
+            rope_interleaved=False,
+            taps=keys.integer(TAPS),
+            convolves=tuple(count == 0 for count in heads),
+        )
+
+    def read_hf(self, config: HFConfig) -> Lfm2Config:
+        given = {name: value for name, value in config.entries.items() if value is not None}
+        given |= {name: given[other] for other, name in OTHER_NAMES.items() if other in given}
+        config = HFConfig(config.path, {**HF_DEFAULTS, **given})
+        if config.flag("conv_bias", False):
+            raise config.unsupported("conv_bias", True)
+        config = HFConfig(config.path, {**config.entries, "rms_norm_eps": config.entries["norm_eps"]})
+        return Lfm2Config(
+            **hf_config.common_config(config, "lfm2") | {"intermediate_size": _width(config)},
+            attention_bias=False,
+            taps=config.integer("conv_L_cache"),
+            convolves=_convolves(config),
+        )
+
+    def blocks(self, config: ModelConfig) -> list[Block]:
+        assert isinstance(config, Lfm2Config)
+        attention = silu_block(config, rotary(config), window=0, qk_norm="heads")
+        first = ShortConv(hidden_size=config.hidden_size, taps=config.taps, eps=config.rms_norm_eps)
+        convolution = Block([first, GatedUnit(**mlp_sizes(config))])
+        return [convolution if convolves else attention for convolves in config.convolves]
+
+    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
+        assert isinstance(config, Lfm2Config)
+        heads = [0 if convolves else config.num_key_value_heads for convolves in config.convolves]
+        return {KV_HEADS: np.array(heads, np.int32), TAPS: config.taps}
+
+
+def _width(config: HFConfig) -> int:
+    """Of the gated unit: two thirds of the entry, times a factor, rounded up to a multiple."""
+    width = config.integer("intermediate_size")
+    if not config.flag("block_auto_adjust_ff_dim", True):
+        return width
+    width = int(2 * width / 3)
+    multiple = config.integer("block_multiple_of")
+    if multiple < 1:
+        raise config.unsupported("block_multiple_of", multiple)
+    factor = config.number("block_ffn_dim_multiplier", 1)
+    if not 0 < factor < MOST_FACTOR:
+        raise config.unsupported("block_ffn_dim_multiplier", factor)
+    return -(-int(factor * width) // multiple) * multiple
+
+
+def _convolves(config: HFConfig) -> tuple[bool, ...]:
+    """By the types of the layers, or by the list of those that have attention; without either, all have."""
+    layers, types = config.integer("num_hidden_layers"), config.entries.get("layer_types")
+    if not 0 < layers <= MOST_LAYERS:
+        raise config.unsupported("num_hidden_layers", layers)
+    if types is None:
+        attending = config.entries.get("full_attn_idxs", list(range(layers)))
+        if not isinstance(attending, list) or any(type(layer) is not int for layer in attending):
+            raise config.unsupported("full_attn_idxs", attending, ("a list of layers",))
+        listed = set(attending)
+        types = [GLOBAL if layer in listed else CONV for layer in range(layers)]
+    if not isinstance(types, list) or len(types) != layers or not {CONV, GLOBAL}.issuperset(map(str, types)):
+        raise config.unsupported("layer_types", types)
+    return tuple(kind == CONV for kind in types)
+
+
+FAMILY = Lfm2()
