@@ -69,8 +69,9 @@ def in_peft(given: Case) -> Iterator[PeftModel]:
     adapter = given.adapter
     kind = adapter.form.kind
     assert isinstance(kind, IA3Kind)
-    targets = list(adapter.targets)
-    config = IA3Config(target_modules=targets, feedforward_modules=[t for t in targets if t in kind.feedforward])
+    modules = {name.rsplit(".", 2)[-2]: shape for name, shape in adapter.shapes().items()}
+    scaled_inputs = [name for name, shape in modules.items() if shape[0] == 1]
+    config = IA3Config(target_modules=list(modules), feedforward_modules=scaled_inputs)
     model = get_peft_model(given.twins.reference, config).eval()
     state, filled = adapter.state(), set()
     with torch.no_grad():
@@ -155,7 +156,7 @@ def logits(model: Any, adapter: Adapter | None, tokens: list[int]) -> np.ndarray
     return found
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "phi3"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "phi3", "lfm2"])
 def test_peft_opens_ours_and_we_open_pefts(all_twins: dict[str, Twins], name: str, tmp_path: Path) -> None:
     given, tokens = case(all_twins[name]), draw((12,), 101)[0]
     peft.FORMAT.save(given.adapter, tmp_path / "ours")

@@ -7,7 +7,7 @@ regular expressions. Those of a foreign file are not run; names are, and what el
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -76,7 +76,7 @@ class PEFT(Format):
             raise FeatherbackError(
                 f"{path / PICKLE} is a pickle, which is never loaded; save the adapter as {WEIGHTS_FILE} with PEFT."
             )
-        config = _Configuration(path / CONFIG_FILE, configuration)
+        config = _Configuration(path / CONFIG_FILE, configuration, model)
         file = SafetensorsFile(path / WEIGHTS_FILE)
         try:
             where = f"The adapter in {path}"
@@ -151,8 +151,8 @@ def _parts(model: Model, place: Place, kind: Kind) -> dict[str, Part]:
 class _Configuration:
     """An adapter_config.json; FeatherbackError if it describes no kind of adapter that there is."""
 
-    def __init__(self, file: Path, entries: Mapping[str, Any]) -> None:
-        self.where, self.entries = str(file), entries
+    def __init__(self, file: Path, entries: Mapping[str, Any], model: Model) -> None:
+        self.where, self.entries, self._model = str(file), entries, model
         self.kind = kind_in(entries)
         neutral = {**_NEUTRAL, **self.kind.peft_neutral}
         inert = (*_INERT, *self.kind.peft_read)
@@ -178,6 +178,14 @@ class _Configuration:
         if value is not None and not isinstance(value, bool):
             raise FeatherbackError(f"{self.where} has {name} {shown(value)}; it must be true or false.")
         return bool(value)
+
+    def targets(self, names: Sequence[str]) -> set[str]:
+        """The projections whose modules have these names, or names that end in them."""
+        return {
+            target
+            for (_, target), module in places(self._model)
+            if any(f".{module}".endswith(f".{name}") for name in names)
+        }
 
     def names(self, model: Model) -> dict[str, Factor]:
         """PEFT's name of every tensor that an adapter of this kind can have."""
@@ -278,13 +286,15 @@ def _configuration(adapter: Adapter, base_model: str) -> dict[str, Any]:
     unusual = {adapter.module(*place): kind for place, kind in form.exceptions.items()}
     named = module_names(adapter.model, form.targets)
     others = module_names(adapter.model, set(adaptable(adapter.model.blocks)).difference(form.targets))
-    complete = None not in unusual.values() and set(named).isdisjoint(others)
-    targets = {"target_modules": named if complete else _modules(adapter), **_excluded(adapter.model.naming.others)}
+    modules = _modules(adapter)
+    if None not in unusual.values() and set(named).isdisjoint(others):
+        modules = {module_names(adapter.model, [target])[0]: target for target in form.targets}
+    targets = {"target_modules": list(modules), **_excluded(adapter.model.naming.others)}
     return {
         "peft_type": form.kind.peft_type,
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
-        **form.kind.peft_entries(unusual, targets),
+        **form.kind.peft_entries(unusual, targets, modules),
     }
 
 
@@ -294,13 +304,13 @@ def _excluded(others: tuple[str, ...]) -> dict[str, str]:
     return {"exclude_modules": rf"(.*\.)?({parts}).*"} if parts else {}
 
 
-def _modules(adapter: Adapter) -> list[str]:
-    """The whole names of the modules that are adapted."""
-    return [
-        adapter.module(layer, target)
+def _modules(adapter: Adapter) -> dict[str, str]:
+    """The whole names of the modules that are adapted, and the projection that each is."""
+    return {
+        adapter.module(layer, target): target
         for layer in range(adapter.parameters.layers)
         for target in adapter.layout.kinds(layer)
-    ]
+    }
 
 
 FORMAT = PEFT()

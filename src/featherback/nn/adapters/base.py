@@ -24,7 +24,7 @@ in its backward pass.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -147,6 +147,8 @@ class Entries(Protocol):
     def where(self) -> str: ...
     def get(self, name: str, default: Any = None) -> Any: ...
     def switch(self, name: str) -> bool: ...
+    def targets(self, names: Sequence[str]) -> set[str]:
+        """The projections of the model whose modules have these names, or names that end in them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,8 +269,11 @@ class Kind(ABC):
         return value
 
     @abstractmethod
-    def peft_entries(self, unusual: Mapping[str, Kind | None], targets: Mapping[str, Any]) -> dict[str, Any]:
+    def peft_entries(
+        self, unusual: Mapping[str, Kind | None], targets: Mapping[str, Any], modules: Mapping[str, str]
+    ) -> dict[str, Any]:
         """The entries of the configuration that follow the base model's name, with those of `targets`.
 
-        `unusual`: the exceptions by module, None where a module is not adapted.
+        `unusual`: the exceptions by module, None where a module is not adapted. `modules`: the projection that each
+        name in target_modules stands for.
         """

@@ -6,7 +6,7 @@ is 0, so u is computed again in the backward pass. See docs/derivations/ia3.md.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -113,7 +113,6 @@ class IA3Kind(Kind):
 
     @classmethod
     def from_peft(cls, entries: Entries) -> IA3Kind:
-        """Whole names of modules are read by their ends: a tensor's shape tells where that is not what was meant."""
         named = entries.get("feedforward_modules")
         if named is None:  # PEFT's default for the families here
             return cls()
@@ -121,13 +120,14 @@ class IA3Kind(Kind):
             raise FeatherbackError(
                 f"{entries.where} has feedforward_modules {shown(named)}; only a list of module names is read."
             )
-        return cls(feedforward=tuple(sorted({name.rsplit(".", 1)[-1] for name in named})))
+        return cls(feedforward=tuple(sorted(entries.targets(named))))
 
-    def peft_entries(self, unusual: Mapping[str, Kind | None], targets: Mapping[str, Any]) -> dict[str, Any]:
-        modules: Collection[str] = targets["target_modules"]
+    def peft_entries(
+        self, unusual: Mapping[str, Kind | None], targets: Mapping[str, Any], modules: Mapping[str, str]
+    ) -> dict[str, Any]:
         return {
             **targets,
-            "feedforward_modules": [name for name in modules if name.rsplit(".", 1)[-1] in self.feedforward],
+            "feedforward_modules": [name for name, target in modules.items() if target in self.feedforward],
             "fan_in_fan_out": False,
             "modules_to_save": None,
             "init_ia3_weights": True,

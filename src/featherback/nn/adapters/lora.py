@@ -203,7 +203,9 @@ class LoRAKind(Kind):
             raise FeatherbackError(f"{where} has {name} {shown(value)}; it must be a positive whole number.")
         return value
 
-    def peft_entries(self, unusual: Mapping[str, Kind | None], targets: Mapping[str, Any]) -> dict[str, Any]:
+    def peft_entries(
+        self, unusual: Mapping[str, Kind | None], targets: Mapping[str, Any], modules: Mapping[str, str]
+    ) -> dict[str, Any]:
         pairs = {name: kind for name, kind in unusual.items() if isinstance(kind, LoRAKind)}
         return {
             "r": self.rank,
