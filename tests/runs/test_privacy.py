@@ -84,7 +84,9 @@ def test_no_file_of_a_run_is_ever_open_to_others(start: Start, tmp_path: Path, m
     assert [each for each in made if each[1] & 0o077] == []
 
 
-def test_records_given_from_python_are_private(tiny_path: Path, tmp_path: Path) -> None:
+def test_records_given_from_python_are_private(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While they are prepared by another process, which finds them in a file."""
     seen = []
 
@@ -92,9 +94,10 @@ def test_records_given_from_python_are_private(tiny_path: Path, tmp_path: Path) 
         seen.append(stat.S_IMODE(os.stat(source.paths[0]).st_mode))
         raise KeyboardInterrupt
 
+    monkeypatch.setattr("featherback.runs.launch.prepare_in_subprocess", prepare)
     config = TrainConfig(model=str(tiny_path), data="tokens", out=str(tmp_path / "run"), seq_len=16)
     with pytest.raises(KeyboardInterrupt):
-        prepare_run(config, [{"text": "private"}], prepare=prepare)
+        prepare_run(config, [{"text": "private"}])
     assert seen == [0o600]
 
 

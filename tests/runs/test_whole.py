@@ -24,7 +24,9 @@ from featherback.cli.app import run as command
 from featherback.cli.kinds.run import KIND
 from featherback.core.noise import numbers, quantiles
 from featherback.core.terminal import Converting
+from featherback.engine import backend
 from featherback.engine.backend.cpu import CPUOperations
+from featherback.engine.backend.device import Device
 from featherback.engine.formats.types import TensorType
 from featherback.engine.host.interrupt import Interrupt
 from featherback.errors import FeatherbackError
@@ -350,8 +352,10 @@ def test_states_that_cannot_be_kept_say_where(tmp_path: Path) -> None:
 
 
 def test_states_in_memory_are_there_once_while_they_are_read(tmp_path: Path) -> None:
+    device = backend.of("fp32")
+    on = Device(device, device.arena(0))
     states = StateFile(AdamW(), [(Place("norm"), (1, 1 << 20))])
-    with states.part(None, Place("norm"), "first_moment", 0, None) as values:  # type: ignore[arg-type]
+    with states.part(on, Place("norm"), "first_moment", 0, None) as values:
         values[...] = np.arange(1 << 20)
     states.keep(tmp_path / "kept")
     again = StateFile(AdamW(), [(Place("norm"), (1, 1 << 20))])
@@ -361,7 +365,7 @@ def test_states_in_memory_are_there_once_while_they_are_read(tmp_path: Path) -> 
         assert tracemalloc.get_traced_memory()[1] < states.size
     finally:
         tracemalloc.stop()
-    with again.part(None, Place("norm"), "first_moment", 0, None) as values:  # type: ignore[arg-type]
+    with again.part(on, Place("norm"), "first_moment", 0, None) as values:
         np.testing.assert_array_equal(values, np.arange(1 << 20))
 
 

@@ -46,7 +46,7 @@ class TrainOptions(TypedDict, total=False):
     """Share of the adapter's inputs that is dropped in training. Default: 0.0."""
     targets: str | Sequence[str] | None
     """Projections to adapt: all, or a list such as q,v. Some models have each of q, k, v, o, gate, up, down,
-    qkv, gate_up. Default: all."""
+    conv_in, conv_out, qkv, gate_up. Default: all."""
     # Whole model
     train: Literal['lora', 'full']
     """What is trained: an adapter beside the model, or the model's own weights, in a copy. Default: lora."""
