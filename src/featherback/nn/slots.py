@@ -47,6 +47,11 @@ class SlotTable:
         """The slots of a layer."""
         return self._layers[index]
 
+    @property
+    def distinct(self) -> list[tuple[Slot, ...]]:
+        """The slots of one layer of each kind: layers whose tensors have the same shapes are of one kind."""
+        return list({tuple(slot.shape for slot in slots): slots for slots in self._layers}.values())
+
     def view(self, index: int, flat: Any) -> dict[str, Any]:
         """name -> its values in the flat vector (size,) of a layer: views, in their shapes."""
         return {

@@ -56,7 +56,8 @@ class LayerwiseOptimizer:
         """
         device = backend.of(COMPUTE)
         on = Device(device, device.arena(self._step_bytes))
-        held = _Row.take(on, self.rule, self.slots)
+        sizes = {name: state.size for name, state in self.states.items()}
+        held = _Row.take(on, self.rule, self.parameters.size, sizes)
         arrays = [(self.parameters, held.values), *((self.states[name], row) for name, row in held.states.items())]
         finite = True
         for layer in range(self.parameters.layers):
@@ -97,9 +98,10 @@ class _Row:
     states: dict[str, Array]
 
     @classmethod
-    def take(cls, on: Device, rule: Rule, slots: SlotTable) -> _Row:
-        values, gradient = (on.floats(name, slots.size) for name in ("parameters", "gradients"))
-        return cls(on, rule, values, gradient, {n: on.floats(n, size) for n, size in state_sizes(rule, slots).items()})
+    def take(cls, on: Device, rule: Rule, size: int, states: Mapping[str, int]) -> _Row:
+        """`size`: of the values of a layer; `states`: of each of its states."""
+        values, gradient = (on.floats(name, size) for name in ("parameters", "gradients"))
+        return cls(on, rule, values, gradient, {name: on.floats(name, count) for name, count in states.items()})
 
     def tensors(self, slots: Sequence[Slot], layer: int) -> Iterator[HeldTensor]:
         """The tensors of a layer."""
@@ -150,9 +152,9 @@ class HeldTensor:
 def state_sizes(rule: Rule, slots: SlotTable) -> dict[str, int]:
     """State -> float32 elements that it has for a layer, the largest one."""
     sizes: dict[str, int] = {}
-    for layer in range(slots.layers):
+    for layer in slots.distinct:
         found: dict[str, int] = {}
-        for slot in slots.layer(layer):
+        for slot in layer:
             for name, size in rule.state_sizes(slot.shape).items():
                 found[name] = found.get(name, 0) + size
         sizes |= {name: max(sizes.get(name, 0), size) for name, size in found.items()}
@@ -162,9 +164,9 @@ def state_sizes(rule: Rule, slots: SlotTable) -> dict[str, int]:
 def step_bytes(rule: Rule, slots: SlotTable) -> int:
     """Bytes that a step holds at most: it is run where nothing is computed."""
     ledger = Ledger()
-    held = _Row.take(Device(Counting(COMPUTE), ledger), rule, slots)
-    for layer in range(slots.layers):
-        for tensor in held.tensors(slots.layer(layer), layer):
+    held = _Row.take(Device(Counting(COMPUTE), ledger), rule, slots.size, state_sizes(rule, slots))
+    for number, layer in enumerate(slots.distinct):
+        for tensor in held.tensors(layer, number):
             rule.update(tensor, Turn(1, 0.0))
     return ledger.high_water
 
