@@ -3,19 +3,31 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') CMakeLists.txt pyproject.toml
+PYTEST := $(BIN)/python -m pytest
+# `make test` leaves out the cases marked `full`; this selects all (pyproject.toml, tests/support/tiers.py).
+ALL := -m ""
+WORKERS := -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test docs fuzz test-kill test-llamacpp test-mlx test-authors test-asan test-tsan test-kernels test-arm wheel test-wheel lint format bench bench-llama stub build clean
+TRL_NEEDS := accelerate==1.15.0 datasets==5.2.0 dill==0.4.1 huggingface_hub==2.4.0 multiprocess==0.70.19 \
+  pandas==3.1.1 python-dateutil pytz six tzdata xxhash==4.1.0
+
+.PHONY: demo test test-all docs fuzz test-kill test-llamacpp test-mlx test-authors test-asan test-tsan test-kernels test-arm wheel test-wheel lint format figures measure bench-llama stub families build clean
 
 demo: build
 	$(BIN)/featherback demo
 
+# A few minutes. Each worker computes in one thread, so that they do not wait for each other's.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n auto --maxprocesses 4
+	FEATHERBACK_THREADS=1 $(PYTEST) $(WORKERS)
+
+# Every case, in as many threads as there are cores: what continuous integration runs.
+test-all: $(VENV)/.test
+	$(PYTEST) $(WORKERS) $(ALL)
 
 # A hundred runs, and fifty of whole models, killed at random moments and inside writes, resumed, compared with one that
 # was left alone.
 test-kill: $(VENV)/.test
-	FEATHERBACK_KILLS=100 $(BIN)/python -m pytest tests/runs/test_kill.py tests/runs/test_whole.py -k killed
+	FEATHERBACK_KILLS=100 $(PYTEST) $(ALL) tests/runs/test_kill.py tests/runs/test_whole.py -k killed
 
 # Mutations of everything that is read: make fuzz CASES=2000 SEED=7 KINDS="gguf template". Seeds are printed.
 fuzz: $(VENV)/.test
@@ -40,16 +52,18 @@ test-tsan: .venv-thread/.built
 # llama.cpp, built for this CPU, reads what we export: GGUF LoRA and merged models, logits and greedy text; and its tokens
 # are ours.
 test-llamacpp: $(VENV)/.test $(VENV)/.llama
-	$(BIN)/python -m pytest tests/clients/llama_cpp.py tests/clients/llama_cpp_tokens.py -s
+	$(PYTEST) $(ALL) tests/clients/llama_cpp.py tests/clients/llama_cpp_tokens.py -s
 
-# Optimisers against their authors' packages, which are fetched beside the environment, without what these ask for.
+# Optimisers against their authors' packages, and objectives against TRL. They are fetched beside the environment,
+# without what these ask for, except what TRL imports.
 test-authors: $(VENV)/.test
 	$(BIN)/pip install -q --no-deps --upgrade --target build/authors lomo-optim==0.1.1 apollo-torch==1.0.3
-	$(BIN)/python -m pytest tests/optim/authors.py
+	$(BIN)/pip install -q --no-deps --upgrade --target build/authors trl==1.16.0 $(TRL_NEEDS)
+	$(PYTEST) $(ALL) tests/optim/authors.py tests/methods/trl.py
 
 # mlx-lm on MLX's CPU device reads what we export, and we read its bases and adapters (Linux: glibc 2.35 or later).
 test-mlx: $(VENV)/.test $(VENV)/.mlx
-	$(BIN)/python -m pytest tests/clients/mlx_lm.py
+	$(PYTEST) $(ALL) tests/clients/mlx_lm.py
 
 # The kernels alone, in plain C++: every instruction set of this CPU, and ARM's under an emulator
 # (Debian: apt-get install g++-aarch64-linux-gnu qemu-user).
@@ -90,11 +104,14 @@ $(VENV)/.wheel: $(VENV)/.built
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.built
-	$(BIN)/pip install -q -e ".[docs]" --no-build-isolation
+	$(call install,docs)
 	touch $@
 
-lint: $(VENV)/.test
-	$(BIN)/pip install -q -e ".[lint]" --no-build-isolation
+$(VENV)/.lint: $(VENV)/.test
+	$(call install,lint)
+	touch $@
+
+lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -105,15 +122,22 @@ format:
 	$(BIN)/ruff format .
 	find csrc -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format -i
 
-# The published tables: make bench WHAT="speed --models qwen2.5-0.5b"; WHAT=--help lists them.
-WHAT ?= memory
-bench: $(VENV)/.test
-	$(BIN)/python -m benchmarks $(WHAT)
+# Put the figures of docs/results/*.json into README, docs and pictures. Nothing is measured.
+figures: $(VENV)/.test
+	$(BIN)/python -m benchmarks figures
 
-# Prefill and decoding beside llama.cpp's, built for this CPU.
+# Measure all figures again, in about 25 minutes on two idle cores: make measure PARTS="memory job" measures some.
+# If it is interrupted, it goes on where it stopped.
+measure: $(VENV)/.test
+	$(BIN)/featherback fetch smollm2-135m
+	$(BIN)/python -m benchmarks measure $(PARTS)
+	$(BIN)/python -m benchmarks figures
+
+# Measure prefill and decoding beside llama.cpp, built for this CPU.
 bench-llama: $(VENV)/.llama
 	$(BIN)/featherback fetch smollm2-135m
-	$(BIN)/python -m benchmarks.against_llama_cpp
+	$(BIN)/python -m benchmarks measure llama
+	$(BIN)/python -m benchmarks figures
 
 $(VENV)/.llama: $(VENV)/.built
 	CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" $(BIN)/pip install -q llama-cpp-python
@@ -128,20 +152,37 @@ stub: build
 	$(BIN)/python -m nanobind.stubgen -q -m featherback._native -o src/featherback/_native.pyi
 	$(BIN)/python tools/options_stub.py > src/featherback/runs/options.pyi
 
+# The tables of docs/families are kept in the tree. A test compares them with what code and tests say.
+families: $(VENV)/.test
+	$(BIN)/python -m tools.family_pages
+
 build: $(VENV)/.built
+
+# Install what pyproject.toml requires for $(1). Bytecode is written when a module is first imported: that of all modules
+# of torch and transformers would take longer than all other set-up.
+install = $(BIN)/python tools/requirements.py $(1) > $(VENV)/$(word 1,$(1)).txt \
+	&& $(BIN)/pip install -q --no-compile --no-warn-conflicts -r $(VENV)/$(word 1,$(1)).txt
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
-	$(BIN)/pip install -q "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
+	$(call install,build package)
+	$(BIN)/pip install -q cmake ninja
 	touch $@
 
+# ccache, where it is installed, finds what another clone compiled.
 $(VENV)/.built: $(VENV)/.created $(SOURCES)
-	$(BIN)/pip install -q --no-build-isolation -e .
+	CCACHE_BASEDIR=$(CURDIR) CMAKE_CXX_COMPILER_LAUNCHER=$(shell command -v ccache) \
+		$(BIN)/pip install -q --no-build-isolation --no-deps --no-warn-conflicts -e .
 	touch $@
 
-$(VENV)/.test: $(VENV)/.built
-	$(BIN)/pip install -q -e ".[test]" --no-build-isolation
+$(VENV)/.oracles: $(VENV)/.created pyproject.toml
+	$(call install,test)
+	touch $@
+
+# The extension compiles while packages are fetched and unpacked.
+$(VENV)/.test: $(VENV)/.created $(SOURCES)
+	$(MAKE) --no-print-directory -j2 $(VENV)/.built $(VENV)/.oracles
 	touch $@
 
 clean:

@@ -1,1 +1,1 @@
-"""Measurements of Featherback. `python -m benchmarks --help` has the published tables; the others are scripts."""
+"""Measurements of Featherback. `python -m benchmarks` measures the published figures; the other modules are scripts."""

@@ -1,209 +1,116 @@
-"""`python -m benchmarks`: the published tables, from a checkout."""
+"""`python -m benchmarks`: measure, and put the figures into README and docs. It needs a checkout."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from benchmarks.synthetic import CONFIGS
-from benchmarks.watch import machine
-from featherback.cli.options import JSONOption
+from benchmarks import results
 from featherback.core.cache import cache_folder
 from featherback.core.failure import report
 from featherback.core.terminal import say
 from featherback.errors import FeatherbackError, expected
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Say = Callable[[str], None]
-
-WHAT = ("memory", "speed", "curve", "gradients", "peers", "job", "methods")
-STEPS = {"job": 40, "methods": 24}
-USUAL_STEPS = 3  # of the others
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
-def bench(
-    what: Annotated[str, typer.Argument(metavar="|".join(WHAT), help="What to measure.")],
-    models: Annotated[
-        str,
-        typer.Option(
-            "--models", help="memory, peers, speed, curve: the synthetic models, e.g. qwen2.5-0.5b,qwen2.5-3b."
-        ),
-    ] = "qwen2.5-0.5b",
-    model: Annotated[
-        str, typer.Option("--model", metavar="MODEL", help="gradients, job, methods: the model that is trained.")
-    ] = "smollm2-135m",
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--data", metavar="PATH", help="methods: what is learnt, as for train.", show_default="the demo's"
-        ),
+@app.command()
+def measure(
+    parts: Annotated[
+        list[str] | None, typer.Argument(help="Parts to measure, for example memory job. Default: all but llama.")
     ] = None,
     rows: Annotated[
-        str | None, typer.Option("--rows", help="methods: some of them, e.g. mesp,lomo.", show_default="all")
-    ] = None,
-    lr_factors: Annotated[
-        str, typer.Option("--lr-factors", help="methods: factors of the default learning rates, e.g. 0.3,1,3.")
-    ] = "1",
-    isa: Annotated[
-        str | None,
-        typer.Option(
-            "--isa",
-            metavar="SET",
-            help="speed: on this instruction set, every compute of ours beside PEFT's: avx2 or avx512.",
-            show_default="the best of this CPU",
-        ),
-    ] = None,
-    seconds: Annotated[
-        float | None,
-        typer.Option(
-            "--seconds",
-            min=0,
-            help="methods: of steps, that every run is given.",
-            show_default="as the first row takes",
-        ),
+        str | None, typer.Option(help="Measure only rows whose name contains this. The result is not published.")
     ] = None,
     folder: Annotated[
-        Path | None,
-        typer.Option("--dir", metavar="DIR", help="Folder for synthetic models and runs.", show_default="the cache"),
+        Path | None, typer.Option("--dir", help="Folder for models and runs. Default: in the cache.")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="Write all results here as JSON; a plot goes beside it."),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            "--steps",
-            min=1,
-            help="Steps of each measured run; the first is not timed, but in a job.",
-            show_default="; ".join((str(USUAL_STEPS), *(f"{what}: {count}" for what, count in STEPS.items()))),
-        ),
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Only a few rows, to check that the benchmark runs.")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the synthetic model files.")] = False,
-    json: JSONOption = False,
+    results_folder: Annotated[
+        Path, typer.Option("--results", help="Folder for the result files.", show_default="docs/results")
+    ] = results.FOLDER,
+    model: Annotated[
+        str, typer.Option(help="The chat model that job, methods, gradients and run train.")
+    ] = "smollm2-135m",
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="Few steps of a small model, to check that everything runs.")
+    ] = False,
 ) -> None:
-    """Reproduce the published tables on this machine, each run in a fresh process. No model is downloaded.
+    """Measure the figures of README and docs again. An interrupted measurement goes on where it stopped.
 
-    Example: python -m benchmarks memory --models qwen2.5-0.5b,qwen2.5-1.5b
+    Example: python -m benchmarks measure memory peft
     """
-    if what not in WHAT:
-        raise FeatherbackError(f"There is no benchmark {what!r}; {expected(what, WHAT)}")
-    names = _names(models)
+    from benchmarks.measure import Place, measure
+
+    if tiny and results_folder == results.FOLDER:
+        raise FeatherbackError("figures of --tiny mean nothing; name a folder for them: --results build/tiny")
+    place = Place(folder or cache_folder() / "bench", _tell, model, tiny)
+    measure(parts or [], place, folder=results_folder, only=rows)
+
+
+@app.command()
+def figures() -> None:
+    """Put the figures of docs/results into README, docs and pictures. Nothing is measured."""
+    from benchmarks.figures import update
+
+    update(_tell)
+
+
+@app.command()
+def stale() -> None:
+    """List the result files that are older than the code that they measure. Always ends with status 0."""
+    for line in results.warnings(list(results.read_all().values())):
+        say(f"warning: {line}")
+
+
+@app.command()
+def speed(
+    models: Annotated[str, typer.Option(help="Synthetic models, separated by commas.")] = "qwen2.5-0.5b",
+    isa: Annotated[
+        str | None, typer.Option(help="Use this instruction set on both sides: avx2 or avx512. Default: the best.")
+    ] = None,
+    folder: Annotated[Path | None, typer.Option("--dir", help="Folder for models. Default: in the cache.")] = None,
+    steps: Annotated[int, typer.Option(min=2, help="Steps of each process. The first is not timed.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="One round of the first model.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the model files.")] = False,
+) -> None:
+    """Compare step times with PEFT and oneDNN in rounds, in which both sides take turns.
+
+    Not part of the published figures: for work on the kernels.
+    """
+    from benchmarks.synthetic import CONFIGS
+
+    names = [name.strip() for name in models.split(",") if name.strip()]
+    if wrong := next((name for name in names if name not in CONFIGS), None):
+        raise FeatherbackError(f"unknown model {wrong!r} in --models; {expected(wrong, CONFIGS)}")
     place = folder or cache_folder() / "bench"
-
-    def tell(text: str) -> None:
-        say(text, file=sys.stderr, flush=True)
-
-    steps = steps or STEPS.get(what, USUAL_STEPS)
-    tell(machine())
-    if what == "methods":
-        from benchmarks import methods
-        from featherback.models.hub.locate import locate
-
-        chosen = methods.rows(_words(rows), _factors(lr_factors))[: 1 if quick else None]
-        found = methods.run(str(locate(model)), data or [], chosen, place, steps, seconds, tell)
-    elif isa is not None:
-        if what != "speed":
-            raise FeatherbackError(f"--isa is for `benchmarks speed`; {what} has no use for it.")
+    if isa is not None:
         from benchmarks import limited
 
-        found = limited.run(names, isa, place, steps, quick, keep, tell)
+        found = limited.run(names, isa, place, steps, quick, keep, _tell)
     else:
-        found = _run(what, names, model, place, steps, quick, keep, tell, out)
-    results = {"machine": machine(), **found}
-    _tell(results, out, json)
+        from benchmarks import speed
+
+        found = speed.run(names, place, steps, quick, keep, _tell)
+    say(found["markdown"])
 
 
-def _run(
-    what: str,
-    names: list[str],
-    model: str,
-    place: Path,
-    steps: int,
-    quick: bool,
-    keep: bool,
-    say: Say,
-    out: Path | None,
-) -> dict[str, Any]:
-    if what == "memory":
-        from benchmarks import memory
-        from featherback.core.files import write_json
-
-        def save(results: dict[str, Any]) -> None:
-            if out is not None:
-                write_json(out, results)
-
-        return memory.run(names, place, steps, quick, keep, say, save)
-    if what == "gradients":
-        from benchmarks import gradients
-
-        return gradients.run(model, quick, say)
-    if what == "peers":
-        from benchmarks import peers
-
-        return peers.run(names, place, steps, quick, keep, say)
-    if what == "job":
-        from benchmarks import job
-
-        return job.run(model, place, steps, quick, say)
-    if what == "curve":
-        from benchmarks import budget_curve
-
-        return budget_curve.run(names, place, steps, quick, keep, say)
-    from benchmarks import speed
-
-    return speed.run(names, place, steps, quick, keep, say)
-
-
-def _names(text: str) -> list[str]:
-    names = _words(text)
-    if not names or not all(name in CONFIGS for name in names):
-        wrong = next((name for name in names if name not in CONFIGS), text)
-        raise FeatherbackError(f"--models has {wrong!r}; {expected(wrong, CONFIGS)}")
-    return names
-
-
-def _words(text: str | None) -> list[str]:
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
-
-
-def _factors(text: str) -> list[float]:
-    try:
-        factors = [float(word) for word in _words(text)]
-    except ValueError:
-        factors = []
-    if not factors or not all(0 < factor < float("inf") for factor in factors):
-        raise FeatherbackError(f"--lr-factors is {text!r}; name numbers above 0, such as 0.3,1,3.")
-    return factors
-
-
-def _tell(results: dict[str, Any], out: Path | None, as_json: bool) -> None:
-    from json import dumps
-
-    from featherback.core.files import write_bytes
-
-    plots = results.pop("plots", {})
-    if out is not None:
-        write_bytes(out, (dumps(results, indent=1) + "\n").encode())
-        for name, picture in plots.items():
-            write_bytes(out.with_name(f"{out.stem}-{name}.svg"), picture.encode())
-    if as_json:
-        say(dumps(results))
-    else:
-        say(results["markdown"])
+def _tell(text: str) -> None:
+    say(text, file=sys.stderr, flush=True)
 
 
 def main() -> int:
     """Run the command line; the exit status."""
     try:
-        typer.run(bench)
+        app(standalone_mode=False)
+    except typer.Exit as error:
+        return error.exit_code
     except Exception as error:
+        if hasattr(error, "format_message"):  # an option that is not known
+            say(f"error: {error.format_message()}", file=sys.stderr)
+            return 2
         return report(error, debug=False)
     return 0
 

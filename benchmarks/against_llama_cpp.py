@@ -4,8 +4,8 @@
         [--files model.gguf ... | --types q4_k iq3_s ...]
 
 Without --files: SmolLM2-135M (`featherback fetch smollm2-135m`) and a synthetic Qwen2.5-0.5B in Q4_0. --types makes a
-synthetic model of each, whose rows fill blocks of 256: six layers of Qwen2.5-1.5B and 32,768 tokens. Each side lives
-in a process of its own that sleeps while the other is measured; they take turns, and a ratio is of two neighbours in
+synthetic model of each, whose rows fill blocks of 256: six layers of Qwen2.5-1.5B and 32,768 tokens. Each side has
+its own process, which sleeps while the other is measured. The sides take turns, and a ratio compares two neighbours in
 time. Tokens are random, both sides pick the likeliest next one, and llama.cpp is driven through its C functions, so
 that its Python wrapper costs it nothing. Prints a Markdown table: medians, the ratio's being the median of ratios.
 
@@ -29,9 +29,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from featherback.errors import FeatherbackError
+
 if TYPE_CHECKING:
+    from benchmarks.measure import Place, Row
     from featherback.engine.formats.types import TensorType
 
+SHAPES = "qwen2.5-0.5b"
 CONTEXT, PROMPT, ANSWER = 1100, 32, 64
 TYPED = {"name": "qwen2.5-1.5b", "num_hidden_layers": 6, "vocab_size": 32_768}
 
@@ -144,6 +148,32 @@ def compare(
     return found
 
 
+def rows(place: Place) -> dict[str, Callable[[], Row]]:
+    """SmolLM2-135M and a synthetic 0.5B on both cores: prefill, and decoding one token after another."""
+    return {"smollm2-135m": lambda: row(fetch_path(), place), "0.5b": lambda: row(place.synthetic(SHAPES), place)}
+
+
+def fetch_path() -> Path:
+    from featherback.models.hub.fetch import fetch
+
+    return fetch("smollm2-135m")
+
+
+def row(path: Path, place: Place) -> Row:
+    """Medians in tokens per second; the ratio is ours divided by llama.cpp's."""
+    try:
+        import llama_cpp
+    except ImportError as error:
+        raise FeatherbackError("this needs llama-cpp-python: run `make bench-llama`") from error
+    prefills = [256] if place.tiny else [256, 1024]
+    lines = compare(path, os.cpu_count() or 1, "bf16", place.steps(5), False, prefills)
+    found: Row = {"llama_cpp_python": llama_cpp.__version__, "threads": os.cpu_count()}
+    for count, line in zip([*prefills, 0], lines):
+        name = f"prefill{count}" if count else "decoding"
+        found |= {f"{name}_{key}": round(line[key], 3) for key in ("ours", "theirs", "ratio")}
+    return found
+
+
 def typed(folder: Path, kind: TensorType) -> Path:
     """A synthetic model with all matrices of one type."""
     from benchmarks.synthetic import write_synthetic
@@ -155,9 +185,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     models = parser.add_mutually_exclusive_group()
     models.add_argument("--files", type=Path, nargs="+", help="GGUF files; default: the two named above")
-    models.add_argument("--types", nargs="+", help="GGUF types, of which synthetic models are made")
+    models.add_argument("--types", nargs="+", help="GGUF types; a synthetic model of each is written")
     parser.add_argument(
-        "--prefill", type=int, nargs="*", default=[256, 1024], help="lengths of prompts; none: decoding alone"
+        "--prefill", type=int, nargs="*", default=[256, 1024], help="lengths of prompts; none: only decoding"
     )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=9)

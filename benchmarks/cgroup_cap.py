@@ -1,10 +1,10 @@
-"""Run the whole `featherback train` command in a memory cgroup that really is that small, page cache included.
+"""Run the whole `featherback train` command in a memory cgroup of a given size, page cache included.
 
     sudo .venv/bin/python -m benchmarks.cgroup_cap MODEL.gguf --limit 96MB --steps 20
 
 Command, preparation and training are in the cgroup from their first instruction to their last, with conversations
 as data (by default the demo's) and whatever vocabulary MODEL has. The run without a cap has the same plan, but its
-weights are mapped as they are where memory is free. Before each the page cache is dropped. The losses must be equal
+weights are mapped as they are where memory is free. The page cache is dropped before each run. The losses must be equal
 bit for bit, and so must the tokens. The printed ratios are those of the steps' seconds, which other work on the
 machine disturbs, and of the CPU time of all processes, which it hardly does. Linux, root, cgroup v1 or v2.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.clocked_run RUN STEPS SECONDS`: a prepared run, trained until it has had both.
+"""`python -m benchmarks.clocked_run RUN STEPS SECONDS`: train a prepared run until both are reached.
 
 It ends with a measurement of the held-out loss. Prints the most bytes that the run's directory held.
 """
@@ -40,7 +40,7 @@ class Clock(Callback):
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    """Of every file under a folder, one with several names counted once."""
+    """Bytes of all files under a folder. A file with several names counts once."""
     found = [path.stat() for path in folder.rglob("*") if path.is_file()]
     yield from {each.st_ino: each.st_size for each in found}.values()
 

@@ -1,17 +1,16 @@
-"""`python -m benchmarks gradients`: how close each method's gradients are to the exact ones, layer by layer."""
+"""How close the gradients of each method are to the exact ones, layer by layer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.markdown import table
-from benchmarks.pictures import Panel, layers_figure, svg
 from featherback import methods, models
 from featherback.core.noise import normal
 from featherback.data.batch import Batch
@@ -22,6 +21,9 @@ from featherback.methods.mezo import MeZOOptions
 from featherback.models.lora import LoRA
 from featherback.models.model import Model
 
+if TYPE_CHECKING:
+    from benchmarks.measure import Place, Row
+
 Float32 = NDArray[np.float32]
 
 TEXT = (
@@ -30,13 +32,14 @@ TEXT = (
     "only record of what had passed the strait, and a young clerk rowed out to copy it by hand. It took her a whole "
     "winter. The keeper made tea, read the difficult lines aloud, and never once asked what the copy was for."
 )
+WAYS = (("mebp", "fp32"), ("mesp", "bf16"), ("mebp", "bf16"))
 DIRECTIONS = (1, 10, 100)  # of MeZO
 STD = 0.01  # of B, which would otherwise be zero, as would A's gradients
 
 
 @dataclass(frozen=True)
 class Closeness:
-    """One layer's gradient against the exact one."""
+    """How close the gradient of a layer is to the exact one."""
 
     cosine: float
     signs: float  # share of elements of the same sign
@@ -53,36 +56,32 @@ class Closeness:
         )
 
 
-def run(name: str, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """Compare on the real model `name`; the exact gradient is MeSP's in fp32, which autograd's in float64 confirms."""
-    from featherback.models.hub.locate import locate
+def rows(place: Place) -> dict[str, Callable[[], Row]]:
+    """A row for each way of computing a gradient, against MeSP's in fp32, which autograd in float64 confirms."""
 
-    path = locate(name)
-    model, adapter, batch = _setting(path)
-    exact = _gradients(model, adapter, batch, "mesp", "fp32")
-    attempts: list[tuple[str, str, str, int]] = [
-        ("mebp, fp32", "mebp", "fp32", 1),
-        ("mesp, bf16", "mesp", "bf16", 1),
-        ("mebp, bf16", "mebp", "bf16", 1),
-    ]
-    counts = DIRECTIONS[:1] if quick else DIRECTIONS
-    attempts += [(f"mezo, {n} direction{'s' * (n > 1)}", "mezo", "fp32", n) for n in counts]
-    layers: dict[str, list[Closeness]] = {}
-    overall: dict[str, Closeness] = {}
-    for label, method, compute, directions in attempts:
+    @cache
+    def exact() -> tuple[str, Model, LoRA, Batch, Float32]:
+        from featherback.models.hub.locate import locate
+
+        path = locate(place.chat_model)
+        setting = _setting(path)
+        return path.name, *setting, _gradients(*setting, "mesp", "fp32")
+
+    def row(method: str, compute: str, directions: int) -> Row:
+        name, model, adapter, batch, expected = exact()
         found = _gradients(model, adapter, batch, method, compute, directions)
-        layers[label] = [Closeness.of(f, e) for f, e in zip(found, exact)]
-        overall[label] = Closeness.of(found.reshape(-1), exact.reshape(-1))
-        say(f"{label}: cosine {overall[label].cosine:.6f}")
-    return {
-        "model": path.name,
-        "tokens": batch.n_tokens,
-        "parameters": int(exact.size),
-        "overall": {label: asdict(value) for label, value in overall.items()},
-        "layers": {label: [asdict(c) for c in values] for label, values in layers.items()},
-        "markdown": _markdown(overall, layers, path.name, batch.n_tokens),
-        "plots": {"layers": _plot(layers, path.stem)},
-    }
+        layers = [Closeness.of(f, e) for f, e in zip(found, expected)]
+        return {
+            "model": name,
+            "tokens": batch.n_tokens,
+            "parameters": int(expected.size),
+            **asdict(Closeness.of(found.reshape(-1), expected.reshape(-1))),
+            "layers": [{key: float(f"{value:.5g}") for key, value in asdict(layer).items()} for layer in layers],
+        }
+
+    ways = {f"{method}-{compute}": (method, compute, 1) for method, compute in WAYS}
+    ways |= {f"mezo-{count}": ("mezo", "fp32", count) for count in DIRECTIONS[: 1 if place.tiny else None]}
+    return {key: partial(row, *way) for key, way in ways.items()}
 
 
 def _setting(path: Path) -> tuple[Model, LoRA, Batch]:
@@ -110,28 +109,3 @@ def _gradients(model: Model, adapter: LoRA, batch: Batch, name: str, compute: st
     for layer in range(gathered.layers):
         gathered.read(layer, rows[layer])
     return rows
-
-
-def _plot(layers: dict[str, list[Closeness]], name: str) -> str:
-    def lines(of: Callable[[Closeness], float]) -> dict[str, list[float]]:
-        return {label: [of(closeness) for closeness in values] for label, values in layers.items()}
-
-    figure = layers_figure(
-        f"LoRA gradients against MeSP's in fp32, layer by layer: {name}",
-        [
-            Panel("cosine", lines(lambda c: c.cosine), (0, 0.25, 0.5, 0.75, 1)),
-            Panel("signs that agree, %", lines(lambda c: 100 * c.signs), (50, 75, 100)),
-            Panel("relative error", lines(lambda c: c.error)),
-        ],
-    )
-    return svg(figure)
-
-
-def _markdown(overall: dict[str, Closeness], layers: dict[str, list[Closeness]], name: str, tokens: int) -> str:
-    head = ["method", "cosine", "worst layer", "best layer", "signs agree", "relative error"]
-    lines = []
-    for label, c in overall.items():
-        cosines = [layer.cosine for layer in layers[label]]
-        figures = [f"{v:.6f}" for v in (c.cosine, min(cosines), max(cosines))]
-        lines.append([label, *figures, f"{c.signs:.2%}", f"{c.error:.2e}"])
-    return f"{name}, {tokens} tokens, against MeSP in fp32:\n\n{table(head, lines)}"

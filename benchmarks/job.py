@@ -1,4 +1,4 @@
-"""`python -m benchmarks job`: a chat fine-tune from command to adapter, beside transformers + PEFT.
+"""A chat fine-tune from command to adapter, beside transformers + PEFT.
 
 Both open the model, prepare the same chats, measure the held-out loss before and after, and do the same steps: the same
 examples in each, at the same learning rate. PEFT pads them to the longest of the step.
@@ -10,16 +10,16 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import watch
-from benchmarks.markdown import number, table
 from benchmarks.peers import require_torch
 from featherback.data.demo import HELD_OUT, TRAIN, pairs
-from featherback.data.packing import rows
+from featherback.data.packing import rows as packed_rows
 from featherback.data.token_file import TokenFile
 from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.engine import kernels
@@ -27,8 +27,10 @@ from featherback.errors import FeatherbackError
 from featherback.runs.run_directory import RunDirectory
 from featherback.worker import ENDED
 
-Say = Callable[[str], None]
+if TYPE_CHECKING:
+    from benchmarks.measure import Place, Row
 
+STEPS = {"demo": 40, "prefix": 4}
 PREFIX = 200  # tokens of the system prompt that examples share, at least
 TRIAL = 2  # examples in a step, and steps, by which PEFT's settings are compared
 SHARE = 10  # the budget of the second run: PEFT's peak divided by this
@@ -36,7 +38,7 @@ SHARE = 10  # the budget of the second run: PEFT's peak divided by this
 
 @dataclass(frozen=True)
 class Chats:
-    """What is learnt, and how much at a time."""
+    """The data of a job, and the sizes of its batches."""
 
     name: str
     train: Path
@@ -47,7 +49,7 @@ class Chats:
 
 @dataclass(frozen=True)
 class Job:
-    """One job, measured from outside; its parts as its processes tell them. Times in seconds, memory in MB."""
+    """One job: total time and memory as seen from outside, its parts as its processes report them. Seconds and MB."""
 
     data: str
     what: str
@@ -64,32 +66,49 @@ class Job:
         """Imports, opening, planning, measuring the held-out loss, saving."""
         return self.seconds - self.prepare_seconds - self.steps_seconds
 
+    def to_json(self) -> dict[str, Any]:
+        """The fields, rounded, and `rest_s`."""
+        times = {
+            "job_s": self.seconds,
+            "prepare_s": self.prepare_seconds,
+            "steps_s": self.steps_seconds,
+            "rest_s": self.rest_seconds,
+        }
+        losses = {"before": round(self.before, 4), "after": round(self.after, 4), "supervised": self.supervised}
+        rounded = {key: round(value, 2) for key, value in times.items()}
+        tree = None if self.tree_mb is None else round(self.tree_mb, 1)
+        return {"what": self.what, **rounded, "tree_mb": tree, **losses}
 
-def run(model: str, cache: Path, steps: int, quick: bool, say: Say) -> dict[str, Any]:
-    """The jobs on the demo's chats and on the same with a long system prompt; `quick`: the latter alone, against one
-    setting of PEFT.
 
-    FeatherbackError if the two sides did not train on as many tokens.
+def rows(place: Place) -> dict[str, Callable[[], Row]]:
+    """The demo's chats, and the same with a long system prompt: ours, PEFT's, and ours in a share of PEFT's memory."""
+    return {f"chats-{name}": partial(_row, name, steps, place) for name, steps in STEPS.items()}
+
+
+def _row(name: str, steps: int, place: Place) -> Row:
+    sides = ("ours", "peft", "ours-tenth")
+    jobs = compare(place.chat_model, name, place.folder, place.steps(steps), place.tiny)
+    return {"steps": place.steps(steps), **{side: job.to_json() for side, job in zip(sides, jobs)}}
+
+
+def compare(model: str, name: str, cache: Path, steps: int, quick: bool = False) -> list[Job]:
+    """The jobs on the chats called `name` ("demo" or "prefix"). `quick`: without the third, and one setting of PEFT.
+
+    FeatherbackError if the two sides did not train on the same number of tokens.
     """
     from featherback.models.hub.locate import locate
 
     require_torch()
-    cache.mkdir(parents=True, exist_ok=True)
     path = locate(model)
     with tempfile.TemporaryDirectory(dir=cache, prefix="bench-") as place:
         folder = Path(place)
         unpacked = path if path.is_dir() else folder / "unpacked"
         if unpacked != path:
-            say("unpacking the model for transformers")
             unpack(path, unpacked)
         # PyTorch emulates bf16 where the CPU does not multiply it: a step then takes many times as long.
-        dtype = "bf16" if any("bf16" in name for name in kernels.available()) else "fp32"
-        jobs: list[Job] = []
-        for chats in [*([] if quick else [demo_chats()]), shared_prefix(path, folder)]:
-            for job in _compared(path, unpacked, dtype, chats, folder, steps, quick):
-                say(" ".join(_line(job, None)))
-                jobs.append(job)
-    return {"jobs": [asdict(job) for job in jobs], "markdown": markdown(jobs)}
+        dtype = "bf16" if kernels.multiplies_bf16() else "fp32"
+        chats = demo_chats() if name == "demo" else shared_prefix(path, folder)
+        return list(_compared(path, unpacked, dtype, chats, folder, steps, quick))
 
 
 def unpack(gguf: Path, folder: Path) -> None:
@@ -142,7 +161,7 @@ def _compared(
 
 
 def _with_checkpointing(request: dict[str, Any], folder: Path) -> bool:
-    """Whether that makes PEFT's step faster."""
+    """Whether gradient checkpointing makes PEFT's step faster."""
     short = {
         **request,
         "groups": [request["groups"][0][:TRIAL]] * TRIAL,
@@ -158,7 +177,7 @@ def _with_checkpointing(request: dict[str, Any], folder: Path) -> bool:
 def train_ours(
     model: Path, chats: Chats, folder: Path, steps: int, **flags: Any
 ) -> tuple[Job, dict[str, Any], list[int]]:
-    """`featherback train`; what PEFT needs to know to do the same; the supervised tokens of each step."""
+    """`featherback train`; and what PEFT needs to do the same steps, and the supervised tokens of each step."""
     with tempfile.TemporaryDirectory(dir=folder) as place:
         out = Path(place) / "run"
         named = {
@@ -200,7 +219,7 @@ def same_steps(run: RunDirectory, steps: int) -> tuple[dict[str, Any], list[int]
     """What PEFT needs to know to do the steps that a run did; the supervised tokens of each."""
     config = run.config
     tokens = TokenFile(run.tokens / "train.tokens")
-    epochs = (rows(tokens, config.batching, config.seed, epoch) for epoch in count())
+    epochs = (packed_rows(tokens, config.batching, config.seed, epoch) for epoch in count())
     groups = [row.tolist() for row in islice(chain.from_iterable(epochs), steps)]
     supervised = [sum(int(tokens.seq(i)[1][1:].sum()) for i in group) for group in groups]
     request = {
@@ -247,20 +266,3 @@ def _peft(request: dict[str, Any], folder: Path) -> tuple[dict[str, Any], watch.
         outcome = watch.run(command, interval=watch.RARELY, tree=True)
     found: dict[str, Any] = json.loads(outcome.output.splitlines()[-1])
     return found, outcome
-
-
-def markdown(jobs: list[Job]) -> str:
-    """A table; PEFT's time and memory relative to ours in the last columns."""
-    head = ["data", "what", "s", "preparing", "steps", "rest", "MB", "before", "after", "PEFT's s", "PEFT's MB"]
-    peers = {job.data: job for job in jobs if job.what.startswith("PEFT")}
-    return table(head, [_line(job, peers[job.data]) for job in jobs])
-
-
-def _line(job: Job, peer: Job | None) -> list[str]:
-    parts = (job.seconds, job.prepare_seconds, job.steps_seconds, job.rest_seconds)
-    words = [job.data, job.what, *(number(seconds) for seconds in parts), number(job.tree_mb, 0)]
-    words += [number(job.before, 3), number(job.after, 3)]
-    if peer is not None:
-        words.append(f"{peer.seconds / job.seconds:.2f}x")
-        words.append(f"{peer.tree_mb / job.tree_mb:.1f}x" if peer.tree_mb and job.tree_mb else "-")
-    return words

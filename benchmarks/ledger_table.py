@@ -60,7 +60,7 @@ def _line(entry: Entry, alive: bool) -> str:
 
 
 def page_with_table(text: str) -> str:
-    """`text` with what stands between the markers replaced by the table."""
+    """Replace the text between the markers by the table."""
     table = f"{MARKER}\n{ledger_table()}\n{_END}"
     return re.sub(f"{re.escape(MARKER)}.*?{re.escape(_END)}", lambda _: table, text, flags=re.DOTALL)
 

@@ -1,6 +1,6 @@
 """`python -m benchmarks speed --isa avx2`: steps on an older instruction set than this machine's, ours and PEFT's.
 
-Both sides are told to use no newer one, and take turns: other work on the machine slows both.
+Neither side uses a newer one. They take turns, so that other work on the machine slows both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ISAS: dict[str, Mapping[str, str]] = {
     for name, onednn in (("avx2", "AVX2"), ("avx512", "AVX512_CORE"))
 }
 """Instruction set -> what tells it to our kernels, PyTorch's, oneDNN's and MKL's. MKL, which has PyTorch's products of
-float32, heeds it on Intel's processors; on AMD's it chooses by itself."""
+float32, follows it on Intel's processors; on AMD's it chooses by itself."""
 OURS = "ours, fp32"
 
 
@@ -65,7 +65,7 @@ def run(
 
 
 def _sides(name: str, path: Path, isa: str, cache: Path, steps: int) -> dict[str, Callable[[], dict[str, Any]]]:
-    """label -> what measures a few steps of it."""
+    """Label -> a function that measures a few steps."""
     environment = ISAS[isa]
 
     def ours(compute: str) -> Callable[[], dict[str, Any]]:
@@ -88,7 +88,7 @@ def _sides(name: str, path: Path, isa: str, cache: Path, steps: int) -> dict[str
 
 
 def _round(sides: Mapping[str, Callable[[], dict[str, Any]]], say: Callable[[str], None]) -> dict[str, float]:
-    """label -> seconds of a step."""
+    """Label -> seconds per step."""
     found = {}
     for label, measure in sides.items():
         found[label] = fastest(measure()["seconds"])

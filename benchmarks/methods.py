@@ -1,19 +1,17 @@
-"""`python -m benchmarks methods`: which way of training learns most in given steps, seconds and memory."""
+"""Which way of training learns most in given steps and memory."""
 
 from __future__ import annotations
 
-import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import watch
-from benchmarks.markdown import number, table
-from benchmarks.pictures import learning_figure, svg
 from featherback import models
 from featherback.data.demo import HELD_OUT, TRAIN
 from featherback.errors import FeatherbackError, expected
@@ -27,14 +25,20 @@ from featherback.runs.panels.data import SEQUENCE
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.worker_process import worker_baseline
 
+if TYPE_CHECKING:
+    from benchmarks.measure import Place
+
 MEASUREMENTS = 3
-"""Of the held-out loss in the steps that all runs do, at least."""
+"""The least number of measurements of the held-out loss within the steps that all runs do."""
 MOST = 100
-"""Times the steps that all do are the most that a run does until its time is over."""
+"""A run does at most this many times the steps that all runs do."""
 _ALIKE = ("mebp", "sgd")
 """Not measured: MeBP's gradients are MeSP's, and SGD on a whole model is LOMO."""
 
-Say = Callable[[str], None]
+PUBLISHED = ("mesp", "mezo", "lomo", "adalomo", "apollo", "adamw8bit", "adamw")
+STEPS = 6
+
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Learned:
-    """What a run came to. Each point of its curve: steps, seconds that they took, held-out loss (nats per token)."""
+    """The result of a run. Each point of its curve: steps, seconds that they took, held-out loss (nats per token)."""
 
     row: str
     learning_rate: float
@@ -66,18 +70,12 @@ class Learned:
         """Seconds and loss after so many steps; None if they were not reached."""
         return next(((seconds, loss) for step, seconds, loss in self.curve if step == steps), None)
 
-    def at(self, seconds: float) -> tuple[float, float] | None:
-        """Steps and loss after so many seconds, linearly between two points; None if they were not reached."""
-        for (step, then, loss), (next_step, end, next_loss) in zip(self.curve, self.curve[1:]):
-            if then <= seconds <= end:
-                share = (seconds - then) / (end - then)
-                return step + share * (next_step - step), loss + share * (next_loss - loss)
-        return None
-
 
 def rows(names: Sequence[str] = (), factors: Sequence[float] = (1.0,)) -> list[Row]:
-    """Every method for adapters and every optimiser for whole models, or those of these names, at rates of these
-    factors of their defaults."""
+    """Every method for adapters and every optimiser for whole models, or only those in `names`.
+
+    `factors` multiply their default learning rates.
+    """
     of_all = {"keep": "last"}  # as whole models do
     lora = [Row(name, {"method": name, **of_all, **_suited(name)}) for name in METHODS.names]
     lora.sort(key=lambda row: row.name != TrainConfig(model="", out="").method)  # the default is the measure of time
@@ -89,45 +87,42 @@ def rows(names: Sequence[str] = (), factors: Sequence[float] = (1.0,)) -> list[R
 
 
 def _suited(method: str) -> dict[str, Any]:
-    """SGD for what estimates gradients, as in the papers: AdamW makes steps of full length of what is mostly noise."""
+    """SGD for methods that estimate gradients, as in their papers: AdamW would take full steps along noise."""
     return {} if METHODS[method].needs_checkpoints else {"optimizer": "sgd"}
 
 
-def run(
-    model: str, data: Sequence[str], chosen: list[Row], cache: Path, steps: int, seconds: float | None, say: Say
-) -> dict[str, Any]:
-    """Train in every way, each in a fresh process: `steps` steps, and on until `seconds` of their time are over.
+def rows_of_methods(place: Place) -> dict[str, Callable[[], Record]]:
+    """A row for each of `PUBLISHED`: the demo's requests, in the least memory that each way needs."""
+    return {row.name: partial(_measure, row, place) for row in rows(PUBLISHED)}
 
-    Every run has the least memory that it can be trained in, so that its footprint is what its way needs.
 
-    `seconds` None: as many as the first row's steps took. `data`: files, of which some examples are held out; none: the
-    demo's.
-    """
-    cache.mkdir(parents=True, exist_ok=True)
-    opened, found = models.load(model), list[Learned]()
-    for row in chosen:
-        say(f"{row} ...")
-        with tempfile.TemporaryDirectory(dir=cache, prefix="bench-") as place:
-            result = train_row(row, opened, data, Path(place) / "run", steps, seconds or 0.0)
-        found.append(result)
-        if seconds is None:
-            if (reached := result.after(steps)) is None:
-                raise FeatherbackError(f"The first row measures the time, but it failed: {result.failure}")
-            seconds = reached[0]
-        say(f"{row}: {_told(result, steps)}")
-    assert seconds is not None
+def _measure(row: Row, place: Place) -> Record:
+    from featherback.models.hub.locate import locate
+
+    opened = models.load(str(locate(place.chat_model)))
+    steps = place.steps(STEPS)
+    with tempfile.TemporaryDirectory(dir=place.folder, prefix="bench-") as folder:
+        learned = train_row(row, opened, (), Path(folder) / "run", steps)
+    if learned.failure or (after := learned.after(steps)) is None:
+        raise FeatherbackError(f"{row} failed: {learned.failure}")
+    sizes = {"footprint_mb": learned.footprint_mb, "rss_mb": learned.rss_mb, "disk_mb": learned.disk_mb}
     return {
-        "model": Path(model).name,
+        "row": str(row),
+        "learning_rate": learned.learning_rate,
         "steps": steps,
-        "seconds": seconds,
-        "rows": [asdict(each) for each in found],
-        "markdown": markdown(found, steps, seconds),
-        "plots": {"methods": _plot(found, steps)},
+        "before": round(learned.curve[0][2], 4),
+        "after": round(after[1], 4),
+        "steps_s": round(after[0], 2),
+        **{key: value and round(value, 1) for key, value in sizes.items()},
+        "curve": [[step, round(seconds, 2), round(loss, 4)] for step, seconds, loss in learned.curve],
     }
 
 
 def train_row(row: Row, model: Model, data: Sequence[str], place: Path, steps: int, seconds: float = 0.0) -> Learned:
-    """One of the runs of `run`, in the directory `place`, which stays."""
+    """Train in one way, in a process of its own: `steps` steps, and on until `seconds` of their time are over.
+
+    `data`: files, of which some examples are held out; none: the demo's. The run directory `place` stays.
+    """
     held_out = {"data": tuple(data)} if data else {"data": (str(TRAIN),), "eval_data": (str(HELD_OUT),)}
     named = TrainConfig.of(
         model=str(model.path),
@@ -173,39 +168,3 @@ def _every(steps: int) -> int:
 def _curve(run: RunDirectory) -> list[tuple[int, float, float]]:
     times = [0.0, *accumulate(line["seconds"] for line in run.metrics())]
     return [(each["step"], times[each["step"]], each["loss"]) for each in run.record.get("evaluations", [])]
-
-
-def _told(result: Learned, steps: int) -> str:
-    if (reached := result.after(steps)) is None:
-        return f"failed: {result.failure}"
-    return f"loss {reached[1]:.4f} after {reached[0]:.1f} s, footprint {number(result.footprint_mb)} MB"
-
-
-def markdown(found: Sequence[Learned], steps: int, seconds: float) -> str:
-    """The table, and what failed under it."""
-    head = ["", "--lr", f"{steps} steps", "s", f"{seconds:.0f} s", "steps", "footprint MB", "RSS MB", "disk MB"]
-    text = table(head, [list(_cells(each, steps, seconds)) for each in found])
-    return "\n".join([text, *(f"\n{each.row}: {each.failure}" for each in found if each.failure)])
-
-
-def _cells(result: Learned, steps: int, seconds: float) -> Iterator[str]:
-    yield result.row
-    yield f"{result.learning_rate:g}"
-    after, at = result.after(steps), result.at(seconds)
-    yield number(after and after[1], 3)
-    yield number(after and after[0], 1)
-    yield number(at and at[1], 3)
-    yield number(at and at[0], 0)
-    for value in (result.footprint_mb, result.rss_mb, result.disk_mb):
-        yield number(value)
-
-
-def _plot(found: Sequence[Learned], steps: int) -> str:
-    """Curves of the runs, and the end of each over its footprint."""
-    ended = [(each, after) for each in found if (after := each.after(steps)) and each.footprint_mb]
-    figure = learning_figure(
-        f"What is learnt in a given time, and after {steps} steps in memory",
-        {each.row: [(seconds, loss) for _, seconds, loss in each.curve] for each, _ in ended},
-        {each.row: (each.footprint_mb or math.nan, loss) for each, (_, loss) in ended},
-    )
-    return svg(figure)

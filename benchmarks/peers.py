@@ -1,4 +1,4 @@
-"""`python -m benchmarks peers`: transformers + PEFT on the same shapes, beside ours, each run a fresh process."""
+"""Steps of transformers + PEFT beside ours on the same shapes, each side a process of its own."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import watch
-from benchmarks.markdown import number, table
-from benchmarks.synthetic import CONFIGS, made
+from benchmarks.memory import peaks
+from benchmarks.synthetic import CONFIGS
 from benchmarks.training_run import train_synthetic
 from featherback.engine import kernels
 from featherback.errors import FeatherbackError
 
+if TYPE_CHECKING:
+    from benchmarks.measure import Place, Row
+
+TOKENS, STEPS = 256, 6
+LOOK = 0.02  # seconds between two looks at memory: rare enough not to cost time
 _UNKNOWN_TO_TRANSFORMERS = ("attention_bias", "rope_interleaved", "rope_scaling", "rotary_dim", "rope_theta", "windows")
 
 
@@ -64,28 +70,37 @@ def shapes_for_transformers(name: str) -> dict[str, Any]:
     return config
 
 
-def run(
-    models: list[str], cache: Path, steps: int, quick: bool, keep: bool, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """Every peer on every model, and our default run beside them."""
+SIDES = {"peft-checkpointing": ("bf16", True), "peft": ("bf16", False)}
+MODELS = ("qwen2.5-0.5b", "smollm2-135m")
+
+
+def rows(place: Place) -> dict[str, Callable[[], Row]]:
+    """For each model: ours by default, ours with the least memory, PEFT with and without checkpointing."""
+    found: dict[str, Callable[[], Row]] = {}
+    for model in MODELS:
+        short = model.removeprefix("qwen2.5-")
+        found[f"{short}-ours"] = partial(_ours, model, place, None)
+        found[f"{short}-ours-least"] = partial(_ours, model, place, "least")
+        for side, (dtype, checkpointing) in SIDES.items():
+            found[f"{short}-{side}"] = partial(_peft, model, place, dtype, checkpointing)
+    return found
+
+
+def _ours(model: str, place: Place, memory: str | None) -> Row:
+    measured = train_synthetic(
+        place.synthetic(model),
+        tokens=place.tokens(TOKENS),
+        steps=place.steps(STEPS),
+        folder=place.folder,
+        memory=memory,
+        interval=LOOK,
+    )
+    return {"model": model, "tokens": TOKENS, **peaks(measured), "step_s": round(measured.step_seconds, 3)}
+
+
+def _peft(model: str, place: Place, dtype: str, checkpointing: bool) -> Row:
     require_torch()
-    cache.mkdir(parents=True, exist_ok=True)
-    lines, rows = [], []
-    for model in models:
-        settings = [("bf16", True), ("bf16", False), ("fp32", True)]
-        for dtype, checkpointing in settings[:1] if quick else settings:
-            found = peft_step(model, dtype, checkpointing, steps=steps)
-            label = f"PEFT {dtype}" + (", checkpointing" if checkpointing else "")
-            rows.append({"model": model, "what": label, **found})
-            seconds = min(found["seconds"][1:] or found["seconds"])
-            lines.append([model, label, number(found["footprint_mb"]), number(found["rss_mb"]), number(seconds, 2)])
-            say(" ".join(lines[-1]))
-        with made(model, cache, keep) as path:
-            ours = train_synthetic(path, steps=steps, folder=cache)
-        rows.append({"model": model, "what": "featherback mesp", **ours.to_json()})
-        lines.append(
-            [model, "Featherback, bf16", number(ours.footprint_mb), number(ours.rss_mb), number(ours.step_seconds, 2)]
-        )
-        say(" ".join(lines[-1]))
-    head = ["model", "what", "footprint MB", "RSS MB", "s per step"]
-    return {"rows": rows, "markdown": table(head, lines)}
+    name = "smollm2-135m" if place.tiny else model
+    found = peft_step(name, dtype, checkpointing, tokens=place.tokens(TOKENS), steps=place.steps(STEPS), interval=LOOK)
+    sizes = {key: found[key] and round(found[key], 1) for key in ("footprint_mb", "rss_mb")}
+    return {"model": model, "tokens": TOKENS, **sizes, "step_s": round(median(found["seconds"][1:]), 3)}

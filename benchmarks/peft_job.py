@@ -1,6 +1,6 @@
 """`python -m benchmarks.peft_job REQUEST`: a chat fine-tune by transformers + PEFT, for comparison only.
 
-REQUEST is a JSON file. From the model's folder to the adapter: batches are padded, everything else is as `job` says.
+REQUEST is a JSON file. It measures from the model folder to the adapter. Batches are padded; the rest follows `job`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _Example = tuple[list[int], list[int]]  # tokens and labels
 
 
 def _examples(tokenizer: Any, path: Path) -> list[_Example]:
-    """Chats whose last message is to be learnt, up to the token that ends it; what is tokens already, as it is."""
+    """Chats whose last message is trained, with its end token. Examples that are tokens already stay as they are."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
         example = json.loads(line)
@@ -111,7 +111,7 @@ def _supervised(examples: list[_Example]) -> int:
 
 
 def unpack(gguf: Path, folder: Path) -> None:
-    """Write the model of a GGUF file as a Hugging Face folder of bf16 weights, which is what PEFT's users train."""
+    """Write the model of a GGUF file as a Hugging Face folder of bf16 weights, the usual base for PEFT."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

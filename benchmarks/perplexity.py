@@ -1,4 +1,4 @@
-"""Does a run learn what PEFT's would? Held-out perplexity of a text after the same steps.
+"""Does a run learn as much as PEFT does? Held-out perplexity of a text after the same steps.
 
     .venv/bin/python -m benchmarks.perplexity model.gguf wikitext-2/valid.txt wikitext-2/test.txt
 

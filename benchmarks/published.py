@@ -34,15 +34,3 @@ RANKS = {
     16: Published(372.4, 143.5),
     32: Published(395.8, 158.2),
 }
-KEEP_H = {True: (398.5, 3.85), False: (368.4, 4.09)}
-"""Table 5, on the 3B model: MB and seconds with h stored, and recomputed."""
-
-GOALS = {
-    ("qwen2.5-0.5b", 256): (48, 80),
-    ("qwen2.5-0.5b", 1024): (80, 128),
-    ("qwen2.5-0.5b", 4096): (224, 288),
-    ("qwen2.5-1.5b", 256): (60, 112),
-    ("qwen2.5-3b", 256): (72, 144),
-    ("qwen2.5-7b", 256): (128, 256),
-}
-"""This project's own goals, MB of footprint and of RSS, by model and sequence."""

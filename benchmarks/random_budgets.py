@@ -6,8 +6,8 @@ The made-up models are trained on made-up tokens. A model named with --file, whi
 trained by the whole command, with the demo's conversations: command, preparation, template process and training are
 measured together, from the first instruction to the last, what they share counted once.
 
-A quarter of the runs get the least budget that their refusal names, where everything that can be in files is. Prints
-a line a run: what was asked, what was predicted, what the kernel's own mark says; or the refusal. The status is 1 if
+A quarter of the runs get the least budget that the error message names; everything that can be in files is then in
+files. Prints a line per run: the options, the predicted and the measured peak, or the error message. The status is 1 if
 any run's resident peak was above its budget, or a run failed other than by a refusal before its first step.
 """
 
@@ -21,17 +21,48 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from benchmarks.memory import peaks
 from benchmarks.synthetic import write_synthetic
 from benchmarks.training_run import Measured, train_command, train_synthetic
 from featherback.data import demo
 from featherback.errors import FeatherbackError
 
-MODELS = {"qwen2.5-0.5b": {"num_hidden_layers": 8, "vocab_size": 40_000}, "smollm2-135m": {}}
+if TYPE_CHECKING:
+    from benchmarks.measure import Place, Row
+
+MODELS: dict[str, dict[str, Any]] = {"qwen2.5-0.5b": {"num_hidden_layers": 8, "vocab_size": 40_000}, "smollm2-135m": {}}
 TARGETS = ("all", "q,v", "gate,up,down", "q,k,v,o")
 MB = 10**6
 WORST = 5
+
+
+COUNT, SEED = 8, 11
+
+
+def rows(place: Place) -> dict[str, Callable[[], Row]]:
+    """Runs of made-up models under random budgets, always the same ones."""
+    rng = random.Random(SEED)
+    drawn = [(rng.choice(list(MODELS)), draw(rng, 35)) for _ in range(place.steps(COUNT))]
+    return {f"run{index + 1}": partial(_row, name, what, place) for index, (name, what) in enumerate(drawn)}
+
+
+def _row(name: str, what: dict[str, Any], place: Place) -> Row:
+    path = place.folder / f"{name}-small.gguf"
+    write_synthetic(path, name, **MODELS[name])
+    try:
+        attempt = partial(_attempt, path, None, place.folder, what)
+        least = what["memory"] is None
+        memory = _least_budget(attempt) if least else what["memory"]
+        found = attempt(memory=memory)
+    finally:
+        path.unlink()
+    asked = {"model": name, **what, "memory": None, "budget_mb": memory / MB, "least": least}
+    del asked["memory"]
+    if isinstance(found, str):
+        return asked | {"refused": True}
+    return asked | peaks(found) | {"refused": False, "in_files": "file" in (found.checkpoints, found.states)}
 
 
 def main() -> int:
@@ -79,7 +110,7 @@ def main() -> int:
 
 
 def draw(rng: random.Random, least: int) -> dict[str, Any]:
-    """Options of a run, the budget of at least `least` MB; `memory` None: the least that will do."""
+    """Random options of a run, with a budget of at least `least` MB; `memory` None: the least budget."""
     method = rng.choice(("mesp", "mesp", "mesp", "mezo", "mebp"))
     return {
         "tokens": rng.choice((32, 64, 100, 128, 256, 384, 512)),
@@ -94,14 +125,14 @@ def draw(rng: random.Random, least: int) -> dict[str, Any]:
 
 
 def _least_budget(attempt: Callable[..., Measured | str]) -> int:
-    """What the refusal of too small a budget says that would do."""
+    """The least budget that the error message for a smaller one names."""
     refusal = attempt(memory=MB)
     assert isinstance(refusal, str)
     return int(re.findall(r"--memory (\d+)MB", refusal)[0]) * MB
 
 
 def _attempt(model: Path, data: Path | None, place: Path, what: dict[str, Any], memory: int) -> Measured | str:
-    """The run, or the refusal."""
+    """The run, or the error message if the budget is too small."""
     run = train_synthetic if data is None else partial(train_command, data=data)
     try:
         return run(model, steps=2, folder=place, **{**what, "memory": memory})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,11 +18,15 @@ from featherback.engine.formats.writer import OutTensor, Value, tensor_of_array,
 from featherback.errors import FeatherbackError, expected
 from featherback.models import families
 from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.experts import ExpertsConfig
 from featherback.models.architecture.gguf_metadata import window_keys
 from featherback.models.architecture.yardstick import QWEN2_5
+from featherback.models.families.bitnet import BitNetConfig
+from featherback.models.families.qwen35 import DeltaConfig, every
 from featherback.models.layout import layer_shapes, top_shapes
 
 STD = 0.02  # of every weight, as transformers are initialised
+CONVOLUTION = "conv1d.weight"  # taps, which are never quantised
 POOL = 131_071  # blocks drawn; a prime, so that repeating them repeats no row in step with the row length
 
 # What llama.cpp stores instead where rows do not fill whole blocks of 256.
@@ -30,6 +35,45 @@ FALLBACK = {TensorType.Q4_K: TensorType.Q5_0, TensorType.Q5_K: TensorType.Q5_1, 
 
 CONFIGS: dict[str, ModelConfig] = {
     **{f"qwen2.5-{size.lower()}": config for size, config in QWEN2_5.items()},
+    "qwen3-30b-a3b": ExpertsConfig(
+        architecture="qwen3moe",
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_hidden_layers=48,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        vocab_size=151_936,
+        rms_norm_eps=1e-6,
+        rope_theta=1e6,
+        max_position_embeddings=40_960,
+        tie_word_embeddings=False,
+        attention_bias=False,
+        rope_interleaved=False,
+        experts=128,
+        experts_used=8,
+        expert_size=768,
+    ),
+    "olmoe-1b-7b": ExpertsConfig(
+        architecture="olmoe",
+        hidden_size=2048,
+        intermediate_size=1024,
+        num_hidden_layers=16,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        head_dim=128,
+        vocab_size=50_304,
+        rms_norm_eps=1e-5,
+        rope_theta=1e4,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        attention_bias=False,
+        rope_interleaved=False,
+        experts=64,
+        experts_used=8,
+        expert_size=1024,
+        weights_normalised=False,
+    ),
     "smollm2-135m": ModelConfig(
         architecture="llama",
         hidden_size=576,
@@ -45,6 +89,47 @@ CONFIGS: dict[str, ModelConfig] = {
         tie_word_embeddings=True,
         attention_bias=False,
         rope_interleaved=True,
+    ),
+    "qwen3.5-0.8b": DeltaConfig(
+        architecture="qwen35",
+        hidden_size=1024,
+        intermediate_size=3584,
+        num_hidden_layers=24,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=256,
+        vocab_size=248_320,
+        rms_norm_eps=1e-6,
+        rope_theta=1e7,
+        rotary_dim=64,
+        max_position_embeddings=262_144,
+        tie_word_embeddings=True,
+        attention_bias=False,
+        rope_interleaved=False,
+        delta_k_heads=16,
+        delta_v_heads=16,
+        delta_k_dim=128,
+        delta_v_dim=128,
+        taps=4,
+        delta_layers=every(4, 24),
+        converted=True,
+    ),
+    "bitnet-2b": BitNetConfig(
+        architecture="bitnet",
+        hidden_size=2560,
+        intermediate_size=6912,
+        num_hidden_layers=30,
+        num_attention_heads=20,
+        num_key_value_heads=5,
+        head_dim=128,
+        vocab_size=128_256,
+        rms_norm_eps=1e-5,
+        rope_theta=5e5,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        attention_bias=False,
+        rope_interleaved=False,
+        activation="relu2",
     ),
 }
 
@@ -66,9 +151,12 @@ def write_synthetic(
     """
     if name not in CONFIGS:
         raise FeatherbackError(f"There is no synthetic model {name!r}; {expected(name, CONFIGS)}")
-    config = replace(CONFIGS[name], **overrides)  # type: ignore[arg-type]
+    whole = CONFIGS[name]
+    layers = int(overrides.get("num_hidden_layers", whole.num_hidden_layers))
+    by_layer = {field: value[:layers] for field, value in vars(whole).items() if isinstance(value, tuple)}
+    config = replace(whole, **by_layer, **overrides)  # type: ignore[arg-type]
     write_gguf(path, gguf_metadata(config, name), list(_tensors(config, tensor_type, embedding_type, seed)))
-    _evict(Path(path))
+    evict(Path(path))
     return Path(path)
 
 
@@ -92,7 +180,7 @@ def made(name: str, cache: Path, keep: bool, say: Callable[[str], None] | None =
             path.unlink()
 
 
-def _evict(path: Path) -> None:
+def evict(path: Path) -> None:
     """Have the page cache forget a file: what was just written lies there in other pieces than what is read."""
     if hasattr(os, "posix_fadvise"):
         with open(path, "rb") as file:
@@ -128,7 +216,7 @@ def _tensors(config: ModelConfig, kind: TensorType, embedding: TensorType | None
         yield source.tensor(names[part], shape, embedding or kind)
     for layer, shapes in enumerate(layer_shapes(config)):
         for part, shape in shapes.items():
-            yield source.tensor(names[part].format(layer), shape, kind)
+            yield source.tensor(names[part].format(layer), shape, TensorType.F32 if part == "router" else kind)
 
 
 @dataclass
@@ -145,13 +233,15 @@ class _Source:
         self._pools: dict[TensorType, _Pool] = {}
 
     def tensor(self, name: str, shape: tuple[int, ...], kind: TensorType) -> OutTensor:
-        """A tensor of small random weights; a norm is all ones."""
+        """A tensor of small random weights; a norm is all ones, and decays are negative."""
         if len(shape) == 1:
             values = np.ones(shape) if name.endswith("norm.weight") else self._rng.normal(0, STD, shape)
-            return tensor_of_array(name, values)
+            return tensor_of_array(name, -np.exp(values) if name.endswith("ssm_a") else values)
+        if name.endswith(CONVOLUTION):
+            return tensor_of_array(name, self._rng.normal(0, shape[-1] ** -0.5, shape))
         if shape[-1] % kind.block_size:
             kind = FALLBACK.get(kind, kind)
-        pool, nbytes = self._pool(kind), shape[0] * kind.row_bytes(shape[1])
+        pool, nbytes = self._pool(kind), math.prod(shape[:-1]) * kind.row_bytes(shape[-1])
         start = int(self._rng.integers(POOL)) * pool.block_bytes
         return OutTensor(name, kind, shape, _stream(pool.data, start, nbytes))
 

@@ -53,14 +53,16 @@ def train_synthetic(
     tokens: int = 256,
     steps: int = 3,
     folder: Path | None = None,
-    memory: int | None = None,
+    memory: int | str | None = None,
     compute: str = "bf16",
+    interval: float = watch.INTERVAL,
     environment: dict[str, str] | None = None,
     **options: Any,
 ) -> Measured:
     """Train `model` for a few steps on random tokens, `tokens` per batch; `options` are fields of TrainConfig.
 
-    The run directory is made in `folder` (default: the system's temporary one) and deleted.
+    `memory` in bytes, or "least"; `interval`: seconds between two looks at the process from outside. The run directory
+    is made in `folder` (default: the system's temporary one) and deleted.
     """
     with tempfile.TemporaryDirectory(dir=folder, prefix="bench-") as place:
         config = TrainConfig.of(
@@ -76,7 +78,7 @@ def train_synthetic(
         )
         run = prepare_run(config, data=random_sequences(model, tokens, steps))
         command, own_environment = worker_command(run, "--json")
-        outcome = watch.run(command, own_environment | (environment or {}), ends=ENDED)
+        outcome = watch.run(command, own_environment | (environment or {}), interval, ends=ENDED)
         return _measured(RunDirectory.open(run.path), outcome)
 
 

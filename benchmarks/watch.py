@@ -11,7 +11,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from featherback.engine.host.process_tree import held_together, sizes, tree
+from featherback.engine.host.process_tree import sizes, tree, tree_pss
 from featherback.errors import FeatherbackError
 
 ROOT = Path(__file__).parents[1]
@@ -84,7 +84,7 @@ class _Sampler(threading.Thread):
             self._peaks = [max(pair) for pair in zip(self._peaks, sums)]
             self._marks = max(self._marks, *(v.get("VmHWM", 0) for v in values))
             if self._together:
-                self._most_together = max(self._most_together, held_together(self._pid))
+                self._most_together = max(self._most_together, tree_pss(self._pid))
 
     def stop(self) -> None:
         """End sampling."""

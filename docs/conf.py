@@ -41,7 +41,7 @@ html_theme_options = {"top_of_page_buttons": []}
 
 copybutton_selector = "div.highlight-sh pre, div.highlight-python pre, div.highlight-jsonl pre"
 
-_LISTED = re.compile(r"^- \[(.+?)\]\((\S+?)\.md\)", re.MULTILINE)
+_LISTED = re.compile(r"^(?:- |\| )\[(.+?)\]\((\S+?)\.md\)", re.MULTILINE)
 
 
 class Commands(RegexLexer):

@@ -1,9 +1,12 @@
 """Fixtures shared by all tests."""
 
 import os
+import subprocess
+from collections.abc import Hashable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,12 +21,38 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases that only `make test-all` runs."""
+    from tests.support import tiers
+
+    tiers.mark(items)
+
+
 @pytest.fixture(autouse=True)
 def remembered_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where this process remembers what it measures: not in the user's cache, and each test anew."""
     place = tmp_path_factory.getbasetemp() / "remembered" / f"{next(_NUMBERS)}"
-    monkeypatch.setattr("featherback.engine.host.remembered.cache_place", lambda: place)
+    monkeypatch.setattr("featherback.engine.host.remembered.default_cache_folder", lambda: place)
     return place / "measured"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_probe_for_all() -> Iterator[None]:
+    """Start the process that measures a bare training process once for each environment, and not in every test."""
+    from featherback.runs import worker_process
+
+    probes: dict[Hashable, subprocess.CompletedProcess[str]] = {}
+
+    def run(command: list[str], *, env: dict[str, str], **options: Any) -> subprocess.CompletedProcess[str]:
+        subject = (*command, *sorted((name, value) for name, value in env.items() if name != "PYTEST_CURRENT_TEST"))
+        if subject not in probes:
+            probes[subject] = subprocess.run(command, env=env, **options)
+        return probes[subject]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(worker_process, "subprocess", SimpleNamespace(run=run))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +73,12 @@ def smollm2_reference(smollm2_path: Path) -> "PreTrainedModel":
     from tests.support.oracle import reference_model
 
     return reference_model(smollm2_path)
+
+
+@pytest.fixture
+def all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the programs that a test starts use every core, as a user's do: `make test` allows them one thread."""
+    monkeypatch.delenv("FEATHERBACK_THREADS", raising=False)
 
 
 @pytest.fixture

@@ -112,9 +112,9 @@ def _tensors(count: int) -> bytes:
             0,
             3,
             lambda: b"".join(_key(i, struct.pack("<Q", 9 << 20) + bytes(9 << 20)) for i in range(3)),
-            "a string of 9437184 bytes",
+            "a string in the header has 9437184 bytes",
         ),
-        (0, 1, lambda: struct.pack("<Q", 2000) + b"k" * 2000 + bytes(99), "a string of 2000 bytes"),
+        (0, 1, lambda: struct.pack("<Q", 2000) + b"k" * 2000 + bytes(99), "a string in the header has 2000 bytes"),
         (0, 1, lambda: _key(0, struct.pack("<IQ", 8, 5 << 20) + bytes(8 * (5 << 20)), 9), "more than 4194304 strings"),
     ],
 )
@@ -139,7 +139,7 @@ def test_json(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     for content, says in (
         (b"[" * 100_000, "nested too deeply"),
-        (b"[" + b"[]," * (2 << 20) + b"1]", "longer than the 4194304 bytes"),
+        (b"[" + b"[]," * (2 << 20) + b"1]", "has more than 4194304 bytes"),
         (b"9" * 5000, "not valid JSON"),
         (b"\xff", "not valid JSON"),
     ):
@@ -152,7 +152,7 @@ def test_safetensors(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     header = b"{" + b",".join(b'"%d":{}' % i for i in range(500_000)) + b"}"
     path.write_bytes(struct.pack("<Q", len(header)) + header)
-    with at_most(10 * MB), pytest.raises(FeatherbackError, match="a header of"):
+    with at_most(10 * MB), pytest.raises(FeatherbackError, match="its header has"):
         SafetensorsFile(path)
     for numbers in ('"shape":[1e400],"data_offsets":[0,4]', f'"shape":[{10**50}],"data_offsets":[0,{4 * 10**50}]'):
         text = b'{"a":{"dtype":"F32",' + numbers.encode() + b"}}"
@@ -247,7 +247,7 @@ def test_numbers_of_numpy_and_tuples(tmp_path: Path) -> None:
     assert run.summary["steps"] == 2
     options = json.loads((tmp_path / "run" / "run.json").read_text())["configuration"]
     assert (options["learning_rate"], options["rank"], options["targets"]) == (0.5, 2, ["q_proj", "v_proj"])
-    with pytest.raises(FeatherbackError, match="Example 0 is no list of token ids"):
+    with pytest.raises(FeatherbackError, match="Example 0 is not a list of token ids"):
         fb.train(model, [[[1], [2, 3]]], tmp_path / "other", steps=1, progress=False)  # type: ignore[list-item]
 
 

@@ -15,6 +15,7 @@ MAKERS = ("core/private.py", "core/files.py")
 
 EXCUSED = {
     "core/terminal.py: os.open": "the empty device, in place of a standard stream that is closed",
+    "cli/help.py: write_text": "a method of the formatter of help texts, which prints",
     "data/token_file.py: os.replace": "by the descriptor of the folder, between names that `private` made",
 }
 

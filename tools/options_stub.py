@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from featherback.runs.names import default_of, grouped, known, python_names, python_type, told
+from featherback.runs.names import default_of, grouped, help_and_default, known, python_names, python_type
 
 EXPLICIT = {"data", "eval_data", "out", "memory"}
 """Fields that `train` has as parameters."""
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 class TrainOptions(TypedDict, total=False):
-    """Of featherback.train and featherback.plan; by their names on the command line."""
+    """The options of featherback.train and featherback.plan, by their names in Python."""
 '''
 WIDTH = 112
 
@@ -30,12 +30,15 @@ def main() -> None:
 
 
 def lines() -> Iterator[str]:
+    for name in python_names("out")[1:]:
+        yield f"    {name}: {python_type('out')}"
+        yield '    """The same as `out`."""'
     for panel, fields in grouped().items():
         yield f"    # {panel}"
         for field in fields:
+            usual, *others = python_names(field)
             if field in EXPLICIT:
                 continue
-            usual, *others = python_names(field)
             yield f"    {usual}: {python_type(field)}"
             yield from textwrap.wrap(
                 f'"""{described(field)}"""', WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4
@@ -46,7 +49,7 @@ def lines() -> Iterator[str]:
 
 
 def described(field: str) -> str:
-    help, shown = told(field)
+    help, shown = help_and_default(field)
     default = shown or default_of(known()[field][0], field)
     return help if default is None else f"{help} Default: {default}."
 

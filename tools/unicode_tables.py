@@ -18,7 +18,14 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from tokenizers import __version__ as version
 
 CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
-CLASSES = {"L": r"\p{L}", "N": r"\p{N}", "P": r"\p{P}", "S": r"\s"}
+CLASSES = {
+    "L": r"\p{L}",
+    "N": r"\p{N}",
+    "P": r"\p{P}",
+    "S": r"\s",
+    "U": r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]",
+    "W": r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]",
+}
 HANGUL = range(0xAC00, 0xD7A4)  # composed by arithmetic, not by a table
 HIGHEST = "\u0345"  # the one combining character of class 240, the highest
 
@@ -92,7 +99,8 @@ def main() -> None:
     classes = ((c, "|".join(name for name, found in sets.items() if c in found)) for c in CODE_POINTS)
     print(f"// Written by tools/unicode_tables.py from tokenizers {version}; do not edit.")
     print("#pragma once\n#include <cstdint>\n\n// clang-format off\nnamespace fb::text {")
-    print("\nconstexpr uint8_t L = 1, N = 2, P = 4, S = 8;  // letter, number, punctuation, white space")
+    print("\n// Letter, number, punctuation, white space; what an upper-case or a lower-case part of a word may hold.")
+    print("constexpr uint8_t L = 1, N = 2, P = 4, S = 8, U = 32, W = 64;")
     print("struct CharRange { uint32_t first, last; uint8_t value; };")
     print(
         "struct Decomposition { uint32_t whole, first, second; bool composes; };  // second: 0 if it is one character"

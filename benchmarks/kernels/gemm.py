@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +40,50 @@ def quartiles(clock: Callable[[], float], calls: list[Callable[[], object]], rou
     return [sorted(taken)[len(taken) // 4] for taken in seconds]
 
 
+def compare(rows: int, columns: int, tokens: int, types: Sequence[str], threads: int = 1) -> dict[str, Any]:
+    """One shape of weights: GFLOP/s of PyTorch, and type -> our rate divided by PyTorch's, forward and backward."""
+    torch.set_num_threads(threads)
+    kernels.set_threads(threads)
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    bf16 = kernels.current() in ("avx512bf16", "neon_bf16")
+    rng = np.random.default_rng(0)
+
+    def operand(columns: int) -> np.ndarray:
+        x = rng.standard_normal((tokens, columns)).astype(np.float32)
+        return (x.view(np.uint32) >> 16).astype(np.uint16) if bf16 else x
+
+    work = 2e-9 * tokens * rows * columns
+    x, dy = operand(columns), operand(rows)
+    out, dx = np.empty((tokens, rows), np.float32), np.empty((tokens, columns), np.float32)
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    a, d = torch.randn(tokens, columns, dtype=dtype), torch.randn(tokens, rows, dtype=dtype)
+    dense = torch.randn(rows, columns, dtype=dtype)
+    ratios: dict[str, list[float]] = {}
+    rates = (0.0, 0.0)
+    for name in types:
+        type = TensorType[name]
+        if columns % type.block_size:
+            continue
+        data = rng.integers(0, 64, rows * type.row_bytes(columns), dtype=np.uint8)
+        w = kernels.Matrix(data, int(type), rows, columns)
+        calls = [
+            partial(torch.nn.functional.linear, a, dense),
+            partial(torch.matmul, d, dense),
+            partial(kernels.linear, x, w, out),
+            partial(kernels.linear_backward, dy, w, dx),
+        ]
+        with torch.no_grad():
+            rival, rival_back, ours, ours_back = quartiles(clock, calls, max(7, min(41, int(10 / work))))
+        ratios[name] = [round(rival / ours, 3), round(rival_back / ours_back, 3)]
+        rates = (work / rival, work / rival_back)
+    return {
+        "tokens": tokens,
+        "operands": "bf16" if bf16 else "fp32",
+        "rival_gflops": [round(rate) for rate in rates],
+        "ratios": ratios,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=256)
@@ -46,43 +91,14 @@ def main() -> None:
     parser.add_argument("--shapes", default=SHAPES)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    kernels.set_threads(options.threads)
-    clock = time.thread_time if options.threads == 1 else time.perf_counter
-    tokens, bf16 = options.tokens, kernels.current() in ("avx512bf16", "neon_bf16")
-    rng = np.random.default_rng(0)
-
-    def operand(columns: int) -> np.ndarray:
-        x = rng.standard_normal((tokens, columns)).astype(np.float32)
-        return (x.view(np.uint32) >> 16).astype(np.uint16) if bf16 else x
-
-    print(f"{kernels.describe()}; {tokens} tokens, {'bf16' if bf16 else 'fp32'}")
+    print(f"{kernels.describe()}; {options.tokens} tokens")
     ratios = []
-    for rows, columns in (map(int, shape.split("x")) for shape in options.shapes.split(",")):
-        work = 2e-9 * tokens * rows * columns
-        x, dy = operand(columns), operand(rows)
-        out, dx = np.empty((tokens, rows), np.float32), np.empty((tokens, columns), np.float32)
-        dtype = torch.bfloat16 if bf16 else torch.float32
-        a, d = torch.randn(tokens, columns, dtype=dtype), torch.randn(tokens, rows, dtype=dtype)
-        dense = torch.randn(rows, columns, dtype=dtype)
-        cells = []
-        for name in options.types.split(","):
-            type = TensorType[name]
-            if columns % type.block_size:
-                continue
-            data = rng.integers(0, 64, rows * type.row_bytes(columns), dtype=np.uint8)
-            w = kernels.Matrix(data, int(type), rows, columns)
-            calls = [
-                partial(torch.nn.functional.linear, a, dense),
-                partial(torch.matmul, d, dense),
-                partial(kernels.linear, x, w, out),
-                partial(kernels.linear_backward, dy, w, dx),
-            ]
-            with torch.no_grad():
-                rival, rival_back, ours, ours_back = quartiles(clock, calls, max(7, min(41, int(10 / work))))
-            cells.append(f"{name} {rival / ours:.2f} {rival_back / ours_back:.2f}")
-            ratios += [rival / ours, rival_back / ours_back]
-        print(f"{rows}x{columns}: rival {work / rival:.0f} {work / rival_back:.0f} | " + "; ".join(cells), flush=True)
+    for shape in options.shapes.split(","):
+        rows, columns = map(int, shape.split("x"))
+        found = compare(rows, columns, options.tokens, options.types.split(","), options.threads)
+        cells = [f"{name} {forward:.2f} {backward:.2f}" for name, (forward, backward) in found["ratios"].items()]
+        ratios += [ratio for pair in found["ratios"].values() for ratio in pair]
+        print(f"{shape}: rival {' '.join(map(str, found['rival_gflops']))} | " + "; ".join(cells), flush=True)
     print(f"geometric mean {np.exp(np.mean(np.log(ratios))):.3f}, least {min(ratios):.2f}")
 
 

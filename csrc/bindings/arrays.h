@@ -1,4 +1,4 @@
-// NumPy arrays to views, with the checks that keep a wrong call from touching memory that is not its own.
+// Converts NumPy arrays to views, with checks so that a wrong call cannot touch foreign memory.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -55,7 +55,7 @@ inline void check_shape(const View& v, int64_t rows, int64_t cols, const char* n
                std::to_string(rows) + ", " + std::to_string(cols) + ")");
 }
 
-// Vector kernels write float32 here; the reference also writes the wider type.
+// Vector kernels write float32 here; the reference kernels also write float64.
 inline void check_f32(const View& v, const char* name) {
     if (v && v.dtype == Dtype::bf16) refuse(std::string(name) + " must be float32");
 }
@@ -73,8 +73,8 @@ inline void check_length(int64_t length, int64_t expected, const char* name) {
 struct PyMatrix {
     Matrix matrix;
     nb::object owner;
-    nb::object file;                                 // the file's map that holds it, or None
-    const uint8_t *begin = nullptr, *end = nullptr;  // of that map
+    nb::object file;                                 // the map of the file that holds it, or None
+    const uint8_t *begin = nullptr, *end = nullptr;  // bounds of that map
 };
 
 using PyCost = std::pair<double, int64_t>;  // floating-point operations, bytes of scratch per thread
@@ -83,7 +83,10 @@ inline PyCost as_pair(const Cost& cost) { return {cost.flops, cost.scratch_bytes
 void bind_matrix(nb::module_& m);
 void bind_products(nb::module_& m);
 void bind_attention(nb::module_& m);
+void bind_delta_rule(nb::module_& m);
+void bind_gate(nb::module_& m);
 void bind_rows(nb::module_& m);
+void bind_some_rows(nb::module_& m);
 void bind_loss(nb::module_& m);
 void bind_optim(nb::module_& m);
 void bind_runtime(nb::module_& m);

@@ -5,7 +5,7 @@
 namespace fb {
 namespace {
 
-// cu: starts at 0, never falls, ends at the number of rows.
+// cu starts at 0, never decreases, and ends at the number of rows.
 void check_boundaries(const Ints& cu, int64_t rows, const char* name) {
     const size_t n = cu.shape(0);
     if (n < 2 || cu.data()[0] != 0 || cu.data()[n - 1] != rows)
@@ -23,7 +23,7 @@ void check_sequences(const Ints& cu_q, int64_t queries, const Ints& cu_k, int64_
             refuse("a sequence has more queries than keys");
 }
 
-// prefix (S,): -1, or the sequence that this one continues; those that continue one follow it without a gap.
+// prefix (S,): -1, or the sequence that this one continues. Sequences that continue one follow it without a gap.
 const int32_t* check_prefix(const std::optional<Ints>& prefix, const Ints& cu_k, int64_t window) {
     if (!prefix) return nullptr;
     const int64_t sequences = int64_t(cu_k.shape(0)) - 1;
@@ -77,15 +77,17 @@ void check_probabilities(const View& p, const View& q, const View& k, int64_t he
 
 void attention(InArray q_, InArray k_, InArray v_, Array out_, std::optional<Array> lse_, int64_t heads,
                int64_t kv_heads, Ints cu_q, std::optional<Ints> cu_k, std::optional<float> scale, int64_t window,
-               std::optional<Array> p_, float softcap, std::optional<Ints> prefix) {
+               std::optional<Array> p_, float softcap, std::optional<Ints> prefix, std::optional<InFloats> sinks) {
     const View q = view(q_, "q"), k = view(k_, "k"), v = view(v_, "v"), out = view(out_, "out"),
                lse = view(lse_, "lse");
     const View p = view(p_, "p");
-    const AttentionShape shape = attention_shape(q, k, v, heads, kv_heads, cu_q, cu_k, scale, window, softcap, prefix);
+    AttentionShape shape = attention_shape(q, k, v, heads, kv_heads, cu_q, cu_k, scale, window, softcap, prefix);
     check_shape(out, q.rows, q.cols, "out");
     check_shape(lse, heads, q.rows, "lse");
     check_f32(lse, "lse");
     check_probabilities(p, q, k, heads);
+    if (sinks) check_length(int64_t(sinks->shape(0)), heads, "sinks");
+    shape.sinks = sinks ? sinks->data() : nullptr;
     nb::gil_scoped_release release;
     const Timed timed("attention", ops().attention_cost(shape, lse || p).flops);
     ops().attention(q, k, v, shape, out, lse, p);
@@ -140,17 +142,18 @@ void bind_attention(nb::module_& m) {
     m.def("attention", &attention, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("lse").none(),
           nb::arg("heads"), nb::arg("kv_heads"), nb::arg("cu_q"), nb::arg("cu_k") = nb::none(),
           nb::arg("scale") = nb::none(), nb::arg("window") = 0, nb::arg("p") = nb::none(), nb::arg("softcap") = 0.0f,
-          nb::arg("prefix") = nb::none(),
+          nb::arg("prefix") = nb::none(), nb::arg("sinks") = nb::none(),
           "out (Tq, H d) = causal grouped-query attention; lse (H, Tq) or None. scale None: head_dim ** -0.5. p (H Tq, "
           "Tk) float32 receives the probabilities. softcap not 0: a score s becomes softcap * tanh(s / softcap). "
           "prefix (S,): "
-          "-1, or the sequence whose keys these queries see as well");
+          "-1, or the sequence whose keys these queries see as well. sinks (H,) float32: logits that take part in each "
+          "row's softmax, with the value zero");
     m.def("attention_backward", &attention_backward, nb::arg("dout"), nb::arg("q"), nb::arg("k"), nb::arg("v"),
           nb::arg("out"), nb::arg("lse"), nb::arg("delta"), nb::arg("dq"), nb::arg("dk"), nb::arg("dv"),
           nb::arg("heads"), nb::arg("kv_heads"), nb::arg("cu_q"), nb::arg("cu_k") = nb::none(),
           nb::arg("scale") = nb::none(), nb::arg("window") = 0, nb::arg("p") = nb::none(), nb::arg("softcap") = 0.0f,
           nb::arg("accumulate") = false, nb::arg("prefix") = nb::none(),
-          "dq and (+)= dk, dv from dout; delta (H, Tq) is scratch; p as attention left it");
+          "dq and (+)= dk, dv from dout; delta (H, Tq) = sum(dout * out) per row; p as attention left it");
     m.def("attention_cost", &attention_cost, nb::arg("cu_q"), nb::arg("cu_k"), nb::arg("heads"), nb::arg("kv_heads"),
           nb::arg("head_dim"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f, nb::arg("backward_follows") = true,
           nb::arg("prefix") = nb::none(),

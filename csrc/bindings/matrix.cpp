@@ -27,7 +27,7 @@ PyMatrix make_matrix(nb::object data, int type, int64_t rows, int64_t cols, nb::
         const Bytes map = nb::cast<Bytes>(file);
         made.begin = map.data();
         made.end = made.begin + map.shape(0);
-        // Pages of the process's own memory would lose what they hold.
+        // Dropping pages of the process's own memory would lose their content.
         nb::ndarray<uint8_t, nb::ndim<1>, nb::device::cpu> writable;
         if (nb::try_cast(file, writable)) refuse("file must be a map that cannot be written to");
         if (m.data < made.begin || m.data + expected > made.end) refuse("data does not lie in file");
@@ -66,7 +66,7 @@ void release(const PyMatrix& self, int64_t around) {
     if (from < to) drop_pages(from, size_t(to - from));
 }
 
-// In Python's integers: a damaged file may claim a row of any length.
+// In Python integers, because a damaged file may claim a row of any length.
 nb::int_ row_bytes(TensorType type, nb::int_ cols) {
     const BlockShape block = block_shape(type);
     const nb::int_ weights(block.weights), bytes(block.bytes);
@@ -84,7 +84,7 @@ using FieldTuple = std::pair<std::string, int>;
 
 FieldTuple as_tuple(Field field) { return {name_of(field.kind), field.at}; }
 
-// A constant of the type's format.
+// Returns a getter for a constant of the type's format.
 template <class Get>
 auto fact(const Get& get) {
     return [get](TensorType type) {

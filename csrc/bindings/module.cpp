@@ -5,7 +5,10 @@ NB_MODULE(_native, m) {
     fb::bind_matrix(m);
     fb::bind_products(m);
     fb::bind_attention(m);
+    fb::bind_delta_rule(m);
+    fb::bind_gate(m);
     fb::bind_rows(m);
+    fb::bind_some_rows(m);
     fb::bind_loss(m);
     fb::bind_optim(m);
     fb::bind_runtime(m);

@@ -5,7 +5,7 @@ namespace {
 
 Dtype operand(bool bf16) { return bf16 ? Dtype::bf16 : Dtype::f32; }
 
-// Fixed point takes and makes nothing but float32.
+// Fixed-point products read and write only float32.
 void check_fixed(bool fixed, const View& x, const char* x_name, const View& out, const char* out_name) {
     if (fixed && x.dtype != Dtype::f32) refuse(std::string(x_name) + " must be float32");
     if (fixed && out.dtype != Dtype::f32) refuse(std::string(out_name) + " must be float32");
@@ -92,7 +92,7 @@ void dequantize(const PyMatrix& w, Array out_) {
     ops().dequantize(w.matrix, out);
 }
 
-// Rows of blocks of eight bits.
+// Rows of 8-bit blocks.
 template <class Byte>
 using Codes = nb::ndarray<Byte, nb::ndim<2>, nb::device::cpu>;
 

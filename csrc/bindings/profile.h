@@ -1,5 +1,5 @@
-// What every bound operation reports: its duration and its arithmetic to a table, where the time of a step goes; and to
-// the memory meter, which then takes a sample.
+// What every bound operation reports: its duration and arithmetic to a profile of the step, and its end to the memory
+// meter, which then takes a sample.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -11,7 +11,7 @@ namespace fb {
 extern std::atomic<bool> profiling;
 void add_to_profile(const char* name, double seconds, double flops);
 
-// Times its own life, if it began while profiling; costs two branches when neither profile nor meter is on.
+// Times its own lifetime if profiling was on when it began. Costs two branches if profile and meter are off.
 class Timed {
 public:
     Timed(const char* name, double flops) : name_(name), flops_(flops), timed_(profiling) {

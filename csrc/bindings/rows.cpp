@@ -48,7 +48,9 @@ void rope(InArray x_, InArray cos_, InArray sin_, Array out_, int64_t head_dim, 
 Activation activation_of(const std::string& name) {
     if (name == "silu") return Activation::silu;
     if (name == "gelu_tanh") return Activation::gelu_tanh;
-    refuse("activation '" + name + "' is unknown; there are silu and gelu_tanh");
+    if (name == "relu2") return Activation::relu2;
+    if (name == "clipped_silu") return Activation::clipped_silu;
+    refuse("activation '" + name + "' is unknown; there are silu, gelu_tanh, relu2 and clipped_silu");
 }
 
 void check_gate(const View& gate, const View& up) {
@@ -81,6 +83,54 @@ void glu_backward(InArray da_, InArray gate_, InArray up_, Array dgate_, Array d
     nb::gil_scoped_release release;
     const Timed timed("glu_backward", 0);
     ops().glu_backward(da, gate, up, form, dgate, dup, a);
+}
+
+const float* of_columns(const InFloats& numbers, const View& x, const char* name) {
+    check_length(int64_t(numbers.shape(0)), x.cols, name);
+    return numbers.data();
+}
+
+// The float32 arrays of a recurrence, which all have one shape.
+void check_recurrence(std::initializer_list<std::pair<const View*, const char*>> views) {
+    const View& first = *views.begin()->first;
+    for (const auto& [each, name] : views) {
+        check_shape(*each, first.rows, first.cols, name);
+        check_f32(*each, name);
+    }
+}
+
+void gated_recurrence(InArray i_, InArray f_, InFloats bound_, Floats state, Array h_) {
+    const View i = view(i_, "i"), f = view(f_, "f"), h = view(h_, "h");
+    check_recurrence({{&i, "i"}, {&f, "f"}, {&h, "h"}});
+    const float* bound = of_columns(bound_, i, "bound");
+    check_length(int64_t(state.shape(0)), i.cols, "state");
+    nb::gil_scoped_release release;
+    const Timed timed("gated_recurrence", 0);
+    ops().gated_recurrence(i, f, bound, state.data(), h);
+}
+
+void gated_recurrence_backward(InArray dh_, InArray i_, InArray f_, InFloats bound_, InFloats before_, InArray h_,
+                               Floats carry, Array di_, Array df_) {
+    const View dh = view(dh_, "dh"), i = view(i_, "i"), f = view(f_, "f"), h = view(h_, "h");
+    const View di = view(di_, "di"), df = view(df_, "df");
+    check_recurrence({{&i, "i"}, {&f, "f"}, {&h, "h"}, {&dh, "dh"}});
+    check_shape(di, i.rows, i.cols, "di");
+    check_shape(df, i.rows, i.cols, "df");
+    if (di.dtype != df.dtype) refuse("di and df must have one type");
+    const float *bound = of_columns(bound_, i, "bound"), *before = of_columns(before_, i, "before");
+    check_length(int64_t(carry.shape(0)), i.cols, "carry");
+    nb::gil_scoped_release release;
+    const Timed timed("gated_recurrence_backward", 0);
+    ops().gated_recurrence_backward(dh, i, f, bound, before, h, carry.data(), di, df);
+}
+
+void round_rows(InArray x_, Array out_) {
+    const View x = view(x_, "x"), out = view(out_, "out");
+    check_f32(x, "x");
+    check_shape(out, x.rows, x.cols, "out");
+    nb::gil_scoped_release release;
+    const Timed timed("round_rows", 0);
+    ops().round_rows(x, out);
 }
 
 void cast(InArray x_, Array out_) {
@@ -161,10 +211,21 @@ void bind_rows(nb::module_& m) {
     m.def("rope", &rope, nb::arg("x"), nb::arg("cos"), nb::arg("sin"), nb::arg("out"), nb::arg("head_dim"),
           nb::arg("interleaved"), nb::arg("inverse") = false, "out = x rotated (or rotated back); out may be x");
     m.def("glu", &glu, nb::arg("gate"), nb::arg("up"), nb::arg("out"), nb::arg("activation"),
-          "out (T, F) = activation(gate) * up; the activation is 'silu' or 'gelu_tanh'");
+          "out (T, F) = activation(gate) * up; the activation is 'silu', 'gelu_tanh', 'relu2' or 'clipped_silu'");
     m.def("glu_backward", &glu_backward, nb::arg("da"), nb::arg("gate"), nb::arg("up"), nb::arg("dgate"),
           nb::arg("dup"), nb::arg("activation"), nb::arg("a") = nb::none(),
           "dgate, dup (T, F) from da, with a = activation(gate) * up, which is computed once more if it is given");
+    m.def("gated_recurrence", &gated_recurrence, nb::arg("i"), nb::arg("f"), nb::arg("bound"),
+          nb::arg("state").noconvert(), nb::arg("h"),
+          "h_t (T, D) = (1 - k_t) h_{t-1} + silu(i_t) k_t, k_t = (1 - bound) sigmoid(-f_t), from h_{-1} = state (D), "
+          "which becomes the last row of h");
+    m.def(
+        "gated_recurrence_backward", &gated_recurrence_backward, nb::arg("dh"), nb::arg("i"), nb::arg("f"),
+        nb::arg("bound"), nb::arg("before"), nb::arg("h"), nb::arg("carry").noconvert(), nb::arg("di"), nb::arg("df"),
+        "di, df (T, D) from dh, where h = gated_recurrence(i, f) from h_{-1} = before (D); carry (D), the gradient of "
+        "the last row from behind, becomes that of before");
+    m.def("round_rows", &round_rows, nb::arg("x"), nb::arg("out"),
+          "out (T, K) = x in 8-bit steps of its row: nearest(x s) / s, s = 127 / max(max |x|, 1e-5); out may be x");
     m.def("cast", &cast, nb::arg("x"), nb::arg("out"), "out = x in out's type");
     m.def("scale_columns", &scale_columns, nb::arg("x"), nb::arg("factors").none(), nb::arg("out"),
           nb::arg("bias") = nb::none(), nb::arg("accumulate") = false,

@@ -29,7 +29,7 @@ void profile(bool on) {
 }
 
 nb::dict profile_report() {
-    const Profile table = [] {  // a copy: Python may run other threads while the report is made
+    const Profile table = [] {  // a copy, because Python may run other threads while the report is made
         const std::lock_guard<std::mutex> lock(profile_lock);
         return profile_table;
     }();

@@ -17,7 +17,7 @@ namespace {
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using StringArray = std::pair<int64_t, int64_t>;  // where in the file the first one is, and how many there are
 
-// A string's UTF-8, without leaving a copy in the string. Raises UnicodeEncodeError for half a surrogate pair.
+// The UTF-8 of a Python string, without leaving a copy in the string. Raises UnicodeEncodeError for a lone surrogate.
 class Utf8 {
 public:
     explicit Utf8(nb::str text) : bytes_(nb::steal(PyUnicode_AsUTF8String(text.ptr()))) {
@@ -35,7 +35,7 @@ nb::str as_text(std::string_view bytes) {
     return nb::steal<nb::str>(text);
 }
 
-// A list, filled item by item.
+// Makes a list, item by item.
 template <class Item>
 nb::list make_list(size_t count, const Item& item) {
     nb::list list = nb::steal<nb::list>(PyList_New(Py_ssize_t(count)));
@@ -44,13 +44,13 @@ nb::list make_list(size_t count, const Item& item) {
     return list;
 }
 
-// An encoder and the map that it reads.
+// An encoder and the mapped file that it reads.
 struct PyEncoder {
     nb::object file;
     std::unique_ptr<text::Encoder> encoder;
 };
 
-// Of tokens or of merges: more than any model has, and what a damaged file may make us hold.
+// For tokens or merges: more than any model has, so that a damaged file cannot exhaust memory.
 void check_count(int64_t count, int64_t least, const char* what) {
     constexpr int64_t kMost = 1 << 22;
     if (count < least || count > kMost) refuse(std::to_string(count) + " " + what);
@@ -77,7 +77,7 @@ text::Tokens read_tokens(const File& file, StringArray tokens, const Ints& types
     return {file.at(tokens.first), file.end, uint32_t(count), std::move(kinds)};
 }
 
-// The strings of `array` in `other`, or where that is None in `file`.
+// The strings of `array` in `other`, or in `file` if `other` is None.
 text::StringReader read_strings(const File& file, const std::optional<Bytes>& other, StringArray array) {
     const File where = other ? File(*other) : file;
     return {where.at(array.first), where.end};
@@ -105,7 +105,7 @@ PyEncoder sentencepiece(nb::object data, StringArray tokens, Ints types, std::op
 using Ids = nb::ndarray<nb::numpy, uint32_t, nb::shape<-1>>;
 using Offsets = nb::ndarray<nb::numpy, uint32_t, nb::shape<-1, 2>>;
 
-// An array over the vector's own memory.
+// Returns an array that owns the vector's memory.
 template <class Array, class Item>
 Array as_array(std::unique_ptr<std::vector<Item>> items, std::initializer_list<size_t> shape) {
     void* data = items->data();
@@ -138,7 +138,7 @@ std::pair<Ids, std::optional<Offsets>> encode(const PyEncoder& self, nb::str tex
     return {as_array<Ids>(std::move(ids), {count}), offsets};
 }
 
-// The file that this descriptor is open for, from where it stands.
+// Reads the file open at this descriptor, from its current position.
 text::JsonVocabulary read_vocabulary(int descriptor) {
     return text::JsonVocabulary([descriptor](char* into, size_t size) {
         for (;;) {

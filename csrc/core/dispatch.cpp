@@ -23,9 +23,9 @@ struct Cpu {
 
 bool bit(unsigned word, int at) { return word >> at & 1; }
 
-// Asked of the CPU itself: what compilers offer for it (__builtin_cpu_supports) is a part of their run-time libraries,
-// and answers "no" to everything where a library has no such part. A CPU's instructions count if the system also keeps
-// their registers for each thread, as XCR0 tells.
+// Reads the CPU's own report. The compilers' __builtin_cpu_supports is part of their run-time libraries, and answers
+// "no" to everything if a library lacks it. Instructions count only if the system also saves their registers for each
+// thread, which XCR0 reports.
 Cpu read_cpu() {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     __get_cpuid(1, &eax, &ebx, &ecx, &edx);
@@ -42,7 +42,7 @@ Cpu read_cpu() {
     const auto keeps = [kept](unsigned state) { return (kept & state) == state; };
     constexpr unsigned kYmm = 0x6;
 #if defined(__APPLE__)
-    constexpr unsigned kZmm = kYmm;  // of AVX-512's registers XCR0 tells nothing before a thread's first use of them
+    constexpr unsigned kZmm = kYmm;  // XCR0 does not report AVX-512's registers before a thread's first use of them
 #else
     constexpr unsigned kZmm = kYmm | 0xe0;
 #endif

@@ -1,4 +1,4 @@
-// Which operation tables this build and this CPU offer, and the one in use.
+// The operation tables that this build and this CPU offer, and the one in use.
 #pragma once
 #include <vector>
 
@@ -7,7 +7,7 @@
 namespace fb {
 
 std::vector<const Ops*> available_ops();  // slowest first: reference, portable, ...
-const Ops& ops();                         // the one in use: the fastest available unless chosen
+const Ops& ops();                         // the one in use: by default the fastest available
 void use_ops(const Ops* table);
 
 }  // namespace fb

@@ -1,4 +1,4 @@
-// The arithmetic of the products, a multiplication and an addition counted each. It is the same for every set.
+// Counts the arithmetic of products: a multiplication and an addition each count. Equal for all instruction sets.
 #pragma once
 #include <algorithm>
 
@@ -15,10 +15,10 @@ FB_INLINE double linear_flops(int64_t tokens, int64_t inputs, int64_t outputs, i
     return product_flops(tokens, inputs, outputs) + product_flops(tokens, rank, backward ? inputs : outputs);
 }
 
-// Attention's products: q k and p v; again q k, dout v, and those that make dq, dk and dv.
+// Attention's products. Forward: q k and p v. Backward: q k again, dout v, and one each for dq, dk and dv.
 constexpr int kForwardProducts = 2, kBackwardProducts = 5;
 
-// `products` of a query with a key, or of that size, for each pair that is visible.
+// `products` of a query with a key, or of that size, for each visible pair.
 FB_INLINE double attention_flops(const AttentionShape& s, int products) {
     double pairs = 0;
     for (int64_t i = 0; i < s.sequences; i++) {
@@ -31,6 +31,14 @@ FB_INLINE double attention_flops(const AttentionShape& s, int products) {
         pairs += double(growing) * double(2 * first + growing - 1) / 2 + double(queries - growing) * double(limit);
     }
     return 2.0 * products * pairs * double(s.heads * s.head_dim);
+}
+
+// The delta rule's products of a token with a state. Forward: S^T k, S^T q and k d^T. Backward: S^T k and k d^T again,
+// and six for the gradients.
+constexpr int kDeltaProducts = 3, kDeltaBackwardProducts = 8;
+
+FB_INLINE double delta_flops(const DeltaShape& s, int64_t k_dim, int64_t v_dim, int products) {
+    return products * product_flops(s.cu[s.sequences] * s.v_heads, k_dim, v_dim);
 }
 
 }  // namespace fb

@@ -1,5 +1,5 @@
-// The table of operations. Every instruction set fills one; `reference` fills one too and is the oracle of the others.
-// core/ops.def says what each operation computes.
+// The table of operations. Every instruction set provides one. That of `reference` is the oracle for the others.
+// core/ops.def documents the operations.
 #pragma once
 #include "core/matrix.h"
 #include "core/types.h"
@@ -7,26 +7,42 @@
 namespace fb {
 
 struct RopeTable {
-    View cos, sin;  // (T, r/2) f32: the angles of each token's position; of a head, the first r columns are rotated
+    View cos, sin;  // (T, r/2) f32: the angles of each token's position; the first r columns of a head are rotated
     int64_t head_dim;
     bool interleaved;  // true: pairs (2i, 2i+1), GGUF's llama order; false: pairs (i, i + r/2)
 };
 
-enum class Activation : int { silu, gelu_tanh };  // of the gate; gelu_tanh: GELU by its tanh approximation
+// Of the gate g. gelu_tanh: GELU by its tanh approximation; relu2: relu(g)^2. clipped_silu, that of gpt-oss, also
+// changes up: a = c sigmoid(1.702 c) (v + 1) with c = min(g, 7) and v = up clipped to [-7, 7].
+enum class Activation : int { silu, gelu_tanh, relu2, clipped_silu };
 
 struct AttentionShape {
     int64_t heads, kv_heads, head_dim;
     float scale;
-    // Sequence s owns query rows [cu_q[s], cu_q[s+1]) and key rows [cu_k[s], cu_k[s+1]); its last query sees all of
-    // its keys, the one before all but the last, and so on (training: cu_q == cu_k).
+    // Sequence s has query rows [cu_q[s], cu_q[s+1]) and key rows [cu_k[s], cu_k[s+1]). Its last query sees all of its
+    // keys, the one before it all but the last, and so on (in training cu_q == cu_k).
     const int32_t* cu_q;
     const int32_t* cu_k;
     int64_t sequences;
-    int64_t window;     // a query sees at most this many keys, itself included; 0: no limit
-    float softcap = 0;  // a scaled score s becomes softcap * tanh(s / softcap); 0: it stays as it is
-    // Sequence s continues sequence prefix[s], if that is not -1: its queries see all keys of that one as well. Those
-    // that continue one follow it without a gap; a window is then wider than any of them with its prefix. Null: none.
+    int64_t window;     // a query sees at most this many keys, including its own; 0: no limit
+    float softcap = 0;  // a scaled score s becomes softcap * tanh(s / softcap); 0: no cap
+    // Sequence s continues sequence prefix[s], if that is not -1: its queries also see all keys of that sequence. The
+    // sequences that continue one follow it without a gap, and a window is wider than any of them with its prefix.
     const int32_t* prefix = nullptr;
+    // (H), may be absent: a logit per head that takes part in the softmax of each of its rows, with a value of zero.
+    const float* sinks = nullptr;
+};
+
+enum class Gate : int { silu, sigmoid };
+
+// Heads of the gated delta rule: q and k have k_heads, v has v_heads, a multiple.
+struct DeltaShape {
+    int64_t k_heads, v_heads;
+    bool tiled;         // V head h reads K head h % k_heads; else K head h / (v_heads / k_heads)
+    const int32_t* cu;  // sequence s has rows [cu[s], cu[s+1])
+    int64_t sequences;
+
+    FB_INLINE int64_t k_head(int64_t v_head) const { return tiled ? v_head % k_heads : v_head / (v_heads / k_heads); }
 };
 
 struct AdamW {
@@ -35,10 +51,10 @@ struct AdamW {
     float grad_scale;                // multiplies the gradient first (clipping, 1 / tokens)
 };
 
-// What a call takes.
+// The cost of a call.
 struct Cost {
-    double flops;           // of its products
-    int64_t scratch_bytes;  // that each thread asks of thread_scratch
+    double flops;           // arithmetic of its products
+    int64_t scratch_bytes;  // bytes that each thread requests from thread_scratch
 };
 
 struct Ops {
@@ -47,7 +63,7 @@ struct Ops {
 #include "core/ops.def"
 };
 
-// Filled by the translation units compiled for each instruction set; null when this build has none.
+// Defined by the translation units compiled for each instruction set; null if this build has none.
 const Ops* reference_ops();
 const Ops* portable_ops();
 const Ops* avx2_ops();

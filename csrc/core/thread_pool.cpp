@@ -29,12 +29,12 @@ inline void relax() {
 #endif
 }
 
-// Kernels follow each other within microseconds, so a worker first spins and only then sleeps.
+// Kernels follow each other within microseconds, so a worker spins before it sleeps.
 constexpr int kSpins = 4000;
 
 class Pool {
 public:
-    // Where the system grants fewer threads than asked for, those it grants.
+    // If the system grants fewer threads than requested, the pool uses those.
     explicit Pool(int workers) {
         try {
             for (int i = 0; i < workers; i++) workers_.emplace_back([this] { work(); });
@@ -78,7 +78,7 @@ public:
     }
 
 private:
-    // A unit that throws (no memory for scratch) ends the work; `run` throws again once every thread has stopped.
+    // A unit that throws (no memory for scratch) ends the work. `run` rethrows once every thread has stopped.
     void drain() {
         try {
             for (int64_t unit; (unit = next_.fetch_add(1, std::memory_order_relaxed)) < units_;) task_(context_, unit);
@@ -122,13 +122,13 @@ private:
     bool stop_ = false;
 };
 
-// The pool, and the lock under which it serves: several Python threads may call kernels, one at a time.
+// The pool, and the lock that serialises its users: several Python threads may call kernels, one at a time.
 struct Service {
     std::mutex mutex;
     std::unique_ptr<Pool> pool = std::make_unique<Pool>(0);
 };
 
-// Never destroyed: a forked child replaces it (its workers stayed behind in the parent), and at exit the system frees
+// Never destroyed: a forked child replaces it, because its workers exist only in the parent; at exit the system frees
 // it.
 Service* service = nullptr;
 

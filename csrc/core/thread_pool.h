@@ -1,5 +1,5 @@
-// A small pool: the caller and `threads() - 1` workers take units of work from one counter until none is left.
-// Which thread computes a unit never changes a result: every unit owns its outputs.
+// A small pool: the caller and `threads() - 1` workers take units of work from one counter until none is left. Results
+// do not depend on which thread computes a unit, because every unit owns its outputs.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,9 +18,9 @@ void parallel_for(int64_t units, const Body& body) {
         const_cast<Body*>(&body));
 }
 
-// Scratch of the calling thread, 64-byte aligned, kept between calls. Valid until this thread's next call.
+// Scratch memory of the calling thread, 64-byte aligned, kept between calls. Valid until this thread's next call.
 void* thread_scratch(size_t bytes);
-// The most bytes that one thread asked for since the last call of this function.
+// Returns the most bytes that one thread requested since the last call of this function.
 size_t scratch_peak();
 
 }  // namespace fb

@@ -1,14 +1,14 @@
-// The vocabulary of every kernel: element types, 2-D views of activations.
+// Types that every kernel uses: element types and 2-D views of activations.
 #pragma once
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
-// These headers are compiled once per instruction set. Everything small is forced inline, so that no out-of-line copy
-// built for one set can be chosen by the linker for code that runs on another.
+// These headers are compiled once per instruction set. Small functions are always inlined, so that the linker cannot
+// choose a copy built for one set for code that runs on another.
 #define FB_INLINE inline __attribute__((always_inline))
 
-// The namespace of what differs between the builds: the instruction set's, or one for plain C++.
+// The namespace for everything that differs between builds: that of the instruction set, or one for plain C++.
 #if defined(FB_ISA)
 #define FB_SET FB_ISA
 #else

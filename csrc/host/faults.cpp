@@ -17,7 +17,7 @@ uintptr_t page_size = 0;  // known before the handler can run
 struct sigaction before;
 std::atomic<int64_t> lost{0};
 
-// Only what may be called in a signal handler: mmap is a bare system call on the systems we run on.
+// Calls only what a signal handler may call: mmap is a bare system call on the supported systems.
 void on_bus_error(int, siginfo_t* info, void*) {
     const int kept = errno;
     if (info->si_code == BUS_ADRERR) {
@@ -29,7 +29,7 @@ void on_bus_error(int, siginfo_t* info, void*) {
             return;
         }
     }
-    sigaction(SIGBUS, &before, nullptr);  // the access is repeated, and meets what was there before
+    sigaction(SIGBUS, &before, nullptr);  // the access is repeated, and the previous handler receives it
     errno = kept;
 }
 

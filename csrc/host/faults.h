@@ -4,12 +4,12 @@
 
 namespace fb {
 
-// While watched, a page of a mapped file that is no longer there (the file was cut short, or its disk failed) reads as
-// zeros and is counted, instead of ending the process by SIGBUS. Calls nest; what was computed from such a page is to
-// be thrown away.
+// While watched, a vanished page of a mapped file (the file was truncated, or its disk failed) reads as zeros and is
+// counted, instead of ending the process with SIGBUS. Calls nest. Everything computed from such a page must be
+// discarded.
 void watch_maps();
 void unwatch_maps();
-// Pages found missing since the process began.
+// The number of pages found missing since the process began.
 int64_t lost_pages();
 
 }  // namespace fb

@@ -28,7 +28,7 @@ int64_t field_kb(const char* text, const char* name) {
     return at ? std::atoll(at + std::strlen(name)) : 0;
 }
 
-// /proc/self/status, whole.
+// Reads all of /proc/self/status.
 bool read_status(char* buffer, size_t size) {
     const int file = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
     if (file < 0) return false;
@@ -83,14 +83,14 @@ void record(const MemoryUse& use) {
 
 using Clock = std::chrono::steady_clock;
 
-// What operations and the thread look with. Looks are at least a millisecond apart, whoever looks.
+// Takes samples for operations and for the thread, at least a millisecond apart, whoever asks.
 class Watch {
 public:
     void look() {
         const int64_t now = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start_).count();
         int64_t last = last_.load(std::memory_order_relaxed);
         if (now <= last || !last_.compare_exchange_strong(last, now, std::memory_order_relaxed)) return;
-        // Now and then the full report, which also counts shared memory and swap.
+        // Occasionally read the full report, which also counts shared memory and swap.
         record(now / kFull > last / kFull ? memory_now() : sampler_.sample());
     }
 
@@ -103,7 +103,7 @@ private:
 
 std::atomic<bool> running{false};
 
-// Never destroyed: an operation may be looking while another thread stops the meter.
+// Never destroyed, because an operation may be sampling while another thread stops the meter.
 Watch& watch() {
     static Watch* instance = new Watch;
     return *instance;
@@ -113,14 +113,14 @@ Watch& watch() {
 struct Sampling {
     std::mutex changing;
     std::thread thread;
-    void stop() {  // under `changing`
+    void stop() {  // called with `changing` held
         running = false;
         if (thread.joinable()) thread.join();
     }
 };
 
-// Stopped also when the process exits while the meter runs; never destroyed. A forked child begins with another: the
-// thread stayed behind in the parent, and can neither be joined nor ended.
+// Also stopped when the process exits while the meter runs; never destroyed. A forked child begins with a new one,
+// because the thread exists only in the parent and can neither be joined nor ended.
 Sampling& sampling() {
     static Sampling* instance = nullptr;
     static std::once_flag once;

@@ -1,4 +1,4 @@
-// How much memory this process holds, and the most it ever held.
+// The memory of this process, now and at its peak.
 #pragma once
 #include <cstdint>
 
@@ -13,8 +13,8 @@ struct MemoryUse {
 MemoryUse memory_now();  // exact, from the kernel's full report
 int64_t peak_rss();      // the kernel's own high-water mark (VmHWM; macOS: ru_maxrss)
 
-// Peaks are over everything since start. A thread looks every ten milliseconds; operations look as they end, at most
-// once a millisecond: a thread that looked so often would interrupt them, for 3 % of a training step on two cores.
+// Peaks are counted from the start of the meter. A thread samples every ten milliseconds. Operations sample when they
+// end, at most once a millisecond; a thread that sampled so often would cost 3 % of a training step on two cores.
 void meter_start();
 void meter_look();
 MemoryUse meter_peak();

@@ -69,14 +69,14 @@ void ReadAhead::fetch(int file, uintptr_t at, size_t bytes) {
     sink_.resize(64 << 10);
     for (size_t done = 0; done < bytes;) {
         const ssize_t count = pread(file, sink_.data(), std::min(sink_.size(), bytes - done), off_t(at + done));
-        if (count <= 0) return;  // only a hint: an error shows again when the page is touched
+        if (count <= 0) return;  // it is only a hint: an error appears again when the page is accessed
         done += size_t(count);
     }
 }
 
 void drop_pages(const void* data, size_t bytes) {
     const uintptr_t from = reinterpret_cast<uintptr_t>(data), page = page_size();
-    // Outwards to whole pages: a neighbour's page that is dropped with them is only read again.
+    // Extend to whole pages. A neighbour's page that is dropped with them is simply read again.
     const uintptr_t begin = from / page * page, end = (from + bytes + page - 1) / page * page;
     madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }

@@ -1,12 +1,11 @@
-// Scalar decoding of stored weights: one stretch of one row, any type, to float32.
+// Scalar decoding of stored weights: a stretch of one row, of any type, to float32.
 //
-// The formats' `decode` is written from the facts of the formats (GGML's block layouts, little-endian). The functions
-// here have internal linkage: this header is compiled once per instruction set, and no two of those builds may share a
-// symbol.
+// The formats' `decode` follows GGML's block layouts (little-endian). The functions here have internal linkage, because
+// this header is compiled once per instruction set, and no two of those builds may share a symbol.
 //
-// The result is independent of how the compiler contracts multiply-adds. A product of a half-precision scale
-// (11 significant bits), a sub-block scale (at most 7) and a code (at most 5) has at most 23 bits, as has one of such a
-// scale and a level of 8, so it is exact in float32; types with an offset then round once, in the addition.
+// The result does not depend on how the compiler contracts multiply-adds. A product of a half-precision scale (11
+// significant bits), a sub-block scale (at most 7) and a code (at most 5) has at most 23 bits, as has a product of such
+// a scale and a level of 8 bits. So it is exact in float32. Types with an offset then round once, in the addition.
 #pragma once
 #include "quant/formats.h"
 
@@ -21,7 +20,7 @@ static inline void decode_row(TensorType type, const uint8_t* row, int64_t first
     const BlockShape shape = block_shape(type);
     const int64_t end = first + count;
     for (int64_t at = first; at < end;) {
-        const int64_t start = at / shape.weights * shape.weights;  // of the block `at` lies in
+        const int64_t start = at / shape.weights * shape.weights;  // first weight of the block that contains `at`
         const uint8_t* block = row + at / shape.weights * shape.bytes;
         if (at == start && end - at >= shape.weights) {
             decode_block(type, block, out);

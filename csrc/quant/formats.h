@@ -1,15 +1,16 @@
-// Every tensor type, named once. CONTRIBUTING.md has the steps that add one.
+// The list of all tensor types. CONTRIBUTING.md has the steps for adding one.
 //
-// A type is a struct in a header of its own, which says:
+// A type is a struct in its own header, with these members:
 //
-//   id, weights, bytes       GGML's number, as it stands in a GGUF file, or for a type of our own one that GGML
-//                            does not use; weights and bytes of a block
-//   scale, offset            the numbers in a block beside its codes (kNoField: none), to fill one at random
-//   centre, spread           with codes drawn evenly, an offset of centre * scale makes the mean of the weights 0, and
-//                            their standard deviation is spread * scale
-//   decode(block, out)       a block's weights in float32, in plain C++: the oracle of the rest
+//   id, weights, bytes       GGML's number, as in a GGUF file, or for a type of our own a number that GGML does not
+// use;
+//                            weights and bytes of a block
+//   scale, offset            the numbers in a block besides its codes (kNoField: none), for filling one at random
+//   centre, spread           with uniformly random codes, an offset of centre * scale makes the mean of the weights 0,
+//                            and their standard deviation is spread * scale
+//   decode(block, out)       a block's weights in float32, in plain C++: the oracle for the other functions
 //
-// and, where an instruction set is compiled (quant/vectors.h):
+// and, if an instruction set is compiled (quant/vectors.h):
 //
 //   run(row, i)              weights [32 i, 32 i + 32) of the row whose first block is at `row`, in float32
 //
@@ -19,7 +20,7 @@
 //   has_codes                whether rows are multiplied as codes. If so, `dot_group` (a group of blocks of 32) or
 //                            `dot_block` (one of 256), which simd/skinny_codes.h calls
 //
-// What several types share is in quant/nibbles.h, quant/k_blocks.h, quant/level_blocks.h and quant/lookup.h.
+// Code that several types share is in quant/nibbles.h, quant/k_blocks.h, quant/level_blocks.h and quant/lookup.h.
 #pragma once
 #include <type_traits>
 
@@ -46,10 +47,11 @@
 #include "quant/formats/q5_k.h"
 #include "quant/formats/q6_k.h"
 #include "quant/formats/q8_0.h"
+#include "quant/formats/ternary.h"
 #include "quant/formats/tq1_0.h"
 #include "quant/formats/tq2_0.h"
 
-// In the order of their numbers.
+// Ordered by number.
 #define FB_FORMATS(X) \
     X(F32)            \
     X(F16)            \
@@ -75,7 +77,8 @@
     X(TQ1_0)          \
     X(TQ2_0)          \
     X(MXFP4)          \
-    X(AFFINE8)
+    X(AFFINE8)        \
+    X(TERNARY)
 
 namespace fb {
 
@@ -87,7 +90,7 @@ enum class TensorType : int {
 
 namespace FB_SET {
 
-// The format of a type. There is none for a type that is not in the list, so that nothing compiles for it.
+// The format of a type. It is undefined for a type that is not in the list, so that code for it does not compile.
 template <TensorType type>
 struct FormatOf;
 #define FB_FORMAT(T)                                                                                        \
@@ -105,7 +108,7 @@ using Format = typename FormatOf<type>::Format;
 
 }  // namespace FB_SET
 
-// Calls body with the type as a compile-time constant; without one for a number that no type has.
+// Calls body with the type as a compile-time constant, or without it for a number that no type has.
 template <class Body>
 FB_INLINE constexpr void with_type(TensorType type, const Body& body) {
     switch (type) {

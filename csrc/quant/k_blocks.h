@@ -1,6 +1,6 @@
-// Blocks of 256 weights in eight sub-blocks of 32, of four or five bits: d, dmin (f16), scales[12], perhaps the fifth
-// bits[32] (bit `sub` of byte l), nibbles[128]. Byte 32 c + l of the nibbles holds weight 64 c + l (low) and weight
-// 64 c + 32 + l (high).
+// Blocks of 256 weights in eight sub-blocks of 32, with four or five bits each: d, dmin (f16), scales[12], optionally
+// the fifth bits[32] (bit `sub` of byte l), nibbles[128]. Byte 32 c + l of the nibbles holds weight 64 c + l (low) and
+// weight 64 c + 32 + l (high).
 //
 //   weight = d * scale(sub) * code - dmin * min(sub)
 #pragma once
@@ -22,8 +22,9 @@ struct KBlocks {
         int scale, min;
     };
 
-    // The 6-bit scale and minimum of sub-block j (0..7), from their 12 packed bytes. The first four pairs are the low
-    // six bits of bytes j and j + 4; the others have four bits in bytes 8..11 and two in the tops.
+    // Returns the 6-bit scale and minimum of sub-block j (0..7) from their 12 packed bytes. The first four pairs are
+    // the low six bits of bytes j and j + 4. The others have four bits in bytes 8..11 and two in the top bits of the
+    // first eight.
     static FB_INLINE ScaleAndMin scale_of(const uint8_t* packed, int j) {
         if (j < 4) return {packed[j] & 63, packed[j + 4] & 63};
         return {(packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4, (packed[j + 4] >> 4) | (packed[j] >> 6) << 4};
@@ -84,14 +85,14 @@ struct KBlocks {
     }
 
     static constexpr bool has_codes = true;
-    static constexpr int parts = 8;  // with minima of their own
+    static constexpr int parts = 8;  // parts with their own minima
 
     // Block `index` of a row.
     template <class Rows>
     static FB_INLINE void dot_block(const Rows& rows, const uint8_t* block, int64_t index,
                                     typename Rows::Parts& parts) {
-        // Eight scales and eight minima of six bits: four of each in the first eight bytes, the low bits of the
-        // other four in the last four bytes, their high bits in what the first eight leave.
+        // Eight scales and eight minima of six bits: four of each in the first eight bytes; the low bits of the other
+        // four in the last four bytes, and their high bits in the top bits of the first eight.
         const uint32_t a = load_u32(block + 4), b = load_u32(block + 8), c = load_u32(block + 12);
         const __m128i sixes = _mm_setr_epi32(int(a & 0x3f3f3f3f), int((c & 0x0f0f0f0f) | (a >> 2 & 0x30303030)),
                                              int(b & 0x3f3f3f3f), int((c >> 4 & 0x0f0f0f0f) | (b >> 2 & 0x30303030)));

@@ -1,15 +1,15 @@
-// Blocks of 256 weights whose levels are whole numbers of eight bits, in parts of 16 or 32. Each part has a whole
-// scale, and perhaps a whole minimum. A type says how they stand in its blocks:
+// Blocks of 256 weights whose levels are 8-bit integers, in parts of 16 or 32. Each part has an integer scale, and
+// optionally an integer minimum. A type defines how they are stored in its blocks:
 //
 //   weight = d * unit * scale(part) * level - dmin * minimum(part)
 //
 //   unit                a power of two
-//   parts               8, 16, or 1 where d is the only scale
-//   level(block, j)     of weight j
-//   scales(block, at)   of part at.index, or of as many parts as there are lanes
-//   minima(block, at)   where there is an `offset`, dmin
-//   levels(block, i)    those of weights [32 i, 32 i + 32), as Bytes or as Floats
-//   has_codes           where the levels take few instructions to bf16
+//   parts               8, 16, or 1 if d is the only scale
+//   level(block, j)     the level of weight j
+//   scales(block, at)   the scale of part at.index, or of as many parts as there are lanes
+//   minima(block, at)   the minima, if there is an `offset`, dmin
+//   levels(block, i)    the levels of weights [32 i, 32 i + 32), as Bytes or as Floats
+//   has_codes           whether converting the levels to bf16 takes few instructions
 //   codes(block, i)     the levels in bf16, if they are not all between -16 and 15
 #pragma once
 #include "quant/numbers.h"
@@ -19,7 +19,7 @@
 
 namespace fb::FB_SET::formats {
 
-// Which parts are asked for, one or several in the lanes of a vector, and their own of the numbers in an array.
+// The parts that are requested: one, or several in the lanes of a vector. Selects their numbers from an array.
 struct OnePart {
     uint32_t index;
     FB_INLINE uint32_t bytes(const uint8_t* from) const { return from[index]; }
@@ -48,7 +48,7 @@ struct LaneParts {
 };
 #endif
 
-// The numbers of four bits that are packed in eight bytes, low before high.
+// The 4-bit numbers packed in eight bytes, low nibble first.
 template <class Index>
 FB_INLINE Index nibbles_at(const uint8_t* from, Index index) {
     const Index none{}, words = index < 8 ? none + load_u32(from) : none + load_u32(from + 4);
@@ -88,7 +88,7 @@ struct LevelBlocks {
         }
     }
 
-    // A block whose runs are all wanted: their scales are computed together.
+    // A block of which all runs are needed: their scales are computed together.
     class Block {
     public:
         explicit FB_INLINE Block(const uint8_t* block) : block_(block) {
@@ -126,7 +126,7 @@ private:
     static FB_INLINE float step(const uint8_t* block) { return number(block, Type::scale) * Type::unit; }
     static FB_INLINE OnePart part_of(int sixteenth) { return {uint32_t(sixteenth * Type::parts / 16)}; }
 
-    // Run i, its halves with their steps and minima.
+    // Run i, each half with its step and minimum.
     static FB_INLINE Floats scaled(const uint8_t* block, int i, float step0, float step1, float least0, float least1) {
         const Floats levels = to_floats(Type::levels(block, i));
         return run_of([&](int v) {
@@ -156,7 +156,7 @@ public:
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
             const __m512i codes[1] = {Type::codes(block, i)};
-            constexpr int kHalves = Type::parts / 8;  // of a run that have scales of their own
+            constexpr int kHalves = Type::parts / 8;  // parts of a run that have their own scales
             __m512 scales = steps;
             if constexpr (kHalves > 0) scales = spread_lanes<kHalves>(steps, kHalves * i);
             rows.add(codes, index * 8 + i, scales, i % Rows::kChains, parts);

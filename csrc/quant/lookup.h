@@ -1,5 +1,5 @@
-// What the lookup types share: a code is the number of a point in a grid, four or eight weights at once, whose signs
-// stand apart or are part of the grid.
+// Code shared by the lookup types: a code is the number of a point in a grid, four or eight weights at once. Their
+// signs are stored separately or are part of the grid.
 #pragma once
 #include <type_traits>
 
@@ -8,8 +8,8 @@
 
 namespace fb::FB_SET::formats {
 
-// What stands for a point: eight levels of a byte each, or four in float32, which are as quickly put together as
-// widened.
+// The representation of a point: eight levels of a byte each, or four in float32, which are as quick to assemble as to
+// widen.
 struct Eight {
     static constexpr int kSize = 8;
     uint64_t bytes = 0;
@@ -23,7 +23,7 @@ struct Four {
     FB_INLINE constexpr int at(int i) const { return int(levels[i]); }
 };
 
-// A grid: the digits of its points, each a level.
+// A grid: the digits of its points, each of which is a level.
 template <class Point, int count, int base>
 struct Grid {
     Point points[count] = {};
@@ -50,8 +50,8 @@ inline constexpr Grid<Eight, 1024, 3> kIQ2_SGrid(kIQ2_SPoints, kThree);
 inline constexpr Grid<Four, 256, 8> kIQ3_XXSGrid(kIQ3_XXSPoints, kEightEven);
 inline constexpr Grid<Four, 512, 8> kIQ3_SGrid(kIQ3_SPoints, kEightOdd);
 
-// What changes the sign of eight levels: -1 where bit i is set, 0 elsewhere. In the second table the eighth makes the
-// number of negative ones even.
+// The masks that change the signs of eight levels: -1 where bit i is set, 0 elsewhere. In the second table the eighth
+// bit makes the number of negative ones even.
 template <int bits>
 struct Signs {
     Eight masks[1 << bits] = {};
@@ -69,7 +69,7 @@ inline constexpr Signs<8> kSigns;
 inline constexpr Signs<7> kEvenSigns;
 
 #if defined(FB_ISA)
-// Numbers [v * kLanes, (v + 1) * kLanes) of a run: entry(k) is its k-th eight, or its k-th four.
+// Numbers [v * kLanes, (v + 1) * kLanes) of a run, where entry(k) is its k-th group of eight, or of four.
 template <class Entry>
 FB_INLINE auto lanes_of(const Entry& entry, int v) {
     using Kind = std::decay_t<decltype(entry(0))>;
@@ -97,7 +97,7 @@ FB_INLINE auto lanes_of(const Entry& entry, int v) {
     }
 }
 
-// The levels of a run: its points, with their signs.
+// The levels of a run: its points with their signs.
 template <class Point, class Mask>
 FB_INLINE Floats signed_levels(const Point& point, const Mask& mask) {
     return run_of([&](int v) {
@@ -109,14 +109,14 @@ FB_INLINE Floats signed_levels(const Point& point, const Mask& mask) {
 }
 #endif
 
-// How many weights a point of a type is.
+// The number of weights in a point of a type.
 template <class Type>
 inline constexpr int kPointSize = std::decay_t<decltype(Type::point(nullptr, 0))>::kSize;
 
-// Blocks of 256 weights whose levels are points of a grid with signs that stand apart. A type says
+// Blocks of 256 weights whose levels are points of a grid with separate signs. A type defines
 //
-//   point(block, k)   the k-th point of a block, of four weights or of eight
-//   mask(block, k)    what changes the signs of the k-th eight weights
+//   point(block, k)   the k-th point of a block, of four or eight weights
+//   mask(block, k)    the mask that changes the signs of the k-th eight weights
 template <class Type>
 struct LookupBlocks : LevelBlocks<Type> {
     static constexpr Field scale = {Number::f16, 0}, offset = kNoField;

@@ -1,5 +1,6 @@
-// Blocks of 32 weights in four or five bits: a scale d, perhaps an offset m, perhaps the fifth bits (uint32, bit i for
-// weight i), and sixteen bytes of nibbles. Byte j of the nibbles holds weight j (low) and weight j + 16 (high).
+// Blocks of 32 weights with four or five bits each: a scale d, optionally an offset m, optionally the fifth bits
+// (uint32, bit i for weight i), and sixteen bytes of nibbles. Byte j of the nibbles holds weight j (low) and weight j +
+// 16 (high).
 //
 //   weight = d * level(code) + m
 #pragma once
@@ -10,7 +11,7 @@
 
 namespace fb::FB_SET::formats {
 
-// What a block has between its scale and its nibbles.
+// The parts of a block between its scale and its nibbles.
 constexpr int kOffset = 1, kFifthBits = 2;
 
 template <class Levels, int extras = 0, Number number = Number::f16>
@@ -18,7 +19,7 @@ struct NibbleBlocks {
     static constexpr bool shifted = extras & kOffset, five = extras & kFifthBits;
     static constexpr Field scale = {number, 0}, offset = shifted ? Field{Number::f16, 2} : kNoField;
     static constexpr int nibbles =
-        size_of(number) + 2 * shifted + 4 * five;  // where they start; the fifth bits end there
+        size_of(number) + 2 * shifted + 4 * five;  // where the nibbles start and the fifth bits end
     static constexpr int weights = 32, bytes = nibbles + 16;
 
     static FB_INLINE void decode(const uint8_t* block, float* out) {
@@ -34,7 +35,7 @@ struct NibbleBlocks {
     static FB_INLINE Floats run(const uint8_t* row, int64_t i) {
         const uint8_t* block = row + i * bytes;
         const float d = head<number>(block), m = shifted ? head_half(block + offset.at) : 0;
-        if constexpr (!Levels::even && kLanes < 16) {  // too few lanes to look levels up in
+        if constexpr (!Levels::even && kLanes < 16) {  // too few lanes for a table look-up
             static_assert(!shifted && !five);
             const Floats levels = to_floats(nibble_bytes<Levels>(block + nibbles));
             return run_of([&](int v) { return levels.v[v] * d; });
@@ -66,7 +67,7 @@ struct NibbleBlocks {
 
     static constexpr bool has_codes = true;
 
-    // Blocks [first, first + count) of a row, of which the first is at `block`.
+    // Blocks [first, first + count) of a row, the first of which is at `block`.
     template <class Rows>
     static FB_INLINE void dot_group(const Rows& rows, const uint8_t* block, int64_t first, int count,
                                     typename Rows::Parts& parts) {
@@ -79,7 +80,7 @@ struct NibbleBlocks {
                 const int i = turn + 2 * chain;
                 if (i >= count) break;
                 const uint8_t* one = block + i * bytes;
-                const uint8_t* two = i + 1 < count ? one + bytes : one;  // times zeros if there is none
+                const uint8_t* two = i + 1 < count ? one + bytes : one;  // multiplied by zeros if there is none
                 const __m256i both =
                     _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i*)(one + nibbles))),
                                             _mm_loadu_si128((const __m128i*)(two + nibbles)), 1);
@@ -94,21 +95,22 @@ struct NibbleBlocks {
     }
 
 private:
-    // The first bytes of each block of a group, one per lane: the scale, then the offset or whatever follows.
+    // The first bytes of each block of a group, one block per lane: the scale, then the offset or the bytes that
+    // follow.
     static FB_INLINE __m512i heads_of(const uint8_t* block, int count) {
         if constexpr (five) {
             uint32_t heads[kGroup] = {};
             for (int i = 0; i < count; i++) heads[i] = load_u32(block + i * bytes);
             return _mm512_loadu_si512(heads);
         }
-        // Blocks of four bits are so short that 64 bytes hold four heads. Unrolled, the lanes' numbers are constants,
-        // which Clang does not find by itself.
+        // Blocks of four bits are so short that 64 bytes hold four heads. With the loop unrolled, the lane numbers are
+        // constants, which Clang does not find by itself.
         const auto four = [&](int first) {
             const int size = std::clamp((count - first) * bytes, 0, 64);
             return _mm512_maskz_loadu_epi8(size ? ~uint64_t(0) >> (64 - size) : 0, block + first * bytes);
         };
         const auto eight = [&](int first) {
-            if constexpr (bytes % 2) {  // 17: head i lies in the word of four bytes 4 i, as its byte i
+            if constexpr (bytes % 2) {  // 17: head i starts at byte i of the 4-byte word 4 i
                 IVec from;
 #pragma GCC unroll 32
                 for (int i = 0; i < kLanes; i++) from[i] = i % 8 * 4;

@@ -1,6 +1,6 @@
-// The numbers that stand in a block beside its codes, and whole weights of the plain types: little-endian bytes to
-// float32. Every function has internal linkage: this header is compiled once per instruction set, and no two of those
-// builds may share a symbol.
+// The numbers that a block stores besides its codes, and the weights of the plain types: little-endian bytes to
+// float32. Every function has internal linkage, because this header is compiled once per instruction set, and no two of
+// those builds may share a symbol.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -15,7 +15,7 @@ static inline uint32_t load_u32(const uint8_t* bytes) {
     return uint32_t(load_u16(bytes)) | uint32_t(load_u16(bytes + 2)) << 16;
 }
 
-// IEEE half precision to single, exactly: subnormals, signed zeros, infinities and NaN payloads included.
+// Converts IEEE half precision to single, exactly, including subnormals, signed zeros, infinities and NaN payloads.
 static inline float f16_to_f32(uint16_t half) {
     const uint32_t sign = uint32_t(half & 0x8000) << 16;
     const uint32_t exponent = half >> 10 & 0x1f;
@@ -35,7 +35,8 @@ static inline float f16_to_f32(uint16_t half) {
     return value;
 }
 
-// The least of half precision that is not below a number without sign; beyond all of them infinity, NaN for NaN.
+// Returns the smallest half-precision number that is at least `value`, which has no sign; infinity beyond the largest,
+// and NaN for NaN.
 static inline uint16_t f16_above(float value) {
     if (!(value <= 65504)) return value != value ? 0x7e00 : 0x7c00;
     if (value < 0x1p-14f) {  // a multiple of 2^-24
@@ -57,8 +58,8 @@ static inline float load_f32(const uint8_t* bytes) {
     return value;
 }
 
-// A power of two: half of what OCP's E8M0 stands for, so that the levels of e2m1 are whole, as GGML has it.
-// 2^(byte - 128), the first two subnormal; 255 is no NaN.
+// A power of two: half of the value of OCP's E8M0, so that the levels of e2m1 are integers, as in GGML. It is 2^(byte -
+// 128), with the first two subnormal; 255 is not NaN.
 static inline float load_e8m0(const uint8_t* bytes) {
     const uint32_t bits = *bytes < 2 ? 0x00200000u << *bytes : uint32_t(*bytes - 1) << 23;
     float value;
@@ -85,15 +86,15 @@ static inline float load_number(Number kind, const uint8_t* bytes) {
     return 0;
 }
 
-// A number at byte `at` of a block. The bytes that are no such field may be anything.
+// A number at byte `at` of a block. All bytes outside such fields may be arbitrary.
 struct Field {
     Number kind;
     int at;
 };
 constexpr Field kNoField = {Number::f16, -1};
 
-// A type with codes has whole `levels`: weight = scale * level + offset. It names them by a type with `at(code)`, and
-// `even` where at(code) = at(0) + code.
+// A type with codes has integer `levels`: weight = scale * level + offset. It defines them by a type with `at(code)`,
+// and `even` if at(code) = at(0) + code.
 template <int first>
 struct EvenLevels {
     static constexpr bool even = true;

@@ -1,4 +1,4 @@
-// What the formats unpack with: a run of 32 weights in registers.
+// Helpers with which the formats unpack a run of 32 weights in registers.
 #pragma once
 #include "quant/numbers.h"
 #include "simd/isa.h"
@@ -19,8 +19,8 @@ FB_INLINE Floats run_of(const Value& value) {
     return out;
 }
 
-// A block's half-precision numbers. `head_half` may read eight bytes, one instruction that loads and converts: every
-// number but Q6_K's, the last in its block, has as many behind it.
+// Reads the half-precision number at the start of a block. `head_half` may read eight bytes, with one instruction that
+// loads and converts: every such number is followed by enough bytes, except Q6_K's, the last in its block.
 FB_INLINE float half_to_float(const uint8_t* bytes) {
 #if defined(__F16C__)
     uint16_t bits;
@@ -83,8 +83,8 @@ FB_INLINE Vec widen_halves(const uint8_t* halves) {
 FB_INLINE Vec to_float(IVec codes) { return __builtin_convertvector(codes, Vec); }
 FB_INLINE Vec to_float(UVec codes) { return to_float((IVec)codes); }
 
-// The levels of codes first, first + 1, ..., made by the compiler: it does not always see by itself that they are
-// known.
+// The levels of codes first, first + 1, ..., computed at compile time, because the compiler does not always see that
+// they are constants.
 template <class Number, class Levels, int first, int count>
 struct LevelTable {
     alignas(64) Number values[count] = {};
@@ -100,11 +100,11 @@ FB_INLINE Vec levels_from() {
     return load(kLevels<float, Levels, first, kLanes>.values);
 }
 
-// step * level + offset of the codes in the low four bits of each lane; the bits above are arbitrary.
+// step * level + offset for the codes in the low four bits of each lane. Higher bits are ignored.
 template <class Levels>
 FB_INLINE Vec level(UVec code, float step, float offset) {
 #if defined(__AVX512F__)
-    // Sixteen lanes hold every value the block has, and the code picks one.
+    // Sixteen lanes hold every value that the block can have, and the code selects one.
     return (Vec)_mm512_permutexvar_ps((__m512i)code, (__m512)(levels_from<Levels, 0>() * step + offset));
 #else
     static_assert(Levels::even);
@@ -112,7 +112,7 @@ FB_INLINE Vec level(UVec code, float step, float offset) {
 #endif
 }
 
-// The same for five bits: bit i of `fifth` is lane i's.
+// The same for five bits: bit i of `fifth` belongs to lane i.
 template <class Levels>
 FB_INLINE Vec level(UVec code, uint32_t fifth, float step, float offset) {
 #if defined(__AVX512F__)
@@ -135,14 +135,14 @@ FB_INLINE Bytes bytes_at(const uint8_t* from) {
     return bytes;
 }
 
-// Of each byte shifted to the right, or to the left where `right` is negative, the bits of `mask`, which must all be
-// its own.
+// Shifts each byte right, or left if `right` is negative, and keeps the bits of `mask`, which must all come from the
+// same byte.
 FB_INLINE Bytes bits_under(uint8_t mask, Bytes bytes, int right) {
     using Shorts = uint16_t __attribute__((vector_size(kRun)));
     return (Bytes)(right < 0 ? (Shorts)bytes << -right : (Shorts)bytes >> right) & mask;
 }
 
-// The levels, of eight bits each, of the low nibbles of sixteen bytes, then those of the high ones.
+// The 8-bit levels of the low nibbles of sixteen bytes, then those of the high nibbles.
 template <class Levels>
 FB_INLINE Bytes nibble_bytes(const uint8_t* nibbles) {
     const uint8_t* levels = kLevels<uint8_t, Levels, 0, 16>.values;
@@ -165,7 +165,7 @@ FB_INLINE Bytes nibble_bytes(const uint8_t* nibbles) {
 #endif
 }
 
-// 32 levels of eight bits as numbers.
+// 32 levels of eight bits, converted to floats.
 FB_INLINE Floats to_floats(Bytes levels) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     const __m128i low = _mm256_castsi256_si128((__m256i)levels), high = _mm256_extracti128_si256((__m256i)levels, 1);
@@ -183,7 +183,7 @@ FB_INLINE Floats to_floats(Bytes levels) {
 
 FB_INLINE Floats to_floats(const Floats& levels) { return levels; }
 
-// Bit i: bit `which` of byte i of 32.
+// Bit i of the result is bit `which` of byte i of 32.
 FB_INLINE uint32_t bits_of(const uint8_t* bytes, int which) {
 #if defined(__AVX2__)
     const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
@@ -195,7 +195,7 @@ FB_INLINE uint32_t bits_of(const uint8_t* bytes, int which) {
 #endif
 }
 
-// Runs in bf16, in the order of the row: what is unpacked at once is one run, or two where they share bytes.
+// Runs in bf16, in row order. One run is unpacked at once, or two if they share bytes.
 using Run = uint16_t __attribute__((vector_size(2 * kRun)));
 template <int n>
 struct Runs {
@@ -223,8 +223,8 @@ FB_INLINE __m512i nibble_words(const uint8_t* nibbles) {
     return _mm512_srlv_epi16(twice, _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1));
 }
 
-// Table look-ups. A block has at most 16 or 32 distinct weights: they are computed and rounded once, and the codes pick
-// them with one permutation. It reads five bits of each index, so a table of 16 stands in it twice.
+// Table look-ups. A block has at most 16 or 32 distinct weights. They are computed and rounded once, and the codes
+// select them with one permutation. It reads five bits of each index, so a table of 16 is stored twice.
 FB_INLINE Run look_up(__m512i index, __m512 levels) {
     return (Run)_mm512_permutexvar_epi16(index, (__m512i)_mm512_cvtne2ps_pbh(levels, levels));
 }
@@ -234,14 +234,14 @@ FB_INLINE Run look_up(__m512i index, __mmask32 fifth, __m512 low, __m512 high) {
                                          (__m512i)_mm512_cvtne2ps_pbh(high, low));
 }
 
-// Codes as their levels in bf16, from words whose low four bits are theirs, and the fifth bits.
+// Converts codes to their levels in bf16, from words whose low four bits are theirs, and the fifth bits.
 template <class Levels, bool five>
 FB_INLINE __m512i bf16_levels(__m512i words, __mmask32 fifth) {
     if constexpr (!five) return (__m512i)look_up(words, level_table<Levels>());
     else return (__m512i)look_up(words, fifth, level_table<Levels>(), level_table<Levels, 16>());
 }
 
-// Levels of -16 to 15: their low five bits are looked up.
+// Levels from -16 to 15: their low five bits are looked up.
 struct SmallLevels {
     static FB_INLINE constexpr int at(int code) { return code < 16 ? code : code - 32; }
 };
@@ -252,17 +252,17 @@ FB_INLINE __m512i small_as_bf16(Bytes levels) {
 
 FB_INLINE __m512 bytes_to_float(__m128i bytes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)); }
 
-// For products of codes (simd/skinny_codes.h): this many blocks of 32 have their scales read together, one per lane.
+// For products of codes (simd/skinny_codes.h): the number of blocks of 32 whose scales are read together, one per lane.
 constexpr int kGroup = 16;
 
-// The scales in the low two bytes, or the lowest, of each lane.
+// The scales in the low two bytes, or the lowest byte, of each lane.
 FB_INLINE __m512 half_lanes(__m512i heads) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(heads)); }
 FB_INLINE __m512 e8m0_lanes(__m512i heads) {
     const IVec power = (IVec)heads & 255;
     return (__m512)(power < 2 ? (IVec{} + 0x00200000) << power : (power - 1) << 23);
 }
 
-// Numbers first, ... first + n - 1, each in as many lanes.
+// Numbers first, ... first + n - 1, each repeated in the same number of lanes.
 template <int n>
 FB_INLINE __m512 spread_lanes(__m512 numbers, int first) {
     IVec lanes;

@@ -9,10 +9,10 @@ namespace fb::reference {
 
 namespace {
 
-// The key rows that query row `query` of sequence s sees: its last query sees all keys, the one before all but the
-// last, ...; a window keeps only the newest of them; before them, all of its prefix.
+// The key rows that query row `query` of sequence s sees: the last query of s sees all keys, the one before it all but
+// the last, and so on. A window keeps only the newest of them. Before them come all keys of its prefix.
 std::vector<int64_t> visible(const AttentionShape& shape, int64_t s, int64_t query) {
-    const int64_t after = shape.cu_q[s + 1] - 1 - query;  // queries that follow this one
+    const int64_t after = shape.cu_q[s + 1] - 1 - query;  // number of queries after this one
     const int64_t end = shape.cu_k[s + 1] - after;
     int64_t begin = shape.cu_k[s];
     if (shape.window > 0) begin = std::max(begin, end - shape.window);
@@ -37,7 +37,7 @@ double score(const View& q, int64_t i, int64_t head, const View& k, int64_t j, c
     return shape.softcap > 0 ? shape.softcap * std::tanh(s / shape.softcap) : s;
 }
 
-// d score / d (scale * q . k), from the score.
+// Returns d score / d (scale * q . k), given the score.
 double score_slope(double score, const AttentionShape& shape) {
     return shape.softcap > 0 ? 1 - score / shape.softcap * (score / shape.softcap) : 1;
 }
@@ -45,7 +45,7 @@ double score_slope(double score, const AttentionShape& shape) {
 }  // namespace
 
 // out_i = sum_j p_ij v_j,   p_ij = exp(s_ij - lse_i),   s_ij = scale * q_i . k_j,   lse_i = log sum_j exp(s_ij)
-// With a soft cap, s_ij = cap tanh(scale * q_i . k_j / cap).
+// With a soft cap, s_ij = cap tanh(scale * q_i . k_j / cap). With a sink z of the head, lse_i = log(e^z + sum_j ...).
 void attention(View q, View k, View v, const AttentionShape& shape, View out, View lse, View p) {
     const int64_t d = shape.head_dim;
     for (int64_t s = 0; s < shape.sequences; ++s) {
@@ -53,12 +53,14 @@ void attention(View q, View k, View v, const AttentionShape& shape, View out, Vi
             const std::vector<int64_t> keys = visible(shape, s, i);
             for (int64_t head = 0; head < shape.heads; ++head) {
                 std::vector<double> scores;
-                double top = -std::numeric_limits<double>::infinity();
+                const bool sinks = shape.sinks != nullptr;
+                const double sink = sinks ? shape.sinks[head] : -std::numeric_limits<double>::infinity();
+                double top = sink;
                 for (const int64_t j : keys) {
                     scores.push_back(score(q, i, head, k, j, shape));
                     top = std::max(top, scores.back());
                 }
-                double sum = 0;
+                double sum = sinks ? std::exp(sink - top) : 0;
                 std::vector<double> row(size_t(d), 0.0);
                 for (size_t n = 0; n < keys.size(); ++n) {
                     const double weight = std::exp(scores[n] - top);
@@ -75,7 +77,7 @@ void attention(View q, View k, View v, const AttentionShape& shape, View out, Vi
     }
 }
 
-// Forward: out_i = sum_j p_ij v_j,   p_ij = exp(s_ij - lse_i),   s_ij = scale * q_i . k_j.
+// Forward: out_i = sum_j p_ij v_j,   p_ij = exp(s_ij - lse_i),   s_ij = scale * q_i . k_j.   lse_i includes a sink.
 //   delta_i = dout_i . out_i
 //   ds_ij = p_ij * (dout_i . v_j - delta_i), times 1 - (s_ij / cap)^2 with a soft cap
 //   dq_i = scale * sum_j ds_ij k_j,   dk_j = scale * sum_i ds_ij q_i,   dv_j = sum_i p_ij dout_i

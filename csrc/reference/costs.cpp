@@ -3,7 +3,7 @@
 
 namespace fb::reference {
 
-// One thread and no scratch of its own: what the loops hold comes from the heap.
+// One thread, and no scratch from thread_scratch: the loops allocate on the heap.
 Cost linear_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, Dtype, TensorType) {
     return {linear_flops(tokens, inputs, outputs, rank, false), 0};
 }
@@ -29,5 +29,13 @@ Cost lora_gradient_cost(int64_t tokens, int64_t inputs, int64_t rank) {
 Cost attention_cost(const AttentionShape& shape, bool) { return {attention_flops(shape, kForwardProducts), 0}; }
 
 Cost attention_backward_cost(const AttentionShape& shape) { return {attention_flops(shape, kBackwardProducts), 0}; }
+
+Cost delta_rule_cost(const DeltaShape& shape, int64_t k_dim, int64_t v_dim) {
+    return {delta_flops(shape, k_dim, v_dim, kDeltaProducts), 0};
+}
+
+Cost delta_rule_backward_cost(const DeltaShape& shape, int64_t k_dim, int64_t v_dim) {
+    return {delta_flops(shape, k_dim, v_dim, kDeltaBackwardProducts), 0};
+}
 
 }  // namespace fb::reference

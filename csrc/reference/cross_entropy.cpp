@@ -8,18 +8,18 @@ namespace {
 
 double capped(double z, float softcap) { return softcap > 0 ? softcap * std::tanh(z / softcap) : z; }
 
-// d capped / dz, from the capped logit.
+// Returns d capped / dz, given the capped logit.
 double slope(double logit, float softcap) { return softcap > 0 ? 1 - logit / softcap * (logit / softcap) : 1; }
 
 }  // namespace
 
-// The reference of a row is the maximum of its logits so far, target excluded. Excluding the target from the maximum
-// and from the sum keeps 1 - p_target accurate when the target dominates: nothing is ever subtracted from 1.
+// The reference of a row is the maximum of its logits so far, without the target. Excluding the target from the maximum
+// and from the sum keeps 1 - p_target accurate when the target dominates, because nothing is subtracted from 1.
 void cross_entropy_tile(View logits, const int32_t* targets, int64_t first, float softcap, float* reference, float* sum,
                         float* target_logit, View p, View dh) {
     const auto logit = [&](int64_t t, int64_t c) { return capped(load(logits, t, c), softcap); };
     for (int64_t t = 0; t < logits.rows; ++t) {
-        const int64_t target = targets[t] - first;  // column of this tile, if 0 <= target < tile
+        const int64_t target = targets[t] - first;  // in this tile if 0 <= target < tile
         float top = reference[t];
         for (int64_t c = 0; c < logits.cols; ++c) {
             if (c == target) {
@@ -28,7 +28,7 @@ void cross_entropy_tile(View logits, const int32_t* targets, int64_t first, floa
                 top = std::max(top, float(logit(t, c)));
             }
         }
-        if (top > reference[t]) {  // the reference moves: what was summed so far is rescaled
+        if (top > reference[t]) {  // the reference moves, so the sums so far are rescaled
             const double shrink = std::exp(double(reference[t]) - double(top));
             sum[t] = float(sum[t] * shrink);
             if (dh) {

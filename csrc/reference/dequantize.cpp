@@ -22,7 +22,7 @@ void dequantize(Matrix w, View out) {
     for (int64_t r = 0; r < w.rows; ++r) decode_to(w, r, out, r);
 }
 
-// A block: scale = max |x| / 127, upwards to half precision;   code = nearest(x / scale)
+// For each block: scale = max |x| / 127, rounded up to half precision;   code = nearest(x / scale)
 void encode(View x, uint8_t* out, int64_t row_bytes) {
     constexpr BlockShape shape = block_shape(TensorType::Q8_0);
     for (int64_t r = 0; r < x.rows; ++r) {

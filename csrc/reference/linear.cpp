@@ -21,7 +21,7 @@ void linear(View x, Matrix w, const float* bias, View h, View b, View out, bool 
     }
 }
 
-// Forward: y = x W^T + h b, h = x a^T (scale folded into dh).   dx (T,K) (+)= dy (T,N) W + dh (T,r) a (r,K)
+// Forward: y = x W^T + h b, h = x a^T (scale is part of dh).   dx (T,K) (+)= dy (T,N) W + dh (T,r) a (r,K)
 void linear_backward(View dy, Matrix w, View dh, View a, View dx, bool accumulate) {
     std::vector<float> weights(size_t(w.cols));
     std::vector<double> sums(size_t(dy.rows * w.cols));  // (T, K)

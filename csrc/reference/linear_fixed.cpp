@@ -7,22 +7,22 @@
 namespace fb::reference {
 namespace {
 
-// As it is after rounding: never fused with an addition.
+// Rounds to float32 and prevents fusing with an addition.
 float rounded(float value) {
     volatile float kept = value;
     return kept;
 }
 
-// The numbers of a row or a column in fixed point.
+// A row or a column in fixed point.
 struct Fixed {
     std::vector<int16_t> q;
-    std::vector<float> scales, shares;  // of its groups, and of its chunks
+    std::vector<float> scales, shares;  // of its groups and of its chunks
 
     Fixed(const std::vector<float>& v, bool column) : q(v.size()) {
         for (size_t first = 0; first < v.size(); first += kFixedGroup) {
             const size_t end = std::min(v.size(), first + kFixedGroup);
             std::vector<float> squares;  // of its chunks
-            float part = 0;              // the largest
+            float part = 0;              // the largest part
             for (size_t chunk = first; chunk < end; chunk += kFixedChunk) {
                 float parts[8] = {};
                 for (size_t i = 0; i < kFixedChunk; i++) {
@@ -65,21 +65,21 @@ private:
     }
 };
 
-// The sum of a group's products.
+// Returns the sum of a group's products.
 float group_sum(const Fixed& a, const Fixed& b, size_t group) {
     float total = 0;
     const size_t first = group * kFixedGroup, end = std::min(a.q.size(), first + kFixedGroup);
     for (size_t chunk = first; chunk < end; chunk += kFixedChunk) {
         int64_t sum = 0;
         for (size_t i = chunk; i < std::min(end, chunk + kFixedChunk); i++) sum += int64_t(a.q[i]) * b.q[i];
-        if (sum != int32_t(sum)) return std::nanf("");  // cannot be
+        if (sum != int32_t(sum)) return std::nanf("");  // impossible
         total += rounded(float(sum) * a.shares[chunk / kFixedChunk]);
     }
     return rounded(total * (a.scales[group] * b.scales[group]));
 }
 
 struct Product {
-    std::vector<Fixed> rows, columns;  // of T and of the output's columns
+    std::vector<Fixed> rows, columns;  // T rows, and the output's columns
 };
 
 // out (T, N) (+)= bias + the products, one after the other.
@@ -89,7 +89,7 @@ void sum_products(const std::vector<Product>& products, const float* bias, View 
             float& cell = out.row<float>(t)[n];
             if (!accumulate) cell = 0;
             if (bias) cell += bias[n];
-            bool waiting = false;  // a last group, for a short product behind it
+            bool waiting = false;  // whether the last group waits for the short product that follows it
             float value = 0;
             for (const Product& product : products) {
                 const Fixed &a = product.rows[size_t(t)], &b = product.columns[size_t(n)];
@@ -104,7 +104,7 @@ void sum_products(const std::vector<Product>& products, const float* bias, View 
         }
 }
 
-// `count` rows or columns of `length` numbers, value(i, k) being number k of the i-th.
+// Converts `count` rows or columns of `length` numbers; value(i, k) is number k of the i-th.
 template <class Value>
 std::vector<Fixed> fixed_lines(int64_t count, int64_t length, bool column, const Value& value) {
     std::vector<Fixed> lines;
@@ -124,7 +124,7 @@ std::vector<Fixed> fixed_columns(const View& x) {
     return fixed_lines(x.cols, x.rows, true, [&](int64_t n, int64_t k) { return load(x, k, n); });
 }
 
-// W, its rows or its columns.
+// Converts the rows or the columns of W.
 std::vector<Fixed> fixed_weights(const Matrix& w, bool columns) {
     std::vector<float> values(size_t(w.rows * w.cols));
     for (int64_t n = 0; n < w.rows; ++n) decode_row(w.type, w.row(n), 0, w.cols, values.data() + n * w.cols);

@@ -11,7 +11,7 @@ static double inverse_rms(const View& x, int64_t t, int64_t first, int64_t count
     return 1 / std::sqrt(squares / double(count) + double(eps));
 }
 
-// out (T,D) (+)= x * weight / sqrt(mean(x^2) + eps), each group of weight.cols columns by itself
+// out (T,D) (+)= x * weight / sqrt(mean(x^2) + eps), separately for each group of weight.cols columns
 void rms_norm(View x, View weight, float eps, View out, bool accumulate) {
     const int64_t count = weight.cols;
     for (int64_t t = 0; t < x.rows; ++t) {
@@ -30,7 +30,7 @@ void rms_norm_backward(View dn, View x, View weight, float eps, View dx, bool ac
     for (int64_t t = 0; t < x.rows; ++t) {
         for (int64_t first = 0; first < x.cols; first += count) {
             const double rstd = inverse_rms(x, t, first, count, eps);
-            double mean = 0;  // of g * x
+            double mean = 0;  // mean of g * x
             for (int64_t i = 0; i < count; ++i)
                 mean += load(dn, t, first + i) * load(weight, 0, i) * load(x, t, first + i);
             mean /= double(count);

@@ -2,8 +2,8 @@
 
 namespace fb::reference {
 
-// Each head's pair (u, v) is rotated by the angle of its token and index: (u cos - v sin, v cos + u sin).
-// The inverse rotation (sin negated) is also the backward: it is the rotation's transpose.
+// Each head's pair (u, v) is rotated by the angle of its token and index: (u cos - v sin, v cos + u sin). The inverse
+// rotation (sin negated) is also the backward pass, because it is the rotation's transpose.
 void rope(View x, const RopeTable& table, bool inverse, View out) {
     const int64_t half = table.cos.cols;
     for (int64_t t = 0; t < x.rows; ++t) {
@@ -14,7 +14,7 @@ void rope(View x, const RopeTable& table, bool inverse, View out) {
                 const int64_t second = base + (table.interleaved ? 2 * i + 1 : i + half);
                 const double c = load(table.cos, t, i);
                 const double s = inverse ? -load(table.sin, t, i) : load(table.sin, t, i);
-                // out may be x: read both before either is written
+                // out may be x, so both are read before either is written
                 const double u = load(x, t, first), v = load(x, t, second);
                 store(out, t, first, u * c - v * s);
                 store(out, t, second, v * c + u * s);

@@ -1,4 +1,5 @@
-// Causal attention in tiles of keys and queries: no T x T array, one number per row (log-sum-exp) for the backward.
+// Causal attention in tiles of keys and queries. There is no T x T array, and the backward pass needs one number per
+// row (log-sum-exp).
 #include <array>
 #include <cmath>
 
@@ -10,31 +11,32 @@
 namespace fb::FB_ISA {
 namespace {
 
-// A unit owns kOwn rows of one side (of queries; of keys, in the sweep that makes dk and dv), held in lanes, and walks
-// past the other side kWalk rows at a time. What it touches meanwhile fits the first-level cache. Multiples of the
+// A unit owns kOwn rows of one side, held in lanes (queries; or keys, in the sweep that computes dk and dv), and goes
+// over the other side kWalk rows at a time. Its working set fits the first-level cache. Both are multiples of the
 // lanes.
 constexpr int kOwn = 32, kWalk = 64;
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
-// One sequence's rows in q and k, and which keys a query sees: all keys [p0, p1) of its prefix, and some of its own.
+// The rows of one sequence in q and k, and the keys that a query sees: all keys [p0, p1) of its prefix and some of its
+// own.
 struct Span {
     int64_t q0, q1, k0, k1, window;
     int64_t p0 = 0, p1 = 0;  // p1 > 0 only with a prefix
-    int64_t q2 = q1;         // queries [q1, q2), of the sequences that it is the prefix of, see all its keys
+    int64_t q2 = q1;         // queries [q1, q2), of the sequences that have it as prefix, see all its keys
 
-    // keys [first, last) of query i (absolute row), absolute
+    // the keys [first, last) of query i; all are absolute rows
     int64_t last(int64_t i) const { return std::min(k1, k1 - (q1 - i) + 1); }
     int64_t first(int64_t i) const { return window > 0 ? std::max(k0, last(i) - window) : k0; }
 };
 
-// Rows [begin, end) of one sequence, of queries or of keys.
+// Rows [begin, end) of one sequence, queries or keys.
 struct Tile {
     Span span;
     int64_t begin, end;
 };
 
-// How one side's rows are cut into tiles of `size` that belong to one sequence each. Sequence i has the slots from
-// cu[i] / size + i on, enough for its tiles; a slot that it does not need is an empty tile.
+// How the rows of one side are cut into tiles of `size` rows that belong to one sequence each. The slots of sequence i
+// begin at cu[i] / size + i, which is enough for its tiles. Unused slots are empty tiles.
 class Cut {
 public:
     Cut(const AttentionShape& shape, const int32_t* cu, int64_t size) : shape_(shape), cu_(cu), size_(size) {}
@@ -42,7 +44,7 @@ public:
     int64_t slots() const { return first_slot(shape_.sequences); }
 
     Tile tile(int64_t slot) const {
-        int64_t i = 0;  // the last sequence whose slots do not start behind this one
+        int64_t i = 0;  // the last sequence whose slots do not start after this one
         for (int64_t end = shape_.sequences; end - i > 1;) {
             const int64_t middle = (i + end) / 2;
             (first_slot(middle) <= slot ? i : end) = middle;
@@ -69,7 +71,7 @@ private:
     int64_t size_;
 };
 
-// Scratch carved from the calling thread's buffer.
+// Scratch memory taken from the calling thread's buffer.
 class Carver {
 public:
     explicit Carver(int64_t floats) : next_(static_cast<float*>(thread_scratch(size_t(floats) * 4))) {}
@@ -92,14 +94,14 @@ void copy_rows(const View& x, int64_t row0, int64_t count, int64_t col, int64_t 
     });
 }
 
-// The same rows in place if they are float32; otherwise copied into `buffer` (count, d).
+// Returns the same rows in place if they are float32, or copied into `buffer` (count, d).
 Rows<float> rows_of(const View& x, int64_t row0, int64_t count, int64_t col, int64_t d, float* buffer) {
     if (x.dtype == Dtype::f32) return {x.row<float>(row0) + col, x.ld};
     copy_rows(x, row0, count, col, d, 1, buffer);
     return {buffer, d};
 }
 
-// out (d, kOwn) = those rows times `scale`, transposed; rows beyond `count` are zero.
+// out (d, kOwn) = those rows times `scale`, transposed. Rows beyond `count` are zero.
 void copy_transposed(const View& x, int64_t row0, int64_t count, int64_t col, int64_t d, float scale, float* out) {
     by_dtype(x.dtype, [&](auto* tag) {
         using X = std::remove_pointer_t<decltype(tag)>;
@@ -144,7 +146,7 @@ bool all_visible(const Span& span, int64_t q, int64_t queries, int64_t k, int64_
     return k < span.p1 || (span.last(q) >= k + keys && span.first(q + queries - 1) <= k);
 }
 
-// tile (queries, kOwn): `fill` where key j is not visible to query i.
+// tile (queries, kOwn) = `fill` where key j is not visible to query i.
 void mask(const Span& span, int64_t q, int64_t queries, int64_t k, float* tile, float fill) {
     if (all_visible(span, q, queries, k, kOwn)) return;
     for (int64_t i = 0; i < queries; i++) {
@@ -175,7 +177,7 @@ void mask_transposed(const Span& span, int64_t q, int64_t queries, int64_t k, in
     }
 }
 
-// scores (floats) become softcap * tanh(scores / softcap); `slope` receives the derivative, if it is there.
+// scores (floats) become softcap * tanh(scores / softcap). `slope` receives the derivative, if given.
 void soften(float softcap, int64_t floats, float* scores, float* slope) {
     const float inverse = 1.0f / softcap;
     for (int64_t i = 0; i < floats; i += kLanes) {
@@ -189,7 +191,7 @@ void multiply(int64_t floats, const float* factors, float* x) {
     for (int64_t i = 0; i < floats; i += kLanes) store(x + i, load(x + i) * load(factors + i));
 }
 
-// A transposed tile's place in the full array of probabilities, a row per query.
+// Writes a transposed tile into the full array of probabilities, which has a row per query.
 void keep_tile(const View& p, int64_t row, int64_t queries, int64_t key, int64_t keys, const float* tile_t) {
     for (int64_t i = 0; i < queries; i++)
         for (int64_t j = 0; j < keys; j++) p.row<float>(row + i)[key + j] = tile_t[j * kOwn + i];
@@ -213,12 +215,12 @@ void attention_few(const View& q, const View& k, const View& v, const AttentionS
     });
 }
 
-// With a backward to come, few queries are summed as many are: every method then has the same forward.
+// If a backward pass follows, few queries use the same sums as many, so that every method has the same forward pass.
 bool takes_few(const AttentionShape& s, bool backward_follows) {
     return s.cu_q[s.sequences] <= kFewQueries && !backward_follows && !s.prefix;
 }
 
-// Keys [first, last) that a tile of queries walks past: of the prefix, then its own.
+// The keys [first, last) that a tile of queries goes over: those of the prefix, then its own.
 struct Walk {
     int64_t first, last;
 };
@@ -227,7 +229,7 @@ std::array<Walk, 2> walks(const Tile& tile) {
     return {Walk{span.p0, span.p1}, Walk{span.first(tile.begin), span.last(tile.end - 1)}};
 }
 
-// Floats of scratch that a unit carves: of the forward, and of the backward's sweeps by queries and by keys.
+// Floats of scratch that a unit needs: for the forward pass, and for the backward sweeps over queries and over keys.
 int64_t forward_floats(const AttentionShape& s) { return (2 * kOwn + kWalk) * s.head_dim + kOwn * kWalk; }
 int64_t by_query_floats(const AttentionShape& s) {
     return (3 * kOwn + 2 * kWalk) * s.head_dim + (s.softcap > 0 ? 3 : 2) * kOwn * kWalk;
@@ -238,8 +240,8 @@ int64_t by_key_floats(const AttentionShape& s) {
 
 }  // namespace
 
-// Scores are held transposed (keys, queries): the queries' lanes run through the softmax side by side, keys and values
-// are read as they lie, and only the tile of queries and its sums are turned, once each.
+// Scores are held transposed (keys, queries): the softmax runs over the queries' lanes in parallel, keys and values are
+// read in place, and only the tile of queries and its sums are transposed, once each.
 void attention(View q, View k, View v, const AttentionShape& s, View out, View lse, View p) {
     if (takes_few(s, lse || p)) return attention_few(q, k, v, s, out);
     const int64_t d = s.head_dim, group = s.heads / s.kv_heads;
@@ -247,15 +249,16 @@ void attention(View q, View k, View v, const AttentionShape& s, View out, View l
     const int64_t slots = cut.slots();
     parallel_for(s.heads * slots, [&](int64_t unit) {
         const int64_t head = unit / slots, kv = head / group;
-        const Tile tile = cut.tile(slots - 1 - unit % slots);  // the long rows first: better balance
+        const Tile tile = cut.tile(slots - 1 - unit % slots);  // long rows first, for better balance
         const int64_t q0 = tile.begin, queries = tile.end - tile.begin;
         if (queries == 0) return;
         Carver carve(forward_floats(s));
         float *query_t = carve.take(kOwn * d), *sum_t = carve.take(kOwn * d);
         float *scores_t = carve.take(kOwn * kWalk), *buffer = carve.take(kWalk * d);
         alignas(64) float top[kOwn], total[kOwn];
-        std::fill_n(top, kOwn, kMasked);
-        std::fill_n(total, kOwn, 0.0f);
+        // A sink is a first key whose value is zero.
+        std::fill_n(top, kOwn, s.sinks ? s.sinks[head] : kMasked);
+        std::fill_n(total, kOwn, s.sinks ? 1.0f : 0.0f);
         std::fill_n(sum_t, kOwn * d, 0.0f);
         copy_transposed(q, q0, queries, head * d, d, s.scale, query_t);
 
@@ -271,7 +274,7 @@ void attention(View q, View k, View v, const AttentionShape& s, View out, View l
                     const Vec before = load(top + i);
                     Vec best = before;
                     for (int64_t j = 0; j < keys; j++) best = max(best, load(scores_t + j * kOwn + i));
-                    // A query that has seen nothing yet (a window's edge) has no maximum to refer to.
+                    // A query that has seen no key yet (at a window's edge) has no maximum as a reference.
                     const Vec reference = best == kMasked ? Vec{} : best;
                     Vec part{};
                     for (int64_t j = 0; j < keys; j++) {
@@ -280,7 +283,7 @@ void attention(View q, View k, View v, const AttentionShape& s, View out, View l
                         store(cell, e);
                         part += e;
                     }
-                    if (any(best != before)) {  // seldom, once a few keys have been seen
+                    if (any(best != before)) {  // rare, once a few keys have been seen
                         const Vec shrink = exp(before - reference);
                         store(total + i, load(total + i) * shrink);
                         store(top + i, best);
@@ -300,7 +303,7 @@ void attention(View q, View k, View v, const AttentionShape& s, View out, View l
         for (int64_t i = 0; i < queries; i++) {
             const float log_sum = top[i] + std::log(total[i]);
             if (lse) lse.row<float>(head)[q0 + i] = log_sum;
-            if (p) {  // scores become probabilities, by the arithmetic of the backward's recomputation
+            if (p) {  // to probabilities, with the arithmetic of the backward pass
                 for (const auto& [first, last] : walks(tile)) {
                     float* row = p.row<float>(head * q.rows + q0 + i) + first;
                     for_lanes(last - first, [&](auto get, auto put) { put(row, exp(get(row) - log_sum)); });
@@ -310,15 +313,16 @@ void attention(View q, View k, View v, const AttentionShape& s, View out, View l
     });
 }
 
-// Two sweeps, each of which owns what it writes: dq by query tiles, then dk and dv by key tiles. The second recomputes
-// the tile's probabilities, which costs two products in seven and buys results that do not depend on the threads.
-//   P = exp(S - lse);  dP = dO V^T;  dS = P (dP - delta), times the soft cap's slope.
+// Forward: O = P V, P = exp(S - lse), S = scale Q K^T. Two sweeps, each of which owns its outputs: dq by query tiles,
+// then dk and dv by key tiles. The second recomputes the tile's probabilities. This costs two products in seven, and
+// makes results independent of the threads.
+//   P = exp(S - lse);  dP = dO V^T;  dS = P (dP - delta), times the slope of the soft cap.
 void attention_backward(View dout, View q, View k, View v, View out, View lse, View p, const AttentionShape& s,
                         View delta, View dq, View dk, View dv, bool accumulate) {
     const int64_t d = s.head_dim, group = s.heads / s.kv_heads;
     const Cut by_query(s, s.cu_q, kOwn), by_key(s, s.cu_k, kOwn);
     const int64_t query_slots = by_query.slots(), key_slots = by_key.slots();
-    const View kept = s.softcap > 0 ? View{} : p;  // the slope needs the scores, and they give the same probabilities
+    const View kept = s.softcap > 0 ? View{} : p;  // the slope needs the scores, which give the same probabilities
 
     parallel_rows(q.rows, s.heads * d, [&](int64_t t) {
         by_dtype(out.dtype, [&](auto* tag) {
@@ -332,7 +336,7 @@ void attention_backward(View dout, View q, View k, View v, View out, View lse, V
         });
     });
 
-    // dQ = dS K, with everything transposed as in the forward.
+    // dQ = dS K, with everything transposed as in the forward pass.
     parallel_for(s.heads * query_slots, [&](int64_t unit) {
         const int64_t head = unit / query_slots, kv = head / group;
         const Tile tile = by_query.tile(query_slots - 1 - unit % query_slots);
@@ -378,7 +382,7 @@ void attention_backward(View dout, View q, View k, View v, View out, View lse, V
         const Span& span = tile.span;
         const int64_t key = tile.begin, keys = tile.end - tile.begin;
         if (keys == 0) return;
-        // The first query that sees this tile's first key, and the last that still has its last key in the window.
+        // The first query that sees this tile's first key, and the last one whose window still contains its last key.
         const int64_t shift = (span.k1 - span.k0) - (span.q1 - span.q0);
         const int64_t first_query = std::max(span.q0, span.q0 + (key - span.k0) - shift);
         const int64_t last_query =
@@ -421,7 +425,7 @@ void attention_backward(View dout, View q, View k, View v, View out, View lse, V
                 small_gemm(d, kOwn, queries, grad.data, 1, grad.stride, weights, kOwn, dv_t, kOwn, true);
                 small_gemm(d, kOwn, queries, query, 1, d, ds, kOwn, dk_t, kOwn, true);
             }
-        write_transposed(dk_t, 1, keys, d, dk, key, kv * d);  // query carries the scale already
+        write_transposed(dk_t, 1, keys, d, dk, key, kv * d);  // query is scaled already
         write_transposed(dv_t, 1, keys, d, dv, key, kv * d);
     });
 }
@@ -429,7 +433,7 @@ void attention_backward(View dout, View q, View k, View v, View out, View lse, V
 Cost attention_cost(const AttentionShape& s, bool backward_follows) {
     int64_t floats = forward_floats(s);
     if (takes_few(s, backward_follows)) {
-        int64_t longest = 0;  // row of scores, which the last query of a sequence has
+        int64_t longest = 0;  // most scores in a row, which the last query of a sequence has
         for (int64_t i = 0; i < s.sequences; i++)
             if (s.cu_q[i + 1] > s.cu_q[i]) longest = std::max<int64_t>(longest, s.cu_k[i + 1] - s.cu_k[i]);
         floats = few_floats(s.window > 0 ? std::min(s.window, longest) : longest, s.head_dim);

@@ -1,5 +1,5 @@
-// Attention for a few queries, as in decoding: each reads the keys in place, one row at a time. Tiles of queries would
-// leave most lanes empty.
+// Attention for a few queries, as in decoding: each query reads the keys in place, one row at a time. Tiles of queries
+// would leave most lanes empty.
 #pragma once
 #include "core/ops.h"
 #include "simd/rows.h"
@@ -9,7 +9,8 @@ namespace fb::FB_ISA {
 
 constexpr int64_t kFewQueries = 4;
 
-// scores (count) = scale k q for `count` rows of k (d columns of them), q (d); scores has room for whole vectors.
+// scores (count) = scale k q, for `count` rows of k (d of its columns) and q (d). scores must have room for whole
+// vectors.
 template <class X>
 FB_INLINE void scores_of(const X* q, const View& k, int64_t row, int64_t col, int64_t count, int64_t d, float scale,
                          float* scores) {
@@ -23,10 +24,10 @@ FB_INLINE void scores_of(const X* q, const View& k, int64_t row, int64_t col, in
     }
 }
 
-// Scratch of a row that sees `keys` keys: its probabilities and its sums.
+// Scratch of a query that sees `keys` keys: its probabilities and its sums.
 FB_INLINE int64_t few_floats(int64_t keys, int64_t d) { return round_up(keys, kLanes) + round_up(d, kLanes); }
 
-// Query row i of one head, which sees keys [first, last).
+// Computes query row i of one head, which sees keys [first, last).
 template <class X>
 void attend_one(const View& q, const View& k, const View& v, const AttentionShape& s, int64_t head, int64_t i,
                 int64_t first, int64_t last, const View& out) {
@@ -40,13 +41,14 @@ void attend_one(const View& q, const View& k, const View& v, const AttentionShap
     std::fill(p + count, p + padded, -std::numeric_limits<float>::infinity());
     Vec best = load(p), part{};
     for (int64_t j = kLanes; j < padded; j += kLanes) best = max(best, load(p + j));
-    const float top = max_lane(best);
+    const float sink = s.sinks ? s.sinks[head] : -std::numeric_limits<float>::infinity();
+    const float top = std::max(max_lane(best), sink);
     for (int64_t j = 0; j < padded; j += kLanes) {
         const Vec e = exp(load(p + j) - top);
         store(p + j, e);
         part += e;
     }
-    const float total = sum(part);
+    const float total = sum(part) + (s.sinks ? std::exp(sink - top) : 0.0f);
     std::fill_n(sums, width, 0.0f);
     for (int64_t j = 0; j < count; j++) {
         const X* value = v.row<X>(first + j) + col;

@@ -6,7 +6,7 @@
 namespace fb::FB_ISA {
 namespace {
 
-constexpr int64_t kColumns = 64;  // of column_dots that one thread sums: a cache line or more of every row
+constexpr int64_t kColumns = 64;  // columns that one thread sums in column_dots: a cache line or more of every row
 
 }  // namespace
 
@@ -30,7 +30,7 @@ void scale_columns(View x, const float* factors, const float* bias, View out, bo
     });
 }
 
-// Each column is summed in the order of its rows, whatever the number of threads.
+// Each column is summed in row order, for any number of threads.
 void column_dots(View x, View y, const float* less, const float* over, float* out) {
     by_dtype(x.dtype, [&](auto* x_tag) {
         using X = std::remove_pointer_t<decltype(x_tag)>;

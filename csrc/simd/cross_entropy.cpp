@@ -6,10 +6,10 @@
 namespace fb::FB_ISA {
 namespace {
 
-// How far above its reference a row's maximum may rise before the row is rescaled: e^30 leaves float ample room.
+// How far a row's maximum may rise above its reference before the row is rescaled. e^30 is far from overflow.
 constexpr float kHeadroom = 30.0f;
 
-// A logit as the softmax takes it, and its derivative from that.
+// A logit as the softmax uses it, and the derivative given that logit.
 struct Plain {
     FB_INLINE Vec operator()(Vec z) const { return z; }
     FB_INLINE float one(float z) const { return z; }
@@ -56,7 +56,7 @@ FB_INLINE void tile_row(const float* row, int64_t n, int64_t target, const Form&
     if (target >= 0 && target < n) {
         target_logit = form.one(row[target]);
         if (p) store1(p + target, 0.0f);
-        // Sum again without the target: subtracting it would cancel when it dominates.
+        // Sum again without the target: subtracting it would cancel if it dominates.
         Vec again{};
         others = 0;
         for (i = 0; i + kLanes <= n; i += kLanes) {
@@ -91,7 +91,7 @@ void cross_entropy_tile(View logits, const int32_t* targets, int64_t first, floa
 void cross_entropy_finish(const float* reference, const float* sum_in, const float* target_logit, View target_rows,
                           float scale, float softcap, View dh, float* loss, int64_t n) {
     parallel_rows(n, dh ? dh.cols : 1, [&](int64_t t) {
-        // loss = log(1 + others / e_target), written so that neither side overflows or cancels.
+        // loss = log(1 + others / e_target), in a form in which neither side overflows or cancels.
         const float margin = target_logit[t] - reference[t] - std::log(sum_in[t]);  // log(p_target / others)
         loss[t] = margin > 0 ? std::log1p(std::exp(-margin)) : std::log1p(std::exp(margin)) - margin;
         if (!dh) return;

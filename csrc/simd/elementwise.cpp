@@ -21,8 +21,8 @@ namespace {
 
 constexpr int64_t kPiece = 512;  // elements whose random bits are drawn at once
 
-// The random numbers of a row from column `first` on, at most kPiece: two of a word, which is a plain loop, so that the
-// compiler turns it into vector code.
+// The random numbers of a row from column `first` on, at most kPiece. Two come from each word, in a plain loop that the
+// compiler can vectorise.
 struct Drawn {
     uint16_t numbers[kPiece + 2];
     const uint16_t* begin;
@@ -37,7 +37,7 @@ struct Drawn {
             z = (z ^ z >> 15) * 0x735A2D97u;
             words[w] = z ^ z >> 15;
         }
-        std::memcpy(numbers, words, size_t(size) * sizeof(uint32_t));  // little-endian, as all that we run on
+        std::memcpy(numbers, words, size_t(size) * sizeof(uint32_t));  // little-endian, as all supported systems are
     }
 };
 
@@ -75,7 +75,7 @@ double sum_squares(View x) {
     double total = 0;
     for (int64_t t = 0; t < x.rows; t++) {
         const float* row = x.row<float>(t);
-        // Short float runs, then double: exact enough for a norm and still vector speed.
+        // Short sums in float, then double: accurate enough for a norm, at vector speed.
         for (int64_t first = 0; first < x.cols; first += 1024) {
             Vec squares{};
             for_lanes(std::min<int64_t>(1024, x.cols - first), [&](auto get, auto) {

@@ -1,6 +1,6 @@
-// The product every linear layer is made of: out (T, N) (+)= sum over segments of x_s (T, R_s) W_s, where W_s is a
-// stored weight read along or down its rows. Weights are unpacked into a panel that fits the first-level cache and
-// used for all T rows at once, so each weight is unpacked exactly once per call.
+// The product that all linear layers use: out (T, N) (+)= sum over segments of x_s (T, R_s) W_s, where W_s is a stored
+// weight read along or across its rows. Weights are unpacked into a panel that fits the first-level cache and is used
+// for all T rows at once. So each weight is unpacked exactly once per call.
 #pragma once
 #include "simd/micro_bf16.h"
 #include "simd/micro_fixed.h"
@@ -15,7 +15,7 @@ struct Segment {
     bool across;
 };
 
-inline Matrix as_matrix(const View& dense) {  // float32 rows seen as a stored weight
+inline Matrix as_matrix(const View& dense) {  // float32 rows as a stored weight
     Matrix m;
     m.data = static_cast<const uint8_t*>(dense.data);
     m.row_bytes = dense.ld * 4;
@@ -24,11 +24,11 @@ inline Matrix as_matrix(const View& dense) {  // float32 rows seen as a stored w
     return m;
 }
 
-// Whether a micro-kernel reads x and weights as they were prepared for it.
+// Whether the micro-kernel needs x and weights in a prepared form.
 template <class Tile>
 constexpr bool kPrepares = std::is_same_v<Tile, FixedTile>;
 
-// As pack_panel<FloatTile>, compiled once (simd/linear.cpp).
+// Like pack_panel<FloatTile>, compiled once (simd/linear.cpp).
 void pack_floats(const Segment& s, int64_t col, int64_t lanes, int64_t first, int64_t depth, float* panel);
 
 template <class Tile>
@@ -45,8 +45,8 @@ void pack_panel(const Segment& s, int64_t col, int64_t lanes, int64_t first, int
     }
 }
 
-// The stored bytes the next panel will be packed from. They are touched while the current one is multiplied, a few
-// rows per tile: the strides are too long and the stretches too short for the hardware to run ahead by itself.
+// The stored bytes from which the next panel will be packed. They are prefetched while the current panel is multiplied,
+// a few rows per tile, because their strides are too long and their stretches too short for the hardware prefetcher.
 struct Ahead {
     const uint8_t* row = nullptr;
     int64_t rows = 0, row_bytes = 0, span = 0;
@@ -64,14 +64,14 @@ FB_INLINE Ahead ahead_of(const Segment& s, int64_t col, int64_t lanes, int64_t f
     return {s.w.row(row) + at * block.bytes / block.weights, s.across ? lanes : depth, s.w.row_bytes, span};
 }
 
-// What a panel holds: a stretch of one segment, and behind it a tail, all of the next segment if that is as short as
-// LoRA's factor. So few steps are not worth a pass over the output of their own.
+// The content of a panel: a stretch of one segment, followed by a tail, which is all of the next segment if that is as
+// short as LoRA's factor. So few steps do not justify another pass over the output.
 struct Part {
     const Segment* segment;
     int64_t first, depth;
     int64_t start, strip;  // in elements of the panel: where its strips start, and the size of one
-    View x;                // what the micro-kernel reads: the segment's, or some of its rows in another form
-    int64_t row0 = 0;      // the row that x starts with
+    View x;                // what the micro-kernel reads: the segment's x, or some of its rows in prepared form
+    int64_t row0 = 0;      // the first row in x
 };
 struct Stretch {
     Part body, tail;  // tail.depth may be 0
@@ -82,17 +82,17 @@ FB_INLINE Part part_of(const Segment& segment, int64_t first, int64_t depth, int
     return {&segment, first, depth, start, (Tile::header + strip_height<Tile>(depth)) * Tile::cols, segment.x};
 }
 
-// One packed panel times rows [t0, t1) of x.
+// Multiplies rows [t0, t1) of x by one packed panel.
 template <class Tile>
 void multiply_panel(const Stretch& stretch, const typename Tile::Element* panel, View out, int64_t col, int64_t lanes,
                     int64_t t0, int64_t t1, bool add, Ahead ahead) {
     const Part body = stretch.body, tail = stretch.tail;
     alignas(64) typename Tile::Operand buffers[2][Tile::rows * Tile::depth];
     alignas(64) float edge[Tile::rows * Tile::cols];
-    const int64_t share = ahead.rows * Tile::rows / (t1 - t0) + 1;  // weight rows to touch per tile
+    const int64_t share = ahead.rows * Tile::rows / (t1 - t0) + 1;  // weight rows to prefetch per tile
     for (int64_t t = t0; t < t1; t += Tile::rows) {
         ahead.fetch(share);
-        if (!add)  // the first pass over the output: have the next tile's lines at hand when they are written
+        if (!add)  // first pass over the output: prefetch the next tile's lines before they are written
             for (int64_t i = t + Tile::rows; i < std::min(t + 2 * Tile::rows, t1); i++)
                 for (int64_t j = 0; j < lanes; j += 16) __builtin_prefetch(out.row<float>(i) + col + j, 1);
         const int64_t rows = std::min<int64_t>(Tile::rows, t1 - t);
@@ -124,19 +124,19 @@ void multiply_panel(const Stretch& stretch, const typename Tile::Element* panel,
     }
 }
 
-// How the output is cut. A unit is a group of panels; over each stretch of the reduction its panels are packed once and
-// take turns over blocks of rows, so that what they share, a block's stretch of x, comes from the second-level cache
-// and a panel from the first. The sizes suit the smallest second-level cache about (512 KB); larger ones gain nothing
-// where there is more (docs/decisions/gemm-packing.md).
+// How the output is cut. A unit is a group of panels. For each stretch of the reduction its panels are packed once and
+// multiplied in turn by blocks of rows. So the stretch of x that they share comes from the second-level cache, and a
+// panel from the first. The sizes suit a second-level cache of 512 KB; larger ones gain nothing on CPUs with more
+// (docs/decisions/gemm-packing.md).
 template <class Tile>
-constexpr int64_t kGroupPanels = kPrepares<Tile> ? 8 : 4;  // rows are prepared once for a group
+constexpr int64_t kGroupPanels = kPrepares<Tile> ? 8 : 4;  // rows are prepared once for each group
 template <class Tile>
 constexpr int64_t kBlockRows = (256 + Tile::rows - 1) / Tile::rows * Tile::rows;
 template <class Tile>
 int64_t group_bytes() {
     return kGroupPanels<Tile> * int64_t(panel_size<Tile>() * sizeof(typename Tile::Element));
 }
-// Behind the panels, if the micro-kernel wants x and weights prepared: a block of rows, a part each, and a panel's
+// After the panels, if the micro-kernel needs prepared x and weights: a block of rows for each part, and a panel's
 // weights in float32.
 template <class Tile>
 int64_t unit_bytes() {
@@ -145,7 +145,7 @@ int64_t unit_bytes() {
     return group_bytes<Tile>();
 }
 
-// Rows [t0, t1), columns [begin, end) of the product.
+// Computes rows [t0, t1), columns [begin, end) of the product.
 template <class Tile>
 void gemm_unit(const Segment* segments, int count, const float* bias, View out, bool accumulate, int64_t begin,
                int64_t end, int64_t t0, int64_t t1) {
@@ -191,7 +191,7 @@ void gemm_unit(const Segment* segments, int count, const float* bias, View out, 
                             if (part.depth)
                                 pack_panel<Tile>(*part.segment, col, lanes, part.first, part.depth, panel + part.start,
                                                  floats);
-                        const bool turn = col + kPanelCols >= end;  // to the next stretch
+                        const bool turn = col + kPanelCols >= end;  // whether the next stretch follows
                         const int64_t next_col = turn ? begin : col + kPanelCols, start = turn ? next : first;
                         if (start < reduction)
                             ahead = ahead_of(segment, next_col, std::min<int64_t>(kPanelCols, end - next_col), start,
@@ -203,15 +203,15 @@ void gemm_unit(const Segment* segments, int count, const float* bias, View out, 
             add = true;
         }
     }
-    if (!add)  // no reduction at all
+    if (!add)  // the reduction is empty
         for (int64_t t = t0; t < t1; t++) std::fill_n(out.row<float>(t) + begin, end - begin, 0.0f);
 }
 
 template <class Tile>
 void gemm_all(const Segment* segments, int count, const float* bias, View out, bool accumulate) {
     const int64_t panels = (out.cols + kPanelCols - 1) / kPanelCols, workers = threads();
-    // Every worker gets as many whole panels, in rounds of equal groups. The panels left over are cut along T, so that
-    // no worker waits for the last one.
+    // Every worker gets the same number of whole panels, in rounds of equal groups. The remaining panels are cut along
+    // T, so that no worker waits for the last one.
     const bool cut = out.rows >= 2 * Tile::rows;
     const int64_t owners = cut ? workers : 1, group = cut ? kGroupPanels<Tile> : 1;
     const int64_t share = panels / owners, rounds = (share + group - 1) / group;
@@ -243,7 +243,7 @@ inline void gemm(const Segment* segments, int count, const float* bias, View out
     gemm_all<FloatTile>(segments, count, bias, out, accumulate);
 }
 
-// A thread's panels for an output (rows, cols).
+// Bytes of a thread's panels for an output (rows, cols).
 inline int64_t gemm_scratch(int64_t rows, int64_t cols, [[maybe_unused]] Dtype operand) {
     if (rows == 0 || cols == 0) return 0;
     if constexpr (!std::is_void_v<Bf16Tile>) {

@@ -4,7 +4,20 @@
 namespace fb::FB_ISA {
 namespace {
 
-// Both activations are g sigmoid(z(g)), with the derivative sigmoid(z) (1 + g z'(g) (1 - sigmoid(z))).
+struct Gradients {
+    Vec a, dgate, dup;
+};
+
+// a = g sigmoid(z(g)) u.   da/du = g sigmoid(z);   da/dg = u sigmoid(z) (1 + g z'(g) (1 - sigmoid(z))).
+template <class Z>
+struct Sigmoidal {
+    FB_INLINE static Vec forward(Vec g, Vec u) { return g * sigmoid(Z::z(g)) * u; }
+    FB_INLINE static Gradients backward(Vec grad, Vec g, Vec u) {
+        const Vec s = sigmoid(Z::z(g));
+        return {g * s * u, grad * u * s * (1.0f + Z::g_times_slope(g) * (1.0f - s)), grad * g * s};
+    }
+};
+
 struct Silu {
     FB_INLINE static Vec z(Vec g) { return g; }
     FB_INLINE static Vec g_times_slope(Vec g) { return g; }
@@ -13,7 +26,7 @@ struct Silu {
 // z = 2 u, u = sqrt(2 / pi) (g + 0.044715 g^3), since (1 + tanh u) / 2 = sigmoid(2 u).
 struct GeluTanh {
     static constexpr float kLinear = 1.595769122f, kCubic = kLinear * 0.044715f;
-    // Further out the sigmoid is 0 or 1, and the cube need not overflow.
+    // Beyond this the sigmoid is 0 or 1, and the cube might overflow.
     FB_INLINE static Vec bounded(Vec g) {
         return g < splat(-30.0f) ? splat(-30.0f) : (g > splat(30.0f) ? splat(30.0f) : g);
     }
@@ -27,13 +40,46 @@ struct GeluTanh {
     }
 };
 
+// a = r^2 u, r = relu(g).   da/du = r^2;   da/dg = 2 r u.   NaN stays NaN.
+struct Relu2 {
+    FB_INLINE static Vec relu(Vec g) { return g < splat(0.0f) ? splat(0.0f) : g; }
+    FB_INLINE static Vec forward(Vec g, Vec u) { return relu(g) * relu(g) * u; }
+    FB_INLINE static Gradients backward(Vec grad, Vec g, Vec u) {
+        const Vec r = relu(g);
+        return {r * r * u, 2.0f * grad * u * r, grad * r * r};
+    }
+};
+
+// a = c sigmoid(1.702 c) (v + 1), c = min(g, 7), v = u clipped to [-7, 7].   No gradient beyond the clips; NaN stays
+// NaN.
+struct ClippedSilu {
+    static constexpr float kGain = 1.702f, kClip = 7;
+    // 1.702 c; far below, the sigmoid is 0, and the product might overflow.
+    FB_INLINE static Vec z(Vec c) { return kGain * (c < splat(-100.0f) ? splat(-100.0f) : c); }
+    FB_INLINE static Vec clipped(Vec g) { return g > splat(kClip) ? splat(kClip) : g; }
+    FB_INLINE static Vec factor(Vec u) { return 1.0f + clipped(u < splat(-kClip) ? splat(-kClip) : u); }
+    FB_INLINE static Vec forward(Vec g, Vec u) {
+        const Vec c = clipped(g);
+        return c * sigmoid(z(c)) * factor(u);
+    }
+    FB_INLINE static Gradients backward(Vec grad, Vec g, Vec u) {
+        const Vec c = clipped(g), s = sigmoid(z(c)), f = factor(u), none{};
+        const Vec dgate = grad * f * s * (1.0f + z(c) * (1.0f - s)), dup = grad * c * s;
+        return {c * s * f, g > splat(kClip) ? none : dgate, ((u > splat(kClip)) | (u < splat(-kClip))) ? none : dup};
+    }
+};
+
 // body(tag of gate's elements, tag of the output's, activation)
 template <class Body>
 void by_types(Activation activation, const View& gate, const View& out, const Body& body) {
     by_dtype(gate.dtype, [&](auto* gate_tag) {
         by_dtype(out.dtype, [&](auto* out_tag) {
-            if (activation == Activation::silu) body(gate_tag, out_tag, Silu());
-            else body(gate_tag, out_tag, GeluTanh());
+            switch (activation) {
+                case Activation::silu: return body(gate_tag, out_tag, Sigmoidal<Silu>());
+                case Activation::gelu_tanh: return body(gate_tag, out_tag, Sigmoidal<GeluTanh>());
+                case Activation::relu2: return body(gate_tag, out_tag, Relu2());
+                case Activation::clipped_silu: return body(gate_tag, out_tag, ClippedSilu());
+            }
         });
     });
 }
@@ -46,25 +92,22 @@ void glu(View gate, View up, Activation activation, View out) {
         using O = std::remove_pointer_t<decltype(out_tag)>;
         parallel_rows(gate.rows, gate.cols, [&](int64_t t) {
             for_lanes(gate.cols, [&](auto get, auto put) {
-                const Vec g = get(gate.row<G>(t));
-                put(out.row<O>(t), g * sigmoid(form.z(g)) * get(up.row<G>(t)));
+                put(out.row<O>(t), form.forward(get(gate.row<G>(t)), get(up.row<G>(t))));
             });
         });
     });
 }
 
-// Forward: a = g sigmoid(z) u.  da/du = g sigmoid(z);  da/dg = u sigmoid(z) (1 + g z' (1 - sigmoid(z))).
 void glu_backward(View da, View gate, View up, Activation activation, View dgate, View dup, View a) {
     by_types(activation, gate, dgate, [&](auto* gate_tag, auto* out_tag, auto form) {
         using G = std::remove_pointer_t<decltype(gate_tag)>;
         using O = std::remove_pointer_t<decltype(out_tag)>;
         parallel_rows(gate.rows, gate.cols, [&](int64_t t) {
             for_lanes(gate.cols, [&](auto get, auto put) {
-                const Vec g = get(gate.row<G>(t)), grad = get(da.row<float>(t)), s = sigmoid(form.z(g));
-                const Vec u = get(up.row<G>(t));
-                if (a) put(a.row<O>(t), g * s * u);  // as glu does
-                put(dup.row<O>(t), grad * g * s);
-                put(dgate.row<O>(t), grad * u * s * (1.0f + form.g_times_slope(g) * (1.0f - s)));
+                const Gradients found = form.backward(get(da.row<float>(t)), get(gate.row<G>(t)), get(up.row<G>(t)));
+                if (a) put(a.row<O>(t), found.a);  // as in glu
+                put(dup.row<O>(t), found.dup);
+                put(dgate.row<O>(t), found.dgate);
             });
         });
     });

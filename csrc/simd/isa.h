@@ -1,7 +1,7 @@
-// The vector type of the instruction set being compiled, and the few functions the kernels build on.
+// The vector type of the instruction set being compiled, and the basic functions of the kernels.
 //
-// FB_ISA names the set and the namespace. Vectors are the compiler's own (GCC and Clang vector extensions), so the
-// same source serves SSE2, AVX2, AVX-512 and NEON; intrinsics appear only where the language has no equivalent.
+// FB_ISA names the set and the namespace. Vectors are the compiler's own (GCC and Clang vector extensions), so the same
+// source serves SSE2, AVX2, AVX-512 and NEON. Intrinsics appear only where the language has no equivalent.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -24,7 +24,7 @@ namespace fb::FB_ISA {
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
-constexpr int kRegisterVectors = 4;  // vectors a micro-kernel tile is wide
+constexpr int kRegisterVectors = 4;  // width of a micro-kernel tile, in vectors
 #elif defined(__AVX2__)
 constexpr int kLanes = 8;
 constexpr int kRegisterVectors = 2;
@@ -52,7 +52,7 @@ FB_INLINE V load_raw(const T* p) {
     return v;
 }
 
-// Loads and stores of kLanes elements held as float or as bf16.
+// Loads and stores of kLanes elements stored as float or as bf16.
 FB_INLINE Vec load(const float* p) { return load_raw<Vec>(p); }
 FB_INLINE Vec load(const uint16_t* p) { return (Vec)(__builtin_convertvector(load_raw<HVec>(p), UVec) << 16); }
 FB_INLINE void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
@@ -91,7 +91,7 @@ FB_INLINE void store_part(T* p, int64_t n, Vec v) {
 
 FB_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
-// Whether any lane of a comparison is true.
+// Whether a comparison is true in any lane.
 FB_INLINE bool any(IVec lanes) {
 #if defined(__AVX512F__)
     return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) != 0;
@@ -117,7 +117,7 @@ FB_INLINE Vec square_root(Vec v) {
 #endif
 }
 
-// The nearest integers, of halves the even ones.
+// Rounds to the nearest integer, halves to even.
 FB_INLINE IVec nearest(Vec v) {
 #if defined(__AVX512F__)
     return (IVec)_mm512_cvtps_epi32((__m512)v);
@@ -156,7 +156,7 @@ FB_INLINE Vec exp(Vec x) {
     constexpr float kLeast = -87.3365f, kMost = 88.0f;
 #if defined(__AVX512F__)
     const __mmask16 alive = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(kLeast), _CMP_NLT_UQ);
-    const Vec clamped = (Vec)_mm512_min_ps(_mm512_set1_ps(kMost), (__m512)x);  // the second operand if it is NaN
+    const Vec clamped = (Vec)_mm512_min_ps(_mm512_set1_ps(kMost), (__m512)x);  // a NaN second operand is returned
 #else
     const Vec clamped = x < splat(kLeast) ? splat(kLeast) : (x > splat(kMost) ? splat(kMost) : x);
 #endif
@@ -199,7 +199,8 @@ FB_INLINE Vec tanh(Vec x) {
 
 FB_INLINE int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// body(0), body(1), ... body(Count - 1), each a constant: a loop that the compiler must unroll, however long its body.
+// body(0), body(1), ... body(Count - 1), each with a constant: a loop that the compiler must unroll, however long its
+// body.
 template <class Body, int... i>
 FB_INLINE void unrolled(const Body& body, std::integer_sequence<int, i...>) {
     (body(std::integral_constant<int, i>{}), ...);
@@ -223,7 +224,7 @@ FB_INLINE void by_dtype(Dtype dtype, const Body& body) {
     else body(static_cast<float*>(nullptr));
 }
 
-// Rows divided into chunks large enough to pay for a thread.
+// Divides rows into chunks large enough to justify a thread.
 template <class Body>
 void parallel_rows(int64_t rows, int64_t cols, const Body& body) {
     const int64_t chunk = std::max<int64_t>(1, 16384 / std::max<int64_t>(cols, 1));

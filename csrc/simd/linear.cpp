@@ -12,8 +12,8 @@ struct Form {
     using Rows = T;
 };
 
-// body(a class of rows, T as a constant): how few rows of x meet weights of a type. One row is what decoding has, two
-// to four are rare: a number of their own for each would double the time that all of this takes to compile.
+// Calls body(a class of rows, T as a constant) for products with few rows of x. One row is the case of decoding; two to
+// four are rare, and share one class, because a class for each would double the compile time.
 template <class Body>
 void skinny(TensorType type, [[maybe_unused]] Dtype operand, int64_t tokens, const Body& body) {
     with_type(type, [&](auto stored) {
@@ -37,7 +37,7 @@ void pack_floats(const Segment& s, int64_t col, int64_t lanes, int64_t first, in
     pack_panel<FloatTile>(s, col, lanes, first, depth, panel, nullptr);
 }
 
-// y = x W^T + bias + h b: LoRA's second factor is one more segment of the reduction.
+// y = x W^T + bias + h b. LoRA's second factor is one more segment of the reduction.
 void linear(View x, Matrix w, const float* bias, View h, View b, View out, bool accumulate) {
     if (is_skinny(x.rows))
         return skinny(w.type, x.dtype, x.rows, [&](auto form, auto rows) {

@@ -1,4 +1,4 @@
-// The two skinny products of LoRA: one dimension is the rank.
+// The two skinny products of LoRA, in which one dimension is the rank.
 #include "simd/pack.h"
 #include "simd/rows.h"
 #include "simd/table.h"
@@ -6,11 +6,11 @@
 namespace fb::FB_ISA {
 namespace {
 
-constexpr int kUnitTokens = 24;  // tokens a unit of lora_in owns
-constexpr int kUnitDepth = 512;  // reduction steps between visits to the accumulators
+constexpr int kUnitTokens = 24;  // tokens that a unit of lora_in owns
+constexpr int kUnitDepth = 512;  // reduction steps between updates of the accumulators
 constexpr int kRankBlock = kLanes == 16 ? 8 : 4;
 
-// acc (M, R) += x (M, depth) a (R, depth)^T, the sums left spread over lanes.
+// acc (M, R) += x (M, depth) a (R, depth)^T, with each sum spread over the lanes.
 template <int M, int R, class X>
 FB_INLINE void dot_rows(const X* x, int64_t ldx, const float* a, int64_t lda, int64_t depth, Vec* acc, int64_t ldacc) {
     Vec local[M][R];
@@ -34,12 +34,12 @@ FB_INLINE void dot_rows(const X* x, int64_t ldx, const float* a, int64_t lda, in
         for (int j = 0; j < R; j++) acc[i * ldacc + j] = local[i][j];
 }
 
-// A vector of sums per cell, and the cells.
+// Bytes for a vector of sums per cell, and for the cells.
 int64_t in_scratch(int64_t rows, int64_t rank) {
     return round_up(rows * rank, kLanes) * int64_t(sizeof(Vec) + sizeof(float));
 }
 
-// dh in float32, scaled.
+// Bytes for dh in float32, scaled.
 int64_t gradient_scratch(int64_t tokens, int64_t rank) { return tokens * rank * 4; }
 
 template <class X>
@@ -74,7 +74,7 @@ void lora_in_rows(View x, View a, float scale, View h, bool accumulate, int64_t 
     });
 }
 
-// da (R, N vectors) += sum over tokens of dh[t, 0..R) x[t, strip]; `live` columns of the strip exist.
+// da (R, N vectors) += sum over tokens of dh[t, 0..R) x[t, strip]. Only `live` columns of the strip exist.
 template <int R, int N, class X>
 FB_INLINE void outer_strip(const float* dh, int64_t rank, View x, int64_t col, float* out) {
     Vec acc[R][N];

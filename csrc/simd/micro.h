@@ -1,13 +1,13 @@
-// Register-tiled micro-kernels: a tile of C stays in registers while the reduction runs.
+// Register-tiled micro-kernels: a tile of C stays in registers during the reduction.
 //
-// Sums start from zero and are added to C at the end: the reduction is then a sum of short sums, whose rounding error
-// grows with their length and their number, not with the product of the two.
+// Sums start from zero and are added to C at the end. So the reduction is a sum of short sums, whose rounding error
+// grows with their length and their number, not with the product of both.
 #pragma once
 #include "simd/isa.h"
 
 namespace fb::FB_ISA {
 
-constexpr int kTileRows = 6;  // of floats
+constexpr int kTileRows = 6;  // rows of a float tile
 constexpr int kTileCols = kRegisterVectors * kLanes;
 
 // A tile of C (M, N vectors): the sums of its products.
@@ -15,8 +15,8 @@ template <int M, int N>
 struct TileSums {
     Vec acc[M][N] = {};
 
-    // += A (M, k) B (k, N vectors). A's element (i, p) is a[i * row_stride + p * k_stride]: a broadcast works
-    // whichever way A lies. B's row p starts at b[p * ldb].
+    // += A (M, k) B (k, N vectors). Element (i, p) of A is a[i * row_stride + p * k_stride]; broadcasting works for
+    // either layout. Row p of B starts at b[p * ldb].
     FB_INLINE void add(int64_t k, const float* a, int64_t row_stride, int64_t k_stride, const float* b, int64_t ldb) {
         for (int64_t p = 0; p < k; p++) {
             Vec row[N];
@@ -37,7 +37,7 @@ struct TileSums {
     }
 };
 
-// Calls body with a compile-time count 1 .. Max.
+// Calls body with a compile-time count from 1 to Max.
 template <int Max, class Body>
 FB_INLINE void with_count(int count, const Body& body) {
     if constexpr (Max > 1) {
@@ -46,9 +46,10 @@ FB_INLINE void with_count(int count, const Body& body) {
     body(std::integral_constant<int, Max>{});
 }
 
-// C (m, n) (+)= A (m, k) B (k, n) for n a multiple of kLanes, all in cache: attention's products.
-inline void small_gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t row_stride, int64_t k_stride,
-                       const float* b, int64_t ldb, float* c, int64_t ldc, bool accumulate) {
+// A (m, k) B (k, n) for n a multiple of kLanes, all in cache. finish(sums, i, j) gets each tile, at row i and column j.
+template <class Finish>
+FB_INLINE void small_products(int64_t m, int64_t n, int64_t k, const float* a, int64_t row_stride, int64_t k_stride,
+                              const float* b, int64_t ldb, const Finish& finish) {
     for (int64_t j = 0; j < n; j += kTileCols) {
         const int vectors = int(std::min<int64_t>(kTileCols, n - j) / kLanes);
         with_count<kRegisterVectors>(vectors, [&](auto width) {
@@ -57,28 +58,37 @@ inline void small_gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t 
                 with_count<kTileRows>(rows, [&](auto height) {
                     TileSums<height(), width()> sums;
                     sums.add(k, a + i * row_stride, row_stride, k_stride, b + j, ldb);
-                    sums.write(c + i * ldc + j, ldc, accumulate);
+                    finish(sums, i, j);
                 });
             }
         });
     }
 }
 
-// What a micro-kernel reads on x's side: its first element, and the distance of rows if they lie in rows.
+// C (m, n) (+)= A (m, k) B (k, n) for n a multiple of kLanes, all in cache: attention's products.
+inline void small_gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t row_stride, int64_t k_stride,
+                       const float* b, int64_t ldb, float* c, int64_t ldc, bool accumulate) {
+    small_products(m, n, k, a, row_stride, k_stride, b, ldb,
+                   [&](const auto& sums, int64_t i, int64_t j) { sums.write(c + i * ldc + j, ldc, accumulate); });
+}
+
+// How a micro-kernel reads x: its first element, and the distance between rows if it is stored in rows.
 template <class Operand>
 struct Rows {
     const Operand* data;
     int64_t stride;
 };
 
-// A micro-kernel as packing and blocking see it:
+// The interface of a micro-kernel for packing and blocking:
 //   rows, cols          its tile of C; it computes multiples of `row_step` rows
-//   Operand, Element    what it reads of x, and of a panel of weights: an Element holds `steps` reduction steps
-//   depth, depth_step   reduction steps a panel holds; those computed are a multiple of depth_step, zeros at the end
-//   header              rows of a strip before its steps, of the micro-kernel's own
-//   operand<height>     x rows [row, row + live), columns [first, first + depth): in place where possible, otherwise
-//                       brought into `buffer` (rows * depth elements). Up to `height`, rows are missing or anything
-//   Sums<height>        C (height, cols) while it is computed: `add` such rows times a strip of the panel, and `write`
+//   Operand, Element    what it reads from x and from a panel of weights: an Element holds `steps` reduction steps
+//   depth, depth_step   reduction steps per panel; it computes multiples of depth_step, with zeros at the end
+//   header              rows of a strip before its steps, for the micro-kernel's own use
+//   operand<height>     x rows [row, row + live), columns [first, first + depth): in place if possible, otherwise
+// copied
+//                       to `buffer` (rows * depth elements). Rows up to `height` are missing or arbitrary
+//   Sums<height>        C (height, cols) during the computation: `add` such rows times a strip of the panel, and
+// `write`
 struct FloatTile {
     using Operand = float;
     using Element = float;

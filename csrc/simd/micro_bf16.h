@@ -1,5 +1,4 @@
-// The micro-kernel of this instruction set that multiplies bf16, if it has one: Bf16Tile. micro.h says what its members
-// mean.
+// The micro-kernel of this instruction set for bf16 products, if it has one: Bf16Tile. micro.h documents its members.
 #pragma once
 #include "simd/micro.h"
 #include "simd/transpose.h"
@@ -15,7 +14,7 @@ struct DotTile {
     static constexpr int rows = kTileRows, row_step = 1, cols = kTileCols;
     static constexpr int header = 0, steps = 2, depth_step = 2, depth = 256;
 
-    // x's rows in place; where rows or steps are missing, copied, with zeros in their stead.
+    // x's rows in place; if rows or steps are missing, a copy with zeros for them.
     template <int height>
     FB_INLINE static Rows<uint16_t> operand(const View& x, int64_t row, int64_t live, int64_t first, int64_t count,
                                             uint16_t* buffer) {
@@ -55,8 +54,8 @@ using Bf16Tile = DotTile;
 
 namespace fb::FB_ISA {
 
-// Products of 2 x 4 by 4 x 2 (bfmmla): a register holds two rows of x, or two columns of the panel, four steps of each,
-// and the product of both is two rows by two columns of C. 16 of the 32 registers are sums, 8 the factors.
+// Products of 2 x 4 by 4 x 2 (bfmmla). A register holds four steps of two rows of x, or of two columns of the panel,
+// and their product is two rows by two columns of C. 16 of the 32 registers hold sums, 8 the factors.
 struct MatrixTile {
     using Operand = uint16_t;
     using Element = uint64_t;
@@ -71,7 +70,7 @@ struct MatrixTile {
         return load_raw<QVec>(part);
     }
 
-    // buffer[four steps][pair of rows][2][4]: what a strip takes from it lies in the order in which it is taken.
+    // buffer[four steps][pair of rows][2][4], in the order in which a strip reads it.
     template <int height>
     FB_INLINE static Rows<uint16_t> operand(const View& x, int64_t row, int64_t live, int64_t first, int64_t count,
                                             uint16_t* buffer) {

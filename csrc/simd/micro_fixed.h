@@ -1,13 +1,13 @@
-// The micro-kernel of products in fixed point, and how rows and panels become fixed point. core/fixed.h has the
-// numbers; simd/micro.h says what the members mean.
+// The micro-kernel of fixed-point products, and the conversion of rows and panels. core/fixed.h defines the numbers;
+// simd/micro.h documents the members.
 #pragma once
 #include "core/fixed.h"
 #include "simd/pack.h"
 
 namespace fb::FB_ISA {
 
-// In a register, as it is: the compiler does not fuse the product that made it with an addition that follows, nor load
-// it again.
+// Keeps a value in a register. The compiler then neither fuses the product that made it with a following addition, nor
+// loads it again.
 template <class V>
 FB_INLINE V settled(V v) {
 #if defined(__AVX512F__)
@@ -22,11 +22,11 @@ FB_INLINE V settled(V v) {
     return v;
 }
 
-// Eight floats, whatever the set: the sums of a chunk have eight parts.
+// Eight floats on every set, because the sums of a chunk have eight parts.
 using Eight = float __attribute__((vector_size(32)));
 using EightBits = int32_t __attribute__((vector_size(32)));
 
-// Of numbers without sign, whose bits are in their order, NaN being the largest.
+// The maximum of unsigned floats, compared by their bits; NaN is the largest.
 template <class Bits, class V>
 FB_INLINE V larger(V a, V b) {
     return (V)((Bits)a > (Bits)b ? (Bits)a : (Bits)b);
@@ -57,17 +57,17 @@ FB_INLINE Eight chunk_sums(const Eight (&v)[8]) {
            pick_eight<1, 3, 5, 7, 9, 11, 13, 15>(two[0], two[1]);
 }
 
-// The largest of eight, in all places.
+// The largest of eight, in all lanes.
 FB_INLINE Eight largest(Eight v) {
     v = larger<EightBits>(v, pick_eight<4, 5, 6, 7, 0, 1, 2, 3>(v, v));
     v = larger<EightBits>(v, pick_eight<2, 3, 0, 1, 6, 7, 4, 5>(v, v));
     return larger<EightBits>(v, pick_eight<1, 0, 3, 2, 5, 4, 7, 6>(v, v));
 }
 
-// Integers that fit, one vector behind the other, as int16.
+// Stores two vectors of small integers, one after the other, as int16.
 FB_INLINE void store_narrow(IVec a, IVec b, int16_t* out) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    const __m256i blocks = _mm256_packs_epi32((__m256i)a, (__m256i)b);  // of 64 bits, in the order 0 2 1 3
+    const __m256i blocks = _mm256_packs_epi32((__m256i)a, (__m256i)b);  // blocks of 64 bits, in the order 0 2 1 3
     const __m256i narrow = _mm256_permute4x64_epi64(blocks, 0xd8);
     __builtin_memcpy(out, &narrow, sizeof narrow);
 #else
@@ -81,7 +81,7 @@ FB_INLINE void store_narrow(IVec a, IVec b, int16_t* out) {
 // acc += the products of pairs of int16.
 FB_INLINE IVec add_pairs(IVec acc, IVec a, IVec b) {
 #if defined(__AVX512BF16__)
-    // AVX512-VNNI, without a flag: every CPU with AVX512-BF16 has it, and core/dispatch.cpp asks.
+    // AVX512-VNNI, without a compiler flag: every CPU with AVX512-BF16 has it, and core/dispatch.cpp checks.
     __asm__("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
     return acc;
 #elif defined(__AVX512F__)
@@ -99,7 +99,7 @@ FB_INLINE IVec add_pairs(IVec acc, IVec a, IVec b) {
 // A row of the tile: sums[j] += pair * row[j].
 FB_INLINE void add_row(IVec (&sums)[2], IVec pair, const IVec (&row)[2]) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    // In these instructions the tile fills the sixteen registers, and nothing moves to memory and back.
+    // In these instructions the tile fills the sixteen registers, and nothing is spilled to memory.
     IVec first = sums[0], second = sums[1], product;
     __asm__(
         "vpmaddwd %4, %2, %3\n\t"
@@ -118,14 +118,13 @@ FB_INLINE void add_row(IVec (&sums)[2], IVec pair, const IVec (&row)[2]) {
 struct FixedTile {
     using Operand = int16_t;
     using Element = uint32_t;
-    // Two vectors wide: where there are 32 registers, the sums of a chunk and of a group fit, and a strip leaves room
-    // in the first-level cache.
+    // Two vectors wide: with 32 registers the sums of a chunk and of a group fit, and a strip leaves room in the
+    // first-level cache.
     static constexpr int N = 2;
     static constexpr int rows = kTileRows, row_step = 1, cols = N * kLanes;
-    static constexpr int header = 1, steps = 2, depth_step = 2, depth = kFixedGroup;  // a strip's row of scales
+    static constexpr int header = 1, steps = 2, depth_step = 2, depth = kFixedGroup;  // header: scales
 
-    // A row of x in fixed point: its scale and its chunks' shares of it, in the place of two numbers each, then the
-    // numbers.
+    // A row of x in fixed point: its scale and its chunks' shares, each in the place of two numbers, then the numbers.
     static constexpr int chunks = depth / kFixedChunk, kHead = 2 + 2 * chunks, kRow = kHead + depth;
 
     template <int height>
@@ -135,13 +134,13 @@ struct FixedTile {
 
     static constexpr int64_t kRowsAhead = 3;
 
-    // Rows [t0, t1) of x, steps [first, first + count), into `out`.
+    // Writes rows [t0, t1) of x, steps [first, first + count), into `out`.
     static View prepare(const View& x, int64_t t0, int64_t t1, int64_t first, int64_t count, int16_t* out) {
         const int64_t padded = round_up(count, kFixedChunk);
         alignas(64) float whole[depth] = {};
         for (int64_t t = t0; t < t1; t++) {
             const float* row = x.row<float>(t) + first;
-            if (t + kRowsAhead < t1)  // the rows are too short for the hardware to run ahead
+            if (t + kRowsAhead < t1)  // prefetch, because the rows are too short for the hardware prefetcher
                 for (int64_t p = 0; p < count; p += 16) __builtin_prefetch(row + kRowsAhead * x.ld + p);
             if (count < padded) row = static_cast<const float*>(std::memcpy(whole, row, size_t(count) * 4));
             Eight parts[chunks];
@@ -155,7 +154,7 @@ struct FixedTile {
                 parts[c] = sum;
             }
             const Eight squares = chunk_sums(parts), most = largest(squares);
-            // The chunks' powers of two: half the exponents of the ratios.
+            // The powers of two of the chunks: half the exponents of the ratios.
             EightBits power = (((EightBits)(most / squares) >> 23) - 127) >> 1;
             power = power < kFixedShift ? power : kFixedShift + EightBits{};
             const float inverse = kFixedRowNorm / std::sqrt(most[0]), scale = 1 / inverse;
@@ -178,7 +177,7 @@ struct FixedTile {
         return {out, Dtype::bf16, t1 - t0, kRow, kRow};  // two bytes each
     }
 
-    // A panel of weights in float32, as a tile of floats reads it, in fixed point.
+    // Converts a panel of float32 weights, as a tile of floats reads it, to fixed point.
     static void quantise(const float* source, int64_t depth, uint32_t* panel) {
         for (int64_t strip = 0; strip < kPanelCols; strip += cols) {
             const float* strip_source = source + strip / kTileCols * depth * kTileCols + strip % kTileCols;
@@ -186,7 +185,7 @@ struct FixedTile {
                 const auto weights = [&](int64_t p) {
                     return p < depth ? load(strip_source + p * kTileCols + j) : Vec{};
                 };
-                Vec most = {}, part = {};  // the largest of a chunk, and of one of its parts
+                Vec most = {}, part = {};  // the largest sum of a chunk, and of one of its parts
                 for (int64_t p = 0; p < depth; p += kFixedChunk) {
                     Vec parts[8] = {};
                     for (int i = 0; i < kFixedChunk; i += 8)
@@ -199,7 +198,7 @@ struct FixedTile {
                     most = larger<IVec>((parts[0] + parts[2]) + (parts[1] + parts[3]), most);
                 }
                 const Vec by_norm = kFixedColumnNorm / square_root(most), by_peak = kFixedPeak / square_root(part);
-                const Vec inverse = by_peak < by_norm ? by_peak : by_norm;  // NaN if the norm is
+                const Vec inverse = by_peak < by_norm ? by_peak : by_norm;  // NaN if by_norm is
                 uint32_t* out = panel + j;
                 store(reinterpret_cast<float*>(out), 1.0f / inverse);
                 out += cols;

@@ -16,7 +16,7 @@ FB_INLINE float inverse_rms(const X* x, int64_t n, float eps) {
     return 1.0f / std::sqrt(sum(squares) / float(n) + eps);
 }
 
-// body(row, first column) for every group of `width` columns that is normalised by itself.
+// Calls body(row, first column) for every group of `width` columns that is normalised separately.
 template <class Body>
 void for_groups(const View& x, int64_t width, const Body& body) {
     parallel_rows(x.rows, x.cols, [&](int64_t t) {

@@ -1,8 +1,8 @@
-// Packing a rectangle of a stored weight into the panel a micro-kernel reads: panel[strip][p][Tile::cols], where p runs
-// over the reduction by elements of Tile::steps and a strip is one micro-kernel wide.
+// Packs a rectangle of a stored weight into the panel that a micro-kernel reads: panel[strip][p][Tile::cols], where p
+// counts the reduction in elements of Tile::steps, and a strip is one micro-kernel wide.
 //
-// "across": the reduction runs along the stored rows (forward, y = x W^T): lanes are rows of W, so runs are transposed.
-// "down": the reduction runs over the stored rows (backward, dx = dy W, and LoRA's second factor): lanes are columns.
+// "across": the reduction runs along the stored rows (forward, y = x W^T). Lanes are rows of W, so runs are transposed.
+// "down": the reduction runs over the stored rows (backward, dx = dy W, and LoRA's second factor). Lanes are columns.
 #pragma once
 #include "simd/micro.h"
 #include "simd/transpose.h"
@@ -12,7 +12,7 @@ namespace fb::FB_ISA {
 
 constexpr int kPanelCols = 64;
 
-// A panel has room for a short tail behind its depth (gemm.h).
+// A panel has room for a short tail after its depth (gemm.h).
 template <class Tile>
 constexpr int64_t kTail = Tile::depth / 4;
 template <class Tile>
@@ -20,7 +20,7 @@ constexpr size_t panel_size() {  // in elements
     return size_t(2 * Tile::header + (Tile::depth + kTail<Tile>) / Tile::steps) * kPanelCols;
 }
 
-// Rows of a strip that holds `depth` reduction steps.
+// Number of rows in a strip that holds `depth` reduction steps.
 template <class Tile>
 FB_INLINE int64_t strip_height(int64_t depth) {
     return round_up(depth, Tile::depth_step) / Tile::steps;
@@ -37,7 +37,7 @@ struct PanelRun {
     Lanes v[kVectors];
 };
 
-// The weights of a row from `first`, a multiple of the run, on; of those past `count`, what is missing is zero.
+// Loads the weights of a row from `first`, a multiple of the run. Weights beyond `count` are zero.
 template <class Tile, TensorType type>
 FB_INLINE PanelRun<Tile, type> load_run(const uint8_t* row, int64_t first, int64_t count) {
     PanelRun<Tile, type> out;
@@ -93,7 +93,7 @@ void pack_down(const Matrix& w, int64_t col, int64_t lanes, int64_t first, int64
                typename Tile::Element* panel) {
     using Load = PanelRun<Tile, type>;
     constexpr int steps = Tile::steps, vectors = sizeof(Load) / sizeof(WVec);
-    constexpr int width = sizeof(WVec) / sizeof(typename Tile::Element);  // columns a vector holds in the end
+    constexpr int width = sizeof(WVec) / sizeof(typename Tile::Element);  // columns that a finished vector holds
     const int64_t height = strip_height<Tile>(depth);
     const uint8_t* row = w.row(first);
     for (int64_t p = 0; p < height; p++, row += steps * w.row_bytes)

@@ -1,10 +1,10 @@
-// Walking a row of any length by vectors, the last one in part.
+// Loops over a row of any length in vectors, the last one partial.
 #pragma once
 #include "simd/isa.h"
 
 namespace fb::FB_ISA {
 
-// body(start, load, store): `load(p)` reads the lanes at p + start, `store(p, v)` writes them; the tail reads zeros.
+// body(start, load, store): `load(p)` reads the lanes at p + start, `store(p, v)` writes them. The tail reads zeros.
 template <class Body>
 FB_INLINE void for_lanes(int64_t n, const Body& body) {
     int64_t i = 0;

@@ -1,5 +1,5 @@
-// The product for a few rows of x, as in decoding: each weight is used so seldom that reading it limits the speed. The
-// weights are unpacked in registers, row by row as they are stored.
+// The product for a few rows of x, as in decoding. Each weight is used so rarely that reading it limits the speed. So
+// the weights are unpacked in registers, row by row as they are stored.
 #pragma once
 #include "simd/rows.h"
 #include "simd/transpose.h"
@@ -9,7 +9,7 @@ namespace fb::FB_ISA {
 
 constexpr int kSkinnyRows = 4;
 
-// Where fewer rows are given than a product takes, the last one fills it up.
+// If there are fewer rows than a product takes, the last one is repeated.
 FB_INLINE int64_t given(const View& x, int64_t t) { return std::min(t, x.rows - 1); }
 
 // `rows` rows of x as float32, padded with zeros to `width`.
@@ -24,7 +24,7 @@ FB_INLINE void widen_rows(const View& x, int64_t rows, int64_t width, float* out
     });
 }
 
-// The runs of a stretch of a row: of a format's `Block`, if it has one.
+// Unpacks the runs of a stretch of a row, with the format's `Block` if it has one.
 template <class Format, class = void>
 struct RunsAt {
     const uint8_t* start;
@@ -36,7 +36,7 @@ struct RunsAt<Format, std::void_t<typename Format::Block>> : Format::Block {
     using Format::Block::Block;
 };
 
-// Stored rows times x (T, K), in float32.
+// Products of stored rows with x (T, K), in float32.
 template <TensorType type, int T>
 class FloatRows {
 public:
@@ -47,9 +47,9 @@ public:
         widen_rows(x, T, width_, x_);
     }
 
-    // sums[t] = the products of one stored row with x_t, spread over lanes.
+    // sums[t] = the product of one stored row with x_t, spread over lanes.
     FB_INLINE void dot(const uint8_t* row, Vec (&sums)[T]) const {
-        constexpr int kChains = 4;  // of additions, side by side: they hide each other's latency
+        constexpr int kChains = 4;  // independent chains of additions, which hide each other's latency
         Vec parts[T][kChains] = {};
         const auto add = [&](const Floats& weights, int64_t run, int chain) {
             for (int t = 0; t < T; t++)
@@ -58,7 +58,7 @@ public:
         };
         const int64_t runs = cols_ / kRun;
         int64_t run = 0;
-        // A block of 256 is unrolled: what its eight runs share is then computed once, and the rest by constants.
+        // A block of 256 is unrolled, so that what its eight runs share is computed once, and the rest uses constants.
         constexpr BlockShape block = block_shape(type);
         constexpr int kUnroll = block.weights == 256 ? 8 : 2;
         constexpr int64_t kBytes = int64_t(kUnroll) * kRun / block.weights * block.bytes;
@@ -86,23 +86,23 @@ FB_INLINE int64_t prepared_bytes(int64_t cols) {
     return round_up(Rows::scratch_bytes(cols), 64);
 }
 
-// x as the rows of W want it, and LoRA's h behind it.
+// x in the form that the rows of W need, followed by LoRA's h.
 template <class Rows, int T>
 FB_INLINE int64_t skinny_scratch(int64_t cols, int64_t rank) {
     return prepared_bytes<Rows>(cols) + T * rank * 4;
 }
 
-// out (T, N) (+)= x (T, K) W^T + bias + h (T, r) b (r, N), for at most T rows, T being 1 or kSkinnyRows.
+// out (T, N) (+)= x (T, K) W^T + bias + h (T, r) b (r, N), for at most T rows, where T is 1 or kSkinnyRows.
 template <class Rows, int T>
 void linear_skinny(const View& x, const Matrix& w, const float* bias, const View& h, const View& b, const View& out,
                    bool accumulate) {
-    // The caller's own scratch: the units below must not ask for any.
+    // The caller's own scratch; the units below must not request any.
     const int64_t rank = h ? h.cols : 0, prepared = prepared_bytes<Rows>(x.cols);
     auto* scratch = static_cast<uint8_t*>(thread_scratch(size_t(skinny_scratch<Rows, T>(x.cols, rank))));
     const Rows stored(x, scratch);
     float* factors = reinterpret_cast<float*>(scratch + prepared);
     if (h) widen_rows(h, h.rows, rank, factors);
-    // Many units, and as many for one thread as for another. The processor runs ahead within a page; we go further.
+    // Many units, the same number for each thread. The hardware prefetches within a page; we prefetch further.
     constexpr int64_t kUnitBytes = 32 * 1024, kAhead = 4096;
     const int64_t units = round_up(std::max<int64_t>(1, w.rows * w.row_bytes / kUnitBytes), threads());
     const int64_t rows = round_up((w.rows + units - 1) / units, kLanes);

@@ -1,6 +1,6 @@
-// Stored rows times a few rows of x in bf16, on sets with bf16 dot products. A block's integer codes are exact in bf16:
-// they are multiplied as they are, and its scale multiplies the sum of the products. Nothing is rounded but sums.
-// Minima multiply the sums of x over their blocks, which are the same for every row.
+// Products of stored rows with a few rows of x in bf16, on sets with bf16 dot products. A block's integer codes are
+// exact in bf16, so they are multiplied directly, and the block's scale multiplies the sum of the products. Only sums
+// are rounded. Minima multiply the sums of x over their blocks, which are the same for every row.
 #pragma once
 #include "simd/skinny.h"
 #include "simd/unpack_bf16.h"
@@ -9,11 +9,11 @@ namespace fb::FB_ISA {
 
 #if defined(__AVX512BF16__)
 
-// A format whose codes are worth it (`has_codes`) multiplies a block of 256, or a group of blocks of 32, by these rows.
+// A format with `has_codes` multiplies a block of 256, or a group of blocks of 32, by these rows.
 template <TensorType type, int T>
 class CodeRows {
 public:
-    static constexpr int kChains = 4;  // of additions, side by side: they hide each other's latency
+    static constexpr int kChains = 4;  // independent chains of additions, which hide each other's latency
     using Parts = Vec[T][kChains];
 
     static int64_t scratch_bytes(int64_t cols) { return T * (padded(cols) * 2 + padded(cols) / kLanes * 4); }
@@ -34,7 +34,7 @@ public:
         }
     }
 
-    // sums[t] = the products of one stored row with x_t, spread over lanes.
+    // sums[t] = the product of one stored row with x_t, spread over lanes.
     FB_INLINE void dot(const uint8_t* row, Vec (&sums)[T]) const {
         Parts parts = {};
         const int64_t blocks = cols_ / kBlock.weights;
@@ -56,7 +56,7 @@ public:
         for (int t = 0; t < T; t++) parts[t][0] += (Vec)offsets * load(sums_of(t, i));
     }
 
-    // sums += scales * (codes x), the codes in one or two vectors that belong to x from run `run` on.
+    // sums += scales * (codes x), with the codes in one or two vectors that belong to x from run `run` on.
     template <int n>
     FB_INLINE void add(const __m512i (&codes)[n], int64_t run, __m512 scales, int chain, Parts& parts) const {
         for (int t = 0; t < T; t++) {
@@ -75,9 +75,9 @@ private:
 
     static int64_t padded(int64_t cols) { return round_up(cols, kGroup * kRun); }
 
-    // The sums of x_t that belong to group or large block i. Lane j of a group is block j's; a large block of eight
-    // parts has its scales in lanes 0 to 7, where there is nothing to sum, and its minima, to be subtracted, in the
-    // others. One of sixteen parts has their minima in all.
+    // The sums of x_t that belong to group or large block i. In a group, lane j belongs to block j. A large block of
+    // eight parts has its scales in lanes 0 to 7, where there is nothing to sum, and its minima, which are subtracted,
+    // in the others. A block of sixteen parts has minima in all lanes.
     FB_INLINE float* sums_of(int t, int64_t i) const { return sums_ + t * width_ / kLanes + i * kLanes; }
 
     void sum_blocks(int t) {

@@ -1,4 +1,4 @@
-// The operations of this instruction set, as core/ops.def lists them.
+// The operations of this instruction set, as listed in core/ops.def.
 #pragma once
 #include "core/flops.h"
 #include "core/ops.h"

@@ -1,4 +1,4 @@
-// Permutations of two vectors, and the transpose they make.
+// Permutations of two vectors, and the transpose built from them.
 #pragma once
 #include <utility>
 
@@ -16,7 +16,7 @@ struct IndexOf<Vec> {
     using type = IVec;
 };
 
-// out[i] = (a, b)[Pattern::at(i)], where b's lanes count on from a's.
+// out[i] = (a, b)[Pattern::at(i)], where b's lanes are counted after a's.
 template <class Pattern, class V, int... i>
 FB_INLINE V pick(V a, V b, std::integer_sequence<int, i...>) {
 #if defined(__clang__)
@@ -31,7 +31,7 @@ FB_INLINE V pick(V a, V b) {
     return pick<Pattern>(a, b, std::make_integer_sequence<int, sizeof(V) / sizeof(a[0])>{});
 }
 
-// Patterns that are one instruction each: zips within each 128 bits, and exchanges of 128-bit blocks.
+// Patterns that are a single instruction: zips within each 128 bits, and exchanges of 128-bit blocks.
 template <int high>
 struct ZipWords {
     static constexpr int at(int i) { return i / 4 * 4 + i % 4 / 2 + 2 * high + i % 2 * kLanes; }
@@ -83,14 +83,14 @@ FB_INLINE void transpose(Vec (&v)[kLanes]) {
     }
 }
 
-// 2 x 2 of 64 bits, in each 128 bits.
+// Transposes 2 x 2 of 64 bits in each 128 bits.
 FB_INLINE void transpose(QVec (&v)[2]) {
     const QVec a = v[0], b = v[1];
     v[0] = pick<ZipQuads<0>>(a, b);
     v[1] = pick<ZipQuads<1>>(a, b);
 }
 
-// Rows of 16-bit lanes to their columns, one behind the other.
+// Interleaves rows of 16-bit lanes into their columns, one after the other.
 FB_INLINE void interleave(WVec (&v)[2]) {
     const WVec a = v[0], b = v[1];
     v[0] = pick<Interleave<0>>(a, b);

@@ -6,7 +6,7 @@
 
 namespace fb::FB_ISA {
 
-// Weights [first, first + count) of a row. Whole runs go through the registers, the rest through the scalar decoder.
+// Unpacks weights [first, first + count) of a row. Whole runs use registers, the rest the scalar decoder.
 template <TensorType type>
 FB_INLINE void unpack(const uint8_t* row, int64_t first, int64_t count, float* out) {
     int64_t at = 0;

@@ -1,11 +1,11 @@
-// Unpacking stored weights straight to bf16, in the order of the row. Rounded once, to nearest even, from the exact
-// value: the same bits as a format's run in float32 followed by a conversion.
+// Unpacks stored weights directly to bf16, in row order. They are rounded once, to nearest even, from the exact value:
+// bit-identical to a format's run in float32 followed by a conversion.
 #pragma once
 #include "simd/unpack.h"
 
 namespace fb::FB_ISA {
 
-// What is unpacked at once.
+// The stretch that is unpacked at once.
 template <TensorType type>
 using RunsOf = Runs<Format<type>::weights == 256 ? 2 : 1>;
 
@@ -26,7 +26,7 @@ FB_INLINE RunsOf<type> bf16_runs(const uint8_t* row, int64_t i) {
 #endif
 }
 
-// The end of a row: `count` weights, and zeros in place of missing ones.
+// The end of a row: `count` weights, and zeros for missing ones.
 __attribute__((noinline)) inline void bf16_end(TensorType type, const uint8_t* row, int64_t first, int64_t count,
                                                int64_t width, void* out) {
     float values[2 * kRun] = {};
@@ -36,7 +36,7 @@ __attribute__((noinline)) inline void bf16_end(TensorType type, const uint8_t* r
     std::memcpy(out, bits, size_t(width) * 2);
 }
 
-// The weights of a row from `first`, a multiple of their number, on. From `count` on they are zero.
+// The weights of a row from `first`, a multiple of their number. They are zero from `count` on.
 template <TensorType type>
 FB_INLINE RunsOf<type> bf16_part(const uint8_t* row, int64_t first, int64_t count) {
     constexpr int width = RunsOf<type>::kWeights;

@@ -4,7 +4,7 @@
 namespace fb::FB_ISA {
 namespace {
 
-// One stored row, dequantised, in stretches that stay in the first-level cache.
+// Dequantises one stored row, in stretches that stay in the first-level cache.
 template <TensorType type>
 void unpack_row(const uint8_t* row, int64_t cols, View out, int64_t t) {
     constexpr int64_t kStretch = 1024;
@@ -18,7 +18,7 @@ void unpack_row(const uint8_t* row, int64_t cols, View out, int64_t t) {
     }
 }
 
-// 32 numbers in a block of eight bits. Numbers without sign are in the order of their bits, NaN being the largest.
+// Encodes 32 numbers as an 8-bit block. Unsigned floats are ordered like their bits, and NaN is the largest.
 template <class X>
 FB_INLINE void encode_block(const X* x, uint8_t* block) {
     using Codes = int8_t __attribute__((vector_size(kLanes)));

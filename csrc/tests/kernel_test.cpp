@@ -1,11 +1,11 @@
-// Every operation of every vector table this CPU runs against the reference table, over awkward shapes. Plain C++, so
-// that it also runs where no Python is at hand, under an emulator for one.
+// Compares every operation of every vector table that this CPU runs with the reference table, over awkward shapes. It
+// is plain C++, so that it also runs without Python, for example under an emulator.
 //
 //   kernel_test           all tables;  kernel_test avx2    one of them
 //
-// Fails, too, if an operation of core/ops.def was not among them.
+// It also fails if an operation of core/ops.def was not tested.
 //
-// Exits with 1 after a mismatch, with 2 when nothing was tested.
+// Exits with 1 after a mismatch, and with 2 if nothing was tested.
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -25,8 +25,9 @@ int checks = 0, failures = 0;
 
 float uniform(float low, float high) { return std::uniform_real_distribution<float>(low, high)(generator); }
 
-// A view that owns its memory, with a gap between rows. Fresh ones hold NaN, so that a cell left out is noticed, and
-// gaps do for ever, so that one read is. The memory ends with the last row: a read beyond is the address sanitiser's.
+// A view that owns its memory, with a gap between rows. New ones hold NaN, so that a cell that is not written is
+// noticed. Gaps always hold NaN, so that reading one is noticed. The memory ends with the last row, so that the address
+// sanitiser notices a read beyond it.
 class Array {
 public:
     Array(int64_t rows, int64_t cols, Dtype dtype = Dtype::f32)
@@ -65,7 +66,7 @@ private:
     View view_;
 };
 
-// |ours - reference| <= tolerance * |reference|, norm-wise; a NaN on either side fails.
+// Requires |ours - reference| <= tolerance * |reference| in norm. A NaN on either side fails.
 void compare(const std::string& what, const Array& ours, const Array& reference, double tolerance) {
     double error = 0, size = 0;
     for (int64_t r = 0; r < ours.rows(); r++)
@@ -80,7 +81,7 @@ void compare(const std::string& what, const Array& ours, const Array& reference,
     std::printf("FAILED %s: error %.3g of %.3g allowed\n", what.c_str(), std::sqrt(error / size), tolerance);
 }
 
-// A table that counts the calls of each operation of another, `Counted<&Ops::operation>::calls`.
+// A table that counts the calls of each operation of another: `Counted<&Ops::operation>::calls`.
 const Ops* counted = nullptr;
 template <auto operation>
 struct Counted;
@@ -127,7 +128,7 @@ void check(const std::string& what, const Ops& table, std::vector<Array> outputs
                 tolerance);
 }
 
-// As `check`, to the last bit.
+// Like `check`, but bit-identical.
 void check_bits(const std::string& what, const Ops& table, std::vector<Array> outputs,
                 const std::function<void(const Ops&, std::vector<Array>&)>& operation) {
     std::vector<Array> expected = outputs;
@@ -147,7 +148,7 @@ void check_bits(const std::string& what, const Ops& table, std::vector<Array> ou
     }
 }
 
-// `operation`'s cost, by both tables: the same arithmetic, and as much scratch as the call took.
+// Compares `operation`'s cost in both tables: the same arithmetic, and the scratch that the call really took.
 template <class Operation>
 void check_cost(const std::string& what, const Ops& table, const Operation& cost, const std::function<void()>& call) {
     scratch_peak();
@@ -166,7 +167,7 @@ struct Stored {
     Matrix matrix;
 };
 
-// Random bytes are valid blocks, but for their numbers, which must be finite and make weights of order one.
+// Random bytes are valid blocks, except for their numbers, which must be finite and give weights of order one.
 Stored random_matrix(TensorType type, int64_t rows, int64_t cols) {
     const BlockShape block = block_shape(type);
     Stored stored;
@@ -184,7 +185,7 @@ Stored random_matrix(TensorType type, int64_t rows, int64_t cols) {
             float size;
             do {
                 uint32_t bits = uint32_t(generator());
-                if (field.kind == Number::f32) bits &= 0xfffff000;  // as converted from halves: products are exact
+                if (field.kind == Number::f32) bits &= 0xfffff000;  // like converted halves: exact products
                 std::memcpy(start + field.at, &bits, size_t(size_of(field.kind)));
                 size = std::fabs(load_number(field.kind, start + field.at)) * float(Format::spread);
             } while (!(size >= 0.5f && size < 2));
@@ -203,14 +204,14 @@ constexpr TensorType kTypes[] = {
 #undef FB_TYPE
 };
 
-// What asks for the format of a type that is not in the list does not compile.
+// Code that uses the format of a type outside the list must not compile.
 template <TensorType type, class = void>
 constexpr bool kHasFormat = false;
 template <TensorType type>
 constexpr bool kHasFormat<type, std::void_t<plain::Format<type>>> = true;
 static_assert(kHasFormat<TensorType::Q4_0> && !kHasFormat<TensorType(99)>);
 
-// bf16 tables round the weights to bf16 (2^-9 each way at worst, less in a sum), others only sum in another order.
+// bf16 tables round the weights to bf16 (2^-9 each at worst, less in a sum); others only sum in another order.
 double product_tolerance(Dtype dtype) { return dtype == Dtype::bf16 ? 4e-3 : 1e-5; }
 
 void test_products(const Ops& table, Dtype dtype) {
@@ -259,7 +260,8 @@ void test_products(const Ops& table, Dtype dtype) {
         }
 }
 
-// Large enough to be cut every way: blocks of rows, rounds of panels, panels left over and cut along T, ends of each.
+// Large enough to be cut in every way: blocks of rows, rounds of panels, remaining panels cut along T, and partial
+// ends.
 void test_blocks(const Ops& table, Dtype dtype) {
     const int64_t tokens = 277, rows = 677, cols = 704;
     const Stored w = random_matrix(TensorType::Q4_0, rows, cols);
@@ -270,8 +272,8 @@ void test_blocks(const Ops& table, Dtype dtype) {
           [&](const Ops& ops, auto& out) { ops.linear_backward(dy, w.matrix, {}, {}, out[0], true); });
 }
 
-// LoRA's factor behind the last stretch of the weight: none, short enough to share a panel with it, just too long for
-// that, longer than a panel; and the same behind no weight at all.
+// LoRA's factor after the last stretch of the weight: none, short enough to share a panel with it, just too long for
+// that, and longer than a panel. And the same without a weight.
 void test_seams(const Ops& table, Dtype dtype) {
     const int64_t tokens = 9, width = 70;
     for (const int64_t reduction : {0, 40, 256, 300})
@@ -289,7 +291,7 @@ void test_seams(const Ops& table, Dtype dtype) {
         }
 }
 
-// Numbers of very different sizes, with some zeros, and a few that are far larger than the rest.
+// Numbers of very different sizes, with some zeros and a few that are far larger than the rest.
 Array uneven(int64_t rows, int64_t cols) {
     Array a = Array::random(rows, cols);
     const View view = a;
@@ -345,8 +347,8 @@ void test_fixed(const Ops& table) {
         }
 }
 
-// Rows and columns that point the same way reach the bound of each chunk's sum; the reference, which sums in 64 bits,
-// makes one that does not fit into 32 NaN.
+// Rows and columns that point the same way reach the bound of each chunk's sum. The reference sums in 64 bits, and
+// returns NaN for a sum that does not fit into 32.
 void test_fixed_bound(const Ops& table) {
     const int64_t tokens = 13, width = 67, reduction = 544;
     for (const float live : {1.0f, 0.5f, 0.1f, 0.03f}) {
@@ -363,7 +365,7 @@ void test_fixed_bound(const Ops& table) {
     }
 }
 
-// Blocks of eight bits, to the last bit: ends of rows, one vector apart; zeros, tiny, huge and infinite numbers.
+// 8-bit blocks, bit-identical: row ends one vector apart; zeros, tiny, huge and infinite numbers.
 void test_encode(const Ops& table, Dtype dtype) {
     for (const int64_t cols : {1, 31, 32, 37, 300}) {
         const Array from = uneven(70, cols);
@@ -427,18 +429,49 @@ void test_rows(const Ops& table, Dtype dtype) {
         const Array heads = Array::random(7, 3 * cols, dtype), dheads = Array::random(7, 3 * cols);
         check("rms_norm of heads", table, {Array(7, 3 * cols, dtype)}, tolerance,
               [&](const Ops& ops, auto& out) { ops.rms_norm(heads, weight, 1e-5f, out[0], false); });
-        if (cols > 1)  // else the gradient all but vanishes
+        if (cols > 1)  // for one column the gradient almost vanishes
             check("rms_norm_backward of heads", table, {dheads}, 1e-4, [&](const Ops& ops, auto& out) {
                 ops.rms_norm_backward(out[0], heads, weight, 1e-5f, out[0], false);
             });
         const Array gate = Array::random(7, cols, dtype, -4, 4), value = Array::random(7, cols, dtype);
-        for (const Activation form : {Activation::silu, Activation::gelu_tanh}) {
+        const Array gates = Array::random(7, cols, dtype, -20, 20), ups = Array::random(7, cols, dtype, -10, 10);
+        for (const Activation form :
+             {Activation::silu, Activation::gelu_tanh, Activation::relu2, Activation::clipped_silu}) {
+            const bool clipped = form == Activation::clipped_silu;
+            const View g = clipped ? View(gates) : View(gate), u = clipped ? View(ups) : View(value);
             check("glu", table, {Array(7, cols, dtype)}, tolerance,
-                  [&](const Ops& ops, auto& out) { ops.glu(gate, value, form, out[0]); });
+                  [&](const Ops& ops, auto& out) { ops.glu(g, u, form, out[0]); });
             check("glu_backward", table, {Array(7, cols, dtype), Array(7, cols, dtype), Array(7, cols, dtype)},
                   tolerance,
-                  [&](const Ops& ops, auto& out) { ops.glu_backward(x, gate, value, form, out[0], out[1], out[2]); });
+                  [&](const Ops& ops, auto& out) { ops.glu_backward(x, g, u, form, out[0], out[1], out[2]); });
         }
+        const Array z = Array::random(7, cols, Dtype::f32, -4, 4);
+        for (const Gate form : {Gate::silu, Gate::sigmoid}) {
+            check("gate", table, {Array(7, cols, dtype)}, tolerance,
+                  [&](const Ops& ops, auto& out) { ops.gate(z, value, form, out[0]); });
+            check("gate alone", table, {Array(7, cols, dtype)}, tolerance,
+                  [&](const Ops& ops, auto& out) { ops.gate(z, {}, form, out[0]); });
+            check("gate_backward", table, {Array(7, cols), Array(7, cols)}, 1e-5,
+                  [&](const Ops& ops, auto& out) { ops.gate_backward(x, z, value, form, out[0], out[1]); });
+            check("gate_backward alone", table, {x}, 1e-5,
+                  [&](const Ops& ops, auto& out) { ops.gate_backward(out[0], z, {}, form, out[0], {}); });
+        }
+        const Array bound = Array::random(1, cols, Dtype::f32, 0, 1), before = Array::random(1, cols);
+        const Array inward = Array::random(7, cols, Dtype::f32, -4, 4);
+        Array h(7, cols), last = before;
+        reference_ops()->gated_recurrence(inward, other, floats(bound), floats(last), h);
+        check("gated_recurrence", table, {before, Array(7, cols)}, 1e-5, [&](const Ops& ops, auto& out) {
+            ops.gated_recurrence(inward, other, floats(bound), floats(out[0]), out[1]);
+        });
+        check("gated_recurrence_backward", table, {before, Array(7, cols, dtype), Array(7, cols, dtype)}, tolerance,
+              [&](const Ops& ops, auto& out) {
+                  ops.gated_recurrence_backward(x, inward, other, floats(bound), floats(before), h, floats(out[0]),
+                                                out[1], out[2]);
+              });
+        check_bits("round_rows", table, {Array(7, cols, dtype)},
+                   [&](const Ops& ops, auto& out) { ops.round_rows(other, out[0]); });
+        check_bits("round_rows in place", table, {other},
+                   [&](const Ops& ops, auto& out) { ops.round_rows(out[0], out[0]); });
         check("cast", table, {Array(7, cols, dtype)}, tolerance,
               [&](const Ops& ops, auto& out) { ops.cast(x, out[0]); });
         const Array factors = Array::random(1, cols), bias = Array::random(1, cols), many = Array::random(300, cols);
@@ -454,6 +487,15 @@ void test_rows(const Ops& table, Dtype dtype) {
         });
         check("column_dots of many rows", table, {Array::random(1, cols)}, 1e-4,
               [&](const Ops& ops, auto& out) { ops.column_dots(many, many, nullptr, nullptr, floats(out[0])); });
+        const int32_t places[] = {6, 0, 3, 3, 7, -1, 2};  // 7 and -1 are no rows
+        check("take_rows", table, {Array(4, cols, dtype)}, tolerance,
+              [&](const Ops& ops, auto& out) { ops.take_rows(x, places, out[0]); });
+        check("take_rows as stored", table, {Array(4, cols, dtype)}, 0,
+              [&](const Ops& ops, auto& out) { ops.take_rows(value, places, out[0]); });
+        check("add_rows", table, {other}, 1e-6, [&](const Ops& ops, auto& out) { ops.add_rows(up, places, out[0]); });
+        for (const bool more : {false, true})
+            check("row_dots", table, {Array::random(1, 7)}, 1e-5,
+                  [&](const Ops& ops, auto& out) { ops.row_dots(x, value, floats(out[0]), more); });
         std::vector<uint32_t> states(size_t(x.rows()));
         for (size_t r = 0; r < states.size(); r++) states[r] = uint32_t(r) * 2654435761u;
         check("round_at_random", table, {Array(x.rows(), cols, Dtype::bf16)}, 0,
@@ -490,8 +532,10 @@ void test_attention(const Ops& table, Dtype dtype) {
             for (const int64_t window : {0, 9, 200})
                 for (const float softcap : {0.0f, 1.5f}) {
                     const int64_t queries = cu_q[4];
-                    const bool more = window == 200;  // dk and dv are added to
-                    const AttentionShape shape{4, 2, d, 0.3f, cu_q, cu, 4, window, softcap};
+                    const bool more = window == 200;  // whether dk and dv are added to
+                    const float sinks[] = {-1, 2, 0, 5};
+                    const float* with_sinks = d == 20 ? sinks : nullptr;
+                    const AttentionShape shape{4, 2, d, 0.3f, cu_q, cu, 4, window, softcap, nullptr, with_sinks};
                     const Array q = Array::random(queries, 4 * d, dtype, -3, 3), k = Array::random(130, 2 * d, dtype);
                     const Array v = Array::random(130, 2 * d, dtype), dout = Array::random(queries, 4 * d);
                     check("attention", table, {Array(queries, 4 * d, dtype), Array(4, queries)}, tolerance,
@@ -516,6 +560,45 @@ void test_attention(const Ops& table, Dtype dtype) {
                             "attention", table, [&](const Ops& ops) { return ops.attention_cost(shape, follows); },
                             [&] { table.attention(q, k, v, shape, out, follows ? View(lse) : View{}, {}); });
                 }
+}
+
+void test_delta_rule(const Ops& table) {
+    const int32_t cu[] = {0, 3, 3, 70, 103}, one[] = {0, 1}, long_one[] = {0, 75};
+    for (const auto& [bounds, sequences] : {std::pair<const int32_t*, int64_t>{cu, 4}, {one, 1}, {long_one, 1}})
+        for (const auto& [k_dim, v_dim] : {std::pair<int64_t, int64_t>{8, 16}, {21, 37}, {128, 128}})
+            for (const bool tiled : {false, true}) {
+                const int64_t rows = bounds[sequences], k_heads = 2, v_heads = 6, size = k_dim * v_dim;
+                const DeltaShape shape{k_heads, v_heads, tiled, bounds, sequences};
+                const float unit = 1.7f / std::sqrt(float(k_dim));  // keys have a length of about 1
+                const Array q = Array::random(rows, k_heads * k_dim), v = Array::random(rows, v_heads * v_dim);
+                const Array k = Array::random(rows, k_heads * k_dim, Dtype::f32, -unit, unit);
+                const Array decay = Array::random(rows, v_heads, Dtype::f32, -1.5f, 0);
+                const Array beta = Array::random(rows, v_heads, Dtype::f32, 0, 1);
+                const Array before = Array::random(v_heads, size), dafter = Array::random(v_heads, size);
+                const Array dy = Array::random(rows, v_heads * v_dim), like_q(rows, k_heads * k_dim);
+                const Array like_v(rows, v_heads * v_dim), like_g(rows, v_heads);
+                check("delta_rule", table, {like_v, before}, 1e-5, [&](const Ops& ops, auto& out) {
+                    ops.delta_rule(q, k, v, decay, beta, shape, out[1], out[0], out[1]);
+                });
+                check("delta_rule, states only", table, {Array(v_heads, size)}, 1e-5,
+                      [&](const Ops& ops, auto& out) { ops.delta_rule(q, k, v, decay, beta, shape, {}, {}, out[0]); });
+                check("delta_rule_backward", table, {like_q, like_q, like_v, like_g, like_g, dafter}, 1e-5,
+                      [&](const Ops& ops, auto& out) {
+                          ops.delta_rule_backward(dy, q, k, v, decay, beta, shape, before, out[5], out[0], out[1],
+                                                  out[2], out[3], out[4], out[5]);
+                      });
+                std::vector<Array> out{like_q, like_q, like_v, like_g, like_g, dafter};
+                check_cost(
+                    "delta_rule", table, [&](const Ops& ops) { return ops.delta_rule_cost(shape, k_dim, v_dim); },
+                    [&] { table.delta_rule(q, k, v, decay, beta, shape, before, out[2], {}); });
+                check_cost(
+                    "delta_rule_backward", table,
+                    [&](const Ops& ops) { return ops.delta_rule_backward_cost(shape, k_dim, v_dim); },
+                    [&] {
+                        table.delta_rule_backward(dy, q, k, v, decay, beta, shape, before, {}, out[0], out[1], out[2],
+                                                  out[3], out[4], {});
+                    });
+            }
 }
 
 void test_loss(const Ops& table, Dtype dtype) {
@@ -552,6 +635,7 @@ int run(const char* only) {
             if (dtype == Dtype::f32) {
                 test_fixed(*table);
                 test_fixed_bound(*table);
+                test_delta_rule(*table);
             }
             test_encode(*table, dtype);
             test_lora(*table, dtype);

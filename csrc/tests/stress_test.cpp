@@ -1,6 +1,6 @@
-// Threads at work together, for the thread sanitiser to watch: two jobs that compute in the pool and read their files
-// ahead, while others change the number of threads and the table of operations, start and stop the meter, and cut
-// mapped files short. What is computed is checked as well.
+// Runs threads concurrently under the thread sanitiser: two jobs that compute in the pool and read their files ahead,
+// while others change the number of threads and the table of operations, start and stop the meter, and truncate mapped
+// files. The results are checked as well.
 //
 //   stress_test [rounds]
 //
@@ -35,7 +35,7 @@ void expect(bool good, const char* what) {
     std::printf("FAILED %s\n", what);
 }
 
-// A file of ones, of which nothing is left at the end but what is still mapped.
+// A file of ones. At the end only its mapping remains.
 class MappedFile {
 public:
     explicit MappedFile(size_t floats) : size_(floats * sizeof(float)) {
@@ -88,7 +88,7 @@ void job(int rounds) {
     }
 }
 
-// Units of very unequal work with scratch of their own, and now and then one that throws.
+// Units of very unequal work with their own scratch, and occasionally one that throws.
 void pool(int rounds) {
     for (int round = 0; round < rounds; round++) {
         std::vector<int64_t> sums(41);
@@ -149,7 +149,7 @@ void missing_pages(int rounds) {
     }
 }
 
-// One read-ahead, asked and closed by two threads.
+// One read-ahead thread, used and closed by two threads.
 void shared_ahead(ReadAhead& ahead, const MappedFile& file, int rounds) {
     for (int round = 0; round < rounds; round++) {
         ahead.file(file.file(), 0, int64_t(file.size()));

@@ -9,7 +9,7 @@
 namespace fb::text {
 namespace {
 
-// GPT-2's alphabet: bytes that print stand for themselves, the others are U+0100 and on.
+// GPT-2's alphabet: printable bytes stand for themselves, the others for U+0100 and following.
 struct Alphabet {
     Alphabet() {
         uint32_t other = 0x100;
@@ -22,7 +22,7 @@ struct Alphabet {
         }
     }
     std::array<std::string, 256> letters;
-    std::array<int16_t, 0x144> bytes;  // -1: no letter
+    std::array<int16_t, 0x144> bytes;  // -1: not a letter of the alphabet
 };
 
 const Alphabet& alphabet() {
@@ -40,7 +40,7 @@ public:
           whole_words_(options.whole_words) {
         for (const std::string& name : options.cuts) cuts_.push_back(find_cut(name));
         for (int b = 0; b < 256; b++) bytes_[size_t(b)] = index_.find(alphabet().letters[size_t(b)]);
-        if (!whole_words_) index_ = TokenIndex();  // only the merges needed it
+        if (!whole_words_) index_ = TokenIndex();  // only building the merges needed it
     }
 
     std::string decode(const std::vector<int64_t>& ids) const override {
@@ -76,7 +76,7 @@ private:
         return index;
     }
 
-    // The bytes that a token of the alphabet's letters spells; false if there is another character in it.
+    // Returns the bytes that a token in the alphabet spells; false if it contains another character.
     static bool spelled(std::string_view token, std::string& bytes) {
         bytes.clear();
         for (const char *at = token.data(), *end = at + token.size(); at < end;) {
@@ -95,11 +95,11 @@ private:
             scratch.letters.clear();
             for (const char byte : word) scratch.letters += alphabet().letters[uint8_t(byte)];
             const uint32_t id = index_.find(scratch.letters);
-            // Text that spells a control token must not become it.
+            // Text that spells a control token must not become that token.
             if (id != kNone && tokens().type(id) != kControl && tokens().type(id) != kUnknown)
                 return out.push_back({id, uint32_t(word.size())});
         }
-        // Bytes without a token are left out before anything is joined; the token before them covers their text.
+        // Bytes without a token are removed before merging; the previous token covers their text.
         uint32_t leading = 0;
         while (leading < word.size() && token_of(word[leading]) == kNone) leading++;
         if (leading) out.push_back({kNone, leading});
@@ -114,7 +114,7 @@ private:
 
     TokenIndex index_;
     MergeTable merges_;
-    std::array<uint32_t, 256> bytes_;  // their tokens
+    std::array<uint32_t, 256> bytes_;  // the tokens of single bytes
     std::vector<Cut> cuts_;
     bool composes_, whole_words_;
 };

@@ -1,4 +1,4 @@
-// Pre-tokenizers: where text is cut before anything is merged.
+// Pre-tokenizers: they cut text before anything is merged.
 #pragma once
 #include <string>
 #include <string_view>
@@ -6,13 +6,13 @@
 
 namespace fb::text {
 
-// The end of the first piece of a text that is not empty: a match of the expression, or what is before the next one.
+// The end of the first piece of a non-empty text: a match of the expression, or the text before the next match.
 using Cut = const char* (*)(const char* begin, const char* end);
 
-// By name ("gpt2", "digit" ...); throws std::invalid_argument if there is none.
+// Finds a cut by name ("gpt2", "digit" ...). Throws std::invalid_argument if there is none.
 Cut find_cut(const std::string& name);
 
-// Calls `piece` with each piece of the text, cut by each expression in turn.
+// Calls `piece` with each piece of the text, after cutting by each expression in turn.
 template <class Piece>
 void cut(std::string_view text, const Cut* cuts, size_t count, const Piece& piece) {
     if (!count) return piece(text);

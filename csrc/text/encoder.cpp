@@ -9,7 +9,7 @@ namespace fb::text {
 
 void Encoder::encode(std::string_view text, const std::vector<Part>& parts, std::vector<uint32_t>& ids,
                      std::vector<Span>* spans) const {
-    constexpr size_t kMost = size_t(1) << 30;  // of UTF-8, so that places fit 32 bits
+    constexpr size_t kMost = size_t(1) << 30;  // bytes of UTF-8, so that places fit into 32 bits
     if (text.size() > kMost) throw std::invalid_argument("a text of over 1 GB; divide it");
     std::unique_ptr<Scratch> scratch;
     {
@@ -23,7 +23,7 @@ void Encoder::encode(std::string_view text, const std::vector<Part>& parts, std:
     ids.reserve(text.size() / 4 + parts.size());
     if (spans) spans->reserve(text.size() / 4 + parts.size());
     const char *at = text.data(), *end = at + text.size();
-    uint32_t chars = 0;  // that begin before `at`
+    uint32_t chars = 0;  // number of characters before `at`
     const auto go_to = [&](uint32_t place) {
         while (chars < place && at < end) at += read_char(at, end).bytes, chars++;
         if (chars != place) throw std::invalid_argument("a part of the text lies outside it, or before the last one");
@@ -53,7 +53,7 @@ void Encoder::encode_plain(std::string_view text, const Part& part, Scratch& scr
     encode_normal(text, scratch, scratch.pieces);
     const std::vector<uint32_t>& origin = scratch.origin;
     const char* at = text.data();
-    uint32_t chars = 0;  // that begin before `at`
+    uint32_t chars = 0;  // number of characters before `at`
     const auto place = [&](uint32_t c) { return part.begin + std::max(c, uint32_t(part.spaced)) - part.spaced; };
     for (const Piece& piece : scratch.pieces) {
         if (spans) {
@@ -66,7 +66,7 @@ void Encoder::encode_plain(std::string_view text, const Part& part, Scratch& scr
         }
         if (piece.id != kNone) ids.push_back(piece.id);
     }
-    constexpr size_t kKept = size_t(1) << 16;  // a long text's memory is not kept
+    constexpr size_t kKept = size_t(1) << 16;  // the memory for a longer text is not kept
     if (scratch.pieces.capacity() > kKept) Pieces().swap(scratch.pieces);
     if (scratch.held.capacity() > kKept) std::string().swap(scratch.held);
     if (scratch.spaced.capacity() > kKept) std::string().swap(scratch.spaced);

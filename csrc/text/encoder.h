@@ -1,4 +1,4 @@
-// Text to tokens and back: what both kinds of byte-pair encoding have in common.
+// Text to tokens and back: the parts that both kinds of byte-pair encoding share.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -21,10 +21,10 @@ struct Span {
 struct Part {
     uint32_t token;
     uint32_t begin, end;  // in characters
-    bool spaced;          // plain text: as if a space stood before it, which is no character of the text
+    bool spaced;          // plain text as if preceded by a space, which is not a character of the text
 };
 
-// What encoding needs for itself and keeps for the next text.
+// Memory that encoding needs and keeps for the next text.
 struct Scratch {
     Merger merger;
     WordCache cache;
@@ -40,15 +40,15 @@ public:
     virtual ~Encoder() = default;
 
     const Tokens& tokens() const { return tokens_; }
-    // Appends the tokens of valid UTF-8, whose `parts` follow one another. With `spans`, also the characters of the
-    // text that each stands for, whole characters where a token is a part of one. What no token stands for is left out.
+    // Appends the tokens of valid UTF-8, whose `parts` follow one another. With `spans`, also the range of characters
+    // that each token stands for: whole characters, even if a token is part of one. Text without a token is omitted.
     void encode(std::string_view text, const std::vector<Part>& parts, std::vector<uint32_t>& ids,
                 std::vector<Span>* spans) const;
-    // The bytes that the tokens stand for; numbers beyond the vocabulary are left out.
+    // Returns the bytes that the tokens stand for. Numbers beyond the vocabulary are omitted.
     virtual std::string decode(const std::vector<int64_t>& ids) const = 0;
 
 protected:
-    // What is encoded in the text's place; `origin` stays empty while its characters are the text's, one by one.
+    // Returns the text to encode instead. `origin` stays empty if its characters correspond one to one to the text's.
     virtual std::string_view normalize(std::string_view text, std::string& held,
                                        std::vector<uint32_t>& origin) const = 0;
     virtual void encode_normal(std::string_view text, Scratch& scratch, Pieces& out) const = 0;
@@ -59,24 +59,24 @@ private:
 
     Tokens tokens_;
     mutable std::mutex mutex_;
-    mutable std::vector<std::unique_ptr<Scratch>> idle_;  // one for each thread that has encoded at the same time
+    mutable std::vector<std::unique_ptr<Scratch>> idle_;  // one for each thread that encoded at the same time
 };
 
-// `names[i]` is the expression that cuts i-th. Throws std::invalid_argument for a vocabulary or merges that cannot be.
+// `names[i]` is the expression that cuts i-th. Throws std::invalid_argument for an impossible vocabulary or merges.
 struct ByteLevelOptions {
     std::vector<std::string> cuts;
     bool composes;     // characters are composed first
-    bool whole_words;  // a word that is a token becomes it, whatever the merges say
+    bool whole_words;  // a word that is a token becomes it, regardless of the merges
 };
-// Bytes as characters that can be seen, joined by rank. `merges`: so many strings "left right".
+// Encodes bytes as visible characters, which are merged by rank. `merges` holds n_merges strings "left right".
 std::unique_ptr<Encoder> make_byte_level(Tokens tokens, StringReader merges, uint32_t n_merges,
                                          const ByteLevelOptions& options);
 struct SentencePieceOptions {
-    std::vector<float> scores;  // neighbours are joined whose union is the piece with the highest one
-    bool by_merges;             // instead, they are joined by rank in the list of merges
-    bool strips_space;          // the space that decoded text begins with was put there by encoding
+    std::vector<float> scores;  // neighbours are merged if their union is the piece with the highest score
+    bool by_merges;             // instead, neighbours are merged by rank in the list of merges
+    bool strips_space;          // decoded text loses the leading space that encoding added
 };
-// A character without a token becomes its bytes' tokens, else, a run of such, the unknown token.
+// A character without a token becomes the tokens of its bytes, or, as a run of such characters, the unknown token.
 std::unique_ptr<Encoder> make_sentencepiece(Tokens tokens, StringReader merges, uint32_t n_merges,
                                             SentencePieceOptions options);
 

@@ -27,7 +27,7 @@ NameFinder::NameFinder(const std::vector<std::string>& names) {
         lengths_.push_back(
             uint32_t(std::count_if(name.begin(), name.end(), [](char c) { return !is_continuation(c); })));
     }
-    std::vector<uint32_t> queue{0};  // by length, so that what is shorter is ready
+    std::vector<uint32_t> queue{0};  // by length, so that shorter suffixes are ready
     for (size_t done = 0; done < queue.size(); done++) {
         for (uint32_t node = nodes_[queue[done]].child; node; node = nodes_[node].sibling) {
             queue.push_back(node);
@@ -53,14 +53,14 @@ uint32_t NameFinder::step(uint32_t node, char byte) const {
 
 std::vector<NameFinder::Hit> NameFinder::find(std::string_view text) const {
     std::vector<Hit> hits;
-    uint32_t node = 0, chars = 0;  // behind the place looked at
+    uint32_t node = 0, chars = 0;  // chars: number of characters after the current place
     for (size_t at = text.size(); at-- > 0;) {
         node = step(node, text[at]);
         chars += !is_continuation(text[at]);
         if (nodes_[node].name != kNone) hits.push_back({nodes_[node].name, chars, 0});
     }
     std::reverse(hits.begin(), hits.end());
-    for (Hit& hit : hits) {  // counted from the end so far
+    for (Hit& hit : hits) {  // they were counted from the end so far
         hit.begin = chars - hit.begin;
         hit.end = hit.begin + lengths_[hit.name];
     }

@@ -1,4 +1,4 @@
-// Names spelled in a text, found in one pass however many names there are.
+// Finds names in a text, in one pass for any number of names.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -8,17 +8,17 @@
 
 namespace fb::text {
 
-// An Aho-Corasick automaton over the names read backwards, so that a pass from the end of the text knows, at each
-// place, the longest name that begins there.
+// An Aho-Corasick automaton over the reversed names. A pass from the end of the text finds, at each place, the longest
+// name that begins there.
 class NameFinder {
 public:
     struct Hit {
-        uint32_t name, begin, end;  // the place in characters
+        uint32_t name, begin, end;  // begin and end in characters
     };
 
-    // Valid UTF-8, none of them empty.
+    // The names must be valid UTF-8 and not empty.
     explicit NameFinder(const std::vector<std::string>& names);
-    // At each place where names begin, the longest; in order of the text. They may overlap.
+    // Returns the longest name at each place where names begin, in text order. Hits may overlap.
     std::vector<Hit> find(std::string_view text) const;
 
 private:

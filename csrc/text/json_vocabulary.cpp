@@ -16,7 +16,7 @@ constexpr int kDepth = 64;
 
 }  // namespace
 
-// Reads one character after another; what is not taken for the vocabulary goes to the facts as it is.
+// Reads one character after another. Everything that is not part of the vocabulary is copied to the facts.
 class JsonReader {
 public:
     JsonReader(const JsonVocabulary::Source& source, JsonVocabulary& into) : source_(source), into_(into) {}
@@ -57,7 +57,7 @@ private:
         if (into_.facts_.size() >= kMostFacts) fail("more facts beside the vocabulary than any tokenizer has");
         into_.facts_ += c;
     }
-    // The character that follows white space.
+    // Returns the next character after white space.
     char peek() {
         space();
         if (at_end()) fail("the text ends");
@@ -80,7 +80,7 @@ private:
         for (const char c : std::string_view("null")) keep(c);
     }
 
-    // Calls `member(key)` at each value, which it has to read.
+    // Calls `member(key)` at each value, which it must read.
     template <class Member>
     void object(const Member& member) {
         if (++depth_ > kDepth) fail("nesting that is too deep");

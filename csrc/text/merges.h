@@ -10,7 +10,7 @@
 
 namespace fb::text {
 
-// What two tokens become, and when; for Merger.
+// The result and the rank of merging two tokens; for Merger.
 class MergeTable {
 public:
     MergeTable(StringReader reader, uint32_t count, const TokenIndex& index) : slots_(table_size(count), kNone) {
@@ -29,7 +29,7 @@ public:
             whole_.push_back(index.find(joined));
             if (left.empty() || right.empty() || left_[rank] == kNone || right_[rank] == kNone || whole_[rank] == kNone)
                 throw std::invalid_argument("merge " + std::to_string(rank) + " joins what is not in the vocabulary");
-            slots_[slot(left_[rank], right_[rank])] = rank;  // of equal merges, the last counts
+            slots_[slot(left_[rank], right_[rank])] = rank;  // the last of equal merges counts
         }
     }
     bool join(uint32_t left, uint32_t right, std::string_view, Join& join) const {

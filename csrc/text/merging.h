@@ -1,4 +1,4 @@
-// Byte-pair merging: neighbours are joined, the best pair first, until no rule applies.
+// Byte-pair merging: neighbours are merged, the best pair first, until no rule applies.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,22 +9,22 @@
 
 namespace fb::text {
 
-// What two neighbours become. The lowest priority is joined first; of equals, the leftmost.
+// The result of merging two neighbours. The lowest priority is merged first; among equals, the leftmost.
 struct Join {
     uint32_t priority, id;
 };
 
-// Takes n log n steps and about 40 bytes per symbol for a word of n symbols.
+// A word of n symbols takes n log n steps and about 40 bytes per symbol.
 class Merger {
 public:
-    // Begins a word. Its symbols follow in order.
+    // Begins a word. Its symbols are added in order.
     void begin() { symbols_.clear(); }
     void add(uint32_t id, uint32_t bytes) { symbols_.push_back({id, bytes, 0, 0}); }
-    // Gives the last symbol more of the text.
+    // Extends the last symbol by more of the text.
     void extend(uint32_t bytes) { symbols_.back().start += bytes; }
 
-    // Joins what `rules.join(left, right, union, join)` says and appends the result to `out`. `word` holds the symbols'
-    // text.
+    // Merges the pairs that `rules.join(left, right, union, join)` accepts, and appends the result to `out`. `word`
+    // holds the symbols' text.
     template <class Rules>
     void merge(std::string_view word, const Rules& rules, Pieces& out) {
         const uint32_t count = uint32_t(symbols_.size());
@@ -35,7 +35,7 @@ public:
             symbol = {symbol.id, start, i ? i - 1 : kNone, i + 1};
             start += bytes;
         }
-        symbols_.push_back({kNone, start, count ? count - 1 : kNone, kNone});  // where the word ends
+        symbols_.push_back({kNone, start, count ? count - 1 : kNone, kNone});  // marks the end of the word
         candidates_.clear();
         candidates_.reserve(count + count / 2 + 8);
         for (uint32_t i = 0; i + 1 < count; i++) consider(word, rules, i);
@@ -65,16 +65,16 @@ private:
     struct Symbol {
         uint32_t id;
         uint32_t start;           // in bytes; while symbols are added, their length
-        uint32_t previous, next;  // next is kNone in a symbol that was joined to the one before it
+        uint32_t previous, next;  // next is kNone for a symbol that was merged into the previous one
     };
     struct Candidate {
-        uint32_t priority, left, end;                   // end: the symbol behind the pair
-        bool operator<(const Candidate& other) const {  // the heap's top is the greatest
+        uint32_t priority, left, end;                   // end: the symbol after the pair
+        bool operator<(const Candidate& other) const {  // the top of the heap is the greatest
             return priority != other.priority ? priority > other.priority : left > other.left;
         }
     };
 
-    // Symbols only grow, so the pair is the one it was if it still begins and ends where it did.
+    // Symbols only grow, so the pair is unchanged if it still begins and ends at the same places.
     bool is_stale(const Candidate& c) const {
         const uint32_t right = symbols_[c.left].next;
         return right == kNone || symbols_[right].next != c.end;
@@ -97,14 +97,14 @@ private:
         if (candidates_.size() == candidates_.capacity()) drop_stale();
         if (consider(word, rules, i)) std::push_heap(candidates_.begin(), candidates_.end());
     }
-    // Bounds the heap by the number of symbols: at least a third of it is stale when it is full.
+    // Bounds the heap by the number of symbols. When it is full, at least a third of it is stale.
     void drop_stale() {
         candidates_.erase(
             std::remove_if(candidates_.begin(), candidates_.end(), [this](const Candidate& c) { return is_stale(c); }),
             candidates_.end());
         std::make_heap(candidates_.begin(), candidates_.end());
     }
-    // A long word's memory is not kept.
+    // Frees the memory of a long word.
     void release() {
         constexpr size_t kKept = 1 << 14;
         if (symbols_.capacity() > kKept) std::vector<Symbol>().swap(symbols_);

@@ -8,8 +8,8 @@
 namespace fb::text {
 namespace {
 
-// A character under way. `taken` counts the characters of the original that are used up when it is written: of those
-// that one character decomposes to, the first takes it.
+// A character being processed. `taken` counts the original characters that are used up when it is written. If one
+// character decomposes into several, the first of these takes it.
 struct Part {
     uint32_t code;
     uint32_t taken;
@@ -26,7 +26,7 @@ void decompose_into(std::vector<Part>& parts, uint32_t code, uint32_t taken) {
     if (second) decompose_into(parts, second, 0);
 }
 
-// Each run of combining characters in the order of their classes.
+// Sorts each run of combining characters by class.
 void order(std::vector<Part>& parts) {
     for (size_t i = 0; i < parts.size();) {
         if (!parts[i].combining) {
@@ -41,11 +41,11 @@ void order(std::vector<Part>& parts) {
     }
 }
 
-// Joins what follows a starter to it, unless something between is of the same class or a higher one.
+// Merges characters into the starter before them, unless something between has the same class or a higher one.
 void join(std::vector<Part>& parts) {
     size_t kept = 0, starter = 0;
     bool started = false;
-    int blocking = -1;  // the class of the last character kept behind the starter
+    int blocking = -1;  // the class of the last character kept after the starter
     for (const Part part : parts) {
         if (started && blocking < int(part.combining)) {
             if (const uint32_t whole = compose(parts[starter].code, part.code)) {
@@ -99,7 +99,7 @@ void to_composed(std::string_view text, std::string& composed, std::vector<uint3
         const Char c = read_char(at, end);
         at += c.bytes;
         const bool joins = composes[c.code];
-        if (!joins) flush();  // nothing behind it changes what is before it
+        if (!joins) flush();  // nothing that follows can change what is before it
         if (!joins && (at == end || !composes[read_char(at, end).code])) {
             append(composed, c.code);
             origin.push_back(place++);

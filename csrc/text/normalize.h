@@ -1,4 +1,4 @@
-// Unicode's composed form (NFC), with the place in the original that each character stands for.
+// Unicode's composed form (NFC), with the original place of each character.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -10,8 +10,8 @@ namespace fb::text {
 // Whether `to_composed` would change the text.
 bool needs_composing(std::string_view text);
 
-// Composes valid UTF-8. `origin` gets, for each character written, the number of the original's character it stands
-// for: a composed one stands for the first of those it is composed of, as in the `tokenizers` library.
+// Composes valid UTF-8. `origin` receives, for each character written, the index of the original character that it
+// stands for: for a composed one, the first of its parts, as in the `tokenizers` library.
 void to_composed(std::string_view text, std::string& composed, std::vector<uint32_t>& origin);
 
 }  // namespace fb::text

@@ -1,4 +1,4 @@
-// What an encoder writes and remembers.
+// The output of an encoder, and its cache of words.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -9,7 +9,7 @@ namespace fb::text {
 
 constexpr uint32_t kNone = 0xFFFFFFFF;
 
-// A token and the bytes of text that it covers. kNone: bytes that no token stands for.
+// A token and the bytes of text that it covers. kNone: bytes without a token.
 struct Piece {
     uint32_t id;
     uint32_t bytes;
@@ -28,10 +28,10 @@ inline uint64_t hash(std::string_view text) {
     return h;
 }
 
-// The tokens of short words met before: a table of fixed size in which a later word replaces an earlier one.
+// The tokens of short words seen before: a table of fixed size in which a later word replaces an earlier one.
 class WordCache {
 public:
-    // Appends the word's tokens; false if it is not remembered.
+    // Appends the word's tokens. Returns false if it is not in the cache.
     bool find(std::string_view word, Pieces& out) const {
         if (word.size() > kBytes || entries_.empty()) return false;
         const Entry& entry = entries_[hash(word) % kEntries];
@@ -39,7 +39,7 @@ public:
         for (int i = 0; i < entry.count; i++) out.push_back({entry.ids[i], entry.bytes[i]});
         return true;
     }
-    // Remembers the word as the tokens of `out` from `first` on, if it is short.
+    // Stores the word with the tokens of `out` from `first` on, if it is short.
     void add(std::string_view word, const Pieces& out, size_t first) {
         const size_t count = out.size() - first;
         if (word.size() > kBytes || count > kTokens) return;
@@ -58,7 +58,7 @@ private:
     static constexpr size_t kEntries = 1 << 14, kBytes = 24, kTokens = 6;
     struct Entry {
         char word[kBytes];
-        uint8_t size, count, bytes[kTokens];  // size 0: nothing is remembered here
+        uint8_t size, count, bytes[kTokens];  // size 0: the entry is empty
         uint32_t ids[kTokens];
     };
     std::vector<Entry> entries_;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kSpaceMark = "\u2581";  // a space in a piece
 
-// The byte of a token "<0x0A>"; -1 if it does not read so.
+// The byte of a token "<0x0A>", or -1 if it does not have this form.
 int spelled_byte(std::string_view token) {
     const auto digit = [](char c) {
         if (c >= '0' && c <= '9') return c - '0';
@@ -25,8 +25,8 @@ int spelled_byte(std::string_view token) {
     return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
-// Which characters stand beside each other inside a piece: where no two may, nothing is ever joined, and text can be
-// cut. Pairs share bits by chance, which only means a cut less.
+// The pairs of characters that occur next to each other inside a piece. Text can be cut between two characters that
+// never do, because nothing is merged there. Pairs may share bits by chance, which only means fewer cuts.
 class Neighbours {
 public:
     void add(uint32_t left, uint32_t right) { bits_[bit(left, right) / 64] |= uint64_t(1) << bit(left, right) % 64; }
@@ -52,7 +52,7 @@ public:
             throw std::invalid_argument("tokens and scores differ in number");
         byte_tokens_.fill(kNone);
         const auto preference = [](uint8_t type) { return type == kNormal ? 2 : is_text(type) ? 1 : 0; };
-        for (const int preferred : {0, 1, 2})  // of tokens that read alike, the last that is added counts
+        for (const int preferred : {0, 1, 2})  // of tokens with equal text, the last one added counts
             for (uint32_t id = 0; id < all.size(); id++)
                 if (preference(all.type(id)) == preferred) index_.add(id);
         for (uint32_t id = 0; id < all.size(); id++) {
@@ -68,7 +68,7 @@ public:
 
     std::string decode(const std::vector<int64_t>& ids) const override {
         std::string out, bytes;
-        const auto flush = [&] {  // bytes that are not whole characters show as so many replacement characters
+        const auto flush = [&] {  // bytes that are not whole characters become replacement characters, one each
             if (is_valid(bytes)) out += bytes;
             else
                 for (size_t i = 0; i < bytes.size(); i++) append(out, 0xFFFD);
@@ -92,7 +92,7 @@ public:
         return out.substr(strips_space_ && !out.empty() && out[0] == ' ');
     }
 
-    // The union's piece, if it is one; for Merger.
+    // Finds the piece of the union, if there is one; for Merger.
     bool join(uint32_t left, uint32_t right, std::string_view whole, Join& join) const {
         if (!joins(left) || !joins(right)) return false;
         const uint32_t id = index_.find(whole);
@@ -135,13 +135,13 @@ private:
         }
     };
     static bool is_text(uint8_t type) { return type != kUnknown && type != kControl && type != kByte; }
-    // Only normal pieces are joined: text that spells another token must not become it.
+    // Only normal pieces are merged, because text that spells another token must not become it.
     bool joins(uint32_t id) const { return id < tokens().size() && tokens().type(id) == kNormal; }
 
-    // A number that falls while the score rises.
+    // Maps a score to a number that falls as the score rises.
     static uint32_t falling(float score) {
         uint32_t bits;
-        score += 0.0f;  // makes -0 the same as 0
+        score += 0.0f;  // turns -0 into 0
         std::memcpy(&bits, &score, sizeof bits);
         return bits >> 31 ? bits : ~bits & 0x7FFFFFFF;
     }

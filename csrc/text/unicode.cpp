@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint32_t kCodePoints = 0x110000;
 
-// Hangul syllables are a lead, a vowel and perhaps a tail, by arithmetic (Unicode, section 3.12).
+// Hangul syllables consist of a lead, a vowel and optionally a tail, by arithmetic (Unicode, section 3.12).
 constexpr uint32_t kSyllable = 0xAC00, kLead = 0x1100, kVowel = 0x1161, kTail = 0x11A7;
 constexpr uint32_t kLeads = 19, kVowels = 21, kTails = 28;
 
@@ -35,9 +35,9 @@ CharTable::CharTable(uint8_t initial, const Values& values) : index_(kCodePoints
 }
 
 const CharTable& char_classes() {
-    static_assert(L == kLetter && N == kNumber && P == kPunctuation && S == kSpace);
+    static_assert(L == kLetter && N == kNumber && P == kPunctuation && S == kSpace && U == kUpper && W == kLower);
     static const CharTable table(0, [](const auto& set) {
-        uint32_t from = 0;  // of what is neither letter, number nor space
+        uint32_t from = 0;  // start of a range that is neither letter, number nor space
         for (const CharRange& range : kClasses) {
             set(range.first, range.last, range.value);
             if (!(range.value & (kLetter | kNumber | kSpace))) continue;

@@ -13,7 +13,7 @@ struct Char {
 
 inline bool is_continuation(char byte) { return (uint8_t(byte) & 0xC0) == 0x80; }
 
-// The character at `at` < `end`; U+FFFD over one byte where the bytes are not UTF-8.
+// Reads the character at `at` < `end`. Returns U+FFFD over one byte if the bytes are not UTF-8.
 inline Char read_char(const char* at, const char* end) {
     const auto byte = [at](int i) { return uint32_t(uint8_t(at[i])); };
     const auto more = [at, end](int count) {

@@ -1,4 +1,4 @@
-// A vocabulary as it lies in a mapped GGUF file: strings are read where they are, and only tables of numbers are built.
+// A vocabulary in a mapped GGUF file. Strings are read in place, and only tables of numbers are built.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -35,20 +35,20 @@ public:
     size_t longest() const { return longest_; }
 
 private:
-    static constexpr uint32_t kHeader = 8;  // bytes of a length
+    static constexpr uint32_t kHeader = 8;  // bytes of a length field
     const char* first_;
-    std::vector<uint32_t> starts_;  // and where one more would start
+    std::vector<uint32_t> starts_;  // and the start of one more
     std::vector<uint8_t> types_;
     size_t longest_ = 0;
 };
 
-// Numbers of tokens by their text. Of tokens with equal text, the last that was added counts.
+// Finds the number of a token by its text. Of tokens with equal text, the last one added counts.
 class TokenIndex {
 public:
-    TokenIndex() = default;  // nothing may be asked of it
+    TokenIndex() = default;  // an empty index, which must not be used
     explicit TokenIndex(const Tokens& tokens);
     void add(uint32_t id) { slots_[slot((*tokens_)[id])] = id; }
-    // kNone if no token reads so.
+    // Returns kNone if there is no such token.
     uint32_t find(std::string_view text) const { return text.size() > tokens_->longest() ? kNone : slots_[slot(text)]; }
 
 private:
@@ -57,7 +57,7 @@ private:
     std::vector<uint32_t> slots_;
 };
 
-// Slots of a hash table for so many entries: a power of two, a third of them free at least.
+// The number of slots of a hash table for this many entries: a power of two, with at least a third free.
 size_t table_size(size_t entries);
 
 }  // namespace fb::text

@@ -1,4 +1,4 @@
-"""Featherback: fine-tune an LLM, exactly, in tens of megabytes, on the machine you already have.
+"""Featherback: fine-tune an LLM in tens of megabytes of memory, on the machine you already have.
 
 import featherback as fb
 model = fb.load("model.gguf")
@@ -40,7 +40,7 @@ __all__ = [
     "train",
 ]
 
-# Brought in on first use (PEP 562): `import featherback` itself costs nothing.
+# Imported on first use (PEP 562), so that `import featherback` itself is fast.
 _HOMES = {
     "Callback": "featherback.runs.callback",
     "Evaluation": "featherback.runs.evaluation",

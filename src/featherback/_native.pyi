@@ -63,6 +63,8 @@ class TensorType(enum.IntEnum):
 
     AFFINE8 = 1178730504
 
+    TERNARY = 1178730505
+
     @property
     def block_size(self) -> int:
         """Weights that share one block (1 for plain floats)."""
@@ -162,14 +164,14 @@ def encode(x: Annotated[NDArray, dict(device='cpu', writable=False)], codes: Ann
 def decode(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')]) -> None:
     """out (T, K) = what `encode` made codes of, rounded"""
 
-def attention(q: Annotated[NDArray, dict(device='cpu', writable=False)], k: Annotated[NDArray, dict(device='cpu', writable=False)], v: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')], lse: Annotated[NDArray, dict(device='cpu')] | None, heads: int, kv_heads: int, cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, scale: float | None = None, window: int = 0, p: Annotated[NDArray, dict(device='cpu')] | None = None, softcap: float = 0.0, prefix: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None:
+def attention(q: Annotated[NDArray, dict(device='cpu', writable=False)], k: Annotated[NDArray, dict(device='cpu', writable=False)], v: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')], lse: Annotated[NDArray, dict(device='cpu')] | None, heads: int, kv_heads: int, cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, scale: float | None = None, window: int = 0, p: Annotated[NDArray, dict(device='cpu')] | None = None, softcap: float = 0.0, prefix: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, sinks: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None:
     """
-    out (Tq, H d) = causal grouped-query attention; lse (H, Tq) or None. scale None: head_dim ** -0.5. p (H Tq, Tk) float32 receives the probabilities. softcap not 0: a score s becomes softcap * tanh(s / softcap). prefix (S,): -1, or the sequence whose keys these queries see as well
+    out (Tq, H d) = causal grouped-query attention; lse (H, Tq) or None. scale None: head_dim ** -0.5. p (H Tq, Tk) float32 receives the probabilities. softcap not 0: a score s becomes softcap * tanh(s / softcap). prefix (S,): -1, or the sequence whose keys these queries see as well. sinks (H,) float32: logits that take part in each row's softmax, with the value zero
     """
 
 def attention_backward(dout: Annotated[NDArray, dict(device='cpu', writable=False)], q: Annotated[NDArray, dict(device='cpu', writable=False)], k: Annotated[NDArray, dict(device='cpu', writable=False)], v: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu', writable=False)], lse: Annotated[NDArray, dict(device='cpu', writable=False)], delta: Annotated[NDArray, dict(device='cpu')], dq: Annotated[NDArray, dict(device='cpu')], dk: Annotated[NDArray, dict(device='cpu')], dv: Annotated[NDArray, dict(device='cpu')], heads: int, kv_heads: int, cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, scale: float | None = None, window: int = 0, p: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, softcap: float = 0.0, accumulate: bool = False, prefix: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None:
     """
-    dq and (+)= dk, dv from dout; delta (H, Tq) is scratch; p as attention left it
+    dq and (+)= dk, dv from dout; delta (H, Tq) = sum(dout * out) per row; p as attention left it
     """
 
 def attention_cost(cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], heads: int, kv_heads: int, head_dim: int, window: int = 0, softcap: float = 0.0, backward_follows: bool = True, prefix: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> tuple[float, int]:
@@ -179,6 +181,32 @@ def attention_cost(cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), ord
 
 def attention_backward_cost(cu_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cu_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], heads: int, kv_heads: int, head_dim: int, window: int = 0, softcap: float = 0.0, prefix: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> tuple[float, int]:
     """(floating-point operations, bytes of scratch per thread)"""
+
+def delta_rule(q: Annotated[NDArray, dict(device='cpu', writable=False)], k: Annotated[NDArray, dict(device='cpu', writable=False)], v: Annotated[NDArray, dict(device='cpu', writable=False)], decay: Annotated[NDArray, dict(device='cpu', writable=False)], beta: Annotated[NDArray, dict(device='cpu', writable=False)], y: Annotated[NDArray, dict(device='cpu')] | None, k_heads: int, v_heads: int, tiled: bool, cu: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], before: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, after: Annotated[NDArray, dict(device='cpu')] | None = None) -> None:
+    """
+    y (T, Hv Dv) = the gated delta rule of q, k (T, Hk Dk), v (T, Hv Dv), decay, beta (T, Hv), from the states before (Hv, Dk Dv) to those after; tiled: V head h reads K head h % Hk, else h // (Hv / Hk)
+    """
+
+def delta_rule_backward(dy: Annotated[NDArray, dict(device='cpu', writable=False)], q: Annotated[NDArray, dict(device='cpu', writable=False)], k: Annotated[NDArray, dict(device='cpu', writable=False)], v: Annotated[NDArray, dict(device='cpu', writable=False)], decay: Annotated[NDArray, dict(device='cpu', writable=False)], beta: Annotated[NDArray, dict(device='cpu', writable=False)], dq: Annotated[NDArray, dict(device='cpu')], dk: Annotated[NDArray, dict(device='cpu')], dv: Annotated[NDArray, dict(device='cpu')], ddecay: Annotated[NDArray, dict(device='cpu')], dbeta: Annotated[NDArray, dict(device='cpu')], k_heads: int, v_heads: int, tiled: bool, cu: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], before: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, dafter: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, dbefore: Annotated[NDArray, dict(device='cpu')] | None = None) -> None:
+    """
+    dq, dk, dv, ddecay, dbeta from dy and dafter, the gradient of the states after; dbefore (Hv, Dk Dv) may be dafter
+    """
+
+def delta_rule_cost(cu: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], k_heads: int, v_heads: int, k_dim: int, v_dim: int) -> tuple[float, int]:
+    """(floating-point operations, bytes of scratch per thread)"""
+
+def delta_rule_backward_cost(cu: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], k_heads: int, v_heads: int, k_dim: int, v_dim: int) -> tuple[float, int]:
+    """(floating-point operations, bytes of scratch per thread)"""
+
+def gate(z: Annotated[NDArray, dict(device='cpu', writable=False)], x: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')], form: str) -> None:
+    """
+    out (T, F) = x * form(z), where form is 'silu' or 'sigmoid' and x None is 1; out may be x or z
+    """
+
+def gate_backward(da: Annotated[NDArray, dict(device='cpu', writable=False)], z: Annotated[NDArray, dict(device='cpu', writable=False)], x: Annotated[NDArray, dict(device='cpu', writable=False)] | None, dz: Annotated[NDArray, dict(device='cpu')], dx: Annotated[NDArray, dict(device='cpu')] | None, form: str) -> None:
+    """
+    dz and dx (T, F) float32 from da, with a = x * form(z); dz or dx may be da
+    """
 
 def rms_norm(x: Annotated[NDArray, dict(device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], eps: float, out: Annotated[NDArray, dict(device='cpu')], accumulate: bool = False) -> None:
     """
@@ -195,12 +223,27 @@ def rope(x: Annotated[NDArray, dict(device='cpu', writable=False)], cos: Annotat
 
 def glu(gate: Annotated[NDArray, dict(device='cpu', writable=False)], up: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')], activation: str) -> None:
     """
-    out (T, F) = activation(gate) * up; the activation is 'silu' or 'gelu_tanh'
+    out (T, F) = activation(gate) * up; the activation is 'silu', 'gelu_tanh', 'relu2' or 'clipped_silu'
     """
 
 def glu_backward(da: Annotated[NDArray, dict(device='cpu', writable=False)], gate: Annotated[NDArray, dict(device='cpu', writable=False)], up: Annotated[NDArray, dict(device='cpu', writable=False)], dgate: Annotated[NDArray, dict(device='cpu')], dup: Annotated[NDArray, dict(device='cpu')], activation: str, a: Annotated[NDArray, dict(device='cpu')] | None = None) -> None:
     """
     dgate, dup (T, F) from da, with a = activation(gate) * up, which is computed once more if it is given
+    """
+
+def gated_recurrence(i: Annotated[NDArray, dict(device='cpu', writable=False)], f: Annotated[NDArray, dict(device='cpu', writable=False)], bound: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], state: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], h: Annotated[NDArray, dict(device='cpu')]) -> None:
+    """
+    h_t (T, D) = (1 - k_t) h_{t-1} + silu(i_t) k_t, k_t = (1 - bound) sigmoid(-f_t), from h_{-1} = state (D), which becomes the last row of h
+    """
+
+def gated_recurrence_backward(dh: Annotated[NDArray, dict(device='cpu', writable=False)], i: Annotated[NDArray, dict(device='cpu', writable=False)], f: Annotated[NDArray, dict(device='cpu', writable=False)], bound: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], before: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], h: Annotated[NDArray, dict(device='cpu', writable=False)], carry: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], di: Annotated[NDArray, dict(device='cpu')], df: Annotated[NDArray, dict(device='cpu')]) -> None:
+    """
+    di, df (T, D) from dh, where h = gated_recurrence(i, f) from h_{-1} = before (D); carry (D), the gradient of the last row from behind, becomes that of before
+    """
+
+def round_rows(x: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')]) -> None:
+    """
+    out (T, K) = x in 8-bit steps of its row: nearest(x s) / s, s = 127 / max(max |x|, 1e-5); out may be x
     """
 
 def cast(x: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')]) -> None:
@@ -226,6 +269,17 @@ def add_drawn(states: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order
 
 def sum_squares(x: Annotated[NDArray, dict(device='cpu', writable=False)]) -> float:
     """sum of x^2, in double"""
+
+def take_rows(x: Annotated[NDArray, dict(device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')]) -> None:
+    """out (n, D) = rows (n) of x (T, D), in out's type"""
+
+def add_rows(values: Annotated[NDArray, dict(device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')]) -> None:
+    """
+    out[rows[t]] += values[t] for each row of values (n, D), in order; rows that out lacks are skipped
+    """
+
+def row_dots(x: Annotated[NDArray, dict(device='cpu', writable=False)], y: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], accumulate: bool = False) -> None:
+    """out (T) (+)= the sum of x y over each row of x, y (T, D)"""
 
 def cross_entropy_tile(logits: Annotated[NDArray, dict(device='cpu', writable=False)], first: int, targets: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], reference: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], sum: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], target_logit: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], p: Annotated[NDArray, dict(device='cpu')] | None = None, dh: Annotated[NDArray, dict(device='cpu')] | None = None, softcap: float = 0.0) -> None:
     """One vocabulary tile of the online softmax; see ops.def"""

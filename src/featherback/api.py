@@ -1,11 +1,11 @@
-"""The public functions. `featherback/__init__.py` brings them in when they are first used."""
+"""The public functions. `featherback/__init__.py` imports them on first use."""
 
 from __future__ import annotations
 
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,27 +14,27 @@ import numpy as np
 import numpy.typing as npt
 
 from featherback import methods, models
-from featherback.core.naming import argument
+from featherback.core.naming import aliases_used, argument
 from featherback.data.batch import IGNORE, Batch
 from featherback.data.source import Source, columns_of
 from featherback.engine import kernels
-from featherback.engine.host.paged import PagedArray
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 from featherback.exports.formats import form
 from featherback.methods.memory.plan import Plan
 from featherback.model import Adapter, Model
 from featherback.model import opened as opened_adapter
 from featherback.models import lora
-from featherback.runs.callback import Callback, Guarded, Together
+from featherback.runs.by_name import aliases_in, fields_of
+from featherback.runs.callback import Callback, CallbackList, GuardedCallback
 from featherback.runs.choose import plan_for
-from featherback.runs.computed import compute_of
+from featherback.runs.computed import resolve_compute
 from featherback.runs.config import TrainConfig
 from featherback.runs.evaluation import Evaluation, evaluate_file
 from featherback.runs.events import Note
 from featherback.runs.given import Examples
 from featherback.runs.launch import prepare_run, resume_run
-from featherback.runs.names import default_of, fields_of, grouped, known, python_names, python_type, told
-from featherback.runs.outcome import verdict
+from featherback.runs.names import default_of, grouped, help_and_default, known, python_names, python_type
+from featherback.runs.outcome import worse_message
 from featherback.runs.panels.run import AUTO
 from featherback.runs.rehearsal import rehearsed_baseline
 from featherback.runs.run import Run
@@ -56,16 +56,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _with_names(function: F) -> F:
-    """The function with its `**options` by name, default and meaning where these are asked for at run time: by `help`,
-    and by what completes names in a notebook.
-    """
+    """Give the function a signature and docstring with all options, for `help` and for completion in notebooks."""
     signature = inspect.signature(function)
     own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
     taken = {each.name for each in own}
     found, lines = [], ["", "Options:"]
     for field in chain.from_iterable(grouped().values()):
         name, kind = python_names(field)[0], python_type(field)
-        default, (meant, shown) = default_of(known()[field][0], field), told(field)
+        default, (meant, shown) = default_of(known()[field][0], field), help_and_default(field)
         if name not in taken and field not in taken:
             found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
             lines.append(f"    {name}: {meant}" + (f" Default: {shown}." if shown else ""))
@@ -75,9 +73,11 @@ def _with_names(function: F) -> F:
 
 
 def load(model: str | os.PathLike[str], quantize: str = "none") -> Model:
-    """Open a model (weights stay on disk): a GGUF file, a Hugging Face or MLX folder, or a fetched name.
+    """Open a model. Its weights stay on disk.
 
-    `quantize` (q4_0, q8_0): the weights of a Hugging Face folder are quantised into a file in the cache, once.
+    `model`: a GGUF file, a Hugging Face or MLX folder, or a name from `featherback models`. `quantize`: "q4_0" or
+    "q8_0" quantises the weights of a Hugging Face folder; the result is cached. Raises FeatherbackError if the model
+    cannot be opened.
     """
     from featherback.models.hub.locate import locate
 
@@ -92,29 +92,32 @@ def gradients(
     method: str = "mesp",
     compute: str = "fp32",
 ) -> tuple[float, dict[str, npt.NDArray[np.float32]]]:
-    """The mean loss (nats per token) and its gradient with respect to every trained tensor of the adapter.
+    """Compute the mean loss and its gradient with respect to every trained tensor of the adapter.
 
-    `tokens`: ids (T,), or a list of such sequences, which do not see each other. `labels`: aligned with the
-    tokens, -100 = not trained; None = every next token. The gradients have Hugging Face's names and layout:
-    {"model.layers.0.self_attn.q_proj.lora_A.weight": float32 (r, in), ...}.
+    `tokens`: token ids of shape (T,), or a list of such sequences; attention does not cross from one sequence to the
+    next. `labels`: token ids aligned with `tokens`, -100 where no loss is computed; None for next-token labels.
+
+    Returns the loss in nats per token, and the gradients by their names in Hugging Face's layout:
+    {"model.layers.0.self_attn.q_proj.lora_A.weight": float32 of shape (r, in), ...}. Raises FeatherbackError for token
+    ids or labels outside the vocabulary, and for sequences that are too long.
     """
     batch = _batch(tokens, labels)
     longest, room = int(np.diff(batch.cu_seqlens).max()), model.config.max_position_embeddings
     if longest > room:
-        raise FeatherbackError(f"A sequence has {longest} tokens; the model was made for at most {room}.")
+        raise FeatherbackError(f"A sequence has {longest} tokens; the model supports at most {room}.")
     last = model.config.vocab_size - 1
     if int(batch.tokens.max()) > last:
-        raise FeatherbackError(f"A token id is {batch.tokens.max()}; the model knows 0 to {last}.")
+        raise FeatherbackError(f"A token id is {batch.tokens.max()}; it must be 0 to {last}.")
     wanted = batch.targets[batch.targets != IGNORE]
     if wanted.size and not 0 <= wanted.min() <= wanted.max() <= last:
         wrong = wanted.min() if wanted.min() < 0 else wanted.max()
-        raise FeatherbackError(f"A label is {wrong}; it must be a token id, 0 to {last}, or {IGNORE} (not trained).")
+        raise FeatherbackError(f"A label is {wrong}; it must be a token id, 0 to {last}, or {IGNORE} for no loss.")
     kernels.check_compute(compute)
     if not batch.n_targets:
-        raise FeatherbackError("No token is trained: every label is -100, or the sequences have one token each.")
+        raise FeatherbackError("There is nothing to train: every label is -100, or every sequence has only one token.")
     plan = Plan.default(model.config, tokens=batch.n_tokens, compute=compute)
     parameters = adapter.parameters
-    gathered = PagedArray(parameters.layers, parameters.size)
+    gathered = parameters.alike(parameters.size)
     total = methods.create(method, model, adapter, plan).gradients(batch, 1 / batch.n_targets, gathered)
     return total / batch.n_targets, adapter.state(gathered)
 
@@ -132,27 +135,49 @@ def train(
     callbacks: Iterable[Callback] = (),
     **options: Unpack[TrainOptions],
 ) -> Run:
-    """Train an adapter (LoRA or DoRA), or a model's own weights, as `featherback train` does, but in this process.
+    """Train an adapter, or with train="full" a copy of the whole model, in this process.
 
-    `data`: a file or several; or a list of conversations, which are lists of messages ({"role": ..., "content": ...}),
-    of (prompt, completion) tuples, or of other records as a data file has them; or of token lists, or (tokens, labels)
-    pairs. `out`: the run's new directory. `memory`: "96MB", or megabytes. `options`: those of the command line by their
-    names there (lr, steps, seq_len, ...; start for --from), the optimiser's own (beta1, ...) and the method's
-    (epsilon, ...) among them. `callbacks` are told what happens; one that raises ends the run with a FeatherbackError.
-    `nice` lowers the priority of this process for good.
-    FeatherbackError says what is wrong.
-    Ctrl-C saves and then raises KeyboardInterrupt; `resume=True` continues the run in `out`: options that are
-    not named are the run's, and so are the data; data that are named must be those that it was begun with.
+    `data`: one or more files; or a list of conversations (each a list of {"role": ..., "content": ...} messages), of
+    (prompt, completion) tuples, of other records as in a data file, of token lists, or of (tokens, labels) pairs.
+    `out`: a new directory for the run. `memory`: the budget, as "96MB" or in megabytes. `options`: the options of
+    `featherback train` with underscores (lr, steps, seq_len; start for --from). Other tools' names, such as lora_r, are
+    accepted too. `callbacks` receive the events of the run; an exception in a callback ends the run with a
+    FeatherbackError. `nice` lowers the priority of this process permanently.
+
+    `resume=True` continues the run in `out` with its own options and data. Other options may be given only if a resumed
+    run can change them, and data only if they are the same. Ctrl-C saves the run and raises KeyboardInterrupt.
+
+    FeatherbackError describes a mistake in the arguments or the data.
     """
-    if out is None:
-        raise FeatherbackError(f"{argument('out')} is missing: name a new directory, or that of a run to resume.")
+    with aliases_used(aliases_in(options)):
+        return _train(model, data, out, eval_data, memory, resume, progress, callbacks, options)
+
+
+def _train(
+    model: models.Model | str | os.PathLike[str],
+    data: Data | None,
+    out: str | os.PathLike[str] | None,
+    eval_data: Data | None,
+    memory: str | float | None,
+    resume: bool,
+    progress: bool,
+    callbacks: Iterable[Callback],
+    options: Mapping[str, Any],
+) -> Run:
+    """Do the work of `train`, once messages know the names that the user gave the options."""
     asked = {name: value for name, value in options.items() if value is not None or not resume}
-    named_options = fields_of({**asked, "memory": memory}, "featherback.train")
+    directory = {} if out is None else {"out": os.fspath(out)}
+    named_options = fields_of({**directory, **asked, "memory": memory}, "featherback.train")
+    out = named_options.pop("out", None)
+    if out is None:
+        raise FeatherbackError(
+            f"{argument('out')} is missing. Add a new directory, or the directory of a run to resume."
+        )
     if resume and not isinstance(model, models.Model):
         named_options.setdefault("quantize", RunDirectory.open(Path(out)).config.quantize)
     _check_data(data)
     opened = _opened(model, named_options)
-    shown = Together([reporter() if progress else Callback(), *map(_guarded, callbacks)])
+    shown = CallbackList([reporter() if progress else Callback(), *map(_guarded, callbacks)])
     named: dict[str, Any] = {
         "model": str(opened.path),
         "data": _paths_of(data),
@@ -177,7 +202,7 @@ def train(
     if found.worse:
         changed = ", ".join(f"{name}={value:g}" for name, value in found.summary["recommended"].items())
         advice = f"Train again with {changed}, and another `out`."
-        warnings.warn(verdict(run.record, advice), stacklevel=2)
+        warnings.warn(worse_message(run.record, advice), stacklevel=3)
     return found
 
 
@@ -194,13 +219,12 @@ def evaluate(
     compute: str = AUTO,
     threads: int | None = None,
 ) -> Evaluation:
-    """The loss (nats per token) and the perplexity of a model, with or without an adapter, on data.
+    """Measure the loss (nats per token) and the perplexity of a model on data, with or without an adapter.
 
-    Only the tokens that training would train count: the assistant's answers, completions, or all of a plain text.
-    `data` as for `train`. `adapter`: a run, an adapter, or where one lies. `seq_len`: tokens into which texts are cut,
-    None for what the data need; `cut`: cut what is longer than the model allows, instead of refusing it. `compute`:
-    "auto" is what the run computed in, bf16 without a run. FeatherbackError for data, an option or an adapter that
-    cannot be used.
+    Only supervised tokens count: the assistant's answers, completions, or the whole of a plain text. `data`: as for
+    `train`. `adapter`: a run, an adapter, or its path. `seq_len`: maximum sequence length, None for the longest
+    example; longer texts are split. `cut`: truncate longer chats, and do not reject them. `compute`: "auto" is the
+    format in which the run was trained, and bf16 without a run. Raises FeatherbackError for unusable arguments.
     """
     named = fields_of(
         {"seq_len": seq_len, "cut": cut, "map": map, "skip_bad": skip_bad, "compute": compute, "threads": threads},
@@ -217,7 +241,7 @@ def evaluate(
         Source(paths, columns_of(named["columns"] or ()), named["skip_bad"]),
         opened_adapter(opened, adapter),
         named["seq_len"],
-        compute_of(named["compute"], *places),
+        resolve_compute(named["compute"], *places),
         named["cut"],
         examples,
     )
@@ -233,15 +257,17 @@ def export(
     base_model: str | None = None,
     force: bool = False,
 ) -> Exported:
-    """Take a run's result, or an adapter, to another program.
+    """Export a run's result, or an adapter, for another program.
 
-    `adapter`: a run, its directory, or where an adapter lies. `to`: "gguf", "merged", "mlx", "ollama" or "peft". `out`:
-    what to write, None for a place beside the adapter. `model`: the base, None for the one that it was trained on.
-    `type`: the number format of what is written ("q8_0", "f16", ...), None for the target's choice. `base_model`: what
-    the adapter calls its base. `force`: replace what is there. The result has the `path` of what was written, and in
-    `next` the command to type next. FeatherbackError for what does not fit together, or cannot be written.
+    `adapter`: a run, its directory, or the path of an adapter. `to`: "gguf", "merged", "mlx", "ollama" or "peft".
+    `out`: the file or folder to write, None for one beside the adapter. `model`: the base model, None for the one that
+    the adapter was trained on. `type`: number format of the result ("q8_0", "f16", ...), None for the target's default.
+    `base_model`: name of the base model to write into the adapter. `force`: overwrite an existing file or folder.
+
+    The result has the `path` that was written, and in `next` the command to type next. Raises FeatherbackError if
+    adapter and model do not fit together, or if the result cannot be written.
     """
-    from featherback.runs.exporting import export as exported  # with every format, which training does without
+    from featherback.runs.exporting import export as exported  # imports every format, which training does not need
 
     source = adapter.path if isinstance(adapter, Run) else Path(adapter)
     base = str(model.path) if isinstance(model, models.Model) else model
@@ -259,10 +285,11 @@ def merge(
     type: str | None = None,
     force: bool = False,
 ) -> Exported:
-    """Write a model with an adapter in its weights: `export` to "merged". Its `notes` say what storing it cost.
+    """Merge an adapter into its base model and write the model: the same as `export` to "merged".
 
-    A GGUF file, or a Hugging Face folder where the base is one; `featherback.load` opens it. Arguments and
-    FeatherbackError as for `export`.
+    The result is a GGUF file, or a Hugging Face folder if the base model is one. `featherback.load` opens it. Its
+    `notes` report how much precision was lost. The arguments are those of `export`. Raises FeatherbackError as
+    `export` does.
     """
     return export(adapter, "merged", out=out, model=model, type=type, force=force)
 
@@ -271,12 +298,19 @@ def merge(
 def plan(
     model: models.Model | str | os.PathLike[str], *, memory: str | float | None = None, **options: Unpack[TrainOptions]
 ) -> Plan:
-    """How `featherback train` with these options would lay out its memory, and the predicted peaks.
+    """Plan the memory of `featherback train` with these options, and predict its peaks.
 
-    `memory` and `options` as for `train`: those that it does not depend on are checked, and change nothing.
-    FeatherbackError, naming what would do, if nothing fits.
+    `memory` and `options`: as for `train`. Options that do not affect memory are checked and ignored. FeatherbackError,
+    with a budget that is large enough, if training does not fit.
     """
-    named = fields_of({**options, "memory": memory}, "featherback.plan")
+    with aliases_used(aliases_in(options)):
+        return _plan(model, {**options, "memory": memory})
+
+
+def _plan(model: models.Model | str | os.PathLike[str], options: Mapping[str, Any]) -> Plan:
+    """Do the work of `plan`, once messages know the names that the user gave the options."""
+    named = fields_of(options, "featherback.plan")
+    named.pop("out", None)
     opened = _opened(model, named)
     config = TrainConfig.of(model=str(opened.path), out="", **named)
     if config.start is not None:
@@ -285,43 +319,43 @@ def plan(
     return plan_for(config, opened, worker_baseline)
 
 
-def _guarded(callback: Callback) -> Guarded:
+def _guarded(callback: Callback) -> GuardedCallback:
     if not isinstance(callback, Callback):
         raise FeatherbackError(
-            f"callbacks holds {callback!r}, which is no featherback.Callback; pass instances of a subclass of it."
+            f"callbacks contains {callback!r}; it must contain instances of subclasses of featherback.Callback."
         )
-    return Guarded(callback)
+    return GuardedCallback(callback)
 
 
 def _opened(model: models.Model | str | os.PathLike[str], options: dict[str, Any]) -> models.Model:
-    """The model, and its `quantize` among the options of which it is one."""
+    """Return the opened model, and add its `quantize` to the options."""
     opened = model if isinstance(model, models.Model) else load(model, options.get("quantize", "none"))
     if options.setdefault("quantize", opened.quantize) != opened.quantize:
         raise FeatherbackError(
-            f"The model {opened.path} is opened with quantize={opened.quantize!r}, not {options['quantize']!r}."
+            f"The model {opened.path} was loaded with quantize={opened.quantize!r}, not {options['quantize']!r}."
         )
     return opened
 
 
 def _batch(tokens: Any, labels: Any) -> Batch:
-    """One sequence, or a list of them, as a batch."""
+    """Return a batch made of one sequence, or of a list of sequences."""
     single = _is_single(tokens)
     if labels is None:
         return Batch.from_sequences([tokens] if single else list(tokens))
     if _is_single(labels) != single:
-        raise FeatherbackError("Labels must be given like the tokens: one list, or a list of lists.")
+        raise FeatherbackError("Labels must be given like the tokens: as one list, or as a list of lists.")
     return Batch.from_sequences([tokens] if single else list(tokens), [labels] if single else list(labels))
 
 
 def _is_single(tokens: Any) -> bool:
-    """One sequence of ids, not a list of sequences."""
+    """Whether `tokens` is one sequence of ids, and not a list of sequences."""
     if not hasattr(tokens, "__len__"):
         raise FeatherbackError(f"Tokens and labels must be lists or arrays, not {type(tokens).__name__}.")
     return len(tokens) > 0 and np.ndim(tokens[0]) == 0
 
 
 def _paths_of(source: Any) -> tuple[str, ...] | None:
-    """How a source of data is recorded: its paths, or that it was given as tokens."""
+    """The paths by which a run records its data; ("tokens",) if the data are not files."""
     if source is None:
         return None
     if not _is_paths(source):
@@ -330,18 +364,18 @@ def _paths_of(source: Any) -> tuple[str, ...] | None:
 
 
 def _check_data(data: object) -> None:
-    """FeatherbackError for a prompt and its completion that are not in a list, which would be taken for two files."""
+    """Raise FeatherbackError for a (prompt, completion) tuple outside a list, which looks like two file names."""
     if not (isinstance(data, tuple) and len(data) == 2 and all(isinstance(text, str) for text in data)):
         return
     if not any(os.path.exists(text) for text in data):
         raise FeatherbackError(
-            f"data={shown(data)} names two files that do not exist; give examples as a list of (prompt, completion) "
-            f"tuples: data=[{shown(data)}]."
+            f"data={excerpt(data)} is read as two files, which do not exist. Put the tuples into a list: "
+            f"data=[{excerpt(data)}]."
         )
 
 
 def _is_paths(source: object) -> bool:
-    """A path, or a list of them."""
+    """Whether a source of data is a path or a list of paths."""
     if isinstance(source, (list, tuple)):
         return bool(source) and all(isinstance(each, (str, os.PathLike)) for each in source)
     return isinstance(source, (str, os.PathLike))

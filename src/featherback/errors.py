@@ -1,39 +1,41 @@
-"""The one exception a user of Featherback is meant to read."""
+"""The exception for problems that the user can fix, and helpers to write its messages."""
 
 from collections.abc import Iterable, Sequence
 
 _MOST_LISTED, _MOST_NEAR = 8, 3
-_LEAST_LIKE, _ABOUT_AS_LIKE = 0.6, 0.1  # of two names: share of letters in common, 0 to 1
-_LONGEST = 100  # characters of a name that are looked at
-_SHORTEST_PART = 3  # letters of a name that is recognised in a longer one
+_LEAST_LIKE, _ABOUT_AS_LIKE = 0.6, 0.1  # similarity of two names, 0 to 1, as SequenceMatcher.ratio() gives it
+_LONGEST = 100  # characters of a name that are compared
+_SHORTEST_PART = 3  # letters that a name must have to be recognised inside a longer one
 
 
 class FeatherbackError(Exception):
-    """A problem the user can act on: what is wrong, where, and what to do, in one clear sentence.
+    """A problem that the user can fix. The message says what is wrong, where, and what to do.
 
-    The command line prints it and exits with status 2; anything else that escapes is a bug in Featherback.
+    The command line prints the message and exits with status 2. Any other exception that reaches the user is a bug in
+    Featherback.
     """
 
 
-def shown(value: object) -> str:
-    """A foreign value as an error cites it: its repr, cut where it is long."""
+def excerpt(value: object) -> str:
+    """Return the repr of a user's value for an error message, cut after 80 characters."""
     try:
         text = repr(value)
     except RecursionError:
-        text = f"a {type(value).__name__} within many others"
+        text = f"a {type(value).__name__} that is nested too deeply to show"
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-def some(texts: Sequence[str], between: str = ", ") -> str:
-    """The first of these as an error lists them, and how many more there are."""
+def first_few(texts: Sequence[str], between: str = ", ") -> str:
+    """Join the first 8 texts for an error message and add how many more there are."""
     more = len(texts) - _MOST_LISTED
     return between.join([*texts[:_MOST_LISTED], *([f"and {more} more"] if more > 0 else [])])
 
 
 def near(name: object, known: Iterable[str], most: int = _MOST_NEAR) -> list[str]:
-    """Those of the `known` names that somebody who wrote `name` may have meant, the most likely first.
+    """Return the `known` names that a user who typed `name` may have meant, the most likely first, at most `most`.
 
-    They begin or end with it or the reverse, or differ in a few letters; capitals, dashes and underscores do not count.
+    A name is similar if one of the two begins or ends with the other, or if they differ in a few letters. Upper and
+    lower case are equal, and so are dashes and underscores.
     """
     from difflib import SequenceMatcher  # rarely
 
@@ -49,13 +51,13 @@ def near(name: object, known: Iterable[str], most: int = _MOST_NEAR) -> list[str
 
 
 def did_you_mean(names: Sequence[str]) -> str:
-    """ " Did you mean `cosine`?", to follow a sentence about a name that is near these; empty if there are none."""
+    """Return " Did you mean `cosine`?" to append to a message; empty if there are no `names`."""
     shown = [f"`{name}`" for name in names]
     return f" Did you mean {' or '.join(filter(None, (', '.join(shown[:-1]), shown[-1])))}?" if shown else ""
 
 
 def expected(name: object, known: Iterable[str]) -> str:
-    """The end of a message about a `name` that is none of the `known` ones: these, and the nearest of them."""
+    """Return the end of a message about an unknown `name`: the list of `known` names, and the most similar ones."""
     known = list(known)
     return f"expected one of: {', '.join(known)}.{did_you_mean(near(name, known))}"
 
@@ -65,6 +67,6 @@ def _folded(name: str) -> str:
 
 
 def _is_part(one: str, other: str) -> bool:
-    """Whether one of two names begins or ends with the other."""
+    """Return whether one of two names begins or ends with the other."""
     short, long = sorted((one, other), key=len)
     return len(short) >= _SHORTEST_PART and (long.startswith(short) or long.endswith(short))

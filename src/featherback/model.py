@@ -1,4 +1,4 @@
-"""The model as Python programs have it: it can also be talked with."""
+"""The model of the Python interface, which also generates text and chats."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Adapter = lora.Adapter | Run | str | os.PathLike[str]
-"""An adapter, a run that made one, or where one lies: a run's directory, or PEFT's, MLX's or GGUF's format."""
+"""An adapter, a run, or a path: a run's directory, or an adapter in PEFT, MLX or GGUF format."""
 
 
 class Generation(TypedDict, total=False):
-    """The options of `Model.generate`, as described there."""
+    """The options of `Model.generate`, which describes them."""
 
     adapter: Adapter | None
     system: str | None
@@ -45,11 +45,11 @@ class Generation(TypedDict, total=False):
 
 
 class Model(models.Model):
-    """A model on disk, as `featherback.load` opens it. Holding one costs almost no memory."""
+    """An opened model. Its weights stay on disk, so it needs almost no memory."""
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Text to token ids and back, as the model's file has it."""
+        """The model's own tokenizer: text to token ids and back."""
         self.check_open()
         return load_tokenizer(self.path)
 
@@ -74,13 +74,13 @@ class Model(models.Model):
         seed: int = 0,
         compute: str = "bf16",
     ) -> str | Iterator[str]:
-        """The answer to a prompt, or to messages ([{"role": "user", "content": ...}, ...]).
+        """Answer a prompt, or a list of messages ([{"role": "user", "content": ...}, ...]).
 
-        `stream`: an iterator of the answer's pieces (str), each as soon as it is certain; their sum is the answer that
-        is returned otherwise. `raw`: the text is continued, without the chat template. `max_tokens`: at most so many
-        tokens. `temperature` 0 takes the likeliest token each time; `top_p` and `top_k` say among which is drawn
-        otherwise (1 and 0: all). FeatherbackError, before the first piece, for an option, a prompt or an adapter that
-        cannot be used.
+        `stream`: return an iterator over pieces of the answer (str) as they are generated. `system`: a system message.
+        `raw`: continue the text without the chat template. `max_tokens`: maximum length of the answer. `temperature`: 0
+        always takes the most likely token; higher values vary more. `top_p`: sample only from the most likely tokens up
+        to this total probability. `top_k`: sample only from this many tokens, 0 for all. Raises FeatherbackError,
+        before the first piece, for an unusable option, prompt or adapter.
         """
         sampler = Sampler(temperature, top_p, top_k, seed)
         pieces = streamed(self, self.tokenizer, prompt, sampler, max_tokens, adapter, system, raw, compute)
@@ -98,9 +98,9 @@ class Model(models.Model):
         seed: int = 0,
         compute: str = "bf16",
     ) -> Conversation:
-        """A conversation of at most `context` tokens: `chat = model.chat(); chat.ask("Hello")`.
+        """Start a conversation of at most `context` tokens: `chat = model.chat(); chat.ask("Hello")`.
 
-        FeatherbackError if the model has no chat template.
+        The other options are those of `generate`. Raises FeatherbackError if the model has no chat template.
         """
         sampler = Sampler(temperature, top_p, top_k, seed)
         return conversation(self, self.tokenizer, sampler, context, adapter, system, compute)
@@ -117,7 +117,10 @@ def streamed(
     raw: bool = False,
     compute: str = "bf16",
 ) -> Iterator[str]:
-    """The answer to a prompt, piece by piece. FeatherbackError, before the first, for what cannot be used."""
+    """The answer to a prompt, piece by piece.
+
+    Raises FeatherbackError, before the first piece, for unusable arguments.
+    """
     if max_tokens < 1:
         raise FeatherbackError(f"{argument_is('max_tokens', max_tokens)}; it must be at least 1.")
     ids = encode_prompt(tokenizer, prompt, system, raw)
@@ -134,7 +137,7 @@ def conversation(
     system: str | None = None,
     compute: str = "bf16",
 ) -> Conversation:
-    """A new conversation with a model."""
+    """Start a conversation with a model."""
     if context < 1:
         raise FeatherbackError(f"{argument_is('context', context)}; it must be at least 1.")
     template = ChatTemplate(tokenizer)
@@ -143,7 +146,7 @@ def conversation(
 
 
 def opened(model: models.Model, adapter: Adapter | None) -> lora.Adapter | None:
-    """The adapter itself."""
+    """The loaded adapter; None if there is none."""
     if isinstance(adapter, Run):
         return adapter.adapter
     return adapter if adapter is None or isinstance(adapter, lora.Adapter) else formats.load(model, os.fspath(adapter))

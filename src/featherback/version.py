@@ -1,3 +1,3 @@
-"""The version, told apart from the package so that reading it imports nothing."""
+"""The version, in its own module so that reading it imports nothing else."""
 
 __version__ = "0.1.0"

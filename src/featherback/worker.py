@@ -1,6 +1,6 @@
 """`python -m featherback.worker RUN_DIR`: the training process.
 
-It holds Python, NumPy and the kernels, and nothing that only the command line or the data preparation needs.
+It loads Python, NumPy and the kernels, but nothing that only the command line or the data preparation needs.
 """
 
 from __future__ import annotations
@@ -8,23 +8,23 @@ from __future__ import annotations
 import sys
 
 from featherback.core.failure import report
-from featherback.core.terminal import complain, open_streams, quoted
+from featherback.core.terminal import open_streams, print_error, quoted
 from featherback.engine.host.interrupt import INTERRUPTED, exit_with
 
 WORSE = 3
-"""Exit status of a run that ended, but keeps a result with a higher held-out loss than the model before training."""
+"""Exit status of a run that reached its end with a result worse than the model before training."""
 ENDED = (0, WORSE)
 """Exit statuses of a run that reached its end."""
 
 
 def main(arguments: list[str]) -> int:
-    """Train the run directory that is the first of the `arguments`; the exit status."""
+    """Train the run in the directory `arguments[0]`; return the exit status. The other arguments are flags."""
     directory, *flags = arguments
     from featherback.engine.host.interrupt import Interrupt
     from featherback.models.loader import results
     from featherback.runs.checkpoint import latest_step
     from featherback.runs.events import Note
-    from featherback.runs.outcome import again, is_worse, over_budget, talk, verdict
+    from featherback.runs.outcome import is_worse, over_budget, repeat_command, talk, worse_message
     from featherback.runs.profile import profiled
     from featherback.runs.run_directory import RunDirectory
     from featherback.runs.trainer import train_run
@@ -43,15 +43,19 @@ def main(arguments: list[str]) -> int:
         return report(error, "--debug" in flags)
     except KeyboardInterrupt:
         if run is not None and run.record.get("status") in ("finished", "stopped early"):
-            complain(f"\ninterrupted: the run is finished, and {quoted('featherback', 'report', directory)} draws it")
+            print_error(
+                f"\ninterrupted; the run is finished. For its report: {quoted('featherback', 'report', directory)}"
+            )
         else:
-            complain("\ninterrupted before the step ended; the last checkpoint is kept")
+            print_error("\ninterrupted before the step ended; the last checkpoint is kept")
         return INTERRUPTED
     if status == "interrupted":
         if not latest_step(run.path):
-            shown.tell(Note(f"interrupted before the first step; the same command with --resume begins {directory}"))
+            shown.tell(
+                Note(f"interrupted before the first step; to start {directory}, repeat the command with --resume")
+            )
             return INTERRUPTED
-        shown.tell(Note(f"interrupted: saved; the same command with --resume continues {directory}"))
+        shown.tell(Note(f"interrupted and saved; to continue {directory}, repeat the command with --resume"))
     full = run.config.train == "full"
     found = next(path for path in results(run.path) if path.exists()) if full else directory
     shown.tell(Note(f"{'model' if full else 'adapter'}: {found}"))
@@ -60,15 +64,15 @@ def main(arguments: list[str]) -> int:
     if (run.path / REPORT).exists():
         shown.tell(Note(f"report: {run.path / REPORT}"))
     if (over := over_budget(run)) is not None:
-        complain(f"error: {over}")
+        print_error(f"error: {over}")
         return 1
     if is_worse(run.record["summary"]):
-        shown.tell(Note(verdict(run.record, f"Train again: {quoted(*again(run.record, directory))}")))
+        shown.tell(Note(worse_message(run.record, f"Train again: {quoted(*repeat_command(run.record, directory))}")))
         return WORSE
     shown.tell(Note(f"next: {quoted(*talk(run.record, directory))}"))
     return INTERRUPTED if interrupt.requested else 0
 
 
 if __name__ == "__main__":
-    open_streams(lasting=True)  # the work of hours does not depend on who looks on
+    open_streams(lasting=True)  # hours of training must not depend on an open terminal
     exit_with(lambda: main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""`bench gradients` on the real model, and its plot."""
+"""Gradients of all methods on the real model, and the picture of how close they are."""
 
 from pathlib import Path
 from xml.etree import ElementTree
@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import gradients
 from benchmarks.gradients import Closeness
+from benchmarks.measure import Place
 from benchmarks.pictures import Panel, layers_figure, svg
 
 
@@ -19,15 +20,16 @@ def test_closeness() -> None:
     assert (opposite.cosine, opposite.signs, opposite.error) == (pytest.approx(-1), 0, pytest.approx(3))
 
 
+@pytest.mark.full("seven passes of the real model")
 def test_on_the_real_model(smollm2_path: Path) -> None:
-    found = gradients.run(str(smollm2_path), True, lambda _: None)
-    overall = found["overall"]
-    assert overall["mebp, fp32"] == {"cosine": pytest.approx(1), "signs": 1, "error": 0}
-    assert overall["mesp, bf16"] == overall["mebp, bf16"]
-    assert overall["mesp, bf16"]["cosine"] > 0.999
-    assert abs(overall["mezo, 1 direction"]["cosine"]) < 0.02
-    assert all(len(layers) == 30 for layers in found["layers"].values())
-    assert "| mezo, 1 direction |" in found["markdown"]
+    found = {key: row() for key, row in gradients.rows(Place(Path(), print, str(smollm2_path), tiny=True)).items()}
+    assert list(found) == ["mebp-fp32", "mesp-bf16", "mebp-bf16", "mezo-1"]
+    overall = {key: (row["cosine"], row["signs"], row["error"]) for key, row in found.items()}
+    assert overall["mebp-fp32"] == (pytest.approx(1), 1, 0)
+    assert overall["mesp-bf16"] == overall["mebp-bf16"]
+    assert overall["mesp-bf16"][0] > 0.999
+    assert abs(overall["mezo-1"][0]) < 0.02
+    assert all(len(row["layers"]) == 30 for row in found.values())
 
 
 def test_the_plot_has_a_line_each() -> None:

@@ -1,4 +1,4 @@
-"""`bench speed --isa`: both sides are told which instructions they may use; a bad one is refused. No time is judged."""
+"""`python -m benchmarks speed --isa`: both sides use the same instruction set; an unknown one is rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bench methods` on a model small enough for a test: its rows run, and its numbers are those of the runs' records."""
+"""The comparison of methods on a tiny model: its rows run, and its figures equal the runs' records."""
 
 from itertools import accumulate
 from pathlib import Path
@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks import methods
 from benchmarks.clocked_run import Clock
-from benchmarks.methods import Learned, markdown, rows, train_row
+from benchmarks.measure import Place
+from benchmarks.methods import Learned, rows, train_row
 from benchmarks.pictures import learning_figure
 from featherback import models
 from featherback.engine.host.interrupt import Interrupt
@@ -79,15 +80,15 @@ def test_a_run_goes_on_until_it_has_had_its_steps_and_its_time(tmp_path: Path) -
     assert interrupt.requested
 
 
-def test_all_in_one(model: Path, tmp_path: Path) -> None:
-    data, said = [str(write_messages(tmp_path / "d", 60))], list[str]()
-    found = methods.run(str(model), data, rows(["mesp", "lomo"]), tmp_path / "c", 3, None, said.append)
-    assert [row["row"] for row in found["rows"]] == ["LoRA, mesp", "whole, lomo"]
-    assert found["seconds"] == next(s for step, s, _ in found["rows"][0]["curve"] if step == 3)
-    assert found["markdown"].count(", ") == 2
-    assert len(said) == 4
-    assert not any((tmp_path / "c").iterdir())
-    assert found["plots"]["methods"].startswith("<?xml")
+@pytest.mark.full("a whole run of a benchmark")
+def test_a_published_row(model: Path, tmp_path: Path) -> None:
+    published = methods.rows_of_methods(Place(tmp_path, print, str(model), tiny=True))
+    assert list(published) == list(methods.PUBLISHED)
+    found = published["lomo"]()
+    assert (found["row"], found["steps"]) == ("whole, lomo", 2)
+    assert found["curve"][0] == [0, 0.0, found["before"]]
+    assert found["curve"][-1] == [2, found["steps_s"], found["after"]]
+    assert not any(tmp_path.iterdir())
 
 
 def test_too_little_to_hold_out_is_said(model: Path, tmp_path: Path) -> None:
@@ -96,15 +97,9 @@ def test_too_little_to_hold_out_is_said(model: Path, tmp_path: Path) -> None:
         train_row(rows(["mesp"])[0], models.load(model), [data], tmp_path / "run", 3)
 
 
-def test_a_curve_is_read_at_steps_and_at_seconds() -> None:
+def test_a_curve_is_read_at_steps() -> None:
     seen = Learned("a", 0.1, [(0, 0.0, 3.0), (4, 10.0, 2.0), (8, 20.0, 1.0)], 50.0, 70.0, 300.0)
     assert (seen.after(4), seen.after(5)) == ((10.0, 2.0), None)
-    assert (seen.at(15.0), seen.at(21.0)) == ((6.0, 1.5), None)
-    failed = Learned("b", 1.0, [(0, 0.0, 3.0)], failure="it diverged")
-    text = markdown([seen, failed], 4, 15.0)
-    assert "| a | 0.1 | 2.000 | 10.0 | 1.500 | 6 | 50.0 | 70.0 | 300.0 |" in text
-    assert "| b | 1 | - | - | - | - | - | - | - |" in text
-    assert text.endswith("\n\nb: it diverged")
 
 
 def test_the_picture_has_a_line_and_a_dot_each() -> None:

@@ -1,4 +1,4 @@
-"""`bench speed`: which models are made, how many steps are run, what the rows are called. No time is judged."""
+"""`python -m benchmarks speed`: the models that it writes, its steps and the names of its rows. No time is judged."""
 
 from __future__ import annotations
 

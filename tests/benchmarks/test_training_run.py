@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import memory
-from benchmarks.ablation import measure_kept_h
 from benchmarks.markdown import number, table
-from benchmarks.memory import MAIN, Row, Setting, markdown, settings
 from benchmarks.synthetic import write_synthetic
 from benchmarks.training_run import Measured, train_command, train_synthetic
 from tests.support.tiny_chat import write_messages, write_tiny_chat
@@ -38,6 +36,7 @@ def test_a_budget_is_kept(model: Path, tmp_path: Path) -> None:
     assert measured.predicted_rss_mb <= 60
 
 
+@pytest.mark.full("a whole command, timed")
 def test_the_whole_command_is_more_than_its_training(tmp_path: Path) -> None:
     model = write_tiny_chat(tmp_path / "m.gguf")
     data = write_messages(tmp_path / "d.jsonl")
@@ -45,11 +44,6 @@ def test_the_whole_command_is_more_than_its_training(tmp_path: Path) -> None:
     assert len(measured.losses) == 1
     if measured.tree_mb is not None:
         assert measured.tree_mb > measured.footprint_mb
-
-
-def test_keeping_h_is_another_plan_and_the_same_loss(model: Path, tmp_path: Path) -> None:
-    kept, recomputed = (measure_kept_h(model, keep, tmp_path, tokens=32) for keep in (True, False))
-    assert kept.losses == recomputed.losses
 
 
 def measured(**changed: object) -> Measured:
@@ -72,30 +66,19 @@ def measured(**changed: object) -> Measured:
     return Measured(**(values | changed))  # type: ignore[arg-type]
 
 
-def test_the_tables_have_published_columns_beside_ours() -> None:
-    rows = [Row(setting, measured(tokens=setting.tokens)) for setting in settings([MAIN, "qwen2.5-3b"], False)]
-    text = markdown(rows, {True: measured(), False: measured()})
-    for expected in ("| qwen2.5-0.5b | mesp, adamw | 136.2 | **40.5** | 60.0 | 0.86 | 1.50 | 48 (80) |",):
-        assert expected in text
-    assert "| 1024 tokens | mebp, sgd | 1050.3 |" in text
-    assert "| rank 32 | mesp, sgd | 158.2 |" in text
-    assert "| recomputed | 368.4 |" in text
-    assert "| qwen2.5-0.5b | mesp, adamw | 256 | 8 | 96 | 63.0 | 60.0 | +5.0% |" in text
-    assert "| 4096 tokens | mesp, adamw | - |" in text
+def test_every_published_row_is_measured() -> None:
+    keys = [setting.key for setting in memory.SETTINGS]
+    assert len(set(keys)) == len(keys)
+    assert {f"0.5b-{tokens}-mesp" for tokens in (128, 256, 512, 1024, 2048, 4096)} <= set(keys)
+    assert {f"0.5b-256-mesp-rank{rank}" for rank in (4, 16, 32)} <= set(keys)
+    for size in ("0.5b", "1.5b"):
+        assert {f"{size}-256-{method}" for method in ("mesp", "mebp", "mezo")} <= set(keys)
+    assert {"3b-256-mesp", "7b-256-mesp"} <= set(keys)
 
 
-def test_quick_takes_a_row_a_table() -> None:
-    quick = list(settings([MAIN], True))
-    assert {s.table for s in quick} == {"models", "sequences", "ranks", "budgets"}
-    assert len(quick) == 4
-    assert all(isinstance(s, Setting) for s in quick)
-    assert len(list(settings([MAIN], False))) >= 20  # settings in which the prediction is tested
-
-
-def test_published_rows_are_all_measured() -> None:
-    found = {(s.table, s.tokens, s.rank) for s in settings([MAIN], False)}
-    assert {("sequences", t, 8) for t in (128, 512, 1024, *memory.LONG)} <= found
-    assert {("ranks", 256, r) for r in (4, 16, 32)} <= found
+def test_a_row_has_the_larger_of_the_peaks() -> None:
+    found = measured(footprint_mb=40.0, outside_footprint_mb=40.52, rss_mb=60.0, outside_rss_mb=None)
+    assert memory.peaks(found) == {"footprint_mb": 40.5, "rss_mb": 60.0, "predicted_rss_mb": 63.0}
 
 
 def test_markdown() -> None:

@@ -1,4 +1,4 @@
-"""A tiny model and data for it, and the command line as a function."""
+"""Fixtures: a tiny model, its data, and the command line as a function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 
 class Outcome(NamedTuple):
-    """What a command did."""
+    """The exit status and output of a command."""
 
     code: int
     out: str
@@ -29,8 +29,8 @@ Command = Callable[..., Outcome]
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
-    """Run `featherback ARGUMENTS...` in this process, and the program that begins a run as well: up to its refusal."""
-    monkeypatch.setattr(begin, "become", _go_on_here)
+    """Run `featherback ARGUMENTS...` in this process, together with the program that would replace it."""
+    monkeypatch.setattr(begin, "exec_module", _go_on_here)
     monkeypatch.setattr(begin, "worker_baseline", lambda log_to=(): rehearsed_baseline())
     monkeypatch.setattr(account, "own_peak", lambda: 0)  # that of all tests so far
 
@@ -46,7 +46,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 class _Ended(BaseException):
-    """A program that took the place of another has ended."""
+    """The program that replaced the command has ended."""
 
     def __init__(self, code: int) -> None:
         self.code = code

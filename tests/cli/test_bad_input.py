@@ -102,7 +102,7 @@ def _nonsense_in_the_header(path: Path) -> tuple[str, ...]:
 def test_inspecting_what_is_named_gguf(
     command: Command, tmp_path: Path, make: Callable[[Path], tuple[str, ...]]
 ) -> None:
-    """It is said what is wrong with the model; that it is no data file helps nobody."""
+    """The error describes the damaged model, and does not call it an unknown data file."""
     model = tmp_path / "bad.GGUF"
     _refused(command, "inspect", model, "--json", says=(str(model), *make(model)))
 
@@ -121,7 +121,7 @@ def test_a_model_that_is_not_there(command: Command, tmp_path: Path, messages: P
         (GOOD + "{not json\n", ("line 2", "JSON")),
         (GOOD + GOOD + '{"question": "?"}\n', ("line 3", "question")),
         (GOOD + '{"messages": [{"role": "user"}]}\n', ("line 2", "content")),
-        ('{"messages": [{"role": "user", "content": "a"}]}\n', ("no supervised token", "no assistant turn")),
+        ('{"messages": [{"role": "user", "content": "a"}]}\n', ("no supervised token", "no assistant answers")),
     ],
 )
 def test_data(command: Command, tmp_path: Path, chat_model: Path, content: str | None, says: tuple[str, ...]) -> None:
@@ -139,7 +139,7 @@ def _pipe(path: Path) -> Path:
 
 
 def test_pipes_where_files_are_expected(command: Command, tmp_path: Path, chat_model: Path, messages: Path) -> None:
-    """Nobody writes to them: reading one would never end."""
+    """Nobody writes to these pipes, so reading one would never end."""
     pipe = _pipe(tmp_path / "pipe")
     folder, adapter = tmp_path / "folder", tmp_path / "adapter"
     folder.mkdir()
@@ -162,7 +162,7 @@ def test_an_index_that_names_a_pipe(tmp_path: Path) -> None:
     with pytest.raises(FeatherbackError, match="pipe is a pipe"):
         SafetensorsFolder(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "a\\u0000b"}}')
-    with pytest.raises(FeatherbackError, match="is not a file of its own folder"):
+    with pytest.raises(FeatherbackError, match="is not the name of a file in that folder"):
         SafetensorsFolder(tmp_path)
 
 
@@ -182,7 +182,7 @@ def test_what_evaluate_leaves_out_is_told(command: Command, tmp_path: Path, chat
     for text in (
         "2 of 4 examples are longer than 96",
         "1 of 4 examples have no",
-        "1 message of the role 'human', which",
+        "1 message has the role 'human', which",
     ):
         assert text in said
     found = json.loads(command(*arguments, "--json").out)
@@ -210,11 +210,11 @@ def test_data_without_a_supervised_token(command: Command, tmp_path: Path, chat_
         (("--steps", 0), ("--steps is 0",)),
         (("--method", "autograd"), ("'autograd'", "mesp")),
         (("--optimizer", "adam"), ("'adam'", ", ".join(optim.RULES.names))),
-        (("--optimizer", "sgd", "--beta1", 0.5), ("--beta1 is no option of the optimizer sgd", "--weight-decay")),
+        (("--optimizer", "sgd", "--beta1", 0.5), ("--beta1 is not an option of the optimizer sgd", "--weight-decay")),
         (("--beta1", 1.5), ("--beta1 is 1.5", "less than 1")),
         (("--memory", "lots"), ("'lots'", "96MB")),
-        (("--memory", "5MB"), ("does not fit in 5MB", "the least is --memory")),
-        (("--resume",), ("no training run",)),
+        (("--memory", "5MB"), ("does not fit in 5MB", "these options need at least --memory")),
+        (("--resume",), ("is not a run directory",)),
     ],
 )
 def test_options(
@@ -235,7 +235,7 @@ def test_the_output_directory_of_another_run(
 ) -> None:
     (tmp_path / "run.json").write_text("{}")
     arguments = ("train", chat_model, "--data", messages, "--out", tmp_path)
-    _refused(command, *arguments, says=(str(tmp_path), "another run", "--resume"))
+    _refused(command, *arguments, says=(str(tmp_path), "already contains a run", "--resume"))
     assert (tmp_path / "run.json").read_text() == "{}"
 
 
@@ -263,7 +263,7 @@ def test_a_folder_without_permission(command: Command, tmp_path: Path, chat_mode
 
 
 def test_a_place_the_system_keeps(command: Command, chat_model: Path, messages: Path) -> None:
-    """Even for root: the kernel's own file system takes no directory."""
+    """This fails even for root, because /proc accepts no directories."""
     if not Path("/proc/self").exists():
         pytest.skip("no /proc here")
     out = "/proc/featherback-run"
@@ -295,7 +295,7 @@ def test_generation(command: Command, chat_model: Path, options: tuple[object, .
     ],
 )
 def test_variables(chat_model: Path, name: str, value: str, says: tuple[str, ...]) -> None:
-    """In a process of its own: they are read when the kernels are imported."""
+    """This needs a new process, because the variables are read when the kernels are imported."""
     found = subprocess.run(
         [sys.executable, "-m", "featherback", "inspect", chat_model],
         env={**os.environ, name: value},

@@ -1,4 +1,4 @@
-"""Base models, which have no chat template: what `chat` says of one, and that the command it prints works."""
+"""Base models have no chat template: `chat` says so, and the command that it prints works."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_chat_with_a_base_model_prints_a_command_that_works(command: Command, tm
     refused = command("chat", model, *options)
     assert refused.code == 2
     start = f"error: {model} has no chat template: it is a base model, which continues text and cannot chat. "
-    assert refused.err.startswith(f"{start}Let it continue one with: featherback generate ")
-    program, *words = shlex.split(refused.err.partition("with: ")[2])
+    assert refused.err.startswith(f"{start}To continue a text: featherback generate ")
+    program, *words = shlex.split(refused.err.partition("text: ")[2])
     assert program == "featherback"
     assert ("--adapter" in words) == adapted
     assert command(*words, "--max-tokens", 2).code == 0

@@ -1,4 +1,4 @@
-"""Data of every kind through the commands, the report before training, and the sequence length that data need."""
+"""Data in every format, the report before training, and the default sequence length."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from featherback.runs.run_directory import RunDirectory
 from tests.cli.conftest import Command
 from tests.data.test_formats import ROWS, WRITERS
 from tests.data.test_readers import read as read_examples
+from tests.support.budget import least_mb
 from tests.support.tiny_chat import write_messages
 
 FEATHERBACK = [sys.executable, "-m", "featherback"]
@@ -31,7 +32,7 @@ def _featherback(*arguments: object, **how: Any) -> subprocess.CompletedProcess[
 
 
 def _chats(path: Path, *sizes: int) -> Path:
-    """A chat with an answer of so many letters each; the template and the question take some thirty tokens."""
+    """Write one chat per answer length in letters. Template and question add about thirty tokens."""
     rows = (
         {"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "a" * size}]}
         for i, size in enumerate(sizes)
@@ -42,7 +43,7 @@ def _chats(path: Path, *sizes: int) -> Path:
 
 @pytest.fixture(scope="module")
 def formats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same chats in every kind of file that holds records, and a folder of texts."""
+    """The same chats in every format for records, and a folder of texts."""
     folder = tmp_path_factory.mktemp("formats")
     for name, write in WRITERS.items():
         write(folder / name, ROWS["messages"])
@@ -90,12 +91,12 @@ def test_a_folder_of_records_is_not_data_but_what_is_in_it(command: Command, tmp
     data = _chats(tmp_path / "d.jsonl", 10)
     said = command("inspect", tmp_path)
     assert said.code == 2
-    assert f"of a folder only texts are read. Name its files: --data {data}.\n" in said.err
+    assert f"in a folder only text files are read. Pass the files instead: --data {data}.\n" in said.err
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "e f.csv").write_text("text\na\n")
     said = command("inspect", tmp_path)
     named = f"--data {tmp_path / 'a.txt'} --data {data} --data '{tmp_path / 'e f.csv'}'"
-    assert said.err.endswith(f"Name its files: {named}.\n")
+    assert said.err.endswith(f"Pass the files instead: {named}.\n")
 
 
 def test_model_and_data_in_each_others_place(command: Command, chat_model: Path, tmp_path: Path) -> None:
@@ -103,24 +104,24 @@ def test_model_and_data_in_each_others_place(command: Command, chat_model: Path,
     run = tmp_path / "run"
     for name, out, kept in (("train", ("--out", run), f" --out {run}"), ("evaluate", (), "")):
         said = command(name, data, "--data", chat_model, *out)
-        meant = f"featherback {name} {chat_model} --data {data}{kept}\n"
-        assert (said.code, said.err) == (2, f"error: MODEL and data seem swapped: {meant}")
+        meant = f"featherback {name} {chat_model} --data {data}{kept}"
+        assert (said.code, said.err) == (2, f"error: MODEL and --data seem to be swapped. Did you mean `{meant}`?\n")
     said = command("train", data, "--data", "smollm2-135m", "--out", run)
-    assert said.err.endswith(f"featherback train smollm2-135m --data {data} --out {run}\n")
+    assert said.err.endswith(f"`featherback train smollm2-135m --data {data} --out {run}`?\n")
     assert not (tmp_path / "run").exists()
 
 
 def test_what_is_not_read_of_a_folder_is_said(command: Command, chat_model: Path, tmp_path: Path) -> None:
     for name, text in (("a.md", "Buy milk."), ("b.PDF", "%PDF"), ("c.docx", "PK"), (".hidden", "x")):
         (tmp_path / name).write_text(text)
-    first = f"2 files in {tmp_path} are not read (the first: {tmp_path / 'b.PDF'}): of a folder, only "
+    first = f"2 files in {tmp_path} are not read (the first: {tmp_path / 'b.PDF'}). In a folder, only "
     for more in ((), ("--model", chat_model)):
         if more:
             (tmp_path / "c.docx").unlink()
-            first = f"{tmp_path / 'b.PDF'} is not read: of a folder, only "
+            first = f"{tmp_path / 'b.PDF'} is not read. In a folder, only "
         said = command("inspect", tmp_path, *more)
         assert said.code == 0
-        assert first + "those ending in .txt, .md or .markdown are." in " ".join(said.out.split())
+        assert first + "files whose names end in .txt, .md or .markdown are read." in " ".join(said.out.split())
 
 
 def test_standard_input_can_be_inspected(chat_model: Path, formats: dict[str, Path]) -> None:
@@ -132,7 +133,7 @@ def test_standard_input_can_be_inspected(chat_model: Path, formats: dict[str, Pa
     assert found["examples"][0]["where"].startswith("standard input, line 2")
     unanswered = '{"messages": [{"role": "user", "content": "a"}]}'
     done = _featherback("evaluate", chat_model, "--data", "-", input=unanswered)
-    assert "error: standard input has no supervised token at all" in done.stderr
+    assert "error: standard input has no supervised tokens: " in done.stderr
     done = _featherback("evaluate", chat_model, "--data", "-", input="")
     assert (done.returncode, done.stderr) == (2, "error: Standard input is empty.\n")
 
@@ -141,7 +142,7 @@ def test_standard_input_can_be_inspected(chat_model: Path, formats: dict[str, Pa
 
 
 def test_long_chats_are_trained_whole(chat_model: Path, tmp_path: Path) -> None:
-    """They used to be cut at 256 tokens."""
+    """Regression: they were truncated at 256 tokens."""
     data, held_out = _chats(tmp_path / "d.jsonl", 10, 300, 20), _chats(tmp_path / "e.jsonl", 400)
     out = tmp_path / "run"
     arguments = ("train", chat_model, "--data", data, "--eval-data", held_out, "--out", out, "--steps", 2, "--rank", 2)
@@ -161,7 +162,7 @@ def test_long_chats_are_trained_whole(chat_model: Path, tmp_path: Path) -> None:
 
 
 def _one_step(model: Path, data: Path, out: Path) -> tuple[object, ...]:
-    """The words of a short training."""
+    """The arguments of a short training run."""
     return ("train", model, "--data", data, "--out", out, "--steps", 1, "--rank", 2, "--compute", "fp32")
 
 
@@ -179,7 +180,7 @@ def test_short_chats_change_nothing(chat_model: Path, tmp_path: Path) -> None:
 def test_chats_beyond_the_model_are_refused_or_cut(command: Command, chat_model: Path, tmp_path: Path) -> None:
     data, out = _chats(tmp_path / "d.jsonl", 10, 700, 900), tmp_path / "run"
     says = (
-        f"2 of 3 examples in {data} are longer than the 512 tokens that tiny.gguf was made for (the longest has 9",
+        f"2 of 3 examples in {data} are longer than the context length of tiny.gguf, 512 tokens (the longest has 9",
         "--cut cuts them at the end.",
     )
     for arguments in (
@@ -204,13 +205,12 @@ def test_chats_beyond_the_model_are_refused_or_cut(command: Command, chat_model:
 def test_what_a_budget_has_no_room_for_is_refused_with_one_that_has(chat_model: Path, tmp_path: Path) -> None:
     data, out = _chats(tmp_path / "d.jsonl", 10, 440), tmp_path / "run"
     arguments = (*_one_step(chat_model, data, out), "--batch-size", 64)
-    refused = _featherback(*arguments, "--seq-len", 256, "--cut", "--memory", "1MB")
-    budget = int(refused.stderr.partition("the least is --memory ")[2].partition("MB")[0])
+    budget = least_mb([*FEATHERBACK, *map(str, arguments), "--seq-len", "256", "--cut"])
     done = _featherback(*arguments, "--memory", f"{budget + 1}MB")
     assert done.returncode == 2
     assert f"tokens that fit in --memory {budget + 1}MB (the longest has 4" in done.stderr
     assert not out.exists()
-    needed = done.stderr.partition("): --memory ")[2].partition(" takes them whole")[0]
+    needed = done.stderr.partition("): --memory ")[2].partition(" keeps them whole")[0]
     assert _featherback(*arguments, "--memory", needed).returncode == 0
 
 
@@ -218,14 +218,14 @@ def test_what_a_budget_has_no_room_for_is_refused_with_one_that_has(chat_model: 
 
 
 def test_a_chat_of_which_nothing_is_left_does_not_decide_the_length(chat_model: Path, tmp_path: Path) -> None:
-    """All of the long chat's question fits, and nothing of its answer."""
+    """The question of the long chat fits completely, and its answer not at all."""
     data, out = _chats(tmp_path / "d.jsonl", 10, 12), tmp_path / "run"
     long = [{"role": "user", "content": 900 * "q"}, {"role": "assistant", "content": "a"}]
     data.write_text(data.read_text() + json.dumps({"messages": long}) + "\n")
     done = _featherback("train", chat_model, "--data", data, "--out", out, "--cut", "--steps", 1, "--rank", 2)
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
-    assert "1 of 3 examples have no supervised token left and were left out." in said
+    assert "1 of 3 examples have no supervised tokens and were skipped." in said
     assert "None" not in said
     assert RunDirectory.open(out).config.seq_len == 256
     shown = _featherback("inspect", data, "--model", chat_model, "--cut").stdout
@@ -235,7 +235,7 @@ def test_a_chat_of_which_nothing_is_left_does_not_decide_the_length(chat_model: 
 
 
 def test_a_long_example_is_shown_where_it_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
-    """A long system message used to be all that one saw."""
+    """Regression: with a long system message, only that message was shown."""
 
     def shown(before: int, after: int) -> list[str]:
         asked, answer = "".join(f"asked {i}\n" for i in range(before)), "\n".join(map(str, range(after)))
@@ -265,7 +265,7 @@ def test_a_dry_run_shows_the_data_and_leaves_nothing(chat_model: Path, tmp_path:
         "held-out  none: there are too few",
         "[",
         "predicted",
-        "nothing was trained: this was a dry run",
+        "dry run: nothing was trained",
     ):
         assert text in done.stdout
     assert "step 1" not in done.stdout
@@ -288,7 +288,7 @@ def test_a_data_file_that_is_not_there_is_no_model(command: Command, tmp_path: P
 
 
 def test_who_is_not_trained_is_said(command: Command, chat_model: Path, tmp_path: Path) -> None:
-    """Answers have several names; what is said by others is not learnt."""
+    """Several role names mean the assistant. Other roles are not trained."""
     data = tmp_path / "d.jsonl"
     roles = ("user", "bot", "critic", "model", "critic", "assistant")
     turns = [{"role": role, "content": f"{role} {i}"} for i, role in enumerate(roles)]
@@ -298,7 +298,7 @@ def test_who_is_not_trained_is_said(command: Command, chat_model: Path, tmp_path
     for answer in ("[bot 1<|im_end|>]", "[model 3<|im_end|>]", "[assistant 5<|im_end|>]"):
         assert answer in said.out
     assert "[critic" not in said.out
-    note = "2 messages of the role 'critic' are no answers: those are the messages of 'assistant'."
+    note = "2 messages have the role 'critic' and will not be trained on: training uses only messages of 'assistant'."
     assert note in " ".join(said.out.split())
 
 
@@ -308,6 +308,9 @@ def test_utf_16_is_known(command: Command, tmp_path: Path, encoding: str) -> Non
     data.write_bytes("\ufeffprompt,completion\na,b\n".encode(encoding))
     said = command("inspect", data)
     assert (said.code, said.err) == (2, f"error: {data} is UTF-16 text: save it as UTF-8.\n")
+
+
+QUESTIONS = ("prompt", "instruction", "question", "questions", "input", "q", "user")
 
 
 @pytest.mark.parametrize(
@@ -321,26 +324,31 @@ def test_utf_16_is_known(command: Command, tmp_path: Path, encoding: str) -> Non
         ("instruction,context,response", {"output": "response", "input": "context"}),
         ("ID,Prompt,Completion", {"prompt": "Prompt", "completion": "Completion"}),
         ("question, Answer ", {"prompt": "question", "completion": " Answer "}),
+        ("Questions,Answers", {"prompt": "Questions", "completion": "Answers"}),
+        ("q,a", {"prompt": "q", "completion": "a"}),
+        ("user,assistant", {"prompt": "user", "completion": "assistant"}),
+        ("question,answer,a", {"prompt": "question", "completion": "answer"}),
     ],
 )
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
 def test_columns_of_usual_names_are_read(
     command: Command, tmp_path: Path, columns: str, read: dict[str, str], kind: str
 ) -> None:
-    """They were refused with the very options that read them."""
+    """Regression: the error suggested exactly the options that had been used."""
     names = columns.split(",")
     row = {name: f"of {name.strip()}" for name in names}
     data = tmp_path / f"d.{kind}"
     WRITERS[f"data.{kind}"](data, [row])
     [example] = read_examples(data)
-    asked = next(name for name in names if name.strip().lower() in ("prompt", "instruction", "question", "input"))
+    asked = next(name for name in names if name.strip().lower() in QUESTIONS)
     context = "\n\nof context" * ("context" in names)
     assert example.prompt == f"of {asked.strip()}{context}"
     assert example.completion == f"of {read.get('completion', read.get('output', '')).strip()}"
     said = command("inspect", data)
     assert said.code == 0, said.err
     note = " and ".join(f"{column!r} as {key}" for key, column in read.items())
-    assert f"Reading {note}; --map {next(iter(read))}=COLUMN reads another column." in " ".join(said.out.split())
+    maps = " ".join(f"--map {key}=COLUMN" for key in read)
+    assert f"Reading {note}. To read other columns: {maps}." in " ".join(said.out.split())
 
 
 @pytest.mark.parametrize(
@@ -349,6 +357,8 @@ def test_columns_of_usual_names_are_read(
         ("prompt,question,answer", "--map prompt=prompt --map completion=answer"),
         ("input,output,response", "--map prompt=input --map completion=output"),
         ("question,context,answer", "--map instruction=question --map output=answer --map input=context"),
+        ("question,context,answer", "--map prompt=question --map completion=answer"),
+        ("anwser,qeustion", "--map prompt=qeustion --map completion=anwser"),
         ("Customer question,Agent answer", "--map 'prompt=Customer question' --map 'completion=Agent answer'"),
     ],
 )
@@ -375,7 +385,7 @@ def test_a_map_that_is_the_wrong_way_round(command: Command, tmp_path: Path) -> 
 def test_a_mistyped_key_is_not_taken_for_a_map_the_wrong_way_round(command: Command, tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text("text,completion\na,b\n")
     said = command("inspect", tmp_path / "d.csv", "--map", "promt=text")
-    assert "--map names 'promt', which is no key of data; expected one of: completion, " in said.err
+    assert "--map names the unknown key 'promt'; expected one of: chosen, completion, " in said.err
 
 
 def test_bad_lines_are_skipped_alike(command: Command, chat_model: Path, tmp_path: Path) -> None:
@@ -390,7 +400,7 @@ def test_bad_lines_are_skipped_alike(command: Command, chat_model: Path, tmp_pat
         assert code == 2
         assert f"{data}, line 3: not valid JSON" in err
         said = command(*arguments, "--skip-bad").out
-        assert "1 record cannot be used and was left out:" in said
+        assert "1 record cannot be used and was skipped:" in said
         assert f"{data}, line 3: not valid JSON" in said
 
 
@@ -404,6 +414,6 @@ def test_what_is_held_out_is_not_counted_as_trained(
     print_preamble(run, sample=False)
     rest, held = (TokenFile(run.tokens / f"{name}.tokens") for name in ("train", "eval"))
     shown = capsys.readouterr().out
-    counts = f"{rest.n_tokens} tokens without those held out, {rest.n_targets} of them trained"
+    counts = f"{rest.n_tokens} tokens without the held-out examples, {rest.n_targets} of them trained"
     assert f"100 examples (messages), {counts}" in shown
     assert f"held-out  5 of the 100 sequences, {held.n_tokens} tokens" in shown

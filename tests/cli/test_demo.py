@@ -1,4 +1,4 @@
-"""The demo's whole way, on a tiny model in place of the real one."""
+"""The whole demo, with a tiny model instead of the real one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from featherback.data.demo import HELD_OUT, TRAIN
 from tests.cli.conftest import Command
 
 
+@pytest.mark.full("trains the real model")
 def test_the_demo_learns(smollm2_path: Path, tmp_path: Path) -> None:
-    """A quarter of the demo's steps on the real model and its own data: the held-out loss falls far below -20 %."""
+    """With a quarter of the demo's steps, the held-out loss of the real model falls by more than 20 %."""
     run = fb.train(
         smollm2_path,
         data=TRAIN,

@@ -18,20 +18,20 @@ from tests.cli.conftest import Command
 
 
 def _forbid_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let whatever measures, or takes this process's place with more than a check in mind, fail."""
+    """Make every measurement fail, and every replacement of this process except for the check."""
 
-    go_on = begin.become
+    go_on = begin.exec_module
 
     def fail(*_: object, **__: object) -> NoReturn:
         raise AssertionError("work was begun")
 
     def only_check(module: str, *arguments: str) -> NoReturn:
-        """Of the programs that take this process's place, only the one that checks."""
+        """Accept only the program that checks the options."""
         if json.loads(arguments[0])["stage"] not in ("check", "check_again"):
             fail()
         go_on(module, *arguments)
 
-    monkeypatch.setattr(begin, "become", only_check)
+    monkeypatch.setattr(begin, "exec_module", only_check)
     for place, name in (
         (begin, "worker_baseline"),
         (api, "rehearsed_baseline"),
@@ -43,7 +43,7 @@ def _forbid_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def places(tmp_path: Path) -> Path:
-    """A folder with what is wrong in one way or another."""
+    """A folder with files that are wrong in different ways."""
     for name, content in {
         "empty.jsonl": "", "data.xyz": "\x00\x01", "others/a.bin": "x", "taken/notes": "x", "run/run.json": "{}",
         "file": "x",
@@ -58,11 +58,11 @@ def places(tmp_path: Path) -> Path:
     [
         ("--data", "typo.jsonl", "typo.jsonl does not exist"),
         ("--data", "empty.jsonl", "is empty"),
-        ("--data", "data.xyz", "format of the data file"),
-        ("--data", "others", "a folder without a file"),
+        ("--data", "data.xyz", "unknown format"),
+        ("--data", "others", "no file whose name ends in"),
         ("--eval-data", "typo.jsonl", "typo.jsonl does not exist"),
         ("--out", "taken", "is not empty"),
-        ("--out", "run", "holds another run"),
+        ("--out", "run", "already contains a run"),
         ("--out", "file", "is a file"),
         ("--out", "file/run", "not a writable directory"),
         ("--from", "no-adapter", "no-adapter"),
@@ -99,7 +99,7 @@ def test_a_mistake_in_resuming_costs_no_work(
     fb.train(chat_model, messages, run, steps=1, seq_len=64, rank=2, samples=0, progress=False)
     _forbid_work(monkeypatch)
     for out, more, says in (
-        (places / "nothing", ["--threads", 1], "holds no training run"),
+        (places / "nothing", ["--threads", 1], "is not a run directory"),
         (run, ["--rank", 4], "--rank was 2, not 4"),
         (run, ["--seq-len", 10**7], "--seq-len 10000000"),
     ):

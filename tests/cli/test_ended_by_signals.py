@@ -1,4 +1,4 @@
-"""A command that a signal ends says 130, at whatever moment the signal comes."""
+"""A command that is ended by a signal exits with 130, whenever the signal comes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 
 from tests.runs import runs
 from tests.support.tiny_chat import write_messages, write_tiny_chat
+
+pytestmark = pytest.mark.usefixtures("all_cores")
 
 # Sends itself a signal at a call of a Python function, counted from the first line of the command; 0: at none.
 _AT = """
@@ -43,7 +45,7 @@ def _ended(number: int, at: int, *words: object) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("number", [1, 2, 15])
 def test_a_signal_at_any_moment_of_a_command_ends_it(number: int) -> None:
-    """Of its imports, its work and its end."""
+    """Moments during imports, during work and at the end."""
     status, out, _ = _ended(number, 0, "--version")
     calls = int(out.split()[-1])
     assert status == 0
@@ -74,7 +76,7 @@ os.execve = exec_later
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="only Linux lists the threads of a process")
 def test_no_thread_of_ours_takes_a_signal_from_the_program_that_follows(tmp_path: Path) -> None:
-    """At `exec` it would be gone with the signal that it has just taken, and not handed on."""
+    """A signal that arrives just before `exec` must reach the next program."""
     model, data = write_tiny_chat(tmp_path / "m.gguf"), tmp_path / "few.jsonl"
     write_messages(data, 12)
     script = f"SCRIPT = {_LISTS!r}\nexec(SCRIPT)\nfrom featherback.cli import main\nmain()"

@@ -1,4 +1,4 @@
-"""`featherback export`: what it says, what it writes, what it refuses; training and decoding from any format."""
+"""`featherback export`: its output, files and errors; training and decoding from every format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.cli.conftest import Command
 
 @pytest.fixture(scope="module")
 def adapter(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained adapter of the tiny model, as PEFT keeps it, that names its base."""
+    """A trained PEFT adapter of the tiny model, with the name of its base model."""
     folder = tmp_path_factory.mktemp("adapter") / "poet"
     made = LoRA(models.load(chat_model), 4, 8, "q,v,down")
     rng = np.random.default_rng(0)
@@ -34,7 +34,7 @@ def adapter(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(adapter: Path, tmp_path: Path) -> Path:
-    """The same, where a test may write beside it."""
+    """The same adapter in a folder where a test may write."""
     return Path(shutil.copytree(adapter, tmp_path / "poet"))
 
 
@@ -61,7 +61,7 @@ def test_the_first_line_is_what_to_type_next(
     assert not [entry for entry in here.parent.iterdir() if entry.name.startswith(".")]
     if to == "merged":
         assert models.load(out).config.vocab_size == models.load(chat_model).config.vocab_size
-        assert "note: of the adapter's update 100.00% survives" in done.out
+        assert "note: 100.00% of the adapter's update survives" in done.out
     else:
         model = models.load(chat_model)
         state, again = (formats.load(model, path).state() for path in (here, out))
@@ -73,7 +73,7 @@ def test_what_is_there_is_not_replaced_unless_told(command: Command, here: Path)
     out.write_text("mine")
     refused = command("export", here, "--to", "gguf")
     assert (refused.code, out.read_text()) == (2, "mine")
-    assert f"{out} is there already; choose another --out, or replace it with --force." in refused.err
+    assert f"{out} already exists; choose another --out, or replace it with --force." in refused.err
     assert command("export", here, "--to", "gguf", "--force").code == 0
     assert out.read_bytes()[:4] == b"GGUF"
     folder = here.parent / "poet-mlx"
@@ -88,12 +88,12 @@ def test_what_cannot_be_exported(command: Command, here: Path, chat_model: Path,
     for arguments, complaint in (
         ((here, "--to", "safetensors"), "--to is 'safetensors'; expected one of: gguf, merged, mlx, "),
         ((here, "--to", "gguf", "--type", "q4_0"), "--type is q4_0; expected one of: f32, f16, bf16."),
-        ((here, "--to", "mlx", "--type", "f16"), "--type is f16; this target stores its own; leave it out."),
+        ((here, "--to", "mlx", "--type", "f16"), "--type is f16; this target stores one type only; remove --type."),
         ((here, "--to", "merged", "--type", "q6_k"), "--type is 'q6_k'; expected one of: "),
         ((tmp_path / "none", "--to", "gguf"), "There is no adapter "),
         ((here, "--to", "peft", "--out", here), "is the adapter itself; choose another --out."),
-        ((here, "--to", "merged", "--out", chat_model, "--force"), "is the base itself; choose another --out."),
-        ((here, "--to", "gguf", "--out", chat_model, "--force"), "is the base itself; choose another --out."),
+        ((here, "--to", "merged", "--out", chat_model, "--force"), "is the base model itself; choose another --out."),
+        ((here, "--to", "gguf", "--out", chat_model, "--force"), "is the base model itself; choose another --out."),
         ((here, "--to", "gguf", "--out", "/", "--force"), "Cannot write /: it is a folder."),
         ((here, "--to", "merged", "--out", ".", "--force"), "Cannot write .: it is a folder."),
         ((here, "--to", "peft", "--out", chat_model / "new"), f"Cannot write to {chat_model}: Not a directory."),
@@ -124,7 +124,7 @@ def test_a_model_in_place_of_an_adapter_is_told_from_one(
         done = command(*arguments)
         assert done.code == 2
         train = f"featherback train {shlex.quote(str(named))} --data DATA --out RUN"
-        assert f"{named} is a model, not an adapter: train one with `{train}`, and name RUN here." in done.err
+        assert f"{named} is a model, not an adapter; train an adapter with `{train}`, then name RUN here." in done.err
 
 
 def test_the_model_is_asked_for_where_it_is_not_told(command: Command, here: Path, chat_model: Path) -> None:
@@ -132,12 +132,18 @@ def test_the_model_is_asked_for_where_it_is_not_told(command: Command, here: Pat
     (here / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "some/one"}))
     refused = command("export", here, "--to", "gguf")
     assert refused.code == 2
-    assert f"Name the model of {here} with --model: it names 'some/one', which is not here." in refused.err
+    assert (
+        f"{here} was trained on 'some/one', which is not on this machine. If the model is elsewhere, add --model PATH."
+        in refused.err
+    )
     (here / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "a" * 5000}))
-    assert ", which is not here." in command("export", here, "--to", "gguf").err
+    assert (
+        ", which is not on this machine. If the model is elsewhere, add --model PATH."
+        in command("export", here, "--to", "gguf").err
+    )
     assert command("export", here, "--to", "gguf", "--model", chat_model).code == 0
     lone = command("export", here.parent / "poet.gguf", "--to", "mlx")
-    assert "it names 'tiny.gguf', which is not here" in lone.err
+    assert "was trained on 'tiny.gguf', which is not on this machine" in lone.err
 
 
 @pytest.mark.parametrize(("there", "to"), [("peft", "mlx"), ("mlx", "peft")])
@@ -150,7 +156,7 @@ def test_two_adapters_in_one_folder_are_refused(
     refused = command("export", here, "--to", to, "--out", out, "--force")
     assert refused.code == 2
     assert f"{out} holds an adapter in another format (" in refused.err
-    assert "which this one would spoil; choose another --out." in refused.err
+    assert "which this one would damage; choose another --out." in refused.err
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     assert command("export", here, "--to", there, "--out", out, "--force").code == 0
 
@@ -159,7 +165,7 @@ def test_two_adapters_in_one_folder_are_refused(
 def test_what_a_killed_export_left_goes_before_the_room_is_looked_at(
     command: Command, here: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The export is killed while it writes, then made again."""
+    """Kill the export while it writes, then repeat it."""
     out = here.parent / "new"
     code = (
         "import os, signal, sys, featherback.core.files as files\n"
@@ -197,13 +203,13 @@ def test_a_full_disk_is_told_before_anything_is_written(
     for to in TARGETS.names:
         done = command("export", here, "--to", to)
         assert done.code == 2
-        assert "0.0 MB free and poet" in done.err
+        assert "0.0 MB free, but poet" in done.err
     assert [entry.name for entry in here.parent.iterdir()] == ["poet"]
 
 
 @pytest.fixture
 def unusual(chat_model: Path, tmp_path: Path) -> Path:
-    """An adapter with ranks of its own, and none in one place, in GGUF."""
+    """A GGUF adapter with different ranks, and without one projection."""
     exceptions = {(0, "v_proj"): Pair(3, 9.0), (1, "q_proj"): None}
     made = LoRA(models.load(chat_model), 5, 10, "q,v", exceptions=exceptions)
     rng = np.random.default_rng(0)
@@ -215,7 +221,7 @@ def unusual(chat_model: Path, tmp_path: Path) -> Path:
 def test_training_starts_from_an_adapter(
     command: Command, chat_model: Path, messages: Path, unusual: Path, tmp_path: Path
 ) -> None:
-    """At a rate of zero, nearly: what comes out is what went in, ranks and all; resumed, it goes on."""
+    """With a learning rate of almost zero the adapter does not change; the run can be resumed."""
     arguments = ("train", chat_model, "--data", messages, "--out", tmp_path / "run")
     done = command_line(*arguments, "--from", unusual, "--steps", 1, "--lr", 1e-30, "--keep-checkpoints")
     assert done.returncode == 0, done.stderr
@@ -251,7 +257,7 @@ def test_the_start_is_not_overridden_silently(
 def test_every_command_takes_every_format(
     command: Command, here: Path, chat_model: Path, messages: Path, tmp_path: Path
 ) -> None:
-    """`generate` and `evaluate` say the same with each, and something else without."""
+    """`generate` and `evaluate` agree on all formats, and differ without an adapter."""
     model = models.load(chat_model)
     made = formats.load(model, here)
     gguf.FORMAT.save(made, tmp_path / "a.gguf")
@@ -267,10 +273,10 @@ def test_every_command_takes_every_format(
 def test_every_target_is_in_the_help(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     text = command("export", "--help").out
-    assert "|".join(TARGETS.names) in text
+    assert f"One of: {', '.join(TARGETS.names)}." in " ".join(text.split())
 
 
 def command_line(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own: training replaces it."""
+    """Run the command in a separate process, because training replaces it."""
     words = [sys.executable, "-m", "featherback", *map(str, arguments)]
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)

@@ -1,4 +1,4 @@
-"""What `inspect` and `models` say of each kind of thing."""
+"""The output of `inspect` and `models` for each kind of thing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCREEN = 40  # lines
 
 
 def inspected(command: Command, what: object) -> dict[str, Any]:
-    """The facts; what people read of them is a screen, and nothing in it moves the cursor."""
+    """The facts as JSON. The text output fits on a screen and has no control characters."""
     told = command("inspect", what)
     assert told.code == 0, told.err
     assert len(told.out.splitlines()) <= SCREEN
@@ -61,7 +61,7 @@ def test_a_split_model(command: Command, tmp_path: Path) -> None:
 def test_a_folder_as_it_would_be_quantised(
     command: Command, tmp_path: Path, chat_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What --quantize would make of it, without making it."""
+    """The facts after --quantize, without quantising."""
     monkeypatch.setenv("FEATHERBACK_CACHE", str(tmp_path / "cache"))
     folder, _ = folder_and_gguf(tmp_path, tiny(TINY_LLAMA, vocab_size=259))
     (folder / "tokenizer.json").write_text(byte_core().to_str())
@@ -81,9 +81,12 @@ def test_a_folder_as_it_would_be_quantised(
 
 def test_what_cannot_be_quantised(command: Command, tmp_path: Path, chat_model: Path, messages: Path) -> None:
     for arguments, complaint in (
-        ((chat_model, "--quantize", "q4_0"), "is a GGUF file, whose weights are used as they are; --quantize is"),
-        ((messages, "--quantize", "q4_0"), "--quantize is for Hugging Face folders: leave it out."),
-        ((messages, "--model", chat_model, "--quantize", "q4_0"), "With --model, data are shown; --quantize is"),
+        ((chat_model, "--quantize", "q4_0"), "is a GGUF file, whose weights are used as they are; remove --quantize"),
+        ((messages, "--quantize", "q4_0"), "Remove --quantize, which is only for Hugging Face folders."),
+        (
+            (messages, "--model", chat_model, "--quantize", "q4_0"),
+            "With --model, examples of the data are shown. Remove",
+        ),
         ((chat_model, "--quantize", "q5"), "'q5'"),
     ):
         done = command("inspect", *arguments)
@@ -94,7 +97,7 @@ def test_what_cannot_be_quantised(command: Command, tmp_path: Path, chat_model: 
 def test_a_model_that_cannot_be_trained(command: Command, tmp_path: Path) -> None:
     facts = inspected(command, write_tiny(tmp_path / "m.gguf", TINY_LLAMA))
     assert facts["trainable"] is False
-    assert "holds no tokenizer" in facts["reason"]
+    assert "contains no tokenizer" in facts["reason"]
     metadata = byte_level_metadata() | {"tokenizer.ggml.pre": "deepseek-coder"}
     facts = inspected(command, write_tiny_chat(tmp_path / "n.gguf", metadata))
     assert "needs the pre-tokenizer 'deepseek-coder'" in facts["reason"]
@@ -127,7 +130,7 @@ def test_adapters(command: Command, tmp_path: Path, chat_model: Path) -> None:
     facts = inspected(command, tmp_path / "g.gguf")
     assert "a GGUF LoRA" in facts["kind"]
     assert facts["next"][0] == f"featherback chat MODEL --adapter {tmp_path / 'g.gguf'}"
-    assert "that it was trained on" in facts["notes"][0]
+    assert "that the adapter was trained on" in facts["notes"][0]
     other = write_tiny_chat(tmp_path / "other.gguf", {"general.name": "other"})
     config = tmp_path / "p" / "adapter_config.json"
     config.write_text(config.read_text().replace(str(chat_model), str(other)).replace('"r": 3', '"r": 4'))
@@ -215,7 +218,7 @@ def test_models(command: Command, home: Path) -> None:
     assert not set(told) & set("\x1b")
     for says in (
         "it is truncated",
-        "it holds no tokenizer",
+        "it contains no tokenizer",
         "it has the architecture 'mamba', which is not supported",
         "featherback fetch smollm2-135m",
         "no list of layers",
@@ -233,7 +236,7 @@ def test_no_models(command: Command, home: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trained(chat_model: Path, messages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has finished."""
+    """A finished run."""
     out = tmp_path_factory.mktemp("trained") / "run"
     options: dict[str, Any] = {"steps": 1, "rank": 2, "progress": False, "samples": 0}
     return train(chat_model, str(messages), out, **options).path

@@ -1,4 +1,4 @@
-"""`featherback plan`: predictions of every method, and nothing run."""
+"""`featherback plan` predicts every method and runs nothing."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the family that says how large a model would fit, the smallest alone, where that is not what is asked."""
+    """Use only the smallest model of the family, in tests that do not ask for the largest model that fits."""
     smallest = dict(list(QWEN2_5.items())[:1])
     monkeypatch.setattr("featherback.runs.outlook.QWEN2_5", smallest)
 

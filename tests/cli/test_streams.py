@@ -1,4 +1,4 @@
-"""Standard input and output of every kind: the command works, or ends in one right sentence."""
+"""Standard input and output of every kind: the command works, or fails with one correct sentence."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_clean() -> None:
 
 
 def test_data_is_shown_without_escapes(command: Command, chat_model: Path, tmp_path: Path) -> None:
-    """And file names, and what an error cites."""
+    """The same holds for file names and for quotes in errors."""
     data = tmp_path / "\x1b[31mdata.jsonl"
     data.write_text(json.dumps({"prompt": "\x1b[2Ja", "completion": "\x9bb"}) + "\n")
     out = command("inspect", data, "--model", chat_model).out
@@ -103,7 +103,7 @@ def test_a_full_disk_under_the_output(chat_model: Path, full: Any) -> None:
 
 @pytest.mark.parametrize("closed", [(1,), (0,), (0, 1, 2)])
 def test_closed_streams(chat_model: Path, messages: Path, tmp_path: Path, closed: tuple[int, ...]) -> None:
-    """No file of a run takes the number of a stream that is missing."""
+    """No file of a run may get the descriptor of a closed standard stream."""
 
     def close() -> None:
         for number in closed:
@@ -115,16 +115,16 @@ def test_closed_streams(chat_model: Path, messages: Path, tmp_path: Path, closed
 
 
 def test_training_needs_no_output(chat_model: Path, messages: Path, tmp_path: Path, full: Any) -> None:
-    """Not even for what `train` shows before the first step."""
+    """This includes the output of `train` before the first step."""
     for name, output in (("full", full), ("closed", _closed_pipe())):
         done = _train(chat_model, messages, tmp_path / name, stdout=output)
         assert done.returncode == 0, done.stderr
-        assert "note: standard output is lost" in done.stderr
+        assert "note: standard output was lost" in done.stderr
         assert json.loads((tmp_path / name / "run.json").read_text())["status"] == "finished"
 
 
 def test_training_goes_on_when_nobody_looks_on(chat_model: Path, messages: Path, tmp_path: Path) -> None:
-    """What `train` shows first is lost as well, so the pipe is closed once that was read."""
+    """The pipe is closed after the first output has been read."""
     run = [*FEATHERBACK, "train", chat_model, "--data", messages, "--out", tmp_path / "run", "--steps", "30"]
     with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -134,13 +134,13 @@ def test_training_goes_on_when_nobody_looks_on(chat_model: Path, messages: Path,
         process.stdout.close()
         err = process.stderr.read()
         assert process.wait() == 0, err
-    assert err == "note: standard output is lost (Broken pipe); the work goes on without it\n"
+    assert err == "note: standard output was lost (Broken pipe); the program continues without it\n"
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (record["status"], record["summary"]["steps"]) == ("finished", 30)
 
 
 def test_output_that_does_not_wait() -> None:
-    """A pipe that its other end made non-blocking, and reads slowly."""
+    """A non-blocking pipe that is read slowly."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     text = "0123456789" * 50_000
@@ -177,7 +177,8 @@ def test_a_working_directory_that_is_gone(chat_model: Path, messages: Path, tmp_
     gone.mkdir()
     done = _train(chat_model, messages, "run", preexec_fn=leave)
     assert done.returncode == 2
-    assert done.stderr == "error: The working directory is gone: change to another one, or name whole paths.\n"
+    said = "The working directory no longer exists. Change to another one, or use absolute paths."
+    assert done.stderr == f"error: {said}\n"
 
 
 @pytest.mark.parametrize("option", ["model", "--data", "--out", "--adapter", "--eval-data"])
@@ -209,7 +210,7 @@ def test_a_directory_that_looks_like_an_option(chat_model: Path, messages: Path,
 
 
 def test_one_bad_line_does_not_end_a_chat(chat_model: Path) -> None:
-    """Bytes that are not UTF-8, and a message too long for the context."""
+    """Bytes that are not UTF-8, and a message that is longer than the context."""
     lines = b"hello\n\xff\xfe\n" + b"x" * 300 + b"\nagain\n"
     run = [*FEATHERBACK, "chat", chat_model, "--context", "200", "--max-tokens", "3", "--temperature", "0"]
     done = subprocess.run(run, input=lines, capture_output=True, check=False)
@@ -222,7 +223,7 @@ def test_one_bad_line_does_not_end_a_chat(chat_model: Path) -> None:
 
 
 def test_preparation_is_shown_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line that is taken away in the end; a file or a pipe gets nothing."""
+    """The progress line is erased at the end, and is not written to files or pipes."""
     done = {"read": 1, "of": 4, "examples": 1234, "tokens": 5}
     for live in (True, False):
         stream = io.StringIO()

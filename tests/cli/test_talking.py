@@ -1,4 +1,4 @@
-"""chat on a terminal, prompts from standard input, and what a shell completes."""
+"""Chats on a terminal, prompts from standard input, and shell completion."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Terminal:
         os.write(self._screen, text.encode())
 
     def until(self, *wanted: str) -> str:
-        """What comes until one of these has come, counted from the last one."""
+        """The output from the last match up to the next occurrence of one of these texts."""
         end = time.monotonic() + PATIENCE
         while not any(text in self.seen for text in wanted):
             assert select.select([self._screen], [], [], max(0, end - time.monotonic()))[0], self.seen
@@ -44,7 +44,7 @@ class Terminal:
         return text
 
     def status(self, pressed: str = "") -> int:
-        """Of the command, once it has ended. `pressed`: a key that is pressed each second until it has."""
+        """The exit status of the command. `pressed`: a key that is pressed every second until it ends."""
         began = time.monotonic()
         presses = 0
         while not (done := os.waitpid(self._pid, os.WNOHANG))[0]:
@@ -65,7 +65,7 @@ class Terminal:
 
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that is never done: it has no end token, and room for a million."""
+    """A tiny model that never ends an answer: it has no end token, and a context of a million tokens."""
     metadata = byte_level_metadata()
     del metadata["tokenizer.ggml.eos_token_id"]
     config = tiny(TINY_LLAMA, vocab_size=N_VOCAB, max_position_embeddings=1_000_000)
@@ -93,7 +93,7 @@ def test_ctrl_c_ends_the_answer_and_then_the_chat(terminal: Terminal) -> None:
     assert "/reset" in told
     assert "Ctrl-C" in told
     terminal.type("/nonsense\r")
-    assert "There is no command /nonsense; /help lists" in terminal.until("\r\n> ")
+    assert "unknown command /nonsense. /help lists" in terminal.until("\r\n> ")
     # Python's input() may miss a Ctrl-C that comes after its prompt is written and before it waits for a key.
     assert terminal.status(pressed="\x03") == 130
     assert "Traceback" not in terminal.seen
@@ -149,12 +149,12 @@ def test_a_prompt_can_be_piped_in(chat_model: Path) -> None:
 
 
 def _no_prompt(model: Path) -> str:
-    return f"error: There is no prompt: write one, as in `featherback generate {model} --prompt '"
+    return f"error: There is no prompt. Add one: `featherback generate {model} --prompt '"
 
 
 def test_without_a_prompt_on_a_terminal(chat_model: Path) -> None:
     terminal = Terminal("generate", chat_model)
-    assert _no_prompt(chat_model) in terminal.until("in.\r\n")
+    assert _no_prompt(chat_model) in terminal.until("too.\r\n")
     assert terminal.status() == 2
     terminal.close()
 
@@ -194,7 +194,7 @@ def test_what_bash_completes(on_the_path: dict[str, str]) -> None:
     done = subprocess.run(["bash", "-c", _ASK], env=on_the_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "train",
-        "--optimizer",
+        "--optimizer --optim",
         "adamw adamw8bit",
         "--learning-rate",
         "tensorboard trackio",

@@ -1,4 +1,4 @@
-"""--memory bounds the whole command: all its processes, what they share counted once."""
+"""--memory limits the whole command: all processes together, with shared memory counted once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def first(large: Path, messages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that can be resumed, or gone on from."""
+    """A run that can be resumed or continued."""
     out = tmp_path_factory.mktemp("first") / "run"
     options = ("--keep-checkpoints", "--samples", 0)
     subprocess.run(_steps(large, messages, out, "least", *options), check=True, capture_output=True)
@@ -82,7 +82,7 @@ CASES: dict[str, tuple[object, ...]] = {
 
 
 def _within(command: list[str], out: Path) -> int:
-    """Run a command to its end and see that it held no more than its budget, in every phase; the budget in MB."""
+    """Run a command to its end, check that it stayed within its budget in every phase, and return the budget in MB."""
     outcome = watch.run(command, tree=True, ends=ENDED)
     record = json.loads((out / "run.json").read_text())
     budget, summary = record["configuration"]["memory"] / MB, record["summary"]
@@ -97,7 +97,7 @@ def _within(command: list[str], out: Path) -> int:
 def test_the_least_budget_is_the_whole_commands(
     large: Path, messages: Path, first: Path, tmp_path: Path, case: str
 ) -> None:
-    """The answers of a run took 82 MB of 62: no part of a command may come after the budget was looked at."""
+    """Regression: the answers of a run took 82 MB of 62. The budget covers every part of a command."""
     stand_ins = {"FIRST": first, "DATA": messages}
     options = [stand_ins.get(str(word), word) for word in CASES[case]]
     _within(_steps(large, messages, tmp_path / "run", "least", *options), tmp_path / "run")
@@ -116,7 +116,7 @@ def test_a_run_that_is_resumed_stays_within_its_budget(
 def test_the_least_that_a_refusal_names_is_enough_for_the_whole_command(
     large: Path, messages: Path, tmp_path: Path, seq_len: int | None
 ) -> None:
-    """Training refused 20 MB and named an amount that preparing the data then refused."""
+    """Regression: the budget that training suggested was too small for preparing the data."""
     data = tmp_path / "long.jsonl"
     data.write_text(messages.read_text() + json.dumps({"prompt": "Hi?", "completion": "word " * 120}) + "\n")
     out = tmp_path / "run"
@@ -130,7 +130,7 @@ def test_the_least_that_a_refusal_names_is_enough_for_the_whole_command(
 
     refused = subprocess.run(command("20MB"), capture_output=True, text=True, check=False)
     assert refused.returncode == 2
-    assert refused.stderr.startswith("error: Training does not fit in 20MB: with these options the least is --memory ")
+    assert refused.stderr.startswith("error: Training does not fit in 20MB: these options need at least --memory ")
     assert len(refused.stderr.splitlines()) == 1
     assert not out.exists()
     named = re.findall(r"--memory (\d+)MB", refused.stderr)[0]
@@ -155,7 +155,7 @@ def _rows(path: Path, lengths: tuple[int, ...]) -> Path:
 def test_a_long_record_is_refused_with_a_budget_that_has_room_for_all(
     chat_model: Path, messages: Path, tmp_path: Path, name: str
 ) -> None:
-    """A chat of 14 MB in one line took seven times the budget, and the amount named was refused again."""
+    """Regression: a chat of 14 MB in one line took seven times the budget, and the suggested budget was too small."""
     data, out = _rows(tmp_path / name, (50, 700_000, 50, 1_500_000)), tmp_path / "run"
     little = f"{least_mb(_train(chat_model, messages, out)) + 4}MB"
     refused = subprocess.run(
@@ -164,14 +164,14 @@ def test_a_long_record_is_refused_with_a_budget_that_has_room_for_all(
     assert refused.returncode == 2
     assert f"Preparing {data} does not fit in {little}: the example in {data}, " in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
-    budget = int(re.findall(r"--memory (\d+)MB has room for it", refused.stderr)[0])
+    budget = int(re.findall(r"Use --memory (\d+)MB, or split", refused.stderr)[0])
     outcome = watch.run([*_steps(chat_model, data, out, f"{budget}MB"), "--cut"], tree=True)
     assert outcome.tree_mb is not None
     assert outcome.tree_mb <= budget
 
 
 def test_examples_are_held_out_of_large_data_in_little_memory(chat_model: Path, tmp_path: Path) -> None:
-    """Looking for copies of them mapped the whole token file: 123 MB of a budget of 60, and not a word."""
+    """Regression: the search for duplicates mapped the whole token file, 123 MB of a budget of 60, without an error."""
     data, out = tmp_path / "text.txt", tmp_path / "run"
     random = np.random.default_rng(0)
     letters = random.integers(97, 123, 6_000_000).astype(np.uint8)

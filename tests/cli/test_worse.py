@@ -1,4 +1,4 @@
-"""A run that ends worse than it began says so last, with a status of its own, and with the command to try instead."""
+"""A run that ends worse than it began has its own exit status, and prints which command to try instead."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _run(*words: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def good(chat_model: Path, messages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An adapter that has begun to learn the messages: a model of random weights could hardly become worse."""
+    """An adapter that has learned something, because a random model can hardly become worse."""
     out = tmp_path_factory.mktemp("runs") / "good"
     options: dict[str, Any] = {"seq_len": 96, "samples": 0, "progress": False, "compute": "fp32"}
     fb.train(chat_model, messages, out, eval_data=messages, lr=3e-3, rank=4, steps=8, **options)
@@ -100,7 +100,7 @@ def test_without_held_out_data_a_training_loss_that_rises_is_worse(
 
     resumed = _run("train", "--out", out, "--resume")  # with the model on its record
     assert resumed.returncode == WORSE, resumed.stderr
-    assert f"note: the model is {chat_model}, which {out} was begun with" in resumed.stderr
+    assert f"note: the model is {chat_model}, as recorded in {out}" in resumed.stderr
 
 
 def test_a_training_loss_must_rise_clearly() -> None:

@@ -3,6 +3,8 @@
 - Qwen's tokenizer composes characters first (NFC). llama.cpp's does not: for the composed text it gives our tokens.
 - A byte that the vocabulary has no token for (some control characters of SmolLM2's) is left out by both, but only in
   transformers is what stands around it merged.
+- llama.cpp's expression of gpt-oss knows upper and lower case of ASCII letters only, and no marks. For ASCII texts its
+  tokens are ours.
 - llama.cpp's SentencePiece may merge pieces of a user's text into a control token that is spelled so, "<s>". In
   SentencePiece and here, such text stays text.
 """
@@ -46,6 +48,9 @@ def _composed(text: str) -> str:
 def test_byte_level(tmp_path: Path, pre: str) -> None:
     """Every pre-tokenizer, with a small vocabulary."""
     path = byte_level_gguf(tmp_path / "v.gguf", pre)
+    if pre == "gpt-4o":
+        _compare(path, texts=[text for text in TEXTS if text.isascii()])
+        return
     if pre != "qwen2":
         _compare(path)
         return

@@ -1,4 +1,4 @@
-"""What files are opened and written with."""
+"""Opening and writing files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featherback.core.files import open_regular
 
 
 class _CtrlC:
-    """While entered, Ctrl-C arrives before the so-manieth instruction of the functions that are called."""
+    """Within the context, Ctrl-C arrives before instruction number `at` of the functions that are called."""
 
     def __init__(self, at: int) -> None:
         self._left = at

@@ -1,11 +1,11 @@
-"""Tokenizers of the `tokenizers` library in the forms that the models' files have, with a small vocabulary."""
+"""Small tokenizers of the `tokenizers` library in the forms found in models' files."""
 
 import functools
 import json
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from tests.data.oracle import GPT2, LLAMA3, QWEN2
+from tests.data.oracle import GPT2, GPT4O, LLAMA3, QWEN2, QWEN35
 from tests.data.support import STRINGS
 from tests.data.torture import TORTURE
 
@@ -15,7 +15,7 @@ ALWAYS = ["<tool>", "\n\n\n", "  \t"]
 
 @functools.lru_cache
 def trained(metaspace):
-    """Tokens and merges of a byte-pair encoding of the torture text."""
+    """Train a byte-pair encoding on the torture text and return its tokens and merges."""
     core = Tokenizer(models.BPE())
     if metaspace:
         core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
@@ -81,8 +81,10 @@ def gemma(with_bytes=True):
 FAMILIES = {
     "gpt-2": lambda: byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)),
     "smollm": lambda: byte_level(pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "qwen35": lambda: byte_level(*split(QWEN35), normalizer=normalizers.NFC()),
     "qwen2": lambda: byte_level(*split(QWEN2), normalizer=normalizers.NFC()),
     "llama3": lambda: byte_level(*split(LLAMA3), ignore_merges=True),
+    "gpt-oss": lambda: byte_level(*split(GPT4O)),
     "one expression": lambda: byte_level(*split(GPT2)),
     "spaced bytes": lambda: byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True)),
     "llama2": llama2,

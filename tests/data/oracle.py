@@ -1,4 +1,4 @@
-"""The `tokenizers` library built from a GGUF file: what the product's own encoder must agree with."""
+"""Build a tokenizer of the `tokenizers` library from a GGUF file, as the reference for the native encoder."""
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -15,6 +15,15 @@ QWEN2 = (
     r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"""
     r"""|\s*[\r\n]+|\s+(?!\S)|\s+"""
 )
+QWEN35 = (
+    r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"""
+    r"""|\s*[\r\n]+|\s+(?!\S)|\s+"""
+)
+GPT4O = (
+    r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"""
+    r"""|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"""
+    r"""|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+)
 PUBLISHED = {
     "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"],
     "gpt-2": [GPT2],
@@ -24,11 +33,13 @@ PUBLISHED = {
     "llama-v3": [LLAMA3],
     "lfm2": [LLAMA3],
     "qwen2": [QWEN2],
+    "qwen35": [QWEN35],
+    "gpt-4o": [GPT4O],
 }
 
 
 def oracle(path):
-    """The library's tokenizer for plain text: no special tokens, no leading space."""
+    """Return the library's tokenizer for plain text, without special tokens or a leading space."""
     file = GGUFFile(path)
     tokens = [str(token) for token in file.array("tokenizer.ggml.tokens")]
     if file.metadata["tokenizer.ggml.model"] == "gpt2":
@@ -42,7 +53,7 @@ def byte_level(tokens, merges, pre):
     vocabulary = {token: i for i, token in enumerate(tokens)}
     pairs = [tuple(merge.split(" ")) for merge in merges]
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=PUBLISHED[pre] == [LLAMA3]))
-    if pre == "qwen2":
+    if pre in ("qwen2", "qwen35"):
         core.normalizer = normalizers.NFC()
     cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in PUBLISHED[pre]]
     byte_letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -53,7 +64,7 @@ def byte_level(tokens, merges, pre):
 
 def sentencepiece(tokens, types, scores):
     """Every way to write a piece as two normal pieces is a merge, ranked by the piece's score. (Where one piece can be
-    made in two overlapping ways, SentencePiece takes the leftmost; the library cannot be told to.)"""
+    made in two overlapping ways, SentencePiece takes the leftmost; the library has no option for that.)"""
     place = {token: i for i, (token, t) in enumerate(zip(tokens, types, strict=True)) if t == NORMAL}
     rules = []
     for piece, i in place.items():

@@ -30,7 +30,7 @@ def byte_core(control=CONTROL):
 
 
 def byte_tokenizer(template=None, bos=None, eos="<|im_end|>", add_bos=False, control=CONTROL, **names):
-    """One token per byte, then the control tokens. `names`: what else the template may refer to."""
+    """One token per byte, then the control tokens. `names`: other variables of the template."""
     core = byte_core(control)
     control = {name: core.token_to_id(name) for name in control}
     names |= {"bos_token": bos, "eos_token": eos}

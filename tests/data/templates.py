@@ -1,6 +1,6 @@
-"""Chat templates that write what those of the model makers write.
+"""Chat templates that produce the same text as the official ones.
 
-Those in `families/` are programs of our own after the formats that the makers publish.
+Those in `families/` are written for this project, from the published formats.
 """
 
 # ruff: noqa: E501
@@ -39,8 +39,8 @@ MISTRAL_V1 = (
     "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"
 )
 
-# As Mistral-7B-Instruct-v0.3 has it, tools included. It puts the system message into the last message if that is the
-# user's: before an answer that is there already it vanishes.
+# As in Mistral-7B-Instruct-v0.3, with tools. It puts the system message into the last message if that is the user's.
+# If an answer follows, the system message is dropped.
 MISTRAL_V3 = """\
 {%- if messages[0]["role"] == "system" %}
     {%- set system_message = messages[0]["content"] %}

@@ -37,9 +37,9 @@ def test_numpy_input_is_not_changed():
         ([[]], None, "non-empty"),
         ([[1.5, 2.0]], None, "integers"),
         ([[[1, 2]]], None, "shape"),
-        ([[1, -2]], None, "negative"),
+        ([[1, -2]], None, "must be 0 or more"),
         ([[1, 2]], [[1]], "2 tokens but 1 labels"),
-        ([[1, 2]], [[1, 2], [3]], "1 sequences of tokens but 2 of labels"),
+        ([[1, 2]], [[1, 2], [3]], "1 token sequences, but 2 label sequences"),
     ],
 )
 def test_bad_input(sequences, labels, word):

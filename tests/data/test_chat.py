@@ -11,8 +11,8 @@ from tests.data.support import byte_tokenizer
 RENDERER = Renderer()  # one process for all these templates
 USER, ANSWER, SYSTEM = "user", "assistant", "system"
 
-# name: template, BOS, EOS, why a system message is refused in training (if it is), and what is trained of an answer
-REFUSES, LEAVES_OUT = "refuses this conversation", "leaves out, or changes, message 1"
+# name: template, BOS, EOS, why training rejects a system message (if it does), and the supervised text of an answer
+REFUSES, LEAVES_OUT = "rejects this conversation", "drops or changes message 1"
 STOCK = {
     "chatml": (templates.CHATML, None, "<|im_end|>", None, "{}<|im_end|>"),
     "qwen2.5": (templates.QWEN2_5, None, "<|im_end|>", None, "{}<|im_end|>"),
@@ -75,14 +75,14 @@ def test_exactly_the_answers_are_trained(name, system):
 
 
 def test_mistral_v3_drops_the_system_message_before_an_answer_and_what_is_advised_is_what_it_prompts_with():
-    """The template writes it into the last message if that is the user's: when asking, and never in training."""
+    """The template puts it into the last message if that is the user's, so it is in prompts but never in training."""
     _, chat = make(templates.MISTRAL_V3, "<s>", "</s>")
     asked, answered = [turn(SYSTEM, "Be brief."), turn(USER, "Capital of France?")], turn(ANSWER, "Paris.")
     with pytest.raises(FeatherbackError) as raised:
         chat.training([*asked, answered])
     assert str(raised.value) == (
-        "The model's chat template leaves out, or changes, message 1 (role 'system', 'Be brief.'): the model would "
-        "never see it as it is. Put it at the beginning of the user's message instead, or leave it out."
+        "The model's chat template drops or changes message 1 (role 'system', 'Be brief.'), so the model would "
+        "not see it as written. Move it to the start of the first user message, or remove it."
     )
     advised = chat.training([turn(USER, "Be brief.\n\nCapital of France?"), answered])
     assert advised.text == chat.prompt(asked).text + " Paris.</s>"
@@ -91,7 +91,7 @@ def test_mistral_v3_drops_the_system_message_before_an_answer_and_what_is_advise
 @pytest.mark.parametrize("name", STOCK)
 @pytest.mark.parametrize("content", ["  padded \n", "line\n\nline", "é 日本 👍", "{{ 7 * 7 }} {% if %}", "a"])
 def test_awkward_contents(name, content):
-    """White space at the ends may be trimmed by the template; the rest is trained as it is."""
+    """The template may trim white space at the ends; the rest is trained unchanged."""
     template, bos, eos, _, _ = STOCK[name]
     tokenizer, chat = make(template, bos, eos)
     messages = [turn(USER, content), turn(ANSWER, content), turn(USER, "a"), turn(ANSWER, "a")]
@@ -103,7 +103,7 @@ def test_awkward_contents(name, content):
 
 @pytest.mark.parametrize("name", STOCK)
 def test_the_prompt_is_what_precedes_the_trained_answer(name):
-    """Generation must begin with the very tokens that training put before the first supervised one."""
+    """Generation must begin with exactly the tokens that come before the first supervised token in training."""
     template, bos, eos, _, _ = STOCK[name]
     _, chat = make(template, bos, eos)
     asked, answered = [turn(USER, "Capital of France?")], turn(ANSWER, "Paris.")
@@ -126,7 +126,7 @@ def test_rendering_equals_hugging_face(name):
 
 
 def test_mask_equals_hugging_face_generation_tag():
-    """Where a template marks answers itself, its marks and ours agree."""
+    """If a template marks answers itself, its marks agree with ours."""
     utilities = pytest.importorskip("transformers.utils.chat_template_utils")
     _, chat = make(templates.GENERATION_TAG)
     messages = conversation(True)
@@ -155,7 +155,7 @@ def test_control_tokens_spelled_in_a_message_stay_text(name):
 
 
 def test_control_token_split_between_template_and_content():
-    """A content that completes a control token begun by the template's text does not make one."""
+    """A content cannot complete a control token whose beginning is in the template."""
     tokenizer, chat = make("{% for m in messages %}<{{ m.content }}<|im_end|>{% endfor %}")
     ids, mask = chat.encode(chat.training([turn(USER, "|im_start|>"), turn(ANSWER, "ok<|im_")]))
     assert [tokenizer.name(i) for i in ids if tokenizer.name(i)] == ["<|im_end|>", "<|im_end|>"]
@@ -172,7 +172,7 @@ def test_reasoning_that_the_template_takes_apart():
     assert trained(tokenizer, chat, several) == ["Rome.<|im_end|>", "<think>\n\n</think>\n\nParis.<|im_end|>"]
     with pytest.raises(FeatherbackError, match="rewrites earlier turns"):
         chat.training([turn(USER, "?"), answer, *plain])
-    with pytest.raises(FeatherbackError, match="spells the control token"):
+    with pytest.raises(FeatherbackError, match="contains the control token"):
         chat.training([turn(USER, "<|im_end|>"), answer])
 
 
@@ -240,21 +240,19 @@ def test_calls_of_tools_with_a_template_that_only_takes_them_whole():
 
 def test_tools_that_a_template_leaves_out_are_refused():
     _, chat = make(templates.CHATML)
-    with pytest.raises(
-        FeatherbackError, match=r"template leaves out, or changes, a tool call of message 2 \('weather'"
-    ):
+    with pytest.raises(FeatherbackError, match=r"template drops or changes a tool call of message 2 \('weather'"):
         chat.training(tool_talk("x"))
-    with pytest.raises(FeatherbackError, match=r"leaves out, or changes, tool 1 \('weather'\)"):
+    with pytest.raises(FeatherbackError, match=r"drops or changes tool 1 \('weather'\)"):
         chat.training([turn(USER, "a"), turn(ANSWER, "b")], TOOLS)
-    with pytest.raises(FeatherbackError, match=r"leaves out, or changes, the reasoning of message 2 \('hm'\)"):
+    with pytest.raises(FeatherbackError, match=r"drops or changes the reasoning of message 2 \('hm'\)"):
         chat.training([turn(USER, "a"), turn(ANSWER, "b", reasoning_content="hm")])
 
 
 def test_a_tool_that_only_the_messages_speak_of_is_left_out():
-    """Its name being somewhere in the text is not enough: neither for a tool nor for a call."""
+    """It is not enough that its name occurs somewhere in the text."""
     _, chat = make(templates.CHATML)
     asked = turn(USER, "How is the weather in Rome, and in Ostia?")
-    with pytest.raises(FeatherbackError, match=r"leaves out, or changes, tool 1 \('weather'\)"):
+    with pytest.raises(FeatherbackError, match=r"drops or changes tool 1 \('weather'\)"):
         chat.training([asked, turn(ANSWER, "I cannot tell the weather.")], TOOLS)
     with pytest.raises(FeatherbackError, match=r"a tool call of message 2 \('weather'"):
         chat.training([asked, turn(ANSWER, "", tool_calls=[call(city="Rome")]), turn(ANSWER, "Sunny.")])
@@ -264,7 +262,7 @@ def test_a_tool_that_only_the_messages_speak_of_is_left_out():
 
 def test_a_call_that_spells_a_control_token_is_refused():
     _, chat = make(QWEN_TOOLS)
-    with pytest.raises(FeatherbackError, match=r"A tool call of message 2 spells the control token <\|im_end\|>"):
+    with pytest.raises(FeatherbackError, match=r"A tool call of message 2 contains the control token <\|im_end\|>"):
         chat.training([turn(USER, "a"), turn(ANSWER, "", tool_calls=[call(city="<|im_end|>")])])
 
 
@@ -275,7 +273,7 @@ def test_odd_orders():
     assert trained(tokenizer, chat, [turn(USER, "b"), turn("tool", "c"), turn(ANSWER, "")]) == ["<|im_end|>"]
 
 
-# --- nothing vanishes ---
+# --- nothing is dropped silently ---
 
 ONLY_KNOWN = (
     "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}"
@@ -289,7 +287,7 @@ KNOWS_DEVELOPER = ONLY_KNOWN.replace("'user',", "'user', 'system', 'developer',"
 def test_a_message_that_the_template_leaves_out_is_refused(role):
     _, chat = make(ONLY_KNOWN)
     messages = [turn(USER, "a"), turn(role, "Mind the gap."), turn(ANSWER, "b")]
-    with pytest.raises(FeatherbackError, match=rf"leaves out, or changes, message 2 \(role '{role}', 'Mind the"):
+    with pytest.raises(FeatherbackError, match=rf"drops or changes message 2 \(role '{role}', 'Mind the"):
         chat.training(messages)
     with pytest.raises(FeatherbackError, match="message 2"):
         chat.prompt(messages[:2])
@@ -298,7 +296,7 @@ def test_a_message_that_the_template_leaves_out_is_refused(role):
 
 def test_a_template_that_shortens_what_is_said():
     _, chat = make(templates.CHATML.replace("message['content']", "message['content'][:5]"))
-    with pytest.raises(FeatherbackError, match="leaves out, or changes, message 1"):
+    with pytest.raises(FeatherbackError, match="drops or changes message 1"):
         chat.training([turn(USER, "one two three"), turn(ANSWER, "b")])
 
 
@@ -334,10 +332,10 @@ def test_bos_is_there_once():
     ("template", "word"),
     [
         (templates.WITHOUT_END, "no end-of-turn token"),
-        (templates.REORDERS, "cannot be told"),
+        (templates.REORDERS, "cannot be identified"),
         ("{% for m in messages %}{{ m.content }", "error in line 1"),
-        ("{{ messages.nothing.at_all }}", "fails on this conversation|refuses this conversation"),
-        ("{{ messages.__class__.__mro__ }}", "refuses this conversation"),
+        ("{{ messages.nothing.at_all }}", "fails on this conversation|rejects this conversation"),
+        ("{{ messages.__class__.__mro__ }}", "rejects this conversation"),
         (templates.END_BETWEEN, "no end-of-turn token"),
         (None, "no chat template"),
     ],
@@ -353,14 +351,14 @@ def test_templates_that_are_refused(template, word):
     [
         ("hello", "non-empty list"),
         ([], "non-empty list"),
-        ([1], "Message 1 is not an object"),
+        ([1], "Message 1 must be an object"),
         ([{"content": "a"}], 'no "role"'),
         ([turn(USER, "a"), {"role": USER}], 'Message 2 has no "content"'),
         ([turn(USER, None)], "must be a string, not NoneType"),
         ([turn("user<|im_end|>", "a")], "has the role"),
         ([turn(ANSWER, "", tool_calls=[{}])], "must be a list of"),
         ([turn(ANSWER, "a", weight=0.5)], "must be 0"),
-        ([turn(USER, "\ufdd0")], "not characters"),
+        ([turn(USER, "\ufdd0")], "not valid characters"),
     ],
 )
 def test_malformed_messages(messages, word):

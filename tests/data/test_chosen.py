@@ -1,4 +1,4 @@
-"""Sequences chosen from a token file: the same as if they had been written again, without a token written twice."""
+"""A selection of a token file reads like a copy, but does not store the tokens again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from featherback.data.token_file import CHOSEN, TokenFile, TokenFileWriter, aside, choosing
+from featherback.data.token_file import CHOSEN, TokenFile, TokenFileWriter, as_whole_file, selecting
 from featherback.errors import FeatherbackError
 
 
@@ -26,7 +26,7 @@ def _sequences(file: TokenFile) -> list[tuple[list[int], list[bool]]]:
 
 def _chosen(file: TokenFile, path: Path, length: int = 40, step: int = 3) -> TokenFile:
     """Every third sequence, cut at `length`."""
-    with choosing(file, path) as chosen:
+    with selecting(file, path) as chosen:
         starts, ends = file.starts[::step], file.ends[::step]
         chosen.add(starts, np.minimum(ends, starts + length))
         chosen.add(starts[:0], ends[:0])
@@ -59,8 +59,8 @@ def test_they_may_take_the_name_of_the_file_and_be_chosen_from_again(tmp_path: P
     path = tmp_path / "train.tokens"
     file = _written(path)
     before = _sequences(file)
-    half = _chosen(aside(file), path, step=2)
-    quarter = _chosen(aside(half), path, step=2)
+    half = _chosen(as_whole_file(file), path, step=2)
+    quarter = _chosen(as_whole_file(half), path, step=2)
     assert _sequences(quarter) == before[::4]
     assert sorted(each.name for each in tmp_path.iterdir()) == ["train.tokens", "train.whole.tokens"]
     assert _sequences(half) == before[::2], "an open file stays what it was"
@@ -68,7 +68,7 @@ def test_they_may_take_the_name_of_the_file_and_be_chosen_from_again(tmp_path: P
 
 def test_nothing_appears_if_choosing_fails(tmp_path: Path) -> None:
     file = _written(tmp_path / "all.tokens")
-    with pytest.raises(ValueError, match="shape"), choosing(file, tmp_path / "some.tokens") as chosen:
+    with pytest.raises(ValueError, match="shape"), selecting(file, tmp_path / "some.tokens") as chosen:
         chosen.add(file.starts, file.ends[1:])
     assert [each.name for each in tmp_path.iterdir()] == ["all.tokens"]
 
@@ -80,7 +80,7 @@ def test_they_refer_to_the_tokens_of_one_file_beside_them(tmp_path: Path, name: 
         file = _written(folder / "all.tokens")
     _written(tmp_path / "run" / "other.tokens", 3)
     path = tmp_path / "run" / "some.tokens"
-    with choosing(file, path) as chosen:
+    with selecting(file, path) as chosen:
         chosen.add(file.starts, file.ends)
         finish = chosen.finish
 
@@ -89,7 +89,7 @@ def test_they_refer_to_the_tokens_of_one_file_beside_them(tmp_path: Path, name: 
             finish()
 
         chosen.finish = other  # type: ignore[method-assign]
-    with pytest.raises(FeatherbackError, match=rf"refers to|version {CHOSEN}"):
+    with pytest.raises(FeatherbackError, match=rf"is not in the same folder|another version of|version {CHOSEN}"):
         TokenFile(path)
 
 

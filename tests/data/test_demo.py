@@ -1,4 +1,4 @@
-"""Every answer of the demo's data is run in a scratch folder, and what it did is compared with the request.
+"""Run every answer of the demo's data in a scratch folder and compare the effect with the request.
 
 The table below says, for each form of command, which words must ask for it and what it must do, computed in
 Python without the command.
@@ -30,7 +30,7 @@ ALL = pairs(TRAIN) + pairs(HELD_OUT)
 
 
 def content(name, words=(), numbers=False):
-    """Text of a file: 120 lines, every fifth with the words looked for, and one of them again."""
+    """Return a text of 120 lines. Every fifth line contains the words to search for, and one line is repeated."""
     lines = [f"{name} {line}" for line in LINES]
     for i in range(0, len(lines), 5):
         lines[i] += " " + " ".join(words)
@@ -88,7 +88,7 @@ class Run:
         return (self.box / self[name]).read_text()
 
     def arrived(self):
-        """What is where the file was to go: under a new name, or in a folder."""
+        """Return the content at the file's destination, which is a new name or a folder."""
         place = self.box / self["to"]
         return (place / self["file"] if looks_like_a_folder(self["to"]) else place).read_text()
 
@@ -100,12 +100,12 @@ class Run:
         return not os.path.lexists(self.box / self[name])
 
     def below(self, name="dir"):
-        """Paths of everything in a folder, as `find` writes them."""
+        """Return all paths in a folder, in the form that `find` prints."""
         top = self.box / self[name]
         return {str(path.relative_to(self.box)) for path in [top, *top.rglob("*")]}
 
     def where(self, test):
-        """Those of them whose status passes the test."""
+        """Return the paths whose status passes the test."""
         return {x for x in self.below() if test((self.box / x).stat())}
 
 

@@ -1,7 +1,7 @@
-"""Chat templates of the supported families against what they ought to train, written out by hand.
+"""Compare the chat templates of the supported families with expected results written by hand.
 
-`families/NAME.txt` holds each conversation below as the model is to see it, the trained tokens between « and », or the
-sentence that refuses it.
+`families/NAME.txt` contains each conversation below as the model should see it, with the trained tokens between « and
+», or the expected error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.data.support import byte_tokenizer
 
 
 class Family(NamedTuple):
-    """A template, and the tokens that it knows."""
+    """A template and its tokens."""
 
     template: str
     bos: str | None
@@ -64,7 +64,7 @@ FAMILIES = {
 
 
 def _turns(*contents: str) -> list[dict[str, str]]:
-    """Questions and answers in turn."""
+    """Make messages from alternating questions and answers."""
     return [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]
 
 
@@ -94,7 +94,7 @@ RENDERER = Renderer()  # one process for all these templates
 
 
 def seen(name: str, case: str) -> str:
-    """The conversation's tokens as text, the trained ones between marks; or why it is refused."""
+    """Return the conversation's tokens as text, with marks around the trained ones, or the error."""
     template, bos, eos, more = FAMILIES[name]
     control = dict.fromkeys([*([bos] if bos else []), eos, *more.split()])
     tokenizer = byte_tokenizer(template, bos, eos, control=tuple(control), date_string="26 Jul 2024")
@@ -115,14 +115,14 @@ def seen(name: str, case: str) -> str:
 def test_what_is_seen_and_what_of_it_is_trained(name: str, case: str) -> None:
     days = {datetime.now()}
     found = seen(name, case)
-    for day in days | {datetime.now()}:  # a template writes the day that it is
+    for day in days | {datetime.now()}:  # one template writes the current date
         found = found.replace(f"{day:%B %d, %Y}", "TODAY")
     assert found == EXPECTED[name, case]
 
 
 def test_every_family_is_written_out() -> None:
     assert set(EXPECTED) >= {(name, case) for name in FAMILIES for case in ("turns", "system", "spaced", "tools")}
-    for (name, case), text in EXPECTED.items():  # what is written out loses nothing itself
+    for (name, case), text in EXPECTED.items():  # a test of the expected results: they contain every message
         said = [message["content"].strip() for message in CONVERSATIONS[case]]
         answers = sum(message["role"] == "assistant" for message in CONVERSATIONS[case])
         if not text.startswith("error: "):

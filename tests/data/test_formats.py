@@ -1,4 +1,4 @@
-"""Every shape in every kind of file, and what is said of those that cannot be used."""
+"""Every shape in every file format, and the errors for bad data."""
 
 from __future__ import annotations
 
@@ -44,6 +44,11 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     ],
     "text": [{"text": PAIR[0]}, {"text": PAIR[1]}],
 }
+PREFERENCES = [
+    {"prompt": PAIR[0], "chosen": PAIR[1], "rejected": "No.", "system": "Be brief."},
+    {"chosen": TALK, "rejected": [*TALK[:2], {"role": "assistant", "content": "No."}]},
+]
+LABELLED = [{"prompt": PAIR[0], "completion": PAIR[1], "label": label} for label in (True, False)]
 
 
 def as_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -55,7 +60,7 @@ def as_array(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def as_table(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Structures are spelled as JSON; what a row lacks is an empty field."""
+    """Write a table. Lists and objects become JSON, and missing values empty fields."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names, delimiter="\t" if path.suffix == ".tsv" else ",")
@@ -89,10 +94,42 @@ def test_a_shape_is_the_same_in_every_kind_of_file(tmp_path: Path, shape: str, n
         assert {**vars(ours), "where": ""} == {**vars(theirs), "where": ""}
 
 
+@pytest.mark.parametrize("name", WRITERS)
+def test_preferences_are_the_same_in_every_kind_of_file(tmp_path: Path, name: str) -> None:
+    for number, (rows, form) in enumerate(
+        ((PREFERENCES[:1], "pairs"), (PREFERENCES[1:], "pairs"), (LABELLED, "labels"))
+    ):
+        paths = [tmp_path / each for each in (f"{number}.jsonl", f"{number}{name}")]
+        as_jsonl(paths[0], rows)
+        WRITERS[name](paths[1], rows)
+        expected, found = (read(path, form=form) for path in paths)
+        for theirs, ours in zip(expected, found, strict=True):
+            assert (ours.messages, ours.prompt, ours.completion, ours.system, ours.label) == (
+                theirs.messages, theirs.prompt, theirs.completion, theirs.system, theirs.label,
+            )  # fmt: skip
+            sides = [each.rejected and (each.rejected.messages, each.rejected.completion) for each in (ours, theirs)]
+            assert sides[0] == sides[1]
+
+
+def test_what_preferences_say(tmp_path: Path) -> None:
+    """A prompt given as text beside whole conversations is ignored, as TRL ignores it."""
+    rows = [*PREFERENCES, {**PREFERENCES[1], "prompt": "?"}, {"prompt": "Hi", "chosen": [TALK[2]], "rejected": "No."}]
+    found = read(write(tmp_path, *rows), form="pairs")
+    no = {"role": "assistant", "content": "No."}
+    assert (found[0].prompt, found[0].completion, found[0].system) == (*PAIR, "Be brief.")
+    assert found[0].rejected is not None
+    assert (found[0].rejected.prompt, found[0].rejected.completion) == (PAIR[0], "No.")
+    for each in found[1:3]:
+        assert each.messages == TALK
+        assert each.rejected is not None
+        assert each.rejected.messages == [*TALK[:2], no]
+    assert found[3].messages == [{"role": "user", "content": "Hi"}, TALK[2]]
+
+
 def test_what_the_shapes_say(tmp_path: Path) -> None:
     as_jsonl(tmp_path / "d.jsonl", [row for rows in ROWS.values() for row in rows])
     found = read(tmp_path / "d.jsonl")
-    for example in found[:4]:  # messages and ShareGPT, the system message within and beside
+    for example in found[:4]:  # messages and ShareGPT, with the system message inside and outside the list
         assert example.messages == TALK
     assert [(e.prompt, e.completion, e.system) for e in found[4:8]] == [
         (*PAIR, "Be brief."),
@@ -151,19 +188,19 @@ def test_parts_of_a_content_are_joined_and_what_is_no_text_is_refused(tmp_path: 
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"chosen": "a", "rejected": "b", "prompt": "c"}, "a preference pair"),
-        ({"role": "user", "content": "a"}, "a message outside a conversation"),
-        ({"from": "human", "value": "a"}, "a message outside a conversation"),
+        ({"chosen": "a", "rejected": "b", "prompt": "c"}, "this is a preference pair"),
+        ({"role": "user", "content": "a"}, "a single message, not a conversation"),
+        ({"from": "human", "value": "a"}, "a single message, not a conversation"),
         ({"conversations": "a"}, '"conversations" must be a non-empty list'),
         ({"messages": "[1"}, '"messages" is not valid JSON'),
         ({"instruction": "a", "output": ""}, '"output" is empty'),
         ({"instruction": "a"}, '"output" is missing'),
-        ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, '"history" is not read'),
+        ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, '"history" is not supported'),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "only the assistant calls tools"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"a": 1}]}]}, 'has no "name" of a function'),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"a": 1}]}]}, 'has no function "name"'),
         ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "arguments": "{"}]}]}, "are not valid JSON"),
         ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "arguments": 1}]}]}, "must be an object"),
-        ({"prompt": "a", "completion": "b", "tools": [CALL]}, '"tools" stand beside a prompt that is text'),
+        ({"prompt": "a", "completion": "b", "tools": [CALL]}, '"tools" cannot be combined with a "prompt"'),
     ],
 )
 def test_what_is_refused_of_a_row(tmp_path: Path, row: dict[str, Any], says: str) -> None:
@@ -179,13 +216,21 @@ def test_columns_by_other_names(tmp_path: Path) -> None:
     columns = columns_of(["prompt=question", "completion=answer"])
     [example] = read(path, columns=columns)
     assert (example.prompt, example.completion, example.unused) == ("Why?", "Because", ())
-    with pytest.raises(FeatherbackError, match=r"line 2: there is no column 'q', which --map names for 'prompt'"):
+    with pytest.raises(FeatherbackError, match=r"line 2: there is no column 'q' for --map prompt=q; the columns"):
         read(path, columns={"prompt": "q"})
-    with pytest.raises(FeatherbackError, match=r"--map names 'promt', which is no key of data; expected one of:"):
+    with pytest.raises(FeatherbackError, match=r"--map names the unknown key 'promt'; expected one of:"):
         read(path, columns={"promt": "question"})
     for wrong in ("prompt", "prompt=", "=a"):
-        with pytest.raises(FeatherbackError, match="write what a key is called"):
+        with pytest.raises(FeatherbackError, match="expected KEY=COLUMN"):
             columns_of([wrong])
+
+
+def test_an_error_names_the_column_of_the_data(tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text("question,answer\nWhy?,Because\nWhen?,\n")
+    for columns in ({}, {"prompt": "question", "completion": "answer"}):
+        with pytest.raises(FeatherbackError, match=r"""line 3: 'answer' \(read as "completion"\) is empty\."""):
+            read(path, columns=columns)
 
 
 def test_what_is_not_used_is_told(tmp_path: Path) -> None:
@@ -197,7 +242,7 @@ def test_what_is_not_used_is_told(tmp_path: Path) -> None:
 
 
 def places(path: Path) -> list[str]:
-    """What is wrong, with each record that can be used as its text."""
+    """Return the text of each good record, and the place and problem of each bad one."""
     return [
         f"{item.where.removeprefix(f'{path}, ')}: {item.problem}" if isinstance(item, Bad) else item.text
         for item in items(path)
@@ -240,8 +285,11 @@ def test_where_elements_of_an_array_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ('[{"text": "a"}, {"text": "b', "line 1, column 16: the array does not end: the file was cut short."),
-        ('[{"text": "a"}]\n{"text": "b"}', "line 1, column 16: something stands behind the end of the array"),
+        (
+            '[{"text": "a"}, {"text": "b',
+            "line 1, column 16: the array has no closing bracket; the file may be incomplete.",
+        ),
+        ('[{"text": "a"}]\n{"text": "b"}', "line 1, column 16: text follows the end of the array"),
     ],
 )
 def test_arrays_that_do_not_end_well(tmp_path: Path, content: str, says: str) -> None:
@@ -252,14 +300,14 @@ def test_arrays_that_do_not_end_well(tmp_path: Path, content: str, says: str) ->
 
 
 def test_a_key_that_is_there_twice_is_a_fault_of_its_record(tmp_path: Path) -> None:
-    """The last one won, without a word."""
+    """Earlier, the last value was used without a note."""
     twice = '{"text": "a", "text": "b"}'
     nested = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "role": "user"}]}'
     spelled = '{"messages": "[{\\"role\\": \\"user\\", \\"role\\": \\"user\\"}]"}'
     rows = ['{"text": "a"}', twice, nested, spelled, '{"text": "b"}']
     path = tmp_path / "d.jsonl"
     path.write_text("\n".join(rows))
-    lines, says = places(path), "is there twice in one object"
+    lines, says = places(path), "appears twice in one object"
     assert [lines[0], lines[-1]] == ["a", "b"]
     assert lines[1].startswith(f"line 2: the key 'text' {says}")
     assert lines[2].startswith(f"line 3: the key 'role' {says}")
@@ -276,14 +324,14 @@ def test_a_key_that_is_there_twice_is_a_fault_of_its_record(tmp_path: Path) -> N
 def test_an_array_of_nothing(tmp_path: Path) -> None:
     for content in ("[]", " [\n ]\n"):
         (tmp_path / "d.json").write_text(content)
-        with pytest.raises(FeatherbackError, match="holds no example, an empty array"):
+        with pytest.raises(FeatherbackError, match="contains no examples, only an empty array"):
             read(tmp_path / "d.json")
 
 
 def test_an_element_without_end_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_array, "MOST_RECORD", 1 << 17)
     (tmp_path / "d.json").write_text('[{"text": "a"}, {"text": "' + "b" * (1 << 19))
-    with pytest.raises(FeatherbackError, match=r"d.json, line 1, column 16: longer than 0 MB, or a quotation mark"):
+    with pytest.raises(FeatherbackError, match=r"d.json, line 1, column 16: the example is longer than 0 MB"):
         read(tmp_path / "d.json")
 
 
@@ -292,12 +340,12 @@ def test_where_rows_of_a_table_are(tmp_path: Path) -> None:
     path.write_bytes(b'\xef\xbb\xbftext,id\r\n"a\nb",1\r\n\r\nc\r\n"d"e,2\r\n\xff,3\r\nf,4\r\n"g,5\r\n')
     assert places(path) == [
         "a\nb",
-        "line 5: 1 field in a table of 2 columns.",
-        "line 6: a quoted field goes on behind its closing quotation mark: write a quotation mark in a field as "
-        '"", and see that the field before it is closed.',
+        "line 5: found 1 field, but line 1 names 2 columns. Put a field that contains ',' in quotation marks.",
+        "line 6: text follows the closing quotation mark of a field. Write a quotation mark inside a field as "
+        '"", and check that the field before it is closed.',
         "line 7: not UTF-8 text: save the file as UTF-8.",
         "f",
-        "line 9: a quoted field does not end.",
+        "line 9: a quoted field has no closing quotation mark.",
     ]
 
 
@@ -317,7 +365,7 @@ def test_a_table_whose_quotation_mark_is_missing_is_not_held(tmp_path: Path) -> 
 @pytest.mark.parametrize("names", ["a,a", "a,,b", ""])
 def test_a_table_needs_the_names_of_its_columns(tmp_path: Path, names: str) -> None:
     (tmp_path / "d.csv").write_text(f"{names}\n1,2\n")
-    with pytest.raises(FeatherbackError, match="line 1: expected the names of the columns"):
+    with pytest.raises(FeatherbackError, match="line 1: expected column names"):
         read(tmp_path / "d.csv")
 
 
@@ -373,10 +421,10 @@ def test_a_folder_of_texts(tmp_path: Path) -> None:
                      (("a.txt", "a\n"), ("b.md", "# b"), ("deep/c.TXT", "c"))]  # fmt: skip
     assert sum(read_bytes) == file.size == 7
     (tmp_path / "chats.jsonl").write_text("{}")
-    with pytest.raises(FeatherbackError, match=r"more than texts.* --data .*a\.txt --data .*chats\.jsonl"):
+    with pytest.raises(FeatherbackError, match=r"only text files are read\..* --data .*a\.txt --data .*chats\.jsonl"):
         list(file.documents())
     (tmp_path / "deep" / "none").mkdir()
-    with pytest.raises(FeatherbackError, match=r"without a file that ends in \.txt or \.md"):
+    with pytest.raises(FeatherbackError, match=r"no file whose name ends in \.txt or \.md"):
         list(data_files(Source.of(tmp_path / "deep" / "none"))[0].documents())
 
 

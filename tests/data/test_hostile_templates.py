@@ -1,4 +1,4 @@
-"""A chat template that would compute for ever or fill the memory ends in one sentence that names its file."""
+"""A chat template with an endless loop, or one that fills the memory, ends with an error that names its file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DOUBLED = "{% set n = namespace(x='ab') %}{% for i in range(60) %}"
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 NESTED = "".join(f"{{% for a{i} in range(99999) %}}" for i in range(5)) + "{% endfor %}" * 5
 
-# name: template, words of the sentence
+# name: template, words of the error
 HOSTILE = {
     "repeated text": ("{{ 'a' * 10**9 }}", "memory"),
     "repeated text in a constant": ("{% set x = 'a' * 10**9 %}", "memory"),
@@ -31,22 +31,22 @@ HOSTILE = {
     "a method's width": ("{{ 'a'.ljust(10**9) }}", "memory"),
     "a format's width": ("{{ '%1000000000d' | format(1) }}", "memory"),
     "a list": ("{% set x = [0] * 10**9 %}", "memory"),
-    "a power": ("{% set x = 7 ** (9 ** 9) %}", "memory|processor time"),
+    "a power": ("{% set x = 7 ** (9 ** 9) %}", "memory|CPU time"),
     "doubled text": (DOUBLED + "{% set n.x = n.x ~ n.x %}{% endfor %}", "memory"),
     "doubled blocks": (DOUBLED + "{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}", "memory"),
-    "doubled lists": (DOUBLED + "{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}", "memory|processor time"),
-    "much output": ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "more text|memory"),
-    "nested loops": (NESTED, "processor time"),
+    "doubled lists": (DOUBLED + "{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}", "memory|CPU time"),
+    "much output": ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "too much text|memory"),
+    "nested loops": (NESTED, "CPU time"),
     "a macro that calls itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "too deeply"),
     "a macro that doubles": (
         "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(99) }}",
-        "processor time",
+        "CPU time",
     ),
     "parentheses": ("{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}", "too deeply"),
     "loops in loops": ("{% if 1 %}" * 3000 + "{% endif %}" * 3000, "too deeply|nested"),
     "a long template": ("x" * (1 << 20) + "{{ 1 }}", "1048583 characters"),
-    "the system": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refuses|fails"),
-    "an exception's text": ("{{ raise_exception('a' * 9999) }}", "refuses this conversation: a{300}$"),
+    "the system": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "rejects|fails"),
+    "an exception's text": ("{{ raise_exception('a' * 9999) }}", "rejects this conversation: a{300}$"),
 }
 
 
@@ -69,7 +69,7 @@ def test_it_is_refused_in_a_sentence(name: str) -> None:
 
 
 def test_a_long_conversation_is_no_attack() -> None:
-    """What may be taken grows with what is asked for."""
+    """The limits grow with the size of the request."""
     said = "word " * 400_000
     text = chat("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}").render(
         [{"role": "user", "content": said}]
@@ -84,10 +84,10 @@ def test_the_next_template_is_rendered_all_the_same() -> None:
 
 
 def test_inspecting(tmp_path: Path) -> None:
-    """The model's name is told; a preview begins no rendering that does not end."""
+    """The error names the model, and a preview does not start a rendering that never ends."""
     model = write_tiny_chat(tmp_path / "hostile.gguf", {"tokenizer.chat_template": HOSTILE["a list"][0]})
     (tmp_path / "d.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
-    with pytest.raises(FeatherbackError, match=r"line 1: The chat template of .*hostile.gguf needs more memory"):
+    with pytest.raises(FeatherbackError, match=r"line 1: The chat template of .*hostile.gguf needs too much memory"):
         preview(model, tmp_path / "d.jsonl")
 
 
@@ -101,7 +101,7 @@ def test_the_process_ends_with_its_owner() -> None:
     owner = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
     assert owner.returncode == -signal.SIGKILL
     pid = int(owner.stdout)
-    for _ in range(600):  # it sees the end of its input
+    for _ in range(600):  # its standard input ends
         if not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
             return
         subprocess.run(["sleep", "0.1"], check=True)
@@ -118,27 +118,27 @@ def test_ctrl_c_is_the_owners() -> None:
 
 
 def test_requests_behind_the_one_that_ends_the_process_are_answered() -> None:
-    """They were sent ahead; only the one that took too much is told so."""
+    """Of several requests sent ahead, only the one that exceeds a limit fails."""
     renderer = Renderer()
     template = "{% if messages %}" + ENDLESS + "{% endif %}ok"
     asked = [renderer.ask(template, {}, "It", [(messages, False)]) for messages in ([], [{}], [], [])]
     assert renderer.take(asked[3], "It") == ["ok"]
     assert renderer.take(asked[0], "It") == ["ok"]
-    with pytest.raises(FeatherbackError, match="processor time"):
+    with pytest.raises(FeatherbackError, match="CPU time"):
         renderer.take(asked[1], "It")
     assert renderer.take(asked[2], "It") == ["ok"]
 
 
 def test_a_template_that_ends_process_after_process_is_given_up() -> None:
-    """Each of very many conversations had its seconds."""
+    """Earlier, each of many conversations could use up its CPU time."""
     renderer = Renderer()
     asked = [renderer.ask(ENDLESS, {}, "It", [([], False)]) for _ in range(40)]
     for number in asked:
-        with pytest.raises(FeatherbackError, match="It takes more than 1 s of processor time"):
+        with pytest.raises(FeatherbackError, match="It needs more than 1 s of CPU time"):
             renderer.take(number, "It")
     assert renderer._ends == 3
     assert renderer._process is None
-    with pytest.raises(FeatherbackError, match="It takes more than 1 s"):
+    with pytest.raises(FeatherbackError, match="It needs more than 1 s"):
         renderer.ask(ENDLESS, {}, "It", [([], False)])
     assert renderer._process is None
     assert renderer.render("a", {}, "It", [([], False)]) == ["a"]
@@ -149,7 +149,7 @@ def test_a_process_that_cannot_load_the_template_again_is_told(monkeypatch: pyte
     template = "{% if messages %}" + ENDLESS + "{% endif %}ok"
     asked = [renderer.ask(template, {}, "It", [(messages, False)]) for messages in ([{}], [], [])]
     renderer._loading = renderer._loading.replace(b"{% if", b"{% fi")
-    with pytest.raises(FeatherbackError, match="processor time"):
+    with pytest.raises(FeatherbackError, match="CPU time"):
         renderer.take(asked[0], "It")
     for number in asked[1:]:
         with pytest.raises(FeatherbackError, match="It has an error in line 1"):
@@ -158,7 +158,7 @@ def test_a_process_that_cannot_load_the_template_again_is_told(monkeypatch: pyte
 
 
 def test_more_files_may_be_open_than_select_can_watch() -> None:
-    """Its bound is the number of a file, 1,024."""
+    """`select` fails for file descriptors of 1,024 and more."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, limits[1]), limits[1]))
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
@@ -171,7 +171,7 @@ def test_more_files_may_be_open_than_select_can_watch() -> None:
 
 
 def test_a_process_that_never_starts_well_is_not_started_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first dies of a request; those after it die as they load: whoever waits is told."""
+    """The first process crashes on a request, and its successors while loading. All waiting requests must fail."""
     start, started = Renderer._start, []
 
     def failing(self: Renderer) -> subprocess.Popen[bytes]:
@@ -185,7 +185,7 @@ def test_a_process_that_never_starts_well_is_not_started_for_ever(monkeypatch: p
     renderer = Renderer()
     template = "{% if messages %}" + ENDLESS + "{% endif %}ok"
     asked = [renderer.ask(template, {}, "It", [(messages, False)]) for messages in ([{}], [])]
-    with pytest.raises(FeatherbackError, match="processor time"):
+    with pytest.raises(FeatherbackError, match="CPU time"):
         renderer.take(asked[0], "It")
     with pytest.raises(FeatherbackError, match="It fails on this conversation: its process ended"):
         renderer.take(asked[1], "It")

@@ -28,7 +28,7 @@ def test_permute_is_a_permutation(n):
 
 
 def test_permute_is_stable_and_keyed():
-    # Fixed values: a change here would silently reorder the data of every run that is resumed.
+    # Fixed values, because a change would silently reorder the data of every resumed run.
     assert permute(np.arange(10), 10, 0, 0).tolist() == [6, 8, 1, 0, 9, 7, 5, 2, 4, 3]
     assert permute(np.arange(5), 1000, 42, 3).tolist() == [902, 900, 919, 43, 664]
     orders = {tuple(permute(np.arange(100), 100, s, e).tolist()) for s in range(5) for e in range(5)}
@@ -82,7 +82,7 @@ def test_epochs_and_seeds_differ_and_order_can_be_kept(token_file):
 
 
 def test_too_short_a_sequence_length(token_file):
-    with pytest.raises(FeatherbackError, match="prepare the data again"):
+    with pytest.raises(FeatherbackError, match="Prepare the data again"):
         next(batches(token_file, Batching(31)))
     with pytest.raises(FeatherbackError, match="at least 1"):
         next(batches(token_file, Batching(0)))

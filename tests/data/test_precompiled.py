@@ -1,4 +1,4 @@
-"""A Precompiled normalizer's table: wrong ones are told in a sentence, those of the library's own making are read."""
+"""The table of a Precompiled normalizer: damaged tables give an error, and valid ones are read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GOOD = struct.pack("<I", len(TRIE)) + TRIE + "é\0".encode()
 
 
 def _table(root: int, value: int = 0) -> str:
-    """A trie of one node, which has a value if bit 8 is set; it lies where the node links to, one unit on."""
+    """Make a trie of one node. If bit 8 is set, its value is the unit that the node links to."""
     units = [root | 1 << 10 if root >> 10 == 0 else root, value | 1 << 31, *[0] * 254]
     trie = struct.pack("<256I", *units)
     return base64.b64encode(struct.pack("<I", len(trie)) + trie + "é\0".encode()).decode()
@@ -48,7 +48,7 @@ def _folder(tmp_path: Path, table: Any, nested: bool = False) -> Path:
         base64.b64encode(GOOD[:-2] + b"\xff").decode(),
         base64.b64encode(GOOD[:900]).decode(),
         _table(0x7FFFFC00),  # a link to outside
-        _table(0x100, value=3),  # a value behind the text
+        _table(0x100, value=3),  # a value after the end of the text
         _table(0x100, value=1),  # within a character
     ],
 )
@@ -59,7 +59,7 @@ def test_a_wrong_table_is_told(tmp_path: Path, table: Any, nested: bool, capfd: 
     assert str(raised.value) == (
         f"{folder / 'tokenizer.json'} is damaged: the table of its normalizer (precompiled_charsmap) cannot be read."
     )
-    assert capfd.readouterr().err == ""  # the library would have told of its panic there
+    assert capfd.readouterr().err == ""  # the library would print its panic there
 
 
 def test_the_name_of_a_wrong_table_may_be_escaped(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What sequences begin with together is laid down once, and every sequence can be read back."""
+"""Common prefixes are stored once, and every sequence can be restored."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ A, B = list(range(100, 130)), list(range(100, 112)) + list(range(200, 230))  # t
 
 
 def chats(*parts: tuple[list[int], list[int]]) -> Batch:
-    """Prompts with answers, of which the answers alone are supervised."""
+    """Make a batch of prompts and answers in which only the answers are supervised."""
     labels = [[IGNORE] * len(prompt) + answer for prompt, answer in parts]
     return Batch.from_sequences([prompt + answer for prompt, answer in parts], labels)
 
 
 def read_back(batch: Batch) -> list[tuple[list[int], list[int], list[int]]]:
-    """Tokens, targets and positions of every sequence, what it shares included."""
+    """Return tokens, targets and positions of every sequence, including its shared prefix."""
     prefix = np.full(batch.n_sequences, -1) if batch.prefix is None else batch.prefix
     places = [np.arange(a, b) for a, b in zip(batch.cu_seqlens, batch.cu_seqlens[1:])]
     found = []

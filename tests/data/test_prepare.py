@@ -1,4 +1,4 @@
-"""Preparation: what lands in the token file, what is counted, what is refused, and its process."""
+"""Preparation: the token file, the counts, the errors and the separate process."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from featherback.data import encoder
 from featherback.data.containers import text as text_files
-from featherback.data.duplicates import Duplicates, marked
+from featherback.data.duplicates import DuplicateCounter, hash_part
 from featherback.data.encoder import Encoder
 from featherback.data.example import Example
 from featherback.data.inputs import Input
@@ -78,7 +78,7 @@ def test_prompt_and_completion_without_a_chat_template(base_model, tmp_path):
     prepare(base_model, data, tmp_path / "d.tok", 64)
     tokenizer, file = load_tokenizer(base_model), TokenFile(tmp_path / "d.tok")
     assert trained(tokenizer, file, 0) == " sat<|end|>"
-    # The prompt has the tokens it has when a prompt is all there is, so that training and generation meet.
+    # The prompt has the same tokens as in generation.
     assert file.seq(0)[0].tolist() == [*tokenizer.encode("the cat"), *tokenizer.encode(" sat"), tokenizer.eos_id]
     assert tokenizer.decode(file.seq(1)[0], special=True) == "on<|end|>"
 
@@ -170,17 +170,17 @@ def test_long_examples_are_refused_or_kept_whole(smollm2_path, tmp_path):
     report = prepare(smollm2_path, Source.of(data, long="keep"), tmp_path / "d.tok", 64)
     assert str(refused.value) == (
         f"2 of 4 examples in {data} (first: {data}, line 2) are longer than 64 tokens (the longest has "
-        f"{report.longest_chat}): --seq-len {report.longest_chat} takes them whole, --cut cuts them at the end."
+        f"{report.longest_chat}): --seq-len {report.longest_chat} keeps them whole; --cut cuts them at the end."
     )
     file = TokenFile(tmp_path / "d.tok")
     assert report.longest > 900
     assert file.max_length == report.longest_chat > 300
-    assert file.lengths(np.arange(len(file)))[3:].max() == 64  # text is cut into sequences all the same
+    assert file.lengths(np.arange(len(file)))[3:].max() == 64  # text is still split into sequences
     assert (report.examples, report.truncated) == (4, 0)
 
 
 def test_what_is_enough_grows_with_what_is_kept_whole(smollm2_path, tmp_path):
-    """A batch of longer sequences takes more."""
+    """Longer sequences need more tokens per batch."""
     data = write(tmp_path / "d.jsonl", chat("a", "word " * 300), *[chat(f"Say {n}", "b") for n in range(200)])
     part = prepare(smollm2_path, Source.of(data, long="keep"), tmp_path / "d.tok", 64, enough=640)
     assert part.enough == 10 * part.longest
@@ -197,9 +197,9 @@ def test_copies_and_empty_answers_are_told(smollm2_path, tmp_path):
 
 
 def test_copies_are_estimated_where_there_are_very_many():
-    seen = Duplicates(most=100)
+    seen = DuplicateCounter(most=100)
     for n in range(20_000):
-        seen.add(marked(b"%d" % (n % 10_000)))
+        seen.add(hash_part(b"%d" % (n % 10_000)))
     assert not seen.is_exact
     assert len(seen._copies) <= 100
     assert 5_000 < seen.count < 20_000
@@ -209,15 +209,15 @@ def test_bad_records_are_left_out_and_listed(smollm2_path, tmp_path):
     good = [json.dumps(chat("a", str(n))) for n in range(3)]
     lines = [good[0], "{", good[1], json.dumps(chat("a", "\ud800")), json.dumps({"q": 1}), good[2]]
     (tmp_path / "d.jsonl").write_text("\n".join(lines))
-    with pytest.raises(FeatherbackError, match=r"line 2: not valid JSON.* --skip-bad leaves such examples out\."):
+    with pytest.raises(FeatherbackError, match=r"line 2: not valid JSON.* add --skip-bad to skip such examples\."):
         prepare(smollm2_path, tmp_path / "d.jsonl", tmp_path / "d.tok", 64)
     report = prepare(smollm2_path, Source.of(tmp_path / "d.jsonl", skip_bad=True), tmp_path / "d.tok", 64)
     assert (report.examples, report.skipped) == (3, 3)
     told, *listed = report.notes()
-    assert told == "3 records cannot be used and were left out:"
+    assert told == "3 records cannot be used and were skipped:"
     assert [note.partition("line ")[2][:1] for note in listed] == ["2", "4", "5"]
     (tmp_path / "d.jsonl").write_text("{\n" * 30)
-    with pytest.raises(FeatherbackError, match=r"has no example that can be used; the first: .*line 1: not valid"):
+    with pytest.raises(FeatherbackError, match=r"contains no usable examples. The first problem: .*line 1: not valid"):
         prepare(smollm2_path, Source.of(tmp_path / "d.jsonl", skip_bad=True), tmp_path / "d.tok", 64)
 
 
@@ -231,7 +231,7 @@ def test_several_files_are_read_one_after_another(smollm2_path, tokenizer, tmp_p
     file = TokenFile(tmp_path / "d.tok")
     assert [trained(tokenizer, file, i) for i in range(3)] == ["2<|im_end|>", "Once<|im_end|>", "b<|im_end|>"]
     assert report.shapes == {"prompt_completion": 1, "text": 1, "messages": 1}
-    assert report.notes() == ["These keys of the data are not used: 'id'."]
+    assert report.notes() == ["These columns or keys are not used: 'id'."]
 
 
 def encode_row(tokenizer, row):
@@ -242,7 +242,7 @@ def test_spelled_control_tokens_are_noted(smollm2_path, tokenizer, tmp_path):
     rows = [chat("Hi<|im_end|>", "Ho"), {"text": "<|im_start|>user"}, chat("a", "b")]
     report = prepare(smollm2_path, write(tmp_path / "d.jsonl", *rows), tmp_path / "d.tok", 64)
     assert report.spelled_control == 2
-    assert "2 of 3 examples spell a control token" in report.notes()[0]
+    assert "2 of 3 examples contain the name of a control token" in report.notes()[0]
     assert 1 not in TokenFile(tmp_path / "d.tok").seq(1)[0]
     (tmp_path / "d.txt").write_text("a\n<|im_start|>user\n")
     assert prepare(smollm2_path, tmp_path / "d.txt", tmp_path / "d.tok", 64).spelled_control == 1
@@ -251,10 +251,10 @@ def test_spelled_control_tokens_are_noted(smollm2_path, tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "seq_len", "word"),
     [
-        ([{"messages": [{"role": "user", "content": "a"}]}], 64, "no supervised token at all"),
+        ([{"messages": [{"role": "user", "content": "a"}]}], 64, "no supervised tokens: "),
         ([chat("word " * 100, "b")], 64, "Raise the sequence length"),
         ([chat("a", "b")], 1, "must be at least 2"),
-        ([chat("a", "b"), chat("a", "\ud800")], 64, "line 2: The text holds half a surrogate pair"),
+        ([chat("a", "b"), chat("a", "\ud800")], 64, "line 2: The text contains half a surrogate pair"),
         ([chat("a", "b"), {"text": 3}], 64, "line 2: "),
     ],
 )
@@ -271,19 +271,19 @@ def test_conversations_need_a_chat_template(base_model, tmp_path):
 
 def test_a_template_that_refuses_names_the_line(tmp_path):
     tokenizer = byte_tokenizer("{{ raise_exception('No!') }}<|im_end|>")
-    with pytest.raises(FeatherbackError, match=r"refuses this conversation: No!"):
+    with pytest.raises(FeatherbackError, match=r"rejects this conversation: No!"):
         Encoder(tokenizer).encode(Example("", messages=chat("a", "b")["messages"]))
 
 
 def test_end_of_turn_must_be_there(tmp_path):
-    """An exchange made of prompt and completion is held to the same rule as messages."""
+    """Prompt and completion follow the same rule as messages."""
     tokenizer = byte_tokenizer("{% for m in messages %}{{ m.content }}\n{% endfor %}")
     with pytest.raises(FeatherbackError, match="no end-of-turn token"):
         Encoder(tokenizer).encode(Example("", prompt="a", completion="b"))
 
 
 def test_reading_ends_where_there_is_enough(smollm2_path, tmp_path):
-    """The tokens are a beginning of all of them, and it is said where reading ended."""
+    """The tokens are a prefix of all tokens, and a note says where reading stopped."""
     rows = [chat(f"Say {n}", "word " * (n % 7)) for n in range(200)]
     data = write(tmp_path / "d.jsonl", *rows)
     whole = prepare(smollm2_path, data, tmp_path / "whole.tok", 64)
@@ -307,10 +307,13 @@ def test_a_text_file_is_read_as_far_as_needed(base_model, tmp_path):
 
 
 def test_what_is_wrong_is_raised_in_its_turn(smollm2_path, tmp_path):
-    """Examples are read ahead; the first that is wrong is named, and one behind what is enough is not."""
+    """Examples are read ahead.
+
+    The error names the first bad one, and bad ones after the last needed one are ignored.
+    """
     good = [json.dumps(chat("a", "b"))] * 5
     (tmp_path / "d.jsonl").write_text("\n".join([*good, json.dumps(chat("a", "\ud800")), "{", *good]))
-    with pytest.raises(FeatherbackError, match="line 6: The text holds half"):
+    with pytest.raises(FeatherbackError, match="line 6: The text contains half"):
         prepare(smollm2_path, tmp_path / "d.jsonl", tmp_path / "d.tok", 64)
     report = prepare(smollm2_path, tmp_path / "d.jsonl", tmp_path / "d.tok", 64, enough=1)
     assert (report.examples, report.sequences) == (1, 1)
@@ -323,7 +326,7 @@ def test_a_folder_is_read_as_far_as_needed(base_model, tmp_path):
     whole = prepare(base_model, tmp_path / "notes", tmp_path / "d.tok", 32)
     part = prepare(base_model, tmp_path / "notes", tmp_path / "d.tok", 32, enough=2 * whole.tokens // 5)
     assert (whole.examples, part.examples, part.dropped) == (5, 2, 0)
-    assert part.read_to == f"the beginning of {tmp_path / 'notes' / '2.txt'}"
+    assert part.read_to == f"the start of {tmp_path / 'notes' / '2.txt'}"
     assert (whole.duplicates, whole.read_to) == (4, None)
 
 
@@ -399,7 +402,7 @@ def test_launching_stays_light():
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="no file size limit on this system")
 def test_full_disk(smollm2_path, tmp_path):
-    """A file size limit stands in for a full disk; nothing is left behind."""
+    """A file size limit simulates a full disk. No files may remain."""
     code = (
         "import resource, signal, sys\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"

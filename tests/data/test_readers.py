@@ -1,4 +1,4 @@
-"""Data files: what is found in them, and complaints that name file and place."""
+"""Data files: their examples, and errors with file and place."""
 
 import json
 import os
@@ -23,12 +23,12 @@ def write(tmp_path, *lines, name="data.jsonl"):
 
 
 def items(path, **how):
-    """What is read of a file, bad records included."""
+    """Read a file, including bad records."""
     return [item for file in data_files(Source.of(path, **how)) for item in file.examples()]
 
 
 def read(path, **how):
-    """The examples of a file; the first bad record ends it."""
+    """Read the examples of a file; the first bad record raises its error."""
     found = items(path, **how)
     for item in found:
         if isinstance(item, Bad):
@@ -90,7 +90,7 @@ def test_detect_complains(tmp_path):
     with pytest.raises(FeatherbackError, match="is empty"):
         detect(tmp_path / "empty.jsonl")
     (tmp_path / "data.xyz").write_text("a,b")
-    with pytest.raises(FeatherbackError, match="is not known"):
+    with pytest.raises(FeatherbackError, match="unknown format"):
         detect(tmp_path / "data.xyz")
 
 
@@ -103,8 +103,11 @@ def test_detect_complains(tmp_path):
         (b'"text"', "expected a JSON object, found a string"),
         (b"\xff\xfe", "not UTF-8"),
         (b"[" * 100_000, "not valid JSON"),
-        ({"asked": "a", "said": "b"}, "found the keys 'asked', 'said'. --map says what is what"),
-        ({}, "found the keys none"),
+        (
+            {"asked": "a", "said": "b"},
+            "found 'asked', 'said'. To choose the columns: --map prompt=asked --map completion=said",
+        ),
+        ({}, "found none"),
         ({"prompt": "a"}, '"completion" is missing'),
         ({"completion": "a"}, '"prompt" is missing'),
         ({"prompt": "a", "completion": ""}, '"completion" is empty'),
@@ -113,10 +116,10 @@ def test_detect_complains(tmp_path):
         ({"text": ""}, '"text" is empty'),
         ({"messages": "a"}, "non-empty list"),
         ({"messages": [{"role": "user"}]}, 'Message 1 has no "content"'),
-        ({**CHAT, "tools": [{}]}, 'Tool 1 is no object with the "name" of a function'),
-        ({"text": "a", "system": "b"}, '"system" has no place beside "text"'),
+        ({**CHAT, "tools": [{}]}, 'Tool 1 must be an object with the "name" of a function'),
+        ({"text": "a", "system": "b"}, '"system" cannot be combined with "text"'),
         ({"prompt": "a", "completion": "b", "system": 1}, '"system" must be a string, not a number'),
-        ({"messages": [{"role": "system", "content": "a"}], "system": "b"}, "begin with another one"),
+        ({"messages": [{"role": "system", "content": "a"}], "system": "b"}, "there are two system messages"),
         (b'{"text": "' + b"a" * (16 << 20) + b'"}', "longer than 16 MB"),
     ],
 )
@@ -129,7 +132,7 @@ def test_bad_lines(tmp_path, line, word):
 
 
 def test_system_beside_a_prompt_or_messages(tmp_path):
-    """It used to vanish."""
+    """Earlier it was dropped silently."""
     rows = [{"prompt": "p", "completion": "c", "system": "s"}, {**CHAT, "system": "s"}, {**CHAT, "system": ""}]
     pair, chat, empty = read(write(tmp_path, *rows))
     assert pair.system == "s"
@@ -139,7 +142,7 @@ def test_system_beside_a_prompt_or_messages(tmp_path):
 
 @pytest.mark.parametrize("read", [detect, read, lambda path: list(read_text(path))])
 def test_what_is_not_a_file(tmp_path, read):
-    """A pipe that nobody writes to, and a device without end, would be read for ever."""
+    """Reading a pipe without a writer, or an endless device, would never finish."""
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(FeatherbackError, match=r"pipe.jsonl is a pipe, not a file"):
         read(tmp_path / "pipe.jsonl")
@@ -171,7 +174,7 @@ def test_windows_line_ends_across_pieces(size, tmp_path, monkeypatch):
 
 
 def test_only_blank_lines(tmp_path):
-    with pytest.raises(FeatherbackError, match="holds no example, only blank lines"):
+    with pytest.raises(FeatherbackError, match="contains no examples, only blank lines"):
         read(write(tmp_path, b"", b"  ", b""))
 
 

@@ -63,13 +63,13 @@ def test_every_code_point_is_cut_as_the_expressions_say(pre):
     cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in PUBLISHED[pre]]
     reference = pre_tokenizers.Sequence(cuts)
     letters = [c for c in CODE_POINTS if re.search("[strevmld]", c.casefold())]
-    folded = "".join(f"a'{c}x a'{c}{c}x a'r{c}x a'V{c}x" for c in letters)  # what follows shows where they end
+    folded = "".join(f"a'{c}x a'{c}{c}x a'r{c}x a'V{c}x" for c in letters)  # the text after them shows where they end
     for text in ("".join(CODE_POINTS), folded):
         assert cut_text(text, PRE_TOKENIZERS[pre]) == [piece for piece, _ in reference.pre_tokenize_str(text)]
 
 
 def test_every_character_that_composes(byte_level_path):
-    """Alone, and in sequences of any order."""
+    """Characters alone, and in random sequences."""
     nfd = normalizers.NFD().normalize_str
     composing = [c for c in CODE_POINTS if unicodedata.combining(c) or nfd(c) != c]
     jamo = [chr(c) for c in range(0x1100, 0x1200)]
@@ -99,7 +99,7 @@ def test_sentencepiece(with_bytes, tmp_path):
 
 
 def test_sentencepiece_takes_the_leftmost_of_equals(tmp_path):
-    """The tie that the library cannot be told about: "aba" can be joined in two overlapping ways."""
+    """A tie for which the library has no option: "aba" can be joined in two overlapping ways."""
     tokens = ["<unk>", "a", "b", "ab", "ba", "aba"]
     types = [UNKNOWN, *[NORMAL] * 5]
     path = write_vocabulary_gguf(
@@ -115,7 +115,7 @@ def test_sentencepiece_takes_the_leftmost_of_equals(tmp_path):
 
 
 def test_bytes_without_a_token_are_left_out(tmp_path):
-    """As in the library, before anything is joined; what is behind them keeps its place."""
+    """They are removed before merging, as in the library, and the offsets of the text after them stay correct."""
     path = write_vocabulary_gguf(
         tmp_path / "v.gguf", "gpt2", ["a", "b", "ab"], [NORMAL] * 3, token_merges=["a b"], tokenizer_pre="gpt-2"
     )
@@ -128,7 +128,7 @@ def test_bytes_without_a_token_are_left_out(tmp_path):
 
 
 def spelled(names, text):
-    """What a regular expression finds: at each place the longest name, one place after the other."""
+    """Find names like a regular expression: the longest name at each place, from left to right."""
     longest = sorted(names, key=len, reverse=True)
     pattern = re.compile("(?=(" + "|".join(map(re.escape, longest)) + "))")
     return [(names.index(m[1]), m.start(), m.start() + len(m[1])) for m in pattern.finditer(text)]
@@ -145,7 +145,7 @@ def test_names_are_found():
 
 
 def run_child(code, *arguments):
-    """What a process prints as JSON; it is killed after a minute of computing, which only a hang reaches."""
+    """Run code in a process and return the JSON that it prints. A minute of CPU time means that it hangs."""
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (60, 60))\n"
     command = [sys.executable, "-c", limit + code, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -171,7 +171,7 @@ CHAT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end
 
 @pytest.fixture(scope="module")
 def big_vocabulary(tmp_path_factory):
-    """150,000 tokens, as many as Qwen's: every two bytes and many threes."""
+    """Make 150,000 tokens, as in Qwen: all pairs and many triples of bytes."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     pairs = [(a, b) for a in letters for b in letters]
     merges = [*pairs, *((a + b, c) for a, b in pairs for c in letters)][:150_000]
@@ -190,7 +190,7 @@ def big_vocabulary(tmp_path_factory):
 
 
 def prepared(model, data):
-    """The report of a preparation in a process of its own."""
+    """Prepare data in a separate process and return the report."""
     source = Source.of(data, long="cut").to_json()
     config = {"model": str(model), "data": source, "out": str(data) + ".tok", "seq_len": 256}
     command = [sys.executable, "-m", "featherback.data.prepare", json.dumps(config)]
@@ -228,7 +228,7 @@ _PEAK = (
 
 
 def test_a_piece_of_a_hundred_thousand_characters(tmp_path):
-    """It was cut in two in every possible way: 10 GB."""
+    """Earlier it was split in every possible way, which took 10 GB."""
     tokens = [b"<unk>", b"a", b"b", b"ab", b"ab" * 50_000]
     types = [UNKNOWN, *[NORMAL] * 4]
     path = write_vocabulary_gguf(tmp_path / "v.gguf", "llama", tokens, types, token_scores=[0.0] * 5)
@@ -254,7 +254,7 @@ def damaged(path, at, value):
 
 
 def test_damaged_vocabularies_end_in_a_sentence(byte_level_path, tmp_path):
-    """Bytes changed at random in the header: a tokenizer, or one FeatherbackError."""
+    """Random changes in the header give a tokenizer or a FeatherbackError."""
     source = byte_level_path("qwen2").read_bytes()
     random_ = random.Random(3)
     refused, working = [], 0

@@ -42,7 +42,7 @@ def test_round_trip(tmp_path):
 
 
 def test_nothing_appears_when_writing_fails(tmp_path):
-    with pytest.raises(ValueError, match="must be equal"), TokenFileWriter(tmp_path / "data.tok") as writer:
+    with pytest.raises(ValueError, match="must have the same"), TokenFileWriter(tmp_path / "data.tok") as writer:
         writer.add([1, 2], [1])
     assert list(tmp_path.iterdir()) == []
 

@@ -35,7 +35,7 @@ def test_smollm2_facts(smollm2):
 
 
 def test_smollm2_against_llama_cpp(smollm2):
-    """Ids that llama.cpp gave (its Python binding 0.3.36), control tokens parsed and not."""
+    """Compare with ids from llama.cpp (Python binding 0.3.36), with and without parsing control tokens."""
     golden = json.loads((Path(__file__).parent / "smollm2_llama_cpp.json").read_text(encoding="utf-8"))
     assert len(golden) > 40
     for text, plain, special in golden:
@@ -73,7 +73,7 @@ def test_control_tokens_only_where_asked(smollm2):
     assert 1 not in ids
     assert ids[-1] == 2
     assert offsets[-1].tolist() == [len(text) - 10, len(text)]
-    # A token that only begins inside a protected span is text as well.
+    # A token that begins inside a protected span is text too.
     assert 2 not in smollm2.encode_with_offsets("a<|im_end|>", special=True, protected=[(0, 2)])[0]
     assert 2 in smollm2.encode_with_offsets("a<|im_end|>", special=True, protected=[(0, 1)])[0]
 
@@ -154,14 +154,14 @@ def byte_level_gguf(path, pre, **facts):
     return write_vocabulary_gguf(path, "gpt2", tokens + special, types, **begin, **facts)
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "lfm2", "qwen2"])
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "lfm2", "qwen2", "qwen35"])
 def test_byte_level_against_a_plain_implementation(pre, tmp_path):
     tokens, merges = trained_bpe()
     tokenizer = load_tokenizer(byte_level_gguf(tmp_path / "v.gguf", pre))
     for text in [*STRINGS, *(s.swapcase() for s in STRINGS)]:
         assert tokenizer.encode(text) == plain_bpe(text, PUBLISHED[pre], tokens, merges), text
         assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.add_bos == (pre in ("llama-bpe", "lfm2"))  # what llama.cpp assumes for a file that does not say
+    assert tokenizer.add_bos == (pre in ("llama-bpe", "lfm2"))  # llama.cpp's default for files without this key
 
 
 def test_missing_pre_tokenizer_is_llama_cpps_default(tmp_path):
@@ -276,7 +276,7 @@ def test_bad_byte_level(change, word, tmp_path):
 
 
 def test_a_control_token_without_text_is_none(tmp_path):
-    """It was found everywhere, for ever."""
+    """Earlier it matched everywhere, in an endless loop."""
     tokens, merges = trained_bpe()
     types = [NORMAL] * len(tokens) + [CONTROL]
     facts = {"tokenizer_pre": "qwen2", "token_merges": merges}

@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face folders: the same ids as the library gives for the whole text."""
+"""Tokenizers of Hugging Face folders give the same ids as the library."""
 
 import json
 

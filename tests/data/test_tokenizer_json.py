@@ -1,4 +1,4 @@
-"""tokenizer.json through the native encoders: the same ids, texts and offsets as the `tokenizers` library gives."""
+"""The native encoders read tokenizer.json and give the same ids, texts and offsets as the `tokenizers` library."""
 
 import json
 import sys
@@ -36,12 +36,12 @@ def test_same_ids_and_text_as_the_library(family, tmp_path):
         ids = tokenizer.encode(text)
         assert ids == expected.ids, text
         assert tokenizer.core.decode(ids) == reference.decode(ids, skip_special_tokens=False), text
-        if tokenizer.space_prefix == "never":  # the library counts the characters that it puts there
+        if tokenizer.space_prefix == "never":  # the library's offsets include the characters that it inserts
             assert list(map(tuple, tokenizer.encode_with_offsets(text)[1].tolist())) == expected.offsets, text
     assert tokenizer.encode("cat", bos=True) == reference.encode("cat").ids
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gemma", "gpt-2", "metaspace first"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen35", "gemma", "gpt-2", "metaspace first"])
 @pytest.mark.parametrize("wide", [{}, {"lstrip": True}, {"rstrip": True}])
 def test_tokens_that_are_found_in_any_text(family, wide, tmp_path):
     folder = save(FAMILIES[family](), tmp_path, always=ALWAYS[: 1 if wide else None], **wide)
@@ -69,7 +69,7 @@ def test_the_forms_that_files_have(tmp_path):
 
 
 UNKNOWN = {
-    "an expression of its own": lambda: byte_level(*split(r"\w+|\W")),
+    "an unknown regular expression": lambda: byte_level(*split(r"\w+|\W")),
     "the normalizer Lowercase": lambda: byte_level(*split(GPT2), normalizer=normalizers.Lowercase()),
     "a Unigram model": lambda: Library(models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0)),
     "a WordLevel model": lambda: Library(models.WordLevel({"a": 0, "<unk>": 1}, "<unk>")),
@@ -160,12 +160,12 @@ MALFORMED = {
 
 @pytest.mark.parametrize("key", ["model", "normalizer"])
 def test_a_key_that_is_there_twice_is_refused(key, tmp_path):
-    """Readers differ in which of the two they take."""
+    """Readers differ in which value they use."""
     content = json.loads(byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)).to_str())
     text = json.dumps(content)
     twice = f'{text[:-1]}, "{key[0]}\\u{ord(key[1]):04x}{key[2:]}": {{}}}}'
     (tmp_path / "tokenizer.json").write_text(twice)
-    with pytest.raises(FeatherbackError, match=f"the key '{key}' is there twice"):
+    with pytest.raises(FeatherbackError, match=f"the key '{key}' appears twice"):
         load_tokenizer(tmp_path)
 
 
@@ -195,9 +195,9 @@ def test_malformed_parts_end_in_a_sentence(what, tmp_path):
 @pytest.mark.parametrize(
     "core",
     [
-        # What is put in front is not what stands for a space.
+        # The prefix is not the character that marks a space.
         lambda: _with(llama2(), normalizers.Sequence([normalizers.Prepend("a"), normalizers.Replace(" ", "▁")])),
-        # Characters become bytes twice.
+        # Characters are converted to bytes twice.
         lambda: byte_level(
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             pre_tokenizers.Digits(),
@@ -247,18 +247,18 @@ def _with(library, normalizer):
                     "normalizers": [{"type": "Replace", "pattern": {"String": "e"}, "content": "ee"}] * 40,
                 }
             },
-            "the steps of its normalizer make a text longer",
+            "the steps of its normalizer can lengthen a text",
         ),
         (
             {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "x" * 8_000}] * 2}},
-            "the steps of its normalizer make a text longer",
+            "the steps of its normalizer can lengthen a text",
         ),
     ],
 )
 def test_parts_of_absurd_size_are_refused(part, says, tmp_path):
-    """A prefix of a megabyte, before each piece of a text, took 592 MB and a minute."""
+    """A prefix of a megabyte before each piece of a text took 592 MB and a minute."""
     content = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content | part))
     with pytest.raises(FeatherbackError, match=says) as refusal:
         load_tokenizer(tmp_path)
-    assert "the most that is read is" in str(refusal.value)
+    assert "at most" in str(refusal.value)

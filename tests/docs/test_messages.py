@@ -60,6 +60,6 @@ def test_the_message_is_said(quoted: str) -> None:
 
 def test_what_is_not_said_is_noticed() -> None:
     assert len(QUOTED) > 30
-    assert is_said("… does not fit in …MB: with these options the least is …")
-    assert not is_said("… does not fit into …MB: with these options the least is …")
-    assert not is_said("… does not fit in 96MB: with these options the least is …")
+    assert is_said("… does not fit in …MB: these options need at least …")
+    assert not is_said("… does not fit into …MB: these options need at least …")
+    assert not is_said("… does not fit in 96MB: these options need at least …")

@@ -1,4 +1,4 @@
-"""Merged models: what they hold, what storing them costs, and that nothing else changes."""
+"""Merged models: their weights, the rounding, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_merged_dora_has_rows_of_its_lengths(tmp_path: Path, config: ModelConf
 
 
 def test_small_updates_do_not_survive_coarse_types(tmp_path: Path) -> None:
-    """Far below half a step of 4 bits hardly anything does, and the loss says so; 32 bits keep all."""
+    """An update far below half a step of 4 bits is almost lost, and the figures show it; 32 bits keep all of it."""
     exact = models.load(write_tiny(tmp_path / "f32.gguf"))
     MergedGGUF(LoRA(exact), TensorType.Q4_0).write(tmp_path / "m.gguf")
     model = models.load(tmp_path / "m.gguf")
@@ -194,7 +194,7 @@ def test_types_that_cannot_be_written_become_finer_ones(tmp_path: Path) -> None:
 
 def test_values_that_a_type_cannot_hold(tmp_path: Path) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf", TINY_LLAMA, TensorType.F32))
-    with pytest.raises(FeatherbackError, match="layer 0 has a value that F16 cannot hold; choose another --type"):
+    with pytest.raises(FeatherbackError, match="layer 0 has a value that F16 cannot hold; choose --type bf16"):
         MergedGGUF(_filled(model, 300.0), TensorType.F16).write(tmp_path / "merged.gguf")
     assert not [entry for entry in tmp_path.iterdir() if "merged" in entry.name]
 
@@ -253,16 +253,16 @@ def test_only_the_files_of_a_model_are_copied_and_through_no_link_out_of_its_fol
 
 
 def test_the_base_is_not_written_over(tmp_path: Path) -> None:
-    """Neither a folder nor a file in it, also when told to replace what is there."""
+    """The base model is never replaced: neither the folder nor a file in it, not even with --force."""
     reference_model(write_tiny(tmp_path / "m.gguf")).save_pretrained(str(tmp_path / "base"))
     model = models.load(tmp_path / "base")
     for out in (tmp_path / "base", tmp_path / "base" / "model.safetensors"):
-        with pytest.raises(FeatherbackError, match="is the base itself; choose another --out"):
+        with pytest.raises(FeatherbackError, match="is the base model itself; choose another --out"):
             check_out(out, tmp_path / "adapter", model, force=True)
 
 
 def test_a_hugging_face_folder_stays_one(tmp_path: Path) -> None:
-    """Its shards, its other files, its type; transformers computes what PEFT does with base and adapter."""
+    """Shards, other files and types stay; transformers computes the same as PEFT with base model and adapter."""
     reference = reference_model(write_tiny(tmp_path / "m.gguf", TINY_LLAMA))
     reference.to(torch.bfloat16).save_pretrained(str(tmp_path / "base"), max_shard_size="150KB")
     (tmp_path / "base" / "LICENSE.txt").write_text("kept")
@@ -294,7 +294,7 @@ def test_a_hugging_face_folder_stays_one(tmp_path: Path) -> None:
         ).logits
     assert (wanted - alone).abs().max() > 0.1
     assert (found - wanted).norm() < 0.02 * (wanted - alone).norm() + 0.01 * wanted.norm()
-    with pytest.raises(FeatherbackError, match="holds F32, F16, BF16, not Q8_0; choose one of them as --type"):
+    with pytest.raises(FeatherbackError, match="--type is q8_0; a Hugging Face folder can hold one of: f32, f16, bf16"):
         MergedHF(adapter, TensorType.Q8_0)
 
 
@@ -302,7 +302,7 @@ def test_a_hugging_face_folder_stays_one(tmp_path: Path) -> None:
 def test_the_configuration_names_a_type_that_holds_the_weights(
     tmp_path: Path, kind: TensorType | None, named: str
 ) -> None:
-    """transformers would round what it loads to the type that config.json names."""
+    """transformers would round the weights to the type in config.json."""
     reference = reference_model(write_tiny(tmp_path / "m.gguf", TINY_LLAMA))
     reference.to(torch.bfloat16).save_pretrained(str(tmp_path / "base"))
     MergedHF(_filled(models.load(tmp_path / "base")), kind).write(tmp_path / "merged")
@@ -346,12 +346,12 @@ def test_a_merge_keeps_the_update_unless_a_type_is_named(
         assert named.merge.cost.surviving < 0.99
         assert abs(merged.merge.own_cost.surviving - named.merge.cost.surviving) < 0.1
         notes = merge_notes(merged)
-        assert any(f" in place of {base.name} in " in note and "the weights take " in note for note in notes)
-        assert any("to keep 99% of it, leave --type out" in note for note in merge_notes(named))
+        assert any(f" instead of {base.name} in " in note and "The merged weights take " in note for note in notes)
+        assert any("to keep 99% of it, remove --type" in note for note in merge_notes(named))
 
 
 def test_each_matrix_has_the_coarsest_type_that_will_do(tmp_path: Path) -> None:
-    """Where the update is large, the base's own."""
+    """If the update is large, the base model's own type is kept."""
     model = _coarse(tmp_path / "m.gguf", TensorType.Q8_0)
     adapter = _filled(model, 0.003, targets="q,v")
     state = adapter.state()
@@ -363,7 +363,7 @@ def test_each_matrix_has_the_coarsest_type_that_will_do(tmp_path: Path) -> None:
 
 
 def test_a_folder_keeps_the_update_too(tmp_path: Path) -> None:
-    """transformers is then told of the finer type."""
+    """config.json then names the finer type."""
     reference_model(write_tiny(tmp_path / "m.gguf")).to(torch.bfloat16).save_pretrained(str(tmp_path / "base"))
     merged = MergedHF(_filled(models.load(tmp_path / "base"), 0.0005))
     merged.write(tmp_path / "merged")

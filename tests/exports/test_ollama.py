@@ -1,4 +1,4 @@
-"""Ollama's folder: the Modelfile's grammar, and templates that render what the model's own do."""
+"""Ollama's folder: the Modelfile follows the grammar, and its template renders the same text as the model's own."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_an_adapter_for_llama_cpps_architectures(tmp_path: Path) -> None:
         "<|im_start|>user\nHi {{ there }}<|im_end|>\n<|im_start|>assistant\n"
     )
     assert formats.load(models.load(path), tmp_path / "Poet 2-ollama" / "adapter.gguf").rank == 2
-    assert any("Ollama applies adapters to llama" in note for note in done.notes)
+    assert any("Ollama applies the adapter to the base model's file" in note for note in done.notes)
 
 
 @pytest.mark.parametrize("kind", [None, TensorType.Q8_0])
@@ -221,20 +221,20 @@ def test_a_merged_model_where_ollama_applies_no_adapters(tmp_path: Path, kind: T
     assert "ADAPTER" not in found
     merged = models.load(tmp_path / "out" / "model.gguf").layer(0).matrices["q_proj"]
     assert merged.type is (TensorType.F32 if kind is None else kind)
-    assert any("Ollama's engine for qwen3 applies no adapters" in note for note in done.notes)
+    assert any("Ollama's engine for qwen3 cannot apply adapters" in note for note in done.notes)
 
 
 def test_a_merged_model_because_a_type_was_named(tmp_path: Path) -> None:
     done, found = _exported(write_tiny_chat(tmp_path / "m.gguf"), tmp_path / "out", TensorType.F16)
     assert found["FROM"] == ["./model.gguf"]
-    assert "would also take the adapter: leave --type out for it" in done.notes[0]
+    assert "--type was given; without it, Ollama applies the adapter" in done.notes[0]
 
 
 def test_a_merged_model_because_llama_cpp_knows_no_dora(tmp_path: Path) -> None:
     done, found = _exported(write_tiny_chat(tmp_path / "m.gguf"), tmp_path / "out", dora=True)
     assert found["FROM"] == ["./model.gguf"]
     assert "ADAPTER" not in found
-    assert done.notes[0] == "merged: Ollama applies no DoRA"
+    assert done.notes[0] == "merged: Ollama cannot apply DoRA"
 
 
 @pytest.mark.parametrize("name", ['a"b.gguf', "a\nb.gguf", "a.gguf "])
@@ -246,7 +246,7 @@ def test_what_a_modelfile_cannot_name(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 def test_the_modelfile_of_every_family(tmp_path: Path, config: ModelConfig) -> None:
-    """It keeps to the documented grammar, its files are there, and its template renders the model's own."""
+    """The Modelfile follows the documented grammar, its files exist, and its template renders the same text."""
     path = write_tiny(tmp_path / "m.gguf", tiny(config, vocab_size=259), metadata=byte_level_metadata())
     _, found = _exported(path, tmp_path / "out")
     assert ("ADAPTER" in found) == (config.architecture not in OWN_ENGINE)

@@ -1,4 +1,4 @@
-"""An adapter beside another model than its own: the error names the model that it was trained on, before any shape."""
+"""An adapter opened with another base model: the error names its own base model before any shape."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_error_names_the_model_that_it_was_trained_on(tmp_path: Path, name: 
         with pytest.raises(FeatherbackError) as refused:
             use(other, path)
         said = str(refused.value)
-        assert said.index(base) < said.index(f"does not fit {other.path}, a llama of 2 layers, width 96: ")
+        assert said.index(base) < said.index(f"does not fit {other.path} (llama, 2 layers of width 96): ")
         assert said.count("not (") <= 1  # one shape, and how many more there are
         assert said.endswith(" more. Name the model that it was trained on.")
 
@@ -47,7 +47,7 @@ def test_a_run_names_its_model(tmp_path: Path) -> None:
 def test_of_another_architecture(tmp_path: Path) -> None:
     path = _saved("gguf", tmp_path)
     other = models.load(write_tiny(tmp_path / "other.gguf", TINY_QWEN2))
-    said = "was trained on 'mine.gguf' and does not fit .*, a qwen2 of .*: it is of architecture 'llama', the model"
+    said = r"was trained on 'mine.gguf' and does not fit .* \(qwen2, .*\): its architecture is 'llama', but the model"
     with pytest.raises(FeatherbackError, match=said):
         formats.load(other, path)
 

@@ -1,4 +1,4 @@
-"""PEFT directories: read by the real PEFT, read back by us, and every mismatch named."""
+"""PEFT directories: the real PEFT reads ours, Featherback reads PEFT's, and errors name every mismatch."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedModel
 
 from featherback import models
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 from featherback.exports import formats
 from featherback.exports.base_model import base_model_name
 from featherback.exports.formats import peft
 from featherback.exports.formats.base import describe
 from featherback.infer.decoder import Decoder
 from featherback.models.architecture.permute import hf_to_gguf_rows
-from featherback.models.lora import LoRA
+from featherback.models.form import Form
+from featherback.models.lora import Adapter, LoRA
 from featherback.models.model import Model
 from tests.support.oracle import random_adapter, reference_model
-from tests.support.tiny_models import TINY_LLAMA, TINY_PHI3, TINY_QWEN2, write_tiny
+from tests.support.tiny_models import TINY_LLAMA, TINY_PHI3, TINY_QWEN2, tiny, write_tiny
 
 TOKENS = [1, 5, 9, 2, 77, 31, 8, 100, 4, 4, 60]
 
@@ -66,6 +67,43 @@ def _check_that_peft_opens(path: Path, model: Model, targets: tuple[str, ...] | 
 @pytest.mark.parametrize("targets", [None, ("q_proj", "v_proj")])
 def test_peft_opens_what_we_save(path: Path, model: Model, tmp_path: Path, targets: tuple[str, ...] | None) -> None:
     _check_that_peft_opens(path, model, targets, tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("layers", ["1", "0,2", "last:2"])
+def test_layers_to_transform(tmp_path: Path, layers: str) -> None:
+    """PEFT reads an adapter of some layers, with the short names of its modules, and we read PEFT's."""
+    path = write_tiny(tmp_path / "m.gguf", tiny(TINY_LLAMA, num_hidden_layers=3))
+    model, theirs = models.load(path), reference_model(path)
+    base = _their_logits(theirs)
+    adapter = LoRA(model, rank=4, alpha=12, layers=layers)
+    random = random_adapter(theirs, 4, adapter.targets, seed=3)
+    adapter.load_state({name: random[name] for name in adapter.state()})
+    peft.FORMAT.save(adapter, tmp_path / "ours")
+    entries = json.loads((tmp_path / "ours" / peft.CONFIG_FILE).read_text())
+    assert entries["layers_to_transform"] == list(adapter.layers)
+    assert entries["target_modules"][0] == "q_proj"
+    opened = PeftModel.from_pretrained(theirs, str(tmp_path / "ours")).eval()
+    logits = _their_logits(opened)
+    ours = Decoder(model, adapter, compute="fp32").forward(TOKENS, every=True)
+    np.testing.assert_allclose(ours, logits, atol=1e-3)
+    assert np.abs(logits - base).max() > 0.1
+    opened.save_pretrained(str(tmp_path / "theirs"))
+    for saved in ("ours", "theirs"):
+        again = formats.load(model, tmp_path / saved)
+        assert again.form == adapter.form
+        assert again.layers == adapter.layers
+        assert all(np.array_equal(values, again.state()[name]) for name, values in adapter.state().items())
+
+
+def test_ia3_of_some_layers_names_its_modules(tmp_path: Path) -> None:
+    """PEFT's IA3 has no layers_to_transform."""
+    model = models.load(write_tiny(tmp_path / "m.gguf"))
+    adapter = Adapter(model, Form.of(adapter="ia3", layers=("1",)))
+    peft.FORMAT.save(adapter, tmp_path / "ours")
+    entries = json.loads((tmp_path / "ours" / peft.CONFIG_FILE).read_text())
+    assert "layers_to_transform" not in entries
+    assert all(name.startswith("model.layers.1.") for name in entries["target_modules"])
+    assert formats.load(model, tmp_path / "ours").layers == (1,)
 
 
 @pytest.mark.parametrize("targets", [None, ("qkv_proj",), ("gate_up_proj",)])
@@ -146,20 +184,20 @@ def test_the_base_model_is_named(tmp_path: Path) -> None:
     [
         ({"use_dora": True}, "q_proj.lora_magnitude_vector is missing"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save = ['lm_head']"),
-        ({"rank_pattern": {"(q|k)_proj": 4}}, "regular expression '(q|k)_proj' in rank_pattern"),
-        ({"rank_pattern": {"q_proj": 3}}, "q_proj.lora_A.weight is (4, 96), not (3, 96)"),
+        ({"rank_pattern": {"(q|k)_proj": 4}}, "holds the regular expression '(q|k)_proj'; only names of modules"),
+        ({"rank_pattern": {"q_proj": 3}}, "q_proj.lora_A.weight has shape (4, 96), not (3, 96)"),
         ({"peft_type": "VERA"}, "peft_type = 'VERA'"),
         ({"layers_pattern": "h"}, "layers_pattern = 'h'"),
         ({"use_bdlora": {"nblocks": 2}}, "use_bdlora"),
         ({"use_unheard_of": True}, "use_unheard_of = True"),
-        ({"exclude_modules": ["q_proj"]}, "q_proj.lora_A.weight is of a module that its configuration leaves out"),
+        ({"exclude_modules": ["q_proj"]}, "q_proj.lora_A.weight belongs to a module that the configuration leaves out"),
         ({"bias": "all"}, "bias = 'all'"),
         ({"peft_type": "LOHA"}, "peft_type = 'LOHA'"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
         ({"r": 0}, "rank 0"),
         ({"r": None}, "rank None"),
         ({"lora_alpha": -2}, "alpha -2"),
-        ({"r": 3}, "lora_A.weight is (4, 96), not (3, 96)"),
+        ({"r": 3}, "lora_A.weight has shape (4, 96), not (3, 96)"),
     ],
 )
 def test_what_we_cannot_represent_is_refused(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
@@ -183,7 +221,11 @@ def test_every_misfit_is_named(tmp_path: Path) -> None:
     save_file(tensors, file)
     with pytest.raises(FeatherbackError) as raised:
         formats.load(model, tmp_path / "a")
-    for part in (f"{first} is missing", f"{second} is (7, 4), not (96, 4)", "lm_head.lora_A.weight is not a LoRA"):
+    for part in (
+        f"{first} is missing",
+        f"{second} has shape (7, 4), not (96, 4)",
+        "lm_head.lora_A.weight is not a LoRA",
+    ):
         assert part in str(raised.value)
 
 
@@ -201,12 +243,12 @@ def test_an_adapter_of_another_family_is_refused_in_a_sentence(tmp_path: Path) -
         with pytest.raises(FeatherbackError) as raised:
             formats.load(mine, folder)
         assert str(raised.value) == (
-            f"The adapter in {folder} was trained on {shown(str(theirs.path))} and does not fit {mine.path}, a "
-            f"{describe(mine)}: it adapts {names[theirs.path.stem]}, and the model has {names[mine.path.stem]}. Name "
+            f"The adapter in {folder} was trained on {excerpt(str(theirs.path))} and does not fit {mine.path} "
+            f"({describe(mine)}): it adapts {names[theirs.path.stem]}, but the model has {names[mine.path.stem]}. Name "
             f"the model that it was trained on."
         )
     peft.FORMAT.save(LoRA(apart, rank=4, targets="q,v"), tmp_path / "few")
-    with pytest.raises(FeatherbackError, match="it adapts q_proj, v_proj, and the model has qkv_proj, o_proj, "):
+    with pytest.raises(FeatherbackError, match="it adapts q_proj, v_proj, but the model has qkv_proj, o_proj, "):
         formats.load(fused, tmp_path / "few")
 
 
@@ -215,7 +257,7 @@ def test_modules_that_are_unknown_are_not_all_listed(tmp_path: Path) -> None:
     peft.FORMAT.save(LoRA(model), tmp_path / "adapter")
     names = [f"base_model.model.model.layers.0.m{number}.lora_A.weight" for number in range(100)]
     save_file(dict.fromkeys(names, np.zeros((1, 1), np.float32)), tmp_path / "adapter" / peft.WEIGHTS_FILE)
-    with pytest.raises(FeatherbackError, match=r"it adapts m0, .*, and 92 more, and the model has q_proj") as caught:
+    with pytest.raises(FeatherbackError, match=r"it adapts m0, .*, and 92 more, but the model has q_proj") as caught:
         formats.load(model, tmp_path / "adapter")
     assert len(str(caught.value)) < 500
 
@@ -248,13 +290,13 @@ def test_a_configuration_that_is_no_object(tmp_path: Path) -> None:
 
 def test_no_adapter_there(tmp_path: Path) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf"))
-    with pytest.raises(FeatherbackError, match="is not an adapter that Featherback reads: a GGUF LoRA file, "):
+    with pytest.raises(FeatherbackError, match="is not an adapter; expected one of: a GGUF LoRA file, "):
         formats.load(model, tmp_path)
-    with pytest.raises(FeatherbackError, match=r"There is no adapter .*none; name one of: a GGUF LoRA file, "):
+    with pytest.raises(FeatherbackError, match=r"There is no adapter .*none; expected one of: a GGUF LoRA file, "):
         formats.load(model, tmp_path / "none")
     (tmp_path / "adapter_model.bin").write_bytes(b"\x80")
     (tmp_path / peft.CONFIG_FILE).write_text("{}")
-    with pytest.raises(FeatherbackError, match=r"adapter_model.bin is a pickle, which is never loaded"):
+    with pytest.raises(FeatherbackError, match=r"adapter_model.bin is a pickle, which Featherback never loads"):
         formats.load(model, tmp_path)
     with pytest.raises(FeatherbackError, match=r"Cannot write to .*m.gguf"):
         peft.FORMAT.save(LoRA(model), tmp_path / "m.gguf")

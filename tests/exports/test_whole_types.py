@@ -1,4 +1,4 @@
-"""What storing a trained model in another number format costs its training, and what is said of it."""
+"""The rounding when a trained model is stored in another type, and the notes about it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featherback.models import load
 from featherback.models.lora import LoRA
 from tests.support.tiny_models import write_tiny
 
-ADVICE = "note: most of the training is lost: to keep 99% of it, leave --type out, or name a finer type"
+ADVICE = "note: most of the training is lost: to keep 99% of it, remove --type, or choose a finer type"
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_how_much_of_the_training_survives_is_measured_and_told(
     assert (abs(1 - told["surviving"]) <= 0.01) == enough
     assert command([*arguments, "--force"]) == 0
     notes = capsys.readouterr().out
-    assert f"note: of the training {told['surviving']:.2%} survives" in notes
+    assert f"note: {told['surviving']:.2%} of the training survives" in notes
     assert (ADVICE in notes) == (not enough)
 
 
@@ -63,22 +63,25 @@ def test_without_a_type_the_weights_are_those_that_were_trained(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(["export", str(run), "--to", "merged", "--out", str(tmp_path / "m.gguf")]) == 0
-    assert "note: the weights are those that were trained, byte for byte" in capsys.readouterr().out
+    assert "note: the trained weights were copied byte for byte" in capsys.readouterr().out
     ours, theirs = (GGUFReader(path).tensors for path in (run / "model.gguf", tmp_path / "m.gguf"))
     assert all(np.array_equal(a.data, b.data) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_without_the_model_that_it_began_with(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Only the error is known, until the model is named; another one is refused."""
+    """Only the rounding error is known until the user names the base model. Another model is rejected."""
     base = (run.parent / "base.gguf").rename(run.parent / "moved.gguf")
     arguments = ["export", str(run), "--to", "gguf", "--type", "q4_1", "--out", str(tmp_path / "m.gguf")]
     try:
         assert command(arguments) == 0
-        assert "survives is not known without the model that it began with: name that" in capsys.readouterr().out
+        assert "survives, name the model that it began with: --model" in capsys.readouterr().out
         assert command([*arguments, "--force", "--model", str(base)]) == 0
         assert ADVICE in capsys.readouterr().out
         other = run.parent / "f32.gguf"
         assert command([*arguments, "--force", "--model", str(other)]) == 2
-        assert f"--model is {other}, which is not the model that {run} was trained from." in capsys.readouterr().err
+        assert (
+            f"--model is {other}, but {run} was trained from another model. Give the model that it was trained from."
+            in capsys.readouterr().err
+        )
     finally:
         base.rename(run.parent / "base.gguf")

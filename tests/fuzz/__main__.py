@@ -1,4 +1,4 @@
-"""`make fuzz`: mutations of everything that is read. Exit status 1 if any of them is handled badly.
+"""`make fuzz`: read mutated versions of every input file. Exit status 1 if any of them is handled badly.
 
 python -m tests.fuzz [--cases N] [--seed S] [--first F] [KIND ...]
 """

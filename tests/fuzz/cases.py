@@ -20,8 +20,8 @@ from featherback.errors import FeatherbackError
 from tests.fuzz.kinds import KINDS, Kind
 
 SECONDS = 5.0
-WAIT = 600  # seconds of the clock, which only what waits for something that never comes reaches
-MEMORY = 100 * 10**6  # bytes beyond what the good files need
+WAIT = 600  # wall-clock seconds, reached only by a case that waits forever
+MEMORY = 100 * 10**6  # bytes more than the good files need
 
 
 def main(name: str, seed: int, first: int, count: int) -> None:
@@ -54,13 +54,13 @@ def _outcome(kind: Kind, path: Path) -> str:
     except FeatherbackError as error:
         text = str(error)
         return "refused" if text and "\n" not in text else f"not a sentence: {text!r}"
-    except BaseException as error:  # a panic of a library is no Exception
+    except BaseException as error:  # panics of libraries are not Exceptions
         return f"{type(error).__name__}: {str(error)[:200]}"
     return "accepted"
 
 
 def _peak(kind: Kind, good: list[Path]) -> int:
-    """Resident peak of using the good files, in bytes."""
+    """Return the peak resident memory for the good files, in bytes."""
     _forget_peak()
     for path in good:
         kind.use(path)

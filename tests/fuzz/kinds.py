@@ -1,4 +1,4 @@
-"""Everything that Featherback reads, each with a good example, a way to spoil it and a way to use it.
+"""Every kind of file that Featherback reads: a good example, a way to damage it and a way to use it.
 
 A kind is a class under `@kind`; the suite and `make fuzz` find it here.
 """
@@ -49,7 +49,7 @@ SAID = [{"role": "user", "content": "Capital of France?"}, {"role": "assistant",
 
 
 class Kind(ABC):
-    """Something that is read. `folder` is its own, and `use` may be called with many spoilt versions of its files."""
+    """A kind of input. It has its own `folder`, and `use` is called with many damaged versions of its files."""
 
     mutate: ClassVar[Callable[[np.random.Generator, bytes, int], bytes]] = staticmethod(reworded)
 
@@ -59,18 +59,18 @@ class Kind(ABC):
     @property
     @abstractmethod
     def files(self) -> list[Path]:
-        """Good files, any of which may be spoilt."""
+        """The good files, each of which may be damaged."""
 
     @abstractmethod
     def use(self, changed: Path) -> None:
-        """Read what is there as the commands do. `changed`: the one of the `files` that may be spoilt."""
+        """Read the files as the commands do. `changed`: the file that may be damaged."""
 
     def header(self, good: bytes) -> int:
-        """How many bytes of a good file are worth spoiling."""
+        """Return the number of leading bytes of a good file to damage."""
         return len(good)
 
     def spoilt(self, rng: np.random.Generator, path: Path, good: bytes, header: int) -> bytes:
-        """A spoilt version of one of the `files`."""
+        """Return a damaged version of one of the `files`."""
         return type(self).mutate(rng, good, header)
 
 
@@ -92,7 +92,7 @@ class Several(Kind):
 
 @kind
 class GGUF(Kind):
-    """A model file; every other one has biases."""
+    """A model file. Half of the cases have biases."""
 
     mutate = staticmethod(damaged)
     config = tiny(TINY_LLAMA, **SMALL, rope_scaling=Llama3(np.ones(4, np.float32)))
@@ -157,14 +157,14 @@ class Configuration(Kind):
 
 @kind
 class MLX(Several):
-    """A base in MLX's groups, converted anew every time."""
+    """A base model in MLX's groups, converted again in each case."""
 
     def header(self, good: bytes) -> int:
         return _and_some_data(good)
 
     @property
     def files(self) -> list[Path]:
-        from tests.support.mlx_folder import mlx_folder  # PyTorch, which nothing else here needs
+        from tests.support.mlx_folder import mlx_folder  # imports PyTorch, which nothing else here needs
 
         os.environ["FEATHERBACK_CACHE"] = str(self.folder / "cache")
         (self.folder / "hf").mkdir()
@@ -240,7 +240,7 @@ class LlamaTokenizer(LikeModels):
 
 @kind
 class OllamaManifest(Kind):
-    """What names a model in Ollama's store; no word in it leads elsewhere."""
+    """The manifest of a model in Ollama's store. It must not lead to files elsewhere."""
 
     @property
     def files(self) -> list[Path]:
@@ -285,7 +285,7 @@ class AdapterWeights(Adapter):
 
 @kind
 class AdapterPatterns(Adapter):
-    """Ranks and alphas of its own, and a projection left out."""
+    """A PEFT adapter with different ranks and alphas, and without one projection."""
 
     @property
     def files(self) -> list[Path]:
@@ -366,7 +366,7 @@ class Data(Kind):
         return [path]
 
     def use(self, changed: Path) -> None:
-        """Read to the end, whatever is wrong with a record; one that is refused is told."""
+        """Read to the end in spite of bad records, then raise the first error."""
         bad = []
         for file in data_files(Source.of(changed)):
             bad += [each for each in self.encoder.encode_all(file.examples()) if isinstance(each, Bad)]
@@ -432,7 +432,7 @@ class Tokens(Kind):
 
 @kind
 class Run(Several):
-    """A finished run, as it is inspected and taken up again."""
+    """A finished run, which is inspected and resumed."""
 
     @property
     def files(self) -> list[Path]:
@@ -456,7 +456,7 @@ class Run(Several):
 
 
 def _and_some_data(safetensors: bytes) -> int:
-    """Bytes of the header and a quarter as many behind it: few changes of JSON leave it JSON."""
+    """The bytes to change: the header and a quarter more, because few changes leave its JSON valid."""
     return min(len(safetensors), 8 + int.from_bytes(safetensors[:8], "little") * 5 // 4)
 
 
@@ -467,7 +467,7 @@ def _speak(path: Path) -> None:
 
 
 def _hf_folder(folder: Path) -> Path:
-    """A tiny Llama as Hugging Face has it."""
+    """Write a tiny Llama in the Hugging Face format."""
     config = tiny(TINY_LLAMA, **SMALL)
     entries = {
         "model_type": "llama",

@@ -1,4 +1,4 @@
-"""Ways to spoil a file. The same generator spoils the same file alike."""
+"""Ways to damage a file. The same generator state gives the same damage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ODD_PIECES = (b"[" * 2000, b"{" * 50, b'{"a":' * 2000, b"\xff\xfe", b"\0", b"\n
 
 
 def damaged(rng: np.random.Generator, good: bytes, header: int) -> bytes:
-    """A prefix of a binary file, or the file with a few bytes or bits of its first `header` bytes changed."""
+    """Truncate a binary file, or change a few bytes or bits in its first `header` bytes."""
     how = rng.integers(4)
     if how == 0:
         return good[: rng.integers(len(good))]
@@ -34,7 +34,7 @@ def damaged(rng: np.random.Generator, good: bytes, header: int) -> bytes:
 
 
 def reworded(rng: np.random.Generator, good: bytes, _: int) -> bytes:
-    """A text file with one to three of its numbers, strings or stretches replaced."""
+    """Replace one to three numbers, strings or pieces of a text file."""
     data = good
     for _ in range(rng.integers(1, 4)):
         how = rng.integers(6)

@@ -1,4 +1,4 @@
-"""Run cases in processes of their own, one a core, which a case may end."""
+"""Run cases in separate processes, one per core, because a case may crash its process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from tempfile import TemporaryDirectory
 
-# Writing, syncing and deleting on a disk would take most of the time.
+# On a disk, writing, syncing and deleting would take most of the time.
 RAM_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 HANGS = {signal.SIGPROF: "takes 5 s of CPU time", signal.SIGALRM: "waits for ever"}
-LEAST = 100  # cases that are worth a process
+LEAST = 100  # cases per process
 
 
 def fuzz(kind: str, seed: int, count: int, first: int = 0) -> tuple[Counter[str], dict[int, str]]:
-    """How many mutations were accepted and refused, and what is wrong with the others, by the number of the case."""
+    """Return how many mutations were accepted and rejected, and the problems of the others by case number."""
     workers = min(os.cpu_count() or 1, -(-count // LEAST))
     edges = [first + count * part // workers for part in range(workers + 1)]
     with ThreadPoolExecutor(workers) as pool:
@@ -32,7 +32,7 @@ def fuzz(kind: str, seed: int, count: int, first: int = 0) -> tuple[Counter[str]
 
 
 def _fuzz(kind: str, seed: int, at: int, end: int) -> tuple[Counter[str], dict[int, str]]:
-    """Cases `at` to `end`, one after the other."""
+    """Run the cases `at` to `end` one after another."""
     outcomes, findings = Counter[str](), dict[int, str]()
     while at < end:
         arguments = map(str, (kind, seed, at, end - at))

@@ -1,4 +1,4 @@
-"""A model file that another program cuts short while it is being read ends in a sentence, never in a signal."""
+"""If another program truncates a model file while it is read, the result is an error message, never a signal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from tests.runs import runs
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 PAGE = os.sysconf("SC_PAGESIZE")
-SAID = "was cut short by another program, or its disk failed, while it was being read: bring it back and start again."
+SAID = (
+    "was truncated by another program, or its disk failed, while Featherback was reading it. "
+    "Restore the file and run the command again."
+)
 
 
 @pytest.fixture
@@ -32,7 +35,7 @@ def _featherback(*arguments: object) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("kept", ["a page", "all but the last bytes"])
 def test_decoding(model: Path, kept: str) -> None:
-    """Where the file ends within a page, the rest of the page reads as zeros and nothing faults."""
+    """If the file ends within a page, the rest of the page reads as zeros and nothing faults."""
     whole = model.read_bytes()
     decoder = Decoder(models.load(model), capacity=16)
     decoder.forward([1, 2])
@@ -68,7 +71,7 @@ def test_chat(model: Path) -> None:
 
 
 def test_generate(model: Path) -> None:
-    """Cut when its first piece of text has come, hundreds of tokens before its end."""
+    """The file is truncated after the first piece of text, hundreds of tokens before the end."""
     process = _featherback("generate", model, "--prompt", "one", "--max-tokens", 480, "--raw")
     assert process.stdout is not None
     assert process.stdout.read(1)
@@ -78,7 +81,7 @@ def test_generate(model: Path) -> None:
 
 
 def test_a_preparation(model: Path, tmp_path: Path) -> None:
-    """It maps the model for the vocabulary; what of that is in use already may be all it needs."""
+    """The preparation maps the model for the vocabulary. The pages in use already may be all it needs."""
     data, out = write_messages(tmp_path / "many.jsonl", 1500), tmp_path / "run"
     process = _featherback("train", model, "--data", data, "--out", out, "--steps", 1, "--seq-len", 64)
     runs.wait_for(lambda: list(out.glob("tokens/.train.tokens.*")), process)
@@ -99,7 +102,7 @@ prepare_run(TrainConfig(model=model, data=data, out=out, steps=1, seq_len=64))
 
 @pytest.mark.parametrize("met", ["the child meets it", "nobody meets it"])
 def test_a_preparation_from_python(model: Path, tmp_path: Path, met: str) -> None:
-    """There a child maps the model."""
+    """Here a child process maps the model."""
     data, out = write_messages(tmp_path / "many.jsonl", 1500), tmp_path / "run"
     command = [sys.executable, "-c", PREPARES, str(model), str(data), str(out)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -74,7 +74,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, config: ModelConfig, t
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, config: ModelConfig) -> None:
-    """Each token is the likeliest by transformers' logits on the same prefix, so by induction the text is its own."""
+    """Each token is the likeliest by transformers' logits on the same prefix, so by induction the text is the same."""
     path = write_tiny(tmp_path / "m.gguf", config)
     prompt = _tokens(config, 5)
     ours = list(generate_tokens(Decoder(models.load(path), compute="fp32"), prompt, Sampler(), 40))
@@ -120,7 +120,7 @@ def test_layouts_change_nothing_but_memory(tmp_path: Path, config: ModelConfig, 
 @pytest.mark.parametrize("layout", [*layouts(), Layout("streamed", "file", 8)], ids=str)
 @pytest.mark.parametrize("config", [TINY_LLAMA, TINY_GEMMA3, TINY_PHI3], ids=["llama", "gemma3", "phi3"])
 def test_a_decoder_takes_what_it_was_counted_to(tmp_path: Path, config: ModelConfig, layout: Layout) -> None:
-    """To the byte: a full cache is reached with the longest chunk, and with the most tokens that take all of F."""
+    """To the byte: a full cache with the longest chunk, and with the most tokens that use all MLP columns."""
     model = models.load(write_tiny(tmp_path / "m.gguf", config))
     adapter, capacity = LoRA(model, rank=3, dora=True), min(layout.chunk + 8, config.max_position_embeddings)
     decoder = Decoder(model, adapter, capacity, "bf16", layout, tmp_path)
@@ -138,7 +138,7 @@ def test_a_decoder_takes_what_it_was_counted_to(tmp_path: Path, config: ModelCon
 
 
 def test_a_text_that_outgrows_the_original_context(tmp_path: Path) -> None:
-    """LongRoPE's factors change with the text's length; its tokens are those of transformers' own generation."""
+    """LongRoPE's factors depend on the text's length; the tokens equal those of transformers' own generation."""
     path = write_tiny(tmp_path / "m.gguf", TINY_PHI4)
     prompt, theirs, model = _tokens(TINY_PHI4, 30), reference_model(path), models.load(path)
     ours = list(generate_tokens(Decoder(model, compute="fp32"), prompt, Sampler(), 20))
@@ -171,9 +171,9 @@ def test_the_capacity_is_kept(tmp_path: Path) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf"))
     decoder = Decoder(model, capacity=4)
     decoder.forward([1, 2, 3])
-    with pytest.raises(FeatherbackError, match="The text has 5 tokens; there is room for 4"):
+    with pytest.raises(FeatherbackError, match="The text is 5 tokens long, but the decoder's capacity is 4"):
         decoder.forward([4, 5])
-    with pytest.raises(FeatherbackError, match="no token"):
+    with pytest.raises(FeatherbackError, match="No tokens to decode"):
         decoder.forward([])
     assert Decoder(model, capacity=10**9).capacity == model.config.max_position_embeddings
 

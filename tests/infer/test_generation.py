@@ -46,7 +46,7 @@ TIE = 2e-3
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_torch_thread() -> Iterator[None]:
-    """Torch's threads wait by spinning, which costs minutes where others want the cores as well."""
+    """Stop torch's threads from spinning while they wait, which costs minutes if other work uses the cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -189,7 +189,10 @@ def test_what_is_no_number_is_told(tmp_path: Path, broken: str) -> None:
     if broken == "the adapter":
         adapter = LoRA(model, rank=2)
         adapter.parameters.write(0, np.full(adapter.layer_size, np.nan, np.float32))
-        said = "What the model computes is not finite: the adapter does not fit, or its training diverged."
+        said = (
+            "The logits are not finite (NaN or infinite). The adapter does not fit the model, or its training "
+            "diverged: train again with a lower learning rate."
+        )
     else:
         with open(path, "r+b") as file:
             file.seek(model.store.tensors[broken].offset + 8)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from featherback import models
 from featherback.models.model import Model
-from tests.support.families import cases
+from tests.support.families import cases, dense, smooth
 from tests.support.oracle import reference_model
 from tests.support.tiny_models import write_tiny
 
@@ -34,6 +34,18 @@ def all_twins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Twins]:
 @pytest.fixture(params=cases())
 def twins(all_twins: dict[str, Twins], request: pytest.FixtureRequest) -> Twins:
     """Each of the models in turn."""
+    return all_twins[request.param]
+
+
+@pytest.fixture(params=dense())
+def dense_twins(all_twins: dict[str, Twins], request: pytest.FixtureRequest) -> Twins:
+    """Each of the models without experts in turn."""
+    return all_twins[request.param]
+
+
+@pytest.fixture(params=smooth())
+def smooth_twins(all_twins: dict[str, Twins], request: pytest.FixtureRequest) -> Twins:
+    """Each of the models whose loss is smooth in turn."""
     return all_twins[request.param]
 
 

@@ -1,4 +1,4 @@
-"""Gradients of our methods and of autograd at a chosen precision, and how they are compared."""
+"""Gradients of our methods and of autograd at a chosen precision, and their comparison."""
 
 from __future__ import annotations
 
@@ -30,23 +30,28 @@ Labels = Sequence[Sequence[int] | None]
 
 ALPHA = 16.0
 VANISHED = 2.0**-19
-"""Of the largest gradient's norm: what may be left where autograd has exactly zero (a token that sees only itself:
-do . v and do . o are the same sum, taken by two kernels in two orders)."""
+"""Relative to the largest gradient's norm: allowed where autograd has exactly zero (a token that sees only itself:
+do . v and do . o are the same sum, computed by two kernels in two orders)."""
 
 
 @dataclass(frozen=True)
 class Result:
-    loss: float  # mean over the supervised tokens
+    loss: float  # mean over the supervised tokens, or over the examples of preferences
     grads: State
 
 
 def adapter_of(model: Model, state: Mapping[str, np.ndarray]) -> LoRA:
-    """The adapter `state` (Hugging Face names) of `model`; rank and targets are read off it."""
+    """Return the adapter of `model` with values `state` (Hugging Face names).
+
+    They determine rank, targets and layers.
+    """
     rank = next(a.shape[0] for name, a in state.items() if ".lora_A." in name)
     modules = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in state}
     names = model.naming.modules
     targets = [part for part in adaptable(model.blocks) if names[part].split(".")[-2] in modules]
-    adapter = LoRA(model, rank, ALPHA, targets, dora=any(name.endswith(MAGNITUDE) for name in state))
+    layers = {int(name.split(".layers.")[1].split(".")[0]) for name in state}
+    dora = any(name.endswith(MAGNITUDE) for name in state)
+    adapter = LoRA(model, rank, ALPHA, targets, dora=dora, layers=sorted(layers))
     adapter.load_state(dict(state))
     return adapter
 
@@ -64,7 +69,7 @@ def ours(
     options: Options | None = None,
     **plan: Any,
 ) -> Result:
-    """The mean loss and its gradient; `plan`: fields of Plan that differ from the default one."""
+    """Return the mean loss and its gradient. `plan`: fields of Plan that differ from the default."""
     batch = Batch.from_sequences(list(sequences), None if labels is None else list(labels))
     chosen = replace(Plan.default(model.config, tokens=batch.n_tokens, compute=compute), **plan)
     return with_plan(model, state, batch, chosen, method, folder, dropout, draw, options)
@@ -82,29 +87,37 @@ def with_plan(
     options: Options | None = None,
     objective: Objective = NEXT_TOKEN,
 ) -> Result:
-    """The mean loss of a batch and its gradient, as `plan` lays them out."""
+    """Return the mean loss of a batch and its gradient, under `plan`."""
     adapter = adapter_of(model, state)
     adapter.dropout = dropout
     place = folder / "gradients.f32" if folder is not None and plan.states == "file" else None
     gradients = PagedArray(adapter.parameters.layers, adapter.layer_size, place)
     gradients.clear()
     at_work = methods.create(method, model, adapter, plan, folder, options, objective=objective)
-    total = at_work.gradients(batch, 1 / batch.n_targets, gradients, draw)
+    total = at_work.gradients(batch, 1 / batch.n_terms, gradients, draw)
     at_work.close()
     found = adapter.state(gradients)
     gradients.close()
-    return Result(total / batch.n_targets, found)
+    return Result(total / batch.n_terms, found)
 
 
 def autograd(
-    model: PreTrainedModel, state: Mapping[str, np.ndarray], sequence: Sequence[int], dtype: torch.dtype
+    model: PreTrainedModel,
+    state: Mapping[str, np.ndarray],
+    sequence: Sequence[int],
+    dtype: torch.dtype,
+    layers: Sequence[int] | None = None,
 ) -> Result:
-    """As the oracle's `reference`, with model and adapter in `dtype`; `model` itself (float32) is not touched."""
+    """Like the oracle's `reference`, with model and adapter in `dtype`. `model` itself (float32) does not change.
+
+    `layers`: PEFT's layers_to_transform.
+    """
     rank = next(a.shape[0] for name, a in state.items() if ".lora_A." in name)
     converted = copy.deepcopy(model).to(dtype)
     _restore_angles(converted, model)
     targets = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in state})
-    config = LoraConfig(r=rank, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=targets)
+    chosen = None if layers is None else list(layers)
+    config = LoraConfig(r=rank, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=targets, layers_to_transform=chosen)
     peft = get_peft_model(converted, config).to(dtype).eval()
     _restore_angles(converted, model)
     trained = {
@@ -124,13 +137,13 @@ def autograd(
 
 
 def _restore_angles(converted: PreTrainedModel, model: PreTrainedModel) -> None:
-    """The angles are a float32 constant of the model; of their tables, transformers decides."""
+    """Keep the angles as a float32 constant; transformers chooses the type of their tables."""
     for name, buffer in model.model.rotary_emb.named_buffers():
         setattr(converted.model.rotary_emb, name, buffer.clone())
 
 
 def errors(found: State, truth: State, vanished: float = VANISHED) -> dict[str, float]:
-    """Relative error of each tensor in the Euclidean norm; a tensor whose truth is zero must all but vanish."""
+    """Return each tensor's relative error in the Euclidean norm. Where the truth is zero, the tensor must nearly be."""
     assert found.keys() == truth.keys()
     largest = max(float(np.linalg.norm(t)) for t in truth.values())
     assert np.isfinite(largest)
@@ -148,7 +161,7 @@ def errors(found: State, truth: State, vanished: float = VANISHED) -> dict[str, 
 
 
 def cosines(found: State, truth: State) -> dict[str, float]:
-    """Cosine of each tensor to its truth, in float64."""
+    """Return each tensor's cosine to its truth, in float64."""
     return {
         name: float(np.vdot(found[name].astype(np.float64), expected))
         / float(np.linalg.norm(found[name].astype(np.float64)) * np.linalg.norm(expected))
@@ -157,14 +170,14 @@ def cosines(found: State, truth: State) -> dict[str, float]:
 
 
 def assert_close(found: Result, truth: Result, bound: float) -> None:
-    """Loss and every tensor within a relative `bound`."""
+    """Require loss and every tensor within a relative `bound`."""
     assert abs(found.loss - truth.loss) <= bound * abs(truth.loss)
     name, worst = max(errors(found.grads, truth.grads).items(), key=lambda item: item[1])
     assert worst <= bound, f"{name}: relative error {worst:.3g}, more than {bound:.3g}"
 
 
 def assert_equal(found: Result, other: Result) -> None:
-    """Bit for bit."""
+    """Require equality to the last bit."""
     assert found.loss == other.loss
     assert found.grads.keys() == other.grads.keys()
     for name, array in found.grads.items():

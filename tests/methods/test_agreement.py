@@ -1,4 +1,4 @@
-"""What must not change a bit of the gradients: method, what is kept, where it is kept, threads."""
+"""Settings that must not change a bit of the gradients: method, kept intermediates and their storage, threads."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.support.families import COMPOSITIONS
 from tests.support.oracle import State, random_adapter
 
 LENGTHS = [(1, 2), (7,), (40, 3, 21), (257,)]
-FEW = 4  # batches of so few tokens take the decoding products, which do not round weights to bf16; MeBP stores them so
+FEW = 4  # so few tokens use the decoding products, which do not round weights to bf16; MeBP stores them in bf16
 
 
 @pytest.fixture(params=COMPOSITIONS)
 def twins(all_twins: dict[str, Twins], request: pytest.FixtureRequest) -> Twins:
-    """Each of these models in turn."""
+    """Yield each of these models in turn."""
     return all_twins[request.param]
 
 

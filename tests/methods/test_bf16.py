@@ -1,4 +1,4 @@
-"""bf16 operands on the tiny models: never much worse than computing all of it in bf16, whatever that errs."""
+"""bf16 operands on the tiny models: never much worse than computing everything in bf16, whatever its error."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ROUNDOFF = 2.0**-8
 
 
 @pytest.mark.parametrize("tokens", [2, 33, 257])
-def test_against_naive_bf16(twins: Twins, tokens: int) -> None:
-    (sequence,) = draw((tokens,), twins.model.config.vocab_size)
-    state = random_adapter(twins.reference, 4, seed=1)
+def test_against_naive_bf16(smooth_twins: Twins, tokens: int) -> None:
+    (sequence,) = draw((tokens,), smooth_twins.model.config.vocab_size)
+    state = random_adapter(smooth_twins.reference, 4, seed=1)
     for name in state:
         if ".lora_B." in name:
             state[name] *= np.float32(0.25)
-    truth = autograd(twins.reference, state, sequence, torch.float64)
-    naive = errors(autograd(twins.reference, state, sequence, torch.bfloat16).grads, truth.grads)
-    found = ours(twins.model, state, [sequence], compute="bf16")
+    truth = autograd(smooth_twins.reference, state, sequence, torch.float64)
+    naive = errors(autograd(smooth_twins.reference, state, sequence, torch.bfloat16).grads, truth.grads)
+    found = ours(smooth_twins.model, state, [sequence], compute="bf16")
     for name, error in errors(found.grads, truth.grads, vanished=4 * ROUNDOFF).items():
         # Where the naive sum was lucky, one rounding of an operand is still allowed.
         assert error <= 2 * max(naive[name], ROUNDOFF), f"{name}: {error:.3g}, naive {naive[name]:.3g}"

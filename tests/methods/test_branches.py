@@ -1,4 +1,4 @@
-"""A branch that no part of the code has heard of trains, decodes and is counted; its state passes between chunks."""
+"""A branch unknown to the rest of the code trains, decodes and is counted; its state passes between chunks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def leaky(inward: str, outward: str, norm: str | None, biases: tuple[str, ...], 
 
 
 def blocks_of(model: Model, kind: type[Leaky] = Leaky) -> list[Block]:
-    """Of three branches; of two, the sum first; as it is; with the sum behind attention."""
+    """Return four blocks: with three branches; with two, the sum first; unchanged; with the sum after attention."""
     attention, mlp = model.blocks[0].branches
     first = leaky("q_proj", "o_proj", "input_layernorm", ("q_proj",), kind)
     second = leaky("k_proj", "v_proj", None, ("k_proj", "v_proj"), kind)
@@ -64,7 +64,7 @@ def with_blocks(path: Path, kind: type[Leaky] = Leaky) -> Model:
 
 
 def summed(x: torch.Tensor, inward: torch.nn.Module, outward: torch.nn.Module) -> torch.Tensor:
-    """What `Leaky` adds to x (1, T, D), by the whole matrix of what each token has of each."""
+    """Compute what `Leaky` adds to x (1, T, D), with the full matrix of each token's share in each other."""
     ages = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
     shares = torch.where(ages < 0, 0.0, LEAK ** ages.clamp(min=0).float())
     return outward(shares @ inward(x))
@@ -121,14 +121,14 @@ def test_gradients_are_autograds(twins: Twins, plan: dict[str, Any]) -> None:
 
 
 class NotBack(Leaky):
-    """A chunk's gradient stays in it."""
+    """Fault: a chunk's gradient stays in it."""
 
-    def _pass_back(self, ctx: Context, ds: Any, leak: Any, carry: Carry) -> None:
-        """Nothing goes back."""
+    def _leave_to_previous_span(self, ctx: Context, ds: Any, leak: Any, carry: Carry) -> None:
+        """Pass nothing back."""
 
 
 class NotAgain(Leaky):
-    """On the way back a chunk begins with the state of the last one."""
+    """Fault: in the backward pass a chunk begins with the state of the last one."""
 
     def rebuild(self, ctx: Context, x: Callable[[], Any], w: Any, carry: Carry, kept: Any) -> None:
         super().rebuild(ctx, x, w, carry, kept)
@@ -144,7 +144,7 @@ def test_a_lost_carry_is_found(twins: Twins, fault: type[Leaky]) -> None:
 
 
 def test_the_other_methods(twins: Twins) -> None:
-    """LCSB through all blocks is MeSP; the mean of MeZO's losses a short way off is the loss."""
+    """LCSB through all blocks equals MeSP; for a small epsilon, the mean of MeZO's losses is the loss."""
     state, sequences = random_adapter(twins.reference, 4, seed=1), draw(LENGTHS, CONFIG.vocab_size)
     exact = check(twins, chunk=16)
     everything = LCSBOptions(share=1.0)
@@ -159,7 +159,7 @@ def test_the_other_methods(twins: Twins) -> None:
 
 @pytest.mark.parametrize("name", METHODS.names)
 def test_the_dry_run_counts_it(twins: Twins, name: str) -> None:
-    """To the byte, in chunks and whole, with what only some layers can keep."""
+    """The dry run counts to the byte, in chunks and whole, with intermediates that only some layers can keep."""
     adapter = adapter_of(twins.model, random_adapter(twins.reference, 4))
     gradients = PagedArray(adapter.parameters.layers, adapter.layer_size)
     rng = np.random.default_rng(0)
@@ -207,7 +207,7 @@ def test_sequences_do_not_share_prefixes_of_a_state(twins: Twins, monkeypatch: p
     "layout", [Layout(), Layout("paged", "ram", 8), Layout("by_matrix", "file", 8, 256, 256)], ids=str
 )
 def test_decoding(twins: Twins, layout: Layout, tmp_path: Path) -> None:
-    """A prompt in passes, then token by token; going back begins anew, since no state of before is there."""
+    """A prompt in passes, then token by token. Rewinding starts from the beginning: no earlier state is stored."""
     (tokens,) = draw((41,), CONFIG.vocab_size)
     state = random_adapter(twins.reference, 4, seed=2)
     expected = reference(twins.reference, state, [tokens]).logits[0]
@@ -248,7 +248,7 @@ def test_an_interrupted_pass_leaves_no_state(twins: Twins, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("limit", [-np.inf, 0.0, np.inf], ids=["all", "some", "none"])
 def test_what_depends_on_values_is_counted_for_all_of_them(twins: Twins, limit: float) -> None:
-    """The plan knows no values; whichever tokens are picked, the gradient is right, and memory is enough."""
+    """The plan does not know values: for any selection of tokens, the gradient is right and memory is enough."""
     model, theirs = models.load(twins.path), reference_model(twins.path)
     attention, mlp = model.blocks[0].branches
     picked = Picked("q_proj", "o_proj", CONFIG.hidden_size, CONFIG.hidden_size, limit)
@@ -271,7 +271,7 @@ def test_what_depends_on_values_is_counted_for_all_of_them(twins: Twins, limit: 
 
 
 def test_matrices_of_one_stored_tensor() -> None:
-    """Experts are one below the other in memory, a dimension of their own in the file, and no target of an adapter."""
+    """Experts are below each other in memory, a dimension of their own in the file, and no adapter's target."""
     stacked = Picked("in_exps", "out_proj", 12, 8, 0.0)
     stacked.stacks = {"in_exps": 3}
     block = Block([stacked])

@@ -1,4 +1,4 @@
-"""DoRA: every exact method against autograd of PEFT's own, tensor by tensor; the norm against NumPy's."""
+"""DoRA: every exact method against autograd of PEFT's own, tensor by tensor, and the norm against NumPy's."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_outputs_that_are_kept_are_left_alone_without_dora(all_twins: dict[str, 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "wide-heads"])
 def test_bf16(all_twins: dict[str, Twins], name: str) -> None:
-    """The magnitudes' error is of the size of the factors'."""
+    """The error of the magnitudes' gradients is as small as that of the factors'."""
     twins = all_twins[name]
     sequences, state = draw((70, 31), twins.model.config.vocab_size), adapter(twins)
     exact, rounded = (ours(twins.model, state, sequences, compute=compute) for compute in ("fp32", "bf16"))
@@ -96,7 +96,7 @@ def test_bf16(all_twins: dict[str, Twins], name: str) -> None:
 
 
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, np.ndarray]]:
-    """Where each layer's c will be: target -> (out,)."""
+    """Return the array of each layer's c: target -> (out,)."""
     found: list[dict[str, np.ndarray]] = []
     prepare = DoRAKind.prepare
 
@@ -112,7 +112,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, np.ndarray]]:
 
 
 def test_it_begins_as_no_change(all_twins: dict[str, Twins], monkeypatch: pytest.MonkeyPatch) -> None:
-    """B is zero and m the rows' norms: c is 1 to the last bit, and the loss the base's."""
+    """With B = 0 and m = the rows' norms, c is 1 to the last bit, and the loss is the base model's."""
     twins, sequences = all_twins["llama"], draw((21, 6), 101)
     fresh, plain = LoRA(twins.model, 4, dora=True), LoRA(twins.model, 4)
     found = measured(monkeypatch)
@@ -127,7 +127,7 @@ def test_it_begins_as_no_change(all_twins: dict[str, Twins], monkeypatch: pytest
 
 
 def test_the_norm_is_numpys(all_twins: dict[str, Twins], monkeypatch: pytest.MonkeyPatch) -> None:
-    """c, from the squares of W's rows and products of the rank, against rows of W + s B A."""
+    """Compare c, computed from the squares of W's rows and products of the rank, with the rows of W + s B A."""
     twins = all_twins["qwen2"]
     made = adapter_of(twins.model, adapter(twins))
     found = measured(monkeypatch)
@@ -168,17 +168,19 @@ def test_a_row_of_zeros_is_refused(tmp_path: Path) -> None:
 
 
 def _unweighed(name: str) -> Callable[[pytest.MonkeyPatch], None]:
-    """The gradient passes one projection as if its columns were not scaled."""
+    """Fault: the gradient passes one projection as if its columns were not scaled."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        weigh = Projection.weigh
-        patch.setattr(Projection, "weigh", lambda p, *rest: None if p.name == name else weigh(p, *rest))
+        scale_gradient = Projection.scale_gradient
+        patch.setattr(
+            Projection, "scale_gradient", lambda p, *rest: None if p.name == name else scale_gradient(p, *rest)
+        )
 
     return plant
 
 
 def _bias_scaled(patch: pytest.MonkeyPatch) -> None:
-    """y = c (u + bias)."""
+    """Fault: y = c (u + bias)."""
 
     def finish(dora: DoRAAtProjection, ctx: Any, out: Any, bias: Any) -> None:
         ctx.ops.scale_columns(out, None, out, bias=bias)
@@ -188,13 +190,13 @@ def _bias_scaled(patch: pytest.MonkeyPatch) -> None:
 
 
 def _bias_in_dm(patch: pytest.MonkeyPatch) -> None:
-    """dm from y with its bias."""
+    """Fault: dm is computed from y with its bias."""
     dots = CPUOperations.column_dots
     patch.setattr(CPUOperations, "column_dots", staticmethod(lambda *a, less=None, over=None: dots(*a, over=over)))
 
 
 def _norm_of_the_base(patch: pytest.MonkeyPatch) -> None:
-    """n = ||W||."""
+    """Fault: n = ||W||."""
     over_norm = CPUOperations.over_norm
     patch.setattr(
         CPUOperations, "over_norm", staticmethod(lambda m, squares, dots, f, out: over_norm(m, squares, dots, 0, out))
@@ -202,7 +204,7 @@ def _norm_of_the_base(patch: pytest.MonkeyPatch) -> None:
 
 
 def _cross_term_doubled(patch: pytest.MonkeyPatch) -> None:
-    """n^2 without the half of s^2 ||B A||^2 that its cross term must not have twice."""
+    """Fault: n^2 counts s^2 ||B A||^2 twice in its cross term."""
     lora_in = CPUOperations.lora_in
 
     def whole(x: Any, a: Any, h: Any, scale: float, **options: Any) -> None:
@@ -212,13 +214,13 @@ def _cross_term_doubled(patch: pytest.MonkeyPatch) -> None:
 
 
 def _turned(patch: pytest.MonkeyPatch) -> None:
-    """dm of q and k from what the rotation made of them."""
-    patch.setattr(Attention, "_unturn", lambda *arguments: None)
+    """Fault: dm of q and k is computed after the rotation."""
+    patch.setattr(Attention, "_inverse_rope", lambda *arguments: None)
 
 
 def _sharpened(patch: pytest.MonkeyPatch) -> None:
-    """The rotation is undone, what it multiplied by not."""
-    unturn = Attention._unturn
+    """Fault: the rotation is undone, but its scale factor is not."""
+    unturn = Attention._inverse_rope
 
     def rotated(attention: Attention, ctx: Any, letter: str, turned: Any) -> None:
         before = ctx.ops.scale_columns
@@ -227,7 +229,7 @@ def _sharpened(patch: pytest.MonkeyPatch) -> None:
             unturn(attention, ctx, letter, turned)
         assert ctx.ops.scale_columns is before
 
-    patch.setattr(Attention, "_unturn", rotated)
+    patch.setattr(Attention, "_inverse_rope", rotated)
 
 
 FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {

@@ -1,4 +1,4 @@
-"""LoRA's dropout: every exact method against autograd of PEFT with the same masks, drawn here by other means."""
+"""LoRA's dropout: every exact method against PEFT's autograd with the same masks, drawn here in another way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STEP = Draw(seed=5, step=3, first_token=7)
 
 
 def mask_of(layer: int, target: str, first: int, count: int, width: int, origin: Draw = STEP) -> np.ndarray:
-    """0 and 1 / (1 - p) (count, width)."""
+    """Return masks (count, width) of 0 and 1 / (1 - p)."""
     key = (crc32(b"dropout"), origin.seed, origin.step, layer, crc32(target.encode()))
     threshold = round(RATE * 65536)
     left = np.empty((count, width), bool)
@@ -46,7 +46,7 @@ def mask_of(layer: int, target: str, first: int, count: int, width: int, origin:
 
 
 class Masked(torch.nn.Module):
-    """Stands in for PEFT's dropout."""
+    """Replaces PEFT's dropout."""
 
     def __init__(self, layer: int, target: str, first: int, count: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Masked(torch.nn.Module):
 
 
 def masked(peft: PeftModel, first: int, count: int) -> None:
-    """Every adapted module of `peft` drops what the next sequence's masks say."""
+    """Make every adapted module of `peft` use the next sequence's masks."""
     for name, module in peft.named_modules():
         if hasattr(module, "lora_dropout"):
             layer, target = int(name.split(".layers.")[1].split(".")[0]), name.rsplit(".", 1)[-1]
@@ -137,7 +137,7 @@ def test_evaluation_drops_nothing(all_twins: dict[str, Twins]) -> None:
 
 
 def test_mezo_masks_both_directions_alike(all_twins: dict[str, Twins]) -> None:
-    """Its slope is that of the exact gradient with the same masks; other masks would bury it."""
+    """MeZO's slope matches the exact gradient with the same masks; with other masks it would not."""
     twins = all_twins["llama"]
     adapter = adapter_of(twins.model, random_adapter(twins.reference, 4, seed=3))
     adapter.dropout = RATE
@@ -155,12 +155,12 @@ def test_mezo_masks_both_directions_alike(all_twins: dict[str, Twins]) -> None:
 
 
 def without_gain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left is not scaled up."""
+    """Fault: the values that are left are not scaled up."""
     monkeypatch.setattr(Mask, "gain", 1.0)
 
 
 def gradients_past_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """dx += dh A."""
+    """Fault in dx += dh A."""
     drop = CPUOperations.drop
 
     def all_pass(*given: Any, accumulate: bool = False) -> None:
@@ -171,7 +171,7 @@ def gradients_past_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def whole_inputs_to_a(monkeypatch: pytest.MonkeyPatch) -> None:
-    """dA = dh^T x."""
+    """Fault in dA = dh^T x."""
     read = LoRAAtProjection._read
 
     def unmasked(self: LoRAAtProjection, ctx: Any, x: Any, h: Any, dh: Any, accumulate: bool) -> None:
@@ -184,7 +184,7 @@ def whole_inputs_to_a(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def every_chunk_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks that count tokens from the chunk's first."""
+    """Fault: masks count tokens from the beginning of the chunk."""
     drop = CPUOperations.drop
 
     def from_the_first(x: Any, key: Any, rate: float, corner: tuple[int, int], *rest: Any, **how: Any) -> None:
@@ -194,7 +194,7 @@ def every_chunk_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def every_tile_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks that count features from the tile's first."""
+    """Fault: masks count features from the beginning of the tile."""
     monkeypatch.setattr(Mask, "inputs", lambda self, first: self)
 
 

@@ -101,7 +101,7 @@ def test_ranks(all_twins: dict[str, Twins], rank: int) -> None:
 
 
 def test_gradients_accumulate(all_twins: dict[str, Twins]) -> None:
-    """Two batches weighted by their tokens are the one batch of both."""
+    """Two batches weighted by their tokens have the gradients of one batch that contains both."""
     twins = all_twins["llama"]
     sequences = draw((9, 20), 101)
     state = random_adapter(twins.reference, 4)

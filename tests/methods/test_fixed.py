@@ -1,4 +1,4 @@
-"""Products in fixed point on the tiny models: gradients next to the exact ones."""
+"""Products in fixed point on the tiny models: gradients compared with the exact ones."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MEDIAN, WORST, LEAST_COSINE = 1e-3, 5e-3, 0.99999  # docs/decisions/fixed-point.
 
 
 @pytest.mark.parametrize("tokens", [2, 33, 257])
-def test_gradients(twins: Twins, tokens: int) -> None:
-    (sequence,) = draw((tokens,), twins.model.config.vocab_size)
-    state = random_adapter(twins.reference, 4, seed=1)
+def test_gradients(smooth_twins: Twins, tokens: int) -> None:
+    (sequence,) = draw((tokens,), smooth_twins.model.config.vocab_size)
+    state = random_adapter(smooth_twins.reference, 4, seed=1)
     for name in state:  # as in test_bf16: less of one product's error is multiplied by the next
         if ".lora_B." in name:
             state[name] *= np.float32(0.25)
-    truth = autograd(twins.reference, state, sequence, torch.float64)
-    found = ours(twins.model, state, [sequence], compute="int16")
+    truth = autograd(smooth_twins.reference, state, sequence, torch.float64)
+    found = ours(smooth_twins.model, state, [sequence], compute="int16")
     assert abs(found.loss - truth.loss) <= 1e-4 * truth.loss
     error = errors(found.grads, truth.grads, vanished=WORST)
     assert np.median(list(error.values())) <= MEDIAN

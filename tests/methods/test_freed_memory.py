@@ -1,4 +1,4 @@
-"""Arrays that a frame gave back are never read again: here they are overwritten with NaN at once."""
+"""Arrays that a frame has freed are never read again: here they are overwritten with NaN immediately."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ SEQUENCES = (5, 1, 33)
 
 @dataclass(frozen=True)
 class Case:
-    """An adapter whose scales are away from 1, some of them 0."""
+    """Return an adapter whose scales are away from 1, some of them 0."""
 
     twins: Twins
     adapter: Adapter
@@ -65,7 +65,7 @@ def case(
 
 @contextmanager
 def in_peft(given: Case) -> Iterator[PeftModel]:
-    """PEFT's own, with the adapter's values."""
+    """Return PEFT's own model, with the adapter's values."""
     adapter = given.adapter
     kind = adapter.form.kind
     assert isinstance(kind, IA3Kind)
@@ -97,7 +97,7 @@ def truth(given: Case) -> Result:
 
 
 def ours(given: Case, method: str = "mesp", **plan: Any) -> Result:
-    """What a method finds, in as much memory as its dry run said."""
+    """Return a method's loss and gradients, in as much memory as its dry run predicted."""
     adapter, batch = given.adapter, Batch.from_sequences(given.sequences)
     gradients = PagedArray(adapter.parameters.layers, adapter.layer_size)
     tile = 256 if given.twins.model.config.intermediate_size > 256 else 64
@@ -191,9 +191,9 @@ def test_an_adapter_of_some_layers_goes_to_peft_and_back(all_twins: dict[str, Tw
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"feedforward_modules": ".*down_proj"}, "feedforward_modules '.*down_proj'; only a list"),
-        ({"feedforward_modules": []}, r"down_proj.ia3_l is \(1, 160\), not \(96, 1\)"),
-        ({"fan_in_fan_out": True}, "not a plain IA3 .fan_in_fan_out = True"),
+        ({"feedforward_modules": ".*down_proj"}, "feedforward_modules '.*down_proj'; it must be a list"),
+        ({"feedforward_modules": []}, r"down_proj.ia3_l has shape \(1, 160\), not \(96, 1\)"),
+        ({"fan_in_fan_out": True}, "does not support for IA3: fan_in_fan_out = True"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"peft_type": "LORA"}, "has rank None"),
         ({"target_modules": ["q_proj", "down_proj"]}, "is missing"),
@@ -221,14 +221,14 @@ def test_merged_it_computes_the_same(all_twins: dict[str, Twins], name: str, tmp
 
 def test_a_bias_is_not_merged(all_twins: dict[str, Twins]) -> None:
     given = case(all_twins["qwen2"])
-    with pytest.raises(FeatherbackError, match="IA3 that scales the bias of k_proj, which merging leaves alone"):
+    with pytest.raises(FeatherbackError, match="scales the bias of k_proj, and merging does not change biases"):
         MergedGGUF(given.adapter)
     MergedGGUF(case(all_twins["qwen2"], ("o", "down")).adapter)
 
 
 @pytest.mark.parametrize("name", ["gguf", "mlx"])
 def test_formats_of_pairs_refuse_it(all_twins: dict[str, Twins], name: str) -> None:
-    with pytest.raises(FeatherbackError, match=f"is an IA3, which {name} cannot hold; export it --to merged"):
+    with pytest.raises(FeatherbackError, match=f"(?i){name} cannot hold IA3; export the adapter with --to merged"):
         pairs_of(case(all_twins["llama"]).adapter, name, name)
 
 
@@ -243,7 +243,7 @@ def test_defaults_are_pefts_for_llama(all_twins: dict[str, Twins]) -> None:
 
 
 def _undivided(patch: pytest.MonkeyPatch) -> None:
-    """dl from y in place of u."""
+    """Fault: dl is computed from y instead of u."""
 
     def product_backward(self: ScaledOutput, ctx: Any, u: Any, dy: Any, du: Any) -> None:
         ctx.ops.scale_columns(u, self.l, u)
@@ -254,7 +254,7 @@ def _undivided(patch: pytest.MonkeyPatch) -> None:
 
 
 def _unweighed(patch: pytest.MonkeyPatch) -> None:
-    """dx as if outputs were not scaled."""
+    """Fault: dx as if outputs were not scaled."""
 
     def product_backward(self: ScaledOutput, ctx: Any, u: Any, dy: Any, du: Any) -> None:
         ctx.ops.column_dots(dy, u, self.dl)
@@ -264,7 +264,7 @@ def _unweighed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _bias_unscaled(patch: pytest.MonkeyPatch) -> None:
-    """u without the bias."""
+    """Fault: u without the bias."""
     product = Projection.product
     patch.setattr(Projection, "product", lambda p, *rest, **more: product(p._replace(bias=None), *rest, **more))
 

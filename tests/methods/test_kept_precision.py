@@ -1,4 +1,4 @@
-"""Gate and up kept in blocks of eight bits: what that does to gradients and memory, and to nothing else."""
+"""Gate and up kept in 8-bit blocks: the effect on gradients and memory, and on nothing else."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from tests.support.oracle import random_adapter, reference
 GATES = ("gate", "up")
 IN_BLOCKS = dict.fromkeys(GATES, "blocks8")
 BOUND = 1e-3
-"""Relative, of each tensor's norm. A number halfway between two codes, to float32's rounding, becomes either."""
+"""Relative to each tensor's norm. A number halfway between two codes, within float32's rounding, may become either."""
 FAMILIES = ("llama", "wide-heads", "gemma3", "phi3", "granite")
 
 
 class AsKept(torch.autograd.Function):
-    """function(gate, up), differentiated by autograd at gate and up as they are after blocks of eight bits."""
+    """function(gate, up), differentiated by autograd at the gate and up that 8-bit blocks return."""
 
     @staticmethod
     def forward(ctx: Any, function: Callable[..., Any], gate: Any, up: Any, *parameters: Any) -> Any:
@@ -54,7 +54,7 @@ class AsKept(torch.autograd.Function):
 
 
 def _forward(mlp: Any, x: Any) -> Any:
-    """A gated unit of transformers, whose output is differentiated as above."""
+    """A gated unit of transformers that is differentiated in that way."""
     fused = getattr(mlp, "gate_up_proj", None)
     gate, up = (mlp.gate_proj(x), mlp.up_proj(x)) if fused is None else fused(x).chunk(2, dim=-1)
     activation = mlp.activation_fn if fused is not None else mlp.act_fn
@@ -68,7 +68,7 @@ def in_blocks(peft: Any, first: int, count: int) -> None:
 
 
 def compared(twins: Twins, **plan: Any) -> tuple[Result, Result, Result]:
-    """Our gradients with gate and up in blocks; autograd's with the same, and without."""
+    """Return our gradients with gate and up in blocks, and autograd's with and without blocks."""
     sequences = draw((5, 1, 40, 17), twins.model.config.vocab_size)
     state = random_adapter(twins.reference, 4, seed=1)
     exact = reference(twins.reference, state, sequences)
@@ -77,7 +77,7 @@ def compared(twins: Twins, **plan: Any) -> tuple[Result, Result, Result]:
     finally:
         for layer in twins.reference.model.layers:
             layer.mlp.__dict__.pop("forward", None)
-    # The norm behind a unit is differentiated at its output, which is kept as it is.
+    # The norm after a unit is differentiated at the unit's output, which is kept exactly.
     behind = ["mlp_out"] if twins.model.blocks[0].branches[1].post_norm else []
     keep = dict.fromkeys([*GATES, *behind], len(twins.model.blocks))
     found = ours(twins.model, state, sequences, keep=keep, encodings=IN_BLOCKS, mlp_tile=256, vocab_tile=48, **plan)
@@ -100,7 +100,7 @@ def test_in_chunks(all_twins: dict[str, Twins]) -> None:
 
 
 def _of_the_next(encoding: Any, ops: Operations, stored: Array, values: Array) -> None:
-    """Codes with the scale of the block behind."""
+    """Fault: codes with the scale of the next block."""
     if not isinstance(stored, np.ndarray):  # a dry run's
         return
     blocks = stored.reshape(len(stored), -1, 34)
@@ -109,7 +109,7 @@ def _of_the_next(encoding: Any, ops: Operations, stored: Array, values: Array) -
 
 
 def _of_few_bits(encoding: Any, ops: Operations, values: Array, stored: Array) -> None:
-    """Codes whose last bits are lost."""
+    """Fault: codes without their last bits."""
     if not isinstance(stored, np.ndarray):
         return
     ops.encode(values, stored)
@@ -129,7 +129,7 @@ def test_planted_faults_are_found(
 
 @pytest.mark.parametrize("compute", ["bf16", "fp32"])
 def test_one_of_both_in_blocks(all_twins: dict[str, Twins], compute: str) -> None:
-    """The other is kept exactly, or computed again."""
+    """The other one is kept exactly, or computed again."""
     twins = all_twins["llama"]
     sequences, state = draw((33,), 101), random_adapter(twins.reference, 4, seed=1)
     run = partial(ours, twins.model, state, sequences, compute=compute, mlp_tile=256, vocab_tile=48)
@@ -150,7 +150,7 @@ def test_what_is_exact_stays_as_it_was(all_twins: dict[str, Twins]) -> None:
 
 @pytest.mark.parametrize(("compute", "bits"), [("bf16", 16), ("fp32", 32)])
 def test_bytes_are_those_of_the_dry_run(all_twins: dict[str, Twins], compute: str, bits: int) -> None:
-    """The arena is as large as the dry run says, and filled."""
+    """The arena has the size from the dry run, and is full at the peak."""
     model, tokens = all_twins["wide-heads"].model, 64
     batch = Batch.from_sequences([np.arange(tokens) % model.config.vocab_size])
     plan = Plan(tokens=tokens, compute=compute, mlp_tile=256, vocab_tile=48, keep=dict.fromkeys(GATES, 2))
@@ -168,7 +168,7 @@ def test_bytes_are_those_of_the_dry_run(all_twins: dict[str, Twins], compute: st
 
 
 class Slopes(Encoding):
-    """Two bits a number: which of four slopes of an activation it has."""
+    """An encoding with two bits per number: which of four slopes an activation has."""
 
     precision, in_place = "2bit", False
     slopes = np.float32([0, 0.25, 0.75, 1])

@@ -25,7 +25,7 @@ HALF = LCSBOptions()
 
 
 def skipping(twins: Twins, state: State, sequences: list[list[int]], skipped: Sequence[int]) -> Reference:
-    """Autograd, through blocks of which some are skipped."""
+    """Return autograd's gradients, with some blocks skipped."""
 
     def skip(module: torch.nn.Module, given: Any, output: Any) -> Any:
         h, whole = given[0], isinstance(output, torch.Tensor)
@@ -63,7 +63,7 @@ ROUNDS: dict[str, tuple[float, list[list[int]]]] = {
     "smollm3": (0.4, [[0, 1], [2, 3], [0, 4]]),
     "gemma3": (0.5, [[0, 1, 2, 3], [0, 4, 5, 6], [1, 2, 3, 4]]),
 }
-"""Share, and the blocks of the first steps."""
+"""Share -> the blocks of the first steps."""
 
 
 @pytest.mark.parametrize("name", ROUNDS)
@@ -88,7 +88,7 @@ def test_all_blocks_are_mesp(all_twins: dict[str, Twins]) -> None:
 
 
 class Dropping(LCSB):
-    """A skipped block whose gradient is dropped."""
+    """Fault: the gradient of a skipped block is dropped."""
 
     def block_backward(self, ctx: Context, layer: Layer, dy: Array, x: Array) -> None:
         super().block_backward(ctx, layer, dy, x)
@@ -96,13 +96,13 @@ class Dropping(LCSB):
 
 
 class Missing(LCSB):
-    """A block that is not skipped, though it should be."""
+    """Fault: a block that should be skipped is not."""
 
-    def way_back(self, draw: Draw) -> Sequence[int]:
+    def backward_blocks(self, draw: Draw) -> Sequence[int]:
         return range(len(self.model.blocks))[::-1]
 
     @classmethod
-    def returned(cls, layers: int, options: Any) -> int:
+    def count_backward(cls, layers: int, options: Any) -> int:
         return layers
 
 
@@ -118,13 +118,13 @@ def test_planted_faults_are_found(
 
 
 def test_orders(all_twins: dict[str, Twins]) -> None:
-    """Random blocks depend on seed and step alone; every block has its turns."""
+    """Random blocks depend only on seed and step, and every block is chosen sometimes."""
     model = all_twins["gemma3"].model
 
     def chosen(order: str, seed: int, step: int) -> tuple[int, ...]:
         method = object.__new__(LCSB)
-        method.model, method.options = model, LCSBOptions(order=order, share=0.3)
-        return tuple(method.way_back(Draw(seed, step)))
+        method.model, method.adapter, method.options = model, None, LCSBOptions(order=order, share=0.3)
+        return tuple(method.backward_blocks(Draw(seed, step)))
 
     assert [chosen("cyclic", 0, step) for step in range(4)] == [(1, 0), (3, 2), (5, 4), (6, 0)]
     drawn = [chosen("random", 5, step) for step in range(40)]
@@ -136,7 +136,7 @@ def test_orders(all_twins: dict[str, Twins]) -> None:
 
 
 def test_the_optimiser_leaves_a_skipped_layer_alone() -> None:
-    """As PyTorch's AdamW does where there is no gradient: no decay, no momentum, no step counted."""
+    """Skipped blocks rest as in PyTorch's AdamW without a gradient: no decay, no momentum, no step counted."""
     from featherback import optim
     from featherback.nn.slots import SlotTable
 

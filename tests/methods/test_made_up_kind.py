@@ -1,4 +1,4 @@
-"""A kind of adapter that is made up here and known nowhere else trains, is planned for, decodes, merges.
+"""An adapter kind that is defined here only trains, is planned for, decodes and merges.
 
 y = v (W (l x) + bias): l (in,) and v (out,) are trained. It changes inputs and outputs and adds nothing
 to the product.
@@ -34,7 +34,7 @@ from tests.support.oracle import _loss
 
 @dataclass(slots=True)
 class Scaled(AtProjection):
-    """l (in,), v (out,), and where their gradients accumulate."""
+    """l (in,), v (out,), and the arrays that accumulate their gradients."""
 
     l: Any  # noqa: E741
     v: Any
@@ -66,7 +66,7 @@ class Scaled(AtProjection):
         if self.dv is not None:
             ctx.ops.column_dots(dy, y, self.dv, over=self.v)
 
-    def weigh(self, ctx: Any, dy: Any) -> None:
+    def scale_gradient(self, ctx: Any, dy: Any) -> None:
         ctx.ops.scale_columns(dy, self.v, dy)
 
 
@@ -115,7 +115,7 @@ class Scaling(Kind):
 
 
 def scaling(twins: Twins, targets: tuple[str, ...] = ("all",), seed: int = 3) -> Adapter:
-    """Everything away from 1."""
+    """Set all values away from 1."""
     adapter, rng = Adapter(twins.model, Form(Scaling(), targets)), np.random.default_rng(seed)
     assert all((values == 1).all() for values in adapter.state().values())
     adapter.load_state({name: rng.uniform(0.5, 1.5, s).astype(np.float32) for name, s in adapter.shapes().items()})
@@ -124,7 +124,7 @@ def scaling(twins: Twins, targets: tuple[str, ...] = ("all",), seed: int = 3) ->
 
 @contextmanager
 def hooked(twins: Twins, adapter: Adapter) -> Iterator[dict[str, torch.Tensor]]:
-    """Within, the model in transformers computes with the adapter, whose tensors these are."""
+    """Inside, the transformers model computes with the adapter, whose tensors it yields."""
     tensors = {name: torch.from_numpy(values).requires_grad_() for name, values in adapter.state().items()}
     handles = []
     for name in {name.rpartition(".")[0] for name in tensors}:
@@ -169,7 +169,7 @@ def test_one_target(all_twins: dict[str, Twins], target: str) -> None:
     check(all_twins["qwen2"], targets=(target,))
 
 
-@pytest.mark.parametrize("method", ["collect", "change_backward", "weigh", "change"])
+@pytest.mark.parametrize("method", ["collect", "change_backward", "scale_gradient", "change"])
 def test_a_planted_fault_is_found(all_twins: dict[str, Twins], monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     def unscaled(self: Scaled, ctx: Any, *given: Any, **options: Any) -> Any:
         if method == "change_backward":

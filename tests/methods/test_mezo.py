@@ -1,4 +1,4 @@
-"""MeZO's estimate is the exact gradient's projection on its direction, times that direction."""
+"""MeZO's estimate is the projection of the exact gradient on its direction, times that direction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ Setting = tuple[LoRA, Batch, Plan]
 
 
 @pytest.fixture
-def setting(twins: Twins) -> Setting:
+def setting(smooth_twins: Twins) -> Setting:
+    twins = smooth_twins
     adapter = adapter_of(twins.model, random_adapter(twins.reference, 4, seed=3))
     batch = Batch.from_sequences(draw((30, 9), twins.model.config.vocab_size))
     return adapter, batch, replace(Plan.default(twins.model.config, tokens=batch.n_tokens, compute="fp32"))

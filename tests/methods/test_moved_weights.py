@@ -1,4 +1,4 @@
-"""Whole-model MeZO: losses of weights that are moved as they are read, against transformers with such weights."""
+"""Whole-model MeZO: losses with weights perturbed when read, against transformers with such weights."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sink_of(model: Model, method: Method, found: dict[Place, Array], leave: str 
 
 
 def direction(model: Model, method: Method, key: tuple[int, ...] = KEY) -> dict[Place, Array]:
-    """z of every weight."""
+    """Return z of every weight."""
     found: dict[Place, Array] = {}
     with method._begin(Batch.from_sequences([[1, 2]])) as sweep:
         sink_of(model, method, found).along(sweep.ctx, [(key, 1.0)])
@@ -60,7 +60,7 @@ def direction(model: Model, method: Method, key: tuple[int, ...] = KEY) -> dict[
 @contextmanager
 def moved(reference: PreTrainedModel, model: Model, by: dict[Place, Array]) -> Iterator[None]:
     before = {name: value.detach().clone() for name, value in reference.named_parameters()}
-    named = in_transformers(model, by)
+    named = in_transformers(model, by, moves=True)
     assert named.keys() == before.keys()
     with torch.no_grad():
         for name, value in reference.named_parameters():
@@ -71,14 +71,15 @@ def moved(reference: PreTrainedModel, model: Model, by: dict[Place, Array]) -> I
             value.copy_(before[name])
 
 
-def test_the_loss_of_moved_weights(twins: Twins) -> None:
+def test_the_loss_of_moved_weights(dense_twins: Twins) -> None:
+    twins = dense_twins
     model, sequences = twins.model, draw(LENGTHS, twins.model.config.vocab_size)
     batch = Batch.from_sequences(sequences)
     method = estimator(model, batch.n_tokens)
     sink, ops = sink_of(model, method, {}), method.resources.backend.ops
     parts = ("embed_tokens", "o_proj", "post_attention_layernorm")
     seen = dict.fromkeys(parts, 0.0)
-    for key in (KEY, (7, 3, 1)):  # along one direction alone, a part may by chance change the loss by almost nothing
+    for key in (KEY, (7, 3, 1)):  # along a single direction, a part may by chance hardly change the loss
         found = method.loss(batch, moves=sink.moved(ops, key, FACTOR)) / batch.n_targets
         z = direction(model, method, key)
         with moved(twins.reference, model, {place: np.float32(FACTOR) * part for place, part in z.items()}):
@@ -92,7 +93,8 @@ def test_the_loss_of_moved_weights(twins: Twins) -> None:
     method.close()
 
 
-def test_the_gradient_is_the_slope_along_each_direction(twins: Twins) -> None:
+def test_the_gradient_is_the_slope_along_each_direction(dense_twins: Twins) -> None:
+    twins = dense_twins
     model, sequences = twins.model, draw((19, 30), twins.model.config.vocab_size)
     batch, drawn, epsilon = Batch.from_sequences(sequences), Draw(5, 2), 0.1
     method = estimator(model, batch.n_tokens, MeZOOptions(epsilon=epsilon, directions=2))

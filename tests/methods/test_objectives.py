@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy, log_softmax, logsigmoid
 
 from featherback import methods
-from featherback.data.batch import IGNORE, Batch, Further, Targets
+from featherback.data.batch import IGNORE, Batch, ExtraTargets, Targets
 from featherback.data.prefixes import share_prefixes
 from featherback.engine.backend.protocol import Array
 from featherback.methods import losses
@@ -36,7 +36,7 @@ from tests.support.oracle import PEFT_PREFIX, random_adapter, with_adapter
 
 BOUND = 1e-5
 HEADS = ("llama", "llama-untied", "gemma2", "granite")
-"""Tied, of many tiles, with a cap on the logits, with divided ones."""
+"""Models with tied weights, with many tiles, with capped logits, with divided logits."""
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
 """Of the logits (T, V)."""
@@ -44,7 +44,7 @@ Loss = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Preference(Objective):
-    """DPO of consecutive sequences, chosen and rejected: - log sigmoid(beta (margin - the reference's))."""
+    """DPO of consecutive sequences, chosen and rejected: -log sigmoid(beta (margin - the reference's margin))."""
 
     whole_batch: ClassVar[bool] = True
     beta: float = 0.3
@@ -71,7 +71,7 @@ class Preference(Objective):
 
 @dataclass(frozen=True, kw_only=True)
 class TwoAnswers(Objective):
-    """First and further targets against each other: (sum of log p - twice the further ones' sum)^2 / 100."""
+    """First against further targets: (sum of log p - twice the further ones' sum)^2 / 100."""
 
     whole_batch: ClassVar[bool] = True
 
@@ -91,12 +91,12 @@ class TwoAnswers(Objective):
 
     def fullest(self, batch: Batch) -> Batch:
         rows = np.arange(batch.n_tokens, dtype=np.int32)
-        return replace(batch, further=Further(rows, 0 * rows, np.ones(len(rows))))
+        return replace(batch, further=ExtraTargets(rows, 0 * rows, np.ones(len(rows))))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Teacher(Objective):
-    """The likeliest tokens of a teacher, and all others as one: the divergence of the row's distribution from that."""
+    """Divergence of a row's distribution from a teacher's: its likeliest tokens, and all others as one."""
 
     def __call__(self, targets: Targets, logp: PerTarget) -> tuple[float, PerTarget]:
         n, rows, t = len(targets.rows), targets.further_rows, targets.weights
@@ -130,7 +130,7 @@ class Teacher(Objective):
     def fullest(self, batch: Batch) -> Batch:
         rows = np.repeat(np.arange(batch.n_tokens, dtype=np.int32), 3)
         ones = np.ones(batch.n_tokens)
-        return replace(batch, weights=ones, further=Further(rows, 0 * rows, np.ones(len(rows))))
+        return replace(batch, weights=ones, further=ExtraTargets(rows, 0 * rows, np.ones(len(rows))))
 
 
 def smoothed_truth(share: float, batch: Batch) -> Loss:
@@ -144,7 +144,7 @@ def smoothed_truth(share: float, batch: Batch) -> Loss:
 
 
 def a_batch(vocabulary: int, seed: int = 0) -> Batch:
-    """Four sequences, some of whose tokens are not supervised."""
+    """Return four sequences with some unsupervised tokens."""
     sequences = draw((9, 12, 2, 16), vocabulary, seed)
     labels = [row.copy() for row in sequences]
     labels[1][:4], labels[3][7:9] = [IGNORE] * 4, [IGNORE] * 2
@@ -152,7 +152,7 @@ def a_batch(vocabulary: int, seed: int = 0) -> Batch:
 
 
 def with_further(batch: Batch, vocabulary: int, count: int = 1) -> Batch:
-    """The same with up to `count` further targets in every second supervised row, and with weights."""
+    """Return the same with up to `count` further targets in every second supervised row, and with weights."""
     rng = np.random.default_rng(5)
     rows, ids = [], []
     for row in np.flatnonzero(batch.targets != IGNORE)[::2]:
@@ -160,7 +160,7 @@ def with_further(batch: Batch, vocabulary: int, count: int = 1) -> Batch:
         rows += [row] * len(more)
         ids += more
     shares = rng.uniform(0.05, 0.2, len(rows))
-    further = Further(np.array(rows, np.int32), np.array(ids, np.int32), shares)
+    further = ExtraTargets(np.array(rows, np.int32), np.array(ids, np.int32), shares)
     return replace(batch, weights=rng.uniform(0.1, 0.3, batch.n_tokens), further=further)
 
 
@@ -198,7 +198,7 @@ def of_head(
     whole: bool = False,
     compute: str = "fp32",
 ) -> tuple[float, float, dict[str, Array]]:
-    """The loss from a forward pass, that from a backward pass, and the gradients of a model without blocks."""
+    """Return loss of a forward pass, loss of a backward pass, and gradients, of a model without blocks."""
     plan = replace(Plan.default(model.config, tokens=batch.n_tokens, compute=compute), vocab_tile=48, chunk=chunk)
     trained = None if whole else LoRA(model, 2, 16.0, "all")
     settings = Whole(SGD()) if whole else None
@@ -219,7 +219,7 @@ def of_head(
 
 
 def truth_of_head(twins: Twins, batch: Batch, loss: Loss) -> tuple[float, dict[str, Array]]:
-    """The same in float64."""
+    """Return the same in float64."""
     head, model = twins.model.head, twins.reference
     embed, w = (m.weight.detach().double().numpy() for m in (model.model.embed_tokens, model.lm_head))
     leaves = {
@@ -238,7 +238,7 @@ def truth_of_head(twins: Twins, batch: Batch, loss: Loss) -> tuple[float, dict[s
 def errors_of_head(
     twins: Twins, name: str, chunk: int | None = None, whole: bool = False, compute: str = "fp32"
 ) -> dict[str, float]:
-    """The relative error of each value and gradient of a case."""
+    """Return the relative error of each value and gradient of a case."""
     vocabulary = twins.model.config.vocab_size
     all_cases = {case: rest for case, *rest in cases(a_batch(vocabulary), vocabulary)}
     objective, batch, loss = all_cases[name]
@@ -269,7 +269,7 @@ def test_in_other_computes(all_twins: dict[str, Twins], name: str, compute: str,
 
 
 def fault(monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
-    """What the check above must find."""
+    """Faults that the check above must find."""
     if plant == "derivatives swapped":
         times = PerTarget.times
         monkeypatch.setattr(PerTarget, "times", lambda self, f: replace(times(self, f), first=f * self.first[::-1]))
@@ -281,7 +281,9 @@ def fault(monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
 
         monkeypatch.setattr(losses, "placed", skipping)
     elif plant == "further targets are left out":
-        monkeypatch.setattr(PerTarget, "parted", lambda self, spans: (replace(p, further=0 * p.further) for p in spans))
+        monkeypatch.setattr(
+            PerTarget, "split_by_span", lambda self, spans: (replace(p, further=0 * p.further) for p in spans)
+        )
     else:
         assert plant == "no cap on the evenly spread part"
         slopes = "featherback.engine.backend.cpu.CPUOperations.capped_slopes"
@@ -306,7 +308,7 @@ def test_a_planted_fault_is_found(
 
 
 def truth_of_model(twins: Twins, state: dict[str, Array], batch: Batch, loss: Loss) -> Result:
-    """Through transformers and PEFT, each sequence by itself; the loss in float64 on the logits."""
+    """Through transformers and PEFT, each sequence separately; the loss in float64 on the logits."""
     peft = with_adapter(twins.reference, state, 16)
     logits = [
         peft(input_ids=torch.from_numpy(batch.tokens[a:b])[None].long(), use_cache=False).logits[0]
@@ -340,7 +342,7 @@ def test_smoothing_through_a_model(all_twins: dict[str, Twins], name: str, metho
 
 @pytest.mark.parametrize("chunk", [None, 8])
 def test_preferences_of_answers_that_share_their_prompt(all_twins: dict[str, Twins], chunk: int | None) -> None:
-    """Laid down once, prompts change the order of sequences; an objective reads which each row was of."""
+    """Sharing prompts changes the order of sequences; an objective can still see the sequence of each row."""
     twins = all_twins["llama"]
     one, other, *answers = draw((11, 9, 5, 8, 4, 6), 101, seed=3)
     sequences = [other + answers[0], one + answers[1], one + answers[2], other + answers[3]]
@@ -352,7 +354,7 @@ def test_preferences_of_answers_that_share_their_prompt(all_twins: dict[str, Twi
 
 
 def test_further_targets_follow_their_rows() -> None:
-    """Rows that sharing a prefix moves."""
+    """Rows that move if a prefix is shared."""
     one, other, *answers = draw((11, 9, 5, 8, 4, 6), 101, seed=3)
     sequences = [other + answers[0], one + answers[1], one + answers[2], other + answers[3]]
     labels = [[IGNORE] * size + row[size:] for row, size in zip(sequences, (9, 11, 11, 9))]
@@ -361,7 +363,7 @@ def test_further_targets_follow_their_rows() -> None:
     assert shared.prefix is not None
 
     def told(batch: Batch) -> set[tuple[int, ...]]:
-        """(sequence, position, target, further target) of each."""
+        """Return (sequence, position, target, further target) of each row."""
         targets = batch.supervised()
         rows = targets.further_rows
         places = (targets.sequences[rows], batch.positions[targets.rows[rows]], targets.ids[rows], targets.further_ids)
@@ -375,7 +377,7 @@ def test_further_targets_follow_their_rows() -> None:
 
 
 def test_random_directions_follow_the_objective(all_twins: dict[str, Twins]) -> None:
-    """MeZO's loss is the objective's; that of held-out data is next-token loss."""
+    """MeZO's loss is the objective's; the held-out loss is the next-token loss."""
     twins = all_twins["gemma2"]
     batch, state = a_batch(twins.model.config.vocab_size), random_adapter(twins.reference, 4, seed=1)
     truth = truth_of_model(twins, state, batch, smoothed_truth(0.2, batch))

@@ -1,7 +1,7 @@
 """Every plan the planner can emit gives the same gradients.
 
-Bit for bit where only places, the weights' way into memory, or in fp32 what is kept differ; in bf16 what is kept was
-computed from the float32 residual stream, and what is recomputed from the bf16 checkpoint of it.
+They are equal to the last bit if only storage, the way weights are read, or (in fp32) kept intermediates differ. In
+bf16, kept values were computed from the float32 residual stream, and recomputed ones from its bf16 checkpoint.
 
 Tiles change the order of sums: over the columns of F in dn2 and the T x r products, over the vocabulary in the online
 softmax and in dhidden. In fp32 that is the accumulation's rounding, measured below 1e-6; in bf16 the vocabulary's tile
@@ -34,9 +34,9 @@ from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, tiny, write_tiny
 
 TOKENS = 61
 KEPT_BOUND = 1.15
-"""Of the error of a plan that keeps nothing: as large a rounding, in another place (measured: 1.10)."""
+"""Relative to the error of a plan that keeps nothing. The rounding is as large, in another place (measured: 1.10)."""
 TILE_BOUND = {"fp32": 5e-6, "bf16": 1e-2}
-"""Relative, of each tensor's norm, between tilings of one and the same arithmetic."""
+"""Relative to each tensor's norm, between tilings of the same arithmetic."""
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def plans(model: Model, method: str, compute: str) -> list[Plan]:
     ids=["llama-mesp-fp32", "llama-mesp-bf16", "qwen2-mesp", "qwen2-mebp", "llama-mezo"],
 )
 def test_every_plan(model: Model, tmp_path: Path, method: str, every: bool, compute: str) -> None:
-    """Every placing with the smallest and the largest tiles, and with `every` tiling one placing."""
+    """Every storage with the smallest and the largest tiles; with `every` also every tiling with one storage."""
     (tmp_path / "work").mkdir()
     rng = np.random.default_rng(0)
     batch = Batch.from_sequences([rng.integers(0, 1100, n) for n in (40, 1, 20)])
@@ -99,7 +99,7 @@ def test_every_plan(model: Model, tmp_path: Path, method: str, every: bool, comp
 
 
 def kept_sets(model: Model) -> list[dict[str, int]]:
-    """Every bundle of intermediates in one layer and in all, and everything at once."""
+    """Plans that keep every bundle in one layer and in all, and one that keeps everything."""
     bundles, layers = model.blocks[0].bundles, model.config.num_hidden_layers
     everything = dict.fromkeys((name for bundle in bundles for name in bundle), layers)
     return [*(dict.fromkeys(bundle, n) for bundle in bundles for n in (1, layers)), everything]
@@ -117,7 +117,7 @@ def test_what_is_kept_changes_no_bit_in_fp32(model: Model, chunk: int | None) ->
 
 @pytest.mark.parametrize("model", MODELS.values(), indirect=True, ids=MODELS)
 def test_what_is_kept_is_no_less_exact_in_bf16(model: Model) -> None:
-    """What is recomputed is so at the bf16 checkpoint; what is kept was computed in float32 and is rounded itself."""
+    """Recomputed values start from the bf16 checkpoint; kept ones were computed in float32 and then rounded."""
     batch = Batch.from_sequences([np.random.default_rng(0).integers(0, 1100, n) for n in (40, 1, 20)])
     state = random_state(model)
     truth = with_plan(model, state, batch, Plan(tokens=TOKENS, compute="fp32"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from copy import copy
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,13 @@ from featherback.methods import sweep
 from featherback.models.model import Model
 from featherback.models.rope.linear import Linear
 from featherback.models.rope.longrope import LongRope
+from featherback.nn.attention import Attention
 from featherback.nn.block import rotaries
-from featherback.nn.linear import BlockWeights, Projection, Rows
+from featherback.nn.context import Context
+from featherback.nn.experts import Experts
+from featherback.nn.glu import GatedUnit
+from featherback.nn.linear import BlockWeights, Projection, Rows, normed
+from featherback.nn.router import Gating, Routing
 from featherback.nn.span import Span, spans
 from tests.methods.conftest import Twins
 from tests.methods.test_exact_gradients import check, draw
@@ -24,7 +31,7 @@ ATTENTION, MLP = 0, 1  # branches of a block
 
 
 def with_config(**changes: object) -> Callable[[Model], None]:
-    """The blocks of another configuration."""
+    """Use the blocks of a changed configuration."""
 
     def plant(model: Model) -> None:
         model.blocks = model.family.blocks(replace(model.config, **changes))  # type: ignore[arg-type]
@@ -34,7 +41,7 @@ def with_config(**changes: object) -> Callable[[Model], None]:
 
 
 def without_norm_of_heads(model: Model) -> None:
-    """Queries and keys go into the rotation as they are."""
+    """Rotate queries and keys without norming them."""
     for block in model.blocks:
         block.branches[0].qk_norm = None
         for name in ("q_norm", "k_norm"):
@@ -42,7 +49,7 @@ def without_norm_of_heads(model: Model) -> None:
 
 
 def scores_scaled_by(scale: float) -> Callable[[Model], None]:
-    """Scores with another scale."""
+    """Scale scores by another factor."""
 
     def plant(model: Model) -> None:
         for block in model.blocks:
@@ -52,17 +59,17 @@ def scores_scaled_by(scale: float) -> Callable[[Model], None]:
 
 
 def without_final_cap(model: Model) -> None:
-    """Logits as they are."""
+    """Leave the logits uncapped."""
     model.head = replace(model.head, softcap=0.0)
 
 
 def without_embedding_scale(model: Model) -> None:
-    """Embeddings as they are stored."""
+    """Use embeddings as they are stored."""
     model.embedding_scale = 1.0
 
 
 def with_multipliers(**changes: float) -> Callable[[Model], None]:
-    """A whole model with other multipliers."""
+    """Use other multipliers in the whole model."""
 
     def plant(model: Model) -> None:
         config = replace(model.config, **changes)  # type: ignore[arg-type]
@@ -75,19 +82,57 @@ def with_multipliers(**changes: float) -> Callable[[Model], None]:
 
 
 def with_eps_of_the_file(model: Model) -> None:
-    """Norms that do not know that the residual stream is held divided."""
+    """Use norms that ignore the divisor of the residual stream."""
     for block in model.blocks:
         block.branches[0].eps = block.branches[1].eps = model.config.rms_norm_eps
 
 
 def with_silu(model: Model) -> None:
-    """Another activation."""
+    """Use another activation."""
     for block in model.blocks:
-        block.branches[1].activation = "silu"
+        block.branches[1].gated.activation = "silu"
+
+
+def with_half_the_slope(model: Model) -> None:
+    """Leave out the 2 of relu2's slope, 2 relu(g)."""
+
+    def halved(
+        backward: Callable[..., None], ctx: Context, tiles: Any, gradients: Any, *rest: Any, **more: Any
+    ) -> None:
+        gate = gradients["gate"]
+        ctx.ops.scale_columns(gate, np.full(gate.shape[1], 0.5, np.float32), gate)
+        backward(ctx, tiles, gradients, *rest, **more)
+
+    for unit in {id(block.branches[MLP]): block.branches[MLP] for block in model.blocks}.values():
+        unit.gated.input_backward = partial(halved, unit.gated.input_backward)
+
+
+def without_sub_norm(half: int) -> Callable[[Model], None]:
+    """Leave out the norm inside attention or MLP, forward and backward."""
+
+    def plant(model: Model) -> None:
+        for block in model.blocks:
+            block.branches[half].__class__ = (Attention, GatedUnit)[half]
+
+    return plant
+
+
+def without_gradient_of_sub_norm(model: Model) -> None:
+    """Pass the gradient through the norm inside attention as if it only multiplied by its weight."""
+
+    def backward(
+        attention: Attention, ctx: Context, state: Any, dy: Any, w: BlockWeights, do: Any, beside: Any
+    ) -> None:
+        s = normed(ctx, "s", state.o, w, "attn_sub_norm", attention.eps)
+        w.projections["o_proj"].backward(ctx, s, dy, do)
+        ctx.ops.scale_columns(do, w.vectors["attn_sub_norm"], do)
+
+    for block in model.blocks:
+        block.branches[ATTENTION]._project_output_backward = partial(backward, block.branches[ATTENTION])
 
 
 def without_vector(half: int, norm: str) -> Callable[[Model], None]:
-    """Layers without their norm `norm`."""
+    """Leave out the norm `norm` in every layer."""
 
     def plant(model: Model) -> None:
         for block in model.blocks:
@@ -97,21 +142,23 @@ def without_vector(half: int, norm: str) -> Callable[[Model], None]:
 
 
 def with_norm_of_each_head(model: Model) -> None:
-    """Queries and keys normed by head, with the weights of the first."""
+    """Norm queries and keys by head, with the weights of the first."""
     for block in set(model.blocks):
-        turn, turn_back = block.branches[0]._turn, block.branches[0]._turn_back
+        turn, turn_back = block.branches[0]._norm_and_rotate, block.branches[0]._norm_and_rotate_backward
         size = block.branches[0].head_dim
 
         def first(w: BlockWeights, size: int = size) -> BlockWeights:
             part = {name: v[:size] if name in ("q_norm", "k_norm") else v for name, v in w.vectors.items()}
             return BlockWeights(w.projections, part)
 
-        block.branches[0]._turn = lambda ctx, part, w, *rest, to=turn: to(ctx, part, first(w), *rest)  # type: ignore[method-assign, misc]
-        block.branches[0]._turn_back = lambda ctx, part, w, *rest, to=turn_back: to(ctx, part, first(w), *rest)  # type: ignore[method-assign, misc]
+        block.branches[0]._norm_and_rotate = lambda ctx, part, w, *rest, to=turn: to(ctx, part, first(w), *rest)  # type: ignore[method-assign, misc]
+        block.branches[0]._norm_and_rotate_backward = lambda ctx, part, w, *rest, to=turn_back: to(
+            ctx, part, first(w), *rest
+        )  # type: ignore[method-assign, misc]
 
 
 def with_norm_before(half: int) -> Callable[[Model], None]:
-    """Attention or MLP reads the normed residual stream, with the weights of the norm behind it."""
+    """Let attention or MLP read the normed residual stream, with the weights of its output norm."""
 
     def plant(model: Model) -> None:
         for block in model.blocks:
@@ -122,14 +169,14 @@ def with_norm_before(half: int) -> Callable[[Model], None]:
 
 
 def with_norms_swapped(model: Model) -> None:
-    """The norm behind attention has the weights of that behind the MLP."""
-    for block in set(model.blocks):  # layers that are alike share one
+    """Norm attention's output with the weights of the norm after the MLP."""
+    for block in set(model.blocks):  # equal layers share a block
         attention, mlp = block.branches
         attention.post_norm, mlp.post_norm = mlp.post_norm, attention.post_norm
 
 
 def swapped(half: int, one: str, other: str) -> Callable[[Model], None]:
-    """Each of two parts of a fused projection takes the rows of the other, which are as many."""
+    """Exchange the rows of two equally large parts of a fused projection."""
 
     def plant(model: Model) -> None:
         for parts in {id(part): part for part in (block.branches[half].parts for block in model.blocks)}.values():
@@ -139,13 +186,13 @@ def swapped(half: int, one: str, other: str) -> Callable[[Model], None]:
 
 
 def with_factors_of_q(model: Model) -> None:
-    """Keys take the rows of W that are theirs, and the rows of B of the first queries."""
+    """For keys, use the right rows of W, but the rows of B that belong to the first queries."""
     for block in model.blocks:
         block.branches[0].parts["k"] = FactorsOfFirstRows(*block.branches[0].parts["k"])
 
 
 class FactorsOfFirstRows(Rows):
-    """Rows whose adapter is that of the projection's first rows."""
+    """Use the adapter of the projection's first rows for other rows."""
 
     def of(self, w: BlockWeights) -> Projection:
         first = w.projections[self.stored].outputs(0, self.last - self.first)
@@ -153,7 +200,7 @@ class FactorsOfFirstRows(Rows):
 
 
 def with_scaling(**changes: object) -> Callable[[Model], None]:
-    """The blocks of a configuration whose rotary scaling differs."""
+    """Use the blocks of a configuration with another rotary scaling."""
 
     def plant(model: Model) -> None:
         assert model.config.rope_scaling is not None
@@ -163,7 +210,7 @@ def with_scaling(**changes: object) -> Callable[[Model], None]:
 
 
 def whole_heads_rotated(model: Model) -> None:
-    """All columns, by factors of the same course."""
+    """Scale all columns, by factors that grow in the same way."""
     scaling = model.config.rope_scaling
     assert isinstance(scaling, LongRope)
     short, long = (np.interp(np.linspace(0, 11, 16), np.arange(12), f) for f in (scaling.short, scaling.long))
@@ -172,10 +219,100 @@ def whole_heads_rotated(model: Model) -> None:
 
 
 def rows_in_order_where_nothing_rotates(model: Model) -> None:
-    """Layers without rotation are read as if their rows of q and k lay as in Hugging Face's files."""
+    """Read layers without rotation as if their rows of q and k were in Hugging Face's order."""
     for block in model.blocks:
         if block.branches[0].rotary is None:
             block.branches[0].interleaved_heads = {}
+
+
+def with_gating(**changes: Any) -> Callable[[Model], None]:
+    """Compute the weights of experts from scores in another way."""
+
+    def plant(model: Model) -> None:
+        for block in model.blocks:
+            if isinstance(branch := block.branches[1], Experts):
+                branch.gating = replace(branch.gating, **changes)
+
+    return plant
+
+
+def without_routing_gradient(model: Model) -> None:
+    """Treat the weights of experts as constants."""
+    for block in model.blocks:
+        block.branches[1]._router_backward = lambda *_: None
+
+
+def with_rows_of_others(model: Model) -> None:
+    """Let each expert read the token after the one that was routed to it."""
+    for block in set(model.blocks):
+        route = block.branches[1]._route
+
+        def mixed(*arguments: Any, route: Callable[..., Routing] = route) -> Routing:
+            found = route(*arguments)
+            return replace(found, rows=np.roll(found.rows, 1))
+
+        block.branches[1]._route = mixed
+
+
+def with_the_next_expert(model: Model) -> None:
+    """Use the weights of the expert after the selected one."""
+    for block in set(model.blocks):
+        branch = block.branches[1]
+        branch._weights = lambda w, expert, own=branch: Experts._weights(own, w, (expert + 1) % own.gating.experts)
+
+
+def with_biased_weights(model: Model) -> None:
+    """Add a bias to the scores from which the weights are computed."""
+    for branch in {block.branches[1] for block in model.blocks}:
+        if isinstance(branch, Experts):
+            own = {field.name: getattr(branch.gating, field.name) for field in fields(branch.gating)}
+            branch.gating = BiasedGating(**own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasedGating(Gating):
+    def _unscaled(self, z: Any, chosen: Any) -> Any:
+        return super()._unscaled(z + np.linspace(-0.5, 0.5, self.experts, dtype=np.float32), chosen)
+
+
+def without_selection_bias(model: Model) -> None:
+    """Select experts by their scores alone."""
+    for block in model.blocks:
+        if isinstance(branch := block.branches[1], Experts):
+            branch.biased = False
+
+
+def without_shared_expert(model: Model) -> None:
+    """Leave out the expert that all tokens pass."""
+    for block in model.blocks:
+        block.branches[1].shared = None
+
+
+def with_ungated_shared_expert(model: Model) -> None:
+    """Add the shared expert's output as it is."""
+    for block in model.blocks:
+        block.branches[1].shared.gated = False
+
+
+def without_gradient_of_the_gate(model: Model) -> None:
+    """Treat the shared expert's gate as a constant."""
+    for block in model.blocks:
+        shared = block.branches[1].shared
+        gates = shared._gates
+        shared.backward = lambda ctx, dy, n, dn, w, own=shared, of=gates: _with_constant_gate(
+            own, of, ctx, dy, n, dn, w
+        )
+
+
+def _with_constant_gate(shared: Any, gates: Any, ctx: Any, dy: Any, n: Any, dn: Any, w: Any) -> None:
+    with ctx.frame():
+        scaled = ctx.floats("dy, gated", *dy.shape)
+        ctx.ops.cast(dy, scaled)
+        ctx.ops.scale_rows(scaled, gates(ctx, n, w))
+        ungated = copy(shared)
+        ungated.gated = False
+        del ungated.backward
+        ungated.backward(ctx, scaled, n, dn, w)
 
 
 FAULTS: dict[str, tuple[str, Callable[[Model], None]]] = {
@@ -232,12 +369,36 @@ FAULTS: dict[str, tuple[str, Callable[[Model], None]]] = {
     "another layer does not rotate": ("smollm3", with_config(rope_layers=(True,) * 4 + (False,))),
     "rows in order where nothing rotates": ("smollm3", rows_in_order_where_nothing_rotates),
     "window in every layer": ("ministral", with_config(windows=(12, 12, 12))),
+    "relu2's slope without the 2": ("bitnet", with_half_the_slope),
+    "SiLU in place of relu2": ("bitnet", with_silu),
+    "no norm inside attention": ("bitnet", without_sub_norm(ATTENTION)),
+    "no norm inside the MLP": ("bitnet", without_sub_norm(MLP)),
+    "no gradient of the norm inside attention": ("bitnet", without_gradient_of_sub_norm),
     "k and v swapped": ("phi3", swapped(ATTENTION, "k", "v")),
     "gate and up swapped": ("phi3", swapped(MLP, "gate", "up")),
     "k with the rows of B of q": ("phi3", with_factors_of_q),
     "window too long by one in every layer": ("phi3-window", with_config(windows=(8, 8))),
+    "weights of experts not normalised": ("qwen3moe", with_gating(normalised=False)),
+    "weights of experts normalised": ("qwen3moe-plain-weights", with_gating(normalised=True)),
+    "no gradient through the routing": ("qwen3moe", without_routing_gradient),
+    "no gradient through the routing, plain weights": ("qwen3moe-plain-weights", without_routing_gradient),
+    "an expert reads the rows of others": ("qwen3moe", with_rows_of_others),
+    "the next expert": ("qwen3moe", with_the_next_expert),
+    "weights of OLMoE's experts normalised": ("olmoe", with_gating(normalised=True)),
+    "Mixtral's weights over all experts": ("mixtral", with_gating(normalised=False)),
+    "the scale of the weights forgotten": ("lfm2moe", with_gating(scale=1.0)),
+    "softmax for sigmoid": ("lfm2moe", with_gating(sigmoid=False)),
+    "sigmoids not normalised": ("lfm2moe", with_gating(normalised=False)),
+    "the selection bias in the weights": ("lfm2moe", with_biased_weights),
+    "no selection bias": ("lfm2moe", without_selection_bias),
+    "no gradient through the sigmoids": ("lfm2moe", without_routing_gradient),
+    "no shared expert": ("qwen2moe", without_shared_expert),
+    "a shared expert without its gate": ("qwen2moe", with_ungated_shared_expert),
+    "no gradient through the shared expert's gate": ("qwen2moe", without_gradient_of_the_gate),
+    "no shared expert, Granite": ("granitemoe", without_shared_expert),
+    "an expert too few": ("qwen3moe", with_config(experts_used=2)),
 }
-"""Name: the model's, and what is done to it."""
+"""Name -> (model, fault)."""
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -257,7 +418,7 @@ def test_a_planted_fault_is_found(all_twins: dict[str, Twins], name: str) -> Non
 def test_the_length_of_a_chunk_is_not_that_of_its_sequence(
     all_twins: dict[str, Twins], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chunk of a long sequence rotates as the whole sequence does."""
+    """A chunk of a long sequence uses the rotation of the whole sequence."""
 
     def with_own_lengths(*arguments: Any) -> Iterator[Span]:
         for span in spans(*arguments):

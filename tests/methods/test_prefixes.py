@@ -1,4 +1,4 @@
-"""Prefixes that sequences share pass the blocks once, and nothing else changes."""
+"""Prefixes that sequences share pass the blocks once, without any other effect."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ SEVERAL = 12, 1, 25, 40  # tokens behind the prefix
 
 
 def chats(vocabulary: int, prefix: int = 50) -> tuple[list[list[int]], list[list[int]]]:
-    """Sequences that begin alike, two of them supervised from their first own token's prediction on, and one that does
-    not; in an order in which they do not lie side by side."""
+    """Return sequences with a common prefix, and one without it, in an order that separates those that share it.
+
+    Two of them are supervised from the prediction of their first own token on.
+    """
     common, *rest, alone = draw((prefix, *SEVERAL, 9), vocabulary)
     for i, own in enumerate(rest):
-        own[0] = i  # they part here
+        own[0] = i  # the sequences differ from here on
     sequences = [common + rest[0], alone, *(common + own for own in rest[1:])]
     labels = [row.copy() for row in sequences]
     for i in (0, 3, 4):
@@ -37,7 +39,7 @@ def chats(vocabulary: int, prefix: int = 50) -> tuple[list[list[int]], list[list
 
 
 def sweep_of(model: Model, batch: Batch) -> Batch:
-    """The batch as it passes the blocks."""
+    """Return the batch as it passes the blocks."""
     method = methods.create("mesp", model, None, Plan.default(model.config, tokens=batch.n_tokens))
     with method._begin(batch) as sweep:
         return sweep.batch
@@ -56,7 +58,7 @@ def test_gradients_are_autograds(all_twins: dict[str, Twins], name: str, plan: d
 
 
 def alone(model: Model, state: Any, sequences: list[list[int]], labels: list[list[int]], **how: Any) -> Result:
-    """The gradient of the plain batch: sequences one by one, weighted by their supervised tokens."""
+    """Return the plain batch's gradient: sequences one by one, weighted by their supervised tokens."""
     parts = [ours(model, state, [row], [label], **how) for row, label in zip(sequences, labels)]
     counts = np.array([sum(t != -100 for t in label[1:]) for label in labels], np.float64)
     weights = counts / counts.sum()
@@ -79,7 +81,7 @@ def test_gradients_are_the_plain_batchs(all_twins: dict[str, Twins], name: str, 
 
 
 def test_mezo_takes_the_same_losses(all_twins: dict[str, Twins]) -> None:
-    """Its slope is a difference of two losses, whose own error it divides by 2 epsilon."""
+    """A slope is the difference of two losses divided by 2 epsilon, and so is the losses' error."""
     twins = all_twins["llama"]
     state = random_adapter(twins.reference, 4, None, seed=2)
     sequences, labels = chats(twins.model.config.vocab_size)
@@ -124,7 +126,7 @@ def test_factors_that_depend_on_the_length_forbid_sharing(all_twins: dict[str, T
 
 
 def test_dropout_forbids_sharing(all_twins: dict[str, Twins]) -> None:
-    """Each sequence has a mask of its own."""
+    """Each sequence has its own mask."""
     twins = all_twins["llama"]
     batch = Batch.from_sequences(*chats(twins.model.config.vocab_size))
     adapter = adapter_of(twins.model, random_adapter(twins.reference, 4, None, seed=2))

@@ -1,4 +1,4 @@
-"""SmolLM2-135M's own weights: autograd in float64 is the truth, and autograd in float32 and bf16 are measured by it."""
+"""SmolLM2-135M's own weights: autograd in float64 is the truth, for us and for autograd in float32 and bf16."""
 
 from __future__ import annotations
 
@@ -55,11 +55,12 @@ def test_fp32(model: Model, smollm2_reference: PreTrainedModel, state: State, to
     assert max(errors(found.grads, truth.grads).values()) < own_error, "we were closer to the truth than autograd"
 
 
+@pytest.mark.full("four more passes of the real model in float64")
 @pytest.mark.parametrize("lengths", [(1, 2), (129,), (40, 1, 3, 21)], ids=str)
 def test_fp32_at_other_lengths(
     model: Model, smollm2_reference: PreTrainedModel, state: State, tokens: list[int], lengths: tuple[int, ...]
 ) -> None:
-    """A sequence, or several packed; one token alone predicts nothing."""
+    """One sequence, or several packed ones. A single token predicts nothing."""
     text = tokens * 5
     starts = np.cumsum((0, *lengths))
     sequences = [text[start : start + length] for start, length in zip(starts, lengths)]

@@ -1,4 +1,4 @@
-"""LFM2's short convolution: what passes between chunks and ends with a sequence, and what decoding remembers."""
+"""LFM2's short convolution: its carry between chunks, the ends of sequences, and its state in decoding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from featherback.methods.memory.plan import Plan
 from featherback.methods.whole.gradients import WeightGradients
 from featherback.models.lora import LoRA
 from featherback.nn.context import Context
-from featherback.nn.short_conv import Rows, ShortConv
+from featherback.nn.convolution import Convolution, Rows
 from featherback.nn.span import Span
 from tests.methods.conftest import Twins
 from tests.methods.support import Result, adapter_of, assert_close, ours
@@ -53,33 +53,38 @@ def test_sequences_and_chunks_shorter_than_the_taps(twins: Twins, chunk: int | N
     check(twins, chunk=chunk)
 
 
-def not_zeroed(self: ShortConv, ctx: Context, bcz: Any, before: Any) -> Any:
-    """A sequence begins with what the one before left."""
+def not_zeroed(self: Convolution, ctx: Context, before: Any) -> Any:
+    """Fault: a sequence begins with the state of the previous one."""
     late = replace(ctx.span, positions=ctx.span.positions + self.taps)
-    return ShortConv_gated(self, replace(ctx, span=late), bcz, before)
+    return Convolution_room(self, replace(ctx, span=late), before)
 
 
-def across(self: ShortConv, span: Span, back: int) -> Any:
-    """A tap reaches into the sequence before."""
+def across(self: Convolution, span: Span, back: int) -> Any:
+    """Fault: a tap reaches into the previous sequence."""
     yield back, span.tokens
 
 
-def not_back(self: ShortConv, ctx: Context, du: Any, carry: Rows) -> None:
-    """A chunk's gradient stays in it."""
+def not_back(self: Convolution, ctx: Context, du: Any, carry: Rows) -> None:
+    """Fault: a chunk's gradient stays in it."""
 
 
-def always_back(self: ShortConv, ctx: Context, du: Any, carry: Rows) -> None:
-    """A sequence's gradient goes to the one before."""
+def always_back(self: Convolution, ctx: Context, du: Any, carry: Rows) -> None:
+    """Fault: a sequence's gradient goes to the previous one."""
     ctx.ops.cast(du[: self.taps - 1], carry.behind)
 
 
-ShortConv_gated = ShortConv._gated
-FAULTS = {"_gated": not_zeroed, "_reached": across, "_pass_back": not_back, "_pass_back ": always_back}
+Convolution_room = Convolution.room
+FAULTS = {
+    "room": not_zeroed,
+    "_reached": across,
+    "leave_to_previous_span": not_back,
+    "leave_to_previous_span ": always_back,
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_wrong_carry_is_found(twins: Twins, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ShortConv, name.strip(), FAULTS[name])
+    monkeypatch.setattr(Convolution, name.strip(), FAULTS[name])
     with pytest.raises(AssertionError):
         check(twins, chunk=5)
 
@@ -117,7 +122,7 @@ def test_common_beginnings_are_not_shared(twins: Twins) -> None:
 
 @pytest.mark.parametrize("layout", [Layout(), Layout("by_matrix", "file", 8, 256, 256)], ids=str)
 def test_decoding(twins: Twins, layout: Layout, tmp_path: Path) -> None:
-    """A prompt in passes, one of them shorter than the taps, then token by token; and anew."""
+    """A prompt in passes, one of them shorter than the taps, then token by token, and once more from the start."""
     (tokens,) = draw((31,), twins.model.config.vocab_size)
     state = random_adapter(twins.reference, 4, seed=2)
     expected = reference(twins.reference, state, [tokens]).logits[0]
@@ -133,7 +138,7 @@ def test_decoding(twins: Twins, layout: Layout, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("targets", ["all", "q,conv_out"])
 def test_peft_opens_an_adapter(twins: Twins, targets: str, tmp_path: Path) -> None:
-    """Where only one of the two out_proj is adapted, PEFT adapts only that."""
+    """If only one of the two out_proj is adapted, PEFT adapts only that one."""
     theirs, (tokens,) = reference_model(twins.path), draw((21,), twins.model.config.vocab_size)
     adapter = LoRA(twins.model, 4, 12, targets)
     modules = {name.split(".lora_")[0] for name in adapter.shapes()}
@@ -154,7 +159,7 @@ def test_peft_opens_an_adapter(twins: Twins, targets: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", FORMATS.names)
 def test_an_adapter_comes_back(twins: Twins, name: str, tmp_path: Path) -> None:
-    """Of two projections that transformers calls out_proj, each has its own."""
+    """transformers calls two projections out_proj; each has its own adapter."""
     state = random_adapter(twins.reference, 4)
     adapter = adapter_of(twins.model, state)
     FORMATS[name].save(adapter, tmp_path / "adapter")

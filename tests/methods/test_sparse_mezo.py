@@ -28,7 +28,7 @@ def setting(all_twins: dict[str, Twins], request: pytest.FixtureRequest) -> Sett
 
 
 def mask(adapter: LoRA, theta: np.ndarray, sparsity: float, measured: np.ndarray | None = None) -> np.ndarray:
-    """m (layers, size): the smallest 1 - sparsity of each tensor, by thresholds of `measured` (default: theta)."""
+    """Return m (layers, size): the smallest 1 - sparsity of each tensor, by thresholds of `measured` (or theta)."""
     found = np.zeros(theta.shape, bool)
     measured = theta if measured is None else measured
     for layer in range(len(theta)):
@@ -71,7 +71,7 @@ def test_estimate_is_numpys(setting: Setting, sparsity: float) -> None:
 
 
 def test_the_mask_is_of_the_unperturbed_weights(setting: Setting) -> None:
-    """So far away that it would be another, both ways."""
+    """The step is so large that a mask of the perturbed values would differ, in both directions."""
     adapter, _, _ = setting
     estimator = method("sparse_mezo", setting, SparseMeZOOptions())
     assert isinstance(estimator, SparseMeZO)
@@ -113,7 +113,7 @@ def test_measured_again(setting: Setting) -> None:
 
 
 def test_a_tensor_of_zeros_is_dense(all_twins: dict[str, Twins]) -> None:
-    """B at the beginning: with a threshold of 0 it would move once, and never again."""
+    """B at the beginning: with a threshold of 0 it would move once and never again."""
     model = all_twins["llama"].model
     adapter = LoRA(model, 4)
     batch = Batch.from_sequences(draw((30,), model.config.vocab_size))

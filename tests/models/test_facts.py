@@ -1,4 +1,4 @@
-"""What commands print of a model is what its file holds."""
+"""The facts that commands print about a model agree with its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of Gemma 3 that also read images: the text model in them, held against transformers' model of both."""
+"""Folders of Gemma 3 with a vision model: their text model is compared with transformers' model of text and images."""
 
 from __future__ import annotations
 

@@ -5,18 +5,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGUFReader
 from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Olmo2Config, Phi3Config
 from transformers import GraniteConfig as HFGraniteConfig
 
 from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
 from featherback.models import ModelConfig, load
+from featherback.models.architecture.experts import ExpertsConfig
 from featherback.models.architecture.permute import gguf_to_hf_rows
 from featherback.models.families.gemma2 import GemmaConfig
 from featherback.models.families.gemma3 import Gemma3Config
 from featherback.models.families.granite import GraniteConfig
 from featherback.models.rope.llama3 import Llama3
-from tests.support.families import MODELS, cases
+from tests.support.families import BY_ARCHITECTURE, MODELS, cases
 from tests.support.oracle import reference_model
 from tests.support.tiny_models import (
     LLAMA3_ROPE,
@@ -38,8 +40,12 @@ def folder_and_gguf(tmp_path: Path, config: ModelConfig, dtype: str = "F32", **s
     return tmp_path / "hf", gguf
 
 
-# Of a Llama 3, a GGUF file has what its rope comes to: test_llama3_rope reads what config.json says.
-FOLDERS = {name: config for name, (config, _) in cases().items() if not isinstance(config.rope_scaling, Llama3)}
+# A GGUF file holds the resulting factors of Llama 3's scaling; test_llama3_rope reads the entries of config.json.
+FOLDERS = {
+    name: config
+    for name, (config, _) in cases().items()
+    if not isinstance(config.rope_scaling, Llama3) and not isinstance(config, ExpertsConfig)
+}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -49,11 +55,13 @@ def test_folder_and_gguf_are_the_same_model(tmp_path: Path, config: ModelConfig,
     assert hf.source == "hf"
     assert not hf.config.rope_interleaved
     for name, value in vars(config).items():
-        if name != "rope_interleaved":
+        if name not in ("rope_interleaved", "architecture", "converted"):
             assert as_stored(getattr(hf.config, name)) == as_stored(value), name
+    assert hf.family is gguf.family
     assert hf.embed_tokens.data.tobytes() == gguf.embed_tokens.data.tobytes()
     assert hf.head.weight.data.tobytes() == gguf.head.weight.data.tobytes()
     assert (hf.head.weight is hf.embed_tokens) == config.tie_word_embeddings
+    restore = BY_ARCHITECTURE[config.architecture].twin(GGUFReader(gguf.path), config.head_dim).restore
     for index in range(config.num_hidden_layers):
         ours, theirs = hf.layer(index), gguf.layer(index)
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
@@ -61,6 +69,9 @@ def test_folder_and_gguf_are_the_same_model(tmp_path: Path, config: ModelConfig,
             rows = theirs.matrices[target].data.reshape(matrix.rows, -1)
             if target in heads and config.rope_interleaved:
                 rows = rows[gguf_to_hf_rows(heads[target], matrix.rows)]
+            if restore is not None:
+                part = gguf.family.gguf_names[target].removeprefix("blk.{}.")
+                rows = restore(part, rows.view(f"u{matrix.type.block_bytes}"))[1].view(np.uint8)
             assert matrix.type is TensorType[dtype]
             assert np.array_equal(matrix.data, rows.reshape(-1)), target
         for name in ours.vectors:
@@ -209,7 +220,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "longrope's factors": ("phi4-mini", longrope(long_factor=[1.0] * 16), "long_factor .* a list of 12 numbers"),
     "longrope's words": ("phi4-mini", longrope(short_factor=["one"] * 12), "short_factor .* is 'one'"),
-    "longrope's zero": ("phi4-mini", longrope(short_factor=[0.0] * 12), "factors are not all finite and positive"),
+    "longrope's zero": ("phi4-mini", longrope(short_factor=[0.0] * 12), "factors must all be finite and positive"),
     "longrope's context": ("phi4-mini", longrope() | {"original_max_position_embeddings": -1}, "context is -1"),
     "layers that rotate": ("smollm3", {"no_rope_layers": [1, 1, 0]}, "no_rope_layers .* list of 0 and 1 for 5"),
     "layers that rotate in part": ("smollm3", {"no_rope_layers": [1, 1, 1, 0.5, 1]}, "no_rope_layers"),
@@ -221,8 +232,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "many layers of smollm3": ("smollm3", {"num_hidden_layers": 4_000_000_000}, "num_hidden_layers"),
     "biases of convolutions": ("lfm2", {"conv_bias": True}, "conv_bias .* is True"),
+    "attention without a gate": ("qwen35", {"attn_output_gate": False}, "attn_output_gate .* is False"),
+    "biases of gated attention": ("qwen35", {"attention_bias": True}, "attention_bias .* is True"),
+    "a state without columns": ("qwen35", {"linear_value_head_dim": 0}, "delta_v_dim is 0; 1 to 1024"),
+    "value heads in no groups": ("qwen35", {"linear_num_key_heads": 3}, "8 value heads .* 3 key heads"),
+    "another layer of qwen35": ("qwen35", {"layer_types": ["mamba"] * 3}, "layer_types"),
+    "many layers of qwen35": ("qwen35", {"num_hidden_layers": 4_000_000_000}, "num_hidden_layers"),
     "one tap": ("lfm2", {"conv_L_cache": 1}, "have 1 taps; 2 to 64"),
-    "other taps": ("lfm2", {"conv_L_cache": 4}, r"conv.conv.weight has shape \(96, 1, 3\) .* \(96, 4\)"),
+    "other taps": ("lfm2", {"conv_L_cache": 4}, r"conv.conv.weight has shape \(96, 1, 3\), .* \(96, 4\)"),
     "a layer of another kind": ("lfm2", {"layer_types": ["conv", "mamba", "conv", "conv"]}, "layer_types"),
     "attention in no layers": ("lfm2", {"layer_types": None, "full_attn_idxs": "all"}, "full_attn_idxs .* is 'all'"),
     "attention elsewhere": ("lfm2", {"layer_types": None, "full_attn_idxs": [0]}, "conv.* not part|is missing"),
@@ -398,7 +415,7 @@ def test_olmo2_where_config_json_does_not_say(folders: dict[str, Path], tmp_path
 
 
 def test_granite_where_config_json_does_not_say(folders: dict[str, Path], tmp_path: Path) -> None:
-    """As transformers reads the same entries: its scores are then not even divided by the root of the head size."""
+    """As in transformers, which then does not divide the scores by the root of the head size either."""
     names = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
     folder = changed(folders, tmp_path, "granite", dict.fromkeys((*names, "rms_norm_eps", "rope_parameters")))
     entries = {k: v for k, v in json.loads((folder / "config.json").read_text()).items() if v is not None}
@@ -422,5 +439,5 @@ def test_a_bias_on_o_is_refused(tmp_path: Path) -> None:
 def test_no_model_folder(tmp_path: Path) -> None:
     with pytest.raises(FeatherbackError, match="not a Hugging Face model folder"):
         load(tmp_path)
-    with pytest.raises(FeatherbackError, match="give the folder"):
+    with pytest.raises(FeatherbackError, match="name the folder that also has"):
         load(tmp_path / "model.safetensors")

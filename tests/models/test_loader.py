@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from featherback.models.families.gemma2 import GemmaConfig
 from featherback.models.families.gemma3 import Gemma3Config
 from featherback.models.families.granite import GraniteConfig
 from featherback.models.rope.llama3 import Llama3
-from tests.support.families import FAMILIES, cases
+from tests.support.families import BY_ARCHITECTURE, cases
 from tests.support.families.lfm2 import TINY_LFM2
+from tests.support.families.qwen35 import TINY_QWEN35
+from tests.support.families.twin import Twin
 from tests.support.tiny_models import (
     TINY_GEMMA2,
     TINY_GEMMA3,
@@ -59,24 +62,46 @@ def test_a_model_is_what_was_written(tmp_path: Path, case: str) -> None:
     assert (model.head.weight is model.embed_tokens) == config.tie_word_embeddings
     assert model.head.weight.data.tobytes() == stored[_head(config)].data.tobytes()
     layer = model.layer(1)
-    parts = FAMILIES[config.architecture].twin(gguf.GGUFReader(path), config.head_dim).block
-    named = {f"model.layers.{{}}.{module}": f"blk.1.{part}" for part, module in parts.items()}
+    named = _file_names(BY_ARCHITECTURE[config.architecture].twin(gguf.GGUFReader(path), config.head_dim), stored)
     for target, ours in layer.matrices.items():
-        theirs = stored[f"{named[model.family.hf_names[target].removesuffix('.weight')]}.weight"]
+        in_file = model.family.gguf_names[target].format(1)
+        if target in model.family.hf_names:
+            in_file = named[model.family.hf_names[target]]
+        theirs = stored[in_file]
         assert ours.data.tobytes() == theirs.data.tobytes()
-        assert (ours.rows, ours.cols) == dequantize(theirs.data, theirs.tensor_type).shape
+        *heights, width = dequantize(theirs.data, theirs.tensor_type).shape
+        assert (ours.rows, ours.cols) == (math.prod(heights), width)
     for name, ours in layer.vectors.items():
-        module, kind = model.family.hf_names[name].rsplit(".", 1)
-        assert np.array_equal(ours, stored[f"{named[module]}.{kind}"].data), name
+        in_file = model.family.gguf_names[name].format(1)
+        if name in model.family.hf_names:
+            in_file = named[model.family.hf_names[name]]
+        assert np.array_equal(ours, stored[in_file].data), name
     divisor = getattr(config, "logit_divisor", 1.0)  # a power of two, of which the norm has its part
     assert np.array_equal(model.head.norm * divisor, stored[model.family.gguf_names["norm"]].data)
     assert config.attention_bias == any(name.endswith("_bias") for name in layer.vectors)
     with pytest.raises(IndexError):
         model.layer(config.num_hidden_layers)
     model.close()
-    down_proj = layer.matrices["down_proj"]
-    assert down_proj.data.size == down_proj.nbytes  # still readable
-    assert down_proj.data.any()
+    matrix = next(iter(layer.matrices.values()))
+    assert matrix.data.size == matrix.nbytes  # still readable
+    assert matrix.data.any()
+
+
+def _file_names(twin: Twin, stored: dict[str, Any]) -> dict[str, str]:
+    """A tensor's name in transformers -> in the file, for layer 1."""
+    found = {}
+    for name, tensor in stored.items():
+        if name.startswith("blk.1."):
+            part = name.removeprefix("blk.1.")
+            stem, _, kind = part.rpartition(".")
+            if twin.restore is not None:
+                theirs, _ = twin.restore(part, dequantize(tensor.data, tensor.tensor_type))
+            elif stem in twin.block:  # experts are not
+                theirs = f"{twin.block[stem]}.{kind}"
+            else:
+                continue
+            found[f"model.layers.{{}}.{theirs}"] = name
+    return found
 
 
 def _head(config: ModelConfig) -> str:
@@ -137,7 +162,7 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
     "architecture": (TINY_LLAMA, {"general.architecture": "mamba"}, (), r"'mamba'.*supported: .*llama, .*qwen2"),
     "no architecture": (TINY_LLAMA, {"general.architecture": 3}, (), "no metadata key general.architecture"),
     "adapter": (TINY_LLAMA, {"general.type": "adapter"}, (), "type 'adapter', not a model"),
-    "split": (TINY_LLAMA, {"split.count": 3}, (), "one of 3 parts of a split model; its file must be named"),
+    "split": (TINY_LLAMA, {"split.count": 3}, (), "one of 3 parts of a split model. Rename it"),
     "missing key": (TINY_LLAMA, {"general.architecture": "qwen2"}, (), "no metadata key qwen2.embedding_length"),
     "list": (TINY_LLAMA, {"llama.feed_forward_length": np.array([1, 2])}, (), "is 'a list'"),
     "text for a number": (TINY_LLAMA, {"llama.block_count": "two"}, (), "block_count .* is 'two'"),
@@ -150,7 +175,7 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         TINY_LFM2,
         {"lfm2.attention.head_count_kv": np.array([0, 2, 1, 0], np.int32)},
         (),
-        "head_count_kv .* one number for all layers of attention",
+        "head_count_kv .* the same number in all layers with attention",
     ),
     "heads of other layers": (
         TINY_LFM2,
@@ -162,8 +187,18 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         TINY_LFM2,
         {"lfm2.attention.head_count_kv": 2, "lfm2.block_count": np.uint32(4_000_000_000)},
         (),
-        "whether they convolve",
+        "list of convolution and attention layers has",
     ),
+    "no state": (TINY_QWEN35, {"qwen35.ssm.state_size": 0}, (), "delta_k_dim is 0; 1 to 1024"),
+    "key heads that do not divide": (TINY_QWEN35, {"qwen35.ssm.group_count": 3}, (), "8 value heads .* 3 key heads"),
+    "absurd taps": (TINY_QWEN35, {"qwen35.ssm.conv_kernel": 1 << 30}, (), "have 1073741824 taps; 2 to 64"),
+    "value heads that do not divide": (TINY_QWEN35, {"qwen35.ssm.time_step_rank": 7}, (), "time_step_rank .* is 7"),
+    "no value heads": (TINY_QWEN35, {"qwen35.ssm.time_step_rank": 0}, (), "time_step_rank .* is 0"),
+    "another number of value heads": (TINY_QWEN35, {"qwen35.ssm.time_step_rank": 4}, (), "ssm_alpha.* has shape"),
+    "no interval": (TINY_QWEN35, {"qwen35.full_attention_interval": 0}, (), "full_attention_interval .* is 0"),
+    "another interval": (TINY_QWEN35, {"qwen35.full_attention_interval": 3}, (), "is missing|not part"),
+    "many delta nets": (TINY_QWEN35, {"qwen35.block_count": np.uint32(4_000_000_000)}, (), "layers"),
+    "layers for further tokens": (TINY_QWEN35, {"qwen35.nextn_predict_layers": 1}, (), "nextn_predict_layers .* is 1"),
     "no taps": (TINY_LFM2, {"lfm2.shortconv.l_cache": 0}, (), "have 0 taps; 2 to 64"),
     "odd heads": (
         TINY_LLAMA,
@@ -171,15 +206,15 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         (),
         "head_dim is 23",
     ),
-    "partial rotary": (TINY_LLAMA, {"llama.rope.dimension_count": 12}, (), "dimension_count .* is 12; .* size 24"),
+    "partial rotary": (TINY_LLAMA, {"llama.rope.dimension_count": 12}, (), "dimension_count .* is 12; supported: 24"),
     "value heads": (TINY_LLAMA, {"llama.attention.value_length": 12}, (), "value_length .* is 12"),
     "unknown scaling": (
         TINY_LLAMA,
         {"llama.rope.scaling.type": "dynamic", "llama.rope.scaling.factor": 4.0},
         (),
-        "rope.scaling.type .* is 'dynamic'; one of none, linear, longrope, yarn is supported",
+        "rope.scaling.type .* is 'dynamic'; supported: none, linear, longrope, yarn",
     ),
-    "scaling of no name": (TINY_LLAMA, {"llama.rope.scaling.type": 3}, (), "type .* is 3; a string"),
+    "scaling of no name": (TINY_LLAMA, {"llama.rope.scaling.type": 3}, (), "type .* is 3; supported: a string"),
     "linear, backwards": (TINY_LLAMA, {"llama.rope.scaling.factor": -4.0}, (), "factor is -4.0"),
     "yarn of unknown factor": (
         TINY_QWEN2,
@@ -191,13 +226,13 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         TINY_QWEN2,
         yarn(**{"rope.scaling.yarn_ext_factor": 0.5}),
         (),
-        "yarn_ext_factor .* is 0.5; only 1 ",
+        r"yarn_ext_factor .* is 0.5; supported: 1\.",
     ),
     "yarn's own attention": (
         TINY_QWEN2,
         yarn(**{"rope.scaling.yarn_attn_factor": 1.0}),
         (),
-        r"yarn_attn_factor .* is 1.0; only 1.138629 ",
+        r"yarn_attn_factor .* is 1.0; supported: 1.138629\.",
     ),
     "yarn's logarithm": (
         TINY_QWEN2,
@@ -217,7 +252,7 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         tiny(rope_scaling=Llama3(np.ones(12, np.float32))),
         {"llama.rope.scaling.factor": 4.0},
         (),
-        r"scales rotary embedding twice \(linear and llama3\)",
+        r"has two rotary scalings \(linear and llama3\)",
     ),
     "longrope in name": (TINY_PHI3, {"phi3.rope.scaling.type": "longrope"}, (), "no tensor rope_factors_short.weight"),
     "longrope without attention": (
@@ -240,7 +275,7 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
     ),
     "longrope's attention": (TINY_PHI4, {"phi3.rope.scaling.attn_factor": -1.0}, (), "attention factor is -1.0"),
     "old scaling": (TINY_LLAMA, {"llama.rope.scale_linear": 4.0}, (), "rope.scale_linear"),
-    "experts": (TINY_LLAMA, {"llama.expert_count": 8}, (), "expert_count .* is 8"),
+    "experts": (TINY_LLAMA, {"llama.expert_count": 8}, (), "no metadata key llama.expert_used_count"),
     "a window of unknown layers": (
         TINY_QWEN2,
         {"qwen2.attention.sliding_window": 64},
@@ -273,7 +308,7 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         TINY_LLAMA,
         {"llama.feed_forward_length": 128},
         (),
-        r"tensor blk.0.ffn_gate.weight has shape \(160, 96\) where .* needs \(128, 96\); tensor blk.0",
+        r"tensor blk.0.ffn_gate.weight has shape \(160, 96\), but .* needs \(128, 96\); tensor blk.0",
     ),
     "o bias": (
         TINY_LLAMA,
@@ -286,20 +321,20 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         TINY_GEMMA2,
         {"gemma2.rope.freq_base_swa": 5000.0},
         (),
-        "rope.freq_base_swa .* is 5000.0; only that of rope.freq_base, 10000, is supported",
+        "rope.freq_base_swa .* is 5000.0; supported: 10000, the value of rope.freq_base",
     ),
     "gemma3's scaling": (
         TINY_GEMMA3,
         {"gemma3.rope.scaling.type": "yarn"},
         (),
-        "rope.scaling.type .* is 'yarn'; only 'linear'",
+        "rope.scaling.type .* is 'yarn'; supported: 'linear'",
     ),
     "gemma3's local base": (TINY_GEMMA3, {"gemma3.rope.freq_base_swa": 0.0}, (), "local_theta is 0.0"),
     "granite without positions": (
         TINY_GRANITE,
         {"granite.rope.scaling.finetuned": False},
         (),
-        "rope.scaling.finetuned .* is False; only rotary embedding in all layers is supported",
+        "rope.scaling.finetuned .* is False; supported: True .rotary embedding in all layers",
     ),
     "granite's logits": (TINY_GRANITE, {"granite.logit_scale": 0.0}, (), "logit_divisor is 0.0"),
     "olmo2 with a window": (
@@ -405,7 +440,7 @@ UNSAID: dict[str, Value] = {
 
 @pytest.mark.parametrize(("layers", "scale"), [(7, 32**-0.5), (62, 24**-0.5)])
 def test_gemma3_where_the_file_does_not_say(tmp_path: Path, layers: int, scale: float) -> None:
-    """As llama.cpp takes it: by the head size, but in the 27B model, which has 62 layers."""
+    """As in llama.cpp: from the head size, except in the 27B model, which has 62 layers."""
     pattern = ((9,) * 5 + (0,)) * 11
     config = tiny(TINY_GEMMA3, num_hidden_layers=layers, windows=pattern[:layers], hidden_size=96)
     path = write_tiny(tmp_path / "a.gguf", config, metadata=UNSAID)

@@ -1,4 +1,4 @@
-"""MLX folders: every weight is scale * code + bias to the bit, and what cannot be read is refused in a sentence."""
+"""MLX folders: every weight equals scale * code + bias to the bit, and unsupported folders are rejected."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def assert_holds(model: Model, values: dict[str, NDArray[np.float32]]) -> None:
 
 @pytest.mark.parametrize("number", ["bf16", "f32"])
 def test_what_would_be_converted_is_foreseen(tmp_path: Path, source: Path, cache: Path, number: str) -> None:
-    """Types, shapes and what is not converted, without a file in the cache."""
+    """Opening without conversion gives types, shapes and the unconverted tensors, and makes no file in the cache."""
     mlx_folder(source, tmp_path / "mlx", 4, 64, number)
-    foreseen = load(tmp_path / "mlx", foresee=True)
+    foreseen = load(tmp_path / "mlx", without_converting=True)
     assert not cache.exists()
     model = load(tmp_path / "mlx")
     assert cache.exists()
@@ -106,7 +106,7 @@ def test_other_families(tmp_path: Path, config: ModelConfig) -> None:
 
 
 def test_modules_of_their_own(tmp_path: Path, source: Path) -> None:
-    """Another width for one kind of module, other groups for another, and some that stay as they are."""
+    """One kind of module has other bits, another has other group sizes, and some are not quantised."""
 
     def modules(name: str) -> dict[str, int] | bool:
         if name.endswith("down_proj"):
@@ -126,7 +126,7 @@ def test_modules_of_their_own(tmp_path: Path, source: Path) -> None:
 
 
 def test_a_scale_that_no_code_uses_does_not_matter(tmp_path: Path, source: Path) -> None:
-    """Rows of zeros, which embeddings of unused tokens are, have a scale of 1e-7: float16 has no such number."""
+    """Rows of zeros (embeddings of unused tokens) have a scale of 1e-7, which float16 cannot represent."""
     name = "model.embed_tokens"
 
     def change(tensors: Tensors) -> None:
@@ -156,7 +156,7 @@ def test_numbers_that_float16_lacks_are_kept(tmp_path: Path, source: Path, part:
 
 
 def test_it_trains_as_the_same_floats_do(tmp_path: Path, source: Path) -> None:
-    """The folder of the values themselves is the model that it stands for, gradients and all."""
+    """A folder with the dequantised values is the same model, and gives the same gradients."""
     from safetensors.numpy import load_file, save_file
 
     mlx_folder(source, tmp_path / "mlx", number="f16")
@@ -221,15 +221,15 @@ def _floats(tensors: Tensors) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (_drop("scales"), r"up_proj\.weight of .* is packed, but there is no model\.layers\.0\.mlp\.up_proj\.scales"),
-        (_drop("biases"), r"up_proj\.weight of .* has scales, but there is no .*up_proj\.biases"),
+        (_drop("scales"), r"up_proj\.weight of .* is packed, but its model\.layers\.0\.mlp\.up_proj\.scales is"),
+        (_drop("biases"), r"up_proj\.weight of .* has scales but no .*up_proj\.biases"),
         (_drop("weight"), r"up_proj\.weight \(384, 128\) is missing"),
         (_cut("weight", 0), r"up_proj\.weight of .* has shape \(16,\); a packed matrix has two dimensions"),
         (_cut("weight", slice(9)), r"up_proj\.scales of .* has shape \(384, 2\); 9 rows .* need \(9, 2\)"),
         (_cut("biases", slice(None), slice(1)), r"up_proj\.biases of .* has shape \(384, 1\); .* need \(384, 2\)"),
-        (_cut("weight", slice(None), slice(9)), r"rows of 72 weights of 4 bits, which its groups of 64 do not divide"),
+        (_cut("weight", slice(None), slice(9)), r"rows of 72 weights of 4 bits; that is not a multiple of .* 64\."),
         (_infinite, r"up_proj\.biases of .* holds a value that is not finite"),
-        (_floats, r"up_proj\.weight of .* must be of U32, and its scales and biases floats"),
+        (_floats, r"up_proj\.weight of .* must have the type U32, and its scales and biases must be floats"),
     ],
 )
 def test_damaged_folders(
@@ -276,5 +276,5 @@ def test_quantization_that_is_no_object(tmp_path: Path, source: Path) -> None:
 
 def test_an_mlx_folder_is_not_quantised_again(tmp_path: Path, source: Path) -> None:
     mlx_folder(source, tmp_path / "mlx")
-    with pytest.raises(FeatherbackError, match="is quantised already, by MLX; leave --quantize out"):
+    with pytest.raises(FeatherbackError, match="is already quantised, by MLX; remove --quantize"):
         load(tmp_path / "mlx", "q4_0")

@@ -37,7 +37,7 @@ def test_targets_are_those_that_a_model_has() -> None:
 
 @pytest.mark.parametrize("given", ["", " , ", []])
 def test_no_target(given: str | list[str]) -> None:
-    with pytest.raises(FeatherbackError, match="No LoRA target"):
+    with pytest.raises(FeatherbackError, match="list of LoRA targets is empty; choose some of "):
         parse_targets(given, TARGETS)
 
 

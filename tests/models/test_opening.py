@@ -1,4 +1,4 @@
-"""What opening a model costs, its tokenizer included: a vocabulary of 150,000 tokens in a fresh process."""
+"""The memory that opening a model and its tokenizer takes, with 150,000 tokens, in a fresh process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracle is itself held against transformers' own GGUF loader and Hugging Face's own loss."""
+"""The oracle is compared with transformers' own GGUF loader and with Hugging Face's own loss."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def test_same_model_as_transformers_loads(tmp_path: Path, config: object) -> Non
 
 
 def test_the_real_model_speaks(smollm2_reference: PreTrainedModel) -> None:
-    """Rows in a wrong order would leave nothing of this."""
+    """Rows in a wrong order would give another text."""
     next_token = logits(smollm2_reference, [504, 3575, 282, 4649, 314]).argmax(axis=-1)
     assert next_token[1:].tolist() == [282, 260, 314, 7042]  # "The capital" of the is Paris
 

@@ -1,4 +1,4 @@
-"""--quantize: a folder's matrices are what the `gguf` package makes of them, once, in the cache; the rest stays."""
+"""--quantize: the matrices equal those of the `gguf` package and are converted once; all other tensors stay."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_what_does_not_work_leaves_nothing(tmp_path: Path, cache: Path, monkeypa
     folder, _ = folder_and_gguf(tmp_path, TINY_LLAMA)
     with monkeypatch.context() as context:
         context.setattr(files.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 10**4))  # type: ignore[attr-defined]
-        with pytest.raises(FeatherbackError, match=r"The disk of .*weights has 0.0 MB free and .*-q4_0\.gguf needs"):
+        with pytest.raises(FeatherbackError, match=r"The disk of .*weights has 0.0 MB free, but .*-q4_0\.gguf needs"):
             load(folder, "q4_0")
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][3, 3] = float("nan")
@@ -128,7 +128,7 @@ def test_what_does_not_work_leaves_nothing(tmp_path: Path, cache: Path, monkeypa
         load(folder, "q4_0")
     tensors["model.layers.1.mlp.up_proj.weight"][3, 3] = 1e9
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(FeatherbackError, match="holds a value that Q8_0 cannot; leave --quantize out"):
+    with pytest.raises(FeatherbackError, match="holds a value that Q8_0 cannot represent; remove --quantize"):
         load(folder, "q8_0")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -139,7 +139,7 @@ def test_what_does_not_work_leaves_nothing(tmp_path: Path, cache: Path, monkeypa
 
 def test_what_cannot_be_quantised(tmp_path: Path) -> None:
     folder, file = folder_and_gguf(tmp_path, TINY_LLAMA)
-    with pytest.raises(FeatherbackError, match="is a GGUF file, whose weights are used as they are; --quantize is for"):
+    with pytest.raises(FeatherbackError, match="is a GGUF file, whose weights are used as they are; remove --quantize"):
         load(file, "q4_0")
     with pytest.raises(FeatherbackError, match="--quantize is 'q5_k'; expected one of: none, q4_0, q8_0"):
         load(folder, "q5_k")
@@ -160,7 +160,7 @@ def test_a_run_names_the_folder_and_is_resumed_as_it_was(tmp_path: Path, cache: 
         file.unlink()
     half = fb.train(folder, [TOKENS] * 4, tmp_path / "half", steps=4, resume=True, progress=False)
     assert weights(half.path) == weights(twin.path) != weights(plain.path)
-    with pytest.raises(FeatherbackError, match=r"--quantize was q4_0, not none|not the model that the run"):
+    with pytest.raises(FeatherbackError, match=r"--quantize was q4_0, not none|was started with another model"):
         fb.train(folder, [TOKENS] * 4, tmp_path / "half", steps=6, resume=True, quantize="none", progress=False)
 
 
@@ -173,7 +173,7 @@ def test_a_model_given_open_says_what_it_is(tmp_path: Path) -> None:
     model = load(folder, "q8_0")
     run = fb.train(model, [TOKENS] * 4, tmp_path / "run", steps=1, seq_len=16, rank=2, progress=False)
     assert json.loads((run.path / "run.json").read_text())["configuration"]["quantize"] == "q8_0"
-    with pytest.raises(FeatherbackError, match="is opened with quantize='q8_0', not 'q4_0'"):
+    with pytest.raises(FeatherbackError, match="was loaded with quantize='q8_0', not 'q4_0'"):
         fb.plan(model, quantize="q4_0")
 
 
@@ -189,7 +189,7 @@ def test_matrices_lie_in_the_order_in_which_they_are_used(tmp_path: Path) -> Non
 
 
 def test_a_large_matrix_is_given_back_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of the file's pages: touching the next rows may map two megabytes around them, with what was read before."""
+    """All pages of the file are unmapped, because touching the next rows may map two megabytes around them."""
     monkeypatch.setattr("featherback.models.streams.PIECE", 8192)
     path = tmp_path / "model.safetensors"
     save_file({"w": torch.randn(50, 96), "last": torch.randn(3)}, path)
@@ -203,7 +203,7 @@ def test_a_large_matrix_is_given_back_block_by_block(tmp_path: Path, monkeypatch
 
 
 def test_converted_weights_are_their_owners_alone(tmp_path: Path, cache: Path) -> None:
-    """They may be of a model that was trained on private text; a folder that is there becomes so."""
+    """The cache's folder becomes private, because the model may have been trained on private text."""
     folder = cache
     folder.mkdir(parents=True, mode=0o755)
     hf, _ = folder_and_gguf(tmp_path, TINY_LLAMA)

@@ -1,4 +1,4 @@
-"""Split GGUF files: all parts together are the model that they were cut from."""
+"""Split GGUF files: all parts together are the original model."""
 
 from pathlib import Path
 from typing import Any
@@ -121,12 +121,12 @@ def _odd_number(parts: list[Path]) -> None:
 
 BROKEN = {
     "missing": (_gone, r"tiny-00002-of-00003\.gguf is missing: the 3 parts of a split model"),
-    "swapped": (_swapped, r"00002-of-00003\.gguf is named as part 2 of 3, but holds part 3; name the files"),
-    "another split": (_of_another, r"is named as one of 3 parts, but its key split\.count is 2"),
-    "no marks": (_unmarked, r"is named as one of 3 parts, but its key split\.count is None"),
-    "a tensor twice": (_twice, r"00002-of-00003\.gguf is corrupt .* the tensor '.*', as another part does"),
-    "tensors missing": (_short, r"The 3 parts of .* hold 9 tensors, but the first announces \d+; download"),
-    "no number": (_odd_number, r"part 2 of 3, but holds split\.no 'one'"),
+    "swapped": (_swapped, r"00002-of-00003\.gguf says part 2 of 3, but its content says part 3\. Give the parts"),
+    "another split": (_of_another, r"says that there are 3 parts, but its key split\.count is 2"),
+    "no marks": (_unmarked, r"says that there are 3 parts, but its key split\.count is None"),
+    "a tensor twice": (_twice, r"00002-of-00003\.gguf is corrupt .* the tensor '.*' is also in another part"),
+    "tensors missing": (_short, r"The 3 parts of .* hold 9 tensors, but the first part says \d+\. Download"),
+    "no number": (_odd_number, r"part 2 of 3, but its content says split\.no 'one'"),
 }
 
 
@@ -145,7 +145,7 @@ def test_a_part_under_another_name(tmp_path: Path) -> None:
     parts = write_tiny_parts(tmp_path, [4])
     for name in ("other.gguf", "tiny-00003-of-00002.gguf"):
         path = parts[0].rename(tmp_path / name)
-        with pytest.raises(FeatherbackError, match=r"one of 2 parts of a split model; its file must be named"):
+        with pytest.raises(FeatherbackError, match=r"one of 2 parts of a split model. Rename it"):
             load(path)
         path.rename(parts[0])
 

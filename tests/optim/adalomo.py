@@ -1,4 +1,4 @@
-"""The truth for AdaLomo: algorithm 1 of the paper, with vectors unfactored as the authors have them."""
+"""The reference for AdaLomo: algorithm 1 of the paper, with unfactored vectors as in the authors' code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The truth for AdamW with 8-bit moments: torch's formulas, and every number rounded by itself among listed levels."""
+"""The reference for AdamW with 8-bit moments: torch's formulas, with every number rounded separately to a level."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCK = 256
 
 
 class AdamW8bit(torch.optim.Optimizer):
-    """One parameter (layers, size), each tensor of a layer with blocks of its own."""
+    """One parameter (layers, size). Each tensor of a layer has its own blocks."""
 
     def __init__(self, parameters: Any, slots: SlotTable, weight_decay: float = 0.0) -> None:
         super().__init__(parameters, {"lr": 1.0, "weight_decay": weight_decay})
@@ -45,7 +45,7 @@ class AdamW8bit(torch.optim.Optimizer):
 
 
 def rounded(row: np.ndarray, levels: np.ndarray, key: tuple[int, ...]) -> np.ndarray:
-    """A tensor's moments as they are found again."""
+    """Return a tensor's moments as they are read back."""
     levels = levels.astype(np.float32)
     found = np.zeros_like(row)
     blocks = -(-row.size // BLOCK)

@@ -1,4 +1,4 @@
-"""The truth for APOLLO and APOLLO-Mini: algorithm 1 of the paper with the constants of the authors' code."""
+"""The reference for APOLLO and APOLLO-Mini: algorithm 1 of the paper with the constants of the authors' code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.optim.per_tensor import Whole
 
 
 def adam(whole: Whole, g: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """The step without its correction of bias, and that."""
+    """Return the step without bias correction, and the correction."""
     m, v = whole.remembered("m", *g.shape), whole.remembered("v", *g.shape)
     m.copy_(0.9 * m + 0.1 * g)
     v.copy_(0.999 * v + 0.001 * g * g)

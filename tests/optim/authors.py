@@ -15,7 +15,7 @@ import torch
 
 from featherback import optim
 from featherback.core.noise import normal
-from featherback.optim.rule import Turn
+from featherback.optim.rule import StepArgs
 from tests.optim.steps import SHAPES, close, gradient, tensor_of
 
 FOLDER = Path(__file__).parents[2] / "build" / "authors"
@@ -26,7 +26,7 @@ Step = Callable[[float], None]
 
 @pytest.fixture(scope="module")
 def packages() -> Any:
-    """Where both can be imported: APOLLO's without the parts of it that need a GPU's libraries."""
+    """Make both importable: APOLLO's without the parts that need a GPU's libraries."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(FOLDER)
         package = ModuleType("apollo_torch")
@@ -68,7 +68,7 @@ def adalomo(p: torch.nn.Parameter) -> Step:
 
 
 def apollo(p: torch.nn.Parameter, rank: int, scale: float, kind: str) -> Step:
-    """Their random matrices are ours: they draw them with torch's generator."""
+    """Give them our random matrices: theirs come from torch's generator."""
     from apollo_torch.apollo import AdamW
     from apollo_torch.random_projector import GradientProjector
 
@@ -118,7 +118,7 @@ def test_twenty_steps_are_the_authors(
     step_theirs = make(theirs)
     for step in range(1, STEPS + 1):
         tensor.all_gradient[...] = gradient(SHAPES[shape], step)
-        rule.update(tensor, Turn(step, lr))
+        rule.update(tensor, StepArgs(step, lr))
         theirs.grad = torch.from_numpy(tensor.all_gradient.copy()).reshape(theirs.shape)
         step_theirs(lr)
     close(before, tensor.all_values, theirs.data.numpy().reshape(before.shape))

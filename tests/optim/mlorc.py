@@ -1,4 +1,4 @@
-"""The truth for MLorc: algorithm 1 of the paper, with all three factors of a randomised SVD."""
+"""The reference for MLorc: algorithm 1 of the paper, with all three factors of a randomised SVD."""
 
 from __future__ import annotations
 

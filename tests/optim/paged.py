@@ -1,4 +1,4 @@
-"""What lies in files or in RAM, as an array."""
+"""Return the contents of files or RAM as an array."""
 
 from __future__ import annotations
 

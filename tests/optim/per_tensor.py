@@ -1,4 +1,4 @@
-"""Truths of optimisers that see matrices: a function changes one tensor, whole and in double."""
+"""References for optimisers of matrices: a function changes one tensor as a whole, in double."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featherback.optim.rule import as_matrix
 
 @dataclass
 class Whole:
-    """A tensor (rows, cols), its gradient, and what is remembered of it."""
+    """A tensor (rows, cols), its gradient, and its states."""
 
     p: torch.Tensor
     key: tuple[int, ...] = ()
@@ -24,7 +24,7 @@ class Whole:
     state: dict[str, Any] = field(default_factory=dict)
 
     def remembered(self, name: str, *shape: int) -> torch.Tensor:
-        """A state, zeros at first, to be changed in place."""
+        """Return a state, zeros at first, for changing in place."""
         found: torch.Tensor = self.state.setdefault(name, torch.zeros(shape, dtype=torch.float64))
         return found
 
@@ -34,7 +34,7 @@ Change = Callable[..., None]
 
 
 class PerTensor(torch.optim.Optimizer):
-    """`change` applied to every tensor of one parameter (layers, size)."""
+    """Apply `change` to every tensor of one parameter (layers, size)."""
 
     def __init__(self, change: Change, parameters: Any, slots: SlotTable, **options: Any) -> None:
         super().__init__(parameters, {"lr": 1.0})
@@ -59,7 +59,7 @@ class PerTensor(torch.optim.Optimizer):
 
 
 def by_torch(optimizer: Callable[..., torch.optim.Optimizer], whole: Whole, lr: float, **options: Any) -> None:
-    """One of torch's optimisers; a vector has one dimension there."""
+    """One of torch's optimisers, where a vector has one dimension."""
     if not whole.state:
         whole.state["p"] = torch.nn.Parameter(whole.p.squeeze(0).clone())
         whole.state["by"] = optimizer([whole.state["p"]], **options)
@@ -74,7 +74,7 @@ adafactor: Change = partial(by_torch, partial(torch.optim.Adafactor, eps=(1e-15,
 
 
 def lomo(whole: Whole, lr: float, clip_value: float, weight_decay: float = 0.0) -> None:
-    """torch's SGD of clamped gradients."""
+    """torch's SGD with clamped gradients."""
     whole.g = whole.g.clamp(-clip_value, clip_value)
     by_torch(torch.optim.SGD, whole, lr, weight_decay=weight_decay)
 

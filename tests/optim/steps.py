@@ -1,4 +1,4 @@
-"""Matrices of several tiles, their gradients step by step, and what has been asked of them."""
+"""Matrices of several tiles, their gradients step by step, and a record of the accesses to them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHAPES = {"tall": (2400, 160), "wide": (160, 2400), "vector": (1, 700)}
 
 
 class Counted(HeldTensor):
-    """What is asked of a tensor."""
+    """Accesses to a tensor."""
 
     readings = 0
     openings = 0
@@ -44,7 +44,7 @@ class Counted(HeldTensor):
 
 
 def room() -> Device:
-    """What a rule works with: enough for everything here."""
+    """Return a device with enough memory for every test here."""
     return Device(backend.of("fp32"), Arena(1 << 26))
 
 
@@ -61,7 +61,7 @@ def tensor_of(rule: Rule, shape: tuple[int, int], role: str = "matrix") -> Count
 
 @cache
 def gradient(shape: tuple[int, int], step: int, harsh: bool = True) -> np.ndarray:
-    """A direction that stays, and noise; if harsh, in rows and columns of different sizes, and once much larger."""
+    """A constant direction plus noise; if harsh, rows and columns differ in size, and one gradient is far larger."""
     rng, usual = np.random.default_rng(step), np.random.default_rng(99)
     found = usual.standard_normal(shape, np.float32) + rng.standard_normal(shape, np.float32)
     if harsh:
@@ -71,7 +71,7 @@ def gradient(shape: tuple[int, int], step: int, harsh: bool = True) -> np.ndarra
 
 
 def close(before: np.ndarray, ours: np.ndarray, theirs: np.ndarray, within: float = 1.0) -> None:
-    """`within`: the share of elements that are within 1e-5 of the largest."""
+    """`within`: the share of elements that must agree within 1e-5 of the largest."""
     assert np.linalg.norm(theirs - before) > 0.3 * np.linalg.norm(before)  # an error would be seen
     assert np.linalg.norm(ours - theirs) < 1e-5 * np.linalg.norm(theirs)
     assert np.mean(np.abs(ours - theirs) < 1e-5 * np.abs(theirs).max()) >= within

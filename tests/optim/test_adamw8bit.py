@@ -1,4 +1,4 @@
-"""8-bit moments: what their rounding keeps, and what they take."""
+"""8-bit moments: the precision of their rounding, and their size."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_mean_of_many_roundings_is_what_was_rounded() -> None:
 
 
 def test_a_second_moment_decays_as_it_should() -> None:
-    """By a thousandth a step, far less than the distance of two levels: rounded to the nearest it would stay."""
+    """A change of a thousandth per step, far less than two levels differ by, would be lost by rounding to nearest."""
     held = _held(AdamW8bit())
     states = [np.zeros(SIZE, np.float32), _states(1)[1]]
     before, largest = states[1].copy(), np.arange(SIZE) % BLOCK == 0
@@ -94,13 +94,13 @@ def test_zeros_stay_zeros_and_signs_stay() -> None:
 
 
 def nearest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounded to the nearest."""
+    """Fault: round to nearest."""
     drawn: Any = levels.numbers
     monkeypatch.setattr(levels, "numbers", lambda *given: np.full_like(drawn(*given), 2**15))
 
 
 def in_levels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unbiased among the levels' numbers, not among their values."""
+    """Fault: unbiased in the levels' numbers, not in their values."""
 
     def between(self: Code, magnitudes: np.ndarray, chance: np.ndarray) -> np.ndarray:
         root = magnitudes ** (1 / 2**self.roots) * self.most

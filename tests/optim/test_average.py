@@ -1,4 +1,4 @@
-"""The mean of the values over the steps: of any rule, laid out as the parameters, and none of the rule's business."""
+"""The mean of the values over the steps: for any rule, laid out like the parameters, without the rule's knowledge."""
 
 from __future__ import annotations
 

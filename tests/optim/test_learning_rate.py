@@ -41,7 +41,10 @@ def test_the_rate_accounts_for_rslora_and_loraplus(tmp_path: Path, options: dict
 
 @pytest.mark.parametrize("name", ["adafactor", "adalomo", "apollo", "apollo_mini", "mlorc"])
 def test_what_is_for_whole_models_is_refused_for_adapters(name: str) -> None:
-    with pytest.raises(FeatherbackError, match=f"--optimizer {name} is for .* lomo or sgd, or add --train full"):
+    with pytest.raises(
+        FeatherbackError,
+        match=f"--optimizer {name} cannot train adapters; .* lomo or sgd, or train the whole model with --train full",
+    ):
         TrainConfig(model="m", out="o", optimizer=name)
 
 
@@ -70,5 +73,5 @@ def test_a_run_knows_its_rate(tmp_path: Path, named: float | None) -> None:
 
 
 def test_a_record_without_one_is_refused() -> None:
-    with pytest.raises(FeatherbackError, match="of an earlier version of Featherback, or damaged"):
+    with pytest.raises(FeatherbackError, match="damaged, or was written by an earlier version of Featherback"):
         assert TrainConfig(model="m", out="o").peak_learning_rate

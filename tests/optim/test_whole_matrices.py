@@ -1,4 +1,4 @@
-"""Rules on matrices of several tiles: 20 steps against their truths, readings, states, memory."""
+"""Rules on matrices of several tiles: 20 steps against references, readings, states, memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from featherback.engine.backend.counting import Blank, Counting, Ledger
 from featherback.engine.backend.device import Device
 from featherback.nn.roles import TABLE
 from featherback.optim.layerwise import HeldTensor
-from featherback.optim.rule import Turn, tile_rows
+from featherback.optim.rule import StepArgs, tile_rows
 from tests.optim.adalomo import adalomo
 from tests.optim.apollo import apollo_full, apollo_mini
 from tests.optim.mlorc import mlorc
@@ -35,14 +35,14 @@ TRUTHS: dict[str, tuple[Change, float]] = {
     "mlorc": (mlorc, 0.01),
     "sgd": (partial(by_torch, torch.optim.SGD), 0.05),
 }
-"""Rule -> its truth, and a learning rate with which 20 steps change weights much."""
+"""Rule -> its reference, and a learning rate with which 20 steps change weights strongly."""
 READ_TWICE = {"adafactor", "adalomo", "apollo", "apollo_mini", "mlorc"}
 CANCELS = {"mlorc"}
-"""A second moment is rebuilt as a difference there: where it comes out near 0 a step hangs on its last bits."""
+"""There, a second moment is a difference: where it is near 0, a step depends on its last bits."""
 
 
 def _run(name: str, shape: tuple[int, int], role: str = "matrix") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Values before, ours after, and the truth."""
+    """Values before; ours and the reference's after."""
     change, lr = TRUTHS[name]
     rule, settings = made(name)
     tensor = tensor_of(rule, shape, role)
@@ -51,7 +51,7 @@ def _run(name: str, shape: tuple[int, int], role: str = "matrix") -> tuple[np.nd
     more = {"role": role} if role != "matrix" else {}
     for step in range(1, STEPS + 1):
         tensor.all_gradient[...] = gradient(shape, step, name not in CANCELS)
-        rule.update(tensor, Turn(step, lr * (1 + step / STEPS), SCALE))
+        rule.update(tensor, StepArgs(step, lr * (1 + step / STEPS), SCALE))
         whole.g, whole.step = torch.from_numpy(tensor.all_gradient * SCALE).double(), step
         change(whole, lr * (1 + step / STEPS), **settings, **more)
     return before, tensor.all_values, whole.p.numpy()
@@ -77,7 +77,7 @@ def test_every_rule_is_here_or_has_a_test_of_its_own() -> None:
 def test_gradients_are_read_seldom_and_values_changed_once(name: str, shape: str) -> None:
     rule, _ = made(name)
     tensor = tensor_of(rule, SHAPES[shape])
-    rule.update(tensor, Turn(1, 0.1))
+    rule.update(tensor, StepArgs(1, 0.1))
     tiles = -(-SHAPES[shape][0] // tile_rows(SHAPES[shape]))
     assert tiles > 1 or shape == "vector"
     sizes = name in ("adafactor", "adalomo")  # they look at how large weights are before they change them
@@ -110,16 +110,16 @@ def test_memory_is_what_is_counted(name: str, shape: str) -> None:
     rule, _ = made(name)
     tensor = tensor_of(rule, SHAPES[shape])
     tensor.all_gradient[...] = gradient(SHAPES[shape], 1)
-    rule.update(tensor, Turn(1, 0.01))  # what is imported and kept
+    rule.update(tensor, StepArgs(1, 0.01))  # what is imported and kept
     gc.collect()
     tracemalloc.start()
-    rule.update(tensor, Turn(2, 0.01))
+    rule.update(tensor, StepArgs(2, 0.01))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     counted = Ledger()
     blanks = {state: Blank(values.shape, values.dtype) for state, values in tensor.states.items()}
     values = Blank(SHAPES[shape], np.dtype(np.float32))
-    rule.update(HeldTensor(Device(Counting("fp32"), counted), values, values, blanks, (3, 1)), Turn(1, 0.01))
+    rule.update(HeldTensor(Device(Counting("fp32"), counted), values, values, blanks, (3, 1)), StepArgs(1, 0.01))
     scratch: Any = tensor.on.scratch
     assert scratch.high_water == counted.high_water
     # What NumPy takes beside it: of a decomposition or of rounding, less than the room that is counted for it.
@@ -136,7 +136,7 @@ def test_random_numbers_come_from_seed_and_key(name: str) -> None:
         tensor = HeldTensor(tensor.on, tensor.all_values, tensor.all_gradient, tensor.states, key)
         for step in (1, 2):
             tensor.all_gradient[...] = gradient((60, 50), step)
-            rule.update(tensor, Turn(step, 0.01, 1.0, seed))
+            rule.update(tensor, StepArgs(step, 0.01, 1.0, seed))
         return tensor.all_values
 
     np.testing.assert_array_equal(after(5, (1,)), after(5, (1,)))
@@ -151,6 +151,6 @@ def test_gradients_that_are_zero_change_nothing(name: str) -> None:
     before = tensor.all_values.copy()
     tensor.all_gradient[...] = 0
     for step in (1, 2):
-        rule.update(tensor, Turn(step, 0.01))
+        rule.update(tensor, StepArgs(step, 0.01))
     np.testing.assert_array_equal(tensor.all_values, before)
     assert all(np.isfinite(state).all() for state in tensor.states.values())

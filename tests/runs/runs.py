@@ -1,4 +1,4 @@
-"""Runs in processes of their own, on a tiny model."""
+"""Runs on a tiny model in separate processes."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ sys.exit(worker.main(sys.argv[1:]))
 """
 
 PATIENCE = 300  # seconds, which only what hangs takes: a busy machine may give a process little of its time
-"""Seconds after which something hangs."""
+"""Seconds after which a process is considered to hang."""
 
 
 def prepared(model: Path, out: Path, **options: Any) -> RunDirectory:
-    """A run that is ready to train, locked by this process."""
+    """Return a run that is ready to train, locked by this process."""
     options = {"keep_checkpoints": True, **options}  # many tests go on with it
     config = TrainConfig(model=str(model), data="tokens", out=str(out), seq_len=SEQ_LEN, compute="fp32", **options)
     return prepare_run(config, sequences(), baseline=rehearsed_baseline)
 
 
 def resumed(model: Path, out: Path, **options: Any) -> RunDirectory:
-    """The same run, taken up again."""
+    """Return the same run, resumed."""
     return resume_run({"model": str(model), "out": str(out), **options}, baseline=rehearsed_baseline)
 
 
 def worker(run: Path, script: str | None = None, *flags: str) -> subprocess.Popen[str]:
-    """The training process, or one that runs `script` with the directory as its argument."""
+    """Start the training process, or a process that runs `script` with the directory as its argument."""
     how = ["-m", "featherback.worker"] if script is None else ["-c", script]
     command = [sys.executable, *how, str(run), *flags]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finished(run: RunDirectory) -> RunDirectory:
-    """A run of `prepared` or `resumed`, trained to its end."""
+    """Train a run of `prepared` or `resumed` to its end."""
     run.release()
     process = worker(run.path)
     _, err = process.communicate(timeout=PATIENCE)
@@ -72,7 +72,7 @@ def finished(run: RunDirectory) -> RunDirectory:
 def killed_and_finished(
     number: int, model: Path, out: Path, writes: tuple[str, ...], calls: int, seconds: float, **options: Any
 ) -> RunDirectory:
-    """A run that SIGKILL ended up to three times before it was finished.
+    """Train a run that is killed with SIGKILL up to three times before it finishes.
 
     Even numbers die inside a write, at one of so many first `calls` of the functions `writes` of `os`; odd ones at a
     random moment up to so many `seconds` after they began, mostly counted from when they are at work.
@@ -102,7 +102,7 @@ def killed_and_finished(
 
 
 def wait_for(what: Callable[[], Any], process: subprocess.Popen[str] | None = None) -> None:
-    """Until `what` holds, while the process lives, if one is named."""
+    """Wait until `what` is true, or until `process`, if given, has ended."""
     end = time.monotonic() + PATIENCE
     while not what():
         assert process is None or process.poll() is None, process and process.communicate()

@@ -49,9 +49,9 @@ def test_gradients_are_autograds(tiny_path: Path) -> None:
     ("tokens", "labels", "complaint"),
     [
         ([1, 2, 999], None, "999"),
-        ([1, -2], None, "never negative"),
-        ([5], None, "No token is trained"),
-        ([1, 2], [-100, -100], "No token is trained"),
+        ([1, -2], None, "token ids must be 0 or more"),
+        ([5], None, "There is nothing to train"),
+        ([1, 2], [-100, -100], "There is nothing to train"),
         ([[1, 2]], [1, 2], "like the tokens"),
         ([1.5, 2.5], None, "integers"),
         ([], None, "at least one sequence"),
@@ -59,7 +59,7 @@ def test_gradients_are_autograds(tiny_path: Path) -> None:
         ([1, 2], [1, 999], "A label is 999"),
         ([1, 2], [1, -5], "A label is -5"),
         ([1, [2, 3]], None, "list of integers"),
-        ([[1] * 9, [1] * 513], None, "has 513 tokens; the model was made for at most 512"),
+        ([[1] * 9, [1] * 513], None, "has 513 tokens; the model supports at most 512"),
         (5, None, "lists or arrays"),
         (iter([1, 2]), None, "lists or arrays"),
     ],
@@ -123,13 +123,13 @@ def test_train_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     ("examples", "complaint"),
     [
         ([[1, 2, 3], [4, 500]], "Example 1 has a token id outside"),
-        ([[1, 2, 3], []], "Example 1 is no list"),
+        ([[1, 2, 3], []], "Example 1 is not a list"),
         ([[1] * (SEQ_LEN + 1)], "more than the sequence length"),
         ([([1, 2], [1])], "another length"),
-        ([([1, 2], [7, 7])], "neither its token nor -100"),
-        ([([1, 2], [-100, -100])], "no trained token"),
-        ([[1], [2]], "no trained token"),
-        ([], "no trained token"),
+        ([([1, 2], [7, 7])], "a label must equal its token, or be -100"),
+        ([([1, 2], [-100, -100])], "no supervised token"),
+        ([[1], [2]], "no supervised token"),
+        ([], "no supervised token"),
     ],
 )
 def test_bad_examples_leave_nothing_behind(
@@ -167,7 +167,7 @@ print(json.dumps([named, json.load(open(out + "/run.json"))["summary"]["peak_rss
 def test_in_a_fresh_process_too_a_refusal_names_a_budget_that_is_accepted_and_kept(
     tiny_path: Path, tmp_path: Path
 ) -> None:
-    """The process that was refused holds more than before when it asks again."""
+    """A process that was rejected uses more memory when it asks again."""
     command = [sys.executable, "-c", _TRAIN_TWICE, str(tiny_path), str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -179,13 +179,13 @@ def test_in_a_fresh_process_too_a_refusal_names_a_budget_that_is_accepted_and_ke
     "named", [{"rank": 8}, {"alpha": 16.0}, {"targets": "all"}, {"rslora": False}], ids=lambda named: next(iter(named))
 )
 def test_an_adapter_to_start_from_is_taken_as_it_is(tiny_path: Path, tmp_path: Path, named: dict[str, object]) -> None:
-    """What is named is compared with it, be it what a new adapter would have unasked."""
+    """Every given option is compared with the adapter's, even if it equals the default of a new adapter."""
     model = fb.load(tiny_path)
     options: dict[str, object] = {"steps": 1, "seq_len": SEQ_LEN, "progress": False}
     own = {"rank": 2, "alpha": 3.0, "targets": "q,v", "rslora": True}
     first = fb.train(model, sequences(), tmp_path / "first", **own, **options)
     (name,) = named
-    with pytest.raises(fb.FeatherbackError, match=f"--{name} is .* leave --{name} out"):
+    with pytest.raises(fb.FeatherbackError, match=f"--{name} is .* Remove --{name}: an existing"):
         fb.train(model, sequences(), tmp_path / "second", start=str(first.path), **named, **options)
     second = fb.train(model, sequences(), tmp_path / "second", start=str(first.path), **{name: own[name]}, **options)
     assert (second.adapter.rank, second.adapter.targets) == (2, ("q_proj", "v_proj"))
@@ -219,17 +219,17 @@ def test_conversations_and_records_as_data(tmp_path: Path) -> None:
     assert sorted(path.name for path in (as_lists.path / "tokens").iterdir()) == ["eval.tokens", "train.tokens"]
     again = fb.train(model, talks, tmp_path / "records", resume=True, steps=3, progress=False)
     assert again.summary["steps"] == 3
-    with pytest.raises(fb.FeatherbackError, match="begun with other data"):
+    with pytest.raises(fb.FeatherbackError, match="started with other data"):
         fb.train(model, talks[1:], tmp_path / "records", resume=True, steps=4, progress=False)
 
 
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (_conversations()[0], "are the messages of one conversation; give a list of conversations"),
+        (_conversations()[0], "are the messages of one conversation; pass a list of conversations"),
         ([*_conversations(2), [{"role": "assistant"}]], 'the data, example 2: Message 1 has no "content"'),
         ([*_conversations(1), [1, 2, 3]], r"Example 1 is \[1, 2, 3\]; it must be a record, a list of messages or a"),
-        ([{"text": object()}], "Example 0 holds what JSON cannot"),
+        ([{"text": object()}], "Example 0 cannot be written as JSON"),
         ([{"question": "a"}], "the data, example 0"),
     ],
 )
@@ -249,9 +249,12 @@ def test_options_by_their_names_on_the_command_line(tiny_path: Path, tmp_path: P
     assert (configuration["learning_rate"], configuration["memory"]) == (0.5, 10**11)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"leraning_rate": 1}, "featherback.train has no option 'leraning_rate'. Did you mean `learning_rate"),
-        ({"lr": 1, "learning_rate": 1}, "lr and learning_rate are the same option"),
+        ({"lr": 1, "learning_rate": 1}, "--lr and --learning-rate are the same option"),
         ({"rank": "8"}, "--rank is '8'; it must be a whole number"),
-        ({"memory": 400_000_000}, "--memory is 400000000: a number alone means megabytes; write .* 400000000B"),
+        (
+            {"memory": 400_000_000},
+            "--memory is 400000000; a number without a unit means megabytes. Write .* 400000000B",
+        ),
     ]
     for options, says in wrong:
         with pytest.raises(fb.FeatherbackError, match=says):

@@ -1,4 +1,4 @@
-"""Of a run that averages: the adapter that is measured is the one that is kept, and training is what it was."""
+"""A run that averages keeps the adapter that it measured, and averaging does not change training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every bad option is named as who asked for it writes it: as an argument in Python, as a flag on the command line."""
+"""Errors name a bad option as the user writes it: as an argument in Python, as a flag on the command line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.tiny_chat import write_messages, write_tiny_chat
 PAIRS = [("Where is the key?", "Under the mat."), ("And the cat?", "On it.")] * 4
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"seq_len": 0}, "seq_len=0; it must be at least 2."),
-    ({"seq_len": 99_999}, "seq_len=99999 is beyond"),
+    ({"seq_len": 99_999}, "seq_len=99999 is longer than"),
     ({"rank": 9999}, "rank=9999; it must be at most the model's width"),
     ({"memory": "much"}, "memory='much'; write an amount such as 96MB"),
-    ({"memory": 10**9}, "memory=1000000000: a number alone means megabytes"),
-    ({"memory": "1MB"}, 'the least is memory="'),
+    ({"memory": 10**9}, "memory=1000000000; a number without a unit means megabytes"),
+    ({"memory": "1MB"}, 'these options need at least memory="'),
     ({"optimizer": "adam"}, "Did you mean `adamw`?"),
     ({"schedule": "cos"}, "Did you mean `cosine`?"),
     ({"method": "mesq"}, "Did you mean `mesp`?"),
@@ -29,24 +29,34 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"quantize": "q4-0"}, "Did you mean `q4_0`?"),
     ({"train": "ful"}, "Did you mean `full`?"),
     ({"targets": "qv"}, "Unknown LoRA target 'qv'; expected one of: q, k, v, o, gate, up, down"),
-    ({"learing_rate": 1}, "featherback.train has no option 'learing_rate'. Did you mean `learning_rate`?"),
-    ({"xyzzy": 1}, "`help(featherback.train)` lists them"),
-    ({"apollo_rank": 4}, "leave it out or choose another optimizer."),
-    ({"start": ""}, "start=''; name a run or an adapter, or none"),
-    ({"map": "prompt"}, "map='prompt'; write what a key is called in the data"),
-    ({"map": "promt=a"}, "map names 'promt', which is no key of data"),
-    ({"map": "prompt=a"}, "there is no column 'a', which map names for 'prompt'"),
+    (
+        {"learing_rate": 1},
+        "featherback.train has no option 'learing_rate'. Did you mean `learning_rate`? It is the same as `lr`.",
+    ),
+    ({"layers": "last:0"}, 'layers="last:0" trains nothing; choose at least one layer, such as last:1.'),
+    ({"layers": "first:8"}, "has no meaning; write all, last:8, last:25%, or a list such as 0,5,10-20."),
+    ({"layers": 99}, 'layers="99", but the layers of the model are 0 to'),
+    ({"layers": "last:99"}, 'use layers="all".'),
+    ({"layers": 0.5}, "layers=0.5; write all, last:8, last:25%"),
+    ({"num_layers": 0}, "it must be a whole number of layers, counted from the last, or -1 for all."),
+    ({"layers": "last:1", "train": "full"}, 'layers chooses the layers of an adapter, but train="full" has none.'),
+    ({"xyzzy": 1}, "`help(featherback.train)` lists all options"),
+    ({"apollo_rank": 4}, "Remove it, or choose another optimizer."),
+    ({"start": ""}, "start=''; give a run or an adapter, or the word none"),
+    ({"map": "prompt"}, "map='prompt'; expected KEY=COLUMN"),
+    ({"map": "promt=a"}, "map names the unknown key 'promt'"),
+    ({"map": "prompt=a"}, "there is no column 'a' for map="),
     ({"warmup": 1.5}, "warmup=1.5; write a number of steps"),
     ({"pause_on": "rain"}, "pause_on='rain'; write"),
     ({"log_to": "paper"}, "log_to='paper'; write"),
-    ({"steps": 1, "epochs": 1}, "Name steps or epochs, not both."),
+    ({"steps": 1, "epochs": 1}, "Use steps or epochs, not both."),
     ({"patience": 3, "eval_share": 0}, "patience needs eval_data or eval_share."),
-    ({"freeze": "norm"}, 'freeze is for train="full"; leave it out, or add train="full".'),
-    ({"train": "full", "rank": 4}, 'rank is for adapters; leave it out, or leave train="full" out.'),
-    ({"train": "full", "accumulate": 2}, 'accumulate=2, but with train="full"'),
-    ({"train": "full", "freeze": "nothing"}, "freeze: no weight of"),
-    ({"dora": True, "lora_dropout": 0.1}, "lora_dropout is not for DoRA"),
-    ({"optimizer": "apollo"}, 'optimizer="apollo" is for the matrices of whole models'),
+    ({"freeze": "norm"}, 'freeze only works with train="full"; add train="full", or remove freeze.'),
+    ({"train": "full", "rank": 4}, 'rank only works with adapters; remove rank, or remove train="full".'),
+    ({"train": "full", "accumulate": 2}, 'accumulate=2, but train="full" cannot accumulate gradients'),
+    ({"train": "full", "freeze": "nothing"}, 'freeze="nothing" matches no weight of'),
+    ({"dora": True, "lora_dropout": 0.1}, "lora_dropout does not work with DoRA"),
+    ({"optimizer": "apollo"}, 'optimizer="apollo" cannot train adapters'),
     ({"data": None}, "data is missing"),
     ({"out": None}, "out is missing"),
 ]
@@ -79,7 +89,7 @@ def test_in_python(
 
 
 def test_each_option_of_a_wrong_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What no option can have is refused by the name that each has in Python, and by its flag on the command line."""
+    """A value that an option cannot have is rejected with its name in Python, and with its flag on the command line."""
     assert len(known()) > 50
     for field, (kind, *_) in known().items():
         name = python_names(field)[0]
@@ -97,8 +107,8 @@ def test_each_option_of_a_wrong_kind(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_on_the_command_line(model: fb.Model, tmp_path: Path) -> None:
     given = {"model": model, "data": PAIRS, "out": tmp_path / "run", "progress": False}
     assert refusal(**given, seq_len=0) == "--seq-len is 0; it must be at least 2."
-    assert "the least is --memory " in refusal(**given, steps=1, memory="1MB")
-    assert "--freeze is for --train full" in refusal(**given, freeze="norm")
+    assert "these options need at least --memory " in refusal(**given, steps=1, memory="1MB")
+    assert "--freeze only works with --train full" in refusal(**given, freeze="norm")
 
 
 def test_a_key_of_a_file(tmp_path: Path) -> None:
@@ -122,13 +132,13 @@ def test_other_functions(model: fb.Model, tmp_path: Path, monkeypatch: pytest.Mo
         ("raw=True", lambda: model.generate("a", raw=True, system="b")),
         ("context=0; it", lambda: model.chat(context=0)),
         ("seq_len=0; it", lambda: fb.evaluate(model, data, seq_len=0)),
-        ("seq_len=99999 is beyond", lambda: fb.evaluate(model, data, seq_len=99_999)),
+        ("seq_len=99999 is longer than", lambda: fb.evaluate(model, data, seq_len=99_999)),
         ("threads=0; it", lambda: fb.evaluate(model, data, threads=0)),
         ("compute='fp8'; expected one of", lambda: fb.evaluate(model, data, compute="fp8")),
         ("seq_len=0; it", lambda: fb.plan(model, seq_len=0)),
         ("Did you mean `seq_len`?", lambda: fb.plan(model, seqlen=8)),  # type: ignore[call-arg]
         ("quantize='q3'; expected one of", lambda: fb.load(model.path, "q3")),
-        ("quantize is for Hugging Face folders", lambda: fb.load(model.path, "q4_0")),
+        ("remove quantize, which is for Hugging Face folders", lambda: fb.load(model.path, "q4_0")),
         ("There is no adapter", lambda: fb.export(tmp_path / "none", "gguf")),
         ("Did you mean `gguf`?", lambda: fb.export(tmp_path, "ggfu")),
     ]
@@ -142,8 +152,8 @@ def test_other_functions(model: fb.Model, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ([("a", "b", "c")], "Example 0 is ('a', 'b', 'c'); texts are given as (prompt, completion) tuples"),
-        ([["a", "b"]], "Example 0 is ['a', 'b']; texts are given as (prompt, completion) tuples"),
+        ([("a", "b", "c")], "Example 0 is ('a', 'b', 'c'); pass texts as (prompt, completion) tuples"),
+        ([["a", "b"]], "Example 0 is ['a', 'b']; pass texts as (prompt, completion) tuples"),
         ([("a", "b"), "c"], "Example 1 is 'c'; it must be a record, a list of messages or a (prompt"),
     ],
 )

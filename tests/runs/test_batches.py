@@ -1,4 +1,4 @@
-"""What a batch holds: so many examples (batch_size), or as many as fit into so many tokens (batch_tokens)."""
+"""A batch has a number of examples (batch_size), or as many as fit into a number of tokens (batch_tokens)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _examples() -> list[list[int]]:
 
 
 def _train(model: Path, out: Path, **options: Any) -> tuple[list[int], RunDirectory]:
-    """The tokens of each step."""
+    """Return the tokens of each step."""
     fixed = {"seq_len": SEQ_LEN, "rank": 2, "epochs": 1, "progress": False, "compute": "fp32", "samples": 0}
     run = fb.train(model, _examples(), out, **(fixed | options))
     return [line["tokens"] for line in run.metrics], run.directory
@@ -60,12 +60,12 @@ def test_a_packed_batch_holds_what_fits_into_its_tokens(tiny_path: Path, tmp_pat
     assert len(packed) < len(by_default)
     assert max(packed) <= 40
     assert sum(packed) == sum(LENGTHS)
-    with pytest.raises(fb.FeatherbackError, match="a batch must hold a whole sequence"):
+    with pytest.raises(fb.FeatherbackError, match="A batch must hold a whole sequence"):
         _train(tiny_path, tmp_path / "small", batch_tokens=8)
 
 
 def test_examples_of_a_batch_do_not_see_each_other(start: Start) -> None:
-    """One step of four examples is the step of the mean over their trained tokens, each by itself."""
+    """A step of four examples equals the step of the mean over their supervised tokens, computed one by one."""
     options: dict[str, Any] = {"steps": 2, "max_grad_norm": 0.5}
     runs = [
         start("together", batch_size=4, **options),
@@ -87,7 +87,7 @@ def test_memory_is_planned_for_the_longest_examples_there_are(tiny_path: Path, t
 
 
 def test_one_of_the_two_is_named() -> None:
-    with pytest.raises(FeatherbackError, match=r"^Name --batch-size or --batch-tokens, not both\.$"):
+    with pytest.raises(FeatherbackError, match=r"^Use --batch-size or --batch-tokens, not both\.$"):
         TrainConfig(**NAMED, batch_size=2, batch_tokens=64)
 
 
@@ -100,7 +100,7 @@ def test_naming_one_replaces_the_other_of_a_file(tmp_path: Path) -> None:
 def test_a_resumed_run_keeps_its_batches(tiny_path: Path, start: Start) -> None:
     start(steps=1)
     start(steps=2, resume=True, batch_tokens=SEQ_LEN)  # as by default
-    refusal = r"--batch-size was left out, not 2; --batch-tokens was 16, not left out"
+    refusal = r"--batch-size was unset, not 2; --batch-tokens was 16, not unset"
     with pytest.raises(FeatherbackError, match=refusal):
         start(steps=2, resume=True, batch_size=2)
 
@@ -109,7 +109,7 @@ def test_a_resumed_run_keeps_its_batches(tiny_path: Path, start: Start) -> None:
 
 
 def _as_before(run: RunDirectory, batch_size: int) -> None:
-    """Make the record of a run what those versions wrote."""
+    """Change the record of a run to the form of earlier versions."""
     record = json.loads((run.path / RUN_FILE).read_text())
     del record["configuration"]["batch_tokens"]
     record["configuration"]["batch_size"] = batch_size
@@ -135,7 +135,7 @@ def test_a_run_of_an_earlier_version_is_resumed_to_the_bit(start: Start, lengths
 def test_its_checkpoints_are_known_by_the_checksum_of_then(start: Start, lengths: int) -> None:
     run = start(steps=1, batch_tokens=lengths * SEQ_LEN)
     then = {**run.config.fixed(), "batch_size": lengths}
-    for name in ("adapter", "batch_tokens", "keep_precision", "objective"):  # options that came later
+    for name in ("adapter", "batch_tokens", "keep_precision", "layers", "objective"):  # options that came later
         del then[name]
     assert run.origin == json_checksum([sorted(then.items()), run.record["model"]])
     by_examples = start("by examples", steps=1, batch_size=lengths)
@@ -144,7 +144,7 @@ def test_its_checkpoints_are_known_by_the_checksum_of_then(start: Start, lengths
 
 def test_without_a_length_it_is_refused() -> None:
     values = {name: value for name, value in TrainConfig(**NAMED).to_json().items() if name != "batch_tokens"}
-    with pytest.raises(FeatherbackError, match=r"wrote batch_size: 4, .* begin another run, with --batch-tokens"):
+    with pytest.raises(FeatherbackError, match=r"its batch_size is 4, .* Start a new run with --batch-tokens"):
         TrainConfig.from_json({**values, "batch_size": 4, "seq_len": None})
 
 

@@ -1,4 +1,4 @@
-"""Everything that happens is told to everyone who asked, and one who fails ends the run in a sentence."""
+"""All callbacks receive all events, and an exception in a callback ends the run with a clear error."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_a_callback_that_raises_ends_the_run_in_a_sentence_and_what_was_saved_st
 ) -> None:
     heard = Everything()
     said = (
-        "The callback Broken failed in step() at step 3: ValueError: planted. What the run had saved is kept; "
-        "mend the callback, or leave it out, and resume."
+        "The callback Broken failed in step() at step 3: ValueError: planted. The last checkpoint is kept. "
+        "Correct or remove the callback, and resume the run."
     )
     with pytest.raises(fb.FeatherbackError, match=re.escape(said)):
         _train(tiny_path, tmp_path / "run", Broken(), heard)
@@ -101,6 +101,6 @@ def test_one_that_fails_while_told_of_a_failure_does_not_hide_it(start: Start, t
 
 
 def test_what_is_no_callback_is_refused_before_anything_is_done(tiny_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(fb.FeatherbackError, match=r"callbacks holds .*print.*, which is no featherback\.Callback"):
+    with pytest.raises(fb.FeatherbackError, match=r"callbacks contains .*print.*; it must contain instances of"):
         _train(tiny_path, tmp_path / "run", print)
     assert not (tmp_path / "run").exists()

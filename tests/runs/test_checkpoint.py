@@ -1,4 +1,4 @@
-"""Checkpoints: whole or refused with a reason, and never a moment without a good one."""
+"""Checkpoints are intact or rejected with a reason, and a good one exists at every moment."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Notes(Callback):
 
 
 def _state_bits(path: Path) -> list[int]:
-    """Places of every byte of a checkpoint's state and footer."""
+    """Return the offsets of all bytes of a checkpoint's state and footer."""
     content = path.read_bytes()
     begin = content.rindex(b'{"step"')
     return list(range(begin, len(content)))
@@ -79,7 +79,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_used(
 
 
 def test_every_bit_of_the_state_counts(tmp_path: Path) -> None:
-    """Step, position, evaluations: none of them changes unseen."""
+    """A change of step, position or evaluations is always detected."""
     array = {"parameters": PagedArray(1, 4)}
     checkpoint.save(tmp_path, 3, "me", array, {"position": [0, 3]})
     (path,) = tmp_path.iterdir()
@@ -111,7 +111,7 @@ def test_without_a_good_one_there_is_one_sentence(start: Start) -> None:
 def test_another_runs_checkpoint_is_refused(start: Start) -> None:
     run, other = start(steps=2), start("other", steps=2, seed=1)
     shutil.copy(other.path / "checkpoint-000002.fbc", run.path / "checkpoint-000002.fbc")
-    with pytest.raises(FeatherbackError, match="is of a run with other options, model or data"):
+    with pytest.raises(FeatherbackError, match="belongs to a run with other options, another model or other data"):
         start(steps=3, resume=True)
 
 
@@ -119,7 +119,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(start: Start) -> None:
     run = start(steps=2)
     (run.path / "checkpoint-000002.fbc").unlink()
     (run.path / "checkpoint-000002").mkdir()
-    with pytest.raises(FeatherbackError, match="is of an earlier version of Featherback"):
+    with pytest.raises(FeatherbackError, match="was written by an earlier version of Featherback"):
         start(steps=3, resume=True)
 
 
@@ -201,7 +201,7 @@ def test_the_disk_is_asked_before_the_first_step(start: Start, monkeypatch: pyte
 
     with monkeypatch.context() as patched:
         patched.setattr("featherback.runs.trainer.disk_usage", lambda _: Usage)
-        with pytest.raises(FeatherbackError, match=r"has 0\.0 MB free and the run needs up to 0\.\d MB"):
+        with pytest.raises(FeatherbackError, match=r"has 0\.0 MB free, but the run needs up to 0\.\d MB"):
             start(steps=2)
     run = start(steps=2, resume=True)
     assert len(list(run.metrics())) == 2

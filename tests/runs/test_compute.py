@@ -1,4 +1,4 @@
-"""--compute auto: which is chosen, that it is remembered, and that it gives way where memory is short."""
+"""--compute auto: the choice, that it is remembered, and that it uses less memory if memory is short."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featherback.cli.preamble import describe_compute
 from featherback.errors import FeatherbackError
 from featherback.methods.memory.plan import Plan
 from featherback.runs import choose
-from featherback.runs.computed import compute_of
+from featherback.runs.computed import resolve_compute
 from featherback.runs.config import TrainConfig
 from featherback.runs.launch import resume_run
 from featherback.runs.outlook import least_memory, outlook
@@ -56,9 +56,9 @@ def test_a_run_remembers_what_it_computes_in(
     assert run.config.compute == AUTO
     assert (run.record["plan"]["compute"], run.record["plan"]["rates"]["int16"]) == ("int16", 100)
     for place in (run.path, run.path / "adapter_model.safetensors", str(run.path)):
-        assert compute_of(AUTO, "model.gguf", place) == "int16"
-    assert compute_of("fp32", run.path) == "fp32"
-    assert compute_of(AUTO, "model.gguf", None) == "bf16"
+        assert resolve_compute(AUTO, "model.gguf", place) == "int16"
+    assert resolve_compute("fp32", run.path) == "fp32"
+    assert resolve_compute(AUTO, "model.gguf", None) == "bf16"
 
     favour(monkeypatch, "fp32")  # on another day: the plan is made anew, for another budget
     values = {**run.config.to_json(), "steps": 4, "memory": 10**9}
@@ -97,17 +97,17 @@ def test_it_gives_way_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.
     (mebp,) = (row.plan for row in rows if row.method == "mebp")
     assert mebp is not None
     assert mebp.compute == "bf16"
-    assert "bf16 for want of memory (products here, " in describe_compute(short.compute, short.rates)
-    with pytest.raises(FeatherbackError, match=f"the least is --memory {least['bf16'] // MB}MB"):
+    assert "bf16 because memory is short (measured here, " in describe_compute(short.compute, short.rates)
+    with pytest.raises(FeatherbackError, match=f"these options need at least --memory {least['bf16'] // MB}MB"):
         chosen(least["bf16"] // 2)
 
 
 def test_an_earlier_run_says_what_it_computed_in(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     run = start(steps=1, compute="fp32")
     run.update(plan={})
-    assert compute_of(AUTO, run.path) == "fp32"
+    assert resolve_compute(AUTO, run.path) == "fp32"
     (run.path / "run.json").write_text("{")
-    assert compute_of(AUTO, run.path) == "bf16"
+    assert resolve_compute(AUTO, run.path) == "bf16"
     said = capsys.readouterr().err
     assert "run.json is not valid JSON" in said
-    assert "Unless --compute is named, bf16 is taken." in said
+    assert "Using --compute bf16." in said

@@ -1,4 +1,4 @@
-"""Every option that cannot be right is named in one sentence."""
+"""Every wrong option is named in one clear error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featherback.core import options
 from featherback.core.options import Panel, choice, described, field_types, flags, option
 from featherback.errors import FeatherbackError
 from featherback.runs import parse
-from featherback.runs.changes import check_resume, continued, replaced
+from featherback.runs.changes import check_resume, resumed_options, with_overrides
 from featherback.runs.config import CHOICES, PANELS, TrainConfig
 
 BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
@@ -26,7 +26,7 @@ BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"start": ""}, "--from is ''; name a run or an adapter, or none."),
+        ({"start": ""}, "--from is ''; give a run or an adapter, or the word none."),
         ({"start": 3}, "--from is 3; it must be text."),
         ({"rank": 0}, "--rank is 0; it must be at least 1"),
         ({"rank": -3}, "--rank is -3"),
@@ -35,7 +35,7 @@ BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
         ({"targets": ("q_proj", "query")}, "Unknown LoRA target 'query'"),
         ({"targets": 5}, "--targets is 5; write all, or a list such as q,v"),
         ({"targets": [1]}, "--targets is [1]; write all"),
-        ({"targets": ()}, "No LoRA target"),
+        ({"targets": ()}, "list of LoRA targets is empty"),
         ({"seq_len": 1}, "--seq-len is 1; it must be at least 2"),
         ({"batch_size": 0}, "--batch-size is 0"),
         ({"accumulate": 0}, "--accumulate is 0"),
@@ -50,9 +50,9 @@ BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
         ({"method": "autograd"}, "--method is 'autograd'"),
         ({"warmup": -1}, "--warmup is -1"),
         ({"rslora": 1}, "--rslora is 1; it must be true or false"),
-        ({"dora": True, "lora_dropout": 0.1}, "--lora-dropout is not for DoRA"),
+        ({"dora": True, "lora_dropout": 0.1}, "--lora-dropout does not work with DoRA"),
         ({"loraplus_ratio": 0}, "--loraplus-ratio is 0; it must be a positive number"),
-        ({"warmup": 2.5}, "--warmup is 2.5; write a number of steps, or a share of them below 1."),
+        ({"warmup": 2.5}, "--warmup is 2.5; write a number of steps such as 20, or a share of all steps such as 0.05."),
         ({"warmup": "much"}, "--warmup is 'much'; write a number of steps"),
         ({"warmup": True}, "--warmup is True; write a number of steps"),
         ({"epochs": float("nan")}, "--epochs is nan; it must be a positive number and at most 10000."),
@@ -76,19 +76,25 @@ BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
         ({"beta1": 1.0}, "--beta1 is 1.0; it must be at least 0 and less than 1"),
         ({"beta2": -0.1}, "--beta2 is -0.1"),
         ({"eps": 0}, "--eps is 0; it must be a positive number"),
-        ({"optimizer": "sgd", "beta1": 0.5}, "--beta1 is no option of the optimizer sgd, which has --weight-decay;"),
-        ({"optimizer_options": {"beta3": 1}}, "--beta3 is no option of the optimizer adamw, which has --beta1, "),
+        (
+            {"optimizer": "sgd", "beta1": 0.5},
+            "--beta1 is not an option of the optimizer sgd. Its options are: --weight-decay.",
+        ),
+        (
+            {"optimizer_options": {"beta3": 1}},
+            "--beta3 is not an option of the optimizer adamw. Its options are: --beta1, ",
+        ),
         ({"method": "mezo", "epsilon": 0}, "--epsilon is 0; it must be a positive number"),
         ({"method": "mezo", "directions": 0}, "--directions is 0; it must be at least 1"),
         ({"method": "mezo", "directions": 1.5}, "--directions is 1.5; it must be a whole number"),
         (
             {"epsilon": 1e-3},
-            "--epsilon is no option of the method mesp, which has --keep-precision; leave it out or choose another "
-            "--method.",
+            "--epsilon is not an option of the method mesp. Its options are: --keep-precision. Remove it, or choose "
+            "another --method.",
         ),
         (
             {"method": "mezo", "method_options": {"radius": 1}},
-            "--radius is no option of the method mezo, which has --epsilon, --directions, --log-directions;",
+            "--radius is not an option of the method mezo. Its options are: --epsilon, --directions, --log-directions.",
         ),
     ],
 )
@@ -106,7 +112,7 @@ def test_a_panel_is_checked_by_itself(panel: type) -> None:
     assert own == {name: TrainConfig(model="m.gguf", out="run").to_json()[name] for name in own}
     for name, about in described(panel).items():
         if about.instead_of:
-            with pytest.raises(FeatherbackError, match=r"^Name --\S+ or --\S+, not both\.$"):
+            with pytest.raises(FeatherbackError, match=r"^Use --\S+ or --\S+, not both\.$"):
                 panel(**{name: 2, about.instead_of: 2})
         if about.least is not None:
             with pytest.raises(FeatherbackError, match=re.escape(flags(panel, name)[0])):
@@ -128,7 +134,7 @@ def test_an_option_more_is_a_field_more() -> None:
     assert (made.few, made.words, made.optimizer_options) == (2, ("a", "b*"), {"weight_decay": 0.0})
     for wrong, complaint in (
         ({"few": 0}, "--few is 0; it must be at least 1."),
-        ({"few": 1, "many": 1}, "Name --few or --many, not both."),
+        ({"few": 1, "many": 1}, "Use --few or --many, not both."),
         ({"optimizer": "sdg"}, "--optimizer is 'sdg'; expected one of"),
         ({"words": ""}, "--word is ''; write a list of names such as embed_tokens,layers.0.*."),
     ):
@@ -192,36 +198,36 @@ def test_options_of_another_version_are_refused() -> None:
 def test_a_start_is_taken_back_with_none() -> None:
     assert TrainConfig(**BASE, start="none").start is None
     file = {"start": "/a", "rank": 4}
-    assert TrainConfig.of(**BASE, **replaced(file, {"start": None})).rank == 4
-    assert replaced(file, {"start": "/b"}) == {"start": "/b"}
+    assert TrainConfig.of(**BASE, **with_overrides(file, {"start": None})).rank == 4
+    assert with_overrides(file, {"start": "/b"}) == {"start": "/b"}
 
 
 def test_resume_names_every_difference() -> None:
     earlier = TrainConfig(**BASE, rank=8, seq_len=64, steps=10)
     with pytest.raises(FeatherbackError, match=r"--rank was 8, not 16; --seq-len was 64, not 32"):
         check_resume(TrainConfig(**BASE, rank=16, seq_len=32), earlier)
-    with pytest.raises(FeatherbackError, match=r"other options: --beta1 was 0.9, not 0.8\.$"):
+    with pytest.raises(FeatherbackError, match=r"other options: --beta1 was 0.9, not 0.8\. Use the options of the run"):
         check_resume(TrainConfig.of(**BASE, seq_len=64, beta1=0.8), earlier)
-    with pytest.raises(FeatherbackError, match=r"other options: --optimizer was adamw, not sgd\.$"):
+    with pytest.raises(FeatherbackError, match=r"other options: --optimizer was adamw, not sgd\. Use"):
         check_resume(TrainConfig(**BASE, seq_len=64, optimizer="sgd"), earlier)
     check_resume(TrainConfig(**BASE, seq_len=64, steps=20, threads=1), earlier)
     estimated = TrainConfig.of(**BASE, method="mezo", epsilon=1e-3)
-    with pytest.raises(FeatherbackError, match=r"other options: --epsilon was 0.001, not 0.01\.$"):
+    with pytest.raises(FeatherbackError, match=r"other options: --epsilon was 0.001, not 0.01\. Use"):
         check_resume(TrainConfig(**BASE, method="mezo"), estimated)
-    with pytest.raises(FeatherbackError, match=r"other options: --method was mezo, not mesp\.$"):
+    with pytest.raises(FeatherbackError, match=r"other options: --method was mezo, not mesp\. Use"):
         check_resume(TrainConfig(**BASE), estimated)
 
 
 def test_a_start_may_be_named_whole_on_resume(tiny_path: Path) -> None:
     run, model = TrainConfig(**BASE, start="a"), models.load(tiny_path)
-    whole = continued(run, {"start": os.path.abspath("a")}, model)
-    assert whole == continued(run, {}, model)
-    with pytest.raises(FeatherbackError, match=r"other options: --from was a, not b\.$"):
-        continued(run, {"start": "b"}, model)
-    with pytest.raises(FeatherbackError, match=r"other options: --from was a, not none\.$"):
-        continued(run, {"start": None}, model)
+    whole = resumed_options(run, {"start": os.path.abspath("a")}, model)
+    assert whole == resumed_options(run, {}, model)
+    with pytest.raises(FeatherbackError, match=r"other options: --from was a, not b\. Use"):
+        resumed_options(run, {"start": "b"}, model)
+    with pytest.raises(FeatherbackError, match=r"other options: --from was a, not none\. Use"):
+        resumed_options(run, {"start": None}, model)
     plain = TrainConfig(**BASE)
-    assert continued(plain, {"start": None}, model) == continued(plain, {}, model)
+    assert resumed_options(plain, {"start": None}, model) == resumed_options(plain, {}, model)
 
 
 @pytest.mark.parametrize(

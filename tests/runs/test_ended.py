@@ -1,4 +1,4 @@
-"""What stays of a run that has ended, and what resuming it then does."""
+"""What a finished run keeps, and what resuming it does."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def _stopped_early(start: Start) -> RunDirectory:
     heard = _Notes()
     run = start(reporter=heard, keep_checkpoints=False, **EARLY)
     assert RunDirectory.open(run.path).record["status"] == "stopped early"
-    assert any(f"of checkpoints stay in {run.path}, so that the run can go on" in note for note in heard.notes)
+    assert any(
+        f"note: {run.path} keeps " in note and "of checkpoints, from which the run can be resumed" in note
+        for note in heard.notes
+    )
     return run
 
 
@@ -82,9 +85,9 @@ def test_a_finished_run_cannot_go_on_and_says_what_to_do(
     with pytest.raises(FeatherbackError) as refused:
         start(steps=3, resume=True, **options)
     assert str(refused.value) == (
-        f"{run.path} ended after step 2, and its optimiser states were removed, so it cannot go on. Train its result "
-        f"further in a new run: featherback {onward.format(model=tiny_path, run=run.path)} --data DATA --out "
-        f"{run.path}-2. A run with --keep-checkpoints can go on after its end."
+        f"{run.path} ended after step 2, and its optimiser states were removed, so it cannot be resumed. To train its "
+        f"result further, start a new run: featherback {onward.format(model=tiny_path, run=run.path)} --data DATA "
+        f"--out {run.path}-2. With --keep-checkpoints, a run can be resumed after its end."
     )
     assert (run.path / "run.json").read_bytes() == record
     resume_run({"model": str(tiny_path), "out": str(run.path)}).release()  # nobody has it
@@ -95,7 +98,7 @@ def test_the_command_that_is_named_works(tmp_path: Path) -> None:
     run = fb.train(model, data, tmp_path / "run", steps=2, rank=2, progress=False)
     with pytest.raises(FeatherbackError) as refused:
         fb.train(model, data, tmp_path / "run", resume=True, steps=3, progress=False)
-    words = shlex.split(str(refused.value).partition("new run: ")[2].partition(". A run")[0])
+    words = shlex.split(str(refused.value).partition("new run: ")[2].partition(". With")[0])
     assert words[:2] == ["featherback", "train"]
     assert words[3::2] == ["--from", "--data", "--out"]
     again = fb.train(words[2], data, words[8], start=words[4], steps=1, progress=False)
@@ -103,7 +106,7 @@ def test_the_command_that_is_named_works(tmp_path: Path) -> None:
 
 
 def test_resuming_a_finished_run_finds_nothing_to_do(start: Start, tiny_path: Path) -> None:
-    """And changes nothing: the same command can be typed again and again."""
+    """Repeating the same command changes nothing."""
     run = start(steps=2, keep_checkpoints=False)
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     again = resume_run({"model": str(tiny_path), "out": str(run.path)})
@@ -119,7 +122,7 @@ def test_a_damaged_summary_is_told(start: Start, tiny_path: Path) -> None:
 
 
 def test_what_needs_a_finished_run_needs_no_checkpoint(tmp_path: Path) -> None:
-    """Answers for the report, the adapter itself, and a replay."""
+    """The report's answers, loading the adapter, and a replay still work."""
     model, data = fb.load(write_tiny_chat(tmp_path / "m.gguf")), write_messages(tmp_path / "d.jsonl")
     run = fb.train(model, data, tmp_path / "run", steps=3, rank=2, method="mezo", optimizer="sgd",
                    log_directions=True, progress=False)  # fmt: skip

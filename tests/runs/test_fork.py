@@ -1,4 +1,4 @@
-"""A child forked while another thread trains can train itself: it waits for none of its parent's threads."""
+"""A child that is forked while another thread trains can train too, without waiting for its parent's threads."""
 
 from __future__ import annotations
 

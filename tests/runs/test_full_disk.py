@@ -1,4 +1,4 @@
-"""A disk that fills while a run goes on: a real one, small."""
+"""A real, small disk that fills up during a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPTIONS: dict[str, Any] = {"rank": 8, "steps": 6, "save_every": 1, "learning_rat
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of SIZE bytes."""
+    """Mount a disk of SIZE bytes."""
     if sys.platform != "linux" or os.geteuid() != 0:
         pytest.skip("only the superuser of a Linux can mount a small disk")
     place = tmp_path / "disk"
@@ -42,7 +42,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def _fill(ballast: Path, spare: int) -> None:
-    """Another program's file takes all of the disk but `spare` bytes."""
+    """Fill the disk with a file, except for `spare` bytes."""
     with open(ballast, "wb", buffering=0) as file:
         with suppress(OSError):
             while file.write(bytes(1 << 12)):
@@ -61,7 +61,7 @@ class Fills(Callback):
 
 @pytest.mark.parametrize("spare", [0, 1 << 12, 1 << 15, 1 << 16])
 def test_a_disk_that_fills_costs_a_step_and_no_more(tiny_path: Path, tmp_path: Path, disk: Path, spare: int) -> None:
-    """Wherever the space ends, the last checkpoint is whole, the record says what was, and the run goes on later."""
+    """Wherever the space runs out, the last checkpoint is intact, the record is right, and the run can be resumed."""
     whole = runs.prepared(tiny_path, tmp_path / "whole", **OPTIONS)
     train_run(whole)
     run, ballast = runs.prepared(tiny_path, disk / "run", **OPTIONS), disk / "ballast"
@@ -74,7 +74,7 @@ def test_a_disk_that_fills_costs_a_step_and_no_more(tiny_path: Path, tmp_path: P
         ["checkpoint-000002.fbc", "checkpoint-000003.fbc"],
         ["checkpoint-000003.fbc", "checkpoint-000004.fbc"],
     )
-    with pytest.raises(FeatherbackError, match="MB free and the run needs up to"):
+    with pytest.raises(FeatherbackError, match="MB free, but the run needs up to"):
         train_run(runs.resumed(tiny_path, run.path))  # told before the first step
     ballast.unlink()
     resumed = runs.resumed(tiny_path, run.path)

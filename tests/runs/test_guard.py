@@ -1,4 +1,4 @@
-"""What must not go on, and what is kept of it."""
+"""Runs that must stop, and what is kept of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def _record(run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_an_absurd_rate_never_leaves_a_broken_adapter(start: Start, tmp_path: Path, optimizer: str) -> None:
-    with pytest.raises(FeatherbackError, match=r"not finite at step 1; lower --lr\. No adapter had been saved"):
+    with pytest.raises(
+        FeatherbackError, match=r"not finite at step 1; lower --lr, for example to \S+\. No adapter was saved"
+    ):
         start(steps=1, learning_rate=1e300, optimizer=optimizer)
     record = _record(tmp_path / "run")
     assert record["status"] == "failed"
@@ -51,16 +53,16 @@ def test_parameters_that_explode_are_thrown_away_with_what_was_saved_of_them(sta
 
     original = guard.check_loss
 
-    def planted(loss: float, what: str, step: int, doubtful: int, model: Any) -> None:
-        original(1e6 if step == 4 else loss, what, step, doubtful, model)
+    def planted(loss: float, what: str, step: int, doubtful: int, model: Any, per_token: bool) -> None:
+        original(1e6 if step == 4 else loss, what, step, doubtful, model, per_token)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("featherback.runs.guard.check_loss", planted)
         with pytest.raises(FeatherbackError) as raised:
             start("run", steps=6, save_every=1, schedule="constant", optimizer="sgd", learning_rate=1e-2)
     assert str(raised.value) == (
-        "Training has stopped: the loss has exploded at step 4: 1e+06 nats per token, where guessing has 4.6; "
-        "lower --lr. The checkpoint and the adapter of step 2 are kept."
+        "Training has stopped: the loss exploded at step 4: 1e+06 nats per token, and random guessing gives 4.6; "
+        "lower --lr, for example to 0.0025. The checkpoint and the adapter of step 2 are kept."
     )
     run = tmp_path / "run"
     assert [path.name for path in run.glob("*.fbc")] == ["checkpoint-000002.fbc"]
@@ -77,8 +79,8 @@ def test_a_mean_that_was_measured_outlives_the_step_that_is_thrown_away(
 ) -> None:
     original = guard.check_loss
 
-    def planted(loss: float, what: str, step: int, doubtful: int, model: Any) -> None:
-        original(1e6 if (what, step) == ("the loss", 4) else loss, what, step, doubtful, model)
+    def planted(loss: float, what: str, step: int, doubtful: int, model: Any, per_token: bool) -> None:
+        original(1e6 if (what, step) == ("the loss", 4) else loss, what, step, doubtful, model, per_token)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("featherback.runs.guard.check_loss", planted)
@@ -91,7 +93,7 @@ def test_a_mean_that_was_measured_outlives_the_step_that_is_thrown_away(
 
 def test_a_held_out_loss_that_is_not_finite_is_told(start: Start, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("featherback.methods.base.Method.loss", lambda *_: float("nan"))
+        patched.setattr("featherback.methods.base.Method.loss", lambda *_, **__: float("nan"))
         with pytest.raises(FeatherbackError, match="the held-out loss is not finite at step 0; lower --lr"):
             start(steps=2, eval_seed=9)
     assert _record(tmp_path / "run")["status"] == "failed"
@@ -136,7 +138,7 @@ def test_prepared_tokens_beyond_the_embedding_are_refused(start: Start, tmp_path
     _write(run.tokens / "train.tokens", [1, wrong, 3], [1, 1, 1])
     with pytest.raises(FeatherbackError) as raised:
         TokenFile(run.tokens / "train.tokens").check(OUTSIDE)
-    assert f"holds the token id {wrong}; the model's embedding has 0 to {OUTSIDE - 1}" in str(raised.value)
+    assert f"holds the token id {wrong}; the model's token ids are 0 to {OUTSIDE - 1}" in str(raised.value)
 
 
 @pytest.mark.parametrize("weights", ["resident", "paged", "by_matrix", "streamed"])
@@ -155,7 +157,7 @@ def test_no_id_reads_what_lies_behind_the_embedding(tiny_path: Path, weights: An
 def test_a_prompt_beyond_the_embedding_is_refused(tiny_path: Path) -> None:
     decoder = Decoder(fb.load(tiny_path), capacity=8)
     for wrong in (OUTSIDE, -1, 2**40):
-        with pytest.raises(FeatherbackError, match=f"A token id is {wrong}; the model's embedding has 0 to"):
+        with pytest.raises(FeatherbackError, match=f"A token id is {wrong}; the model's token ids are 0 to"):
             decoder.forward([1, wrong])
     assert not decoder.tokens
 
@@ -197,7 +199,7 @@ def test_a_model_cut_short_under_a_run_is_a_sentence(
         return Plan(tokens=SEQ_LEN, compute="fp32", weights=weights)
 
     monkeypatch.setattr("featherback.runs.choose.plan_for", plan)
-    with pytest.raises(FeatherbackError, match=r"large\.gguf (was cut short|is shorter than it was)"):
+    with pytest.raises(FeatherbackError, match=r"large\.gguf (was truncated|is shorter than it was)"):
         start("cut", Cut(), model=str(large), steps=4, save_every=1)
     record = _record(large.parent / "cut")
     assert record["status"] == "failed"
@@ -227,7 +229,7 @@ def test_resuming_with_another_model_is_refused(start: Start, tiny_path: Path, t
     run = start(steps=1)
     record = (run.path / "run.json").read_bytes()
     other = write_tiny(tmp_path / "other.gguf", seed=1)
-    with pytest.raises(FeatherbackError, match="is not the model that the run was begun with"):
+    with pytest.raises(FeatherbackError, match="the run was started with another model"):
         start(steps=2, resume=True, model=str(other))
     assert (run.path / "run.json").read_bytes() == record
     moved = tmp_path / "moved.gguf"
@@ -253,7 +255,7 @@ def test_a_step_of_many_batches_is_as_before(tmp_path: Path) -> None:
         group = many.take(15)
         assert group is not None
         made = list(group.batches)
-        assert group.n_targets == sum(batch.n_targets for batch in made)
+        assert group.n_terms == sum(batch.n_terms for batch in made)
         assert group.n_tokens == sum(batch.n_tokens for batch in made)
         for ours, theirs in zip(made, single[first : first + 15], strict=True):
             assert np.array_equal(ours.tokens, theirs.tokens)

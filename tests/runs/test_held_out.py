@@ -1,4 +1,4 @@
-"""Where no held-out data are named, some of the data are held out: once, by the run's seed, and none is lost."""
+"""Without held-out data, some examples are held out: once, chosen by the run's seed, and none are lost."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 
 import featherback as fb
 from featherback.cli.preamble import print_preamble
-from featherback.data.duplicates import Known, marked
+from featherback.data.duplicates import OverlapCounter, hash_part
 from featherback.data.token_file import TokenFile
 from featherback.runs import trainer
 from featherback.runs.config import TrainConfig
-from featherback.runs.held_out import FEWEST, LEAST, MOST, hold_out, most_before, was_split
+from featherback.runs.held_out import FEWEST, LEAST, MOST, hold_out, tokens_before_split, was_split
 from featherback.runs.launch import prepare_run, resume_run
 from featherback.runs.panels.run import MEASUREMENTS
 from featherback.runs.rehearsal import rehearsed_baseline
@@ -28,7 +28,7 @@ Sequence = tuple[tuple[int, ...], tuple[bool, ...]]
 
 
 def _examples(count: int) -> list[tuple[list[int], list[int]]]:
-    """Examples of which none is there twice."""
+    """Return examples without duplicates."""
     tokens = np.random.default_rng(3).integers(0, TINY_LLAMA.vocab_size, (count, 16)).tolist()
     return [(each, [-100] * 4 + each[4:]) for each in tokens]
 
@@ -165,7 +165,7 @@ def test_a_run_that_loses_what_the_model_knew_ends(
 
 
 def test_copies_are_not_held_out(tiny_path: Path, tmp_path: Path) -> None:
-    """They would be trained on as well."""
+    """A duplicate would be trained on too."""
     once, often = _examples(60)[:20], _examples(60)[20:]
     rest, held = _parts(_prepared(tiny_path, tmp_path / "run", [*once, *often * 3], eval_share=0.2))
     assert held
@@ -182,7 +182,7 @@ def test_a_short_run_is_not_spent_on_measuring(tiny_path: Path, tmp_path: Path, 
 
 def test_what_is_held_out_is_read_beside_what_the_steps_need() -> None:
     config = TrainConfig(model="m", out="o", steps=10, seq_len=100)
-    assert most_before(1000, config) >= 1000 / 0.95 + LEAST * 100 - 1
+    assert tokens_before_split(1000, config) >= 1000 / 0.95 + LEAST * 100 - 1
 
 
 @pytest.mark.usefixtures("rising")
@@ -191,7 +191,7 @@ def test_a_run_that_stopped_early_goes_on_when_it_is_told_to(tiny_path: Path, tm
     run = fb.train(tiny_path, _examples(60), tmp_path / "run", **options)
     assert run.summary["steps"] == 8
     named = {"model": str(tiny_path), "out": str(run.path)}
-    with pytest.raises(fb.FeatherbackError, match=r"stopped early, after step 8: .* name --steps, --epochs"):
+    with pytest.raises(fb.FeatherbackError, match=r"stopped early, after step 8, .* set --steps, --epochs"):
         resume_run(named)
     kept = run.summary
     run.directory.update(summary={**kept, "first_eval_loss": kept["best_eval_loss"] / 2})
@@ -211,7 +211,7 @@ def test_a_plan_for_more_memory_than_there_is_is_made_anew(tiny_path: Path, tmp_
     again.release()
     assert again.plan.predicted_rss_mb is not None
     assert again.plan.predicted_rss_mb < 1e5
-    assert re.search(r"the run's plan needs 900000000 MB, and \d+ MB are free; the plan is made anew", said[0])
+    assert re.search(r"the run's plan needs 900000000 MB, but only \d+ MB are free; making a new plan", said[0])
 
 
 def test_held_out_examples_that_are_trained_are_counted(
@@ -232,11 +232,11 @@ def test_held_out_examples_that_are_trained_are_counted(
 
 
 def test_very_many_held_out_examples_are_looked_for_in_little_memory() -> None:
-    known = Known(most=64)
+    known = OverlapCounter(most=64)
     for i in range(1000):
-        known.note(marked(str(i).encode()))
+        known.note(hash_part(str(i).encode()))
     for i in range(500, 3000):
-        known.see(marked(str(i).encode()))
+        known.see(hash_part(str(i).encode()))
     assert not known.is_exact
     assert len(known._noted) <= 64
     assert 300 < known.count < 700

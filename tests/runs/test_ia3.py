@@ -1,4 +1,4 @@
-"""Runs that train IA3: its defaults, what it records, resuming, starting from it, and options that are not for it."""
+"""Runs that train IA3: defaults, records, resuming, starting from an adapter, and options that do not apply."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featherback.exports.formats import peft
 from featherback.models.form import Form
 from featherback.models.lora import Adapter
 from featherback.nn.adapters.ia3 import IA3Kind
-from featherback.runs.changes import replaced
+from featherback.runs.changes import with_overrides
 from featherback.runs.config import TrainConfig
 from tests.runs.conftest import Start
 
@@ -58,7 +58,7 @@ def test_it_by_mezo(start: Start) -> None:
 def test_training_does_not_start_where_other_sides_are_scaled(start: Start, tiny_path: Path, tmp_path: Path) -> None:
     adapter = Adapter(models.load(tiny_path), Form(IA3Kind(feedforward=("v_proj",)), ("k", "v")))
     peft.FORMAT.save(adapter, tmp_path / "other")
-    with pytest.raises(FeatherbackError, match="adapts v_proj in a way that --adapter ia3 does not"):
+    with pytest.raises(FeatherbackError, match="adapts v_proj in a way that --adapter ia3 does not support"):
         start(steps=1, rank=None, start=str(tmp_path / "other"))
 
 
@@ -68,7 +68,7 @@ def test_training_does_not_start_where_other_sides_are_scaled(start: Start, tiny
 )
 def test_options_of_low_rank_are_not_for_it(option: dict[str, Any]) -> None:
     name = next(iter(option)).replace("_", "-")
-    with pytest.raises(FeatherbackError, match=f"--{name} means nothing with --adapter ia3; leave one out"):
+    with pytest.raises(FeatherbackError, match=f"--{name} has no effect with --adapter ia3. Remove one"):
         TrainConfig.of(model="m", out="o", adapter="ia3", **option)
     TrainConfig.of(model="m", out="o", adapter="lora", **option)
 
@@ -79,14 +79,14 @@ def test_dora_by_either_name() -> None:
 
 
 def test_adapters_are_for_adapters() -> None:
-    with pytest.raises(FeatherbackError, match="--adapter is for adapters"):
+    with pytest.raises(FeatherbackError, match="--adapter only works with adapters"):
         TrainConfig.of(model="m", out="o", adapter="ia3", train="full")
 
 
 def test_what_is_not_for_another_kind_is_left_out_of_a_file_of_options() -> None:
     file = {"rank": 4, "alpha": 8.0, "targets": ("q_proj",), "learning_rate": 1e-3, "steps": 5}
-    assert replaced(file, {"adapter": "ia3"}) == {"steps": 5, "adapter": "ia3"}
-    assert replaced(file, {"adapter": "dora"})["rank"] == 4
+    assert with_overrides(file, {"adapter": "ia3"}) == {"steps": 5, "adapter": "ia3"}
+    assert with_overrides(file, {"adapter": "dora"})["rank"] == 4
 
 
 def test_runs_of_versions_without_kinds_are_known_by_their_checksum(start: Start) -> None:

@@ -1,4 +1,4 @@
-"""Runs killed with SIGKILL, wherever they are, end in the adapter of a run that was left alone.
+"""Runs that are killed with SIGKILL at any point end with the adapter of an undisturbed run.
 
 `make test-kill` kills a hundred; FEATHERBACK_KILLS says how many.
 """
@@ -13,9 +13,10 @@ import pytest
 
 from featherback.runs.run_directory import RunDirectory
 from tests.runs import runs
+from tests.support import tiers
 
 WRITES = ("fsync", "replace", "unlink")
-"""What writes checkpoints, adapters and records."""
+"""The functions that write checkpoints, adapters and records."""
 KILLS = int(os.environ.get("FEATHERBACK_KILLS", "8"))
 OPTIONS: dict[str, Any] = {"steps": 40, "save_every": 2, "rank": 4, "learning_rate": 1e-2, "threads": 1}
 
@@ -26,12 +27,12 @@ def _adapter(run: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def whole(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nobody disturbs."""
+    """An undisturbed run."""
     run = runs.prepared(tiny_path, tmp_path_factory.mktemp("whole") / "run", **OPTIONS)
     return runs.finished(run).path
 
 
-@pytest.mark.parametrize("number", range(KILLS))
+@pytest.mark.parametrize("number", tiers.some(range(KILLS), 2))
 def test_a_killed_run_ends_as_if_it_had_not_been(tiny_path: Path, tmp_path: Path, whole: Path, number: int) -> None:
     """Even numbers die inside a write, odd ones at a random moment."""
     run = runs.killed_and_finished(number, tiny_path, tmp_path / "run", WRITES, 150, 0.3, **OPTIONS)

@@ -1,4 +1,4 @@
-"""A run directory from a stranger: no link in it is followed out of it, whatever its name."""
+"""A link in a run directory from somebody else is never followed out of it, whatever its name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPTIONS: dict[str, Any] = {"eval_seed": 9, "eval_every": 2, "save_every": 1}
 
 
 class Names(Callback):
-    """Every name that is in a run directory while it is trained."""
+    """Return all names that appear in a run directory during training."""
 
     def __init__(self, run: Path) -> None:
         self.run, self.seen = run, set[Path]()
@@ -44,7 +44,7 @@ class Names(Callback):
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder of the user's, with a file."""
+    """Make a folder of the user, with a file."""
     folder = tmp_path / "outside"
     folder.mkdir()
     (folder / "file").write_bytes(SECRET)
@@ -87,7 +87,11 @@ def test_no_link_out_of_a_run_is_followed(
     opened = RunDirectory.open(run)
     for place in _links(run, found, outside):
         readable = place.name != "run.json" or place.exists()
-        said = f"{place} is a link to {place.resolve()}, outside the run directory" if readable else "no training run"
+        said = (
+            f"{place} is a link to {place.resolve()}, outside the run directory"
+            if readable
+            else "is not a run directory"
+        )
         for opening in (RunDirectory.open, RunDirectory.take):
             with pytest.raises(FeatherbackError, match=re.escape(said)):
                 opening(run)
@@ -223,7 +227,7 @@ def test_a_pipe_in_a_run_is_not_waited_for(start: Start, capsys: pytest.CaptureF
     (run / "metrics.jsonl").unlink()
     os.mkfifo(run / "metrics.jsonl")
     assert command(["report", str(run)]) == 2
-    assert "metrics.jsonl is not a file" in capsys.readouterr().err
+    assert "metrics.jsonl is not a file or a folder" in capsys.readouterr().err
 
 
 def test_links_that_stay_inside_and_a_run_that_is_named_by_a_link_are_fine(start: Start, tmp_path: Path) -> None:
@@ -271,7 +275,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, outside: Path, writer
     try:
         WRITERS[writer](path, source)
     except FeatherbackError as error:
-        assert "it is a link, which is not followed" in str(error)  # noqa: PT017
+        assert "it is a link, and links are not followed" in str(error)  # noqa: PT017
     else:
         assert not path.is_symlink()
     assert _untouched(outside)

@@ -1,4 +1,4 @@
-"""The live view: what stands on the screen, at every size of it."""
+"""The live view: its content at every size of the screen."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Screen(io.StringIO):
         self.wrapped += self.column > self.size.columns
 
     def resize(self, columns: int) -> None:
-        """Lines that no longer fit are broken, as terminals do."""
+        """Wrap lines that no longer fit, like a terminal."""
         self.size = os.terminal_size((columns, self.size.lines))
         assert self.row == len(self.lines) - 1
         self.lines = [line[at : at + columns] for line in self.lines for at in range(0, max(1, len(line)), columns)]
@@ -113,11 +113,9 @@ def test_what_it_shows_at_60_columns() -> None:
     assert re.fullmatch(r"  step 32/60  ━+╌+   53 %  0:27 left", lines[0])
     assert any("◆" in line for line in lines)
     assert any(re.search("[⠁-⣿]", line) for line in lines)
-    assert any(
-        re.fullmatch(r"  loss      0\.[56]\d{3}   average of 10 steps   the last 0\.5781", line) for line in lines
-    )
+    assert any(re.fullmatch(r"  loss      0\.[56]\d{3}   average of 10 steps   latest 0\.5781", line) for line in lines)
     assert "  held-out  1.0952   at step 20, the best so far" in lines
-    assert "  speed     253 tok/s   0.98 s a step   lr 2.0e-04" in lines
+    assert "  speed     253 tok/s   0.98 s per step   lr 2.0e-04" in lines
     assert any(re.fullmatch(r"  memory    ━{16}╌{12}  56 of 96 MB", line) for line in lines)
 
 

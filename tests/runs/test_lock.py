@@ -1,4 +1,4 @@
-"""One process at a time has a run, from its preparation to its end, whatever becomes of the process."""
+"""Only one process at a time uses a run, from preparation to the end, however the process ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from featherback.errors import FeatherbackError
-from featherback.runs.launch import become_worker
+from featherback.runs.launch import exec_worker
 from featherback.runs.run_directory import RunDirectory
 from tests.runs import runs
 
@@ -25,12 +25,12 @@ sys.stdin.read()
 
 BECOMES = """
 import sys
-from featherback.runs.launch import become_worker
+from featherback.runs.launch import exec_worker
 from featherback.runs.run_directory import RunDirectory
 run = RunDirectory.take(sys.argv[1])
 print("held", flush=True)
 sys.stdin.readline()  # a terminal that does not move on
-become_worker(run, "--json")
+exec_worker(run, "--json")
 """
 
 
@@ -82,7 +82,7 @@ def test_the_descriptor_is_passed_to_the_worker_alone(
     run = runs.prepared(tiny_path, tmp_path / "run", steps=1)
     called: list[list[str]] = []
     monkeypatch.setattr(os, "execve", lambda path, command, environment: called.append(command))
-    become_worker(run, "--json")
+    exec_worker(run, "--json")
     (flag,) = [text for text in called[0] if text.startswith("--lock=")]
     descriptor = int(flag.partition("=")[2])
     assert os.path.samestat(os.fstat(descriptor), os.stat(run.path))

@@ -1,4 +1,4 @@
-"""Other programs that record runs: imported if asked, told everything, and missed in a sentence.
+"""Loggers are imported only on request, receive all events, and cause a clear error if they are missing.
 
 The programs are stood in for by modules that keep what they are told, with the names of theirs that are called.
 """
@@ -173,7 +173,7 @@ def test_what_a_run_was_logged_to_is_named_again_or_left_out(
     resumed = start("run", steps=2, resume=True)
     assert heard.begun == heard.values == []
     every = ",".join(LOGGERS.names)
-    said = f"note: the run was logged to {every} and no longer is; to go on with that: --log-to {every}"
+    said = f"note: the run is no longer logged to {every}; to continue logging, add --log-to {every}"
     assert said in capsys.readouterr().err
     record = RunDirectory.open(resumed.path).record
     assert record["configuration"]["log_to"] is None

@@ -1,4 +1,4 @@
-"""The live view in a notebook: one output that is replaced, and text below it."""
+"""The live view in a notebook: one output that is replaced, with text below it."""
 
 from __future__ import annotations
 

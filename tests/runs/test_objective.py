@@ -1,4 +1,4 @@
-"""Runs with another objective than next-token loss: what is reported, resumed and refused."""
+"""Runs with another objective than next-token loss: reporting, resuming and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMOOTHED: dict[str, Any] = {"objective": "smoothed", "label_smoothing": 0.3}
 
 
 def first_loss(path: Path, share: float) -> float:
-    """Of one batch of the first sequences of `sequences`, by PyTorch."""
+    """Return the loss of a batch of the first sequences, computed with PyTorch."""
     model, total, count = reference_model(path), 0.0, 0
     for tokens, labels in sequences(1):
         with torch.no_grad():
@@ -75,9 +75,9 @@ def test_a_share_that_is_none(share: float) -> None:
 
 
 def test_smoothing_belongs_to_its_objective() -> None:
-    with pytest.raises(FeatherbackError, match="--label-smoothing is no option of the objective next_token"):
+    with pytest.raises(FeatherbackError, match="--label-smoothing is not an option of the objective next_token"):
         TrainConfig.of(model="m", out="o", label_smoothing=0.1)
 
 
 def test_names() -> None:
-    assert OBJECTIVES.names == ("next_token", "smoothed")
+    assert OBJECTIVES.names == ("dpo", "ipo", "kto", "next_token", "orpo", "robust_dpo", "simpo", "smoothed")

@@ -90,7 +90,7 @@ def _with_peft(path: Path, initial: State, tokens: TokenFile, config: TrainConfi
     for step in range(STEPS):
         group = stream.take(ACCUMULATE)
         assert group is not None
-        targets = group.n_targets
+        targets = group.n_terms
         loss = torch.zeros(())
         for batch in group.batches:
             for start, end in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):

@@ -1,4 +1,4 @@
-"""A run that waits on battery, and one that lets other programs go first: neither changes what is computed."""
+"""Pausing on battery and lowering the priority do not change the result of a run."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_what_is_said(tmp_path: Path) -> None:
             reporter.tell(Paused("on battery"))
             reporter.tell(Paused("on battery"))
             reporter.tell(Resumed())
-    assert plain.getvalue() == "paused: on battery\ngoing on\n" * 2
+    assert plain.getvalue() == "paused: on battery\nresumed\n" * 2
     said = [json.loads(line) for line in lines.getvalue().splitlines()]
     assert said == [{"event": "paused", "reason": "on battery"}, {"event": "resumed"}] * 2
 
@@ -158,19 +158,20 @@ def test_nice_out_of_range(wrong: Any) -> None:
 
 NICE = """
 import os, sys, threading
-from featherback.engine.host.priority import step_back
+from featherback.engine.host.priority import lower_priority
 waiting = threading.Event()
 threading.Thread(target=waiting.wait).start()
 def all():
     return sorted({os.getpriority(os.PRIO_PROCESS, int(name)) for name in os.listdir("/proc/self/task")})
 for niceness in (5, 3, 7):
-    step_back(niceness)
+    lower_priority(niceness)
     print(*all())
 waiting.set()
 print(os.popen("nice").read().strip())
 """
 
 
+@pytest.mark.usefixtures("all_cores")
 @pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")
 def test_every_thread_steps_back_and_none_comes_forward() -> None:
     """Every thread of the process, and what it starts; a priority that is lower already stays."""

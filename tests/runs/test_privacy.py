@@ -1,4 +1,4 @@
-"""What a run writes is its owner's alone from the first byte, whatever the umask."""
+"""Only the owner can read the files of a run, from the first byte on, whatever the umask."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def _open_to_others(place: Path) -> list[str]:
-    """What in a folder, and itself, is not as private as it must be."""
+    """Return the paths in a folder, including itself, that others can access."""
     wrong = []
     for path in [place, *place.rglob("*")]:
         mode = stat.S_IMODE(path.lstat().st_mode)

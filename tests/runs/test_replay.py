@@ -1,4 +1,4 @@
-"""A zeroth-order run replayed from its options and its log alone."""
+"""Replaying a zeroth-order run from its options and its log."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class At(Callback):
 
 
 def kit(run: RunDirectory, place: Path) -> RunDirectory:
-    """What a replay needs of a run, alone."""
+    """Copy only the files of a run that a replay needs."""
     place.mkdir()
     for name in ("run.json", "directions.log"):
         shutil.copy(run.path / name, place)
@@ -134,11 +134,11 @@ def test_any_step(start: Start, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("left", "said"),
     [
-        (HEAD + 5 * STEP, "is cut short: it ends after step 5 of 6"),
-        (HEAD + 5 * STEP + 11, "is cut short: it ends within step 6"),
-        (HEAD + 5 * STEP + 25, "is cut short: it ends within step 6"),
-        (HEAD, "is cut short: it ends after step 0 of 6"),
-        (HEAD - 1, "is not a log of directions"),
+        (HEAD + 5 * STEP, "is truncated: it ends after step 5 of 6"),
+        (HEAD + 5 * STEP + 11, "is truncated: it ends within step 6"),
+        (HEAD + 5 * STEP + 25, "is truncated: it ends within step 6"),
+        (HEAD, "is truncated: it ends after step 0 of 6"),
+        (HEAD - 1, "is not a directions.log file"),
     ],
 )
 def test_a_truncated_log_is_refused(start: Start, tmp_path: Path, left: int, said: str) -> None:
@@ -161,17 +161,17 @@ def test_what_else_is_refused(start: Start, tmp_path: Path) -> None:
     log.write_bytes(whole[: HEAD + STEP + 20] + b"x" + whole[HEAD + STEP + 21 :])
     refused("is damaged after step 1")
     log.write_bytes(whole[:8] + b"00000000" + whole[16:])
-    refused("is of a run with other options or another model")
+    refused("belongs to a run with other options or another model")
     log.write_bytes(whole[:HEAD] + whole[HEAD + STEP :])
     refused("is damaged after step 0")
     log.write_bytes(whole)
-    refused("is cut short: it ends after step 6 of 7", step=7)
+    refused("is truncated: it ends after step 6 of 7", step=7)
     run.update(model="another")
-    refused("is not what it was when")
+    refused("have changed since")
     log.unlink()
     refused("has no directions.log: only a run with --log-directions can be replayed")
     exact = start("exact", steps=1)
-    with pytest.raises(FeatherbackError, match="was trained by mesp, which follows no directions"):
+    with pytest.raises(FeatherbackError, match="was trained with --method mesp, which is not zeroth-order"):
         replay(exact, tmp_path / "again")
     assert command(["replay", str(exact.path), "--out", str(tmp_path / "again")]) == 2
 
@@ -181,4 +181,4 @@ def test_a_log_that_lost_steps_is_said_when_the_run_goes_on(start: Start) -> Non
     os.truncate(run.path / "directions.log", HEAD + 2 * STEP)
     heard = At(0)
     start(**{**LOGGED, "steps": 7}, resume=True, reporter=heard)
-    assert any("ends after step 2 of 6: no replay is possible" in note for note in heard.notes)
+    assert any("ends after step 2 of 6, so the run cannot be replayed" in note for note in heard.notes)

@@ -1,4 +1,4 @@
-"""The report of a run: one file that needs nothing else, whatever the run is called and however long it is."""
+"""The report of a run is one self-contained file, whatever the run's name and length."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _VOID = {"meta", "br"}
 
 
 class Parsed(HTMLParser):
-    """Every element closed; what the attributes name."""
+    """Checks that every element is closed, and collects attribute values."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ def test_the_data_are_named_as_people_name_them(start: Start) -> None:
     data = text[text.index("Data") : text.index("Options")]
     assert f"trained on: given from Pythonheld out: {held} of 100 sequences" in data
     assert f"sequences{trained}{held}" in data
-    assert "records that cannot be used3" in data
+    assert "records skipped: unusable3" in data
     assert "None" not in data
     assert "enough" not in data
 
@@ -217,8 +217,8 @@ def test_a_report_that_cannot_be_written_costs_no_run(start: Start, monkeypatch:
     run = start(steps=2, reporter=notes)
     assert RunDirectory.open(run.path).record["status"] == "finished"
     assert notes.text == (
-        "note: there is no report: Cannot write report.html: No space left on device. "
-        f"featherback report {run.path} makes it later."
+        "note: the report could not be written: Cannot write report.html: No space left on device. "
+        f"To write it later: featherback report {run.path}"
     )
 
 
@@ -235,7 +235,7 @@ def test_a_png_without_matplotlib_is_a_sentence(
 
 def test_what_is_no_run_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["report", str(tmp_path)]) == 2
-    assert "holds no training run" in capsys.readouterr().err
+    assert "is not a run directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("losses", [[], [2.5], [2.5, 2.5], [5e-4, 3e-4], [3.0, 2.0, 1000.0], [-1.0, 1.0], [0.0]])

@@ -1,4 +1,4 @@
-"""What a person, or a program, sees of a run."""
+"""The output of a run, for people and for programs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_plain_lines() -> None:
 
 
 def _printed(steps: int, seconds: float) -> list[int]:
-    """The steps that have a line."""
+    """Return the steps that have a line."""
     out = io.StringIO()
     shown = TextReporter(out)
     shown.tell(begun(steps))

@@ -1,4 +1,4 @@
-"""What `resume` needs, what it refuses, and what it makes of records that an older version, or a hand, has written."""
+"""Resuming: what it needs, what it rejects, and records that an older version or a person has written."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FOREIGN: dict[str, Change] = {
 
 
 def rewrite(run: Path, change: Change) -> bytes:
-    """Change run.json; what it holds then."""
+    """Change run.json and return its new content."""
     record = json.loads((run / "run.json").read_bytes())
     change(record)
     (run / "run.json").write_text(json.dumps(record))
@@ -54,10 +54,10 @@ def test_a_plan_of_another_version_is_made_anew(
 ) -> None:
     run = start(steps=1)
     rewrite(run.path, change)
-    with pytest.raises(FeatherbackError, match=r"run\.json holds no plan of this version .* --resume makes"):
+    with pytest.raises(FeatherbackError, match=r"run\.json has no plan of this version .* --resume to make"):
         RunDirectory.open(run.path).plan  # noqa: B018 - it is the reading that fails
     resumed = start(steps=2, resume=True)
-    assert capsys.readouterr().err.count("the plan is made anew") == 1
+    assert capsys.readouterr().err.count("making a new plan") == 1
     assert RunDirectory.open(run.path).plan == resumed.plan
     assert len(list(resumed.metrics())) == 2
     start(steps=3, resume=True)
@@ -67,7 +67,7 @@ def test_a_plan_of_another_version_is_made_anew(
 @pytest.mark.parametrize(
     ("keep", "says"),
     [
-        ({"x": 1}, "plan.keep names 'x'; what this model can keep is q, k, v, o, lse, m, gate, up"),
+        ({"x": 1}, "plan.keep has 'x'; this model can keep q, k, v, o, lse, m, gate, up"),
         ({"m": 1, "gate": 3}, "plan.keep has gate in 3 layers; the model has 2"),
         ({"o": 1, "lse": 1}, "plan.keep must have q, k, v, o, lse in the same number of layers"),
     ],
@@ -100,7 +100,7 @@ def test_a_run_of_a_version_without_encodings_goes_on_with_the_same_bits(
     assert RunDirectory.open(run.path).identity == identity
     assert RunDirectory.open(run.path).plan.encodings == {}
     start(steps=4, resume=True, **usual)
-    assert "made anew" not in capsys.readouterr().err
+    assert "making a new plan" not in capsys.readouterr().err
     files = [folder.path / "adapter_model.safetensors" for folder in (run, whole)]
     assert files[0].read_bytes() == files[1].read_bytes()
 
@@ -176,9 +176,9 @@ def test_other_data_are_refused(start: Start, tiny_path: Path) -> None:
     named = {"model": str(tiny_path), "out": str(run.path), "steps": 2}
     record = (run.path / "run.json").read_bytes()
     for given in ({"data": sequences(seed=5)}, {"data": sequences(11)}):
-        with pytest.raises(FeatherbackError, match="begun with other data, whose tokens it keeps; leave --data out"):
+        with pytest.raises(FeatherbackError, match=r"with other data, and continues with its own\. Remove --data"):
             resume_run(named, **given)
-    with pytest.raises(FeatherbackError, match=r"with --data other\.jsonl: the run was begun with other data"):
+    with pytest.raises(FeatherbackError, match=r"with --data other\.jsonl: the run was started with other data"):
         resume_run({**named, "data": "other.jsonl"})
     assert (run.path / "run.json").read_bytes() == record
 
@@ -190,7 +190,7 @@ def test_the_file_of_the_data_may_move_or_go_but_not_be_another(tmp_path: Path) 
     run = prepare_run(TrainConfig(model=str(model), data=(str(data),), out=str(tmp_path / "run"), **options))
     train_run(run)
     named = {"model": str(model), "out": str(run.path)}
-    with pytest.raises(FeatherbackError, match=r"other\.jsonl: the run was begun with other data"):
+    with pytest.raises(FeatherbackError, match=r"other\.jsonl: the run was started with other data"):
         resume_run({**named, "data": str(other)})
     heard: list[str] = []
     moved = data.rename(tmp_path / "moved.jsonl")
@@ -199,8 +199,8 @@ def test_the_file_of_the_data_may_move_or_go_but_not_be_another(tmp_path: Path) 
     write_messages(data, 3)
     resume_run({**named, "data": str(data)}, note=heard.append).release()
     assert heard == [
-        f"note: {data} is gone; the run goes on with the tokens made of it",
-        f"note: {data} has changed; the run goes on with the tokens made of it",
+        f"note: {data} is missing; the run continues with its stored tokens",
+        f"note: {data} has changed; the run continues with its stored tokens",
     ]
     assert RunDirectory.open(run.path).record["configuration"]["data"] == [str(data)]
 
@@ -220,15 +220,15 @@ def test_the_steps_say_how_much_is_read_and_more_steps_are_told(tmp_path: Path) 
     assert heard == []
     resume_run({**named, "steps": 3}, note=heard.append).release()
     assert heard == [
-        f"note: the data were read up to {report['read_to']}, for the steps named at first; "
-        "further steps go over the same tokens again"
+        f"note: the data were read only up to {report['read_to']}, enough for the steps of the first command; "
+        "further steps repeat the same tokens"
     ]
 
 
 DAMAGED: dict[str, tuple[str, bytes, str]] = {
     "half a record": ("run.json", b'{"format": 1, "sta', "run.json is not valid JSON"),
     "a deep record": ("run.json", b"[" * 100_000, "run.json is not usable JSON: it is nested too deeply"),
-    "a list": ("run.json", b"[]", "run.json is not a run"),
+    "a list": ("run.json", b"[]", "run.json was not written by this version"),
     "data that are a number": ("run.json", b'{"format": 1, "data": {"eval": 5}}', "run.json"),
     "bytes": ("run.json", b"\xff\xfe\x00", "run.json is not valid JSON"),
     "a line of metrics that is a number": ("metrics.jsonl", b"5\n", "metrics.jsonl is damaged"),

@@ -1,4 +1,4 @@
-"""run.yaml, which `train --config` reads: written beside every run, and it repeats the run."""
+"""run.yaml: every run writes it, and `train --config` repeats the run from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 
 import featherback as fb
 from featherback.errors import FeatherbackError
-from featherback.runs.changes import replaced
+from featherback.runs.changes import with_overrides
 from featherback.runs.config import TrainConfig
 from featherback.runs.run_file import RUN_YAML, read, render
 from tests.runs.conftest import SEQ_LEN, sequences
@@ -60,7 +60,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, options: dict[str, Any]) 
     ("text", "says"),
     [
         ("lr: 1e-3\nleraning_rate: 3", "line 2: training has no option 'leraning_rate'. Did you mean `learning_rate`?"),
-        ("xyzzy: 3", "line 1: training has no option 'xyzzy'. `featherback train --help` lists them."),
+        ("xyzzy: 3", "line 1: training has no option 'xyzzy'. `featherback train --help-all` lists all options."),
         ("\n\nrank: eight", "line 3: --rank is 'eight'; it must be a whole number."),
         ("cut: yes", "line 1: --cut is 'yes'; it must be true or false."),
         ("optimizer: adam", "line 1: --optimizer is 'adam'; expected one of:"),
@@ -68,12 +68,12 @@ def test_what_is_written_is_read_again(tmp_path: Path, options: dict[str, Any]) 
         ("memory: 64XB", "line 1: --memory is '64XB'; write an amount"),
         ("memory: [1]", "line 1: --memory is [1]; it must be a whole number"),
         ("model: 3", "line 1: model is 3; it must be text."),
-        ("rank: 8\nlr: 1\nrank: 4", "line 3: rank stands in line 1 already."),
-        ("lr: 1\nlearning-rate: 1", "line 2: learning-rate stands in line 1 already."),
-        ("rank: {a: 1}", "line 1: a value must be a number, true, false, a text, or a list of texts."),
+        ("rank: 8\nlr: 1\nrank: 4", "line 3: rank is already set in line 1; remove one of them."),
+        ("lr: 1\nlearning-rate: 1", "line 2: learning-rate is already set in line 1; remove one of them."),
+        ("rank: {a: 1}", "line 1: a value must be a number, true, false, text, or a list of texts."),
         ("data: [[a]]", "line 1: a value must be"),
         ("? [a]\n: 1", "line 1: training has no option"),
-        ("lr 3", "line 1 is no option: write lines such as lr: 0.0002."),
+        ("lr 3", "line 1 is not an option; write lines such as lr: 0.0002."),
         ("rank: 8\n  lr: 3", "line 2 is not YAML: mapping values are not allowed here."),
         ("a: 'b", "is not YAML: found unexpected end of stream."),
         ("a: *b", "line 1 is not YAML: found undefined alias 'b'."),
@@ -126,22 +126,22 @@ def test_as_people_write_it(tmp_path: Path) -> None:
 
 def test_what_is_named_replaces_what_does_not_go_with_it() -> None:
     values = {"epochs": 3, "rank": 8, "optimizer": "adamw", "beta1": 0.8, "seed": 1}
-    assert replaced(values, {"steps": 5, "seed": 2}) == {
+    assert with_overrides(values, {"steps": 5, "seed": 2}) == {
         "rank": 8, "optimizer": "adamw", "beta1": 0.8, "seed": 2, "steps": 5,
     }  # fmt: skip
-    assert replaced(values, {"optimizer": "sgd"}) == {"epochs": 3, "rank": 8, "optimizer": "sgd", "seed": 1}
-    assert replaced({"beta1": 0.8}, {"optimizer": "adamw"}) == {"beta1": 0.8, "optimizer": "adamw"}
-    assert replaced(values, {"start": "other"}).keys() == {"epochs", "optimizer", "beta1", "seed", "start"}
+    assert with_overrides(values, {"optimizer": "sgd"}) == {"epochs": 3, "rank": 8, "optimizer": "sgd", "seed": 1}
+    assert with_overrides({"beta1": 0.8}, {"optimizer": "adamw"}) == {"beta1": 0.8, "optimizer": "adamw"}
+    assert with_overrides(values, {"start": "other"}).keys() == {"epochs", "optimizer", "beta1", "seed", "start"}
 
 
 def test_a_rate_goes_with_the_scale_that_it_was_for() -> None:
     values = {"rank": 8, "learning_rate": 2e-3}
-    assert replaced(values, {"rank": 16}) == {**values, "rank": 16}
+    assert with_overrides(values, {"rank": 16}) == {**values, "rank": 16}
     for named in ({"rslora": True}, {"loraplus_ratio": 16.0}):
-        assert replaced(values, named) == {"rank": 8, **named}
-        assert replaced({**values, **named}, named) == {**values, **named}
-        assert replaced(values, {**named, "learning_rate": 1e-3}) == {**values, **named, "learning_rate": 1e-3}
-    assert "learning_rate" not in replaced({**values, "rslora": True}, {"rank": 16})
+        assert with_overrides(values, named) == {"rank": 8, **named}
+        assert with_overrides({**values, **named}, named) == {**values, **named}
+        assert with_overrides(values, {**named, "learning_rate": 1e-3}) == {**values, **named, "learning_rate": 1e-3}
+    assert "learning_rate" not in with_overrides({**values, "rslora": True}, {"rank": 16})
 
 
 def test_what_is_trained_replaces_what_means_nothing_for_it_and_its_defaults() -> None:
@@ -150,17 +150,17 @@ def test_what_is_trained_replaces_what_means_nothing_for_it_and_its_defaults() -
         "learning_rate": 2e-4, "max_grad_norm": 1.0, "beta1": 0.8,
     }  # fmt: skip
     whole = {"method": "mezo", "directions": 2, "beta1": 0.8, "train": "full"}
-    assert replaced(values, {"train": "full"}) == whole
+    assert with_overrides(values, {"train": "full"}) == whole
     assert TrainConfig.of(model="m", out="o", **whole).method_options["epsilon"] == 1e-3
     back = {**whole, "freeze": ["norm"], "master": "fp32", "epsilon": 1e-3}
-    assert replaced(back, {"train": "lora"}) == {**whole, "train": "lora"}
-    assert replaced(values, {"train": "lora"}) == {**values, "train": "lora"}
+    assert with_overrides(back, {"train": "lora"}) == {**whole, "train": "lora"}
+    assert with_overrides(values, {"train": "lora"}) == {**values, "train": "lora"}
 
 
 def test_a_method_with_a_rate_of_its_own_does_not_hand_it_to_another() -> None:
     def kept(train: str, method: str, other: str) -> bool:
         values = {"train": train, "method": method, "learning_rate": 1e-6}
-        return "learning_rate" in replaced(values, {"method": other})
+        return "learning_rate" in with_overrides(values, {"method": other})
 
     assert not kept("full", "mezo", "mesp")
     assert not kept("full", "mesp", "mezo")
@@ -171,9 +171,9 @@ def test_a_method_with_a_rate_of_its_own_does_not_hand_it_to_another() -> None:
 @pytest.mark.parametrize(
     ("text", "named", "says"),
     [
-        ("rank: 2\nsteps: 3\nepochs: 1", {}, "{path}, line 3: Name --steps or --epochs, not both."),
-        ("rank: 2\nlora_dropout: 0.1", {"dora": True}, "{path}, line 2: --lora-dropout is not for DoRA"),
-        ("rank: 2", {"lora_dropout": 0.1, "dora": True}, "--lora-dropout is not for DoRA"),
+        ("rank: 2\nsteps: 3\nepochs: 1", {}, "{path}, line 3: Use --steps or --epochs, not both."),
+        ("rank: 2\nlora_dropout: 0.1", {"dora": True}, "{path}, line 2: --lora-dropout does not work with DoRA"),
+        ("rank: 2", {"lora_dropout": 0.1, "dora": True}, "--lora-dropout does not work with DoRA"),
         ("eval_share: 0\neval_every: 2", {}, "{path}, line 2: --eval-every needs --eval-data or --eval-share."),
     ],
 )  # fmt: skip
@@ -198,7 +198,7 @@ def test_standard_input_is_no_file(tmp_path: Path) -> None:
         "sources": {"train": {"paths": ["-", "/d.jsonl"]}, "eval": {"paths": ["/e.jsonl"]}},
     }
     text = render(record)
-    assert "# data: came from standard input" in text
+    assert "# data: read from standard input" in text
     (tmp_path / RUN_YAML).write_text(text)
     assert read(tmp_path / RUN_YAML).values.get("data") is None
     assert read(tmp_path / RUN_YAML).values["eval_data"] == ("/e.jsonl",)
@@ -229,8 +229,12 @@ def test_a_run_is_repeated_to_the_bit_from_another_folder(tmp_path: Path) -> Non
     other = told("other")["configuration"]
     assert (other["epochs"], other["steps"], other["learning_rate"], other["rank"]) == (0.5, None, 1e-3, 2)
     assert told("other")["plan"]["tokens"] == 300
-    assert "MODEL is missing: name a model, or a --config file" in train("--data", "d.jsonl", "--out", "none")
-    assert "--out is missing: name a new directory, or a --config" in train("m.gguf", "--data", "d.jsonl")
+    assert "MODEL is missing. Add a model, for example smollm2-135m, or a --config file" in train(
+        "--data", "d.jsonl", "--out", "none"
+    )
+    assert "--out is missing. Add a new directory, for example --out my-adapter, or a --config" in train(
+        "m.gguf", "--data", "d.jsonl"
+    )
     (tmp_path / "mine.yaml").write_text("rank: 4\nlr: fast\n")
     assert train("m.gguf", "--config", "mine.yaml") == (
         "error: mine.yaml, line 2: --lr is 'fast'; it must be a number.\n"
@@ -238,11 +242,12 @@ def test_a_run_is_repeated_to_the_bit_from_another_folder(tmp_path: Path) -> Non
     (tmp_path / "mine.yaml").write_text((first / RUN_YAML).read_text().replace("adamw8bit", "sgd"))
     line = 1 + (first / RUN_YAML).read_text().splitlines().index("optimizer: adamw8bit")
     assert train("--config", "mine.yaml", "--out", "none").startswith(
-        f"error: mine.yaml, line {line}: --beta1 is no option of the optimizer sgd, which has --weight-decay;"
+        f"error: mine.yaml, line {line}: --beta1 is not an option of the optimizer sgd. "
+        "Its options are: --weight-decay."
     )
 
 
 def test_data_that_were_no_files_are_said_to_be_none(tiny_path: Path, tmp_path: Path) -> None:
     run = fb.train(tiny_path, sequences(), tmp_path / "run", steps=1, seq_len=SEQ_LEN, progress=False)
-    assert "# data: given from Python, not as a file" in (run.path / RUN_YAML).read_text()
+    assert "# data: passed from Python, not as a file" in (run.path / RUN_YAML).read_text()
     assert "data" not in read(run.path / RUN_YAML).values

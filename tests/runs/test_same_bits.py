@@ -1,4 +1,4 @@
-"""The same command gives the same bits, whatever its processes measure: their clocks and sizes are perturbed."""
+"""The same command gives the same bits, even if the processes measure other times and sizes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ time.perf_counter = perf_counter
 
 @pytest.fixture(scope="module")
 def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of which a budget can keep a part."""
+    """A model for which a budget can keep part of the intermediates."""
     shape = tiny(TINY_LLAMA, vocab_size=N_VOCAB, hidden_size=256, intermediate_size=1024, num_hidden_layers=6)
     return write_tiny(tmp_path_factory.mktemp("model") / "wide.gguf", shape, metadata=byte_level_metadata())
 
@@ -58,7 +58,7 @@ def _command(folder: Path, command: list[str], seed: int) -> subprocess.Complete
 
 
 def _decided(plan: dict[str, Any]) -> dict[str, Any]:
-    """A plan without what is only shown."""
+    """Return a plan without the fields that are only displayed."""
     return {name: value for name, value in plan.items() if "seconds" not in name and "footprint" not in name}
 
 

@@ -1,4 +1,4 @@
-"""Answers before and after: of the run's own examples, of the model as it was and as it is, within the run's memory."""
+"""Answers of the model before and after a run, to the run's examples, within its memory budget."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIONS: dict[str, Any] = {"steps": 4, "seq_len": 64, "lr": 0.05, "compute": "fp
 
 
 class Heard(Callback):
-    """What a run told of its samples, and its notes."""
+    """Collects the samples and notes of a run."""
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
@@ -59,7 +59,7 @@ def other(tmp_path: Path) -> Path:
 
 
 def _said(model: fb.Model, sample: Sample, adapter: Any = None) -> str:
-    """What the model answers to a sample's question."""
+    """Return the model's answer to a sample's prompt."""
     question = sample.prompt.split("user\n")[1].split("<|im_end|>")[0]
     return model.generate(question, max_tokens=ANSWER, adapter=adapter, compute="fp32")
 
@@ -120,7 +120,9 @@ def test_a_whole_model_answers_as_it_was_and_as_it_is(model: fb.Model, chats: Pa
 def test_answers_do_not_exceed_the_budget(model: fb.Model, chats: Path, tmp_path: Path) -> None:
     """Nothing is taken that was not asked for: in a process with little to spare, the smallest decoder answers."""
     run = fb.train(model, chats, out=tmp_path / "run", samples=0, **OPTIONS)
-    with pytest.raises(BudgetError, match=r"^The tokenizer of the answers does not fit in 1MB: with these") as refused:
+    with pytest.raises(
+        BudgetError, match=r"^The tokenizer of the answers does not fit in 1MB: these options need at least"
+    ) as refused:
         sample(run.directory, 1, budget=Budget(10**6))
     assert refused.value.needed > kernels.memory_now()[1] - 10**6
     assert "samples" not in run.directory.record
@@ -153,8 +155,8 @@ def test_a_run_whose_answers_do_not_fit_says_how_to_get_them(
     run = fb.train(model, chats, out=out, resume=True, callbacks=[heard], **OPTIONS | {"steps": 6})
     assert run.status == "finished"
     (note,) = (each.text for each in heard.notes)
-    assert "left out: The smallest decoder does not fit in" in note
-    assert f"featherback report '{out}' --samples 2 makes them" in note
+    assert "skipped: The smallest decoder does not fit in" in note
+    assert f"To make them without a memory budget: featherback report '{out}' --samples 2" in note
     assert run.directory.record["samples"] == []
     assert "Answers before" not in (run.path / "report.html").read_text()
 
@@ -174,7 +176,7 @@ def test_a_signal_while_answering_ends_the_answers_and_not_the_run(
     assert (run.path / "report.html").exists()
     assert heard.samples == []
     (note,) = (each.text for each in heard.notes)
-    assert "the answers before and after were left out; featherback report" in note
+    assert "the answers before and after training were skipped; to make them: featherback report" in note
 
 
 def test_a_run_of_which_nothing_can_be_asked_ends_well(model: fb.Model, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Signals end a run, an evaluation or a preparation cleanly: what was done is saved, and run.json says how it ended."""
+"""Signals end a run, an evaluation or a preparation cleanly: work is saved, and run.json says how it ended."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from featherback.runs.run_directory import RunDirectory
 from tests.runs import runs
 from tests.runs.conftest import Start
 from tests.support.tiny_chat import write_messages, write_tiny_chat
+
+pytestmark = pytest.mark.usefixtures("all_cores")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -51,7 +53,7 @@ def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(start: Start, at: i
     batches = 0
 
     def interrupted(*values: Any) -> Evaluation:
-        *others, between = values
+        *others, between, objective = values
 
         def after_a_batch() -> None:
             nonlocal batches
@@ -60,7 +62,7 @@ def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(start: Start, at: i
                 os.kill(os.getpid(), signal.SIGTERM)
             between()
 
-        return evaluate(*others, after_a_batch)
+        return evaluate(*others, after_a_batch, objective)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("featherback.runs.trainer.evaluate", interrupted)
@@ -124,7 +126,7 @@ os.execve = exec_later
 if sys.argv[4] == "threads":  # another thread, which takes the signals that the first one blocks
     threading.Thread(target=threading.Event().wait, daemon=True).start()
 with ended_by_signals():
-    launch.become_worker(run, "--json")
+    launch.exec_worker(run, "--json")
 """
 
 
@@ -145,7 +147,7 @@ def test_a_signal_as_the_command_gives_way_ends_the_run_cleanly(
         check=False,
     )
     assert done.returncode == 130, done
-    alone = f"interrupted before the first step; the same command with --resume begins {run.path}\n"
+    alone = f"interrupted before the first step; to start {run.path}, repeat the command with --resume\n"
     second = "\ninterrupted before the step ended; the last checkpoint is kept\n"
     assert done.stderr == (alone if len(numbers) == 1 else second)
     assert RunDirectory.open(run.path).record["status"] == "interrupted"
@@ -171,7 +173,7 @@ def test_a_signal_in_the_preparation_ends_its_child_and_leaves_nothing(tmp_path:
 
 @pytest.mark.parametrize("numbers", [(1,), (2,), (15,)])
 def test_a_signal_between_two_programs_of_the_command_ends_it(tmp_path: Path, numbers: tuple[int, ...]) -> None:
-    """What came while signals were held is the next program's first."""
+    """The next program receives the signals that arrived while they were held."""
     model, data, out = write_tiny_chat(tmp_path / "m.gguf"), tmp_path / "few.jsonl", tmp_path / "run"
     write_messages(data, 12)
     words = ["train", str(model), "--data", str(data), "--out", str(out), "--steps", "1", "--seq-len", "64"]
@@ -219,7 +221,7 @@ def test_a_signal_after_the_last_step_is_no_crash(
     process = runs.worker(run.path, REPORTS, str(int(number)), when)
     _, err = process.communicate(timeout=runs.PATIENCE)
     assert process.returncode == (130 if when == "report" else 0)
-    told = f"\ninterrupted: the run is finished, and featherback report {run.path} draws it\n"
+    told = f"\ninterrupted; the run is finished. For its report: featherback report {run.path}\n"
     assert err == (told if when == "report" else "")
     assert RunDirectory.open(run.path).record["status"] == "finished"
 

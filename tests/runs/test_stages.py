@@ -1,4 +1,4 @@
-"""The stages of a launch fit together, and what one hands to the next survives the change of programs."""
+"""The stages of a launch fit together, and their values survive the change of programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from typing import Any, get_type_hints
 import pytest
 
 from featherback.runs.config import TrainConfig
-from featherback.runs.stages import NEW, RESUMED, Asked, Means, Named, Planned, Prepared, Stage
+from featherback.runs.stages import (
+    NEW,
+    RESUMED,
+    NewRunOptions,
+    PlannedRun,
+    PreparedRun,
+    ResumeOptions,
+    Stage,
+    StageTools,
+)
 from tests.runs import runs
 
 
@@ -25,28 +34,28 @@ def test_each_stage_takes_what_the_one_before_makes(stages: tuple[Stage, ...]) -
     for stage in stages:
         hints = _hints(stage)
         made_now = hints.pop("return")
-        assert hints.pop("means") is Means, stage.name
+        assert hints.pop("means") is StageTools, stage.name
         (taken,) = hints.values()
         assert issubclass(stage.takes, taken), stage.name
         assert made is None or stage.takes in (made, *getattr(made, "__args__", ())), stage.name
         made = made_now
-    assert len({stage.name for stage in (*NEW, *RESUMED)}) == len(NEW) + len(RESUMED) - 2
+    assert len({stage.name for stage in (*NEW, *RESUMED)}) == len(NEW) + len(RESUMED) - 3
 
 
 def test_the_options_survive_the_change_of_programs() -> None:
     config = TrainConfig(model="m", data=("d",), out="o", targets=("q", "v"), memory="least")
-    for value in (Asked(config), Asked(config, {"tokens": 5}), Planned(config, {"tokens": 5})):
+    for value in (NewRunOptions(config), NewRunOptions(config, {"tokens": 5}), PlannedRun(config, {"tokens": 5})):
         again = type(value).from_json(json.loads(json.dumps(value.to_json())))
         assert again == value
         assert type(again) is type(value)
-    named = Named({"out": "o", "data": ["d"], "steps": 3})
-    assert Named.from_json(json.loads(json.dumps(named.to_json()))) == named
+    named = ResumeOptions({"out": "o", "data": ["d"], "steps": 3})
+    assert ResumeOptions.from_json(json.loads(json.dumps(named.to_json()))) == named
 
 
 def test_a_run_survives_it_with_its_lock(tiny_path: Path, tmp_path: Path) -> None:
     run = runs.prepared(tiny_path, tmp_path / "run", steps=1)
-    value = Prepared(run, is_new=True, existed=False, outgrown=True)
-    again = Prepared.from_json(json.loads(json.dumps(value.to_json())))
+    value = PreparedRun(run, is_new=True, existed=False, outgrown=True)
+    again = PreparedRun.from_json(json.loads(json.dumps(value.to_json())))
     assert (again.run.path, again.run.record) == (run.path, json.loads(json.dumps(run.record)))
     assert (again.is_new, again.existed, again.outgrown) == (True, False, True)
     again.run.release()

@@ -1,4 +1,4 @@
-"""What a stranger's run directory says sends nothing anywhere, and reads no file that was not named."""
+"""A run directory from somebody else cannot make Featherback send data or read files that the user did not name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.runs.test_whole import FULL
 
 
 def _says(run: Path, **configuration: Any) -> None:
-    """Let its record say this."""
+    """Change entries of its record."""
     record = json.loads((run / "run.json").read_text())
     record["configuration"] |= configuration
     (run / "run.json").write_text(json.dumps(record))
@@ -51,9 +51,7 @@ def test_a_run_yaml_of_a_run_names_no_program_to_log_to(
     out = str(run if resume else tmp_path / "new")
     words = ["train", str(tiny_path), "--data", "d.jsonl", "--out", out, *(["--resume"] if resume else [])]
     assert command([*words, "--config", str(run / "run.yaml")]) == 0
-    assert (
-        "logs to wandb, which a new run does only if you name it: --log-to wandb" in capsys.readouterr().err
-    ) != resume
+    assert ("logs to wandb, but a new run does so only if you add --log-to wandb" in capsys.readouterr().err) != resume
     assert command([*words, "--config", str(run / "run.yaml"), "--log-to", "trackio"]) == 0
     assert command([*words, "--config", str(own)]) == 0
     assert not capsys.readouterr().err
@@ -71,7 +69,7 @@ def test_a_model_that_the_run_was_not_trained_on_is_not_used_for_its_report(
     run = start("run", steps=1).path
     _says(run, model=str(write_tiny_chat(tmp_path / "other.gguf")))
     assert command(["report", str(run), "--samples", "1"]) == 2
-    assert "is not what it was when" in capsys.readouterr().err
+    assert "have changed since" in capsys.readouterr().err
     (tmp_path / "secret").write_text("a user's own text")
     _says(run, model=str(tmp_path / "secret"))
     assert command(["report", str(run), "--samples", "1"]) == 2
@@ -123,7 +121,7 @@ def test_absurd_numbers_of_a_checkpoint_are_refused_in_a_sentence(start: Start, 
 
 
 def _change_state(run: RunDirectory, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Let the run's checkpoint have another state, with the checksum of that."""
+    """Replace the state of the run's checkpoint, with a matching checksum."""
     path = run.path / "checkpoint-000001.fbc"
     content = path.read_bytes()
     length = checkpoint._FOOTER.unpack(content[-checkpoint._FOOTER.size :])[0]
@@ -203,4 +201,4 @@ def test_a_model_without_a_length_is_told(tmp_path: Path, capsys: pytest.Capture
     if not path.exists():
         pytest.skip("no /proc here")
     assert command(["generate", str(path), "--prompt", "x"]) == 2
-    assert capsys.readouterr().err == f"error: {path} has no length of its own, as a file under /proc.\n"
+    assert capsys.readouterr().err == f"error: {path} has no fixed length, like a file under /proc.\n"

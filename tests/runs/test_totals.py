@@ -1,4 +1,4 @@
-"""What is said of a whole run takes no more memory for a long one."""
+"""Summarising a long run takes no more memory than a short one."""
 
 from __future__ import annotations
 

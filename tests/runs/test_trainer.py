@@ -1,4 +1,4 @@
-"""The training loop: exact resume, token-weighted accumulation, early stopping, what it leaves behind."""
+"""The training loop: exact resuming, token-weighted accumulation, early stopping, and the files that stay."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _same_tiles(config: TrainConfig, model: Model, _: object) -> Plan:
 
 
 class _Notes(Callback):
-    """Keeps what it is told."""
+    """Collects events."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -74,7 +74,10 @@ class _Notes(Callback):
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({}, "adapter and optimizer stay"), ({"train": "full", "rank": None}, "saves that, and the copies of the model")],
+    [
+        ({}, "adapter and optimiser states stay"),
+        ({"train": "full", "rank": None}, "saves this memory, and the memory of the model's copy"),
+    ],
 )
 def test_a_run_on_a_ram_disk_says_so_and_keeps_nothing_in_files(
     start: Start, options: dict[str, Any], said: str
@@ -272,7 +275,7 @@ def test_dora_trains_is_resumed_and_started_from(start: Start, method: str) -> N
     before, after = (load_file(run.path / "adapter_model.safetensors") for run in (whole, onward))
     moved = [name for name in before if "magnitude" in name and (before[name] != after[name]).all()]
     assert len(moved) == 2 * 7
-    with pytest.raises(FeatherbackError, match="--lora-dropout is not for DoRA"):
+    with pytest.raises(FeatherbackError, match="--lora-dropout does not work with DoRA"):
         start("refused", steps=1, start=str(whole.path), lora_dropout=0.1)
 
 
@@ -363,7 +366,7 @@ def test_the_peak_of_a_run_is_kept_when_it_is_resumed(start: Start) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
-        ("run.json", '{"format": 1}', "no whole configuration"),
+        ("run.json", '{"format": 1}', "its configuration is incomplete"),
         ("metrics.jsonl", "not JSON\n", "metrics.jsonl is damaged"),
         ("checkpoint-000002.fbc", '{"step": 2}', "checkpoint-000002.fbc is not a checkpoint"),
     ],

@@ -1,4 +1,4 @@
-"""docs/watching.md: its table of events is the events'. (tests/docs runs its example.)"""
+"""docs/watching.md: its table of events matches the events. (tests/docs runs its example.)"""
 
 from __future__ import annotations
 

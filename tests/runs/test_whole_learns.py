@@ -1,4 +1,4 @@
-"""Training a whole model at its defaults learns in a first try."""
+"""Training a whole model with default options learns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--memory least and --memory max: what they come to, and that runs are resumed and repeated with that."""
+"""--memory least and --memory max: their amounts, and that resumed and repeated runs use the same amounts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_python_and_plan_know_the_words(tmp_path: Path, capsys: pytest.CaptureFi
     assert (least.predicted_rss_mb or 0) <= (least.least_mb or 0) <= (most.predicted_rss_mb or 0) + 2
     for word in ("least", "max"):
         assert command(["plan", str(model), "--memory", word, "--threads", "1"]) == 0
-        assert f"with --memory {word} of each method" in capsys.readouterr().out
+        assert f"with --memory {word} for each method" in capsys.readouterr().out
     with pytest.raises(FeatherbackError, match=r"memory is 'most'; write an amount .*, or least or max"):
         fb.plan(model, memory="most")
 

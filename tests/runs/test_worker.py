@@ -1,4 +1,4 @@
-"""The training process is small: nothing of the command line or of the data preparation is in it."""
+"""The training process is small: it loads nothing of the command line or of data preparation."""
 
 from __future__ import annotations
 

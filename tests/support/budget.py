@@ -12,6 +12,6 @@ def least_mb(command: Sequence[str], environment: Mapping[str, str] | None = Non
     words = [*command, "--memory", "1MB"]
     refused = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert refused.returncode == 2, refused.stdout + refused.stderr
-    named = re.findall(r"the least is --memory (\d+)MB", refused.stderr)
+    named = re.findall(r"these options need at least --memory (\d+)MB", refused.stderr)
     assert named, refused.stderr
     return int(named[0])

@@ -80,7 +80,7 @@ class Leaky(Branch):
             for t in range(ctx.tokens - 1, 0, -1):
                 if ctx.span.positions[t]:
                     self._add(ctx, ds[t : t + 1], leak, ds[t - 1 : t])
-            self._pass_back(ctx, ds, leak, carry)
+            self._leave_to_previous_span(ctx, ds, leak, carry)
             dp = ctx.operands("dp", *ds.shape)
             ctx.ops.cast(ds, dp)
             n = normed(ctx, "n", x, w, self.norm, self.eps)
@@ -89,7 +89,7 @@ class Leaky(Branch):
             if self.norm is not None:
                 norm_backward(ctx, dn, x, w, self.norm, self.eps, dy)
 
-    def _pass_back(self, ctx: Context, ds: Array, leak: Array, carry: Carry) -> None:
+    def _leave_to_previous_span(self, ctx: Context, ds: Array, leak: Array, carry: Carry) -> None:
         """The chunk before has its last row's gradient from this one's first."""
         ctx.ops.fill(carry.ds, 0)
         if ctx.span.positions[0]:

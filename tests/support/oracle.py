@@ -16,7 +16,8 @@ from gguf.quants import dequantize
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tests.support.families import FAMILIES
+from tests.support.families import BY_ARCHITECTURE
+from tests.support.families.experts import joined
 from tests.support.families.twin import Twin, entry
 
 State = dict[str, np.ndarray]
@@ -25,6 +26,8 @@ ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 PEFT_PREFIX = "base_model.model."
 MAGNITUDE = "lora_magnitude_vector"
 UNSUPERVISED = -100
+NO_TARGETS = ("shared_expert_gate", "shared_mlp.input_linear", "shared_mlp.output_linear")
+"""Linear modules that our adapters do not change."""
 
 _TOP = {
     "token_embd": "model.embed_tokens",
@@ -53,7 +56,7 @@ def reference_model(path: str | Path) -> PreTrainedModel:
         kv_heads = max(kv_heads)
     width = entry(reader, "embedding_length")
     head_dim = entry(reader, "attention.key_length", width // heads)
-    twin = FAMILIES[architecture].twin(reader, head_dim)
+    twin = BY_ARCHITECTURE[architecture].twin(reader, head_dim)
     config: PreTrainedConfig = twin.config_class(
         hidden_size=width,
         intermediate_size=entry(reader, "feed_forward_length"),
@@ -84,6 +87,8 @@ def random_adapter(
     state: State = {}
     chosen = None if targets is None else set(targets)
     for name, module in model.model.named_modules(prefix="model"):
+        if name.endswith(NO_TARGETS):
+            continue
         if isinstance(module, torch.nn.Linear) and (chosen is None or name.rsplit(".", 1)[-1] in chosen):
             rows, cols = module.weight.shape
             state[f"{name}.lora_A.weight"] = _normal(rng, (rank, cols), cols**-0.5)
@@ -192,9 +197,14 @@ def _fill(model: PreTrainedModel, weights: Mapping[str, np.ndarray], twin: Twin,
         if name.startswith("rope_"):  # the others are in the configuration
             continue
         stem, kind = name.rsplit(".", 1)
-        if twin.norms_from_one and stem.endswith("_norm"):
+        if twin.norms_from_one and stem.endswith("_norm") and not stem.endswith("ssm_norm"):
             array = array - np.float32(1)
         if stem.startswith("blk."):
+            if twin.restore is not None:
+                _, layer, part = name.split(".", 2)
+                part, array = twin.restore(part, array)
+                filled[f"model.layers.{layer}.{part}"] = torch.tensor(array)
+                continue
             _, layer, part = stem.split(".", 2)
             heads = permuted.get(part)
             array = array if heads is None else _to_half_split(array, heads)
@@ -206,8 +216,8 @@ def _fill(model: PreTrainedModel, weights: Mapping[str, np.ndarray], twin: Twin,
         filled["lm_head.weight"] = filled["model.embed_tokens.weight"]
     for name, parameter in model.named_parameters():
         if name.endswith("o_proj.bias"):  # transformers has it wherever q, k and v have one
-            filled[name] = torch.zeros_like(parameter)
-    model.load_state_dict(filled, strict=True)
+            filled.setdefault(name, torch.zeros_like(parameter))
+    model.load_state_dict((twin.arrange or joined)(filled), strict=True)
 
 
 def _to_half_split(array: np.ndarray, heads: int) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Tiny random models in GGUF: the real architectures, shrunk, as the table of cases has them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,10 @@ __all__ = [
     "TINY_QWEN2", "TINY_QWEN3", "TINY_SMOLLM3", "TINY_WIDE", "YARN", "Types", "as_stored", "llama3", "llama3_factors",
     "tiny", "write_tiny", "write_tiny_parts",
 ]  # fmt: skip
+
+
+WIDE = {"sinks": 1.5, "gate_exps_bias": 3.0, "up_exps_bias": 3.0}
+"""Vector -> its spread, if it is large: sinks that differ, and a gate and up that reach the clips of gpt-oss."""
 
 
 def tiny(base: ModelConfig = TINY_LLAMA, **overrides: Any) -> ModelConfig:
@@ -110,9 +115,13 @@ def _tensors(config: ModelConfig, types: Types, seed: int) -> list[OutTensor]:
 def _tensor(rng: np.random.Generator, name: str, part: str, shape: tuple[int, ...], types: Types) -> OutTensor:
     if "norm" in part:
         return tensor_of_array(name, 1 + 0.2 * rng.standard_normal(shape))
-    if part == "conv" or part.endswith("_bias"):
-        return tensor_of_array(name, 0.5 * rng.standard_normal(shape))
+    if part == "decay":  # of which the negative logarithm varies
+        return tensor_of_array(name, -np.exp(rng.uniform(-1, 1, shape)))
+    if part == "gain":
+        return tensor_of_array(name, 1 + 0.2 * rng.standard_normal(shape))
+    if part in ("conv", "dt", "shared_gate", "router_selection", "sinks") or part.endswith("_bias"):
+        return tensor_of_array(name, WIDE.get(part, 0.5) * rng.standard_normal(shape))
     kind = types if isinstance(types, TensorType) else types.get(part, types.get("", TensorType.F32))
-    rows, cols = shape
-    data = random_blocks(rng, kind, rows * cols // kind.block_size, cols**-0.5)
+    spread = 3 if part == "router" else 1  # experts with different weights
+    data = random_blocks(rng, kind, math.prod(shape) // kind.block_size, spread * shape[-1] ** -0.5)
     return tensor_of_bytes(name, kind, shape, data.data)

@@ -1,6 +1,6 @@
-// d f32, m f32, codes[32] uint8: weight = d * code + m. Not GGML's: what MLX's groups of 8 bits are converted to, whose
-// scales and biases, f16 or bf16, are exact in float32. The number is none of GGML's; files that we did not write may
-// not have it (engine/formats/types.py).
+// d f32, m f32, codes[32] uint8: weight = d * code + m. Not GGML's: MLX's groups of 8 bits are converted to it; their
+// scales and biases, f16 or bf16, are exact in float32. GGML does not use its number, and only files that we wrote may
+// have it (engine/formats/types.py).
 #pragma once
 #include "quant/numbers.h"
 #if defined(FB_ISA)
@@ -28,7 +28,7 @@ struct AFFINE8 {
 #endif
 
 #if defined(__AVX512BF16__)
-    static constexpr bool has_codes = false;  // they cost as much to convert as to multiply
+    static constexpr bool has_codes = false;  // converting them costs as much as multiplying
 
     static FB_INLINE Runs<1> bf16_runs(const uint8_t* row, int64_t i) {
         const Floats values = run(row, i);

@@ -1,6 +1,6 @@
-// d f16, points[32], u16[8]: weight = d / 8 * (2 scale + 1) * (8 digit +- 1). Eleven bits name a point of IQ1_S's grid,
-// eight digits of -1, 0 and 1; a run of 32 weights has four, and in its 16 bits their upper bits, three each, a scale
-// of three bits and the sign of what is added to all its digits.
+// d f16, points[32], u16[8]: weight = d / 8 * (2 scale + 1) * (8 digit +- 1). Eleven bits select a point of IQ1_S's
+// grid, eight digits of -1, 0 and 1. A run of 32 weights has four points. Its 16 bits hold their upper bits, three
+// each, a scale of three bits, and the sign of the 1 that is added to all its digits.
 #pragma once
 #include "quant/lookup.h"
 

@@ -1,6 +1,6 @@
-// d f16, points[32], signs[32], upper bits of the points[8], scales[8] in four bits each:
-// weight = d / 8 * (2 scale + 1) * level. Ten bits name a point of IQ2_S's grid, eight weights; bit j of their byte of
-// signs is weight j's; 16 weights have one scale.
+// d f16, points[32], signs[32], upper bits of the points[8], scales[8] of four bits each:
+// weight = d / 8 * (2 scale + 1) * level. Ten bits select a point of IQ2_S's grid, which is eight weights. Bit j of
+// their byte of signs belongs to weight j. 16 weights share a scale.
 #pragma once
 #include "quant/lookup.h"
 

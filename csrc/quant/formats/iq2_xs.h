@@ -1,5 +1,5 @@
-// d f16, points and signs u16[32], scales[8] in four bits each: weight = d / 8 * (2 scale + 1) * level. Nine bits name
-// a point of IQ2_XS's grid, eight weights, the other seven are their signs; 16 weights have one scale.
+// d f16, points and signs u16[32], scales[8] of four bits each: weight = d / 8 * (2 scale + 1) * level. Nine bits
+// select a point of IQ2_XS's grid, which is eight weights; the other seven are their signs. 16 weights share a scale.
 #pragma once
 #include "quant/lookup.h"
 

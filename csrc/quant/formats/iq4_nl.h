@@ -1,4 +1,4 @@
-// d f16, nibbles[16]: weight = d * level(code), sixteen levels that lie closer together about zero
+// d f16, nibbles[16]: weight = d * level(code), with sixteen levels that are closer together near zero
 #pragma once
 #include "quant/nibbles.h"
 

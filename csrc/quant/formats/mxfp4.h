@@ -1,5 +1,5 @@
 // d e8m0 (a power of two), nibbles[16]: weight = d * level(code). The codes are OCP's e2m1 (a sign, two bits of
-// exponent, one of fraction), their levels doubled, the scale halved.
+// exponent, one of fraction), with doubled levels and a halved scale.
 #pragma once
 #include "quant/nibbles.h"
 

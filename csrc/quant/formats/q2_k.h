@@ -1,5 +1,5 @@
-// scales and minima[16] in four bits each, codes[64] in two, d f16, dmin f16: weight = d * scale * code - dmin *
-// minimum Bits 2q, 2q + 1 of byte l of either half of the codes are weight 32 q + l of that half.
+// scales and minima[16] of four bits each, codes[64] of two, d f16, dmin f16: weight = d * scale * code - dmin *
+// minimum. Bits 2q, 2q + 1 of byte l of either half of the codes are weight 32 q + l of that half.
 #pragma once
 #include "quant/level_blocks.h"
 

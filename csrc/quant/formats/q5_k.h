@@ -6,7 +6,7 @@ namespace fb::FB_SET::formats {
 
 struct Q5_K : KBlocks</*five bits*/ true> {
     static constexpr int id = 13;
-    // Codes and offset are multiplied by numbers of six bits: their mean is 31.5, their mean square 1323.
+    // Codes and offset are multiplied by 6-bit numbers, whose mean is 31.5 and mean square 1323.
     static constexpr double centre = 15.5, spread = 523.7;
 };
 

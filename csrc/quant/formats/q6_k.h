@@ -13,7 +13,7 @@ struct Q6_K {
     using Levels = EvenLevels<-32>;
     static constexpr int id = 14, weights = 256, bytes = 210;
     static constexpr Field scale = {Number::f16, 208}, offset = kNoField;
-    static constexpr double centre = 0, spread = 1365.7;  // the mean square of a scale of eight bits is 5461.5
+    static constexpr double centre = 0, spread = 1365.7;  // the mean square of an 8-bit scale is 5461.5
 
     static FB_INLINE void decode(const uint8_t* block, float* out) {
         const float d = load_f16(block + 208);
@@ -52,8 +52,8 @@ struct Q6_K {
 
 #if defined(__AVX512BF16__)
     static FB_INLINE Runs<2> bf16_runs(const uint8_t* row, int64_t i) {
-        // The low or the high nibbles of 64 bytes, and two bits more from 32 others, which a rotation puts above them.
-        // Bits that cross from one byte to the next are masked away.
+        // The low or the high nibbles of 64 bytes, and two more bits from 32 others, which a rotation puts above them.
+        // Bits that cross into the next byte are masked out.
         const uint8_t* block = row + i / 4 * bytes;
         const int half = int(i % 4) / 2, upper = int(i % 2);
         const __m512i low = _mm512_loadu_si512(block + half * 64);

@@ -27,7 +27,7 @@ struct Q8_0 {
 #endif
 
 #if defined(__AVX512BF16__)
-    static constexpr bool has_codes = false;  // they cost as much to convert as to multiply
+    static constexpr bool has_codes = false;  // converting them costs as much as multiplying
 
     static FB_INLINE Runs<1> bf16_runs(const uint8_t* row, int64_t i) {
         const uint8_t* block = row + i * bytes;

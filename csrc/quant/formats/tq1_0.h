@@ -1,4 +1,4 @@
-// digits[52] to base three, d f16: weight = d * (digit - 1). A byte is a fraction of 256 whose first digits are
+// digits[52] to base three, d f16: weight = d * (digit - 1). A byte is a fraction of 256 whose first base-3 digits are
 // weights: byte m of the first 32 has weights 32 n + m, byte m of the next 16 weights 160 + 16 n + m (n = 0..4 for
 // both), byte m of the last 4 weights 240 + 4 n + m (n = 0..3).
 #pragma once
@@ -27,7 +27,7 @@ struct TQ1_0 : LevelBlocks<TQ1_0> {
 #if defined(FB_ISA)
     static FB_INLINE Bytes levels(const uint8_t* block, int i) {
         if (i < 5) return first_digit(skip_digits(bytes_at(block), i));
-        // The other 96: sixteen bytes of five digits, then four of four.
+        // The other 96 weights: sixteen bytes of five digits, then four bytes of four.
         const Sixteen bytes = load_raw<Sixteen>(block + 32);
         const Sixteen low = skip_digits(bytes, i * 2 - 10);
         if (i < 7) return first_digit(joined(low, skip_digits(low, 1)));

@@ -10,7 +10,7 @@ from featherback.core import signals
 
 def main() -> None:
     """Run the command that sys.argv names, and exit with its status."""
-    signals.block()  # until there is someone to take them
+    signals.block()  # until a handler is in place
     from featherback.engine.host.interrupt import exit_with
 
     exit_with(_run)
@@ -27,11 +27,13 @@ def _run() -> int:
 
 
 def _keep_out_the_working_directory() -> None:
-    """Let the programs that follow import nothing from there, unless this one does: it may be a stranger's directory,
-    with a numpy.py. Python knows how from 3.11 on."""
+    """Keep the working directory out of sys.path in the programs that follow, unless it is in ours.
+
+    It may be a stranger's directory with a numpy.py in it. Python supports this from version 3.11 on.
+    """
     try:
         here = os.getcwd()
-    except FileNotFoundError:  # it is gone
+    except FileNotFoundError:  # it was deleted
         return
     if not {"", here} & set(sys.path):
         os.environ["PYTHONSAFEPATH"] = "1"

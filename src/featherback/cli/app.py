@@ -1,4 +1,4 @@
-"""The command-line application: one module per command, and one place where errors become exit codes."""
+"""The command-line application: one module per command. Errors become exit codes here."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ import sys
 import warnings
 from collections.abc import Callable
 from importlib import import_module
+from itertools import pairwise
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
+from featherback.cli.help import ALIAS, HelpAll, with_help
 from featherback.cli.options import FromConfig
 from featherback.core import signals
 from featherback.core.failure import report
-from featherback.core.naming import as_flags
+from featherback.core.naming import as_flags, spelled_option
+from featherback.core.options import as_word
 from featherback.core.terminal import DEBUG, quoted, say
 from featherback.engine.host.interrupt import INTERRUPTED, ended_by_signals
 from featherback.errors import FeatherbackError, did_you_mean, near
 from featherback.version import __version__
 
 COMPLETE = "_FEATHERBACK_COMPLETE"
-"""The variable in which a shell's completion says what it wants, as Typer names it."""
+"""The environment variable of a shell's completion request, as Typer names it."""
 
 POSITIONAL = ("data", "prompt")
-"""Options whose value is often written without them, after MODEL."""
+"""Options whose name people often forget: they write the value directly after MODEL."""
 
-# A command is a module of this package with a function of its name. The help has them in this order.
+# Each command is a function in a module of the same name. The help lists them in this order.
 COMMANDS = (
     "demo",
     "fetch",
@@ -46,24 +49,32 @@ COMMANDS = (
 
 
 def application(chosen: str | None) -> typer.Typer:
-    """The command line. Only the `chosen` command gets its options: describing all would import what all need."""
+    """The command line. Only the `chosen` command gets its options, because describing all would import everything."""
     app = typer.Typer(
         name="featherback",
-        help="Fine-tune an LLM, exactly, in tens of megabytes, on the machine you already have.",
+        help="Fine-tune an LLM in tens of megabytes of memory, on the machine you already have.",
         no_args_is_help=True,
         add_completion=True,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode=None,
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "token_normalize_func": lambda word: word.replace("_", "-"),  # --lora_r is --lora-r
+        },
     )
     app.callback()(common)
     for name in COMMANDS:
         function = getattr(import_module(f"featherback.cli.{name}"), name)
-        app.command(name)(_with_options(function) if name == chosen else _title(function))
+        if name == chosen:
+            ready, its_class = _with_options(function)
+            app.command(name, cls=its_class)(ready)
+        else:
+            app.command(name)(_stand_in(function))
     return app
 
 
 def _completed() -> list[str]:
-    """What stands on the command line that a shell wants completed, if this is why we are asked."""
+    """The words of the command line to complete, if a shell's completion started us; else empty."""
     if COMPLETE not in os.environ:
         return []
     line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
@@ -83,12 +94,13 @@ def common(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error. Works with every command.")
     ] = False,
+    help_all: HelpAll = False,
 ) -> None:
-    """What every command shares; --debug is taken out of the arguments before they come here."""
+    """Options of all commands. `run` has already removed --debug from the arguments."""
 
 
-def _with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose FromConfig parameters are as TrainConfig describes them."""
+def _with_options(command: Callable[..., None]) -> tuple[Callable[..., None], type[Any]]:
+    """A command whose FromConfig parameters are as TrainConfig describes them, and the class that writes its help."""
     signature = inspect.signature(command, eval_str=True)
     marked = {
         name: marker
@@ -98,14 +110,14 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
         if isinstance(marker, FromConfig)
     }
     if not marked:
-        return command
+        return with_help(command)
     from featherback.cli.from_config import expanded
 
-    return expanded(command, signature, marked)
+    return with_help(*expanded(command, signature, marked))
 
 
-def _title(command: Callable[..., None]) -> Callable[[], None]:
-    """A command's entry in the list of commands."""
+def _stand_in(command: Callable[..., None]) -> Callable[[], None]:
+    """A stand-in for a command in the list of commands, without its options."""
 
     def listed() -> None:
         raise AssertionError("only listed")
@@ -115,57 +127,109 @@ def _title(command: Callable[..., None]) -> Callable[[], None]:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command line; the exit status: 0, 2 (an error the user can correct), 1 (a bug) or 130 (a signal).
+    """Run the command line and return its status: 0, 2 (the user can correct the error), 1 (a bug) or 130 (a signal).
 
-    Everything is written when it ends: what cannot be is an error as well.
+    All output is flushed before it returns, because an output error is an error as well.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if debug := "--debug" in arguments:
         arguments.remove("--debug")
-        os.environ[DEBUG] = "1"  # for the processes this one starts
+        os.environ[DEBUG] = "1"  # for the processes that this one starts
         warnings.simplefilter("default")
+    arguments = _with_values(arguments)
     try:
         words = _completed() or arguments
         chosen = next((word for word in words if not word.startswith("-")), None)
         with as_flags(), ended_by_signals():
-            with signals.waiting():  # NumPy's threads begin in here
+            with signals.waiting():  # NumPy starts its threads in here
                 app = application(chosen)
             code = app(arguments, prog_name="featherback", standalone_mode=False)
             sys.stdout.flush()
-    except (typer.Abort, KeyboardInterrupt):  # Ctrl-C, or another signal: what was begun is undone
+    except (typer.Abort, KeyboardInterrupt):  # Ctrl-C or another signal
         return INTERRUPTED
     except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+            say(error.format_message())  # type: ignore[attr-defined]
+            return 2
         if hasattr(error, "format_message"):  # of the arguments
-            if not (said := _of_arguments(error, arguments)):  # without arguments: the help is what there is to say
+            with as_flags():
+                said = _argument_error(error, arguments)
+            if not said:  # no arguments: the help has been printed
                 return 2
-            help_of = " ".join(("featherback", *([chosen] if chosen in COMMANDS else []), "--help"))
+            wanted = "--help-all" if hasattr(error, "possibilities") else "--help"
+            help_of = " ".join(("featherback", *([chosen] if chosen in COMMANDS else []), wanted))
             error = FeatherbackError(f"{said} See {help_of}.")
         return report(error, debug)
     return code if isinstance(code, int) else 0
 
 
-def _of_arguments(error: Any, words: list[str]) -> str:
-    """What the parser complains of in the `words` of the command line, in sentences; empty if that is nothing."""
+def _with_values(words: list[str]) -> list[str]:
+    """The command line with `--packing` as `--packing true`, because other tools use it without a value."""
+    found: list[str] = []
+    for word, following in pairwise([*words, "-"]):
+        found += [word, "true"] if word == "--packing" and following.startswith("-") else [word]
+    return found
+
+
+def _argument_error(error: Any, words: list[str]) -> str:
+    """The parser's error about the `words` of the command line, as sentences; empty if there is none to print."""
     if option := getattr(error, "option_name", None) if hasattr(error, "possibilities") else None:
-        known = [flag for parameter in error.ctx.command.params for flag in parameter.opts if flag[:2] == "--"]
-        return f"There is no option {option}.{did_you_mean(near(option, known))}"
+        from featherback.runs.suggestions import advice  # rarely
+
+        known = [
+            flag
+            for each in error.ctx.command.params
+            if ALIAS not in each.name
+            for flag in each.opts
+            if flag[:2] == "--"
+        ]
+        return f"There is no option {option}.{advice(option, [as_word(flag) for flag in known])}"
     said = str(error.format_message()).rstrip(".")
     if unknown := re.fullmatch(r"No such command '(.*?)'.*", said):
         return f"There is no command {unknown[1]}.{did_you_mean(near(unknown[1], COMMANDS))}"
-    if meant := _with_option(error, words):
+    if wrong := _wrong_number(said, words):
+        return wrong
+    if lonely := re.fullmatch(r"Option '(--[\w-]+)' requires an argument", said):
+        return f"{lonely[1]} needs a value."
+    if meant := _corrected_command(error, words):
         return f"{said}. Did you mean `{meant}`?"
+    if missing := re.fullmatch(r"Missing (?:option|argument) '([^']+)'", said):
+        metavar = getattr(error.param, "metavar", None)
+        add = f" Add {missing[1]} {metavar}." if metavar and missing[1].startswith("--") else ""
+        return f"{missing[1]} is missing.{add}"
     return f"{said}." if said else ""
 
 
-def _with_option(error: Any, words: list[str]) -> str:
-    """The command line with the option of POSITIONAL before the one word too many; empty if that is not the mistake."""
+def _wrong_number(said: str, words: list[str]) -> str:
+    """The parser's error about a number, in the form of our own errors; empty for other errors."""
+    match = re.match(r"Invalid value for '(--[\w-]+)'.*?: (.*)", said)
+    flags = [word.partition("=")[0].replace("_", "-") for word in words]
+    if not match or match[1] not in flags:
+        return ""
+    place = len(words) - 1 - flags[::-1].index(match[1])
+    value = words[place].partition("=")[2] or " ".join(words[place + 1 : place + 2])
+    if least := re.search(r"(?:greater than or equal to |range x>=)(\S+?)\.?$", match[2]):
+        kind = f"at least {least[1]}"
+    elif found := re.search(r"\b(?:(integer|int)|number|float)\b", match[2]):
+        kind = "a whole number" if found[1] else "a number"
+    else:
+        return ""
+    from featherback.runs.names import aliases, usual_name  # rarely
+
+    alias = aliases().get(as_word(match[1]))
+    ours = f" ({spelled_option(usual_name(alias[0]))})" if alias else ""
+    return f"{match[1]}{ours} is {value!r}; it must be {kind}."
+
+
+def _corrected_command(error: Any, words: list[str]) -> str:
+    """The corrected command line if the only mistake is a missing option name of POSITIONAL; else empty."""
     context = getattr(error, "ctx", None)
     if context is None or context.parent is None:
         return ""
     first = words.index(context.info_name) + 1
     try:
         given, extra, _ = context.command.make_parser(context).parse_args(words[first:])
-    except type(error):  # another mistake, which is reported
+    except type(error):  # another mistake, which is reported instead
         return ""
     known = {parameter.name for parameter in context.command.params}
     free = [name for name in POSITIONAL if name in known and not given.get(name)]

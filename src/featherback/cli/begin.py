@@ -1,9 +1,8 @@
-"""`python -m featherback.cli.begin '{"stage": "check", ...}'`: what `featherback train` is once its options are read.
+"""`python -m featherback.cli.begin '{"stage": "check", ...}'`: `featherback train` after its options have been read.
 
-It goes through a list of stages (`runs/stages.py`). If a stage begins with a program of its own, this program
-becomes that one, and what it held is gone. The programs share one account of what the command needs. If the budget
-turns out to be too little, the list is gone through once more with the least memory, and the command then refuses with
-an amount that all stages accept.
+It runs a list of stages (`runs/stages.py`). Some stages start with a fresh program: this process then replaces itself
+by it, which frees all memory. The programs share one account of the memory that the command needs. If the budget is too
+small, the stages run once more with the least memory, and the error then names a budget that all stages accept.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from featherback.core.failure import report
 from featherback.core.sizes import MB, whole_megabytes
 from featherback.core.terminal import DEBUG, open_streams
 from featherback.engine.host.interrupt import INTERRUPTED, ended_by_signals, exit_with
-from featherback.runs.account import LEAST, Account, Room
-from featherback.runs.stages import NEW, RESUMED, Asked, Means, Prepared
-from featherback.runs.worker_process import become, inherited, worker_baseline
+from featherback.runs.account import LEAST, Account, MemoryWatch
+from featherback.runs.stages import NEW, RESUMED, NewRunOptions, PreparedRun, StageTools
+from featherback.runs.worker_process import exec_module, inherited, worker_baseline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,10 +36,10 @@ if TYPE_CHECKING:
 
 
 def go_on(options: dict[str, Any], resume: bool, plan: dict[str, Any] | None, **flags: bool) -> NoReturn:
-    """Replace this process by the one that begins a run with these options, or resumes one, and then trains.
+    """Replace this process by one that starts or resumes a run with these options, and then trains.
 
-    `options`: a TrainConfig's, or to resume those that were named. `plan`: None, to have one made. `flags`: "json",
-    "profile" and "dry_run", as the user set them.
+    `options`: all options of a TrainConfig, or with `resume` those that the user gave. `plan`: a memory plan; None to
+    make one. `flags`: "json", "profile" and "dry_run", as the user set them.
     """
     memory, chosen = options.get("memory"), tuple(name for name, on in flags.items() if on)
     account = Account(memory if isinstance(memory, int) else None, least=memory == LEAST)
@@ -53,7 +52,7 @@ def go_on(options: dict[str, Any], resume: bool, plan: dict[str, Any] | None, **
 
 @dataclass(frozen=True)
 class Program:
-    """A program that goes on with a `stage`, given a `value` as JSON. `flags`: of the command, those that are set."""
+    """A program that continues with `stage` and its input `value`, as JSON. `flags`: the flags that are set."""
 
     stage: str
     value: dict[str, Any]
@@ -62,11 +61,11 @@ class Program:
     log_to: tuple[str, ...]
 
     def become(self) -> NoReturn:
-        """Take the place of the program that runs now."""
-        become("featherback.cli.begin", json.dumps(asdict(self)))
+        """Replace the current process by this program."""
+        exec_module("featherback.cli.begin", json.dumps(asdict(self)))
 
     def run(self) -> None:
-        """Go through the stages, up to the next one with a program of its own."""
+        """Run the stages, up to the next one that starts with a fresh program."""
         stages = next(each for each in (NEW, RESUMED) if self.stage in [stage.name for stage in each])
         first = [stage.name for stage in stages].index(self.stage)
         measured = worker_baseline(self.log_to) if stages[first].measures(self.value) else None
@@ -79,16 +78,16 @@ class Program:
 
         account = self.account
         value: Any = stages[first].takes.from_json(self.value)
-        means = Means(models.load, baseline, partial(_prepare, account), flags=self.flags)
+        means = StageTools(models.load, baseline, partial(_prepare, account), flags=self.flags)
         for stage in stages[first:]:
             if stage.name != self.stage and stage.begins_with(value):
                 replace(self, stage=stage.name, value=value.to_json()).become()
             if stage.name == "show":
-                _conclude(value, account)
+                _close_account(value, account)
             try:
                 made = stage(value, means)
             except BudgetError as error:
-                if account.searches or not isinstance(value, Asked):
+                if account.searches or not isinstance(value, NewRunOptions):
                     account.add(error.needed)
                     account.add_own()
                     raise BudgetError(error.what, error.limit, account.needed, error.advice) from None
@@ -100,18 +99,18 @@ class Program:
                 return
             value = made
 
-    def _search(self, asked: Asked) -> NoReturn:
-        """Look for the least that is enough, the budget being too little: all but the check once more."""
+    def _search(self, asked: NewRunOptions) -> NoReturn:
+        """Run all stages but the check again with the least memory, because the budget is too small."""
         self.account.refused = True
-        least = Asked(replace(asked.config, memory=LEAST))
+        least = NewRunOptions(replace(asked.config, memory=LEAST))
         replace(self, stage="plan", value=least.to_json()).become()
 
 
-def show(prepared: Prepared, means: Means) -> Prepared | None:
-    """Say what is about to be done. With --dry-run nothing is left behind, and there is nothing to go on with."""
+def show(prepared: PreparedRun, means: StageTools) -> PreparedRun | None:
+    """Print the data and the plan. With --dry-run, remove all files and return None."""
     from featherback.cli.preamble import print_preamble
     from featherback.core.terminal import say
-    from featherback.runs.launch import undo
+    from featherback.runs.launch import delete_prepared
 
     run = prepared.run
     if "dry_run" not in means.flags:
@@ -124,26 +123,26 @@ def show(prepared: Prepared, means: Means) -> Prepared | None:
             say(json.dumps({name: run.record[name] for name in ("configuration", "data", "plan")}))
         else:
             print_preamble(run)
-            say("nothing was trained: this was a dry run")
+            say("dry run: nothing was trained")
     finally:
-        undo(run, prepared.existed)
+        delete_prepared(run, prepared.existed)
     return None
 
 
-def train(prepared: Prepared, means: Means) -> NoReturn:
-    """Become the process that trains."""
-    from featherback.runs.launch import become_worker
+def train(prepared: PreparedRun, means: StageTools) -> NoReturn:
+    """Replace this process by the one that trains."""
+    from featherback.runs.launch import exec_worker
 
     with _interruptible(prepared.run):
         sys.stdout.flush()
         sys.stderr.flush()
         debug = ("debug",) if DEBUG in os.environ else ()
-        become_worker(prepared.run, *(f"--{flag}" for flag in (*means.flags, *debug)))
+        exec_worker(prepared.run, *(f"--{flag}" for flag in (*means.flags, *debug)))
 
 
 @contextmanager
 def _interruptible(run: RunDirectory) -> Iterator[None]:
-    """The run says so if it does not come to be trained."""
+    """Record the run as interrupted if it ends in here."""
     try:
         yield
     except BaseException:
@@ -151,13 +150,14 @@ def _interruptible(run: RunDirectory) -> Iterator[None]:
         raise
 
 
-def _conclude(prepared: Prepared, account: Account) -> None:
-    """Close the account of a run that can be trained: the least that is enough, if it was searched, becomes its budget.
+def _close_account(prepared: PreparedRun, account: Account) -> None:
+    """Check the memory account of a run that is ready to train.
 
-    BudgetError, and nothing is left behind, if less was named, or this program has held more than the budget.
+    If the least memory was searched for, it becomes the run's budget. Raises BudgetError, after all files are removed,
+    if the user's budget is smaller or this program has used more.
     """
     from featherback.engine.budget import BudgetError
-    from featherback.runs.launch import undo
+    from featherback.runs.launch import delete_prepared
 
     run, config = prepared.run, prepared.run.config
     try:
@@ -166,12 +166,12 @@ def _conclude(prepared: Prepared, account: Account) -> None:
         elif prepared.is_new:
             account.check_own()
         if account.refused:
-            from featherback.methods.memory.planner import smaller  # what only plans is not there at other times
+            from featherback.methods.memory.planner import less_memory_advice  # only when needed, to save memory
 
-            change = smaller(config.whole is None, config.batching.full > config.sequence)
+            change = less_memory_advice(config.whole is None, config.batching.full > config.sequence)
             raise BudgetError("Training", account.limit or 0, account.needed, change)
     except BudgetError:
-        undo(run, prepared.existed)
+        delete_prepared(run, prepared.existed)
         raise
     if account.searches:
         run.update(configuration=replace(config, memory=whole_megabytes(account.needed)).to_json())
@@ -180,17 +180,17 @@ def _conclude(prepared: Prepared, account: Account) -> None:
 def _prepare(
     account: Account, model: str, data: Source, out: Path, seq_len: int, progress: Progress, enough: int | None
 ) -> PrepareReport:
-    """Prepare the data here, within what the command may take."""
+    """Prepare the data in this process, within the command's budget."""
     from featherback.data.prepare import prepare
 
-    room = Room(data.name, None if account.searches else account.limit)
+    room = MemoryWatch(data.name, None if account.searches else account.limit)
     made = prepare(model, data, out, seq_len, progress, enough, room)
     account.add(room.needed)
     return made
 
 
 def main(arguments: list[str]) -> int:
-    """Go on towards the process that trains, and become it; the exit status if that does not come about."""
+    """Run the remaining stages, then replace this process by the one that trains. Return an exit status on failure."""
     try:
         with ended_by_signals(inherited(arguments, "signals")):
             values = json.loads(arguments[0])
@@ -203,5 +203,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    open_streams(lasting=True)  # as the training that follows
+    open_streams(lasting=True)  # as in the training process
     exit_with(lambda: main(sys.argv[1:]))

@@ -22,7 +22,7 @@ from featherback.cli.options import (
     TopKOption,
     TopPOption,
 )
-from featherback.core.terminal import OutputError, complain, quoted, say
+from featherback.core.terminal import OutputError, print_error, quoted, say
 from featherback.errors import FeatherbackError
 from featherback.infer.defaults import ANSWER_TOKENS, CONTEXT, TEMPERATURE, TOP_P
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 _NEW, _HELP, _QUIT = ("/reset", "/new"), ("/help", "/?"), ("/quit", "/exit", "/bye")
 _COMMANDS = {
-    _NEW: "forget the conversation and begin another",
-    _HELP: "show this",
-    _QUIT: "end, as an empty line or Ctrl-D does",
+    _NEW: "start a new conversation",
+    _HELP: "show this list",
+    _QUIT: "end the chat, like an empty line or Ctrl-D",
 }
 _COMMAND = re.compile(r"/(\w+|\?)")
 
@@ -42,9 +42,9 @@ _COMMAND = re.compile(r"/(\w+|\?)")
 def chat(
     model: ModelArgument,
     adapter: AdapterOption = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = ANSWER_TOKENS,
-    context: Annotated[int, typer.Option(min=1, help="Longest conversation, in tokens.")] = CONTEXT,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message of the conversation.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of an answer in tokens.")] = ANSWER_TOKENS,
+    context: Annotated[int, typer.Option(min=1, help="Maximum length of the conversation in tokens.")] = CONTEXT,
     temperature: TemperatureOption = TEMPERATURE,
     top_p: TopPOption = TOP_P,
     top_k: TopKOption = 0,
@@ -54,9 +54,11 @@ def chat(
     compute: ComputeOption,
     threads: ThreadsOption,
 ) -> None:
-    """Chat with MODEL. Ctrl-C ends an answer; an empty line or Ctrl-D ends the conversation; /help lists commands.
+    """Chat with MODEL, with or without an adapter.
 
-    Lines that are piped in are answered one after the other, empty ones passed over, to the end of the input.
+    Ctrl-C stops an answer. An empty line or Ctrl-D ends the chat. /help lists the commands.
+
+    Lines from a pipe are answered one by one until the input ends. Empty lines are skipped.
     """
     from featherback.cli.options import open_model, set_threads
     from featherback.data.templates.chat import NoTemplateError
@@ -64,47 +66,47 @@ def chat(
     from featherback.engine.host.maps import MapWatch
     from featherback.infer.sampler import Sampler
     from featherback.model import conversation
-    from featherback.runs.computed import compute_of
+    from featherback.runs.computed import resolve_compute
 
     sampler = Sampler(temperature, top_p, top_k, seed)
     opened, lora = open_model(model, adapter, quantize)
     set_threads(threads)
-    compute = compute_of(compute, model, adapter)
+    compute = resolve_compute(compute, model, adapter)
     failed = False
     with MapWatch(opened.files) as maps:
         try:
             talk = conversation(opened, load_tokenizer(opened.path), sampler, context, lora, system, compute)
         except NoTemplateError as error:
-            raise FeatherbackError(_continues(model, adapter, quantize)) from error
+            raise FeatherbackError(_no_template_message(model, adapter, quantize)) from error
         ending = "An empty line" if sys.stdin.isatty() else "The end of the input"
-        say(f"{ending} ends the conversation; /help lists what else there is.", file=sys.stderr)
-        while (text := _ask()) and (command := text.lower()) not in _QUIT:
+        say(f"{ending} ends the chat. /help lists all commands.", file=sys.stderr)
+        while (text := _next_line()) and (command := text.lower()) not in _QUIT:
             if command in _NEW:
                 talk.reset()
             elif command in _HELP:
                 _help()
             elif _COMMAND.fullmatch(text):
-                complain(f"There is no command {text}; /help lists those that there are.")
+                print_error(f"unknown command {text}. /help lists all commands.")
             else:
                 failed |= not _answer(talk, text, max_tokens, maps)
     if failed:
         raise typer.Exit(2)
 
 
-def _continues(model: str, adapter: Path | None, quantize: str) -> str:
-    """What can be done with a base model in place of a chat."""
+def _no_template_message(model: str, adapter: Path | None, quantize: str) -> str:
+    """The error for a base model that cannot chat, with a command that continues text instead."""
     from featherback.models.converted import NONE
 
     named = [*([] if quantize == NONE else ["--quantize", quantize]), *(["--adapter", adapter] if adapter else [])]
     instead = quoted("featherback", "generate", model, *named, "--raw", "--prompt", "Once upon a time")
     return (
-        f"{model} has no chat template: it is a base model, which continues text and cannot chat. Let it continue one "
-        f"with: {instead}"
+        f"{model} has no chat template: it is a base model, which continues text and cannot chat. To continue a text: "
+        f"{instead}"
     )
 
 
 def _answer(talk: Conversation, text: str, max_tokens: int, maps: MapWatch) -> bool:
-    """Say the answer, which Ctrl-C ends; False if there is none: the conversation goes on with the next line."""
+    """Print the answer, which Ctrl-C stops. False if it failed; the conversation continues with the next line."""
     from featherback.engine.host.interrupt import Interrupt
 
     try:
@@ -115,8 +117,8 @@ def _answer(talk: Conversation, text: str, max_tokens: int, maps: MapWatch) -> b
     except OutputError:
         raise
     except FeatherbackError as error:
-        maps.check()  # not without the model
-        complain(f"error: {error}")
+        maps.check()  # without the model there is nothing to continue
+        print_error(f"error: {error}")
         return False
     say()
     return True
@@ -125,11 +127,11 @@ def _answer(talk: Conversation, text: str, max_tokens: int, maps: MapWatch) -> b
 def _help() -> None:
     for names, text in _COMMANDS.items():
         say(f"  {', '.join(names):<20}{text}", file=sys.stderr)
-    say(f"  {'Ctrl-C':<20}end the answer; at the prompt, the chat", file=sys.stderr)
+    say(f"  {'Ctrl-C':<20}stop the answer; at the prompt: end the chat", file=sys.stderr)
 
 
-def _ask() -> str:
-    """The next line of the user; empty at the end, which on a terminal an empty line is."""
+def _next_line() -> str:
+    """The user's next line; empty at the end of the input. On a terminal an empty line is the end."""
     if not sys.stdin.isatty():
         return next((text for line in sys.stdin if (text := line.strip())), "")
     with suppress(ImportError):

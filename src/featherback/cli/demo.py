@@ -13,14 +13,14 @@ import typer
 
 from featherback.cli.options import ThreadsOption
 from featherback.core.sizes import MB
-from featherback.core.terminal import complain, say
+from featherback.core.terminal import print_error, say
 
 if TYPE_CHECKING:
     from featherback.runs.run_directory import RunDirectory
 
 MODEL = "smollm2-135m"
 STEPS = 100
-MEMORY = 80 * MB  # bytes: little, and with room for what mapped files take on any system
+MEMORY = 80 * MB  # bytes: small, but enough for the mapped files on any system
 WARMUP = 5
 ANSWER_TOKENS = 48
 
@@ -33,9 +33,11 @@ def demo(
     *,
     threads: ThreadsOption,
 ) -> None:
-    """Fine-tune a real model on real text, end to end, in minutes. Downloads 98 MB once.
+    """Train a small model in a few minutes and show what it learned.
 
-    Prints the held-out loss and the answers to the same questions before and after.
+    The model is downloaded once: 98 MB.
+
+    Prints the held-out loss and answers to the same questions before and after training.
     """
     from featherback.data.demo import ABOUT, HELD_OUT, PROMPTS, TRAIN
     from featherback.models.hub.fetch import fetch
@@ -43,7 +45,7 @@ def demo(
     from featherback.runs.launch import prepare_run
 
     start = time.perf_counter()
-    model = fetch(MODEL, progress=complain)
+    model = fetch(MODEL, progress=print_error)
     out = Path(tempfile.mkdtemp(prefix="featherback-demo-")) if out is None else out
     config = TrainConfig(
         model=str(model),
@@ -54,7 +56,7 @@ def demo(
         steps=STEPS,
         memory=MEMORY,
         warmup=WARMUP,
-        samples=0,  # the answers below
+        samples=0,  # the demo prints its own samples
     )
     run = prepare_run(config)
     from featherback.cli.preamble import print_preamble
@@ -64,13 +66,13 @@ def demo(
     _title("Before training")
     before = _answers(config.model, PROMPTS, None)
     for prompt, answer in zip(PROMPTS, before, strict=True):
-        _exchange(prompt, answer)
+        _print_exchange(prompt, answer)
     _title("Training")
     _train(run)
     _title("After training")
     after = _answers(config.model, PROMPTS, run.path)
     for prompt, answer in zip(PROMPTS, after, strict=True):
-        _exchange(prompt, answer)
+        _print_exchange(prompt, answer)
     _conclude(run, time.perf_counter() - start)
 
 
@@ -85,19 +87,19 @@ def _train(run: RunDirectory) -> None:
 
 
 def _answers(model: str, prompts: tuple[str, ...], adapter: Path | None) -> list[str]:
-    """Greedy answers to the prompts."""
+    """The model's answers to the prompts, without sampling."""
     from featherback.cli.options import open_model
     from featherback.data.tokenizers.loader import load_tokenizer
     from featherback.infer.decoder import Decoder
     from featherback.infer.generate import generate_text
     from featherback.infer.prompt import encode_prompt
     from featherback.infer.sampler import Sampler
-    from featherback.runs.computed import compute_of
+    from featherback.runs.computed import resolve_compute
     from featherback.runs.panels.run import AUTO
 
     opened, lora = open_model(model, adapter)
     tokenizer = load_tokenizer(opened.path)
-    decoder = Decoder(opened, lora, capacity=1024, compute=compute_of(AUTO, adapter))
+    decoder = Decoder(opened, lora, capacity=1024, compute=resolve_compute(AUTO, adapter))
     return [
         "".join(generate_text(decoder, tokenizer, encode_prompt(tokenizer, prompt), Sampler(), ANSWER_TOKENS))
         for prompt in prompts
@@ -123,6 +125,6 @@ def _title(text: str) -> None:
     say(f"\n== {text}\n", flush=True)
 
 
-def _exchange(prompt: str, answer: str) -> None:
+def _print_exchange(prompt: str, answer: str) -> None:
     say(f"  Q: {prompt}")
     say(textwrap.indent("A: " + "\n   ".join(line for line in answer.splitlines() if line), "  "), flush=True)

@@ -25,7 +25,10 @@ from featherback.core.terminal import say
 
 def evaluate(
     model: ModelArgument,
-    data: Annotated[list[str], typer.Option(metavar="PATH", help="Data of any kind that `train` reads.")],
+    data: Annotated[
+        list[str],
+        typer.Option(metavar="PATH", help="Data in any format that `train` reads. Repeat the option for more files."),
+    ],
     adapter: AdapterOption = None,
     *,
     seq_len: SequenceOption,
@@ -37,21 +40,22 @@ def evaluate(
     threads: ThreadsOption,
     json: JSONOption = False,
 ) -> None:
-    """Measure the loss and the perplexity of MODEL, with or without an adapter, on data.
+    """Measure the loss and perplexity of MODEL on your data.
 
-    Only the tokens that training would train count: the assistant's answers, or all of a plain text.
+    With --adapter, the adapter is applied. Only supervised tokens count: the assistant's answers, or the whole of a
+    plain text.
     """
     from featherback.cli.options import open_model, set_threads
     from featherback.cli.swapped import check_not_swapped
     from featherback.data.source import Source, columns_of
-    from featherback.runs.computed import compute_of
+    from featherback.runs.computed import resolve_compute
     from featherback.runs.evaluation import evaluate_file
 
     check_not_swapped("evaluate", str(model), data)
     source = Source(tuple(data), columns_of(columns or ()), skip_bad)
     opened, lora = open_model(model, adapter, quantize)
     set_threads(threads)
-    compute = compute_of(compute, model, adapter)
+    compute = resolve_compute(compute, model, adapter)
     start = time.perf_counter()
     result = evaluate_file(opened, source, lora, seq_len, compute, cut)
     seconds, report = time.perf_counter() - start, result.report

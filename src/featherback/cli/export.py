@@ -17,36 +17,36 @@ def export(
     source: Annotated[
         Path, typer.Argument(metavar="RUN|ADAPTER", help="A run, or an adapter in PEFT's, MLX's or GGUF's format.")
     ],
-    to: Annotated[str, typer.Option(metavar="|".join(TARGETS.names), help="Where it is to go.")],
+    to: Annotated[str, typer.Option(metavar="|".join(TARGETS.names), help="Format to export to.")],
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="The base model.", show_default="the one that it was trained on")
+        str | None, typer.Option(metavar="MODEL", help="Base model.", show_default="the model it was trained on")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="What to write.", show_default="beside RUN|ADAPTER, named after it"),
+        Path | None, typer.Option(metavar="PATH", help="File or folder to write.", show_default="beside RUN|ADAPTER")
     ] = None,
     kind: Annotated[
         str | None,
         typer.Option(
             "--type",
             metavar="TYPE",
-            help="Number format of what is written: of the factors (gguf), of the merged weights (merged, "
-            "ollama), of a model that a run trained.",
-            show_default="f32; the coarsest that keeps 99 % of the update; as it was trained",
+            help="Number format of the result, such as q8_0. For gguf the default is f32. For merged weights it is the "
+            "smallest format that keeps 99 % of the update. A model from --train full keeps its format.",
         ),
     ] = None,
     base_model: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What the adapter calls its base, e.g. Qwen/Qwen2.5-0.5B-Instruct.",
-            show_default="what its file says",
+            help="Name of the base model to write into the adapter, such as Qwen/Qwen2.5-0.5B-Instruct.",
+            show_default="the name in the model's file",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file or folder.")] = False,
     json: JSONOption = False,
 ) -> None:
-    """Take a trained adapter to another program. The first line of the output is what to type next.
+    """Export a trained adapter for Ollama, llama.cpp, PEFT and others.
+
+    The first line of the output is the command to type next.
 
     Example: featherback export notes-adapter --to gguf
     """

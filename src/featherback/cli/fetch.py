@@ -6,16 +6,18 @@ from typing import Annotated
 
 import typer
 
-from featherback.core.terminal import complain, say
+from featherback.core.terminal import print_error, say
 
 
 def fetch(
     name: Annotated[
-        str,
-        typer.Argument(metavar="NAME|HF_REPO[:FILE]", help="smollm2-135m, or a Hugging Face repository and its file."),
+        str, typer.Argument(metavar="NAME|HF_REPO[:FILE]", help="smollm2-135m, or a Hugging Face repository.")
     ],
 ) -> None:
-    """Download a model into the cache, verify its SHA-256, and print its path."""
+    """Download a model, verify it, and print its path.
+
+    The file goes into the cache. Its SHA-256 checksum is verified.
+    """
     from featherback.models.hub.fetch import fetch as get
 
-    say(str(get(name, progress=complain)))
+    say(str(get(name, progress=print_error)))

@@ -30,14 +30,15 @@ def generate(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="What to answer, or with --raw, to continue. - or nothing: what is piped in.",
+            help="The prompt to answer or, with --raw, to continue. If it is missing or -, it is read from standard "
+            "input.",
             show_default=False,
         ),
     ] = None,
     adapter: AdapterOption = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message before the prompt.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as plain text: no chat template.")] = False,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")] = GENERATED_TOKENS,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message before the prompt.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt, without the chat template.")] = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of the answer in tokens.")] = GENERATED_TOKENS,
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,
     top_k: TopKOption = 0,
@@ -47,24 +48,24 @@ def generate(
     compute: ComputeOption,
     threads: ThreadsOption,
 ) -> None:
-    """Let MODEL answer a prompt, with or without an adapter.
+    """Answer a prompt with MODEL, with or without an adapter.
 
     Example: featherback generate model.gguf --adapter notes-adapter --prompt "What did I note on Monday?"
 
-    A prompt can be piped in: featherback generate model.gguf < question.txt
+    The prompt can come from a pipe: featherback generate model.gguf < question.txt
     """
     from featherback.cli.options import open_model, set_threads
     from featherback.data.tokenizers.loader import load_tokenizer
     from featherback.engine.host.maps import MapWatch
     from featherback.infer.sampler import Sampler
     from featherback.model import streamed
-    from featherback.runs.computed import compute_of
+    from featherback.runs.computed import resolve_compute
 
     text = _prompt(prompt, model)
     sampler = Sampler(temperature, top_p, top_k, seed)
     opened, lora = open_model(model, adapter, quantize)
     set_threads(threads)
-    compute = compute_of(compute, model, adapter)
+    compute = resolve_compute(compute, model, adapter)
     with MapWatch(opened.files) as maps:
         tokenizer = load_tokenizer(opened.path)
         for piece in streamed(opened, tokenizer, text, sampler, max_tokens, lora, system, raw, compute):
@@ -74,14 +75,14 @@ def generate(
 
 
 def _prompt(given: str | None, model: str) -> str:
-    """The prompt, from standard input where it is not on the command line; without the line feed that ends it there.
+    """The prompt from the command line, or from standard input without its last line feed.
 
-    FeatherbackError, with an example for `model`, if there is none.
+    Raises FeatherbackError, with an example for `model`, if there is none.
     """
     if given not in (None, STDIN):
         return str(given)
     text = "" if given is None and sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
     if not text.strip():
         example = quoted("featherback", "generate", model, "--prompt", "What is LoRA?")
-        raise FeatherbackError(f"There is no prompt: write one, as in `{example}`, or pipe one in.")
+        raise FeatherbackError(f"There is no prompt. Add one: `{example}`. A pipe works too.")
     return text

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from featherback.data.source import Source
 
 _WIDTH, _LONGEST_NAME = 100, 40  # columns
-_MOST_LINES, _MOST_OF_ONE = 28, 5  # of facts, and of one
+_MOST_LINES, _MOST_OF_ONE = 28, 5  # of all facts, and of one fact
 
 
 def inspect(
@@ -28,29 +28,37 @@ def inspect(
         list[str],
         typer.Argument(
             metavar="PATH|MODEL",
-            help="A model, an adapter, a run, its report or run.yaml, a folder for Ollama, data (one file or several), "
-            "a token file or a tokenizer.",
+            help="A model, adapter, run, report, run.yaml, Ollama folder, token file or tokenizer, or one or more data "
+            "files.",
         ),
     ],
     model: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="Show examples of a data file as this model would be trained on them."),
+        typer.Option(metavar="MODEL", help="Show examples of a data file as this model sees them in training."),
     ] = None,
-    examples: Annotated[int, typer.Option(min=1, help="With --model: how many.")] = 3,
+    examples: Annotated[int, typer.Option(min=1, help="With --model: number of examples to show.")] = 3,
     *,
-    seq_len: Annotated[int | None, FromConfig("With --model: where text, and a chat with --cut, is cut.")],
+    seq_len: Annotated[
+        int | None,
+        FromConfig(
+            "With --model: maximum sequence length. Longer texts are split, and longer chats truncated with --cut."
+        ),
+    ],
     cut: CutOption,
     columns: MapOption,
     skip_bad: SkipOption,
     quantize: QuantizeOption,
     json: JSONOption = False,
 ) -> None:
-    """Say what something is, whether it can be trained and in what memory, and what to type next."""
-    from featherback.data.source import Source, columns_of, what_is_long
+    """Describe a model, data, adapter or run, and what to do next.
 
-    source = Source(tuple(what), columns_of(columns or ()), skip_bad, what_is_long(seq_len, cut))
+    For a model, it shows whether the model can be trained, and the least memory that training takes.
+    """
+    from featherback.data.source import Source, columns_of, treatment_of_long
+
+    source = Source(tuple(what), columns_of(columns or ()), skip_bad, treatment_of_long(seq_len, cut))
     if model is not None:
-        _refuse_quantize(quantize, "With --model, data are shown")
+        _reject_quantize(quantize, "With --model, examples of the data are shown")
         _show_examples(model, source, seq_len, cut, examples, json)
         return
     from featherback.cli.kinds import kind_of
@@ -59,14 +67,14 @@ def inspect(
     from featherback.cli.kinds.model import AModel
     from featherback.data.source import STDIN
 
-    path = Path(what[0]) if len(what) > 1 or STDIN in what else _place(what[0])
+    path = Path(what[0]) if len(what) > 1 or STDIN in what else _path_of(what[0])
     kind = DATA if len(what) > 1 or STDIN in what else kind_of(path)
     if kind is MODEL:
         kind = AModel(quantize)
     else:
-        _refuse_quantize(quantize, f"{source.name} is {kind.title}")
+        _reject_quantize(quantize, f"{source.name} is {kind.title}")
     if kind is DATA:
-        facts, outlook = DATA.told(source)
+        facts, outlook = DATA.describe_source(source)
     else:
         facts, outlook = kind.describe(path), kind.outlook(path, what[0])
     if json:
@@ -76,11 +84,11 @@ def inspect(
         say(line)
 
 
-def _refuse_quantize(quantize: str, what: str) -> None:
+def _reject_quantize(quantize: str, what: str) -> None:
     from featherback.errors import FeatherbackError
 
     if quantize != "none":
-        raise FeatherbackError(f"{what}; --quantize is for Hugging Face folders: leave it out.")
+        raise FeatherbackError(f"{what}. Remove --quantize, which is only for Hugging Face folders.")
 
 
 def _for_programs(outlook: Outlook) -> dict[str, Any]:
@@ -114,43 +122,43 @@ def _show_examples(model: str, data: Source, seq_len: int | None, cut: bool, cou
     print_report(report)
     for sample in samples:
         print_sample(sample)
-        short = f", {sample.truncated} cut off" if sample.truncated else ""
+        short = f", {sample.truncated} truncated" if sample.truncated else ""
         say(f"  {sample.n_tokens} tokens, {sample.n_supervised} trained{short}\n")
 
 
 def describe(what: str) -> dict[str, Any]:
-    """The facts about a path, or about a model by its name."""
+    """The facts about a path, or about a model given by its name."""
     from featherback.cli.kinds import kind_of
 
-    path = _place(what)
+    path = _path_of(what)
     return kind_of(path).describe(path)
 
 
-def _place(what: str) -> Path:
-    """Where a thing lies; FeatherbackError if there is no such thing."""
-    from featherback.data.containers import is_name_of_data
+def _path_of(what: str) -> Path:
+    """The path of a model, file or folder; raises FeatherbackError if it does not exist."""
+    from featherback.data.containers import has_data_suffix
     from featherback.errors import FeatherbackError
     from featherback.models.hub.locate import locate
 
-    if is_name_of_data(what) and not Path(what).exists():
+    if has_data_suffix(what) and not Path(what).exists():
         raise FeatherbackError(f"The data file {what} does not exist.")
     return locate(what)
 
 
 def _lines(facts: dict[str, Any], outlook: Outlook) -> Iterator[str]:
-    """What is printed for people: no more than a screen has, whatever a file holds."""
+    """The lines to print: at most one screen, whatever the file contains."""
     verdict: dict[str, Any] = {}
     if outlook.trainable is not None:
         verdict["trainable"] = outlook.trainable if outlook.reason is None else f"no: {outlook.reason}"
     if outlook.memory is not None:
         verdict["least_memory"] = (
-            f"{shown_mb(outlook.memory)} to train with the usual options; preparing the data may take more"
+            f"{shown_mb(outlook.memory)} to train with the default options; preparing the data may need more memory"
         )
     width = min(_LONGEST_NAME, max(map(len, [*facts, *verdict])))
     lines = [line for name, value in facts.items() for line in _wrapped(name, width, value)]
     yield from lines[:_MOST_LINES]
     if len(lines) > _MOST_LINES:
-        yield "... and more, which --json shows"
+        yield "... --json shows all facts"
     for name, value in verdict.items():
         yield from _wrapped(name, width, value)
     for note in outlook.notes:
@@ -160,7 +168,7 @@ def _lines(facts: dict[str, Any], outlook: Outlook) -> Iterator[str]:
 
 
 def _wrapped(name: str, width: int, value: Any) -> list[str]:
-    """A fact on a few lines."""
+    """One fact, wrapped to a few lines."""
     first, text = f"{clean(name, one_line=True)[:width]:<{width}}  ", clean(_text(value), one_line=True)
     lines = wrap(
         text,

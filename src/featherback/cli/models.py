@@ -15,13 +15,13 @@ from featherback.core.terminal import clean, quoted, say
 from featherback.errors import FeatherbackError
 
 _WIDTH = 79
-_NAME = 32  # columns; a longer name has a line of its own
+_NAME = 32  # columns; a longer name gets its own line
 _ROW = "{:<{name}}  {:<8}  {:>6}  {:<8}  {:>8}  {}"
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A model on this machine, or one that `fetch` knows."""
+    """A model on this machine, or a model that `fetch` can download."""
 
     name: str
     """What to type for it."""
@@ -33,11 +33,14 @@ class Listed:
     bytes: int | None
     trainable: bool
     reason: str | None
-    """Why it cannot be trained, in a sentence."""
+    """A sentence that says why it cannot be trained."""
 
 
 def models(json: JSONOption = False) -> None:
-    """List the models on this machine, also those of Ollama, LM Studio and Hugging Face, and which can be trained."""
+    """List the models on this machine and whether they can be trained.
+
+    Models of Ollama, LM Studio and Hugging Face are included.
+    """
     if json:
         say(json_format.dumps([asdict(listed) for listed in survey()]))
         return
@@ -48,7 +51,7 @@ def models(json: JSONOption = False) -> None:
 
 
 def survey() -> Iterator[Listed]:
-    """Every model of our own cache and of other programs' stores. Of each, headers alone are read."""
+    """Every model in our cache and in the stores of other programs. Only headers are read."""
     from featherback.models.hub import stores
     from featherback.models.hub.catalogue import CATALOGUE
     from featherback.models.hub.locate import locate
@@ -83,7 +86,7 @@ def _opened(name: str, path: Path) -> Listed:
 
 
 def _size(path: Path) -> int | None:
-    """Bytes of what could not be opened as a model."""
+    """Size in bytes of a file that could not be opened as a model."""
     try:
         return path.stat().st_size if path.is_file() else None
     except OSError:
@@ -91,7 +94,7 @@ def _size(path: Path) -> int | None:
 
 
 def _lines(listed: Listed) -> Iterator[str]:
-    """A row of the table, and what else must be said of it."""
+    """A row of the table, and below it the reason why the model cannot be trained."""
     name = clean(quoted(listed.name), one_line=True)
     if len(name) > _NAME:
         yield name
@@ -99,15 +102,15 @@ def _lines(listed: Listed) -> Iterator[str]:
     facts = (listed.architecture or "-", _short(listed.parameters), listed.type or "-", _megabytes(listed.bytes))
     yield _ROW.format(name, *facts, "yes" if listed.trainable else "no", name=_NAME).rstrip()
     if listed.reason is not None:
-        words = clean(_few_words(listed.reason, listed.path), one_line=True)
+        words = clean(_shortened(listed.reason, listed.path), one_line=True)
         yield from textwrap.wrap(
             words, _WIDTH, initial_indent="    ", subsequent_indent="    ", max_lines=3, break_on_hyphens=False
         )
 
 
-def _few_words(reason: str, path: str | None) -> str:
-    """An error without what the row says already, and without its second part."""
-    if path is None:  # the reason says what to do about it
+def _shortened(reason: str, path: str | None) -> str:
+    """An error shortened to its first part, without the path that the row already shows."""
+    if path is None:  # the reason says what to do
         return reason
     reason = reason.replace(path, "it")
     return re.split(r" \(|; |\. ", reason.rstrip("."))[0]

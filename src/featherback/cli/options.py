@@ -1,8 +1,9 @@
-"""Arguments and options that several commands share, and how they are read."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,22 +21,23 @@ ModelArgument = Annotated[str, _MODEL]
 ModelOrNone = Annotated[str | None, _MODEL]
 AdapterOption = Annotated[
     Path | None,
-    typer.Option("--adapter", metavar="PATH", help="A run, or an adapter in PEFT's, MLX's or GGUF's format, to apply."),
+    typer.Option("--adapter", metavar="PATH", help="Adapter to apply: a run, or a PEFT, MLX or GGUF adapter."),
 ]
 
 
 @dataclass(frozen=True)
 class FromConfig:
-    """Marks a command's parameter that is a field of TrainConfig: its type, default, help and checks are said there.
+    """Marks a command's parameter as a field of TrainConfig, which has its type, default, help and checks.
 
-    On `**options`: the `fields` named, with the options of the choices in `own_of` ("method"), or every field, with
-    the options of optimisers and methods.
+    On `**options` it stands for several fields: for `fields` and the options of the choices in `own_of` ("method"), or
+    for every field and every option of the optimizers and methods.
     """
 
-    help: str | None = None  # in place of the field's
+    help: str | None = None  # replaces the field's
     fields: tuple[str, ...] = ()
     own_of: tuple[str, ...] = ()
-    elsewhere: tuple[str, ...] = ()  # fields without a default that may be given in another way
+    elsewhere: tuple[str, ...] = ()  # fields without a default that the command line need not give
+    short: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # title -> the options that --help shows
 
 
 MapOption = Annotated[tuple[str, ...] | None, FromConfig()]
@@ -43,8 +45,8 @@ SkipOption = Annotated[bool, FromConfig()]
 ComputeOption = Annotated[
     str,
     FromConfig(
-        help="What the matrix products multiply: bf16, fixed point of 16 bits, or float32, the most exact. "
-        "auto: what the run that is named computed in; bf16 without one."
+        help="Number format of matrix products: bf16, int16 (16-bit fixed point) or fp32, the most exact. auto: the "
+        "format that the adapter was trained with, or bf16 if that is unknown."
     ),
 ]
 QuantizeOption = Annotated[str, FromConfig()]
@@ -54,22 +56,25 @@ CutOption = Annotated[bool, FromConfig()]
 JSONOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
 
 TemperatureOption = Annotated[
-    float, typer.Option("--temperature", help="0 always takes the likeliest token; higher is more varied.")
+    float,
+    typer.Option("--temperature", help="0 always takes the most likely token. Higher values vary the answers more."),
 ]
-TopPOption = Annotated[float, typer.Option("--top-p", help="Draw from the likeliest tokens that make up this share.")]
-TopKOption = Annotated[int, typer.Option("--top-k", help="Draw from this many of the likeliest tokens. 0: from all.")]
-SeedOption = Annotated[int, typer.Option("--seed", help="The same seed gives the same result.")]
+TopPOption = Annotated[
+    float, typer.Option("--top-p", help="Sample from the most likely tokens up to this total probability.")
+]
+TopKOption = Annotated[int, typer.Option("--top-k", help="Sample from this many of the most likely tokens. 0: all.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Random seed. The same seed gives the same result.")]
 
 
 def set_threads(threads: int | None) -> None:
-    """Compute with this many threads; None: one per core."""
+    """Set the number of threads; None: one per core."""
     from featherback.engine import kernels
 
     kernels.set_threads(threads or kernels.default_threads())
 
 
 def open_model(name: str, adapter: Path | None = None, quantize: str = "none") -> tuple[Model, Adapter | None]:
-    """The model a user named, quantised as asked, and the adapter, if any."""
+    """Open the model and the adapter, if any, that the user gave."""
     from featherback import models
     from featherback.exports import formats
     from featherback.models.hub.locate import locate

@@ -17,24 +17,30 @@ if TYPE_CHECKING:
     from featherback.runs.config import TrainConfig
     from featherback.runs.outlook import Combination, MethodOutlook
 
-# What memory and time depend on, the method apart: all are shown.
+# Options that affect memory and time. The method is not among them, because all methods are shown.
 FIELDS = (
     "memory", "quantize", "rank", "targets", "seq_len", "batch_size", "batch_tokens", "optimizer", "compute",
     "threads", "train", "master", "freeze", "objective",
 )  # fmt: skip
+SHORT = {
+    "Options": ("model", "memory", "seq_len", "batch_size", "rank", "train", "optimizer", "threads", "everything",
+                "json"),
+}  # fmt: skip
+"""The options that `featherback plan --help` shows."""
 
 
 def plan(
     model: ModelArgument,
     json: JSONOption = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Every method with every optimizer, for adapters and for whole models.")
+        bool, typer.Option("--all", help="Show every method with every optimizer, for adapters and for whole models.")
     ] = False,
-    **options: Annotated[Any, FromConfig(fields=FIELDS, own_of=("method", "objective"))],
+    **options: Annotated[Any, FromConfig(fields=FIELDS, own_of=("method", "objective"), short=SHORT)],
 ) -> None:
-    """Predict what training MODEL would take, in memory and time, under every method. Nothing is trained.
+    """Predict the memory and time of training MODEL, without training.
 
-    An option that only some methods have is for those alone. With --train full the model is counted as dequantised.
+    There is one line per gradient method. Options of a method affect only that method. With --train full, the memory is
+    that of the dequantised model.
 
     Example: featherback plan model.gguf --memory 96MB --seq-len 512
     """
@@ -62,14 +68,14 @@ def plan(
         return
     whole = config.whole
     trained = config.form.kind.briefly if whole is None else f"all weights in {whole.kind.name}"
-    asked = _asked(config)
+    asked = _describe_budget(config)
     say(
         f"{opened.path.name}, {describe_batch(config)} per batch, {trained}, "
         f"{config.optimizer}, {config.compute}: {asked}\n"
     )
     _print_methods(rows)
-    shape = "4-bit Qwen2.5 shape that fits with all projections adapted" if whole is None else "Qwen2.5 shape that fits"
-    say(f"\nThe largest {shape}, resident memory counted:\n")
+    shape = "4-bit Qwen2.5 model, all projections adapted," if whole is None else "Qwen2.5 model"
+    say(f"\nThe largest {shape} that fits in this resident memory:\n")
     names = [row.method for row in rows]
     widths = {name: max(8, len(name) + 2) for name in names}
     say(f"{'memory':<10}" + "".join(f"{name:>{width}}" for name, width in widths.items()))
@@ -77,15 +83,15 @@ def plan(
         say(f"{amount / MB:<7.0f}MB " + "".join(f"{sizes[name] or '-':>{width}}" for name, width in widths.items()))
 
 
-def _asked(config: TrainConfig) -> str:
-    """The budget in words."""
+def _describe_budget(config: TrainConfig) -> str:
+    """The memory budget in words."""
     if isinstance(config.memory, str):
-        return f"with --memory {config.memory} of each method"
+        return f"with --memory {config.memory} for each method"
     return f"within {config.memory / MB:g} MB" if config.memory else "without a budget"
 
 
 def _print_all(found: Iterable[Combination], config: TrainConfig, json: bool) -> None:
-    """A line for each, as soon as it is known."""
+    """Print one line per combination, as soon as it is known."""
     if json:
         from json import dumps
 
@@ -102,7 +108,7 @@ def _print_all(found: Iterable[Combination], config: TrainConfig, json: bool) ->
 
 
 def _print_methods(rows: list[MethodOutlook]) -> None:
-    """A line per method."""
+    """Print one line per gradient method."""
     from featherback.cli.preamble import describe_work
 
     wide = max(8, *(len(row.method) + 2 for row in rows))
@@ -114,10 +120,12 @@ def _print_methods(rows: list[MethodOutlook]) -> None:
             continue
         p = row.plan
         layout = (
-            f"F by {p.mlp_tile}, vocabulary by {p.vocab_tile}, "
-            f"{', '.join(describe_work(p))}, inputs in {p.checkpoints}, "
+            f"tiles of {p.mlp_tile} (MLP) and {p.vocab_tile} (vocabulary), "
+            f"{', '.join(describe_work(p))}, block inputs in {p.checkpoints}, "
             f"adapter in {p.states}, weights {p.weights}"
         )
+        if p.predicted_reading_seconds:
+            layout += f", {p.predicted_reading_seconds:.2f} s of a step read from the disk"
         say(
             f"{line}{p.predicted_rss_mb:>6.0f} MB{p.predicted_footprint_mb:>8.0f} MB"
             f"{p.predicted_step_seconds:>8.2f}  {layout}"

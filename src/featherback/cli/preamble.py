@@ -1,4 +1,4 @@
-"""What `train` shows before the first step: the data as the model will see them, the machine, the plan."""
+"""The output of `train` before the first step: the data as the model sees them, the machine and the plan."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 _SAMPLE_LINES, _SAMPLE_BEGIN, _SAMPLE_WIDTH, _BAR = 12, 3, 500, 20
 _WORTH = 0.98
-"""Times as long that a step must at most take to be worth a word."""
+"""A larger budget is mentioned only if a step then takes less than this share of its time."""
 _BATCHES = 1000
-"""Of an epoch, whose examples are counted."""
+"""Batches of an epoch from which the mean number of examples is computed."""
 _LARGE = 10**9
-"""Bytes of weights from which quantising them is worth a word."""
+"""Quantising is suggested for weights of at least this many bytes."""
 _TRAINED, _CONTEXT, _PLAIN = "\x1b[1;32m", "\x1b[2m", "\x1b[0m"
 
 
 def print_preamble(run: RunDirectory, sample: bool = True) -> None:
-    """Describe the run on standard output; `sample`: with an example of the data, if they are in a file."""
+    """Describe the run on standard output. `sample`: also show an example, if the data are in a file."""
     from featherback import models
     from featherback.data.preview import preview
     from featherback.data.report import PrepareReport, also_trained_note
@@ -52,8 +52,8 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
         if before := values.get("sequences_before"):
             row(label, f"{values['sequences']} of the {before} sequences, {values['tokens']} tokens")
             continue
-        less = " without those held out" if name == "train" and was_split(run) else ""
-        if "paths" not in values:  # given as tokens, from Python
+        less = " without the held-out examples" if name == "train" and was_split(run) else ""
+        if "paths" not in values:  # the data were given as tokens, from Python
             row(label, f"{values['tokens']} tokens given{less}, {values['supervised_tokens']} of them trained")
             also = values.get("also_trained", 0), values["sequences"], values.get("also_trained_exact", True)
             for note in also_trained_note(*also):
@@ -63,18 +63,20 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
         row(label, describe_data(report, less))
         print_report(report)
     if "eval" not in run.record["data"] and config.eval_share:
-        row("held-out", "none: there are too few examples or steps to spare any; --eval-data names others")
+        row("held-out", "none: there are too few examples or steps to hold any out. Use --eval-data FILE")
     if sample and config.data is not None and "train" in run.record.get("sources", {}):
         print_sample(preview(model.path, config.source(config.data), config.sequence)[0])
-    kernels.set_threads(config.threads or kernels.default_threads())  # as the process that will train does
+    kernels.set_threads(config.threads or kernels.default_threads())  # as in the process that trains
     row("kernels", kernels.describe())
     row(*describe_trained(config, model))
+    if note := describe_states(run, model):
+        row("", note)
     tokens = TokenFile(run.tokens / "train.tokens")
     row("batch", describe_batches(config, tokens))
     if note := batch_note(config, tokens):
         row("", note)
     length, unit = (config.steps, "step") if config.steps else (config.epochs, "epoch")
-    assert length is not None  # a run has one of them
+    assert length is not None  # a run has steps or epochs
     row(
         "training",
         f"{several(length, unit)}, {config.method}, {describe_compute(run.plan.compute, run.plan.rates)}, "
@@ -87,7 +89,8 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
     if config.budget is not None and config.budget > (limit := memory_total()):
         row(
             "",
-            f"the budget is more than the {shown_mb(limit)} that a process can have here; the plan stays within those",
+            f"the budget is more than the {shown_mb(limit)} that a process can have here; the plan stays within this "
+            "limit",
         )
     row("run", f"{run.path}/")
     say()
@@ -95,6 +98,7 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
 
 def describe_trained(config: TrainConfig, model: Model) -> tuple[str, str]:
     """A label, and one line: the adapter, or how the model's own weights are trained."""
+    from featherback.models.architecture.layer_choice import EVERY
     from featherback.models.architecture.names import parse_targets, short
     from featherback.nn.block import adaptable
 
@@ -104,18 +108,39 @@ def describe_trained(config: TrainConfig, model: Model) -> tuple[str, str]:
         return "weights", f"{count / 1e6:.0f}M trained as {whole.kind.name}, in a copy of the model{frozen}"
     form = config.form
     targets = short(parse_targets(form.targets, adaptable(model.blocks)))
+    chosen = "" if form.layers == EVERY else f", in layers {','.join(form.layers)} of {len(model.blocks)}"
     origin = "" if config.start is None else f", continued from {_short(config.start)}"
-    return "adapter", f"{form.kind.describe()}, on {targets}{origin}"
+    return "adapter", f"{form.kind.describe()}, on {targets}{chosen}{origin}"
+
+
+def describe_states(run: RunDirectory, model: Model) -> str:
+    """A note about the hidden states that the run may keep on its disk; empty if it keeps none."""
+    from featherback.data.token_file import TokenFile
+    from featherback.models.form import Layout
+    from featherback.runs.entry import states_bytes
+    from featherback.runs.panels.adapter import DISK
+
+    config = run.config
+    if config.train != "lora" or config.hidden_states != DISK:
+        return ""
+    if not (lowest := Layout(model.blocks, config.form).lowest):
+        return ""
+    files = {name: TokenFile(run.tokens / f"{name}.tokens") for name in run.record["data"]}
+    size = shown_mb(states_bytes(files, model.config.hidden_size), 1)
+    return (
+        f"no backward pass below layer {lowest}; a second pass over the data begins there, with hidden states from "
+        f"the disk (up to {size})"
+    )
 
 
 def describe_batch(config: TrainConfig) -> str:
-    """What a batch holds at most."""
+    """The most that a batch can hold."""
     full = f"{config.batching.full} tokens"
     return full if config.batch_size is None else f"{several(config.batch_size, 'example')}, up to {full}"
 
 
 def batch_note(config: TrainConfig, tokens: TokenFile) -> str:
-    """That batches hold something else than the user named, if they do."""
+    """A note if batches hold something else than the user asked for; empty otherwise."""
     if config.batch_tokens is not None and config.batch_tokens < tokens.max_length:
         return (
             f"{argument('batch_tokens', config.batch_tokens)} is less than the longest example, "
@@ -123,14 +148,14 @@ def batch_note(config: TrainConfig, tokens: TokenFile) -> str:
         )
     if config.batch_size is not None and config.batch_size > len(tokens):
         return (
-            f"{argument('batch_size', config.batch_size)} is more than there are examples: a batch holds all "
-            f"{len(tokens)}"
+            f"{argument('batch_size', config.batch_size)} is more than the number of examples: a batch "
+            f"holds all {len(tokens)}"
         )
     return ""
 
 
 def describe_batches(config: TrainConfig, tokens: TokenFile) -> str:
-    """One line: how batches are made of the examples of a run, and how many of these a step has."""
+    """One line: how examples are grouped into batches, and how many examples a step has."""
     from featherback.data.packing import rows
 
     if config.batch_size is None:
@@ -146,12 +171,12 @@ def describe_batches(config: TrainConfig, tokens: TokenFile) -> str:
 
 
 def row(name: str, text: str) -> None:
-    """A labelled line; on a terminal as many as it is wide, one under the other."""
+    """Print a labelled line, wrapped to the width of the terminal."""
     say(folded(text, columns_of(sys.stdout), f"{name:<9} "))
 
 
 def describe_model(model: Model) -> str:
-    """One line: name, family, size, formats."""
+    """One line: the model's name, family, size and formats."""
     from featherback.models.model import formats, parameters
 
     config = model.config
@@ -162,12 +187,12 @@ def describe_model(model: Model) -> str:
 
 
 def describe_weights(model: Model) -> list[str]:
-    """Where converted weights lie, or that they could be smaller."""
+    """Notes: the path of converted weights, or how much smaller the weights could be."""
     from featherback.models.converted import QUANTIZE, ConvertedWeights
     from featherback.models.model import matrices
 
     if isinstance(model.store, ConvertedWeights):
-        return [f"its weights are converted, in {_short(str(min(model.files)))}"]
+        return [f"its converted weights are in {_short(str(min(model.files)))}"]
     nbytes = sum(matrix.nbytes for matrix in matrices(model))
     if model.source != "hf" or nbytes < _LARGE:
         return []
@@ -176,14 +201,14 @@ def describe_weights(model: Model) -> list[str]:
         f"--quantize {label} {weights // kind.block_size * kind.block_bytes / 1e9:.1f} GB"
         for label, kind in QUANTIZE.items()
     )
-    return [f"its weights take {nbytes / 1e9:.1f} GB of disk and page cache; with {sizes}"]
+    return [f"its weights take {nbytes / 1e9:.1f} GB of disk and page cache. Smaller: {sizes}"]
 
 
 def describe_data(report: PrepareReport, less: str = "") -> str:
-    """One line: how much there is, `less` what, and how long it is."""
-    from featherback.data.source import called
+    """One line: number and length of the examples. `less`: a remark after the number of tokens."""
+    from featherback.data.source import display_name
 
-    paths = ", ".join(_short(called(path)) for path in report.paths)
+    paths = ", ".join(_short(display_name(path)) for path in report.paths)
     mixed = len(report.shapes) > 1
     parts = f" in {report.sequences} sequences" if report.sequences > report.examples else ""
     shapes = ", ".join(f"{shape}: {count}" if mixed else shape for shape, count in report.shapes.items())
@@ -194,7 +219,7 @@ def describe_data(report: PrepareReport, less: str = "") -> str:
 
 
 def print_report(report: PrepareReport) -> None:
-    """How long the examples are, and what should be known of them."""
+    """Print a histogram of the examples' lengths, and notes about the data."""
     most = max(report.lengths.values(), default=1)
     for bound in sorted(map(int, report.lengths)):
         count = report.lengths[str(bound)]
@@ -205,18 +230,18 @@ def print_report(report: PrepareReport) -> None:
 
 
 def describe_compute(compute: str, rates: Mapping[str, float]) -> str:
-    """What products compute in, and why if it was chosen by their rates."""
+    """The number format of matrix products, and their measured speeds if it was chosen by them."""
     from featherback.runs.choose import best
 
     if not rates:
         return compute
-    short = "" if compute == best(rates) else " for want of memory"
+    short = "" if compute == best(rates) else " because memory is short"
     measured = ", ".join(f"{name} {rate:.0f}" for name, rate in rates.items())
-    return f"{compute}{short} (products here, GFLOP/s: {measured})"
+    return f"{compute}{short} (measured here, GFLOP/s: {measured})"
 
 
 def describe_plan(plan: Plan, held: str = "adapter and optimizer") -> str:
-    """One line: the predicted peaks, what is recomputed, and what does not lie in RAM, `held` among it."""
+    """One line: the predicted memory, what is recomputed, and what is kept in files. `held`: a name for the states."""
     predicted = f"footprint {plan.predicted_footprint_mb:.0f} MB, rss {plan.predicted_rss_mb:.0f} MB predicted"
     policies = describe_work(plan)
     if plan.checkpoints != "ram":
@@ -229,27 +254,35 @@ def describe_plan(plan: Plan, held: str = "adapter and optimizer") -> str:
 
 
 def describe_choice(plan: Plan, named: bool) -> Iterator[str]:
-    """What a smaller and a larger budget would give; `named`: whether the user named this one."""
+    """Notes: how fast a smaller and a larger budget would be. `named`: whether the user gave a budget."""
     chosen, least, fastest = plan.predicted_step_seconds, plan.least_step_seconds, plan.fastest_step_seconds
     from featherback.methods.memory.planner import SPARE
 
     if not (chosen and least and fastest):
         return
+    if (reading := plan.predicted_reading_seconds or 0) > chosen / 2:
+        yield (
+            f"the model does not fit in memory: a step of {chosen:.1f} s reads from the disk for {reading:.1f} s. A "
+            f"larger --batch-size reads the same weights for more tokens"
+        )
     if not named:
-        yield f"no --memory is named: up to {SPARE:.0%} of the machine's memory is taken for speed"
+        yield f"without --memory, a run uses up to {SPARE:.0%} of the machine's memory to be fast"
     if plan.free_mb is not None:
         yield (
-            f"only {plan.free_mb} MB are free now, and the plan is made for these: with more, another run may differ "
-            f"from this one in the last bits"
+            f"only {plan.free_mb} MB are free now, so the plan is smaller than usual. A run with more free memory may "
+            f"differ in the last bits"
         )
     if least > chosen:
-        yield f"--memory {plan.least_mb}MB, the least, makes steps {least / chosen:.2f} times as long"
+        yield f"--memory {plan.least_mb}MB is the minimum: steps take {least / chosen:.2f} times as long"
     if fastest < _WORTH * chosen:
-        yield f"--memory {plan.fastest_mb}MB, the most that helps, makes steps {fastest / chosen:.2f} times as long"
+        yield (
+            f"--memory {plan.fastest_mb}MB is the largest useful budget: steps take {fastest / chosen:.2f} times as "
+            f"long"
+        )
 
 
 def describe_work(plan: Plan) -> list[str]:
-    """What is recomputed, and the tokens per chunk where there are chunks."""
+    """Phrases that state the tokens per chunk, if there are chunks, and which intermediates are kept or recomputed."""
     from featherback.nn.encodings import ENCODINGS
 
     names: dict[int, list[str]] = {}
@@ -262,26 +295,26 @@ def describe_work(plan: Plan) -> list[str]:
 
 
 def _short(path: str) -> str:
-    """The path as seen from here, where that is shorter."""
+    """The path relative to the working directory, if that is shorter."""
     try:
         return min(path, os.path.relpath(path), key=len)
-    except OSError:  # the working directory is gone
+    except OSError:  # the working directory was deleted
         return path
 
 
 def print_sample(sample: Preview) -> None:
-    """An example, the trained tokens marked: green on a terminal, in [brackets] elsewhere."""
+    """Print an example with its trained tokens marked: green on a terminal, in [brackets] elsewhere."""
     colour = sys.stdout.isatty()
     row("sample", f"{_short(sample.where)}; " + ("green" if colour else "[brackets]") + " = trained")
     marks = {True: (_TRAINED, _PLAIN), False: (_CONTEXT, _PLAIN)} if colour else {True: ("[", "]"), False: ("", "")}
     lines = "".join(_mark(clean(text), *marks[trained]) for text, trained in sample.runs).splitlines()
     asked = "".join(clean(text) for text, _ in takewhile(lambda run: not run[1], sample.runs))
-    answer = len(f"{asked}.".splitlines()) - 1  # the line that is trained first
+    answer = len(f"{asked}.".splitlines()) - 1  # the first trained line
     begin, end = _SAMPLE_BEGIN, _SAMPLE_LINES
-    if len(lines) > end and answer > end // 2:  # what is trained is to be seen
+    if len(lines) > end and answer > end // 2:  # the trained text must be visible
         begin, end = answer - 1, min(answer - 1 + _SAMPLE_LINES - _SAMPLE_BEGIN, len(lines))
     if end == len(lines) - 1:
-        end = len(lines)  # a line takes no more room than word of it
+        end = len(lines)  # one line takes no more room than the remark about it
     columns = columns_of(sys.stdout)
     for line in lines[:_SAMPLE_BEGIN]:
         say_styled(folded(line, columns, "  | "))
@@ -294,11 +327,11 @@ def print_sample(sample: Preview) -> None:
 
 
 def _mark(text: str, before: str, after: str) -> str:
-    """Each line between its own marks, so that lines can be left out."""
+    """The text with marks around every line, so that lines can be omitted."""
     return "\n".join(f"{before}{_cut(line)}{after}" if line else line for line in text.split("\n"))
 
 
 def _cut(line: str) -> str:
-    """A line, or its beginning and how much more there is."""
+    """A line, truncated with a remark if it is long."""
     more = len(line) - _SAMPLE_WIDTH
     return line if more <= 0 else f"{line[:_SAMPLE_WIDTH]}... ({several(more, 'character')} more)"

@@ -11,17 +11,17 @@ from featherback.core.terminal import say
 
 
 def replay(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run with --log-directions.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run with --log-directions.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="New directory for the adapter.")],
     step: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="The step to stop after.", show_default="that of the run's adapter"),
+        int | None, typer.Option(min=1, metavar="N", help="Stop after this step.", show_default="the run's last")
     ] = None,
 ) -> None:
-    """Make the adapter of a MeZO run again from its options and its log of directions, without its data.
+    """Rebuild the adapter of a MeZO run without its data.
 
-    It is the mean of the steps' adapters, as in the run, unless that kept its last (--keep).
-    RUN needs run.json and directions.log, and start/ if the run began with --from. The model is opened where it lay.
+    The adapter is computed from run.json and directions.log, and from start/ if the run used --from. The base model
+    must still be at its recorded path. As in the run, the result is the average over the steps, or the last step with
+    --keep last.
 
     Example: featherback replay notes-adapter --out notes-again
     """

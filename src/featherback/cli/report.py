@@ -11,18 +11,14 @@ from featherback.core.terminal import say
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run, finished or not.")],
-    png: Annotated[bool, typer.Option("--png", help="Draw report.png as well; it needs matplotlib.")] = False,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, finished or not.")],
+    png: Annotated[bool, typer.Option("--png", help="Also draw report.png. This needs matplotlib.")] = False,
     samples: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            help="Have so many examples answered before and after the run.",
-            show_default="those that it recorded",
-        ),
+        typer.Option(min=0, help="Number of examples to answer before and after training.", show_default="as recorded"),
     ] = None,
 ) -> None:
-    """Draw what happened in a run: report.html and loss.svg in its directory.
+    """Write report.html and loss.svg into the directory of a run.
 
     Example: featherback report notes-adapter
     """

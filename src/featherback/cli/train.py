@@ -10,12 +10,20 @@ import typer
 
 from featherback.cli.options import FromConfig, JSONOption, ModelOrNone
 from featherback.core.sizes import shown_mb
-from featherback.core.terminal import complain
+from featherback.core.terminal import print_error, quoted
 from featherback.errors import FeatherbackError
 
 if TYPE_CHECKING:
     from featherback.runs.config import TrainConfig
     from featherback.runs.run_file import RunFile
+
+
+SHORT = {
+    "Data and result": ("model", "data", "eval_data", "out"),
+    "Training": ("epochs", "learning_rate", "rank", "seq_len"),
+    "Run": ("memory", "dry_run", "resume"),
+}
+"""The options that most people need, as `featherback train --help` groups them."""
 
 
 def train(
@@ -25,89 +33,101 @@ def train(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Take options from a YAML file, such as a run's run.yaml. What the command line says as well, wins.",
+            help="Read options from a YAML file, such as the run.yaml of an earlier run. Options on the command line "
+            "take precedence.",
             rich_help_panel="Run",
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --out, exactly.", rich_help_panel="Run")
+        bool, typer.Option("--resume", help="Continue the run in --out where it stopped.", rich_help_panel="Run")
     ] = False,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Show at the end how the time was spent.", rich_help_panel="Run")
+        bool, typer.Option("--profile", help="Print at the end how the time was spent.", rich_help_panel="Run")
     ] = False,
     dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Show the data as the model would see them, and the plan; train nothing.",
-            rich_help_panel="Run",
-        ),
+        bool, typer.Option("--dry-run", help="Show the data and the plan, without training.", rich_help_panel="Run")
     ] = False,
     json: JSONOption = False,
-    **options: Annotated[Any, FromConfig(elsewhere=("out",))],
+    **options: Annotated[Any, FromConfig(elsewhere=("out",), short=SHORT)],
 ) -> None:
-    """Fine-tune MODEL on your data and leave a LoRA adapter in a directory that PEFT opens, or a model of its own.
+    """Fine-tune MODEL on your examples. The result is a LoRA adapter for PEFT; with --train full, a model.
 
-    Example: featherback train model.gguf --data notes.jsonl --out notes-adapter --steps 200
+    Example: featherback train smollm2-135m --data examples.csv --out my-adapter
     """
-    from featherback.cli.begin import go_on
-    from featherback.cli.swapped import check_not_swapped
-    from featherback.models.hub.locate import locate
-    from featherback.runs.changes import replaced
+    from featherback.core.naming import aliases_used
+    from featherback.runs.names import fields_by_name
     from featherback.runs.run_file import RunFile, read
 
     if resume and dry_run:
-        raise FeatherbackError("--dry-run shows what a new run would do; leave out --resume.")
+        raise FeatherbackError("--dry-run shows what a new run would do. Remove --resume.")
     file = RunFile() if config is None else read(config)
-    named = _named(context, options)
+    named = _given_options(context, options)
     if config is not None:
-        _forget_programs(file, config, note=not resume and "log_to" not in named)
-    values = replaced(file.values, named)
-    name = model or file.model
+        _drop_programs(file, config, note=not resume and "log_to" not in named)
+    in_file = {ours: theirs for ours, theirs in file.aliases.items() if fields_by_name()[ours] not in named}
+    with aliases_used(in_file):
+        _go_on(model or file.model, file, named, resume, json=json, profile=profile, dry_run=dry_run)
+
+
+def _go_on(name: str | None, file: RunFile, named: dict[str, Any], resume: bool, **flags: bool) -> None:
+    """Continue with the options of a file and the `named` ones of the command line, which take precedence."""
+    from featherback.cli.begin import go_on
+    from featherback.cli.swapped import check_not_swapped
+    from featherback.models.hub.locate import locate
+    from featherback.runs.changes import with_overrides
+
+    values = with_overrides(file.values, named)
     if name is None and resume and values.get("out") is not None:
         name = _recorded_model(values["out"])
     for given, missing in (
-        (name, "MODEL is missing: name a model"),
-        (values.get("out"), "--out is missing: name a new directory"),
+        (name, "MODEL is missing. Add a model, for example smollm2-135m"),
+        (values.get("out"), "--out is missing. Add a new directory, for example --out my-adapter"),
     ):
         if given is None:
-            raise FeatherbackError(f"{missing}, or a --config file that does. See featherback train --help.")
+            raise FeatherbackError(f"{missing}, or a --config file that has it. See featherback train --help.")
     if not resume:
         check_not_swapped("train", str(name), values.get("data"), values.get("out"))
     place = str(locate(str(name)))
     if resume:
-        go_on({"model": place, **values}, resume, None, json=json, profile=profile, dry_run=dry_run)
-    whole = file.config({"model": place, **named})
-    go_on(whole.to_json(), resume, _plan(file, whole), json=json, profile=profile, dry_run=dry_run)
+        go_on({"model": place, **values}, resume, None, **flags)
+    config = file.config({"model": place, **named})
+    go_on(config.to_json(), resume, _plan(file, config), **flags)
 
 
 def _recorded_model(out: str) -> str | None:
-    """The path of the model that the run in `out` was begun with, if it is there.
+    """The path of the model that the run in `out` was started with. Raises FeatherbackError if it is not there any
+    more.
 
-    The run may be a stranger's: the model is compared with the fingerprint on its record, like one that is named.
+    The run may come from a stranger. So the model is compared with the run's fingerprint later, like a model that the
+    user names.
     """
     from featherback.runs.run_directory import RunDirectory
 
     recorded = RunDirectory.open(out).config.model
     if not Path(recorded).exists():
-        raise FeatherbackError(f"MODEL is missing: {out} was begun with {recorded}, which is not there; name it.")
-    complain(f"note: the model is {recorded}, which {out} was begun with")
+        raise FeatherbackError(
+            f"The model of {out}, {recorded}, does not exist any more. Add its new path: "
+            f"{quoted('featherback', 'train', 'PATH', '--out', out, '--resume')}"
+        )
+    print_error(f"note: the model is {recorded}, as recorded in {out}")
     return recorded
 
 
-def _forget_programs(file: RunFile, path: Path, note: bool) -> None:
-    """Leave out the programs to log to that a run's own run.yaml names, wherever it lies: it may be a stranger's.
-    To resume it, run.json names the same, and it is noted there."""
+def _drop_programs(file: RunFile, path: Path, note: bool) -> None:
+    """Remove --log-to from the options if they come from a run's own run.yaml, because the run may be a stranger's.
+
+    A resumed run has the same programs in its run.json, and prints the note from there.
+    """
     from featherback.runs.run_directory import RUN_FILE
 
     of_a_run = file.plan is not None or os.path.lexists(path.parent / RUN_FILE)
     if of_a_run and (programs := file.values.pop("log_to", None)) and note:
         named = programs if isinstance(programs, str) else ",".join(programs)
-        complain(f"note: {path} logs to {named}, which a new run does only if you name it: --log-to {named}")
+        print_error(f"note: {path} logs to {named}, but a new run does so only if you add --log-to {named}")
 
 
 def _plan(file: RunFile, config: TrainConfig) -> dict[str, Any] | None:
-    """The plan of the file, if it is for these options and there is the memory for it."""
+    """The memory plan in the file, if it was made for these options and enough memory is free."""
     from featherback.engine.host.machine import memory_limit
     from featherback.runs.run_directory import plan_from_json
 
@@ -117,13 +137,15 @@ def _plan(file: RunFile, config: TrainConfig) -> dict[str, Any] | None:
         return None
     if plan.needed > (free := memory_limit()):
         needed = shown_mb(plan.needed)
-        complain(f"note: the plan of the file needs {needed}, and {shown_mb(free)} are free: another is made")
+        print_error(
+            f"note: the plan in the file needs {needed} of memory, but only {shown_mb(free)} is free; making a new plan"
+        )
         return None
     return values
 
 
-def _named(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that stand on the command line: all others a file may have, or a resumed run has them already."""
+def _given_options(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given on the command line. The others come from the file or from the resumed run."""
     sources = {name: context.get_parameter_source(name) for name in options}
     stand = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     return {name: value for name, value in options.items() if name in stand}

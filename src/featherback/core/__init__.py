@@ -1,1 +1,1 @@
-"""The ground floor: files, names, options, registries and what is printed. It knows nothing of models."""
+"""Foundations that know nothing of models: files, names of options, options, registries and terminal output."""

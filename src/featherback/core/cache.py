@@ -1,4 +1,4 @@
-"""The model cache: where it is, and which files in it have been checked."""
+"""The model cache: its folder, and the record of which files in it have been verified."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import os
 from pathlib import Path
 
 from featherback.core import private
-from featherback.core.files import cache_place, write_json
+from featherback.core.files import default_cache_folder, write_json
 from featherback.errors import FeatherbackError
 
 
 def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
-    """The folder given, else the cache. It is made."""
-    return made(cache_place() if given is None else Path(given))
+    """Return `given`, or the default cache folder if it is None. The folder is created if it is missing."""
+    return made(default_cache_folder() if given is None else Path(given))
 
 
 def made(folder: Path) -> Path:
-    """The folder, which is made if it is missing."""
+    """Create the folder if it is missing, and return it. Raises FeatherbackError if it cannot be created."""
     try:
         private.make_folder(folder)
     except OSError as error:
@@ -32,8 +32,8 @@ def unwritable(folder: Path, error: OSError) -> FeatherbackError:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    import hashlib  # with OpenSSL, 3 MB that a preparation is spared
+    """Return the SHA-256 of a file in hexadecimal."""
+    import hashlib  # loads OpenSSL: 3 MB that preparing data does not need
 
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -43,12 +43,15 @@ def file_sha256(path: Path) -> str:
 
 
 def record(path: Path, sha256: str) -> None:
-    """Note beside a file that it has this SHA-256."""
+    """Write a small file beside `path` that records its SHA-256 and size."""
     write_json(_record_path(path), {"sha256": sha256, "size": path.stat().st_size})
 
 
 def is_verified(path: Path, sha256: str, full: bool = False) -> bool:
-    """Whether `path` was recorded with this SHA-256 and its present size. `full` hashes it again."""
+    """Return whether `path` was recorded with this SHA-256 and still has the same size.
+
+    `full` hashes the file again.
+    """
     try:
         noted = json.loads(_record_path(path).read_bytes())
         known = noted == {"sha256": sha256, "size": path.stat().st_size}

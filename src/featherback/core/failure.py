@@ -1,33 +1,33 @@
-"""How a process of Featherback ends when something went wrong."""
+"""How a Featherback process reports an error and which exit status it ends with."""
 
 from __future__ import annotations
 
 import errno
 import os
 
-from featherback.core.terminal import clean, complain
+from featherback.core.terminal import clean, print_error
 from featherback.errors import FeatherbackError
 
-_MOST = 2000  # characters of a sentence
-_OUR_FAULT = (errno.EBADF, errno.EFAULT, errno.EINVAL, errno.ENOTTY)  # a system's error that nobody else can cause
+_LONGEST = 2000  # characters of a message that are shown
+_BUG_ERRNOS = (errno.EBADF, errno.EFAULT, errno.EINVAL, errno.ENOTTY)  # system errors that only a bug can cause
 
 
 def report(error: BaseException, debug: bool) -> int:
-    """Tell the user in one line on standard error (after the traceback if `debug`); the exit status.
+    """Print the error in one line on standard error and return the exit status. `debug` prints the traceback first.
 
-    2: a FeatherbackError, or the system's refusal, which the user can put right. 1: anything else, which is a bug; or
-    a closed pipe, of which nothing is said, as nobody is there who would read it.
+    The status is 2 for a FeatherbackError or a system error that the user can fix, and 1 for anything else, which is a
+    bug. A closed pipe is also 1, and prints nothing because nobody is reading.
     """
     if debug:
         import traceback
 
-        complain("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+        print_error("".join(traceback.format_exception(type(error), error, error.__traceback__)))
     if isinstance(error, BrokenPipeError):
         return 1
     if (said := sentence(error)) is not None:
-        complain(f"error: {_line(said)}")
+        print_error(f"error: {_line(said)}")
         return 2
-    complain(
+    print_error(
         f"error: unexpected {_line(f'{type(error).__name__}: {error}')}. This is a bug in Featherback; "
         "run the command again with --debug and report what it prints."
     )
@@ -35,19 +35,19 @@ def report(error: BaseException, debug: bool) -> int:
 
 
 def sentence(error: BaseException) -> str | None:
-    """What the user can put right; None if that is nothing."""
+    """Return the message for an error that the user can fix, or None for any other error."""
     if isinstance(error, FeatherbackError):
         return str(error)
     if isinstance(error, MemoryError):
-        return "There is not enough memory for this: close other programs, or ask for less."
-    if isinstance(error, FileNotFoundError) and not error.filename and _nowhere():
-        return "The working directory is gone: change to another one, or name whole paths."
-    if isinstance(error, OSError) and error.strerror and error.errno not in _OUR_FAULT:
+        return "Not enough memory. Close other programs, or use a smaller batch size or sequence length."
+    if isinstance(error, FileNotFoundError) and not error.filename and _lacks_working_directory():
+        return "The working directory no longer exists. Change to another one, or use absolute paths."
+    if isinstance(error, OSError) and error.strerror and error.errno not in _BUG_ERRNOS:
         return f"{error.strerror}: {error.filename}." if error.filename else f"{error.strerror}."
     return None
 
 
-def _nowhere() -> bool:
+def _lacks_working_directory() -> bool:
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -57,4 +57,4 @@ def _nowhere() -> bool:
 
 def _line(text: str) -> str:
     shown = clean(" ".join(text.split("\n")), one_line=True)
-    return shown if len(shown) <= _MOST else f"{shown[:_MOST]} ..."
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]} ..."

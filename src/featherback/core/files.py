@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and files that are nothing else."""
+"""Atomic writes, and reads that accept only regular files."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ except ImportError:  # not a POSIX system
     fcntl = None  # type: ignore[assignment]
 
 _LEFTOVER = re.compile(rf"\..+\.{private.TEMPORARY}\.tmp")
-"""The temporary files of `atomic_file`, of which a killed process leaves one behind."""
+"""Matches the temporary files that `atomic_file` leaves behind if the process is killed."""
 
 MOST_JSON = 4 << 20
-"""Bytes of a JSON file that is read: what they become in memory can be twenty times as much."""
+"""Largest JSON file that is read, in bytes. Parsed, it can take twenty times as much memory."""
 
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a file for reading. A pipe or a device may have no end, so it is refused with a FeatherbackError.
+    """Open a file for reading.
 
-    OSError, as from `open`, for what cannot be read or is a folder.
+    Raises FeatherbackError for a pipe or a device, which may never end. Raises OSError, as `open` does, for a folder or
+    a file that cannot be read.
     """
 
     def opened(name: str | os.PathLike[str], flags: int) -> int:
-        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))  # no waiting, should it have changed
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))  # do not wait if it has become a pipe meanwhile
 
     try:
         _refuse_special(path, os.stat(path))
         file = open(path, "rb", opener=opened)  # noqa: SIM115 - the caller closes it
     except ValueError:
-        raise OSError(errno.EINVAL, "its name holds a NUL character", os.fspath(path)) from None
+        raise OSError(errno.EINVAL, "the name contains a NUL character", os.fspath(path)) from None
     try:
         _refuse_special(path, os.fstat(file.fileno()))
         return file
@@ -63,30 +64,34 @@ def _refuse_special(path: str | os.PathLike[str], status: os.stat_result) -> Non
         raise FeatherbackError(f"{path} is {_KINDS.get(kind, 'something else')}, not a file.")
 
 
-def cut_short(*paths: str | os.PathLike[str]) -> FeatherbackError:
-    """What is to be said of mapped files, pages of which have gone."""
+def truncated_file_error(*paths: str | os.PathLike[str]) -> FeatherbackError:
+    """Return the error for mapped files whose pages can no longer be read."""
     return FeatherbackError(
-        f"{', '.join(map(str, paths))} was cut short by another program, or its disk failed, while it was being read: "
-        f"bring it back and start again."
+        f"{', '.join(map(str, paths))} was truncated by another program, or its disk failed, while Featherback was "
+        f"reading it. Restore the file and run the command again."
     )
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Write `path` through a temporary file beside it: flushed to the disk, then renamed.
+    """Open a temporary file that replaces `path` when the block ends without an error.
 
-    A reader, or a power cut, sees the old file or the new one, never a part. A link that has the name is replaced, not
-    followed; the file is as private as its folder. FeatherbackError if that fails.
+    The file is flushed to the disk and then renamed, so a reader or a power cut sees the old file or the new one, never
+    a part. A link named `path` is replaced, not followed. The file gets the permissions of its folder. Raises
+    FeatherbackError if writing fails.
     """
-    with _renamed(path) as (folder, temporary), private.create(folder, temporary) as file:
+    with _replacing(path) as (folder, temporary), private.create(folder, temporary) as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
 
 
 @contextmanager
-def _renamed(path: Path) -> Iterator[tuple[int, str]]:
-    """The open folder of `path` and a name in it: what is made there inside takes the name `path` at the end."""
+def _replacing(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the open folder of `path` and a temporary name in it.
+
+    The file made there is renamed to `path` at the end.
+    """
     if not path.name:
         raise FeatherbackError(f"Cannot write {path}: it is a folder.")
     temporary = private.temporary_name(path.name)
@@ -106,19 +111,19 @@ def _renamed(path: Path) -> Iterator[tuple[int, str]]:
 
 def _unwritable(path: Path, error: OSError) -> FeatherbackError:
     if error.errno == errno.ELOOP:
-        return FeatherbackError(f"Cannot write {path}: it is a link, which is not followed; delete it.")
+        return FeatherbackError(f"Cannot write {path}: it is a link, and links are not followed. Delete the link.")
     return FeatherbackError(f"Cannot write {path}: {error.strerror or error}.")
 
 
 _FICLONE = 0x40049409
-"""Linux' ioctl that lets a file share another's blocks until one of them is written."""
+"""The Linux ioctl that makes a file share another file's blocks until one of them is written."""
 
 
 def clone_file(source: Path, path: Path, *, in_place: bool = False) -> None:
-    """Copy a file to the disk, sharing its blocks where the file system can; little of it is in memory at once.
+    """Copy a file, sharing its blocks where the file system supports that. Little of it is in memory at once.
 
-    It appears whole or not at all, in a folder that is made if need be; `in_place`: a file of the same length is
-    overwritten, and keeps its maps. FeatherbackError if that fails.
+    The copy is atomic, and its folder is created if it is missing. With `in_place`, the existing file `path`, which
+    must have the same length, is overwritten and stays mapped. Raises FeatherbackError if copying fails.
     """
     make_folder(path.parent)
     try:
@@ -128,7 +133,7 @@ def clone_file(source: Path, path: Path, *, in_place: bool = False) -> None:
                     shutil.copyfileobj(file, copy, 1 << 20)
                 return
             with atomic_file(path) as copy:
-                _fill(copy, file)
+                _copy_content(copy, file)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise _unwritable(path, error) from error
@@ -136,46 +141,49 @@ def clone_file(source: Path, path: Path, *, in_place: bool = False) -> None:
 
 
 def link_file(source: Path, path: Path) -> None:
-    """Let `path` be another name of a file that nothing writes again; a copy where the disk knows no such names.
+    """Make `path` a hard link to `source`, which must never be written again. Without hard links, copy it.
 
-    It appears whole or not at all, in a folder that is made if need be. FeatherbackError if that fails.
+    Either is atomic, and the folder is created if it is missing. Raises FeatherbackError on failure.
     """
     make_folder(path.parent)
-    with _renamed(path) as (folder, temporary):
+    with _replacing(path) as (folder, temporary):
         try:
             os.link(source, temporary, dst_dir_fd=folder, follow_symlinks=False)
-        except OSError:  # exFAT, and some network disks
+        except OSError:  # exFAT and some network disks have no hard links
             with open_regular(source) as file, private.create(folder, temporary) as copy:
-                _fill(copy, file)
+                _copy_content(copy, file)
                 copy.flush()
                 os.fsync(copy.fileno())
 
 
-def _fill(copy: IO[bytes], file: IO[bytes]) -> None:
-    """Let an empty file have the content of another."""
-    if not _shared(file.fileno(), copy.fileno()):
+def _copy_content(copy: IO[bytes], file: IO[bytes]) -> None:
+    """Copy the content of `file` into the empty file `copy`."""
+    if not _share_blocks(file.fileno(), copy.fileno()):
         shutil.copyfileobj(file, copy, 1 << 20)
 
 
-def _shared(source: int, copy: int) -> bool:
-    """Whether the copy now has the blocks of the source."""
+def _share_blocks(source: int, copy: int) -> bool:
+    """Make `copy` share the blocks of `source`, and return whether that worked."""
     if fcntl is None or not sys.platform.startswith("linux"):
         return False
     try:
         fcntl.ioctl(copy, _FICLONE, source)
-    except OSError:  # another disk, or a file system that cannot
+    except OSError:  # on another disk, or the file system cannot share blocks
         return False
     return True
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a small file atomically."""
+    """Replace a small file atomically. Raises FeatherbackError on failure."""
     with atomic_file(path) as file:
         file.write(content)
 
 
 def append_bytes(path: Path, content: bytes = b"", *, sync: bool = False) -> None:
-    """Add to the end of a file, made if need be; `sync`: bring it to the disk. FeatherbackError if that fails."""
+    """Append to a file, which is created if it is missing. `sync` flushes it to the disk.
+
+    Raises FeatherbackError on failure.
+    """
     try:
         with private.open_to_append(path) as file:
             file.write(content)
@@ -187,7 +195,7 @@ def append_bytes(path: Path, content: bytes = b"", *, sync: bool = False) -> Non
 
 
 def truncate(path: Path, nbytes: int) -> None:
-    """Cut a file behind its first `nbytes` bytes. FeatherbackError if that fails."""
+    """Truncate a file to `nbytes` bytes. Raises FeatherbackError on failure."""
     try:
         with private.open_to_change(path) as file:
             file.truncate(nbytes)
@@ -196,7 +204,7 @@ def truncate(path: Path, nbytes: int) -> None:
 
 
 def copy_file(source: Path, path: Path) -> None:
-    """Copy a file of any length, of which little is in memory at once, to `path`, whole or not at all."""
+    """Copy a file of any length atomically. Little of it is in memory at once. Raises FeatherbackError on failure."""
     try:
         file = open_regular(source)
     except OSError as error:
@@ -206,24 +214,24 @@ def copy_file(source: Path, path: Path) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replace a JSON file atomically."""
+    """Replace a JSON file atomically. Raises FeatherbackError on failure."""
     write_bytes(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The content of a small file; FeatherbackError if it is missing, or longer than `most` bytes."""
+    """Return the content of a small file. Raises FeatherbackError if it is missing or longer than `most` bytes."""
     try:
         with open_regular(path) as file:
             content = file.read(most + 1)
     except OSError as error:
         raise FeatherbackError(f"Cannot read {path}: {error.strerror or error}.") from error
     if len(content) > most:
-        raise FeatherbackError(f"{path} is longer than the {most} bytes that are read of such a file.")
+        raise FeatherbackError(f"{path} has more than {most} bytes, the limit for a file of this kind.")
     return content
 
 
 def checksum(file: IO[bytes], nbytes: int) -> int:
-    """The CRC-32 of the next `nbytes` bytes, of which little is in memory at once; EOFError if there are fewer."""
+    """Return the CRC-32 of the next `nbytes` bytes. Raises EOFError if there are fewer. Reads piece by piece."""
     found, piece = 0, memoryview(bytearray(1 << 18))
     while nbytes:
         count = file.readinto(piece[:nbytes])  # type: ignore[attr-defined]
@@ -234,12 +242,15 @@ def checksum(file: IO[bytes], nbytes: int) -> int:
 
 
 def json_checksum(content: Any) -> str:
-    """The CRC-32 of what JSON makes of it, in hexadecimal digits."""
+    """Return the CRC-32 of the content's JSON text, in hexadecimal."""
     return f"{zlib.crc32(json.dumps(content).encode()):08x}"
 
 
 def read_json(path: Path, most: int = MOST_JSON) -> Any:
-    """The content of a JSON file; FeatherbackError if it is missing, longer than `most` bytes, or not JSON."""
+    """Return the content of a JSON file.
+
+    Raises FeatherbackError if it is missing, longer than `most` bytes or invalid.
+    """
     try:
         return json.loads(read_bytes(path, most))
     except RecursionError:
@@ -249,30 +260,31 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, if it is not there; FeatherbackError if that is not possible."""
+    """Create a folder and its parents if they are missing. Raises FeatherbackError on failure."""
     try:
         private.make_folder(path)
     except OSError as error:
         raise FeatherbackError(f"Cannot write to {path}: {error.strerror}.") from error
 
 
-def check_room(path: Path, nbytes: int) -> None:
-    """FeatherbackError if the disk on which `path` is to lie has no room for a file of so many bytes."""
+def check_free_space(path: Path, nbytes: int) -> None:
+    """Raise FeatherbackError if the disk that will hold `path` has fewer than `nbytes` bytes free."""
     whole = path.absolute()
     home = next(folder for folder in (*whole.parents, whole) if folder.exists())
     free = shutil.disk_usage(home).free
     if free < nbytes:
         raise FeatherbackError(
-            f"The disk of {home} has {shown_mb(free, 1)} free and {path.name} needs {shown_mb(nbytes, 1)}: free "
-            f"some, or choose another place."
+            f"The disk of {home} has {shown_mb(free, 1)} free, but {path.name} needs {shown_mb(nbytes, 1)}. Free some "
+            f"space, or choose another folder."
         )
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A folder to be filled that takes the name `path` at the end, or none if that fails.
+    """Yield a temporary folder that is renamed to `path` at the end, or deleted if the block fails.
 
-    One that is there already is filled in place. FeatherbackError if it cannot be made.
+    If `path` exists already, no temporary folder is made: `path` itself is yielded. Raises FeatherbackError if the
+    folder cannot be created.
     """
     if path.exists():
         yield path
@@ -293,39 +305,39 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files that killed processes left in `folder`; no process may be writing there."""
+    """Delete the temporary files that killed processes left in `folder`. No process may be writing there."""
     for entry in folder.iterdir():
         if _LEFTOVER.fullmatch(entry.name) and (entry.is_symlink() or not entry.is_dir()):
             entry.unlink(missing_ok=True)
 
 
 def remove_abandoned(path: Path) -> None:
-    """Delete what killed processes had written of the file or folder `path`; a process that runs keeps its own."""
+    """Delete the temporary files of `path` that killed processes left behind. Files of running processes stay."""
     of_path = re.compile(rf"\.{re.escape(path.name)}\.{private.TEMPORARY}\.tmp")
-    with suppress(OSError):  # what cannot be listed or deleted stays
+    with suppress(OSError):  # files that cannot be listed or deleted stay
         for entry in path.parent.iterdir():
-            if (found := of_path.fullmatch(entry.name)) and not _runs(int(found["process"])):
+            if (found := of_path.fullmatch(entry.name)) and not _is_running(int(found["process"])):
                 if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry, ignore_errors=True)
                 else:
                     entry.unlink(missing_ok=True)
 
 
-def _runs(process: int) -> bool:
-    """Whether there is, or may be, a process of this number."""
-    if os.name != "posix":  # where signal 0 would end it
+def _is_running(process: int) -> bool:
+    """Return whether a process with this number runs, or may run."""
+    if os.name != "posix":  # elsewhere, signal 0 would end the process
         return True
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # another user's
+    except PermissionError:  # another user's process
         pass
     return True
 
 
 def sync_directory(path: Path) -> None:
-    """Flush a directory's entries to the disk, where the system knows how."""
+    """Flush a directory's entries to the disk, on systems that can."""
     if os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -335,8 +347,8 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def cache_place() -> Path:
-    """Where the cache is, if there is one: $FEATHERBACK_CACHE, else the platform's place for caches."""
+def default_cache_folder() -> Path:
+    """Return the cache folder, which may not exist yet: $FEATHERBACK_CACHE, or the platform's folder for caches."""
     if configured := os.environ.get("FEATHERBACK_CACHE"):
         return Path(configured)
     if sys.platform == "darwin":

@@ -1,6 +1,6 @@
 """How messages name options: as flags on the command line ("--seq-len 8"), as arguments in Python ("seq_len=8").
 
-Whoever writes a message names the option with `argument` or `argument_is`; the process knows who reads it.
+Messages name an option with `argument` or `argument_is`. These choose the form that suits the reader.
 """
 
 from __future__ import annotations
@@ -8,58 +8,93 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 FACE = "FEATHERBACK_FACE"
-"""Environment variable: "flags" in a process of the command line and in those that it starts."""
+"""Environment variable. It is "flags" in a command-line process and in the processes that it starts."""
 FLAGS = "flags"
 _IN_PYTHON = {"from": "start"}
-"""Options whose names are words that Python keeps to itself -> what they are called there."""
+"""Options whose names are reserved words in Python, and the names they have there."""
+ALIASES = "FEATHERBACK_ALIASES"
+"""Environment variable: the options that the user named as other tools do, as JSON: {"rank": "lora_r"}."""
 
 
 @contextmanager
 def as_flags() -> Iterator[None]:
-    """Inside, messages of this process, and of those that it starts, name options as flags."""
-    before = os.environ.get(FACE)
-    os.environ[FACE] = FLAGS
+    """Within the context, messages of this process and of processes it starts name options as flags."""
+    with _environment(FACE, FLAGS), _environment(ALIASES, "{}"):
+        yield
+
+
+@contextmanager
+def aliases_used(aliases: Mapping[str, str]) -> Iterator[None]:
+    """Within the context, messages of this process and of processes it starts name these options as the user did.
+
+    `aliases`: our name -> the user's, both with underscores: {"rank": "lora_r"}.
+    """
+    with _environment(ALIASES, json.dumps({**_aliases(), **aliases})):
+        yield
+
+
+def _aliases() -> dict[str, str]:
+    found: dict[str, str] = json.loads(os.environ.get(ALIASES) or "{}")
+    return found
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable within the context."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ[FACE]
+            del os.environ[name]
         else:
-            os.environ[FACE] = before
+            os.environ[name] = before
 
 
 def in_python() -> bool:
-    """Whether the reader of messages writes Python, and not a command line."""
+    """Return whether messages are read by someone who writes Python rather than a command line."""
     return os.environ.get(FACE) != FLAGS
 
 
 def argument(name: str, *value: object) -> str:
-    """An option, with its value if one is given: `--seq-len 8`, or `seq_len=8` in Python.
+    """Return an option as the user types it, with its value if one is given: `--seq-len 8`, or `seq_len=8` in Python.
 
-    `name` is the flag's, with underscores: "seq_len", "lr", "from". True stands for a flag without a value: `--cut`,
-    `cut=True`. A list is a flag given again and again: `--map a=b --map c=d`, `map=["a=b", "c=d"]`.
+    `name` is the flag with underscores: "seq_len", "lr", "from". True stands for a flag without a value: `--cut`, or
+    `cut=True`. A list repeats the flag: `--map a=b --map c=d`, or `map=["a=b", "c=d"]`. If the user wrote another
+    tool's name, it comes first: `--lora-r (--rank)`; with a value it stands alone: `--lora-r 8`.
     """
+    alias = _aliases().get(name)
+    if not value:
+        return spelled_option(name) if alias is None else f"{spelled_option(alias)} ({spelled_option(name)})"
+    written = spelled_option(alias or name)
     if in_python():
-        name = _IN_PYTHON.get(name, name)
-        return f"{name}={_python(value[0])}" if value else name
-    flag = f"--{name.replace('_', '-')}"
-    if not value or value[0] is True:
-        return flag
+        return f"{written}={_python(value[0])}"
+    if value[0] is True:
+        return written
     values = value[0] if isinstance(value[0], list) else value
-    return " ".join(f"{flag} {shlex.quote(str(each))}" for each in values)
+    texts = [str(each).lower() if isinstance(each, bool) else str(each) for each in values]
+    return " ".join(f"{written} {shlex.quote(text)}" for text in texts)
 
 
 def argument_is(name: str, text: object) -> str:
-    """The beginning of a complaint: `--seq-len is 0`, or `seq_len=0` in Python. `text` is the value as it is shown."""
-    return f"{_IN_PYTHON.get(name, name)}={text}" if in_python() else f"{argument(name)} is {text}"
+    """Return the start of an error about a value: `--seq-len is 0`, or `seq_len=0` in Python. `text` is the value."""
+    if in_python() and name not in _aliases():
+        return f"{spelled_option(name)}={text}"
+    return f"{argument(name)} is {text}"
+
+
+def spelled_option(name: str) -> str:
+    """Return an option's name as the reader writes it: `--seq-len`, or `seq_len` in Python."""
+    return _IN_PYTHON.get(name, name) if in_python() else f"--{name.replace('_', '-')}"
 
 
 def arguments(*names: str, last: str = "or") -> str:
-    """Several options: `--steps, --epochs or --patience`."""
+    """Join several options: `--steps, --epochs or --patience`. `last` is the word before the last one."""
     shown = [argument(name) for name in names]
     return f" {last} ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
 

@@ -1,6 +1,6 @@
-"""Options described once, where they are declared: a dataclass field with its type, default, help and limits.
+"""Options are described once, where they are declared: a dataclass field with a type, a default, help and limits.
 
-The checks, the command line and its help, and the rules of resuming are derived from these descriptions.
+Checks, the command line with its help, and the rules for resuming are derived from these descriptions.
 """
 
 from __future__ import annotations
@@ -10,61 +10,81 @@ import math
 import numbers
 import os
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from featherback.core.naming import argument, argument_is, arguments
+from featherback.core.naming import aliases_used, argument, argument_is, arguments
 from featherback.errors import FeatherbackError, expected
 
 
 class UnclearError(ValueError):
-    """What cannot be meant by an option, as an Option's `parse` raises it; its text is what to write instead."""
+    """Raised by an Option's `parse` for a value with no clear meaning. Its text says what to write instead."""
+
+
+@dataclass(frozen=True)
+class Alias:
+    """Another tool's name for an option, which is accepted beside ours: "--lora-r" for --rank."""
+
+    flag: str
+    read: Callable[[Any], Any] | None = None  # the other tool's value -> ours; UnclearError if it has no counterpart
+
+    @property
+    def word(self) -> str:
+        """The name in Python and in files: "lora_r"."""
+        return as_word(self.flag)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What is declared of a field beyond its type and its default."""
+    """The description of an option, beyond the field's type and default."""
 
     help: str
+    brief: str | None = None  # the help in one line, for lists of the most needed options
+    aliases: tuple[Alias, ...] = ()  # other tools' names for exactly this
+    hints: tuple[str, ...] = ()  # words by which people look for it; they are only suggested
     metavar: str | None = None
     flags: tuple[str, ...] = ()  # on the command line; default: the field's name
-    shown_default: str | Callable[[], str] | None = None  # where the default None stands for something
+    shown_default: str | Callable[[], str] | None = None  # shown where the default None means a computed value
     choices: tuple[str, ...] = ()
-    own: Any = None  # registry.OwnOptions of the choices: their values are in the field `own.field`
-    words: tuple[str, ...] = ()  # of which a list may be made, with commas
+    own: Any = None  # the registry.OwnOptions of the choices; their values are in the field `own.field`
+    words: tuple[str, ...] = ()  # words that may be combined into a comma-separated list
     least: float | None = None
     most: float | None = None
     above: float | None = None
     below: float | None = None
-    parse: Callable[[Any], Any] | None = None  # what may be given -> the field's value; leaves such a value as it is
-    given: Callable[[Any], Any] | None = None  # what may be written in Python or in a file -> what `parse` takes
-    written: Callable[[Any], Any] | None = None  # the field's value -> what a person would write
-    is_path: bool = False  # names files, as seen from the working directory
-    several: bool = False  # may be given again and again; what is parsed is a list then
-    free_on_resume: bool = False  # a resumed run may change it without becoming another run
-    only_for: str | None = None  # the value of --train without which it means nothing
-    instead_of: str | None = None  # a field that it takes the place of: one of both may have a value
+    parse: Callable[[Any], Any] | None = None  # converts input to the field's value, and returns such a value unchanged
+    given: Callable[[Any], Any] | None = None  # converts a value from Python or a file to input for `parse`
+    written: Callable[[Any], Any] | None = None  # converts the field's value to the form that a person writes
+    is_path: bool = False  # names files, relative to the working directory
+    several: bool = False  # may be repeated; the parsed value is a list
+    free_on_resume: bool = False  # may be changed by a resumed run
+    only_for: str | None = None  # the value of --train that the option requires
+    instead_of: str | None = None  # a field that cannot be set together with this one
 
     @property
     def default_in_words(self) -> str | None:
-        """`shown_default`, which may be a function where it takes long to find."""
+        """The text of `shown_default`. It may be computed by a function because finding it can take long."""
         return self.shown_default() if callable(self.shown_default) else self.shown_default
 
 
-def option(default: Any = MISSING, **description: Any) -> Any:
-    """A dataclass field with a default (none: required) and the description of an Option."""
+def option(default: Any = MISSING, *, aliases: Iterable[str | Alias] = (), **description: Any) -> Any:
+    """Return a dataclass field with an Option's description. Without a default it is required."""
+    description["aliases"] = tuple(each if isinstance(each, Alias) else Alias(each) for each in aliases)
     return dataclasses.field(default=default, metadata={"option": Option(**description)})
 
 
 def choice(default: str, *, own: Any, **description: Any) -> Any:
-    """The option `own.choice`, an entry of a registry, whose own options are in the field `own.field`, a mapping."""
+    """Return a field that selects an entry of a registry.
+
+    The field `own.field`, a mapping, holds the entry's options.
+    """
     return option(default, choices=own.registry.names, own=own, **description)
 
 
 def described(kind: type) -> dict[str, Option]:
-    """Field name -> description, of the fields of a dataclass that have one."""
+    """Return the dataclass's described fields: {field name: Option}."""
     return _described(kind)
 
 
@@ -74,35 +94,54 @@ def _described(kind: type) -> dict[str, Option]:
 
 
 def flags(kind: type, name: str) -> tuple[str, ...]:
-    """How a field is spelled on the command line: "--batch-size"."""
+    """Return the flags of a field on the command line: ("--batch-size",)."""
     about = described(kind).get(name)
     return (about and about.flags) or (f"--{name.replace('_', '-')}",)
 
 
 def spelled(kind: type, name: str, *value: object) -> str:
-    """How messages name a field: "--seq-len", or "seq_len" in Python; with its value if one is given."""
-    return argument(_word(kind, name), *value)
+    """Return how messages name a field: "--seq-len", or "seq_len" in Python, with its value if one is given."""
+    return argument(_flag_name(kind, name), *value)
 
 
-def _word(kind: type, name: str) -> str:
-    """A field's usual flag as a word: "seq_len"."""
-    return flags(kind, name)[0].lstrip("-").replace("-", "_")
+def _flag_name(kind: type, name: str) -> str:
+    """Return a field's first flag as a word: "seq_len"."""
+    return as_word(flags(kind, name)[0])
+
+
+def as_word(flag: str) -> str:
+    """Return a flag as a word: "seq_len" for "--seq-len"."""
+    return flag.lstrip("-").replace("-", "_")
 
 
 def field_types(kind: type, name: str) -> tuple[Any, ...]:
-    """The types that a field may have: (int, NoneType) for `int | None`."""
+    """Return the types that a field accepts: (int, NoneType) for `int | None`."""
     hint = _hints(kind)[name]
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
-    """The annotations of a class, which are text until they are evaluated: once, since every field's check asks."""
+    """Evaluate the class's annotations, once, because every field's check needs them."""
     return get_type_hints(kind)
 
 
+def read_alias(kind: type, name: str, alias: Alias, value: Any) -> Any:
+    """The value of a field that was given by another tool's name, checked.
+
+    Raises FeatherbackError as from `checked`.
+    """
+    word = _flag_name(kind, name)
+    with aliases_used({word: alias.word}):
+        try:
+            value = alias.read(value) if alias.read and value is not None else value
+        except UnclearError as advice:
+            raise FeatherbackError(argument_is(word, f"{value!r}; {advice}")) from None
+        return checked(kind, name, value)
+
+
 def checked(kind: type, name: str, value: Any) -> Any:
-    """The value of a described field, parsed; FeatherbackError, naming the option, if the field cannot have it."""
+    """Return a described field's value, parsed. Raises FeatherbackError, naming the option, if it is not acceptable."""
     about = described(kind)[name]
     accepted = field_types(kind, name)
     if value is None and type(None) in accepted:
@@ -111,19 +150,19 @@ def checked(kind: type, name: str, value: Any) -> Any:
         try:
             value = about.parse(value)
         except UnclearError as advice:
-            raise FeatherbackError(argument_is(_word(kind, name), f"{value!r}; {advice}")) from None
+            raise FeatherbackError(argument_is(_flag_name(kind, name), f"{value!r}; {advice}")) from None
         if value is None and type(None) in accepted:
             return None
     value = _builtin(value)
     if about.is_path and isinstance(value, os.PathLike):
         value = os.fspath(value)
     if problem := _problem(about, accepted, value):
-        raise FeatherbackError(argument_is(_word(kind, name), problem))
+        raise FeatherbackError(argument_is(_flag_name(kind, name), problem))
     return value
 
 
 def _builtin(value: Any) -> Any:
-    """NumPy's numbers as Python's own, which JSON can hold."""
+    """Convert NumPy numbers to Python's, which JSON can hold."""
     if isinstance(value, bool):
         return value
     if isinstance(value, numbers.Integral):
@@ -132,13 +171,13 @@ def _builtin(value: Any) -> Any:
 
 
 def check(instance: Any) -> None:
-    """Check every described field of a dataclass, and leave it parsed; FeatherbackError as from `checked`."""
+    """Check and parse every described field of a dataclass in place. Raises FeatherbackError as `checked` does."""
     for name in described(type(instance)):
         object.__setattr__(instance, name, checked(type(instance), name, getattr(instance, name)))
 
 
 class Panel:
-    """A dataclass of options that form a group of a command's help, under this title."""
+    """Base class of a dataclass whose options form one group in the command's help, titled `title`."""
 
     title = ""
 
@@ -150,15 +189,15 @@ class Panel:
             object.__setattr__(self, own.field, dataclasses.asdict(made))
         for name, each in about.items():
             if each.instead_of and None not in (getattr(self, name), getattr(self, each.instead_of)):
-                raise FeatherbackError(f"Name {arguments(each.instead_of, name)}, not both.")
+                raise FeatherbackError(f"Use {arguments(each.instead_of, name)}, not both.")
         self.check_rules()
 
     def check_rules(self) -> None:
-        """FeatherbackError, naming the options, for what does not go together; each was checked by itself."""
+        """Raise FeatherbackError for options that are valid by themselves but contradict each other."""
 
 
 def _problem(about: Option, accepted: tuple[Any, ...], value: Any) -> str | None:
-    """A value and what is wrong with it, if anything is."""
+    """Return the value and the problem with it; None instead of the problem if it is acceptable."""
     if about.choices:
         known = isinstance(value, str) and value in about.choices
         return None if known else f"{value!r}; {expected(value, about.choices)}"
@@ -174,7 +213,7 @@ def _problem(about: Option, accepted: tuple[Any, ...], value: Any) -> str | None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return f"{value!r}; it must be a number."
         if math.isinf(value):
-            return "infinite; it must be a number."
+            return "infinite; it must be a finite number."
     if int in accepted or float in accepted:
         limits = _limits(about)
         if not all(holds(value) for _, holds in limits):
@@ -183,7 +222,7 @@ def _problem(about: Option, accepted: tuple[Any, ...], value: Any) -> str | None
 
 
 def _limits(about: Option) -> list[tuple[str, Callable[[float], bool]]]:
-    """A field's limits, in words and as tests that NaN does not pass."""
+    """Return a field's limits, as words and as tests. NaN fails every test."""
     least, most, above, below = about.least, about.most, about.above, about.below
     limits: list[tuple[str, Callable[[float], bool]]] = [("a number", lambda value: not math.isnan(value))]
     if least is not None:

@@ -1,7 +1,7 @@
-"""How files and folders are made: through no link, under no name that can be guessed, as private as their folder.
+"""Create files and folders safely: never through a link, under unpredictable names, as private as their folder.
 
-A run directory holds private text, and may come from a stranger. So it is made for its owner alone, what is made in it
-takes that over whatever the umask, and what is in it is never reached through a link that leads out of it.
+A run directory holds private text and may come from someone else. So only its owner can enter it, everything created in
+it is private too, whatever the umask, and links that lead out of it are never followed.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ from typing import IO
 from featherback.errors import FeatherbackError
 
 TEMPORARY = r"(?P<process>\d+)(-[0-9a-f]{16})?"
-"""A regular expression for the middle of a temporary name: the process that made it. Earlier versions had no more."""
+"""Matches the middle of a temporary name: its process, and a random part that earlier versions did not write."""
 
 RUN_FILE = "run.json"
-"""By which a directory is known as a run's."""
+"""The file that marks a folder as a run directory."""
 
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
-_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # a pipe is not waited for
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # opening a pipe does not wait
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _DEEPEST = 32
-"""Folders inside each other in a run directory; the deepest that is made is two below it."""
+"""Deepest nesting of folders accepted in a run directory. Featherback itself uses two levels."""
 
 
 def temporary_name(name: str, end: str = "tmp") -> str:
-    """A hidden name beside `name` that nobody can foresee: .NAME.PROCESS-RANDOM.END"""
+    """Return an unpredictable hidden name for a file beside `name`: .NAME.PROCESS-RANDOM.END"""
     return f".{name}.{os.getpid()}-{os.urandom(8).hex()}.{end}"
 
 
 @contextmanager
 def opened_folder(path: Path) -> Iterator[int]:
-    """A descriptor of the folder `path`: what is made, renamed or deleted by it stays in this folder, should another
-    take its name meanwhile. OSError if there is none."""
+    """Open the folder `path` and yield its descriptor. Raises OSError if there is none.
+
+    Operations through the descriptor stay in this folder even if another takes its name meanwhile.
+    """
     folder = os.open(path, _FOLDER)
     try:
         yield folder
@@ -47,12 +49,12 @@ def opened_folder(path: Path) -> Iterator[int]:
 
 
 def create(folder: int, name: str, buffering: int = -1) -> IO[bytes]:
-    """A new file in an open folder, to be written and read. OSError if the name is taken, by whatever."""
-    return os.fdopen(_made(folder, name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NOFOLLOW), "w+b", buffering)
+    """Create a file in an open folder and open it for reading and writing. Raises OSError if the name is taken."""
+    return os.fdopen(_open_in(folder, name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NOFOLLOW), "w+b", buffering)
 
 
 def create_anew(path: Path) -> IO[bytes]:
-    """A new file `path` in place of what had the name. OSError if that is a folder."""
+    """Create the file `path`, replacing any file of that name. Raises OSError if it is a folder."""
     with opened_folder(path.parent) as folder:
         with suppress(FileNotFoundError):
             os.unlink(path.name, dir_fd=folder)
@@ -60,22 +62,21 @@ def create_anew(path: Path) -> IO[bytes]:
 
 
 def open_to_append(path: Path) -> IO[bytes]:
-    """The file `path`, made if need be, to be written at its end. OSError for a link, symbolic or hard."""
+    """Open the file `path` for appending, creating it if it is missing. Raises OSError for a symbolic or hard link."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NOFOLLOW | _NONBLOCK
     with opened_folder(path.parent) as folder:
-        return os.fdopen(_single(_made(folder, path.name, flags), path.name), "ab")
+        return os.fdopen(_require_one_name(_open_in(folder, path.name, flags), path.name), "ab")
 
 
 def open_to_change(path: Path) -> IO[bytes]:
-    """The file `path`, which must be there, to be read and overwritten. OSError for a link, symbolic or hard."""
+    """Open the existing file `path` for reading and overwriting. Raises OSError for a symbolic or hard link."""
     with opened_folder(path.parent) as folder:
         file = os.open(path.name, os.O_RDWR | _NOFOLLOW | _NONBLOCK, dir_fd=folder)
-    return os.fdopen(_single(_regular(file, path.name), path.name), "r+b")
+    return os.fdopen(_require_one_name(_require_regular(file, path.name), path.name), "r+b")
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, as private as the one that it is made in; nothing if it is there. OSError if
-    that is not possible."""
+    """Create a folder and its parents if they are missing, each as private as its parent. Raises OSError on failure."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -86,19 +87,23 @@ def make_folder(path: Path) -> None:
 
 
 def create_folder(folder: int, name: str, private: bool = False) -> None:
-    """Make a folder in an open folder, for its owner alone if that is, or if it is to be `private`. OSError if the
-    name is taken."""
+    """Create a folder in an open folder. It is private if its parent is, or if `private`.
+
+    Raises OSError if it exists.
+    """
     above = stat.S_IMODE(os.fstat(folder).st_mode)
     private = private or not above & 0o077
     os.mkdir(name, 0o700 if private else 0o777, dir_fd=folder)
-    if private:  # a umask may have taken more away
-        with suppress(OSError):  # exFAT, which knows no permissions
+    if private:  # the umask may have removed the owner's permissions
+        with suppress(OSError):  # exFAT has no permissions
             os.chmod(name, 0o700, dir_fd=folder)
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder that its owner alone can enter, from its first moment, or let one that is there become so; those
-    above it are made as usual. OSError if that is not possible."""
+    """Create a folder that only its owner can enter, from its first moment, or make an existing folder private.
+
+    Parents are created as usual. Raises OSError on failure.
+    """
     make_folder(path.parent)
     if not path.is_dir():
         with suppress(FileExistsError), opened_folder(path.parent) as folder:
@@ -108,49 +113,58 @@ def make_private_folder(path: Path) -> None:
 
 
 def check_links(root: Path, tighten: bool = False) -> None:
-    """FeatherbackError if a run directory has a link that leads out of it, or something that is no file or folder.
+    """Raise FeatherbackError if a run directory has a link that leads out of it, or anything but files and folders.
 
-    `root` may itself be a link: the user named it. `tighten`: nobody but their owner may read its files from now on; a
-    file that has another name outside, as a hard link, keeps its permissions.
+    `root` itself may be a link, because the user named it. `tighten` makes its files private to their owner. A file
+    with a hard link outside the directory keeps its permissions.
     """
-    _check(root, _names_of(root), tighten)
+    _check(root, _paths_of(root), tighten)
 
 
 def check_run(path: Path) -> None:
-    """`check_links` for what may be a run directory, if it has a run.json, whatever that is. In Hugging Face's cache,
-    where every file is a link, links may lead to the repository's folder of files."""
-    with suppress(OSError, ValueError):  # a name that no file can have
+    """Apply `check_links` to a folder that has a run.json, of whatever content.
+
+    In Hugging Face's cache every file is a link, so links may lead to the repository's folder of files.
+    """
+    with suppress(OSError, ValueError):  # ValueError: a name that no file can have
         record = os.lstat(path / RUN_FILE)
-        blobs = _blobs(path) if stat.S_ISLNK(record.st_mode) else []
-        _check(path, [*_names_of(path), *blobs], tighten=False)
+        blobs = _blob_folders(path) if stat.S_ISLNK(record.st_mode) else []
+        _check(path, [*_paths_of(path), *blobs], tighten=False)
 
 
 def check_link(path: Path) -> None:
-    """FeatherbackError if `path` is a link out of its folder; one in Hugging Face's cache may lead to the repository's
-    folder of files."""
-    if path.is_symlink() and (target := _outside(path, [*_names_of(path.parent), *_blobs(path.parent)])):
+    """Raise FeatherbackError if `path` is a link that leads out of its folder.
+
+    In Hugging Face's cache it may lead to the repository's folder of files.
+    """
+    if path.is_symlink() and (target := _target_outside(path, [*_paths_of(path.parent), *_blob_folders(path.parent)])):
         raise FeatherbackError(
-            f"{path} is a link to {target}, outside its folder, and is not copied: put what it leads to in its place, "
-            f"or delete it."
+            f"{path} is a link to {target}, outside its folder, and is not copied. Replace the link by the file it "
+            f"points to, or delete it."
         )
 
 
-def _names_of(folder: Path) -> list[str]:
-    """The absolute paths by which a link may name a folder."""
+def _paths_of(folder: Path) -> list[str]:
+    """Return the absolute paths by which a link may refer to a folder."""
     return [os.path.realpath(folder), os.path.abspath(folder)]
 
 
-def _blobs(snapshot: Path) -> list[str]:
-    """Where Hugging Face's cache has the files to which the links of a snapshot lead; nothing if it is not one."""
+def _blob_folders(snapshot: Path) -> list[str]:
+    """Return the folder that a Hugging Face snapshot's links lead to, in a list.
+
+    The list is empty if `snapshot` is not a snapshot of Hugging Face.
+    """
     snapshots, _ = os.path.split(os.path.realpath(snapshot))
     repository, name = os.path.split(snapshots)
     blobs = os.path.join(repository, "blobs")
     return [blobs] if name == "snapshots" and os.path.isdir(blobs) and not os.path.islink(blobs) else []
 
 
-def _outside(link: Path, homes: list[str]) -> str | None:
-    """Where a link leads that is in none of the folders `homes`; None if it stays in one. Its text is judged as well:
-    through /proc it may lead anywhere, and to another place each time."""
+def _target_outside(link: Path, homes: list[str]) -> str | None:
+    """Return where a link leads if that is outside all of `homes`, or None if it stays inside one.
+
+    The link's text is checked too: through /proc a link may lead anywhere, and elsewhere each time.
+    """
     text = os.readlink(link)
     steps = Path(text).parts
     up = next((i for i, step in enumerate(steps) if step != os.pardir), len(steps))
@@ -178,7 +192,7 @@ def _check(root: Path, homes: list[str], tighten: bool) -> None:
 def _check_entries(
     folder: int, path: Path, homes: list[str], names: Counter[tuple[int, int]] | None, depth: int
 ) -> None:
-    """`names`: how many names each file was found to have, if files are to be made private."""
+    """Check a folder's entries. `names` counts each file's names found so far; None: files are not made private."""
     if depth > _DEEPEST:
         raise FeatherbackError(f"{path} is nested too deeply for a run directory.")
     with os.scandir(folder) as entries:
@@ -187,10 +201,10 @@ def _check_entries(
         place, status = path / entry.name, entry.stat(follow_symlinks=False)
         mode = status.st_mode
         if stat.S_ISLNK(mode):
-            if (target := _outside(place, homes)) is not None:
+            if (target := _target_outside(place, homes)) is not None:
                 raise FeatherbackError(
-                    f"{place} is a link to {target}, outside the run directory, and is not followed: put what it "
-                    f"leads to in its place, or delete it."
+                    f"{place} is a link to {target}, outside the run directory, and is not followed. Replace the link "
+                    f"by the file it points to, or delete it."
                 )
         elif stat.S_ISDIR(mode):
             below = os.open(entry.name, _FOLDER | _NOFOLLOW, dir_fd=folder)
@@ -201,43 +215,43 @@ def _check_entries(
             finally:
                 os.close(below)
         elif not stat.S_ISREG(mode):
-            raise FeatherbackError(f"{place} is not a file, as all in a run directory must be: delete it.")
+            raise FeatherbackError(f"{place} is not a file or a folder and cannot stay in a run directory. Delete it.")
         elif names is not None and mode & 0o077:
             file = (status.st_dev, status.st_ino)
             names[file] += 1
-            if names[file] == status.st_nlink:  # all of its names are in the run
-                with suppress(OSError):  # another user's, or exFAT, which knows no permissions
+            if names[file] == status.st_nlink:  # all its names are in the run directory
+                with suppress(OSError):  # another user's file, or exFAT, which has no permissions
                     os.chmod(entry.name, 0o600, dir_fd=folder)
 
 
 def _tighten(file: int, mode: int) -> None:
-    """Let nobody but its owner have a file or folder, if it is ours and its disk knows permissions."""
+    """Set the mode of an open file or folder, if it belongs to this user and its disk has permissions."""
     if stat.S_IMODE(os.fstat(file).st_mode) != mode:
         with suppress(OSError):
             os.fchmod(file, mode)
 
 
-def _made(folder: int, name: str, flags: int) -> int:
-    """The descriptor of a file in a folder: if it is made, for its owner alone if the folder is."""
+def _open_in(folder: int, name: str, flags: int) -> int:
+    """Open a file in a folder and return its descriptor. A new file in a private folder is private."""
     above = stat.S_IMODE(os.fstat(folder).st_mode)
     private = not above & 0o077
-    file = _regular(os.open(name, flags, 0o600 if private else 0o666, dir_fd=folder), name)
+    file = _require_regular(os.open(name, flags, 0o600 if private else 0o666, dir_fd=folder), name)
     if private:
-        _tighten(file, 0o600)  # a umask may have taken more away
+        _tighten(file, 0o600)  # the umask may have removed the owner's permissions
     return file
 
 
-def _regular(file: int, name: str) -> int:
+def _require_regular(file: int, name: str) -> int:
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise OSError(errno.EINVAL, "it is not a file", name)
+        raise OSError(errno.EINVAL, "it is not a regular file", name)
     return file
 
 
-def _single(file: int, name: str) -> int:
+def _require_one_name(file: int, name: str) -> int:
     if os.fstat(file).st_nlink > 1:
         os.close(file)
         raise OSError(
-            errno.EMLINK, "it has another name (a hard link), and would change there too; replace it by a copy", name
+            errno.EMLINK, "it has another name (a hard link), which would change too; replace it by a copy", name
         )
     return file

@@ -1,6 +1,6 @@
-"""What can be chosen by name: one module each in a folder, discovered there and imported on first use.
+"""Registries of things that are chosen by name: one module each in a folder, found there and imported on first use.
 
-An entry may have options of its own, which are the described fields of a dataclass.
+An entry may have its own options: the described fields of a dataclass.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Every module (not folder) of `package` but those in `shared` is an entry: its name, and its `attribute` as value.
+    """The entries of a package: all modules except those in `shared`. An entry's value is its module's `attribute`.
 
-    `kind` is what errors and the command line call an entry. `shared`: modules that entries have in common.
+    `kind` is the word for an entry in errors and on the command line. `shared` names modules that hold common code.
     """
 
     def __init__(self, package: str, attribute: str, kind: str, shared: Collection[str] = ()) -> None:
@@ -29,7 +29,7 @@ class Registry(Generic[T]):
         self.names = tuple(sorted({module.name for module in modules if not module.ispkg} - set(shared)))
 
     def __getitem__(self, name: str) -> T:
-        """The entry of this name; FeatherbackError if there is none."""
+        """Return the entry with this name. Raises FeatherbackError, with the known names, if there is none."""
         if name not in self.names:
             raise FeatherbackError(f"Unknown {self.kind} {name!r}; {expected(name, self.names)}")
         found: T = getattr(import_module(f"{self._package}.{name}"), self._attribute)
@@ -37,25 +37,26 @@ class Registry(Generic[T]):
 
 
 class OwnOptions(Generic[T]):
-    """The options of the entries of `registry`: those of the dataclass that `dataclass_of` gives for a name."""
+    """The options of the entries of `registry`. `dataclass_of` maps an entry's name to the dataclass of its options."""
 
     def __init__(self, registry: Registry[Any], dataclass_of: Callable[[str], type[T]]) -> None:
         self.registry, self._dataclass_of = registry, dataclass_of
 
     @property
     def choice(self) -> str:
-        """What the entry is chosen with: "optimizer"."""
+        """The option that selects an entry: "optimizer"."""
         return self.registry.kind
 
     @property
     def field(self) -> str:
-        """The field that holds the chosen entry's options: "optimizer_options"."""
+        """The field that holds the options of the selected entry: "optimizer_options"."""
         return f"{self.choice}_options"
 
     def make(self, name: str, settings: Mapping[str, Any]) -> T:
-        """The options of the entry `name`, those in `settings` with these values.
+        """Return the options of the entry `name`, with the values in `settings`.
 
-        FeatherbackError for an unknown name, an option that the entry does not have, or a value the option cannot have.
+        Raises FeatherbackError for an unknown entry, an option that the entry does not have, or a value that is not
+        acceptable.
         """
         dataclass = self._dataclass_of(name)
         known = described(dataclass)
@@ -63,18 +64,18 @@ class OwnOptions(Generic[T]):
             if option not in known:
                 own = ", ".join(spelled(dataclass, each) for each in known) or "none"
                 raise FeatherbackError(
-                    f"{spelled(dataclass, option)} is no option of the {self.choice} {name}, which has {own}; "
-                    f"leave it out or choose another {argument(self.choice)}."
+                    f"{spelled(dataclass, option)} is not an option of the {self.choice} {name}. Its options "
+                    f"are: {own}. Remove it, or choose another {argument(self.choice)}."
                 )
         return dataclass(**settings)
 
     def among(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of `settings` that are options of the entry `name`."""
+        """Return the `settings` that are options of the entry `name`."""
         known = described(self._dataclass_of(name))
         return {option: value for option, value in settings.items() if option in known}
 
     def by_option(self) -> dict[str, dict[str, type[T]]]:
-        """Option -> the entries that have it: {entry's name: its dataclass}."""
+        """Return the entries that have each option: {option: {entry's name: its dataclass}}."""
         found: dict[str, dict[str, type[T]]] = {}
         for name in self.registry.names:
             dataclass = self._dataclass_of(name)

@@ -1,4 +1,4 @@
-"""The signals that end a program."""
+"""Blocking and unblocking the signals that end a program."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def block() -> set[int]:
-    """Let them wait in this thread, and never come to threads that it begins; what was blocked before."""
+    """Block the ending signals in this thread and in threads that it starts. Returns what was blocked before."""
     return signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
 
 
 def unblock() -> None:
-    """Let them come to this thread."""
+    """Let the ending signals reach this thread."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """While entered, they wait. A thread that is begun inside never gets one: where this process gives way to another
-    program by `exec`, it would be gone with the signal that it had just taken."""
+    """Block the ending signals within the context.
+
+    Threads started inside never receive them. Otherwise a thread could receive a signal just before `exec` replaces the
+    process, and the signal would be lost.
+    """
     before = block()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Amounts of memory and of disk: bytes, as integers. Only what a person reads or writes is in megabytes."""
+"""Amounts of memory and disk are integers in bytes. Only text that people read or write uses megabytes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ MB = 10**6
 
 
 def whole_megabytes(nbytes: float) -> int:
-    """Bytes, rounded up to whole megabytes."""
+    """Round bytes up to a whole number of megabytes. The result is in bytes."""
     return -int(-nbytes // MB) * MB
 
 
 def shown_mb(nbytes: float, digits: int = 0) -> str:
-    """Bytes as a person reads them: "64 MB"."""
+    """Format bytes for a person: "64 MB"."""
     return f"{nbytes / MB:.{digits}f} MB"

@@ -1,7 +1,7 @@
-"""Where text goes to the terminal: the one place that knows what must not go there as it is, and what can fail.
+"""Output to the terminal: escapes text that must not reach it unchanged, and handles output that fails.
 
 Data, templates, file names and metadata may hold escape sequences that move the cursor, recolour or hide text, or
-answer in the user's name. They are shown as what they are: \\u001b.
+answer in the user's name. They are shown as text: \\u001b.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from featherback.errors import FeatherbackError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Control characters but tab and line feed; line and paragraph separators; marks that reverse the order of what is
-# read; halves of surrogate pairs, as file names hold them.
+# Control characters except tab and line feed, line and paragraph separators, marks that reverse the reading order,
+# and lone surrogates, which file names may contain.
 _HIDDEN = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _BREAKS = re.compile("[\t\n]")
 _STYLE = re.compile("\x1b\\[[0-9;]*m")
@@ -34,20 +34,20 @@ _COMMAND = "featherback "
 
 
 DEBUG = "FEATHERBACK_DEBUG"
-"""The variable that --debug sets, for the processes that a command starts."""
+"""The environment variable that --debug sets for the processes that a command starts."""
 PROGRESS_SECONDS = 0.5
 _LONG_SECONDS = 2.0
 _COLUMNS, _NARROWEST = 80, 40
 
 
 class OutputError(FeatherbackError):
-    """What was to be told cannot be."""
+    """Raised when standard output can no longer be written."""
 
 
 def clean(text: str, one_line: bool = False) -> str:
-    """`text` with control characters as escapes; with `one_line` tabs and line breaks as well.
+    """Return `text` with control characters escaped. `one_line` also escapes tabs and line breaks.
 
-    JSON stays the same JSON.
+    Escaping keeps JSON equivalent.
     """
     shown = _HIDDEN.sub(_escape, text)
     return _BREAKS.sub(_escape, shown) if one_line else shown
@@ -58,26 +58,26 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def several(number: float, noun: str) -> str:
-    """ "1 step", "2 steps", "0.5 epochs"."""
+    """Return a count with its noun: "1 step", "2 steps", "0.5 epochs"."""
     shown = f"{number:g}" if isinstance(number, float) else str(number)
     return f"{shown} {noun}" if number == 1 else f"{shown} {noun}s"
 
 
 def quoted(*words: object) -> str:
-    """Words of a command as a shell reads them."""
+    """Return the words of a command, quoted for a shell."""
     return shlex.join(map(str, words))
 
 
 def say(text: str = "", end: str = "\n", file: IO[str] | None = None, flush: bool = False) -> None:
-    """Print text (default: on standard output), cleaned."""
+    """Print cleaned text, by default on standard output."""
     say_styled(clean(text), end, file, flush)
 
 
 def folded(text: str, columns: int | None, label: str = "") -> str:
-    """`label` and `text`, broken between words into lines of a terminal with so many columns, the text's under each
-    other. One line where there is no terminal (None), and of a text with a command in it, which could not be pasted.
+    """Wrap `text` between words to `columns` columns, indented below `label`, which starts the first line.
 
-    Both are clean; they may hold styles of our own.
+    The result is one line if `columns` is None (no terminal), or if the text holds a command, so that the command can
+    be pasted. Both arguments must be clean; they may hold Featherback's own styles.
     """
     if columns is None or _COMMAND in text:
         return label + text
@@ -95,7 +95,7 @@ def folded(text: str, columns: int | None, label: str = "") -> str:
 
 
 def columns_of(file: IO[str]) -> int | None:
-    """Columns of the terminal that `file` is; None if it is none."""
+    """Return the width of the terminal that `file` is, or None if it is not a terminal."""
     if not file.isatty():
         return None
     try:
@@ -105,34 +105,33 @@ def columns_of(file: IO[str]) -> int | None:
 
 
 def say_styled(text: str, end: str = "\n", file: IO[str] | None = None, flush: bool = False) -> None:
-    """Print text that holds escape sequences of our own; what is not ours in it was cleaned."""
+    """Print text with Featherback's own escape sequences. The rest of the text must be clean already."""
     print(text, end=end, file=file, flush=flush)
 
 
-def complain(text: str) -> None:
-    """Print a line on standard error, where that can be done."""
+def print_error(text: str) -> None:
+    """Print a line on standard error, ignoring failure."""
     with suppress(OSError, ValueError):
         say(text, file=sys.stderr, flush=True)
 
 
 class Progress:
-    """A line on standard error that is written again and again, and taken away in the end. Nothing where that is no
-    terminal."""
+    """A status line on standard error that is rewritten in place and erased at the end. Silent without a terminal."""
 
     def __init__(self, doing: str) -> None:
-        self._doing, self._shown, self._told = doing, False, time.monotonic()
+        self._doing, self._shown, self._shown_at = doing, False, time.monotonic()
 
     def show(self, done: str) -> None:
-        """Say how far it is, in place of what was said."""
+        """Replace the status line with `done`."""
         if sys.stderr is None or not sys.stderr.isatty():
             return
         width = max(20, shutil.get_terminal_size().columns) - 1
         self._write("\r\x1b[K" + clean(f"{self._doing}: {done}", one_line=True)[:width])
-        self._shown, self._told = True, time.monotonic()
+        self._shown, self._shown_at = True, time.monotonic()
 
     def is_due(self) -> bool:
-        """Whether the line has stood long enough."""
-        return time.monotonic() - self._told > PROGRESS_SECONDS
+        """Return whether the line has been shown for long enough to be replaced."""
+        return time.monotonic() - self._shown_at > PROGRESS_SECONDS
 
     def _write(self, text: str) -> None:
         with suppress(OSError, ValueError):
@@ -147,63 +146,63 @@ class Progress:
 
 
 class Preparing(Progress):
-    """The progress of turning a file into tokens."""
+    """Progress of tokenising a file."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"preparing {path}")
 
     def update(self, done: Mapping[str, int]) -> None:
-        """`done`: what `data.prepare` tells."""
+        """Show the counts that `data.prepare` reports: read and of in bytes, examples, tokens."""
         part = 100 * done["read"] // max(1, done["of"])
         self.show(f"{part} % read, {done['examples']:,} examples, {done['tokens']:,} tokens")
 
 
 class Converting(Progress):
-    """The progress of writing so many bytes of weights; where there is no terminal, one line if it takes long."""
+    """Progress of writing `size` bytes of weights. Without a terminal, one line is printed if it takes long."""
 
     def __init__(self, doing: str, size: int) -> None:
         super().__init__(doing)
-        self._size, self._written, self._begun, self._said = size, 0, time.monotonic(), False
+        self._size, self._written, self._started_at, self._announced = size, 0, time.monotonic(), False
 
     def wrote(self, size: int) -> None:
-        """So many more bytes are written."""
+        """Count `size` more bytes as written."""
         self._written += size
         if self.is_due():
             self.show(f"{100 * self._written // self._size} %")
-        if not (self._shown or self._said) and time.monotonic() - self._begun > _LONG_SECONDS:
-            complain(self._doing)
-            self._said = True
+        if not (self._shown or self._announced) and time.monotonic() - self._started_at > _LONG_SECONDS:
+            print_error(self._doing)
+            self._announced = True
 
 
 class Counting(Progress):
-    """The progress of reading a file through."""
+    """Progress of reading a file to its end."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"counting {name}")
         self._read = 0
 
     def read(self, size: int, of: int) -> None:
-        """So many more bytes are read, of so many in all."""
+        """Count `size` more bytes as read, of `of` in total."""
         self._read += size
         if self.is_due():
             self.show(f"{100 * self._read // max(1, of)} % read")
 
 
 def open_streams(lasting: bool = False) -> None:
-    """Make standard input and output such as the program can work with, whatever it was started with.
+    """Make the standard streams safe to use, in whatever state the process was started.
 
-    A stream that is closed becomes the empty device, so that no file of ours takes its number. Output that does not
-    wait is waited for. Output that fails raises FeatherbackError, a closed pipe BrokenPipeError; with `lasting` the
-    program goes on without it. A character that the terminal lacks is shown as "?". Python's warnings are not shown.
+    A closed stream becomes the null device, so that none of our files takes its number. Writes to a non-blocking output
+    wait. If output fails, FeatherbackError is raised, or BrokenPipeError for a closed pipe; with `lasting` the program
+    continues without it. Characters that the terminal lacks are shown as "?". Python warnings are hidden.
     """
     if not sys.warnoptions and DEBUG not in os.environ:
-        warnings.simplefilter("ignore")  # NumPy's and others' are for those who work on the program
+        warnings.simplefilter("ignore")  # warnings of NumPy and others are for developers
     while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(spare, True)  # a process that takes this one's place needs it as well
+        os.set_inheritable(spare, True)  # a program that replaces this process needs it too
     os.close(spare)
     if sys.stdin is None:
         sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8")
-    if isinstance(sys.stdin, io.TextIOWrapper):  # a wrong byte is told of the line it is in
+    if isinstance(sys.stdin, io.TextIOWrapper):  # so that an invalid byte can be reported with its line
         sys.stdin.reconfigure(errors="surrogateescape")
     sys.stdout = _text(1, "standard output", sys.stdout, lasting)
     sys.stderr = _text(2, "standard error", sys.stderr, True)
@@ -217,7 +216,7 @@ def _text(number: int, name: str, before: Any, lasting: bool) -> io.TextIOWrappe
 
 
 class _Output(io.RawIOBase):
-    """A descriptor to write to. Once it has failed, what follows is dropped: the failure is told once."""
+    """A raw output descriptor. After the first failure, which is reported once, all output is dropped."""
 
     def __init__(self, number: int, name: str, lasting: bool) -> None:
         self._number, self.name, self._lasting, self._lost = number, name, lasting, False
@@ -244,7 +243,7 @@ class _Output(io.RawIOBase):
                     raise
                 raise OutputError(f"Cannot write to {self.name}: {error.strerror}.") from error
             if self._number == 1:
-                complain(f"note: {self.name} is lost ({error.strerror}); the work goes on without it")
+                print_error(f"note: {self.name} was lost ({error.strerror}); the program continues without it")
             return size
 
     def _written(self, data: Any) -> int:

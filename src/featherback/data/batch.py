@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,43 +16,72 @@ IGNORE = -100
 
 Int32 = npt.NDArray[np.int32]
 Float64 = npt.NDArray[np.float64]
+CHOSEN, REJECTED, MISMATCHED = 1, 2, 3
+"""The kind of an answer: wanted, not wanted, or the answer to another prompt."""
 _INT32 = np.iinfo(np.int32)
 
 
 @dataclass(frozen=True)
-class Further:
-    """Targets of rows that have more than one: the next tokens of two answers, or those a teacher deems likely."""
+class ExtraTargets:
+    """Additional targets of rows that have several: the next tokens of two answers, or a teacher's likely tokens."""
 
-    rows: Int32  # (E,)  tokens of the batch, each supervised, in ascending order
+    rows: Int32  # (E,)  indices of supervised tokens of the batch, ascending
     ids: Int32  # (E,)
     weights: Float64  # (E,)
+    sequences: Int32 | None = None  # (E,)  the sequence of each, as in `Targets.sequences`; None: that of its row
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The sequences of a batch of preferences: sequence a is a prompt with one answer."""
+
+    examples: Int32  # (A,)  the example that it belongs to
+    parts: Int32  # (A,)  CHOSEN, REJECTED or MISMATCHED
+    reference: Float64  # (A,)  log-probability of the answer before training (nats); 0 if it is not needed
+
+    @property
+    def n_examples(self) -> int:
+        """The number of examples, over which a preference loss is averaged."""
+        return int(self.examples.max(initial=-1)) + 1
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What the supervised rows among some tokens of a batch must predict."""
+    """The targets of the supervised rows in a range of a batch's tokens."""
 
-    rows: npt.NDArray[np.intp]  # (n,)  counted from the first of these tokens
+    rows: npt.NDArray[np.intp]  # (n,)  relative to the first token of the range
     ids: Int32  # (n,)
     weights: Float64 | None  # (n,)  None: all are 1
-    further_rows: npt.NDArray[np.intp]  # (E,)  indices of `rows`, in ascending order
+    further_rows: npt.NDArray[np.intp]  # (E,)  indices into `rows`, ascending
     further_ids: Int32  # (E,)
     further_weights: Float64  # (E,)
-    sequences: npt.NDArray[np.intp]  # (n,)  of which sequence of the batch each row is, as the batch was made
+    sequences: npt.NDArray[np.intp]  # (n,)  the original sequence of each row
+    further_sequences: npt.NDArray[np.intp]  # (E,)
+    answers: Answers | None = None  # of all original sequences, if the batch holds preferences
+
+
+class Taken(NamedTuple):
+    """Where the sequences of a batch come from."""
+
+    file: int  # the checksum of a token file
+    sequences: npt.NDArray[np.int64]  # (S,)  their numbers in it
 
 
 @dataclass(frozen=True)
 class Batch:
-    """S sequences of T tokens in all. `targets[t]` is what position t must predict, i.e. already shifted."""
+    """S sequences with T tokens in total. Targets are already shifted: `targets[t]` is what position t must predict."""
 
     tokens: Int32  # (T,)
-    targets: Int32  # (T,)  IGNORE where nothing is trained; always IGNORE at the last token of a sequence
-    positions: Int32  # (T,)  counted from 0 in each sequence
+    targets: Int32  # (T,)  IGNORE if not trained; always IGNORE at the last token of a sequence
+    positions: Int32  # (T,)  start at 0 in each sequence
     cu_seqlens: Int32  # (S + 1,)  sequence s is tokens[cu_seqlens[s]:cu_seqlens[s + 1]]
-    prefix: Int32 | None = None  # (S,)  the sequence that s continues, or -1 (data/prefixes.py); None: all are whole
-    origin: Int32 | None = None  # (S,)  the sequence that s was before prefixes were shared; None: s itself
-    weights: Float64 | None = None  # (T,)  of each target in the loss; None: all are 1
-    further: Further | None = None  # more targets of some tokens
+    prefix: Int32 | None = None  # (S,)  the sequence that s continues, or -1 (data/prefixes.py); None: none are shared
+    origin: Int32 | None = None  # (S,)  the index of s before prefixes were shared; None: unchanged
+    weights: Float64 | None = None  # (T,)  weight of each target in the loss; None: all are 1
+    further: ExtraTargets | None = None  # additional targets of some tokens
+    answers: Answers | None = None  # for preferences: what each sequence is, by its index before prefixes were shared
+    taken: Taken | None = None  # where the sequences come from, before prefixes were shared; None: not from a file
+    rows: npt.NDArray[np.intp] | None = None  # (T,)  each token's index before prefixes were shared; None: unchanged
 
     @property
     def n_tokens(self) -> int:
@@ -62,40 +92,56 @@ class Batch:
         return int(self.cu_seqlens.size) - 1
 
     @property
+    def longest(self) -> int:
+        """The number of tokens of the longest sequence, with the prefix that it continues."""
+        lengths = np.diff(self.cu_seqlens)
+        before = 0 if self.prefix is None else np.where(self.prefix < 0, 0, lengths[self.prefix])
+        return int((lengths + before).max())
+
+    @property
     def n_targets(self) -> int:
-        """Number of supervised positions: the weight of this batch's mean loss in an average over batches."""
+        """The number of supervised positions, which weights this batch's mean loss in an average over batches."""
         return int(np.count_nonzero(self.targets != IGNORE))
 
+    @property
+    def n_terms(self) -> int:
+        """The number over which the loss is averaged: examples if the batch holds preferences, else targets."""
+        return self.n_targets if self.answers is None else self.answers.n_examples
+
     def supervised(self, own: slice | None = None) -> Targets:
-        """What the tokens [start, stop) of `own` must predict; None: all tokens."""
+        """The targets of the tokens in the slice `own`, or of all tokens if it is None."""
         own = own or slice(0, self.n_tokens)
         rows = np.flatnonzero(self.targets[own] != IGNORE)
-        further = self.further or Further(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0))
+        further = self.further or ExtraTargets(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0))
         mine = slice(*np.searchsorted(further.rows, (own.start, own.stop)))
         sequences = np.searchsorted(self.cu_seqlens, rows + own.start, side="right") - 1
+        sequences = sequences if self.origin is None else self.origin[sequences].astype(np.intp)
+        further_rows = np.searchsorted(rows, further.rows[mine] - own.start)
         return Targets(
             rows,
             self.targets[own][rows],
             None if self.weights is None else self.weights[own][rows],
-            np.searchsorted(rows, further.rows[mine] - own.start),
+            further_rows,
             further.ids[mine],
             further.weights[mine],
-            sequences if self.origin is None else self.origin[sequences].astype(np.intp),
+            sequences,
+            sequences[further_rows] if further.sequences is None else further.sequences[mine].astype(np.intp),
+            self.answers,
         )
 
     @classmethod
     def from_sequences(
         cls, sequences: Sequence[npt.ArrayLike], labels: Sequence[npt.ArrayLike | None] | None = None
     ) -> Batch:
-        """Lay sequences of token ids end to end.
+        """Join sequences of token ids into a batch.
 
-        `labels` are aligned with the tokens (`labels[s][t]` belongs to `sequences[s][t]`, IGNORE = not
-        trained); the shift by one happens here. None, for all or for one sequence, trains every next token.
+        `labels` are aligned with the tokens: `labels[s][t]` belongs to `sequences[s][t]`, and IGNORE means "not
+        trained". The shift by one happens here. None, for all labels or for one sequence, trains every next token.
         """
         if len(sequences) == 0:
             raise FeatherbackError("A batch needs at least one sequence of tokens.")
         if labels is not None and len(labels) != len(sequences):
-            raise FeatherbackError(f"There are {len(sequences)} sequences of tokens but {len(labels)} of labels.")
+            raise FeatherbackError(f"There are {len(sequences)} token sequences, but {len(labels)} label sequences.")
         rows = [_ids(sequence, f"Sequence {s}") for s, sequence in enumerate(sequences)]
         cu_seqlens = np.zeros(len(rows) + 1, np.int32)
         np.cumsum([row.size for row in rows], out=cu_seqlens[1:])
@@ -104,7 +150,7 @@ class Batch:
         positions = np.empty(tokens.size, np.int32)
         for s, row in enumerate(rows):
             if row.min() < 0:
-                raise FeatherbackError(f"Sequence {s} has the token id {row.min()}; ids are never negative.")
+                raise FeatherbackError(f"Sequence {s} contains the token id {row.min()}; token ids must be 0 or more.")
             start, end = cu_seqlens[s], cu_seqlens[s + 1]
             label = labels[s] if labels is not None else None
             aligned = row if label is None else _ids(label, f"Labels {s}")
@@ -118,11 +164,11 @@ class Batch:
 def _ids(values: npt.ArrayLike, name: str) -> Int32:
     try:
         array = np.asarray(values)
-    except ValueError:  # lists of other lengths inside
+    except ValueError:  # nested lists of different lengths
         raise FeatherbackError(f"{name} must be a list of integers, one per token.") from None
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         what = f"an array of shape {array.shape} and type {array.dtype}"
         raise FeatherbackError(f"{name} must be a non-empty list of integers, one per token, not {what}.")
-    if array.min() < _INT32.min or array.max() > _INT32.max:  # would come around as another id
-        raise FeatherbackError(f"{name} holds a number that is no token id: it does not fit 32 bits.")
+    if array.min() < _INT32.min or array.max() > _INT32.max:  # would wrap around to another id
+        raise FeatherbackError(f"{name} contains a number that does not fit in 32 bits, so it is not a token id.")
     return array.astype(np.int32, copy=False)

@@ -1,4 +1,4 @@
-"""What data hold, before any model: counted record by record."""
+"""Count the records and texts of a data source, without a model."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ class Contents:
     data: str
     formats: list[str] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
-    """Examples by shape; "text" stands for a document as well."""
+    """Number of examples by shape; documents count as "text"."""
     characters: int = 0
-    """Of plain texts."""
+    """Characters of the plain texts."""
     notes: list[str] = field(default_factory=list)
-    """What should be known of them."""
+    """Notes for the user, one sentence each."""
 
     def to_json(self) -> dict[str, Any]:
-        """The counts as JSON values."""
+        """Return the counts as JSON values."""
         facts: dict[str, Any] = {"data": self.data, "format": ", ".join(self.formats)}
         facts |= {"examples": sum(self.kinds.values()), "kinds": dict(self.kinds)}
         return facts | ({"characters": self.characters} if self.characters else {})
 
 
 def contents(source: Source, progress: Callable[[int, int], object] = lambda *_: None) -> Contents:
-    """Read everything once. `progress` is told of the bytes of each piece that is read, and of how many there are.
+    """Read a source once and count what it contains.
 
-    FeatherbackError for the first record that cannot be used, unless the source says to skip such.
+    `progress` is called for each piece with its size and the total size, in bytes. The first record that cannot be used
+    raises FeatherbackError, unless the source skips bad records.
     """
     files = data_files(source, lambda size: progress(size, total))
     total = sum(file.size for file in files)

@@ -1,25 +1,25 @@
-"""How many examples are there more than once, in little memory however many there are."""
+"""Count duplicate examples in a fixed amount of memory."""
 
 from __future__ import annotations
 
 from zlib import adler32, crc32
 
 MOST = 1 << 15
-"""Examples whose hashes are held: 3 MB."""
+"""Maximum number of examples whose hashes are kept. The hashes take up to 3 MB."""
 
 
-def marked(part: bytes, before: int = 0) -> int:
-    """A hash of an example, or of more of it than `before` is of.
+def hash_part(part: bytes, before: int = 0) -> int:
+    """Return a hash of part of an example. `before` is the hash of the parts before it.
 
-    Python's own hashes of bytes differ from process to process, and with them what is counted and held.
+    Python's own hash of bytes differs between processes, and the counts would differ with it.
     """
-    return hash((before, len(part), crc32(part), adler32(part)))  # of whole numbers: the same everywhere
+    return hash((before, len(part), crc32(part), adler32(part)))  # hashes of integers are the same in every process
 
 
-class Known:
-    """How many of some examples are among others, by their hashes: `note` the former, then `see` the latter.
+class OverlapCounter:
+    """Count how many examples of one set are in another set, by hash: `note` the first set, then `see` the second.
 
-    Beyond MOST different ones only those are followed whose hash ends in some zero bits.
+    With more than MOST different examples, only a sample is tracked: those whose hash ends in a number of zero bits.
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -28,7 +28,7 @@ class Known:
         self._seen: set[int] = set()
 
     def note(self, mark: int) -> None:
-        """One of the examples that are looked for, by what `marked` makes of it."""
+        """Add an example of the first set, given its hash from `marked`."""
         if mark % self._step:
             return
         self._noted[mark] = self._noted.get(mark, 0) + 1
@@ -37,13 +37,13 @@ class Known:
             self._noted = {mark: count for mark, count in self._noted.items() if mark % self._step == 0}
 
     def see(self, mark: int) -> None:
-        """One of the others."""
+        """Look up an example of the second set."""
         if mark in self._noted:
             self._seen.add(mark)
 
     @property
     def count(self) -> int:
-        """Examples noted that were seen."""
+        """The number of noted examples that were seen."""
         return self._step * sum(self._noted[mark] for mark in self._seen)
 
     @property
@@ -51,11 +51,11 @@ class Known:
         return self._step == 1
 
 
-class Duplicates:
-    """Counts copies by their hashes. Up to MOST different examples the count is exact.
+class DuplicateCounter:
+    """Count copies by hash. The count is exact for up to MOST different examples.
 
-    Beyond, only those are followed whose hash ends in some zero bits, all copies of one or none, and their copies
-    stand for those of the others.
+    Beyond that, only a sample is tracked: examples whose hash ends in a number of zero bits. The count is scaled up
+    from it.
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -63,7 +63,7 @@ class Duplicates:
         self._copies: dict[int, int] = {}
 
     def add(self, mark: int) -> None:
-        """Another example, by what `marked` makes of it."""
+        """Add an example, given its hash from `marked`."""
         if mark % self._step:
             return
         self._copies[mark] = self._copies.get(mark, -1) + 1
@@ -73,7 +73,7 @@ class Duplicates:
 
     @property
     def count(self) -> int:
-        """Examples that are copies of earlier ones."""
+        """The number of examples that are copies of earlier ones."""
         return self._step * sum(self._copies.values())
 
     @property

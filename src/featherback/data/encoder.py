@@ -1,7 +1,7 @@
-"""From examples to token ids and masks, with every core: while one example is finished, later ones are under way.
+"""Encode examples as token ids and masks. Later examples are started while an earlier one is finished.
 
-Conversations are rendered by the template's process and tokenized here; text is tokenized by threads, block by block.
-The tokens do not depend on how many threads there are.
+The template's process renders conversations, and this process tokenizes them. Threads tokenize long texts block by
+block. The tokens do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,13 @@ from featherback.data.templates.chat import ChatTemplate
 from featherback.data.tokenizers.tokenizer import Ids, Tokenizer
 from featherback.errors import FeatherbackError
 
-_BLOCK = 1 << 16  # characters tokenized at once; an encoding takes some 20 bytes a character while it is made
+_BLOCK = 1 << 16  # characters tokenized at once; this takes about 20 bytes per character
 _BLOCK_AT_MOST = 4 * _BLOCK
 _PIECE = re.compile("[^\n]{0,65535}\n|[^\n]{1,65536}")  # a line, or part of a long one
 _SPACE = re.compile(r"(?<=\S) (?=\S)")
-_MOST_THREADS = 4  # each takes a megabyte
-_AHEAD = 48  # examples under way at once, if they are short
-_AHEAD_CHARACTERS = 1 << 17  # and if they are long
+_MOST_THREADS = 4  # each takes about 1 MB
+_AHEAD = 48  # most short examples in progress at once
+_AHEAD_CHARACTERS = 1 << 17  # most characters in progress at once
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,11 @@ class Encoded:
 
     ids: Ids
     mask: NDArray[np.bool_]
-    """Which of them are supervised."""
+    """For each token, whether it is supervised."""
     spells_control: bool
-    """Whether the example's text spells a control token (it is encoded as the text it is)."""
+    """Whether the text contains the name of a control token (it is encoded as plain text)."""
+    rejected: Encoded | None = None
+    """For a pair: the prompt with the rejected answer. The other fields hold the chosen one."""
 
 
 class Encoder:
@@ -50,25 +52,28 @@ class Encoder:
         self._tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer) if tokenizer.is_chat else None
         self._threads = min(_cores(), _MOST_THREADS)
-        self._pool = ThreadPoolExecutor(self._threads)  # a thread begins with the first block of text
+        self._pool = ThreadPoolExecutor(self._threads)  # starts threads only when there is text to encode
 
     @property
     def renamed(self) -> dict[str, int]:
-        """Messages whose role the template does not know and that were given its other name: role -> how many."""
+        """The number of messages per role that the template does not know and that was replaced by its other name."""
         return {} if self._template is None else dict(self._template.renamed)
 
     def start(self) -> None:
-        """Have all processes that will be at work."""
+        """Start the template's process, if there is one."""
         if self._template is not None:
             self._template.start()
 
     def encode(self, example: Example) -> Encoded:
-        """An example by itself. A text ends with the end token; all of it is supervised."""
+        """Encode one example. A text ends with the end token, and all of it is supervised."""
         return self._begin(example)()
 
     def encode_all(self, examples: Iterable[Example | Bad]) -> Iterator[tuple[Example, Encoded] | Example | Bad]:
-        """Examples in order, those that cannot be encoded as what is wrong with them, and long texts as they are, for
-        `stream`. What is wrong with reading them is raised in its turn: FeatherbackError."""
+        """Encode examples in order.
+
+        Examples that cannot be encoded come out as Bad, and long texts unchanged, for `stream`. An error while reading
+        the examples is raised in order, as FeatherbackError.
+        """
         waiting: deque[tuple[Example | Bad, Callable[[], Encoded] | None, int]] = deque()
         source = iter(examples)
         ahead, failure, ended = 0, None, False
@@ -83,9 +88,9 @@ class Encoder:
                 else:
                     size = sum(map(len, _texts(example)))
                     ahead += size
-                    finish = None  # it stays as it is
+                    finish = None  # None: passed through unchanged
                     if not isinstance(example, Bad) and not _is_streamed(example):
-                        finish = self._begun(example)
+                        finish = self._begin_or_fail(example)
                     waiting.append((example, finish, size))
                     del example, finish
             if waiting:
@@ -96,10 +101,12 @@ class Encoder:
             raise failure
 
     def stream(self, pieces: Iterable[str]) -> Iterator[tuple[Ids, bool]]:
-        """One document, part by part: BOS if the model uses it, the text, the end token. All of it is supervised. With
-        each part, whether it spells a control token."""
+        """Encode a document in parts: BOS if the model uses it, the text, the end token. All of it is supervised.
+
+        Each part comes with a flag: whether its text contains the name of a control token.
+        """
         waiting: deque[Callable[[], tuple[Ids, bool]]] = deque()
-        for begun in self._blocks_begun(pieces):
+        for begun in self._submit_blocks(pieces):
             waiting.append(begun)
             if len(waiting) > self._threads:
                 yield waiting.popleft()()
@@ -108,7 +115,7 @@ class Encoder:
         yield self._end, False
 
     def close(self) -> None:
-        """End the threads; blocks that nobody waits for are not begun."""
+        """Stop the threads and drop blocks that have not started."""
         self._pool.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Encoder:
@@ -117,16 +124,22 @@ class Encoder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begun(self, example: Example) -> Callable[[], Encoded]:
+    def _begin_or_fail(self, example: Example) -> Callable[[], Encoded]:
         try:
             return self._begin(example)
         except FeatherbackError as error:
             return _raising(error)
 
     def _begin(self, example: Example) -> Callable[[], Encoded]:
-        """Set off what others can do for an example; what is returned waits for them and does the rest."""
+        """Start the work on an example in other threads and processes.
+
+        The returned function waits for it and finishes.
+        """
+        if example.rejected is not None:
+            chosen, rejected = self._begin(replace(example, rejected=None)), self._begin(example.rejected)
+            return lambda: replace(chosen(), rejected=rejected())
         if example.text is not None:
-            parts = list(self._blocks_begun(_pieces(example.text)))
+            parts = list(self._submit_blocks(_pieces(example.text)))
             return lambda: self._joined(part() for part in parts)
         turns: Any = example.messages
         if turns is None:
@@ -138,16 +151,16 @@ class Encoder:
                 {"role": "user", "content": example.prompt or ""},
                 {"role": "assistant", "content": example.completion or ""},
             ]
-        template = self._template or ChatTemplate(self._tokenizer)  # the latter explains what is missing
-        asked = template.begin(turns, example.tools)
-        return lambda: Encoded(*template.encode_arrays(template.finish(asked)), self._spells_control(example))
+        template = self._template or ChatTemplate(self._tokenizer)  # which raises the error for a missing template
+        pending = template.begin(turns, example.tools)
+        return lambda: Encoded(*template.encode_arrays(template.finish(pending)), self._spells_control(example))
 
     def _pair(self, example: Example) -> Encoded:
         """Prompt and completion for a model without a chat template."""
         if example.system is not None:
-            raise FeatherbackError('"system" needs a model with a chat template, which this one has not.')
+            raise FeatherbackError('"system" needs a model with a chat template, and this model has none.')
         prompt, completion = example.prompt or "", example.completion or ""
-        # Encoded apart, because that is what generation will see: the prompt's tokens, and then its own.
+        # Encoded separately, as in generation: the prompt's tokens are fixed before the answer begins.
         given = self._tokenizer.encode_array(prompt, bos=True)
         answer = self._tokenizer.encode_array(completion, continues=bool(prompt))
         ids = np.concatenate([given, answer, self._end])
@@ -158,7 +171,7 @@ class Encoder:
         ids = np.concatenate(pieces)
         return Encoded(ids, np.ones(ids.size, np.bool_), any(spelled))
 
-    def _blocks_begun(self, pieces: Iterable[str]) -> Iterator[Callable[[], tuple[Ids, bool]]]:
+    def _submit_blocks(self, pieces: Iterable[str]) -> Iterator[Callable[[], tuple[Ids, bool]]]:
         for i, block in enumerate(_blocks(pieces)):
             yield self._pool.submit(self._block, block, i == 0).result
 
@@ -167,7 +180,7 @@ class Encoder:
         return ids, next(self._tokenizer.control_tokens(text), None) is not None
 
     def _spells_control(self, example: Example) -> bool:
-        text = "\0".join(_texts(example))  # which no token's name holds
+        text = "\0".join(_texts(example))  # no token's name contains \0
         return next(self._tokenizer.control_tokens(text), None) is not None
 
     @property
@@ -176,7 +189,7 @@ class Encoder:
 
 
 def document_of(example: Example) -> Document:
-    """A text as a document, for `Encoder.stream`."""
+    """Wrap the text of an example as a document, for `Encoder.stream`."""
     return Document(example.where, _pieces(example.text or ""))
 
 
@@ -185,7 +198,10 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _is_streamed(example: Example) -> bool:
-    """Whether it is a long text, of whole characters: what is not is refused before any of it is encoded."""
+    """Whether the example is a long text of valid Unicode.
+
+    Invalid text takes the other path, which rejects all of it.
+    """
     if example.text is None or len(example.text) <= _BLOCK_AT_MOST:
         return False
     try:
@@ -197,9 +213,9 @@ def _is_streamed(example: Example) -> bool:
 def _texts(example: Example | Bad) -> Iterator[str]:
     if isinstance(example, Bad):
         return
-    several = (example.prompt, example.completion, example.text, example.system)
-    yield from (text for text in several if text)
-    yield from (message["content"] for message in example.messages or ())
+    for each in example.sides:
+        yield from (text for text in (each.prompt, each.completion, each.text, each.system) if text)
+        yield from (message["content"] for message in each.messages or ())
 
 
 def _encoded(example: Example, finish: Callable[[], Encoded]) -> tuple[Example, Encoded] | Bad:
@@ -217,15 +233,15 @@ def _raising(error: FeatherbackError) -> Callable[[], Encoded]:
 
 
 def _cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _blocks(pieces: Iterable[str]) -> Iterator[str]:
-    """Join lines, or pieces of lines, to blocks.
+    """Join lines, or pieces of lines, into blocks.
 
-    A block ends only where every supported tokenizer cuts as well, so that the blocks have the tokens of the
-    whole. Where there is no such place for long, it ends with any piece, which may change a token there.
+    A block ends only where every supported tokenizer splits too, so that the tokens are those of the whole text. After
+    a long stretch without such a place, a block may end after any piece, which can change a token there.
     """
     parts: list[str] = []
     size = 0
@@ -242,11 +258,10 @@ def _blocks(pieces: Iterable[str]) -> Iterator[str]:
 
 
 def _first_cut(before: str, piece: str, anywhere: bool) -> int | None:
-    """The first place in a piece where tokenizers cut, given what stands before it; None if there is none, or the
-    beginning if it may be `anywhere`.
+    """Return the first place in a piece where all tokenizers split, given the text before it.
 
-    A space between other characters goes with a letter that follows. A line break is cut off where it is the only white
-    space.
+    If there is none, the result is None, or 0 if the cut may be `anywhere`. All tokenizers split before a space that is
+    followed by a letter, and after a line break without other white space around it.
     """
     after_line = before.endswith("\n") and piece[:1] != " "
     if after_line and len(before) > 1 and not before[-2].isspace() and not piece[:1].isspace():

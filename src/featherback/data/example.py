@@ -1,4 +1,4 @@
-"""What a record of a data set becomes, whatever file it came from: something to train on, or a reason why it is not."""
+"""The result of reading one record: an example to train on, or the reason why the record cannot be used."""
 
 from __future__ import annotations
 
@@ -11,25 +11,36 @@ from featherback.errors import FeatherbackError
 
 @dataclass(frozen=True)
 class Example:
-    """A record as one of three: messages, prompt and completion, or text."""
+    """An example in one of three forms: messages, prompt and completion, or text. A pair is two of them."""
 
     where: str
-    """File and place in it, for complaints."""
+    """The file and the line or row, for error messages."""
     shape: str = ""
-    """Name of the shape that the record has."""
+    """Name of the record's shape."""
     messages: list[dict[str, Any]] | None = None
-    """Each with "role" and "content", perhaps with what else a chat template takes."""
+    """Each has "role" and "content", and may have other fields that chat templates use."""
     tools: list[dict[str, Any]] | None = None
-    """Those that the messages may call, as a chat template takes them."""
+    """Tools that the messages may call, in the form that chat templates expect."""
     prompt: str | None = None
     completion: str | None = None
     system: str | None = None
-    """What stands before prompt and completion."""
+    """The system message before prompt and completion."""
     text: str | None = None
+    rejected: Example | None = None
+    """For a pair: the same prompt with the rejected answer. The other fields hold the chosen one."""
+    label: Any = None
+    """Whether the answer is wanted, as written in the data; None if the data do not say."""
+    reference: tuple[float, float] | None = None
+    """Log-probabilities of chosen and rejected answer before training, if the data hold them."""
     unused: tuple[str, ...] = ()
-    """Keys of the record that nothing is made of."""
+    """Keys of the record that are not used."""
     renamed: tuple[tuple[str, str], ...] = ()
-    """Keys, and the columns of other names that were read as them without a word of the user's."""
+    """(key, column) for each column with another common name that was read as the key."""
+
+    @property
+    def sides(self) -> tuple[Example, ...]:
+        """The example, and the one with the rejected answer if it is a pair."""
+        return (self,) if self.rejected is None else (self, self.rejected)
 
 
 @dataclass(frozen=True)
@@ -38,9 +49,9 @@ class Bad:
 
     where: str
     problem: str
-    """A sentence without its place."""
+    """One or more sentences, without the place."""
 
     def refused(self, first: bool) -> FeatherbackError:
-        """What data end with where it is not left out; `first`: nothing before it was good, so all may be like it."""
-        advice = "" if first else f" {argument('skip_bad', True)} leaves such examples out."
+        """Return the error for this record. `first`: no record before it was good, so skipping would not help."""
+        advice = "" if first else f" Correct it, or add {argument('skip_bad', True)} to skip such examples."
         return FeatherbackError(f"{self.where}: {self.problem}{advice}")

@@ -1,4 +1,4 @@
-"""Where data come from: files, and standard input, which is read as often as a file is."""
+"""Read data files and standard input. Standard input can be read several times, like a file."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import IO
 
 from featherback.core.files import open_regular
 from featherback.data.record_size import RawSize, RecordRoom, Unbounded
-from featherback.data.source import STDIN, called
+from featherback.data.source import STDIN, display_name
 from featherback.errors import FeatherbackError, did_you_mean, near
 
 _PIECE = 1 << 16  # bytes read at once
-_MOST_NAMES = 1000  # of a folder, among which a misspelled one is looked for
+_MOST_NAMES = 1000  # of a folder that are compared with a misspelt one
 
 Watch = Callable[[int], object]
 """Called with the number of bytes of each piece that is read."""
 
 
 class Input:
-    """A file, folder or standard input; nothing is opened before it is read. Its methods raise FeatherbackError."""
+    """A file, a folder or standard input, opened only when it is read. Its methods raise FeatherbackError."""
 
     def __init__(
         self,
@@ -40,16 +40,16 @@ class Input:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
-        return self._title or called(os.fspath(self.path))
+        """Its name in error messages."""
+        return self._title or display_name(os.fspath(self.path))
 
     def line(self, number: int) -> str:
-        """What errors call a line, counted from 1; of examples given from Python each is one, which count from 0."""
+        """The name of line `number` (from 1) in error messages. For examples from Python it is an index from 0."""
         return f"{self.name}, line {number}" if self._title is None else f"{self.name}, example {number - 1}"
 
     @property
     def suffix(self) -> str:
-        """The end of its name, in small letters: ".jsonl"; empty if it has none."""
+        """The suffix in lower case, such as ".jsonl"; empty if there is none."""
         return "" if self.is_stdin else self.path.suffix.lower()
 
     @property
@@ -58,23 +58,23 @@ class Input:
 
     @property
     def size(self) -> int:
-        """Bytes; of a folder it is not known."""
+        """Size in bytes; not meaningful for a folder."""
         try:
-            return os.fstat(_spooled(None)).st_size if self.is_stdin else self.path.stat().st_size
+            return os.fstat(_stdin_file(None)).st_size if self.is_stdin else self.path.stat().st_size
         except OSError as error:
             raise self.unreadable(error) from error
 
     def open(self) -> IO[bytes]:
-        """A file object at the beginning."""
+        """Open it at the beginning."""
         try:
-            return io.BufferedReader(_Again(_spooled(None))) if self.is_stdin else open_regular(self.path)
+            return io.BufferedReader(_SharedFile(_stdin_file(None))) if self.is_stdin else open_regular(self.path)
         except FileNotFoundError:
             raise FeatherbackError(f"The data file {self.path} does not exist.{self._beside()}") from None
         except OSError as error:
             raise self.unreadable(error) from error
 
     def _beside(self) -> str:
-        """A file of a like name in the same folder, as a question."""
+        """Suggest a file with a similar name in the same folder."""
         try:
             with os.scandir(self.path.parent) as entries:
                 names = sorted(entry.name for entry in islice(entries, _MOST_NAMES))
@@ -83,7 +83,7 @@ class Input:
         return did_you_mean([str(self.path.parent / name) for name in near(self.path.name, names, 1)])
 
     def head(self) -> bytes:
-        """The first bytes; FeatherbackError if there is none."""
+        """Return the first 4096 bytes, or raise FeatherbackError if it is empty."""
         with self.open() as file:
             try:
                 head = file.read(4096)
@@ -96,15 +96,18 @@ class Input:
         return head
 
     def pieces(self, size: int = _PIECE) -> Iterator[bytes]:
-        """The content, so many bytes at a time."""
+        """Yield the content in pieces of `size` bytes."""
         return self._read(lambda file: file.read(size))
 
     def lines(self, most: int) -> Iterator[bytes]:
-        """The lines, with their ends; those longer than `most` bytes in pieces."""
+        """Yield the lines with their line ends; lines longer than `most` bytes come in pieces."""
         return self._read(lambda file: file.readline(most))
 
     def whole_lines(self, most: int) -> Iterator[bytes | RawSize]:
-        """The lines, with their ends; of those longer than `most` bytes only what they would take."""
+        """Yield the lines with their line ends.
+
+        For a longer line than `most` bytes, yield only the memory that it needs (RawSize).
+        """
         long: RawSize | None = None
         for piece in self.lines(most + 1):
             ends = piece.endswith(b"\n")
@@ -129,21 +132,21 @@ class Input:
             raise self.unreadable(error) from error
 
     def unreadable(self, error: OSError) -> FeatherbackError:
-        """What is to be said of a system's error."""
+        """Return the error to raise for an OSError."""
         what = self.name if self.is_stdin else f"the data file {self.path}"
         return FeatherbackError(f"Cannot read {what}: {error.strerror}.")
 
 
-def keep_stdin(folder: Path) -> None:
-    """Let standard input, unless it is a file, be an unnamed file in `folder` with the same content.
+def spool_stdin(folder: Path) -> None:
+    """Copy standard input to an unnamed file in `folder`, unless it is a file already.
 
-    Then it can be read several times, by this process and those that follow, and is gone with the last of them.
+    This process and its successors can then read it several times. The file is deleted when the last of them ends.
     """
-    _spooled(folder)
+    _stdin_file(folder)
 
 
-def _spooled(folder: Path | None) -> int:
-    """The descriptor of standard input, a file by now."""
+def _stdin_file(folder: Path | None) -> int:
+    """Return the descriptor of standard input, after copying it to a file if necessary."""
     if stat.S_ISREG(os.fstat(0).st_mode):
         return 0
     try:
@@ -153,12 +156,12 @@ def _spooled(folder: Path | None) -> int:
             file.seek(0)
             os.dup2(file.fileno(), 0)
     except OSError as error:
-        raise FeatherbackError(f"Cannot keep standard input in a file: {error.strerror}.") from error
+        raise FeatherbackError(f"Cannot copy standard input to a temporary file: {error.strerror}.") from error
     return 0
 
 
-class _Again(io.RawIOBase):
-    """A file by its descriptor, whose own position, which others share, stays where it is."""
+class _SharedFile(io.RawIOBase):
+    """Read a file by its descriptor without moving the descriptor's position, which other processes share."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -1,4 +1,4 @@
-"""Run the preparation in a process of its own, so that its memory is gone before training begins."""
+"""Run the preparation in a separate process, so that its memory is free before training begins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from featherback.core.files import cut_short
+from featherback.core.files import truncated_file_error
 from featherback.data.report import PrepareReport
 from featherback.data.source import Source
 from featherback.errors import FeatherbackError
@@ -25,9 +25,9 @@ def prepare_in_subprocess(
     progress: Callable[[dict[str, Any]], None] | None = None,
     enough: int | None = None,
 ) -> PrepareReport:
-    """`prepare.prepare` in a process of its own. `progress` is called with what it tells.
+    """Run `prepare.prepare` in a separate process. `progress` is called with each progress report.
 
-    Raises FeatherbackError with the sentence the preparation failed with.
+    If the preparation fails, its message is raised as FeatherbackError.
     """
     source = Source.of(data)
     config = {
@@ -58,12 +58,12 @@ def prepare_in_subprocess(
         return PrepareReport.from_json(last["report"])
     if "error" in last:
         raise FeatherbackError(last["error"])
-    if status == -signal.SIGBUS:  # it maps the model for its vocabulary
-        raise cut_short(model_path)
+    if status == -signal.SIGBUS:  # the model file, which is mapped for its vocabulary, was truncated
+        raise truncated_file_error(model_path)
     if status < 0:
         raise FeatherbackError(
-            f"Preparing the data {source.name} was ended by signal {signal.Signals(-status).name}, perhaps for want of "
-            f"memory: close other programs, or split the data."
+            f"The process that prepares the data {source.name} was killed by {signal.Signals(-status).name}, perhaps "
+            "because memory ran out. Close other programs, or split the data."
         )
     reason = complaint.splitlines()[-1] if complaint else f"exit status {status}"
-    raise FeatherbackError(f"Preparing the data {source.name} failed: {reason}. This is a fault of Featherback.")
+    raise FeatherbackError(f"Preparing the data {source.name} failed: {reason}. This is a bug in Featherback.")

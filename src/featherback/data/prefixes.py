@@ -1,4 +1,4 @@
-"""What sequences of a batch begin with together is laid down once: docs/derivations/prefixes.md."""
+"""Store prefixes that sequences of a batch have in common only once: docs/derivations/prefixes.md."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.data.batch import IGNORE, Batch, Further, Int32
+from featherback.data.batch import IGNORE, Batch, ExtraTargets, Int32
 
 LEAST = 8
-"""Tokens that are worth sharing: fewer, such as the marks that begin every chat, save less than they cost."""
+"""Fewest tokens worth sharing. Shorter prefixes, such as the header of every chat, save less than they cost."""
 ALONE = -1
-"""In `Batch.prefix`: a sequence that continues no other."""
+"""Value in `Batch.prefix` of a sequence that continues no other."""
 
 
 def share_prefixes(batch: Batch) -> Batch:
-    """The same batch with the common prefixes of its sequences as sequences of their own, each before those that
-    continue it; the batch itself if that saves nothing.
+    """Turn common prefixes of a batch's sequences into separate sequences, placed before those that continue them.
 
-    Supervised tokens are never shared: the loss on each counts for its own sequence.
+    If this saves nothing, the batch is returned unchanged. Supervised tokens are never shared, because each contributes
+    to the loss of its own sequence.
     """
     bounds = [slice(int(a), int(b)) for a, b in pairwise(batch.cu_seqlens)]
     free = [_unsupervised(batch.targets[place]) for place in bounds]
@@ -62,37 +62,40 @@ def share_prefixes(batch: Batch) -> Batch:
         cu_seqlens=cu_seqlens,
         prefix=np.array(prefix, np.int32),
         origin=np.array(origin, np.int32),
+        rows=rows,
         weights=None if batch.weights is None else batch.weights[rows],
-        further=None if batch.further is None else _moved(batch.further, rows),
+        further=None if batch.further is None else _reordered(batch.further, rows),
     )
 
 
-def _moved(further: Further, rows: NDArray[np.intp]) -> Further:
-    """The same targets where `rows` are the tokens that were kept, in order; supervised ones are there once."""
+def _reordered(further: ExtraTargets, rows: NDArray[np.intp]) -> ExtraTargets:
+    """Adapt the targets to a new order of tokens. `rows` are the kept tokens; each supervised token occurs once."""
     order = np.argsort(rows)
     places = order[np.searchsorted(rows, further.rows, sorter=order)]
     again = np.argsort(places, kind="stable")
-    return Further(places[again].astype(np.int32), further.ids[again], further.weights[again])
+    owners = None if further.sequences is None else further.sequences[again]
+    return ExtraTargets(places[again].astype(np.int32), further.ids[again], further.weights[again], owners)
 
 
 def _unsupervised(targets: Int32) -> int:
-    """How many tokens may be shared of a sequence: those that predict nothing, but not all of them."""
+    """Count the leading tokens that may be shared: those without a target, but at most all except the last."""
     supervised = np.flatnonzero(targets != IGNORE)
     return int(supervised[0]) if supervised.size else len(targets) - 1
 
 
 def _common(a: Int32, b: Int32) -> int:
-    """How many tokens two sequences begin with together."""
+    """Return the length of the common prefix of two sequences."""
     shorter = min(len(a), len(b))
     differing = np.flatnonzero(a[:shorter] != b[:shorter])
     return int(differing[0]) if differing.size else shorter
 
 
 def _best(common: list[int], first: int, last: int) -> tuple[int, list[tuple[int, int, int]]]:
-    """Sequences [first, last), in the order of their tokens, in groups (first, last, tokens of the prefix) that save
-    most, and the tokens that they save. `common[i]`: tokens that sequences i and i + 1 share.
+    """Find the groups of the sorted sequences [first, last) that save the most tokens by sharing a prefix.
 
-    Either all are one group, or they part where they share least.
+    Return the number of saved tokens and the groups as (first, last, prefix length). `common[i]` is the length of the
+    common prefix of sequences i and i + 1. Either all sequences form one group, or they are split where they share
+    least.
     """
     if last - first < 2:
         return 0, []

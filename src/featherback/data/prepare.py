@@ -1,11 +1,11 @@
-"""Turn data into a token file.
+"""Encode data into a token file.
 
     python -m featherback.data.prepare '{"model": ..., "data": {"paths": [...], ...}, "out": ..., "seq_len": 256}'
 
-A tokenizer takes tens of megabytes, so this runs in a process that does not train: the one that `featherback train`
-is until training takes its place, or one of its own (`launch.prepare_in_subprocess`). The latter writes one JSON object
-per line: {"progress": {"examples": n, "tokens": n, "read": bytes, "of": bytes}} now and then, at last {"report": ...}
-or {"error": "a sentence"}. With "enough" reading ends after so many tokens.
+A tokenizer takes tens of megabytes, so this runs in a process that does not train: either `featherback train` before
+the training process replaces it, or a separate process (`launch.prepare_in_subprocess`). A separate process prints one
+JSON object per line: {"progress": {"examples": n, "tokens": n, "read": bytes, "of": bytes}} from time to time, and
+finally {"report": ...} or {"error": "message"}. With "enough", reading stops after that many tokens.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from featherback.core.naming import argument
 from featherback.core.sizes import MB
 from featherback.core.terminal import PROGRESS_SECONDS
 from featherback.data.containers.base import Document
-from featherback.data.duplicates import Duplicates, marked
+from featherback.data.duplicates import DuplicateCounter, hash_part
 from featherback.data.encoder import Encoded, Encoder, document_of
 from featherback.data.example import Bad, Example
-from featherback.data.inputs import keep_stdin
+from featherback.data.inputs import spool_stdin
+from featherback.data.preferring import AnswerWriter
 from featherback.data.readers import DataFile, data_files
 from featherback.data.record_size import RecordRoom
 from featherback.data.report import PrepareReport, too_long
@@ -40,17 +41,17 @@ from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
 
 Progress = Callable[[dict[str, Any]], None]
-REHEARSED = 16  # examples, or blocks of a text
+REHEARSED = 16  # examples, or blocks of a text, that are encoded to measure memory
 
 
 class Watch(RecordRoom, Protocol):
-    """Who sees to it that a preparation takes no more than it may."""
+    """Keeps the preparation within its memory budget."""
 
     def check(self) -> None:
-        """FeatherbackError if what was seen was too much."""
+        """Raise FeatherbackError if the measured memory exceeds the budget."""
 
     def conclude(self) -> None:
-        """FeatherbackError if a record was refused, with what all of them need: everything was looked at."""
+        """After the last record, raise FeatherbackError if any was refused, with the memory that all records need."""
 
 
 def prepare(
@@ -64,19 +65,19 @@ def prepare(
 ) -> PrepareReport:
     """Encode the data for a model into a token file of sequences of at most `seq_len` tokens.
 
-    What becomes of conversations and prompt/completion pairs longer than that says `data.long`: a path alone means that
-    they are counted, and refused in the end. Text is cut into sequences. The data are streamed, and read no further
-    than `enough` tokens need. `watch` sees a rehearsal with the first of the data, and then all. Raises
-    FeatherbackError, naming file and line, for data that cannot be used.
+    `data.long` decides about conversations and prompt/completion pairs that are longer; for a plain path they are
+    counted and then rejected. Text is split into sequences. The data are streamed, and reading stops once there are
+    `enough` tokens. With `watch`, a few examples are encoded first to measure the memory. Data that cannot be used
+    raise FeatherbackError with file and line.
     """
     if seq_len < 2:
         raise FeatherbackError(
-            f"The sequence length is {seq_len}; it must be at least 2 for a token to predict another."
+            f"The sequence length is {seq_len}; it must be at least 2, so that a token can predict the next one."
         )
     began = time.monotonic()
     source = Source.of(data)
     if STDIN in source.paths:
-        keep_stdin(Path(out_path).parent)
+        spool_stdin(Path(out_path).parent)
     data_files(source)
     tokenizer = load_tokenizer(model_path)
     names = [source.title] if source.title else list(source.paths)
@@ -86,6 +87,8 @@ def prepare(
     with TokenFileWriter(out_path) as writer, Encoder(tokenizer) as encoder:
         work = _Preparation(encoder, report, writer, source, progress, watch)
         work.run()
+        if work.answers is not None and not report.too_long:
+            work.answers.finish()
         if report.too_long:
             raise FeatherbackError(_too_long(report))
         if writer.n_targets == 0:
@@ -102,7 +105,7 @@ def prepare(
 
 
 def _rehearse(tokenizer: Tokenizer, source: Source, watch: Watch) -> None:
-    """Have `watch` see the tokenizer, the template's process and the encoder at work; what they make is dropped."""
+    """Encode a few examples and discard the result, so that `watch` can measure the memory that encoding takes."""
     with Encoder(tokenizer) as encoder:
         encoder.start()
         watch.look(now=True)
@@ -110,7 +113,7 @@ def _rehearse(tokenizer: Tokenizer, source: Source, watch: Watch) -> None:
             for item in islice(_encoded(encoder, file), REHEARSED):
                 watch.look(now=True)
                 if isinstance(item, Bad) and not source.skip_bad:
-                    break  # which the preparation itself ends with
+                    break  # the preparation itself will report it
     watch.conclude()
     watch.check()
 
@@ -127,7 +130,7 @@ def _encoded(encoder: Encoder, file: DataFile) -> Iterator[object]:
 
 
 class _Bytes:
-    """How much was read. By itself, as the files refer to it: a circle would keep the tokenizer in memory."""
+    """Counts bytes read. It is a separate object because a reference cycle would keep the tokenizer in memory."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -137,7 +140,7 @@ class _Bytes:
 
 
 class _Preparation:
-    """Examples in, sequences out, everything counted."""
+    """Writes the sequences of all examples and fills the report."""
 
     def __init__(
         self,
@@ -151,32 +154,33 @@ class _Preparation:
         self.encoder, self.report, self.writer, self.source, self.progress, self.watch = (
             encoder, report, writer, source, progress, watch,
         )  # fmt: skip
-        self._told = time.monotonic()
+        self.answers = None if source.form is None else AnswerWriter(writer, source, report)
+        self._reported = time.monotonic()
         self._read = _Bytes()
-        self.duplicates = Duplicates()
+        self.duplicates = DuplicateCounter()
         self._files = data_files(source, self._read.add, watch)
         self._size = sum(file.size for file in self._files)
         report.not_read += [said for file in self._files if (said := file.not_read)]
 
     def run(self) -> None:
-        """Read everything, or as far as is needed."""
+        """Read all data, or until there are enough tokens."""
         for file in self._files:
-            if self._ends_behind(file.data.name):
+            if self._stops_before(file.data.name):
                 return
             if not file.holds_texts:
                 self._add_examples(file)
                 continue
             for document in file.documents():
-                if self._ends_behind(document.where):
+                if self._stops_before(document.where):
                     return
                 self._add_stream(document)
         if self.watch:
             self.watch.conclude()
 
-    def _ends_behind(self, where: str) -> bool:
-        """Whether what was read before `where` is enough."""
+    def _stops_before(self, where: str) -> bool:
+        """Whether there were enough tokens before `where`; if so, the report notes the place."""
         if enough := self._is_enough():
-            self.report.read_to = self.report.read_to or f"the beginning of {where}"
+            self.report.read_to = self.report.read_to or f"the start of {where}"
         return enough
 
     def _add_examples(self, file: DataFile) -> None:
@@ -193,42 +197,46 @@ class _Preparation:
             else:
                 self._add(*item)
             where = item[0].where if isinstance(item, tuple) else item.where
-            self._tell()
+            self._report_progress()
 
     def _skip(self, bad: Bad) -> None:
-        """Count a record that cannot be used, or end with what is wrong with it."""
+        """Count a record that cannot be used, or raise its error."""
         if not self.source.skip_bad:
             raise bad.refused(first=not self.report.examples)
         self.report.skip(f"{bad.where}: {bad.problem}")
 
     def _add(self, example: Example, encoded: Encoded) -> None:
         self.report.use(example)
-        self.duplicates.add(marked(encoded.mask.tobytes(), marked(encoded.ids.tobytes())))
-        if example.text is not None:
+        mark = hash_part(encoded.mask.tobytes(), hash_part(encoded.ids.tobytes()))
+        self.duplicates.add(mark if encoded.rejected is None else hash_part(encoded.rejected.ids.tobytes(), mark))
+        if self.answers is not None:
+            self._count(example.shape, max(each.ids.size for each in (encoded, encoded.rejected) if each))
+            self.answers.add(example, encoded)
+        elif example.text is not None:
             self._add_document(encoded, example.where)
         else:
             self._add_exchange(encoded, example.shape, example.where)
-        self.report.spelled_control += encoded.spells_control
+        self.report.spelled_control += any(each.spells_control for each in (encoded, encoded.rejected) if each)
 
     def _add_stream(self, document: Document) -> None:
-        """A text of any length, cut into sequences as it comes."""
+        """Split a text of any length into sequences while it is encoded."""
         size = self.report.seq_len
         held = np.empty(0, np.uint32)
         length, mark, spelled = 0, 0, False
         for part, spells_control in self.encoder.stream(document.pieces):
             if self._is_enough():
-                self.report.read_to = f"{document.where}, its first {length - held.size} tokens"
+                self.report.read_to = f"token {length - held.size} of {document.where}"
                 held = held[:0]
                 break
             spelled = spelled or spells_control
-            mark = marked(part.tobytes(), mark)
+            mark = hash_part(part.tobytes(), mark)
             length += part.size
             held = np.concatenate([held, part])
             full = held.size // size * size
             if full:
                 self.writer.add_text(held[:full], size)
             held = held[full:]
-            self._tell()
+            self._report_progress()
         if held.size > 1:  # a single token left over predicts nothing
             self.writer.add_text(held, size)
         self.duplicates.add(mark)
@@ -239,7 +247,7 @@ class _Preparation:
 
     @property
     def enough(self) -> int | None:
-        """Tokens that are enough if batches are as long as what was kept whole."""
+        """The number of tokens to read, scaled up if examples longer than seq_len were kept whole."""
         enough, size = self.report.enough, self.report.seq_len
         return None if enough is None else -(-enough * max(size, self.writer.max_length) // size)
 
@@ -247,7 +255,7 @@ class _Preparation:
         return (enough := self.enough) is not None and self.writer.n_tokens >= enough
 
     def _add_document(self, encoded: Encoded, where: str) -> None:
-        """Cut a document into sequences of seq_len tokens, all supervised."""
+        """Split a document into sequences of seq_len tokens, all supervised."""
         length = encoded.ids.size
         kept = length - (length % self.report.seq_len == 1)  # a single token left over predicts nothing
         if kept:
@@ -257,7 +265,7 @@ class _Preparation:
             self._drop(where)
 
     def _add_exchange(self, encoded: Encoded, shape: str, where: str) -> None:
-        """Add a conversation; one that is too long as the source wants it."""
+        """Add a conversation. If it is too long, it is counted, cut or kept, as the source says."""
         report, ids, mask = self.report, encoded.ids, encoded.mask
         self._count(shape, ids.size)
         report.longest_chat = max(report.longest_chat, ids.size)
@@ -283,13 +291,13 @@ class _Preparation:
         self.report.dropped += 1
         self.report.first_dropped = self.report.first_dropped or where
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self.watch:
             self.watch.look()
             self.watch.check()
         now = time.monotonic()
-        if self.progress and now - self._told > PROGRESS_SECONDS:
-            self._told = now
+        if self.progress and now - self._reported > PROGRESS_SECONDS:
+            self._reported = now
             self.progress(
                 {
                     "examples": self.report.examples,
@@ -301,27 +309,27 @@ class _Preparation:
 
 
 def _too_long(report: PrepareReport) -> str:
-    beyond, change = (f"{report.seq_len} tokens", f"{argument('seq_len', report.longest_chat)} takes them whole")
+    beyond, change = (f"{report.seq_len} tokens", f"{argument('seq_len', report.longest_chat)} keeps them whole")
     data = f"{report.data} (first: {report.first_truncated})"
     return too_long(report.too_long, report.examples, data, beyond, report.longest_chat, change)
 
 
 def _nothing_to_train(report: PrepareReport) -> str:
     if not report.examples and report.skipped:
-        return f"{report.data} has no example that can be used; the first: {report.first_skipped[0]}"
+        return f"{report.data} contains no usable examples. The first problem: {report.first_skipped[0]}"
     if not report.examples:
-        return f"{report.data} holds no text."
+        return f"{report.data} contains no text."
     if report.truncated == report.examples:
         return f"{report.nothing_within} Raise the sequence length."
-    return f"{report.data} has no supervised token at all: it holds no assistant turn to train on."
+    return f"{report.data} has no supervised tokens: it contains no assistant answers to train on."
 
 
 def _peak_rss_mb() -> float:
-    """Resident peak of this process in MB (10^6 bytes)."""
+    """Return the peak resident memory of this process in MB (10^6 bytes)."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / MB
-    except (OSError, IndexError):  # not Linux; there getrusage would also count the parent from before exec
+    except (OSError, IndexError):  # not Linux, where getrusage would also count the parent before exec
         try:
             import resource
         except ImportError:
@@ -331,7 +339,7 @@ def _peak_rss_mb() -> float:
 
 
 def main(argv: list[str]) -> int:
-    """The process: configuration as JSON in argv[0], or on standard input."""
+    """Run the separate process. The configuration is JSON in argv[0] or on standard input."""
 
     def say(**message: Any) -> None:
         sys.stdout.write(json.dumps(message) + "\n")

@@ -22,11 +22,11 @@ from featherback.errors import FeatherbackError
 
 @dataclass(frozen=True)
 class Preview:
-    """An example as training sees it."""
+    """An example as it is trained."""
 
     where: str
     runs: list[tuple[str, bool]]
-    """The text, control tokens included, in stretches that are supervised or not."""
+    """Pieces of the text with control tokens, and whether each piece is supervised."""
     n_tokens: int
     n_supervised: int
     truncated: int
@@ -40,8 +40,10 @@ def preview(
     count: int = 1,
     start: int = 0,
 ) -> list[Preview]:
-    """`count` examples of the data from number `start` on, each text of a file or folder as one: as much of each as
-    becomes its first sequence."""
+    """Return `count` examples of the data from number `start` on. A text file counts as one example.
+
+    Each preview shows the example's first sequence.
+    """
     tokenizer, source = load_tokenizer(model_path), Source.of(data)
     with Encoder(tokenizer) as encoder:
         return list(islice(_previews(tokenizer, encoder, source, seq_len), start, start + count))
@@ -84,7 +86,7 @@ def _runs(tokenizer: Tokenizer, ids: Ids, trained: NDArray[np.bool_]) -> Iterato
     ends = [*(np.flatnonzero(np.diff(trained)) + 1).tolist(), ids.size]
     start = told = 0
     for end in ends if ids.size else ():
-        # from the start: a piece alone may lose a leading space
+        # decoded from the start, because a piece by itself may lose its leading space
         text = tokenizer.decode(ids[:end].tolist(), special=True)
         yield text[told:], bool(trained[start])
         start, told = end, len(text)

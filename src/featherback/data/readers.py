@@ -1,4 +1,4 @@
-"""From a source to examples and texts, one at a time; every complaint names the file and the place in it."""
+"""Read a source as examples or texts, one at a time. Errors name the file and the place in it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from featherback.data.containers import container_of
 from featherback.data.containers.base import Container, Document, Records, Texts
 from featherback.data.example import Bad, Example
+from featherback.data.forms import in_form
 from featherback.data.inputs import Input, Watch
 from featherback.data.record_size import RecordRoom, admits_example
 from featherback.data.shapes import Columns, check_columns, example_of
@@ -22,49 +23,55 @@ class DataFile:
     data: Input
     container: Container
     columns: Columns
+    form: str | None = None  # as `Source.form`
 
     @property
     def holds_texts(self) -> bool:
-        """Whether it holds documents, and no records."""
+        """Whether it holds documents instead of records."""
         return isinstance(self.container, Texts)
 
     @property
     def size(self) -> int:
-        """Bytes that are read of it."""
+        """The number of bytes to read."""
         return self.container.size(self.data)
 
     @property
     def not_read(self) -> str | None:
-        """What is passed over of it, a sentence; None if nothing is."""
+        """A sentence about files that are not read, or None."""
         return self.container.not_read(self.data)
 
     def examples(self) -> Iterator[Example | Bad]:
-        """Its records, up to one that there is no room for.
+        """Yield its examples, up to a record that does not fit in the memory budget.
 
-        FeatherbackError if there is none, or if no further ones can be read.
+        Raises FeatherbackError if there are none, or if the file cannot be read any further.
         """
         assert isinstance(self.container, Records)
         found, room = False, self.data.room
         for record in self.container.read(self.data):
             found = True
-            item = record if isinstance(record, Bad) else example_of(record, self.columns)
+            item = record if isinstance(record, Bad) else in_form(example_of(record, self.columns), self.form)
             del record
             if (isinstance(item, Bad) or admits_example(room, item)) and not room.refused:
                 yield item
         if not found and not room.refused:
-            raise FeatherbackError(f"The data file {self.data.name} holds no example, {self.container.nothing}.")
+            raise FeatherbackError(f"The data file {self.data.name} contains no examples, {self.container.nothing}.")
 
     def documents(self) -> Iterator[Document]:
-        """Its texts; each is to be read before the next."""
+        """Yield its texts. Each must be read before the next is requested."""
         assert isinstance(self.container, Texts)
         return self.container.read(self.data)
 
 
 def data_files(source: Source, watch: Watch | None = None, room: RecordRoom | None = None) -> list[DataFile]:
-    """The files of a source; `watch` is told of what is read, `room` asked about long records.
+    """Open the files of a source. `watch` is called with the bytes read, and `room` decides about long records.
 
-    FeatherbackError if one is missing, empty, not readable or of no known format, or an unknown key is mapped.
+    Raises FeatherbackError if a file is missing, empty, unreadable or of unknown format, or if `columns` has an unknown
+    key.
     """
     check_columns(source.columns)
     inputs = [Input(path, watch, source.title, room) for path in source.paths]
-    return [DataFile(data, container_of(data), source.columns) for data in inputs]
+    files = [DataFile(data, container_of(data), source.columns, source.form) for data in inputs]
+    for file in files:
+        if file.holds_texts and source.form is not None:
+            raise FeatherbackError(f"{file.data.name} is plain text, and the objective needs {source.form} of answers.")
+    return files

@@ -1,8 +1,8 @@
-"""What a long record takes in memory while it is prepared, in bytes.
+"""Estimate the memory in bytes that a long record needs while it is prepared.
 
-Counted twice: from its bytes before it is parsed, and from its texts before they are rendered and encoded. The factors
-were measured over the whole process tree, with texts of one to four bytes a character, of one token a character, and of
-very many messages; docs/data.md states them.
+There are two estimates: from the raw bytes before parsing, and from the texts before rendering and encoding. The
+factors were measured over the whole process tree, with texts of one to four bytes per character, with one token per
+character, and with very many messages. docs/data.md states the result.
 """
 
 from __future__ import annotations
@@ -17,36 +17,38 @@ if TYPE_CHECKING:
     from featherback.data.example import Example
 
 SHORT = 1 << 16
-"""Bytes, or characters, up to which a record takes no more than the many that are under way at once."""
+"""Bytes or characters up to which a record needs no check: it takes no more than the other examples in progress."""
 MOST_RECORD = 16 << 20
-"""Bytes that a record may have, as it is read at once."""
+"""Maximum size of a record in bytes. There is a limit because a record is read as a whole."""
 
 _JSON, _TEXT, _TOKENS, _MESSAGE = 16, 4, 30, 2000
-"""Of a chat: for each byte of its JSON, of its strings in memory and of its UTF-8 (a token at most), each message."""
+"""Bytes for a chat: per byte of JSON, per byte of its strings in memory, per byte of UTF-8, and per message."""
 _LIST, _VALUE, _PAIR, _OBJECT = 64, 48, 150, 600
-"""Of parsed JSON, besides its strings: for each list, value, key and object."""
-_WIDE = tuple(bytes([lead]) for lead in range(0xF0, 0xF5))  # begin characters beyond 16 bits
+"""Bytes for parsed JSON besides its strings: per list, value, key and object."""
+_WIDE = tuple(bytes([lead]) for lead in range(0xF0, 0xF5))  # first bytes of characters beyond 16 bits
 _BEGIN_OF_OBJECT, _END_OF_KEY = re.compile(rb'\{\s*"'), re.compile(rb'"\s*:')
 _PIECE = 1 << 16
 
 
 class RecordRoom(Protocol):
-    """Who decides whether a record may be read."""
+    """Decides whether a record fits in the memory budget."""
 
     @property
     def most(self) -> int:
-        """Bytes of a record that are read before it is asked for."""
+        """Maximum number of bytes of a record that are read before `admits` is called."""
 
     @property
     def refused(self) -> bool:
-        """Whether a record was refused: then the others are only looked at, to find what all of them need."""
+        """Whether a record was refused. The others are then only measured, to find the memory that all need."""
 
     def look(self, now: bool = False) -> None:
-        """See what is held; unless it has to be `now`, only once in a while."""
+        """Measure the memory in use: at once if `now`, otherwise only from time to time."""
 
     def admits(self, where: str, size: int, takes: int, takes_at_most: int) -> bool:
-        """Whether the record of `size` bytes may go on, which now `takes` so many bytes and `takes_at_most` until it is
-        encoded. If not, that is remembered."""
+        """Whether a record fits; a refusal is remembered.
+
+        `size`: its bytes. `takes`: memory for the next step. `takes_at_most`: memory until it is encoded.
+        """
 
 
 class Unbounded:
@@ -62,9 +64,9 @@ class Unbounded:
 
 
 class RawSize:
-    """What a record takes, by its bytes, which may come piece by piece.
+    """Memory estimate from a record's raw bytes, which may arrive in pieces.
 
-    `beside`: bytes that its reader holds for each.
+    `beside`: additional bytes that the reader holds per byte.
     """
 
     def __init__(self, *pieces: bytes, beside: int = 0) -> None:
@@ -75,13 +77,13 @@ class RawSize:
 
     @classmethod
     def of_unknown(cls, size: int, beside: int = 0) -> RawSize:
-        """The same of a record of which only the size in bytes is known."""
+        """The estimate for a record of which only the size in bytes is known."""
         found = cls(beside=beside)
         found.size, found._width, found._escaped = size, 4, 3
         return found
 
     def add(self, piece: bytes) -> None:
-        """Count more of the record."""
+        """Count another piece of the record."""
         self.size += len(piece)
         if not piece.isascii():
             self._escaped = 3
@@ -94,13 +96,13 @@ class RawSize:
 
     @property
     def reading(self) -> int:
-        """Bytes that parsing takes."""
+        """Bytes of memory that parsing takes."""
         each = 2 + 3 * self._width + self._beside
         return each * self.size + self._structure + _OBJECT * self._objects
 
     @property
     def at_most(self) -> int:
-        """Bytes that all of the preparation takes if the record is a chat."""
+        """Bytes of memory for the whole preparation, if the record is a chat."""
         texts = max(_JSON * self._escaped, _TOKENS) + _TEXT * self._width + self._beside
         return max(self.reading, texts * self.size + _MESSAGE * self._objects)
 
@@ -114,11 +116,11 @@ def admits_raw(room: RecordRoom, where: str, record: bytes) -> bool:
 
 
 def admits_example(room: RecordRoom, example: Example) -> bool:
-    """Whether an example may be rendered and encoded. A text is encoded piece by piece, whatever its length."""
-    texts = [each for each in (example.prompt, example.completion, example.system) if each]
-    messages = example.messages or ()
+    """Whether an example may be rendered and encoded. A plain text always may: it is encoded in pieces."""
+    texts = [text for each in example.sides for text in (each.prompt, each.completion, each.system) if text]
+    messages = [message for each in example.sides for message in each.messages or ()]
     texts += [message["content"] for message in messages]
-    said = [message.get("tool_calls", "") for message in messages] + [example.tools or ""]
+    said = [message.get("tool_calls", "") for message in messages] + [each.tools or "" for each in example.sides]
     length = sum(map(len, texts)) + sum(len(str(each)) for each in said if each)
     if isinstance(room, Unbounded) or length <= SHORT:
         return True
@@ -131,7 +133,7 @@ def admits_example(room: RecordRoom, example: Example) -> bool:
 
 
 def _escaped(text: str) -> int:
-    """Bytes of a string in JSON that is ASCII."""
+    """Return the bytes of a string in ASCII JSON."""
     return sum(len(json.dumps(piece)) - 2 for piece in _pieces(text))
 
 

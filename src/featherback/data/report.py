@@ -1,4 +1,4 @@
-"""What a preparation did: plain data that crosses from its process to the one that asked."""
+"""The result of a preparation, as plain data that can be passed between processes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from featherback.core.naming import argument
 from featherback.core.terminal import several
-from featherback.data.source import called
-from featherback.errors import shown
+from featherback.data.source import display_name
+from featherback.errors import excerpt
 
 if TYPE_CHECKING:
     from featherback.data.example import Example
 
-MOST_SKIPPED, MOST_KEYS = 20, 20  # that are listed
+MOST_SKIPPED, MOST_KEYS = 20, 20  # most that are listed
 
 SYNONYMS = {"human": "user", "developer": "system"}
-"""Roles that data sets use, and what most chat templates call them."""
+"""Roles in data sets, and their names in most chat templates."""
 ROLES = {"system", "user", "assistant", "tool", *SYNONYMS}
-"""Roles whose meaning is known."""
+"""Roles with a known meaning."""
 
 
 @dataclass
@@ -34,52 +34,55 @@ class PrepareReport:
     tokens: int = 0
     supervised_tokens: int = 0
     too_long: int = 0
-    """Examples longer than seq_len that were neither cut nor kept: the data are refused."""
+    """Examples longer than seq_len that may not be cut or kept; if there are any, the data are rejected."""
     duplicates: int = 0
-    """Examples with the tokens of an earlier one."""
+    """Examples with the same tokens as an earlier one."""
     duplicates_exact: bool = True
-    """Whether that was counted, and not estimated from a part."""
+    """Whether `duplicates` was counted; otherwise it is an estimate from a sample."""
     also_trained: int = 0
-    """Of held-out data: sequences that are training sequences as well, token for token."""
+    """For held-out data: sequences that have the same tokens as a training sequence."""
     also_trained_exact: bool = True
-    """Whether that was counted, and not estimated from a part."""
+    """Whether `also_trained` was counted; otherwise it is an estimate from a sample."""
     empty_answers: int = 0
-    """Examples with an answer to be trained that says nothing."""
+    """Examples in which a trained answer is empty."""
     truncated: int = 0
     """Examples cut because they are longer than seq_len."""
     truncated_tokens: int = 0
-    """Tokens cut off them."""
+    """Tokens removed by cutting."""
     dropped: int = 0
-    """Examples of which no supervised token was left."""
+    """Examples skipped because they have no supervised tokens, perhaps after cutting."""
     skipped: int = 0
-    """Records that cannot be used and were left out, as was asked for."""
+    """Bad records that were skipped on request."""
     first_skipped: list[str] = field(default_factory=list)
-    """The first of them: where, and what is wrong."""
+    """Place and problem of the first skipped records."""
     not_read: list[str] = field(default_factory=list)
-    """What is passed over of folders, a sentence each."""
+    """Sentences about files in folders that are not read."""
     unused_keys: list[str] = field(default_factory=list)
-    """Keys of the data that nothing is made of; some of them, if there are very many."""
+    """Unused keys of the data, up to MOST_KEYS."""
     renamed_columns: list[dict[str, str]] = field(default_factory=list)
-    """Columns of usual names that were read as other keys, key -> column; some of the ways, if there are very many."""
+    """Columns with other common names that were read as known keys: key -> column. Up to MOST_KEYS combinations."""
     spelled_control: int = 0
-    """Examples whose text spells a control token; it was encoded as text."""
+    """Examples whose text contains the name of a control token, which was encoded as text."""
     other_roles: dict[str, int] = field(default_factory=dict)
-    """Messages by a role that is none of ROLES, and so not trained; of some roles, if there are very many."""
+    """Number of messages by role, for roles that are not in ROLES and are not trained on. Up to MOST_KEYS roles."""
     renamed_roles: dict[str, int] = field(default_factory=dict)
-    """Messages by a role that the chat template does not know, read as its other name."""
+    """Number of messages by role, for roles that were replaced because the chat template does not know them."""
     longest: int = 0
     longest_chat: int = 0
-    """Of the examples that are not text, and so not cut into sequences."""
+    """The longest example other than plain text, which is split."""
     lengths: dict[str, int] = field(default_factory=dict)
-    """Number of examples by length before cutting: upper bound (a power of two) -> count."""
+    """Histogram of the lengths before cutting: upper bound (a power of two) -> number of examples."""
+    equal: int = 0
+    """Pairs skipped because both answers are the same."""
+    first_equal: str | None = None
     first_truncated: str | None = None
     first_dropped: str | None = None
     enough: int | None = None
-    """Tokens after which reading ends: the most that the run's steps can take."""
+    """Tokens after which reading stops: the most that the run's steps can use."""
     read_to: str | None = None
-    """Where reading ended because that was enough: the last example that was used. None: all was read."""
+    """The last example that was used, if reading stopped early; None if all data were read."""
     tokenizer_note: str | None = None
-    """What the user should know of the tokenizer."""
+    """A note about the tokenizer for the user."""
     seconds: float = 0.0
     peak_rss_mb: float = 0.0
 
@@ -90,11 +93,11 @@ class PrepareReport:
 
     @property
     def data(self) -> str:
-        """What messages call the data."""
-        return ", ".join(map(called, self.paths))
+        """The name of the data in messages."""
+        return ", ".join(map(display_name, self.paths))
 
     def use(self, example: Example) -> None:
-        """Note what is not used of an example, and whether an answer in it is empty."""
+        """Record unused keys, other roles, renamed columns and empty answers of an example."""
         said = (m for m in example.messages or () if m["role"] == "assistant" and m.get("weight", 1))
         self.empty_answers += any(not m["content"].strip() and not m.get("tool_calls") for m in said) or (
             example.completion is not None and not example.completion.strip()
@@ -111,82 +114,89 @@ class PrepareReport:
                 self.unused_keys.append(key)
 
     def cut(self, tokens: int) -> None:
-        """Count an example that loses so many tokens."""
+        """Count an example that was cut by this many tokens."""
         self.truncated += 1
         self.truncated_tokens += tokens
 
     @property
     def nothing_within(self) -> str:
-        """What is to be said if every example was cut before its answer."""
+        """The message for data in which every example is cut before its answer."""
         return (
-            f"{self.data} has no supervised token within {self.seq_len} tokens: every example is longer (up to "
-            f"{self.longest_chat}) and is cut before its answer."
+            f"{self.data} has no supervised tokens within the first {self.seq_len} tokens of an example: every example "
+            f"is longer (up to {self.longest_chat} tokens) and is cut before its answer."
         )
 
     def skip(self, problem: str) -> None:
-        """Count a record that is left out."""
+        """Count a skipped record."""
         self.skipped += 1
         if len(self.first_skipped) < MOST_SKIPPED:
             self.first_skipped.append(problem)
 
     def notes(self) -> list[str]:
-        """What the user should know, a sentence each; empty if all is as expected."""
+        """Return the notes for the user; empty if all is as expected."""
         notes = [] if self.tokenizer_note is None else [self.tokenizer_note]
         if self.read_to is not None:
             notes.append(
-                f"It was read up to {self.read_to}: the steps take at most {self.enough} tokens. What stands "
-                f"behind that is not trained on; if the file is sorted, shuffle it, or name {argument('epochs')}."
+                f"The data were read up to {self.read_to}, because the run's steps use at most {self.enough} tokens. "
+                f"The rest is not trained on. If the file is sorted, shuffle it, or set {argument('epochs')}."
             )
         if self.truncated:
             notes.append(
                 f"{self.truncated} of {self.examples} examples are longer than {self.seq_len} tokens and "
-                f"were cut; {self.truncated_tokens} tokens are left out (the longest example has "
+                f"were cut at the end. This removed {self.truncated_tokens} tokens (the longest example has "
                 f"{self.longest_chat}{_first('; ', self.first_truncated)})."
             )
         if self.dropped:
             notes.append(
-                f"{self.dropped} of {self.examples} examples have no supervised token left and were left "
-                f"out{_first(' (', self.first_dropped, ')')}."
+                f"{self.dropped} of {self.examples} examples have no supervised tokens and were "
+                f"skipped{_first(' (', self.first_dropped, ')')}."
+            )
+        if self.equal:
+            notes.append(
+                f"{self.equal} of {self.examples} pairs have equal answers and were "
+                f"skipped{_first(' (', self.first_equal, ')')}."
             )
         if self.duplicates:
             about = "" if self.duplicates_exact else "About "
             notes.append(
-                f"{about}{self.duplicates} of {self.examples} examples are copies of others, and count as "
-                "often as they are there."
+                f"{about}{self.duplicates} of {self.examples} examples are copies of others. Each copy is trained on."
             )
         notes += also_trained_note(self.also_trained, self.sequences, self.also_trained_exact)
         if self.empty_answers:
             notes.append(
-                f"{self.empty_answers} of {self.examples} examples have an empty answer, which teaches to say nothing."
+                f"{self.empty_answers} of {self.examples} examples have an empty answer, which teaches the model to "
+                "say nothing."
             )
         if self.skipped:
-            left = "record cannot be used and was" if self.skipped == 1 else "records cannot be used and were"
-            notes.append(f"{self.skipped} {left} left out:")
+            were = "record cannot be used and was" if self.skipped == 1 else "records cannot be used and were"
+            notes.append(f"{self.skipped} {were} skipped:")
             notes += [f"- {problem}" for problem in self.first_skipped]
             if self.skipped > len(self.first_skipped):
                 notes.append(f"- and {self.skipped - len(self.first_skipped)} more")
         notes += self.not_read
         for columns in self.renamed_columns:
-            read = [f"{shown(column)} as {key}" for key, column in columns.items()]
-            first, others = next(iter(columns)), " and ".join(read)
-            notes.append(f"Reading {others}; {argument('map', f'{first}=COLUMN')} reads another column.")
+            read = [f"{excerpt(column)} as {key}" for key, column in columns.items()]
+            others = argument("map", [f"{key}=COLUMN" for key in columns])
+            notes.append(f"Reading {' and '.join(read)}. To read other columns: {others}.")
         if self.unused_keys:
-            keys = ", ".join(map(shown, self.unused_keys))
-            notes.append(f"These keys of the data are not used: {keys}.")
+            keys = ", ".join(map(excerpt, self.unused_keys))
+            notes.append(f"These columns or keys are not used: {keys}.")
         if self.spelled_control:
             notes.append(
-                f"{self.spelled_control} of {self.examples} examples spell a control token of the model in "
-                "their text; it is trained as ordinary text, not as that token."
+                f"{self.spelled_control} of {self.examples} examples contain the name of a control token of the model "
+                "in their text. It is trained as plain text, not as that token."
             )
         for role, count in self.other_roles.items():
-            what = "is no answer" if count == 1 else "are no answers"
+            have = "has" if count == 1 else "have"
             notes.append(
-                f"{several(count, 'message')} of the role {shown(role)} {what}: those are the messages of 'assistant'."
+                f"{several(count, 'message')} {have} the role {excerpt(role)} and will not be trained on: training "
+                "uses only messages of 'assistant'."
             )
         for role, count in self.renamed_roles.items():
+            have = "has" if count == 1 else "have"
             notes.append(
-                f"{several(count, 'message')} of the role {role!r}, which the model's chat template does not know, "
-                f"will be read as {SYNONYMS[role]!r}."
+                f"{several(count, 'message')} {have} the role {role!r}, which the model's chat template does not know. "
+                f"This role is read as {SYNONYMS[role]!r}."
             )
         return notes
 
@@ -199,24 +209,24 @@ class PrepareReport:
 
 
 def _first(before: str, where: str | None, after: str = "") -> str:
-    """Where the first is, if that is known: of tokens that are cut later it is not."""
+    """Format the place of the first example, if it is known. It is not known when a finished token file is cut."""
     return "" if where is None else f"{before}first: {where}{after}"
 
 
 def also_trained_note(count: int, of: int, exact: bool) -> list[str]:
-    """What is to be said of held-out sequences that are trained on; nothing if there are none."""
+    """Return the note about held-out sequences in the training data, if there are any."""
     if not count:
         return []
     about = "" if exact else "About "
     return [
-        f"{about}{count} of the {of} held-out sequences are also in the training data: the held-out loss does not show "
-        "how the model does on text that it was not trained on. Remove them from one of the two."
+        f"{about}{count} of the {of} held-out sequences are also in the training data, so the held-out loss does not "
+        "measure the model on unseen text. Remove them from one of the two data sets."
     ]
 
 
 def too_long(count: int, of: int, data: str, beyond: str, longest: int, change: str) -> str:
-    """The refusal of examples that are too long and not to be cut; `change`: what takes them whole."""
+    """Return the error message for examples that are too long. `change`: a clause that says how to keep them whole."""
     return (
-        f"{count} of {of} examples in {data} are longer than {beyond} (the longest has {longest}): {change}, "
+        f"{count} of {of} examples in {data} are longer than {beyond} (the longest has {longest}): {change}; "
         f"{argument('cut', True)} cuts them at the end."
     )

@@ -1,4 +1,4 @@
-"""Which data are read, and how: what `train`, `evaluate` and `inspect` have in common."""
+"""Describe which data are read and how. Shared by `train`, `evaluate` and `inspect`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from featherback.core.naming import argument, argument_is
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 
 STDIN = "-"
-"""How standard input is named."""
+"""The path that stands for standard input."""
 
 
-def called(path: str) -> str:
-    """What messages call a file, a folder or standard input."""
+def display_name(path: str) -> str:
+    """Return the name of a file, a folder or standard input in messages."""
     return "standard input" if path == STDIN else path
 
 
@@ -25,22 +25,26 @@ Path = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Source:
-    """Files, read one after another."""
+    """Data files that are read one after another, and how to read them."""
 
     paths: tuple[str, ...]
     """Files, folders of texts, or "-" for standard input."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Key that a shape of data reads ("prompt") -> the column that holds it ("question")."""
+    """Key of a data shape ("prompt") -> column of the data ("question")."""
     skip_bad: bool = False
-    """Whether records that cannot be used are left out and counted."""
+    """Whether bad records are skipped and counted."""
     long: Long = "refuse"
-    """What becomes of conversations beyond the sequence length: they are refused, cut at the end, or kept whole."""
+    """What to do with conversations longer than the sequence length: reject, cut at the end, or keep whole."""
     title: str | None = None
-    """What messages call it where a path says nothing to anyone: it holds examples given from Python."""
+    """Name in messages for examples given from Python, whose path is a temporary file."""
+    form: str | None = None
+    """What examples hold: "pairs" of answers, "labels" of answers, or None: answers to imitate."""
+    shares_prompts: bool = True
+    """Whether the model can compute the prompt of several answers once."""
 
     @classmethod
     def of(cls, data: Source | Path | Iterable[Path], **how: Any) -> Source:
-        """`data` as a source: itself, or a path or several to be read so."""
+        """Make a Source from one path or several. A Source is returned unchanged."""
         if isinstance(data, Source):
             return data
         paths = (data,) if isinstance(data, (str, os.PathLike)) else data
@@ -48,32 +52,32 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
-        return self.title or ", ".join(map(called, self.paths))
+        """The name in messages."""
+        return self.title or ", ".join(map(display_name, self.paths))
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the source as JSON values."""
         return {**vars(self), "columns": dict(self.columns), "paths": list(self.paths)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Source:
-        """The inverse of `to_json`."""
+        """Make a source from the result of `to_json`."""
         return cls(**{**values, "paths": tuple(values["paths"])})
 
 
-def what_is_long(seq_len: int | None, cut: bool) -> Long:
-    """What becomes of conversations beyond this length, which is what the longest needs if None is named."""
+def treatment_of_long(seq_len: int | None, cut: bool) -> Long:
+    """Choose how to treat conversations longer than `seq_len`; with None, the longest one sets the length."""
     return "keep" if seq_len is None else "cut" if cut else "refuse"
 
 
 def columns_of(pairs: Iterable[str]) -> dict[str, str]:
-    """{"prompt": "question"} from "prompt=question"; FeatherbackError if it is not such."""
+    """Parse "prompt=question" into {"prompt": "question"}; raises FeatherbackError if the form is wrong."""
     columns = {}
     for pair in pairs:
         key, sign, column = pair.partition("=")
         if not sign or not key or not column or key in columns:
             raise FeatherbackError(
-                f"{argument_is('map', shown(pair))}; write what a key is called in the data, each once: "
+                f"{argument_is('map', excerpt(pair))}; expected KEY=COLUMN, with each KEY once: "
                 f"{argument('map', 'prompt=question')}."
             )
         columns[key] = column

@@ -1,4 +1,4 @@
-"""The token file: a data set as token ids and a mask, memory-mapped by the training process.
+"""Read and write token files: a data set as token ids and a mask, memory-mapped by the training process.
 
 Layout, little-endian, every section starting at a multiple of 64 bytes:
 
@@ -7,13 +7,16 @@ Layout, little-endian, every section starting at a multiple of 64 bytes:
     tokens      int32 (n_tokens,)
     supervised  uint8 (n_tokens,)         1: the loss is taken on predicting this token
     offsets     int64 (n_sequences + 1,)  sequence i is tokens[offsets[i]:offsets[i + 1]]
-    metadata    JSON: what the writer wants to travel along (sequence length, preparation report)
+    metadata    JSON: additional facts from the writer (sequence length, preparation report)
 
-Sequences that were chosen from a token file, or cut, are a file of their own (version 3) that refers to its tokens
-instead of repeating them. It has the same header, then
+If the metadata have a "form", a sequence is an example with several answers, and `supervised` holds the marks of
+`data.pairs`. "longest" is then the most tokens of a prompt with an answer.
 
-    spans       int64 (n_sequences, 2)    sequence i is tokens[spans[i, 0]:spans[i, 1]] of the file referred to
-    metadata    JSON: as above, and "of": name of that file, which lies beside it, and "checksum": that file's
+A selection of sequences, whole or cut, is a separate file (version 3) that refers to the tokens of another file instead
+of copying them. It has the same header, followed by
+
+    spans       int64 (n_sequences, 2)    sequence i is tokens[spans[i, 0]:spans[i, 1]] of the other file
+    metadata    JSON: as above, with "of": name of the other file in the same folder, and "checksum": its checksum
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -35,17 +39,18 @@ import numpy.typing as npt
 
 from featherback.core import private
 from featherback.core.files import atomic_file, link_file, open_regular
+from featherback.data.batch import IGNORE, Batch, Taken
 from featherback.errors import FeatherbackError
 
 MAGIC = b"FBTOKENS"
 VERSION, CHOSEN = 2, 3
-_OWN = ("of", "checksum")  # metadata of a file of chosen sequences that are not its writer's
+_OWN = ("of", "checksum")  # metadata of a version 3 file that does not come from its writer
 _HEADER = struct.Struct("<8sI4xQQQQQI4x")  # 64 bytes
-_COUNTED = 56  # bytes of the header before its checksum
+_COUNTED = 56  # bytes of the header before the checksum
 _ALIGN = 64
-_WINDOW = 1 << 16  # sequences whose lengths are looked at together
-_BUFFER = 1 << 16  # bytes of each section that wait to be written
-_PIECE = 1 << 18  # bytes read at once where the whole file is read
+_WINDOW = 1 << 16  # sequences whose lengths are read together
+_BUFFER = 1 << 16  # bytes of write buffer per section
+_PIECE = 1 << 18  # bytes read at once when the whole file is checked
 
 
 def _align(n: int) -> int:
@@ -53,7 +58,7 @@ def _align(n: int) -> int:
 
 
 class TokenFileWriter:
-    """Write sequences one by one; nothing is kept in memory. The file appears whole (renamed) or not at all.
+    """Write sequences one by one, without keeping them in memory. The finished file is renamed into place.
 
     with TokenFileWriter(path) as writer:
         writer.add(tokens, supervised)
@@ -85,17 +90,23 @@ class TokenFileWriter:
         mask = np.asarray(supervised, dtype=bool)
         if ids.ndim != 1 or ids.size == 0 or ids.shape != mask.shape:
             raise ValueError(
-                f"tokens {ids.shape} and supervised {mask.shape} must be equal, one-dimensional, not empty"
+                f"tokens {ids.shape} and supervised {mask.shape} must have the same one-dimensional, non-empty shape"
             )
         self._write(ids, mask, np.array([ids.size]))
 
     def add_text(self, tokens: npt.NDArray[Any], size: int) -> None:
-        """Append sequences of `size` tokens, the last perhaps shorter, all of them supervised."""
+        """Append supervised tokens as sequences of `size` tokens. The last sequence may be shorter."""
         ends = np.minimum(np.arange(size, tokens.size + size, size), tokens.size)
         self._write(tokens.astype("<i4"), np.ones(tokens.size, np.bool_), ends)
 
-    def _write(self, ids: npt.NDArray[Any], mask: npt.NDArray[np.bool_], ends: npt.NDArray[np.int64]) -> None:
-        """Append the sequences that end at `ends` of `ids`."""
+    def add_marked(self, tokens: npt.NDArray[Any], marks: npt.NDArray[np.uint8], n_targets: int) -> None:
+        """Append an example of several answers. `marks` (n,) are those of `data.pairs`."""
+        before = self.n_targets
+        self._write(tokens.astype("<i4"), marks, np.array([tokens.size]))
+        self.n_targets = before + n_targets
+
+    def _write(self, ids: npt.NDArray[Any], mask: npt.NDArray[Any], ends: npt.NDArray[np.int64]) -> None:
+        """Append sequences; `ends` are the indices in `ids` at which they end."""
         starts = np.concatenate([[0], ends[:-1]])
         self.n_sequences += ends.size
         # nothing predicts a sequence's first token
@@ -145,7 +156,7 @@ class TokenFileWriter:
 
     def _discard(self) -> None:
         for file in self._files:
-            with contextlib.suppress(OSError):  # a full disk, already reported by the write that met it
+            with contextlib.suppress(OSError):  # a full disk, which an earlier write has reported
                 file.close()
         for name in self._temporary:
             with contextlib.suppress(FileNotFoundError):  # it was renamed
@@ -164,9 +175,9 @@ class TokenFileWriter:
 
 
 class TokenFile:
-    """A token file, memory-mapped: opening reads the header only, `seq` returns views.
+    """A memory-mapped token file. Opening it reads only the header, and `seq` returns views.
 
-    `chosen`: whether it may be one of chosen sequences.
+    `chosen`: whether it may be a selection of another file (version 3).
     """
 
     def __init__(self, path: str | os.PathLike[str], chosen: bool = True) -> None:
@@ -182,13 +193,15 @@ class TokenFile:
             raise FeatherbackError(f"Cannot read the token file {self.path}: {error.strerror}.") from error
         _, version, *counts = _HEADER.unpack(head)
         if version != VERSION and not (chosen and version == CHOSEN):
-            raise FeatherbackError(f"{self.path} is a token file of version {version}; this program reads {VERSION}.")
+            raise FeatherbackError(
+                f"{self.path} is a token file of version {version}; this release reads version {VERSION}."
+            )
         self._head = head[:_COUNTED]
         self.n_sequences, self.n_tokens, self.n_targets, self.max_length, self._metadata_bytes, self.checksum = (
             int(c) for c in counts
         )
         self.whole: TokenFile | None = None
-        """The file whose tokens are referred to; None: they are in this one."""
+        """The file that holds the tokens of a selection; None if this file holds them."""
         self.metadata: Mapping[str, Any]
         if version == CHOSEN:
             self._open_chosen()
@@ -199,16 +212,16 @@ class TokenFile:
         self.tokens = np.frombuffer(self._map, "<i4", self.n_tokens, _HEADER.size)  # (n_tokens,)
         self.supervised = np.frombuffer(self._map, np.uint8, self.n_tokens, mask_at)  # (n_tokens,)
         offsets = np.frombuffer(self._map, "<i8", self.n_sequences + 1, offsets_at)
-        self.starts, self.ends = offsets[:-1], offsets[1:]  # (n_sequences,), of `tokens`
+        self.starts, self.ends = offsets[:-1], offsets[1:]  # (n_sequences,), indices into `tokens`
 
     def _open_chosen(self) -> None:
         metadata = self._read_metadata(_HEADER.size + 16 * self.n_sequences)
         of, checksum = (metadata.pop(name, None) for name in _OWN)
         if not isinstance(of, str) or os.path.basename(of) != of or of in ("", ".", ".."):
-            raise self._damaged("it refers to no file beside it")
+            raise self._damaged("the file that its metadata names is not in the same folder")
         self.metadata, self.whole = metadata, TokenFile(self.path.with_name(of), chosen=False)
         if self.whole.checksum != checksum:
-            raise self._damaged(f"{self.whole.path} is not the file that it refers to")
+            raise self._damaged(f"it was made from another version of {self.whole.path}")
         self.tokens, self.supervised = self.whole.tokens, self.whole.supervised
         spans = np.frombuffer(self._map, "<i8", 2 * self.n_sequences, _HEADER.size).reshape(-1, 2)
         self.starts, self.ends = spans[:, 0], spans[:, 1]
@@ -219,21 +232,32 @@ class TokenFile:
         try:
             return dict(json.loads(self._map[at : self._size]))
         except (ValueError, TypeError, RecursionError):
-            raise self._damaged("its metadata are no JSON object") from None
+            raise self._damaged("its metadata is not a JSON object") from None
 
     def __len__(self) -> int:
         return self.n_sequences
 
     @property
+    def form(self) -> str | None:
+        """The form of its examples, as `Source.form`."""
+        form: str | None = (self.whole or self).metadata.get("form")
+        return form
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a sequence, or of a prompt with an answer if an example has several."""
+        return int((self.whole or self).metadata["longest"]) if self.form else self.max_length
+
+    @property
     def mean_length(self) -> float:
-        """Tokens of a sequence, on average."""
+        """The mean number of tokens of a sequence."""
         return self.n_tokens / max(1, self.n_sequences)
 
     def check(self, vocab_size: int) -> None:
-        """Read the whole file once, and the one that it refers to, in pieces that never stay in memory.
+        """Read the whole file once, and the file that it refers to, in pieces.
 
-        FeatherbackError if a byte is not what was written, a token is unknown to a model of `vocab_size` tokens, or
-        none is supervised.
+        Raises FeatherbackError if the checksum does not match, if a token id is not below `vocab_size`, or if no token
+        is supervised.
         """
         if self.whole is not None:
             self.whole.check(vocab_size)
@@ -256,43 +280,63 @@ class TokenFile:
             raise self._damaged("its checksum does not match its content")
         if least < 0 or most >= vocab_size:
             raise FeatherbackError(
-                f"{self.path} holds the token id {least if least < 0 else most}; the model's embedding has 0 to "
-                f"{vocab_size - 1}. Was the data prepared with another model's tokenizer?"
+                f"{self.path} holds the token id {least if least < 0 else most}; the model's token ids are 0 to "
+                f"{vocab_size - 1}. It was probably prepared with another model; prepare the data again with this one."
             )
         if not self.n_targets:
-            raise FeatherbackError(f"{self.path} has no supervised token: there is nothing to train or measure.")
+            raise FeatherbackError(f"{self.path} has no supervised tokens: there is nothing to train on or measure.")
 
     def _damaged(self, how: str) -> FeatherbackError:
         return FeatherbackError(f"The token file {self.path} is damaged: {how}.")
 
     def seq(self, i: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-        """Sequence i: tokens int32 (n,) and supervised bool (n,), read-only views of the file."""
+        """Return sequence i: tokens int32 (n,) and supervised bool (n,), as read-only views of the file."""
         if not 0 <= i < self.n_sequences:
             raise IndexError(f"sequence {i} of {self.n_sequences}")
         start, end = int(self.starts[i]), int(self.ends[i])
         if not 0 <= start < end <= self.tokens.size:
-            raise self._damaged(f"sequence {i} lies outside")
-        return self.tokens[start:end], self.supervised[start:end].view(np.bool_)
+            raise self._damaged(f"sequence {i} extends beyond its tokens")
+        return self.tokens[start:end], self._supervised(self.supervised[start:end])
+
+    def _supervised(self, marks: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        return marks.view(np.bool_) if self.form is None else (marks & 1).view(np.bool_)
+
+    def marks(self, i: int) -> npt.NDArray[np.uint8]:
+        """Return the marks of example i (n,), as a view of the file."""
+        return self.supervised[int(self.starts[i]) : int(self.ends[i])]
+
+    def n_terms(self, i: int) -> int:
+        """Return what sequence i adds to `Batch.n_terms`. Its first token is never predicted."""
+        return int(self.seq(i)[1][1:].sum())
+
+    def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
+        """Return the given sequences as one batch."""
+        sequences, labels = [], []
+        for i in indices:
+            tokens, supervised = self.seq(int(i))
+            sequences.append(tokens)
+            labels.append(np.where(supervised, tokens, np.int32(IGNORE)))
+        return replace(Batch.from_sequences(sequences, labels), taken=Taken(self.checksum, indices))
 
     def lengths(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Number of tokens of each of the sequences named."""
+        """Return the number of tokens of each given sequence."""
         return np.asarray(self.ends[indices] - self.starts[indices])
 
     def all_lengths(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-        """(first sequence, lengths of it and those after it), a window of sequences at a time."""
+        """Yield (index of the first sequence, lengths) for one window of sequences after another."""
         for start in range(0, self.n_sequences, _WINDOW):
             yield start, self.ends[start : start + _WINDOW] - self.starts[start : start + _WINDOW]
 
     def drop_pages(self) -> None:
-        """Give the file's resident pages back to the system (they come back from disk when touched)."""
+        """Release the file's resident pages. They are read from disk again when needed."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
         if self.whole is not None:
             self.whole.drop_pages()
 
 
-class ChosenWriter:
-    """The sequences that `choosing` takes; nothing is kept in memory. `n_targets` is for the caller to set."""
+class SelectionWriter:
+    """Writes the selection made by `choosing`, without keeping it in memory. The caller sets `n_targets`."""
 
     def __init__(self, out: IO[bytes]) -> None:
         self.metadata: dict[str, Any] = {}
@@ -301,7 +345,7 @@ class ChosenWriter:
         out.write(bytes(_HEADER.size))
 
     def add(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
-        """Take sequences, by their first tokens and those after their last."""
+        """Add sequences to the selection: the indices of their first tokens, and of the tokens after their last."""
         if starts.size:
             self.n_sequences += starts.size
             self.n_tokens += int((ends - starts).sum())
@@ -313,7 +357,7 @@ class ChosenWriter:
         self._out.write(content)
 
     def finish(self) -> None:
-        """Write what is known at the end."""
+        """Write the metadata and the header."""
         metadata = json.dumps(self.metadata).encode()
         self._write(metadata)
         counts = (self.n_sequences, self.n_tokens, self.n_targets, self.max_length, len(metadata))
@@ -322,19 +366,21 @@ class ChosenWriter:
 
 
 @contextmanager
-def choosing(file: TokenFile, path: Path) -> Iterator[ChosenWriter]:
-    """Inside, sequences of `file` are taken, whole or in part, into a token file `path` beside it, which refers to it.
-    It appears whole or not at all."""
+def selecting(file: TokenFile, path: Path) -> Iterator[SelectionWriter]:
+    """Select sequences of `file`, whole or cut, into a new token file `path` in the same folder that refers to it.
+
+    The new file appears when the context ends without an error.
+    """
     whole = file.whole or file
     with atomic_file(path) as out:
-        writer = ChosenWriter(out)
+        writer = SelectionWriter(out)
         yield writer
         writer.metadata.update({"of": whole.path.name, "checksum": whole.checksum})
         writer.finish()
 
 
-def aside(file: TokenFile) -> TokenFile:
-    """A token file whose tokens have a name of their own, NAME.whole.tokens, so that chosen sequences can take its."""
+def as_whole_file(file: TokenFile) -> TokenFile:
+    """Link a token file as NAME.whole.tokens, so that a selection of it can take the name NAME.tokens."""
     if file.whole is not None:
         return file
     link_file(file.path, whole := file.path.with_name(f"{file.path.stem}.whole{file.path.suffix}"))
@@ -342,7 +388,7 @@ def aside(file: TokenFile) -> TokenFile:
 
 
 def _header(version: int, counts: tuple[int, ...], checksum: int) -> bytes:
-    """`checksum`: of what comes after it."""
+    """Pack the header. `checksum` covers everything after the header."""
     header = _HEADER.pack(MAGIC, version, *counts, 0)
     return _HEADER.pack(MAGIC, version, *counts, zlib.crc32(header[:_COUNTED], checksum))
 

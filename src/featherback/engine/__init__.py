@@ -1,1 +1,1 @@
-"""What runs everything: model files (`formats`), devices and kernels (`backend`), memory and limits (`host`)."""
+"""The machinery below models: model files (`formats`), devices and kernels (`backend`), memory and limits (`host`)."""

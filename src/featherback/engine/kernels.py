@@ -1,8 +1,8 @@
 """The native kernels: NumPy arrays in, one native call each.
 
-Every operation overwrites its output unless ``accumulate=True``; ``csrc/core/ops.def`` documents shapes and dtypes.
-bf16 arrays are ``uint16``. The instruction set is chosen when the package is imported and can be changed with
-:func:`use`; the variable ``FEATHERBACK_KERNELS`` names another one, ``FEATHERBACK_THREADS`` the number of threads.
+Every operation overwrites its output unless ``accumulate=True``. ``csrc/core/ops.def`` documents shapes and dtypes.
+bf16 arrays are ``uint16``. The instruction set is chosen when the package is imported, and :func:`use` changes it. The
+environment variable ``FEATHERBACK_KERNELS`` selects another one, and ``FEATHERBACK_THREADS`` the number of threads.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from featherback._native import (
     ReadAhead,
     adamw,
     add_drawn,
+    add_rows,
     attention,
     attention_backward,
     attention_backward_cost,
@@ -29,9 +30,17 @@ from featherback._native import (
     cross_entropy_tile,
     current,
     decode,
+    delta_rule,
+    delta_rule_backward,
+    delta_rule_backward_cost,
+    delta_rule_cost,
     dequantize,
     drop_pages,
     encode,
+    gate,
+    gate_backward,
+    gated_recurrence,
+    gated_recurrence_backward,
     gather_rows,
     glu,
     glu_backward,
@@ -54,10 +63,13 @@ from featherback._native import (
     rms_norm_backward,
     rope,
     round_at_random,
+    round_rows,
+    row_dots,
     scale_columns,
     scratch_peak,
     sgd,
     sum_squares,
+    take_rows,
     threads,
     unwatch_maps,
     use,
@@ -70,18 +82,20 @@ from featherback.errors import FeatherbackError, expected
 OPERANDS: dict[str, np.dtype[Any]] = {
     "bf16": np.dtype(np.uint16), "int16": np.dtype(np.float32), "fp32": np.dtype(np.float32)
 }  # fmt: skip
-"""compute -> the type in which matrix products read activations, from the least exact to the most; bf16 is held as
-uint16. Those in fixed point round what they read themselves."""
+"""compute -> the type in which matrix products read activations, from least to most exact; bf16 is held as uint16.
+
+Fixed-point products round what they read themselves.
+"""
 
 
 def check_compute(compute: str) -> None:
-    """FeatherbackError if nothing computes so."""
+    """Raise FeatherbackError if there is no such compute."""
     if compute not in OPERANDS:
         raise FeatherbackError(f"Unknown compute {compute!r}; {expected(compute, OPERANDS)}")
 
 
 MAX_THREADS = 1024
-"""More would only exhaust the system's own limits."""
+"""More threads would only exhaust the system's own limits."""
 
 _NOTES = {
     "reference": "scalar, for checking only: very slow",
@@ -94,40 +108,40 @@ _NOTES = {
 
 
 def matrix(stored: StoredMatrix) -> Matrix:
-    """The native handle of a stored weight. No bytes are copied; what lies in a file's map can be released."""
+    """Return the native handle of a stored weight, without a copy. Pages of a memory-mapped file can be released."""
     base = stored.data.base
-    mapped = isinstance(base, np.ndarray) and not base.flags.writeable  # what streams fill is not
+    mapped = isinstance(base, np.ndarray) and not base.flags.writeable  # buffers of a stream are writeable
     return Matrix(stored.data, int(stored.type), stored.rows, stored.cols, base if mapped else None)
 
 
 def describe_instruction_set() -> str:
-    """Which kernels run, and why these."""
+    """Return which kernels run, and why."""
     name = current()
     chosen = "named by FEATHERBACK_KERNELS" if os.environ.get("FEATHERBACK_KERNELS") else "best of this CPU"
     return f"{name} ({_NOTES.get(name, 'vector kernels')}; {chosen})"
 
 
 def describe() -> str:
-    """One line: which kernels run and on how many threads."""
+    """Return one line that says which kernels run, and on how many threads."""
     count = threads()
     return f"{describe_instruction_set()}, {count} thread{'s' * (count > 1)}"
 
 
 def multiplies_bf16() -> bool:
-    """Whether the products of the kernels in use read bf16 as it is, weights rounded to it."""
+    """Return whether the products of the current kernels read bf16 directly, with weights rounded to bf16."""
     return current().endswith("bf16")
 
 
 def set_threads(count: int) -> None:
-    """Compute with this many threads; FeatherbackError if the number is impossible."""
+    """Compute with this many threads. Raises FeatherbackError if the number is not possible."""
     if not 1 <= count <= MAX_THREADS:
-        raise FeatherbackError(f"{count} threads are not possible; choose 1 to {MAX_THREADS}.")
+        raise FeatherbackError(f"{count} threads are not possible; choose a number from 1 to {MAX_THREADS}.")
     with signals.waiting():
         _native.set_threads(count)
 
 
 def default_threads() -> int:
-    """The CPUs this process may run on, or ``FEATHERBACK_THREADS``."""
+    """Return ``FEATHERBACK_THREADS``, or the number of CPUs that this process may run on."""
     named = os.environ.get("FEATHERBACK_THREADS")
     if named:
         if not named.isdecimal() or int(named) < 1:
@@ -137,8 +151,8 @@ def default_threads() -> int:
     return min(cpus, MAX_THREADS)
 
 
-def _choose() -> None:
-    """The kernels that ``FEATHERBACK_KERNELS`` names; if it names none, the best ones stay."""
+def _apply_environment() -> None:
+    """Use the kernels that ``FEATHERBACK_KERNELS`` names. Without it, the best ones stay in use."""
     named = os.environ.get("FEATHERBACK_KERNELS")
     if not named:
         return
@@ -147,7 +161,7 @@ def _choose() -> None:
     use(named)
 
 
-_choose()
+_apply_environment()
 set_threads(default_threads())
 
 __all__ = [
@@ -156,6 +170,7 @@ __all__ = [
     "ReadAhead",
     "adamw",
     "add_drawn",
+    "add_rows",
     "attention",
     "attention_backward",
     "attention_backward_cost",
@@ -168,11 +183,19 @@ __all__ = [
     "current",
     "decode",
     "default_threads",
+    "delta_rule",
+    "delta_rule_backward",
+    "delta_rule_backward_cost",
+    "delta_rule_cost",
     "dequantize",
     "describe",
     "describe_instruction_set",
     "drop_pages",
     "encode",
+    "gate",
+    "gate_backward",
+    "gated_recurrence",
+    "gated_recurrence_backward",
     "gather_rows",
     "glu",
     "glu_backward",
@@ -197,11 +220,14 @@ __all__ = [
     "rms_norm_backward",
     "rope",
     "round_at_random",
+    "round_rows",
+    "row_dots",
     "scale_columns",
     "scratch_peak",
     "set_threads",
     "sgd",
     "sum_squares",
+    "take_rows",
     "threads",
     "unwatch_maps",
     "use",

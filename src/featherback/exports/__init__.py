@@ -1,4 +1,4 @@
-"""What leaves Featherback: adapters in other programs' file formats, models with an adapter merged, trained models.
+"""Write adapters in other programs' formats, models with an adapter merged into them, and trained models.
 
-`formats` reads and writes adapter files. `targets` prepares a folder for one other program, such as Ollama.
+`formats` reads and writes adapter files. `targets` prepares the files for one other program, such as Ollama.
 """

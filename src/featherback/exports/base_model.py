@@ -1,4 +1,4 @@
-"""What an adapter calls the model that it belongs to, where it is written and where it is read."""
+"""The name of an adapter's base model: written into an adapter, and read from one."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def base_model_name(model: Model) -> str:
-    """The name of `model` on the Hub, if its file tells, or its path."""
+    """The name of `model` on the Hub if its file states it, else its path."""
     return hub_name(model) or str(model.path.absolute())
 
 
 def hub_name(model: Model) -> str | None:
-    """The name of `model` on the Hub, "Qwen/Qwen2.5-0.5B-Instruct", if a GGUF's metadata tell it.
+    """The name of `model` on the Hub, such as "Qwen/Qwen2.5-0.5B-Instruct", if a GGUF's metadata state it.
 
-    They name its source, or a parent. What a model was tuned from is also a parent, so one counts only if it bears the
-    model's own name.
+    The metadata name the model's source, or a parent. A parent may also be the model that this one was tuned from, so
+    it is used only if its name equals the model's own.
     """
     if model.source != "gguf":
         return None
@@ -46,14 +46,14 @@ def hub_name(model: Model) -> str | None:
 
 
 def _plain(name: str) -> str:
-    """A name without what the converter changes in it: "Qwen2.5 0.5B Instruct" and "Qwen2.5-0.5B-Instruct" agree."""
+    """Reduce a name to letters and digits, so that "Qwen2.5 0.5B Instruct" equals "Qwen2.5-0.5B-Instruct"."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def recorded_names(adapter: Path) -> list[str]:
-    """What the run or the adapter at `adapter` calls its base: paths, or names on the Hub; the likeliest first.
+    """The names of the base model in a run or an adapter: paths, or names on the Hub, the likeliest first.
 
-    FeatherbackError if its files cannot be read.
+    Raises FeatherbackError if its files cannot be read.
     """
     if adapter.suffix == ".gguf" and adapter.is_file():
         return _in_gguf(adapter)
@@ -62,12 +62,12 @@ def recorded_names(adapter: Path) -> list[str]:
 
 
 def is_base(model: Model, recorded: str) -> bool:
-    """Whether `recorded`, as `recorded_names` has it, is `model`, as far as can be told."""
+    """Whether `recorded`, one of the `recorded_names`, is known to be `model`."""
     if recorded == hub_name(model):
         return True
     try:
         return Path(recorded).exists() and Path(recorded).samefile(model.path)
-    except OSError:  # a name that no file can have
+    except OSError:  # not a valid file name
         return False
 
 
@@ -79,7 +79,7 @@ def _in_run(folder: Path) -> list[str]:
 
 
 def _in_configuration(folder: Path) -> list[str]:
-    """What PEFT's configuration says, or MLX's."""
+    """The names in the configuration of a PEFT or MLX adapter."""
     if not (folder / CONFIG_FILE).is_file():
         return []
     return _texts(read_json(folder / CONFIG_FILE), "base_model_name_or_path", "model")

@@ -1,4 +1,4 @@
-"""A Hugging Face folder with an adapter merged into it: its files, its shards, its types."""
+"""Write a Hugging Face folder with an adapter merged into it, with the same files, shards and types."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from featherback.core.files import atomic_file, check_room, copy_file, make_folder
-from featherback.core.naming import argument
+from featherback.core.files import atomic_file, check_free_space, copy_file, make_folder
+from featherback.core.naming import argument, argument_is
 from featherback.core.private import check_link
 from featherback.engine.formats.safetensors import INDEX, SINGLE, TYPES, SafetensorsFile
 from featherback.engine.formats.types import TensorType
@@ -30,34 +30,39 @@ BESIDE = re.compile(
     r"|.*\.jinja|(LICENSE|NOTICE|README|USE_POLICY)([._-].*)?",
     re.IGNORECASE,
 )
-"""The names of the files of a Hugging Face folder that are copied with its weights: any other may be private."""
+"""Names of the files of a Hugging Face folder that are copied with the weights. Other files may be private."""
 
 
 class MergedHF:
-    """What is about to be written."""
+    """A folder to be written. `kind`: the type of merged matrices; None: types that keep enough of the update."""
 
     def __init__(self, adapter: Adapter, kind: TensorType | None = None) -> None:
         if kind is not None and kind not in TYPES.values():
+            known = ", ".join(each.lower() for each in TYPES)
             raise FeatherbackError(
-                f"A Hugging Face folder holds {', '.join(TYPES)}, not {kind.name}; choose one of them as "
-                f"{argument('type')}."
+                f"{argument_is('type', kind.name.lower())}; a Hugging Face folder can hold one of: {known}."
+            )
+        if TensorType.TERNARY in {info.type for info in adapter.model.store.tensors.values()}:
+            raise FeatherbackError(
+                f"Cannot merge into {adapter.model.path}: its weights are ternary, and merged weights are not. Export "
+                f"the adapter with {argument('to', 'peft')}, or with {argument('to', 'gguf')}."
             )
         if isinstance(adapter.model.store, ConvertedWeights):
             raise FeatherbackError(
-                f"The weights of {adapter.model.path} were converted when it was opened, and are not written back; "
-                f"merge into a folder of floats, named as {argument('model')}, or export with "
-                f"{argument('to', 'mlx')} and merge with mlx_lm.fuse."
+                f"Cannot merge into {adapter.model.path}: its weights were converted when it was opened. Name the "
+                f"original folder, with float weights, as {argument('model')}; or export with {argument('to', 'mlx')} "
+                f"and merge with mlx_lm.fuse."
             )
         self.adapter, self._kind = adapter, kind
         self.merge = Merge(adapter, tuple(TYPES.values()))
         self.types: Counter[TensorType] = Counter()
         self.nbytes = 0
-        """Of all tensors, as they are written."""
+        """Size of all tensors in the new folder, in bytes."""
 
     def write(self, folder: Path) -> None:
-        """Write the folder's files, each whole or not at all.
+        """Write the folder's files, each atomically.
 
-        FeatherbackError if the disk has no room for them, or other weights lie in the folder.
+        Raises FeatherbackError if the disk has no room for them, or if the folder holds other weights.
         """
         model = self.adapter.model
         parts = sorted({model.store.file_of(name) for name in model.store.tensors})
@@ -70,7 +75,7 @@ class MergedHF:
         write_folder(model.path, folder, shards, kinds if named else set())
 
     def _shard(self, path: Path) -> list[OutTensor]:
-        """The tensors of one file, in its order."""
+        """The tensors of a file, in its order."""
         adapter = self.adapter
         merged = {
             adapter.model.naming.tensors[target].format(layer): (layer, target)
@@ -96,19 +101,19 @@ class MergedHF:
 
 
 def write_folder(base: Path, folder: Path, shards: Mapping[str, Sequence[OutTensor]], kinds: set[TensorType]) -> None:
-    """Write weights by the names of their files, and the files of a model (BESIDE) that the folder `base` has as well.
+    """Write the weights in `shards` (file name -> tensors), and copy the other files of the model `base` (BESIDE).
 
-    `kinds`: the types to be named in config.json, if they are not as they were. FeatherbackError if the disk has no
-    room, or one of those files is a link out of the folder.
+    `kinds`: the types of the weights, if config.json must name another one. Raises FeatherbackError if the disk has no
+    room, or if one of the copied files is a link out of the folder.
     """
     beside = [path for path in sorted(base.iterdir()) if path.is_file() and BESIDE.fullmatch(path.name)]
     for path in beside:
         check_link(path)
     if set(shards) == {SINGLE}:
-        beside = [path for path in beside if path.name != INDEX]  # of shards
+        beside = [path for path in beside if path.name != INDEX]  # the index lists the old shards
     make_folder(folder)
     nbytes = sum(tensor.nbytes for shard in shards.values() for tensor in shard)
-    check_room(folder / next(iter(shards)), nbytes + sum(path.stat().st_size for path in beside))
+    check_free_space(folder / next(iter(shards)), nbytes + sum(path.stat().st_size for path in beside))
     for name, tensors in shards.items():
         write_tensors(folder / name, tensors, {"format": "pt"})
     for path in beside:
@@ -118,7 +123,7 @@ def write_folder(base: Path, folder: Path, shards: Mapping[str, Sequence[OutTens
 
 
 def _name_type(path: Path, kinds: set[TensorType]) -> None:
-    """Let a config.json name the type that holds every weight, since transformers loads them as the one it names."""
+    """Set the type in a config.json to one that holds every weight: transformers converts the weights to it."""
     kind = next(iter(kinds)) if len(kinds) == 1 else TensorType.F32
     values = json.loads(path.read_bytes())
     for each in (values, values.get("text_config")):
@@ -130,10 +135,10 @@ def _name_type(path: Path, kinds: set[TensorType]) -> None:
 
 
 def _check_no_other_weights(folder: Path, names: set[str]) -> None:
-    """FeatherbackError if weights lie in the folder that will not be replaced: a reader might take those."""
+    """Raise FeatherbackError if the folder holds weights that will not be replaced: a program might load them."""
     others = sorted(path.name for path in folder.iterdir() if path.suffix in WEIGHTS and path.name not in names)
     if others:
         raise FeatherbackError(
-            f"{folder} holds other weights ({', '.join(others[:3])}), which could be taken for the merged model's; "
-            f"choose another {argument('out')}."
+            f"{folder} holds other weights ({', '.join(others[:3])}), which a program could load instead of the merged "
+            f"ones; choose another {argument('out')}."
         )

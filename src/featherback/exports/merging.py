@@ -1,4 +1,4 @@
-"""An adapter merged into its base: W' = stored(W + D), a few rows at a time, and what storing it cost."""
+"""Merge an adapter into its base model: W' = stored(W + D), a few rows at a time, and measure the rounding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featherback.engine.formats.matrix import Matrix
 from featherback.engine.formats.quantize import quantizable, quantize
 from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
-from featherback.models.form import Place
+from featherback.models.form import LayerTarget
 from featherback.models.lora import Adapter
 from featherback.models.streams import floats_of, give_back, row_blocks
 from featherback.nn.adapters.base import Values
@@ -25,23 +25,23 @@ from featherback.nn.adapters.base import Values
 Float32 = NDArray[np.float32]
 
 ENOUGH = 0.99
-"""Share of an update that is kept where the user names no type; as much too much is as far from it."""
+"""The share of an update that must survive if the user names no type. A share above 2 - ENOUGH is rejected as well."""
 _HOPELESS = 0.05
-"""How far from 1 the share is, over some hundred thousand weights, where more of them need not be looked at."""
+"""If the share differs from 1 by more than this over a few rows, the other rows are not measured."""
 _COARSE_TO_FINE = (
     TensorType.Q4_0, TensorType.Q4_1, TensorType.Q5_0, TensorType.Q5_1, TensorType.Q8_0, TensorType.BF16,
     TensorType.F16, TensorType.F32,
 )  # fmt: skip
-"""What merged weights can be stored as."""
+"""The types in which merged weights can be stored."""
 _FINER = (TensorType.Q8_0, TensorType.F16, TensorType.F32)
-"""What is tried, in turn, where the base's own type keeps too little of an update."""
+"""The types to try, in this order, if the base model's own type keeps too little of an update."""
 
 
 @dataclass
 class MergeCost:
-    """What storing changed weights cost, summed over all that were changed. Frobenius norms.
+    """The rounding of changed weights, summed over all of them, in Frobenius norms.
 
-    D is the change, an adapter's or a whole training's: W + D is what was to be stored, and W' is what is.
+    W is the old weight and D its change, by an adapter or by training. W + D is rounded, and W' is stored.
     """
 
     merged: float = 0.0  # ||W + D||^2
@@ -51,31 +51,31 @@ class MergeCost:
 
     @property
     def relative_error(self) -> float:
-        """||W' - (W + D)|| / ||W + D||."""
+        """The rounding error ||W' - (W + D)|| / ||W + D||."""
         return math.sqrt(self.error / self.merged) if self.merged else 0.0
 
     @property
     def relative_update(self) -> float:
-        """||D|| / ||W + D||: what the adapter changes."""
+        """The size of the update, ||D|| / ||W + D||."""
         return math.sqrt(self.update / self.merged) if self.merged else 0.0
 
     @property
     def surviving(self) -> float:
-        """The share of D that W' - W holds, along D: 1 if nothing is lost."""
+        """The share of D that survives in W' - W: <W' - W, D> / ||D||^2, 1 if nothing is lost."""
         return self.kept / self.update if self.update else 1.0
 
     @property
     def keeps_enough(self) -> bool:
-        """Whether the share of D that survives is ENOUGH, and not more than 1 by as much as it may be less."""
+        """Whether the surviving share differs from 1 by at most 1 - ENOUGH."""
         return abs(1 - self.surviving) <= 1 - ENOUGH
 
     @property
     def noise(self) -> float:
-        """||W' - (W + D)|| / ||D||: the error beside the adapter's own update."""
+        """The rounding error as a multiple of the update, ||W' - (W + D)|| / ||D||."""
         return math.sqrt(self.error / self.update) if self.update else 0.0
 
     def add(self, before: Float32, update: Float32, after: Float32) -> None:
-        """Count rows (n, in): W, D and W'."""
+        """Add some rows, each array (n, in): W, D and W'."""
         wanted = before + update
         self.merged += _squares(wanted)
         self.update += _squares(update)
@@ -85,7 +85,7 @@ class MergeCost:
 
 
 class Rows(NamedTuple):
-    """Some rows (n, in) of a projection: W, D, and W' as its bytes and as float32."""
+    """Some rows of a projection: W and D (n, in), and W' as bytes and as float32 (n, in)."""
 
     before: Float32
     update: Float32
@@ -94,26 +94,28 @@ class Rows(NamedTuple):
 
 
 class Merge:
-    """The projections of a model with an adapter in them. `cost` grows as they are read.
+    """The merged projections of a model. Reading them adds to `cost`.
 
-    `types`: those in which they may be stored.
+    `types`: the types in which they may be stored.
     """
 
     def __init__(self, adapter: Adapter, types: Collection[TensorType] = _COARSE_TO_FINE) -> None:
         _check_biases(adapter)
         self.adapter, self.cost, self._types = adapter, MergeCost(), types
         self.finer: Counter[tuple[TensorType, TensorType]] = Counter()
-        """(the base's own type, or the next that can be written; the type chosen instead) -> projections."""
+        """(the base model's type, or the next that can be written; the finer type chosen) -> number of projections."""
         self.own_cost = MergeCost()
-        """What the base's own types would cost, measured on a part of the weights."""
+        """The rounding by the base model's own types, measured on a part of the weights."""
         self.unwritable: dict[TensorType, TensorType] = {}
-        """A type that was wanted, or is the base's -> the type in its place, as it cannot be written."""
+        """A type that cannot be written -> the type used instead."""
         self._layer: int | None = None
         self._flat = np.empty(adapter.layer_size, np.float32)
 
-    def type_of(self, place: Place, wanted: TensorType | None) -> TensorType:
-        """The type for a merged projection: `wanted`, where that can hold its rows; else the coarsest, from the base's
-        own on, in which ENOUGH of its update survives.
+    def type_of(self, place: LayerTarget, wanted: TensorType | None) -> TensorType:
+        """Choose the type of a merged projection.
+
+        It is `wanted`, or the next finer type that can hold its rows. With None it is the base model's own type, or the
+        coarsest finer type in which ENOUGH of the update survives.
         """
         layer, target = place
         stored = self.adapter.model.layer(layer).matrices[target]
@@ -133,8 +135,8 @@ class Merge:
                 return kind
         return own  # F32
 
-    def _keeps(self, place: Place, kind: TensorType, cost: MergeCost) -> bool:
-        """Whether `kind` keeps ENOUGH of a projection's update. What is looked at for that is added to `cost`."""
+    def _keeps(self, place: LayerTarget, kind: TensorType, cost: MergeCost) -> bool:
+        """Whether `kind` keeps ENOUGH of a projection's update. The rows that are measured are added to `cost`."""
         measured = MergeCost()
         for rows in self._rows(place, kind):
             if not np.isfinite(rows.after).all():
@@ -145,29 +147,29 @@ class Merge:
                 return False
         return measured.keeps_enough
 
-    def chunks(self, place: Place, kind: TensorType) -> Iterator[memoryview]:
-        """The bytes of a merged projection, stored as `kind`, its rows in the order of the base's file.
+    def chunks(self, place: LayerTarget, kind: TensorType) -> Iterator[memoryview]:
+        """Yield the bytes of a merged projection as `kind`, with the rows in the order of the base model's file.
 
-        FeatherbackError if it holds a value that `kind` cannot.
+        Raises FeatherbackError if `kind` cannot hold one of its values.
         """
         layer, target = place
         for rows in self._rows(place, kind):
             if not np.isfinite(rows.after).all():
                 raise FeatherbackError(
                     f"The merged {target} of layer {layer} has a value that {kind.name} cannot hold; choose "
-                    f"another {argument('type')}, such as bf16."
+                    f"{argument('type', 'bf16')}."
                 )
             self.cost.add(rows.before, rows.update, rows.after)
             yield rows.data.data
 
-    def _rows(self, place: Place, kind: TensorType) -> Iterator[Rows]:
-        """A projection with its adapter, a few rows at a time."""
+    def _rows(self, place: LayerTarget, kind: TensorType) -> Iterator[Rows]:
+        """Merge a projection, a few rows at a time."""
         layer, target = place
         stored = self.adapter.model.layer(layer).matrices[target]
         adapted, values = self.adapter.layout.kinds(layer)[target], self._values(layer)[target]
         for first, last in row_blocks(stored.rows, stored.cols):
             before = floats_of(stored.rows_between(first, last))
-            with np.errstate(over="ignore", invalid="ignore"):  # what that comes to is looked at below
+            with np.errstate(over="ignore", invalid="ignore"):  # the callers check that the result is finite
                 update = adapted.change_of(before, values, first, last)
                 data = quantize(before + update, kind)
             after = floats_of(Matrix(data, kind, last - first, stored.cols))
@@ -175,7 +177,7 @@ class Merge:
             give_back(stored.data)
 
     def _values(self, layer: int) -> Mapping[str, Values]:
-        """target -> the trained tensors of a layer, by slot."""
+        """target -> slot -> trained tensor of a layer."""
         if layer != self._layer:
             self.adapter.parameters.read(layer, self._flat)
             self._layer = layer
@@ -183,20 +185,18 @@ class Merge:
 
 
 def _check_biases(adapter: Adapter) -> None:
-    """FeatherbackError if a projection's bias would have to change with its weight: biases are copied as they are."""
+    """Raise FeatherbackError if the adapter changes a bias: merging copies biases."""
     for layer, block in enumerate(adapter.model.blocks):
         for target, kind in adapter.layout.kinds(layer).items():
             if kind.changes_bias(target) and f"{target.removesuffix('_proj')}_bias" in block.vectors:
                 raise FeatherbackError(
-                    f"The adapter is an {kind.title} that scales the bias of {target}, which merging leaves alone; "
-                    f"export it {argument('to', 'peft')}."
+                    f"The {kind.title} adapter scales the bias of {target}, and merging does not change biases; "
+                    f"export with {argument('to', 'peft')}."
                 )
 
 
 def stored_type(matrix: Matrix, wanted: TensorType | None) -> TensorType:
-    """The type in which a merged matrix is stored: `wanted` or the base's, or where that cannot be written, the next
-    finer that can.
-    """
+    """The type of a merged matrix: `wanted` or the base model's type, or the next finer one that can be written."""
     kind = matrix.type if wanted is None else wanted  # F32 is 0
     for candidate in (kind, TensorType.Q8_0, TensorType.F16):
         if quantizable(candidate) and matrix.cols % candidate.block_size == 0:

@@ -1,4 +1,4 @@
-"""A safetensors file written as a stream, so that no more than one tensor is ever in memory.
+"""Write a safetensors file as a stream, so that at most one tensor is in memory.
 
 Format (https://github.com/huggingface/safetensors#format): the length of the header, 8 bytes, little-endian;
 the header, JSON padded with spaces to a multiple of 8 bytes; the tensors' bytes, without gaps.
@@ -28,9 +28,9 @@ def write_safetensors(
     tensors: Iterable[tuple[str, NDArray[np.float32]]],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write float32 `tensors`, which must come by the names, in the order and of the shapes of `shapes`.
+    """Write float32 `tensors`, which must have the names, the order and the shapes of `shapes`.
 
-    The file appears whole or not at all; FeatherbackError if it cannot be written.
+    The file is written atomically. Raises FeatherbackError if that fails.
     """
     announced = [OutTensor(name, TensorType.F32, shape, tuple) for name, shape in shapes.items()]
     with atomic_file(path) as file:
@@ -42,7 +42,7 @@ def write_safetensors(
 
 
 def write_tensors(path: Path, tensors: Sequence[OutTensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write `tensors` of any type that safetensors know; else like `write_safetensors`."""
+    """Write `tensors` of any type that safetensors files can hold; otherwise like `write_safetensors`."""
     with atomic_file(path) as file:
         file.write(_header(tensors, metadata))
         for tensor in tensors:

@@ -1,4 +1,4 @@
-"""A copy of a model whose weights can be changed in place: BF16 or F32, in the same form of file as the model."""
+"""Copy a model: with trainable weights (BF16 or F32), or in another type. The copy has the model's kind of file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from featherback.core.naming import argument
+from featherback.core.naming import argument, argument_is
 from featherback.core.sizes import shown_mb
 from featherback.core.terminal import Converting
 from featherback.engine.formats.matrix import Matrix
@@ -29,21 +29,21 @@ from featherback.models.model import Model
 from featherback.models.streams import copied, counted, floats_of, give_back, quantized, row_blocks
 
 PLAIN = (TensorType.F32, TensorType.F16, TensorType.BF16)
-"""What can be trained as it is."""
+"""The types that can be trained without conversion."""
 
 
 def stored_names(model: Model, whole: Whole) -> set[str]:
-    """What the files call the weights that are trained."""
+    """The names of the trained weights in the model's files."""
     return {model.stored_name(place.part, place.layer) for place in whole.trained(model.config, model.blocks)}
 
 
 def check_writable(model: Model, trained: Collection[str], kind: TensorType, dequantize: bool) -> None:
-    """FeatherbackError if the tensors `trained` of a model cannot be trained."""
+    """Raise FeatherbackError if the tensors `trained` of a model cannot be trained."""
     if isinstance(model.store, ConvertedWeights):
         raise FeatherbackError(
-            f"The weights of {model.path} are converted when it is opened, for {argument('quantize')} or from MLX's "
-            f"form, and cannot be trained themselves: leave {argument('quantize')} out, or name the model of floats "
-            f"that it was made of."
+            f"The weights of {model.path} cannot be trained, because they are converted when the model is opened "
+            f"({argument('quantize')}, or an MLX folder). Remove {argument('quantize')}, or name the original model "
+            f"with float weights."
         )
     found = {info.type for name, info in model.store.tensors.items() if name in trained}
     if (packed := sorted(each.name for each in found.difference(PLAIN))) and not dequantize:
@@ -51,40 +51,40 @@ def check_writable(model: Model, trained: Collection[str], kind: TensorType, deq
         raise FeatherbackError(
             f"{model.path} holds {', '.join(packed)} weights, which cannot be trained as they are: "
             f"{argument('dequantize', True)} trains them as {kind.name}, which takes {shown_mb(size)} on disk; "
-            f"or name a model of F16, BF16 or F32."
+            f"or name a model with F16, BF16 or F32 weights."
         )
 
 
 def copy_writable(
     model: Model, path: Path, trained: Collection[str], kind: TensorType, check: Callable[[], None] = lambda: None
 ) -> None:
-    """Write `model` to `path`, the tensors `trained` as `kind`, or vectors as F32, all others as they are.
+    """Write `model` to `path`: trained matrices as `kind`, trained vectors as F32, and all other tensors unchanged.
 
-    A GGUF file becomes one, a Hugging Face folder a folder of one shard. FeatherbackError if that fails. `check` is
-    called again and again: what it raises ends the copy, of which nothing stays.
+    A GGUF file becomes a GGUF file, and a Hugging Face folder becomes a folder with one shard. `check` is called
+    repeatedly; if it raises, the copy is deleted. Raises FeatherbackError if writing fails.
     """
     _write(model, path, _outputs(model, trained, kind), kind, check)
 
 
 @dataclass
 class StoredAs:
-    """What a model was copied as. `cost`: of storing it so, beside the model that it was trained from."""
+    """The types of a copy. `cost`: the rounding, compared with the model that training began with."""
 
     types: Counter[TensorType]
-    """Type -> matrices."""
+    """Type -> number of matrices."""
     cost: MergeCost
 
 
 def copy_as(model: Model, path: Path, kind: TensorType | None, base: Model | None = None) -> StoredAs:
-    """Write `model` to `path` with its matrices as `kind`, where that can hold their rows; else as the next finer type.
+    """Write `model` to `path`, with its matrices as `kind`, or as the next finer type if `kind` cannot hold their rows.
 
-    None: byte for byte. `base`: what the model was trained from, whose tensors have the same names; with None the cost
-    knows no update. FeatherbackError if that fails.
+    `kind` None: copy byte for byte. `base`: the model that training began with, whose tensors have the same names; with
+    None, the cost has no update. Raises FeatherbackError if writing fails.
     """
     if model.source != "gguf" and kind is not None and kind not in PLAIN:
         known = ", ".join(each.name.lower() for each in PLAIN)
         raise FeatherbackError(
-            f"A Hugging Face folder holds {known}, not {kind.name.lower()}; choose one as {argument('type')}."
+            f"{argument_is('type', kind.name.lower())}; a Hugging Face folder can hold one of: {known}."
         )
     matrices = _matrices(model)
     done = StoredAs(Counter(), MergeCost())
@@ -100,7 +100,7 @@ def copy_as(model: Model, path: Path, kind: TensorType | None, base: Model | Non
 
 
 def _measured(model: Model, base: Model | None, output: OutTensor, cost: MergeCost) -> Iterator[Buffer]:
-    """The bytes of a matrix in another type; what storing it so costs is added to `cost`."""
+    """Yield the bytes of a matrix in another type, and add its rounding to `cost`."""
     wanted = matrix(model.store, output.name)
     known = base is not None and output.name in base.store.tensors
     before = matrix(base.store, output.name) if base is not None and known else wanted
@@ -130,11 +130,11 @@ def _write(
             check()
             shown.wrote(size)
 
-        told = counted(outputs, wrote)
+        tracked = counted(outputs, wrote)
         if model.source == "gguf":
-            write_with_metadata(model.path, path, told, kind)
+            write_with_metadata(model.path, path, tracked, kind)
         else:
-            write_folder(model.path, path, {SINGLE: told}, set() if kind is None else {kind})
+            write_folder(model.path, path, {SINGLE: tracked}, set() if kind is None else {kind})
 
 
 def _outputs(model: Model, trained: Collection[str], kind: TensorType) -> list[OutTensor]:
@@ -143,12 +143,12 @@ def _outputs(model: Model, trained: Collection[str], kind: TensorType) -> list[O
     return [
         _output(model, info, (kind if name in matrices else TensorType.F32) if name in trained else None, matrices)
         for name, info in store.tensors.items()
-        if name not in skipped  # the shared matrix once more, which would not be trained with it
+        if name not in skipped  # a second copy of the tied matrix, which training would not change
     ]
 
 
 def _matrices(model: Model) -> set[str]:
-    """The tensors that products read."""
+    """The names of the matrices, in contrast to norms, biases and convolutions."""
     layers = ((part, layer) for layer, block in enumerate(model.blocks) for part in block.projections)
     tables = ("embed_tokens",) if model.config.tie_word_embeddings else ("embed_tokens", "lm_head")
     return {*map(model.stored_name, tables), *(model.stored_name(*each) for each in layers)}

@@ -1,1 +1,1 @@
-"""Text generation: decoding with a cache, sampling, streamed text, conversations."""
+"""Generate text: decoding with a cache, sampling, streaming, conversations."""

@@ -1,4 +1,4 @@
-"""A conversation: the messages so far, and a cache that is only ever extended."""
+"""A conversation: the messages so far, with a cache that carries over from turn to turn."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from featherback.infer.sampler import Sampler
 
 
 class Conversation:
-    """Turns of a user and the assistant. What the cache holds of earlier turns is not computed again.
+    """Turns of a user and the assistant. Tokens of earlier turns that are in the cache are not computed again.
 
-    `messages`: all of them, {"role": ..., "content": ...}, the system message first if there is one.
+    `messages`: all turns so far, {"role": ..., "content": ...}, beginning with the system message if there is one.
     """
 
     def __init__(
@@ -34,42 +34,42 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all but the system message."""
+        """Remove all messages but the system message."""
         self.messages: list[dict[str, str]] = (
             [] if self.system is None else [{"role": "system", "content": self.system}]
         )
 
     def ask(self, text: str, max_tokens: int = ANSWER_TOKENS) -> str:
-        """The assistant's answer to `text`; as `answer`, in one piece."""
+        """Return the assistant's answer to `text` as one string. Otherwise like `answer`."""
         return "".join(self.answer(text, max_tokens))
 
     def answer(
         self, text: str, max_tokens: int = ANSWER_TOKENS, check: Callable[[], None] | None = None
     ) -> Iterator[str]:
-        """The assistant's answer to `text`, piece by piece; both join the conversation once it is complete.
+        """Yield the assistant's answer to `text`, piece by piece. Afterwards question and answer join `messages`.
 
-        `check` is called again and again, and may raise StoppedError: the answer ends there, and what was said joins
-        the conversation. FeatherbackError if the conversation has grown beyond the decoder's capacity.
+        `check` is called before each token and may raise StoppedError: the answer then ends there, and the part so far
+        joins `messages`. Raises FeatherbackError if the conversation does not fit in the decoder's capacity.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         prompt = self.template.encode_prompt(messages)
         room = self.decoder.capacity - len(prompt)
         if room < 1:
             raise FeatherbackError(
-                f"The conversation has {len(prompt)} tokens, and there is room for {self.decoder.capacity}: "
-                f"begin a new one, or raise {argument('context')}."
+                f"The conversation is {len(prompt)} tokens long, but the context holds {self.decoder.capacity}. "
+                f"Start a new conversation, or use a larger {argument('context')}."
             )
-        said: list[str] = []
+        pieces: list[str] = []
         try:
             for piece in generate_text(
                 self.decoder, self.tokenizer, prompt, self.sampler, min(max_tokens, room), check
             ):
-                said.append(piece)
+                pieces.append(piece)
                 yield piece
         except StoppedError:
-            if not said:
+            if not pieces:
                 return
-        self.messages = [*messages, {"role": "assistant", "content": "".join(said)}]
+        self.messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
 
     def __repr__(self) -> str:
         name, used, room = self.decoder.model.path.name, len(self.decoder.tokens), self.decoder.capacity

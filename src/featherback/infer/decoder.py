@@ -1,8 +1,7 @@
-"""A decoder for generation: one pass over the layers per call, what branches remember of earlier tokens cached."""
+"""The decoder: one forward pass over the layers per call, with keys, values and recurrent states cached."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.engine import backend, kernels
+from featherback.engine.backend.arena import aligned
 from featherback.engine.backend.protocol import Backend
 from featherback.engine.host.checkpoints import Checkpoints
 from featherback.engine.host.maps import MapWatch
@@ -27,11 +27,11 @@ Float32 = NDArray[np.float32]
 
 
 class Decoder:
-    """T tokens in, logits out. The cache grows to `capacity` tokens; its memory is only taken as it fills.
+    """Takes tokens and returns logits. The cache holds up to `capacity` tokens; its memory is used only as it fills.
 
-    A resident decoder copies an adapter's parameters at the start, so later training does not show here; others read
-    them for every pass. Where rotary embedding depends on a text's length (LongRoPE), the cache is computed again when
-    the text outgrows the original context, as transformers does.
+    A resident decoder copies the adapter's values at the start, so later training does not affect it. With other
+    layouts, a decoder reads the adapter's values in every pass. With LongRoPE, whose frequencies depend on the text's
+    length, the cache is computed again once the text exceeds the model's original context, as transformers does.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class Decoder:
         layout: Layout = Layout(),  # noqa: B008 - it cannot change
         folder: Path | None = None,
     ) -> None:
-        """`folder`: for a cache in a file."""
+        """`folder`: where a cache file is created, if the layout has one."""
         kernels.check_compute(compute)
         c = model.config
         self.model, self.compute, self.layout = model, compute, layout
         self.capacity = min(capacity or c.max_position_embeddings, c.max_position_embeddings)
-        self.tokens: list[int] = []  # what the cache holds
+        self.tokens: list[int] = []  # the tokens in the cache
         self._has_states = any(about.rows is not None for block in model.blocks for about in block.remembered)
-        self._stretched: list[bool] = []  # by rotation: whether its keys are turned as a long text's
+        self._stretched: list[bool] = []  # per rotation: whether cached keys use the long-text frequencies
         self._maps = MapWatch(model.files, model.close)
         self.needs: Needs = needs(model, adapter, self.capacity, compute, layout)
         self._device = device = backend.of(compute)
@@ -62,20 +62,23 @@ class Decoder:
         self._passes = Passes(model, adapter, compute, layout, device, scratch, held, weights, cache, prepared)
 
     def forward(self, tokens: Sequence[int], every: bool = False, check: Callable[[], None] | None = None) -> Float32:
-        """Append `tokens` to the cache. Logits of the last one (vocab,), or of all (T, vocab) if `every`.
+        """Append `tokens` to the cache and return the last one's logits (vocab,), or all (T, vocab) if `every`.
 
-        `check` is called before each chunk of the prompt; what it raises leaves the cache with the tokens so far.
-        FeatherbackError if the cache would overflow, for an id that the embedding does not have, or if the model's file
-        is cut short.
+        `check` is called before each chunk of the prompt. If it raises, the cache keeps the chunks done so far.
+        Raises FeatherbackError if the tokens exceed the capacity, an id is outside the embedding, or the model's file
+        was truncated.
         """
         if not tokens:
-            raise FeatherbackError("There is no token to read.")
+            raise FeatherbackError("No tokens to decode: `tokens` is empty.")
         check_ids(np.asarray(tokens, np.int64), self.model.embed_tokens.rows)
         length = len(self.tokens) + len(tokens)
         if length > self.capacity:
-            raise FeatherbackError(f"The text has {length} tokens; there is room for {self.capacity}.")
+            raise FeatherbackError(
+                f"The text is {length} tokens long, but the decoder's capacity is {self.capacity}. "
+                "Shorten the text, or create the decoder with a larger `capacity`."
+            )
         self.model.check_open()
-        asked = len(tokens)
+        wanted = len(tokens)
         stretched = [rotary.stretches(length) for rotary in self.model.rotaries]
         if self.tokens and stretched != self._stretched:
             tokens = [*self.tokens, *tokens]
@@ -89,18 +92,21 @@ class Decoder:
                     check()
                 parts.append(self._pass(tokens[at : at + size], every, length))
             maps.check()
-        return np.concatenate(parts)[-asked:] if every else parts[-1][-1]
+        return np.concatenate(parts)[-wanted:] if every else parts[-1][-1]
 
     def rewind(self, count: int) -> int:
-        """Keep the first `count` tokens of the cache, none if it holds a state after all of them; returns how many."""
+        """Keep the first `count` tokens of the cache and return how many are left.
+
+        None are left if the model has recurrent states, because these cannot be rewound.
+        """
         count = 0 if self._has_states and count < len(self.tokens) else count
         del self.tokens[count:]
         return count
 
     def close(self) -> None:
-        """Give the memory back, and close files."""
+        """Free the memory and close the files."""
         self._passes.close()
-        del self._passes, self.arenas  # whoever still has the decoder does not hold them
+        del self._passes, self.arenas  # so that a reference to the decoder does not keep them alive
 
     def _pass(self, tokens: Sequence[int], every: bool, length: int) -> Float32:
         ids = np.asarray(tokens, np.int32)
@@ -110,7 +116,7 @@ class Decoder:
             with self._device.held(logits, changing=True) as out:
                 self._passes.run(ids, span, every, out)
         except BaseException:
-            if self._has_states:  # how far they have come is not known
+            if self._has_states:  # they may be partly updated
                 self.tokens.clear()
             raise
         self.tokens.extend(ids.tolist())
@@ -120,7 +126,7 @@ class Decoder:
         blocks, float32 = self.model.blocks, np.dtype(np.float32)
         if self.layout.cache == "ram":
             return RAMCache(
-                blocks, self.capacity, lambda shape: device.arena(4 * math.prod(shape)).take("cache", shape)
+                blocks, self.capacity, lambda shape: device.arena(aligned(shape, float32)).take("cache", shape)
             )
         assert folder is not None
         return FileCache(

@@ -1,6 +1,6 @@
-"""How long and how varied answers are unless it is said: on the command line and in Python."""
+"""Default lengths and sampling of answers, for the command line and Python."""
 
 GENERATED_TOKENS = 256
 ANSWER_TOKENS = 512
-CONTEXT = 4096  # tokens of a conversation
-TEMPERATURE, TOP_P = 0.7, 0.95  # of a conversation; a single prompt gets the likeliest tokens
+CONTEXT = 4096  # tokens of a conversation, all turns together
+TEMPERATURE, TOP_P = 0.7, 0.95  # for conversations; a single prompt is decoded greedily

@@ -1,4 +1,4 @@
-"""From a prompt to streamed text."""
+"""Turn a prompt into streamed text."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def generate_tokens(
     end_ids: Collection[int] = (),
     check: Callable[[], None] | None = None,
 ) -> Iterator[int]:
-    """The tokens after `prompt`, one by one: until an end token (kept back), `max_tokens`, or a full cache.
+    """Yield the tokens after `prompt` until an end token (not yielded), `max_tokens`, or a full cache.
 
-    What the cache already holds of the prompt is not computed again. `check` is called before every pass, and may
-    raise. FeatherbackError if what comes out is no number.
+    Tokens of the prompt that are already in the cache are not computed again. `check` is called before every pass and
+    may raise. Raises FeatherbackError if the logits are not finite.
     """
-    known = decoder.rewind(_common(decoder.tokens, prompt[:-1]))  # at least one token must pass, for its logits
+    known = decoder.rewind(_common(decoder.tokens, prompt[:-1]))  # the last token must pass again, for its logits
     logits = decoder.forward(prompt[known:], check=check)
     for count in range(1, max_tokens + 1):
         _check(logits, decoder)
@@ -51,7 +51,7 @@ def generate_text(
     max_tokens: int,
     check: Callable[[], None] | None = None,
 ) -> Iterator[str]:
-    """The text after `prompt`, piece by piece as it becomes certain, until one of the model's end tokens."""
+    """Yield the text after `prompt`, piece by piece as characters become complete, until an end token of the model."""
     stream = tokenizer.stream()
     for token in generate_tokens(decoder, prompt, sampler, max_tokens, tokenizer.end_ids, check):
         if piece := stream.push(token):
@@ -61,16 +61,17 @@ def generate_text(
 
 
 def _check(logits: NDArray[np.float32], decoder: Decoder) -> None:
-    """FeatherbackError, saying whose fault it is, if logits (vocab,) are not finite."""
-    if not np.isfinite(logits.max()):  # NaN is the largest of all
+    """Raise FeatherbackError if logits (vocab,) are not finite, saying whether model or adapter is at fault."""
+    if not np.isfinite(logits.max()):  # max() is NaN if any logit is
         check_weights(decoder.model)
         raise FeatherbackError(
-            "What the model computes is not finite: the adapter does not fit, or its training diverged."
+            "The logits are not finite (NaN or infinite). The adapter does not fit the model, or its training "
+            "diverged: train again with a lower learning rate."
         )
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common beginning."""
+    """Return the length of the common prefix."""
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return i

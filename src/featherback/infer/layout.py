@@ -1,4 +1,4 @@
-"""How a decoder lays out its memory, and what each layout takes, counted by running the decoder on shapes alone."""
+"""The memory layouts of a decoder, from the fastest to the smallest."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ CHUNK, MLP_TILE = 256, 512
 
 @dataclass(frozen=True)
 class Layout:
-    """The choices that trade a decoder's memory against time. They change the logits by rounding at most."""
+    """The choices that trade a decoder's memory against time. They change the logits only by rounding."""
 
     weights: Weights = "resident"
-    """Where layers are read from. All but "resident" read the adapter again for every pass, too."""
+    """How layers are read. All but "resident" also read the adapter again in every pass."""
     cache: Place = "ram"
-    """Where keys and values wait. "file": only those of the layer in use are in memory."""
+    """Where keys and values are stored. "file": only those of the layer in use are in memory."""
     chunk: int = CHUNK
-    """Tokens of a prompt that pass the layers together: bounds the activations, not the prompt."""
+    """Tokens of a prompt that pass the layers together. It bounds the activations, not the prompt's length."""
     mlp_tile: int | None = MLP_TILE
-    """Columns of the MLP at a time, where many tokens pass together; None: all, each matrix mapped by itself."""
+    """Columns of the MLP computed at a time for long inputs. None: all columns, each matrix mapped separately."""
     vocab_tile: int | None = None
-    """Rows of the head at a time; None: all."""
+    """Rows of the head computed at a time. None: all."""
 
     @property
     def is_resident(self) -> bool:
@@ -33,11 +33,11 @@ class Layout:
 
 
 _SMALLER: tuple[tuple[int, int | None, int], ...] = ((CHUNK, MLP_TILE, 1024), (64, 256, 256), (8, None, 256))
-"""(chunk, MLP tile, vocabulary tile) of decoders that do not keep the weights in memory, the fastest first."""
+"""(chunk, MLP tile, vocabulary tile) of layouts that do not keep the weights in memory, the fastest first."""
 
 
 def layouts(weights: Weights | None = None) -> Iterator[Layout]:
-    """All layouts, the fastest first. `weights`: those that read them in this way only."""
+    """Yield all layouts, the fastest first. `weights`: only layouts that read the weights in this way."""
     if weights in (None, "resident"):
         yield Layout()
     ways: tuple[Weights, ...] = ("paged", "by_matrix") if weights is None else (weights,)

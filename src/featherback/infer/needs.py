@@ -1,4 +1,4 @@
-"""What a decoder takes, known before it takes it: its passes run on a device that only counts."""
+"""Predict a decoder's memory by running its passes on a device that only counts."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from featherback.nn.span import Span
 
 FLOAT = np.dtype(np.float32)
 CODE = 1_000_000
-"""Bytes for the code of decoding and what the allocator keeps beside what is counted."""
+"""Bytes for the decoding code and the allocator's overhead, on top of the counted bytes."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes that a decoder comes to hold at most."""
+    """The most bytes that a decoder holds."""
 
     scratch: int
-    """Of the scratch arena."""
+    """Bytes of the scratch arena."""
     held: int
-    """Of what stays of a resident model's layers beside the file: the adapter's factors."""
+    """Bytes of the adapter's factors, which a resident decoder keeps for all layers."""
     beside: int
-    """Of streamed weights, converted norms, what the adapter prepares, the threads' own buffers and the logits."""
+    """Bytes of streamed weights, converted norms, the adapter's prepared values, per-thread buffers and the logits."""
     cache: int
-    """Of the cache, once it is full, if it is in memory."""
+    """Bytes of the full cache, if it is in memory."""
     weights: int
-    """Of the model's file, mapped."""
+    """Bytes of the model's file that are mapped."""
 
     @property
     def total(self) -> int:
-        """Of all."""
+        """Sum of all parts."""
         return self.scratch + self.held + self.beside + self.cache + self.weights
 
 
 def needs(model: Model, adapter: Adapter | None, capacity: int, compute: str, layout: Layout, logits: int = 1) -> Needs:
-    """What a decoder of `capacity` tokens takes, `logits` rows of them at a time."""
+    """Return the memory of a decoder with `capacity` tokens that returns at most `logits` rows of logits at a time."""
     sizes = StoredSizes.of(model)
     backend, scratch, held = Counting(compute), Ledger(), Ledger()
     blank = None if adapter is None else BlankAdapter(adapter.layout, draws=False)
@@ -68,7 +68,7 @@ def needs(model: Model, adapter: Adapter | None, capacity: int, compute: str, la
         passes.run(np.zeros(count, np.int32), span, True, out)
     tile = layout.vocab_tile or model.head.weight.rows
     threads = kernels.threads() * (backend.ops.work.thread_scratch + STACK)
-    beside = sizes.held_beside(layout.weights, tile) + threads
+    beside = sizes.private_bytes(layout.weights, tile) + threads
     beside += sum(each.nbytes for each in prepared) + logits * model.config.vocab_size * FLOAT.itemsize
     return Needs(
         scratch=scratch.high_water,
@@ -82,9 +82,11 @@ def needs(model: Model, adapter: Adapter | None, capacity: int, compute: str, la
 def fitting(
     model: Model, adapter: Adapter | None, capacity: int, compute: str, budget: Budget, weights: Weights | None = None
 ) -> Layout:
-    """The fastest layout of a decoder that fits in the budget; BudgetError if even the smallest does not.
+    """Return the fastest layout that fits in the budget.
 
-    `weights`: those that a run reads in this way. Streamed, they do not fit in the machine's page cache.
+    Raises BudgetError if even the smallest does not fit.
+
+    `weights`: how the run that uses the decoder reads its weights. Streamed weights do not fit in the page cache.
     """
     capacity = min(capacity, model.config.max_position_embeddings)
     room = budget.room

@@ -1,4 +1,4 @@
-"""Tokens on their way through a model's blocks and head, without a backward pass: on the CPU, or counted."""
+"""Run tokens through a model's blocks and head without a backward pass: on the CPU, or on a counting device."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from featherback.nn.linear import BlockWeights
 from featherback.nn.span import Span
 
 FEW = 8
-"""Tokens that may take the MLP's whole width at a time."""
+"""Up to this many tokens, the MLP computes all its columns at once."""
 
 
 class Cache(Protocol):
-    """What the branches of each layer remember of all tokens so far: keys and values, recurrent states."""
+    """The state that the branches of each layer carry from token to token: keys and values, or recurrent states."""
 
     def layer(self, ctx: Context, index: int, span: Span) -> AbstractContextManager[Sequence[Any]]:
-        """The carry of each branch of a layer, as the tokens before the span left it; inside, the span's join it."""
+        """Provide the carry of each branch of a layer for all tokens before `span`; the block adds those of `span`."""
 
     def close(self) -> None:
-        """Give the space back."""
+        """Free the memory or disk space."""
 
 
 class RAMCache:
-    """All of it in memory. `empty`: an array of this shape."""
+    """A cache that is all in memory. `empty` allocates an array of the given shape."""
 
     def __init__(self, blocks: Sequence[Block], capacity: int, empty: Callable[[tuple[int, int]], Array]) -> None:
         self._layers = [
@@ -55,8 +55,8 @@ class RAMCache:
         self._layers.clear()
 
 
-class Place(NamedTuple):
-    """Where an array of a layer waits while others are in use."""
+class CacheSlot(NamedTuple):
+    """Where a cached array is stored while other layers are in use."""
 
     name: str
     about: Remembered
@@ -65,7 +65,7 @@ class Place(NamedTuple):
 
 
 class FileCache:
-    """In memory only that of the layer in use. `store`: makes one of so many slots of so many rows and columns."""
+    """A cache with only the layer in use in memory. `store` creates a store from (slots, rows, columns)."""
 
     def __init__(self, blocks: Sequence[Block], capacity: int, store: Callable[[int, int, int], TokenStore]) -> None:
         branches = [branch for block in blocks for branch in block.branches]
@@ -73,12 +73,12 @@ class FileCache:
         self._stores = {shape: store(times, *shape) for shape, times in shapes.items()}
         slots = {shape: count() for shape in shapes}
 
-        def place(name: str, about: Remembered) -> Place:
+        def assign(name: str, about: Remembered) -> CacheSlot:
             shape = about.shape(capacity)
-            return Place(name, about, self._stores[shape], next(slots[shape]))
+            return CacheSlot(name, about, self._stores[shape], next(slots[shape]))
 
         self._layers = [
-            [(branch, [place(*item) for item in branch.remembered.items()]) for branch in block.branches]
+            [(branch, [assign(*item) for item in branch.remembered.items()]) for branch in block.branches]
             for block in blocks
         ]
 
@@ -86,10 +86,10 @@ class FileCache:
     def layer(self, ctx: Context, index: int, span: Span) -> Iterator[Sequence[Any]]:
         past = span.start
         with ctx.frame():
-            carry, waiting = [], list[tuple[Place, Array]]()
-            for branch, places in self._layers[index]:
-                arrays = {place.name: ctx.floats(place.name, *place.about.shape(span.stop)) for place in places}
-                waiting += zip(places, arrays.values())
+            carry, waiting = [], list[tuple[CacheSlot, Array]]()
+            for branch, cached in self._layers[index]:
+                arrays = {each.name: ctx.floats(each.name, *each.about.shape(span.stop)) for each in cached}
+                waiting += zip(cached, arrays.values())
                 carry.append(branch.resumed(arrays))
             if past:
                 for (_, about, store, slot), array in waiting:
@@ -105,7 +105,7 @@ class FileCache:
 
 
 class Passes:
-    """What a decoder computes with: a device and its memory, the weights, the cache."""
+    """A decoder's working parts: a device and its memory, the weights and the cache."""
 
     def __init__(
         self,
@@ -120,8 +120,8 @@ class Passes:
         cache: Cache,
         prepared: Sequence[Array],
     ) -> None:
-        """`held`: memory for what stays of a resident model's layers. `prepared`: room for what the adapter
-        prepares of each layer, or none."""
+        """`held`: memory for the adapter's factors if the layout is resident. `prepared`: an array per layer for the
+        adapter's prepared values; empty if it has none."""
         self._model, self._adapter, self._compute, self._layout = model, adapter, compute, layout
         self._backend, self._scratch, self._weights, self._cache = backend, scratch, weights, cache
         self._prepared = prepared
@@ -136,7 +136,7 @@ class Passes:
             self._layers = [self._open.enter_context(self._assembled(ctx, index)) for index in range(len(model.blocks))]
 
     def run(self, ids: NDArray[np.int32], span: Span, every: bool, logits: Array) -> None:
-        """The tokens of `span` (T,) pass; `logits` (1, V) become those of the last one, or (T, V) of `every` one."""
+        """Run the tokens of `span` (T,). Writes `logits`: (1, V) for the last token, or (T, V) if `every`."""
         model = self._model
         tile = None if span.tokens <= FEW else self._layout.mlp_tile
         context = Context(
@@ -144,10 +144,12 @@ class Passes:
             self._scratch,
             self._compute,
             span,
-            mlp_tile=tile or model.config.intermediate_size,
+            mlp_tile=tile or model.config.widest_unit,
             vocab_tile=self._layout.vocab_tile or model.head.weight.rows,
             decoding=True,
             release=self._weights.release,
+            release_expert=self._weights.release_expert,
+            expect=self._weights.expect,
         )
         with context.at(span, model.rotaries) as ctx:
             x = ctx.floats("residual stream", span.tokens, model.config.hidden_size)
@@ -160,7 +162,7 @@ class Passes:
             model.head.logits(ctx, x if every else x[-1:], self._weights, logits)
 
     def close(self) -> None:
-        """Give back what is held of the weights and the cache, and close their files."""
+        """Free the weights and the cache, and close their files."""
         self._layers.clear()
         self._open.close()
         self._weights.close()

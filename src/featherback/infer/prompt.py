@@ -1,4 +1,4 @@
-"""Prompts as the model was made to read them."""
+"""Encode prompts with the model's chat template."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
 
 Prompt = str | Sequence[Mapping[str, Any]]
-"""A user's message, or the messages so far: [{"role": "user", "content": ...}, ...]."""
+"""A user's message, or a conversation: [{"role": "user", "content": ...}, ...]."""
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, system: str | None = None, raw: bool = False) -> list[int]:
-    """Token ids of a user's message for the model to answer; of the bare text if `raw` or no chat model.
+    """Return the token ids of a user's message, ready for the model to answer.
 
-    FeatherbackError if the prompt is empty.
+    The chat template is left out if `raw` is set or the model has none. Raises FeatherbackError if the prompt is empty.
     """
     plain = raw or not tokenizer.is_chat
     if isinstance(prompt, str) and not (prompt if plain else prompt.strip()):
         raise FeatherbackError("The prompt is empty.")
     if isinstance(prompt, str) and plain:
         if system is not None:
-            raise FeatherbackError(
-                "A system message needs a model with a chat template, and cannot be combined with "
-                f"{argument('raw', True)}."
+            remedy = (
+                f"remove {argument('raw', True)}"
+                if raw
+                else f"this model has none. Use a chat model, or remove {argument('system')}"
             )
+            raise FeatherbackError(f"A system message needs a chat template: {remedy}.")
         ids = tokenizer.encode(prompt, bos=True)
     elif raw:
-        raise FeatherbackError(
-            f"Messages go through the chat template: they cannot be combined with {argument('raw', True)}."
-        )
+        raise FeatherbackError(f"A list of messages needs the chat template: remove {argument('raw', True)}.")
     else:
         messages: list[Mapping[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
-        said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
-        check_messages(said)
-        ids = ChatTemplate(tokenizer).encode_prompt([*messages, *said])
+        turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
+        check_messages(turns)
+        ids = ChatTemplate(tokenizer).encode_prompt([*messages, *turns])
     if not ids:
         raise FeatherbackError("The prompt is empty.")
     return ids

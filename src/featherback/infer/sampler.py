@@ -1,4 +1,4 @@
-"""The choice of the next token."""
+"""Choose the next token from its logits."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from featherback.errors import FeatherbackError
 
 @dataclass
 class Sampler:
-    """Greedy at temperature 0; else a draw from softmax(logits / temperature) over the tokens that are left.
+    """Pick the likeliest token at temperature 0, else draw from softmax(logits / temperature).
 
-    `top_k` leaves the k likeliest (0 = all); `top_p` then the fewest whose probabilities reach `top_p` (1 = all).
-    The same seed draws the same tokens.
+    `top_k` keeps the k likeliest tokens (0 = all). `top_p` then keeps the fewest whose probabilities add up to at least
+    `top_p` (1 = all). The same seed draws the same tokens.
     """
 
     temperature: float = 0.0
@@ -37,23 +37,23 @@ class Sampler:
 
     @cached_property
     def _random(self) -> np.random.Generator:
-        """Only what draws loads NumPy's generators, which take 8 MB."""
+        """NumPy's generator. It is created only when needed, because it takes 8 MB."""
         return np.random.default_rng(self.seed)
 
     def __call__(self, logits: NDArray[np.float32]) -> int:
-        """The next token, from logits (vocab,)."""
+        """Return the next token's id, from logits (vocab,)."""
         if self.temperature == 0:
             return int(np.argmax(logits))
         order = np.argsort(-logits, kind="stable")
         if self.top_k:
             order = order[: self.top_k]
         chances = softmax(logits[order] / np.float64(self.temperature))
-        kept = int(np.searchsorted(np.cumsum(chances), self.top_p)) + 1  # the one that reaches top_p is in
+        kept = int(np.searchsorted(np.cumsum(chances), self.top_p)) + 1  # including the token that reaches top_p
         chances = chances[:kept] / chances[:kept].sum()
         return int(order[self._random.choice(chances.size, p=chances)])
 
 
 def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Probabilities (n,) of logits (n,)."""
+    """Return the probabilities (n,) of logits (n,)."""
     e = np.exp(logits - logits.max())
     return np.asarray(e / e.sum())

@@ -1,4 +1,4 @@
-"""Gradient estimators. Each module here is one method and holds its class as `METHOD`: adding one is adding a file."""
+"""Gradient estimators. Each module is one method and holds its class as `METHOD`. To add a method, add a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featherback.nn.objectives.base import Objective
 from featherback.nn.objectives.next_token import NEXT_TOKEN
 
 METHODS: Registry[type[Method]] = Registry(
-    __name__, "METHOD", "method", shared=("assembly", "base", "losses", "sinks", "sweep")
+    __name__, "METHOD", "method", shared=("assembly", "base", "entry", "losses", "sinks", "sweep")
 )
 OPTIONS: OwnOptions[Options] = OwnOptions(METHODS, lambda name: METHODS[name].options_class)
 
@@ -32,9 +32,9 @@ def create(
     whole: Whole | None = None,
     objective: Objective = NEXT_TOKEN,
 ) -> Method:
-    """A method with what it needs to run on a model and its adapter; `folder` holds what the plan keeps in files.
+    """Create the method `name` with the resources it needs for a model and its adapter.
 
-    `whole`: how the model's own weights are trained, where there is no adapter.
+    `folder`: where the plan's files are created. `whole`: how the model's own weights are trained, without an adapter.
     """
     method = METHODS[name]
     job = Job.of(
@@ -50,13 +50,13 @@ def create(
     )
     trained = adapter is not None or whole is not None
     needed, backward = account(job, plan), trained and method.needs_checkpoints
-    at_work = resources(
+    allocated = resources(
         model,
         plan,
         needed.scratch,
         needed.kept,
-        checkpoints=job.returned * backward,
+        checkpoints=job.backward_count * backward,
         folder=folder,
         changing=whole is not None,
     )
-    return method(model, adapter, plan, at_work, options, objective)
+    return method(model, adapter, plan, allocated, options, objective)

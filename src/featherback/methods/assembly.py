@@ -1,4 +1,4 @@
-"""A layer's weights as its block uses them: the stored ones, and the adapter at each projection."""
+"""Assemble a layer's weights for its block: the stored weights, with the adapter at each projection."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from featherback.methods.memory.resources import WeightSource
 from featherback.nn.adapters.base import AtProjection, Kind, Setup
 from featherback.nn.context import Context
 from featherback.nn.linear import BlockWeights, LayerSink, Projection
-from featherback.nn.moved import Spot, vector
+from featherback.nn.moved import WeightPart, vector
 from featherback.nn.slots import SlotTable
 
 NONE: Mapping[str, Any] = {}
 
 
 class Parameters(Protocol):
-    """Trained values, a flat vector per layer."""
+    """Trained values, one flat vector per layer."""
 
     def fetch(self, layer: int, out: Array, on: Device) -> None:
         """Copy a layer's values into `out` (size,)."""
 
 
 class Layout(Protocol):
-    """Where an adapter's values lie in flat vectors of a layer."""
+    """Where an adapter's values are in a layer's flat vectors."""
 
     @property
     def slots(self) -> SlotTable:
@@ -36,25 +36,36 @@ class Layout(Protocol):
 
     @property
     def fixed(self) -> SlotTable:
-        """target -> values that are measured from the base model's weights once."""
+        """target -> values measured once from the base model's weights."""
 
     @property
     def prepared(self) -> SlotTable:
-        """target -> values that are computed from the trained ones before a layer is used."""
+        """target -> values computed from the trained ones before each use of a layer."""
 
     @property
     def size(self) -> int:
-        """Number of trained values of a layer: the length of a flat vector."""
+        """Number of trained values per layer: the length of a flat vector."""
+
+    @property
+    def adapted(self) -> tuple[int, ...]:
+        """The layers that have trained values, ascending."""
+
+    @property
+    def lowest(self) -> int:
+        """The lowest of them. No gradient is needed below its block."""
 
     def kinds(self, layer: int) -> Mapping[str, Kind]:
-        """target -> kind of its adapter in this layer."""
+        """Return target -> adapter kind, in this layer."""
 
     def view(self, layer: int, flat: Any) -> dict[str, dict[str, Any]]:
-        """target -> its trained tensors by slot, views of `flat` (size,)."""
+        """Return target -> slot -> trained tensor, as views of `flat` (size,)."""
 
 
 class Adapter(Protocol):
-    """The part of an adapter that methods work on: `models.lora.Adapter`, or its shapes without values."""
+    """The parts of an adapter that methods use.
+
+    Implemented by `models.lora.Adapter`, and by its shapes without values.
+    """
 
     @property
     def layout(self) -> Layout: ...
@@ -62,11 +73,11 @@ class Adapter(Protocol):
     def parameters(self) -> Parameters: ...
     @property
     def draws(self) -> bool:
-        """Whether training draws random numbers for it."""
+        """Whether training draws random numbers for it (dropout)."""
 
     @property
     def fixed(self) -> Parameters:
-        """The values that are measured from the base model's weights once, stored."""
+        """Stored values that were measured once from the base model's weights."""
 
     @property
     def measured(self) -> Parameters:
@@ -88,18 +99,19 @@ def layer_weights(
     fixed: Parameters | None = None,
     ready: bool = False,
 ) -> Iterator[BlockWeights]:
-    """A layer's weights, with the adapter at its projections. They, and the scratch memory taken for them, are valid
-    until the end: the adapter's values (size,), and its prepared values if `prepared` is None.
+    """Provide a layer's weights with the adapter at its projections, until the end of the `with` block.
 
-    `then`: the layer to read ahead. `parameters`, `fixed`: in place of the adapter's own. `gradients` (size,): the
-    adapter's gradients are added to it. `sink`: takes the gradients of the weights themselves. `prepared`: an array for
-    the adapter's prepared values that outlives this call; it has them already if `ready`, or if `gradients` is given.
+    Inside, scratch memory holds the adapter's values (size,), and its prepared values if `prepared` is None.
+
+    `then`: the layer to read ahead, or None. `parameters`, `fixed`: replace the adapter's own. `gradients` (size,): the
+    adapter's gradients are added to it. `sink`: receives the gradients of the weights themselves. `prepared`: a
+    longer-lived array for the adapter's prepared values. It already contains them if `ready` or `gradients` is given.
     """
     with ctx.frame(), source.layer(index, then) as stored:
         stored = replace(stored, vectors={name: ctx.backend.vector(value) for name, value in stored.vectors.items()})
-        if adapter is None:
+        if adapter is None or index not in adapter.layout.adapted:
             if ctx.moves is not None:
-                vectors = {name: vector(ctx, value, Spot(name, index)) for name, value in stored.vectors.items()}
+                vectors = {name: vector(ctx, value, WeightPart(name, index)) for name, value in stored.vectors.items()}
                 stored = replace(stored, vectors=vectors)
             yield block_weights(ctx.backend, stored, sink=sink, layer=index)
             return
@@ -110,15 +122,16 @@ def layer_weights(
         places = NONE
         if layout.prepared.size:
             if prepared is None:
-                prepared = ctx.floats("what the adapter prepares of a layer", layout.prepared.size)
+                prepared = ctx.floats("adapter's prepared values of a layer", layout.prepared.size)
             places = layout.prepared.view(index, prepared)
         kinds, setups = layout.kinds(index), {}
         for name, values in layout.view(index, flat).items():
             setups[name] = Setup(name, index, values, collected.get(name, NONE), places.get(name), ctx.draw)
-        w = block_weights(ctx.backend, stored, {name: kinds[name].attach(setup) for name, setup in setups.items()})
+        at_projections = {name: kinds[name].attach(setup) for name, setup in setups.items()}
+        w = block_weights(ctx.backend, stored, at_projections, layer=index)
         if places and gradients is None and not ready:
             with ctx.frame():
-                flat = ctx.floats("what the adapter measured of a layer", layout.fixed.size)
+                flat = ctx.floats("adapter's measured values of a layer", layout.fixed.size)
                 (fixed or adapter.fixed).fetch(index, flat, ctx)
                 for name, measured in layout.fixed.view(index, flat).items():
                     kinds[name].prepare(ctx, w.projections[name].weight, setups[name], measured)
@@ -132,13 +145,15 @@ def block_weights(
     sink: LayerSink | None = None,
     layer: int | None = None,
 ) -> BlockWeights:
-    """A layer's stored weights as its block uses them, with the adapter at some projections, by name.
+    """Return a layer's stored weights for its block, with the adapter at some projections, by name.
 
-    `sink`: takes the gradients of the weights themselves. `layer`: the layer's number.
+    `sink`: receives the gradients of the weights themselves. `layer`: the layer's index.
     """
     projections = {}
     for name, matrix in stored.matrices.items():
         bias = stored.vectors.get(f"{name.removesuffix('_proj')}_bias")
         weight = backend.matrix(matrix)
+        if bias is not None:  # that of a stack of experts is (E, out / E)
+            bias = bias.reshape(matrix.shape[0])
         projections[name] = Projection(name, weight, bias, adapters.get(name), sink=sink, layer=layer)
     return BlockWeights(projections, stored.vectors, sink)

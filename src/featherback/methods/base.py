@@ -1,4 +1,4 @@
-"""The base class of gradient estimators: options, random numbers, and the forward pass that gives the loss."""
+"""The base class of gradient estimators: options, random numbers, and the forward pass that computes the loss."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from featherback.core.options import check, option
 from featherback.data.batch import Batch
 from featherback.engine.host.paged import PagedArray
 from featherback.methods.assembly import Adapter, Parameters
+from featherback.methods.entry import EntryStates
 from featherback.methods.memory.plan import Plan
 from featherback.methods.memory.resources import Resources
 from featherback.methods.sinks import GradientSink, WeightSink
 from featherback.methods.sweep import ModelLike, Sweep, begin
-from featherback.nn.context import Moves
+from featherback.nn.context import Perturbations
 from featherback.nn.encodings import EXACT, PRECISIONS
 from featherback.nn.objectives.base import Objective
 from featherback.nn.objectives.next_token import NEXT_TOKEN
@@ -27,9 +28,9 @@ FIRST = Draw()
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """A method's options, each a field made by `options.option`; a subclass per method that has any.
+    """A method's options. Each is a field made by `options.option`, in a subclass for each method that has any.
 
-    FeatherbackError, naming the option, for a value that an option cannot have.
+    Raises FeatherbackError, naming the option, for a value that is not allowed.
     """
 
     def __post_init__(self) -> None:
@@ -37,23 +38,23 @@ class Options:
 
     @property
     def precision(self) -> str | None:
-        """The precision in which intermediates may be kept instead of computed again; None: none are ever kept."""
+        """The precision in which intermediates may be kept for the backward pass. None: none are ever kept."""
         return None
 
     def settled(self, train: str) -> Options:
-        """These options, with defaults that depend on `train`: "lora" (an adapter of any kind) or "full"."""
+        """Return these options with defaults filled in that depend on `train`: "lora" (any adapter) or "full"."""
         return self
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeepingOptions(Options):
-    """Options of methods that can keep intermediates where there is memory for them."""
+    """Options of methods that can keep intermediates if there is memory for them."""
 
     keep_precision: str = option(
         EXACT,
         choices=PRECISIONS,
-        help="Precision of what is kept for the backward pass. 8bit: gate and up in half the memory, which changes "
-        "gradients a little.",
+        help="Precision of the intermediates kept for the backward pass. 8bit stores gate and up in half the memory "
+        "and changes gradients slightly.",
     )
 
     @property
@@ -62,12 +63,12 @@ class KeepingOptions(Options):
 
 
 class Method(ABC):
-    """Estimates the gradient of an adapter; with `adapter` None, of the model's own weights, if the method can."""
+    """Estimates the gradient of an adapter, or of the model's own weights if `adapter` is None and the method can."""
 
-    needs_checkpoints: ClassVar[bool] = True  # block inputs wait for a backward pass
+    needs_checkpoints: ClassVar[bool] = True  # block inputs are stored for a backward pass
     can_chunk: ClassVar[bool] = True  # tokens may pass the blocks in chunks
-    can_train_weights: ClassVar[bool] = False  # without an adapter
-    FULL_LEARNING_RATE: ClassVar[float | None] = None  # of whole models; None: that of the optimiser
+    can_train_weights: ClassVar[bool] = False  # works without an adapter
+    FULL_LEARNING_RATE: ClassVar[float | None] = None  # default rate for whole models; None: the optimiser's
     options_class: ClassVar[type[Options]] = Options
 
     def __init__(
@@ -82,54 +83,60 @@ class Method(ABC):
         self.model, self.adapter, self.plan, self.resources = model, adapter, plan, resources
         self.objective = objective
         self.options = options or self.options_class()
+        self.entry_states: EntryStates | None = None
+        """The states that enter the lowest trained block, kept on disk. None: the blocks below always run."""
 
     @cached_property
     def states(self) -> dict[str, PagedArray]:
-        """The method's state from step to step, by name. A run's checkpoints save it."""
+        """The method's state between steps, by name. Checkpoints of a run save it."""
         return {}
 
     @cached_property
     def slopes(self) -> list[float] | None:
-        """The loss's slopes along a step's random directions, or None: none are logged. The logger empties it."""
+        """Slopes of the loss along a step's random directions; None if they are not logged. The logger empties it."""
         return None
 
     @abstractmethod
     def gradients(self, batch: Batch, scale: float, sink: GradientSink | WeightSink, draw: Draw = FIRST) -> float:
-        """The summed loss (nats) of `batch`; d(scale * loss)/d(parameters) goes to `sink`, a layer at a time.
+        """Return the summed loss (nats) of `batch`, and pass d(scale * loss)/d(parameters) to `sink`, layer by layer.
 
-        With an adapter it is a GradientSink, without one a WeightSink.
+        `sink` is a GradientSink with an adapter, a WeightSink without one.
         """
 
     def loss(
-        self, batch: Batch, parameters: Parameters | None = None, draw: Draw | None = None, moves: Moves | None = None,
-        objective: Objective = NEXT_TOKEN,
+        self, batch: Batch, parameters: Parameters | None = None, draw: Draw | None = None,
+        moves: Perturbations | None = None, objective: Objective = NEXT_TOKEN,
     ) -> float:  # fmt: skip
-        """The summed loss (nats) over the batch's supervised tokens: a forward pass only.
+        """Return the summed loss (nats) over the batch's supervised tokens. Runs a forward pass only.
 
-        `objective`: next-token loss by default, also where training minimises another one. `parameters`: in place of
-        the adapter's own values. `draw`: random numbers as in training, such as dropout's; None: none. `moves`: what
-        zeroth-order methods add to the model's own weights.
+        `objective`: by default the next-token loss, even if training minimises another one. `parameters`: replace the
+        adapter's own values. `draw`: random numbers as in training (dropout); None: no randomness. `moves`:
+        perturbations that zeroth-order methods add to the model's own weights.
         """
         with self._begin(batch, draw, moves) as sweep:
-            sweep.embed()
-            for i in range(len(self.model.blocks)):
+            for i in sweep.enter():
                 sweep.forward(i, parameters)
             return sweep.loss(objective)
 
     def close(self) -> None:
-        """Close files."""
+        """Close the files."""
         self.resources.close()
         for state in self.states.values():
             state.close()
 
+    @property
+    def first_trained(self) -> int:
+        """The lowest block that trains anything. Those below it have no backward pass, whatever the method."""
+        return 0 if self.adapter is None else self.adapter.layout.lowest
+
     @classmethod
-    def returned(cls, layers: int, options: Options) -> int:
-        """How many of the `layers` blocks have a backward pass in a step. The others have a forward pass only."""
+    def count_backward(cls, layers: int, options: Options) -> int:
+        """Return how many blocks have a backward pass in a step, of the `layers` blocks from `first_trained` on."""
         return layers
 
     def _begin(
-        self, batch: Batch, draw: Draw | None = None, moves: Moves | None = None
+        self, batch: Batch, draw: Draw | None = None, moves: Perturbations | None = None
     ) -> AbstractContextManager[Sweep]:
-        """A sweep of `batch`, before the first block. `draw`: in training."""
+        """Return a sweep of `batch`, positioned before the first block. `draw`: random numbers, in training."""
         draw = draw if self.adapter is not None and self.adapter.draws else None
-        return begin(self.model, self.adapter, self.plan, self.resources, batch, draw, moves)
+        return begin(self.model, self.adapter, self.plan, self.resources, batch, draw, moves, self.entry_states)

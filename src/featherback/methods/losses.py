@@ -1,4 +1,4 @@
-"""The gradient of an objective with respect to the residual stream after the last block."""
+"""Compute the gradient of an objective with respect to the residual stream after the last block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featherback.nn.softmax import placed
 
 
 def loss_gradient(sweep: Sweep, objective: Objective, scale: float, sink: HeadSink | None = None) -> float:
-    """The summed loss (nats); the residual stream becomes the gradient of scale * loss."""
+    """Return the summed loss (nats). The residual stream becomes the gradient of scale * loss."""
     if objective.whole_batch and len(sweep.spans) > 1:
         return _scaled_afterwards(sweep, objective, scale)
     total, source = 0.0, sweep.resources.weights
@@ -34,10 +34,10 @@ def loss_gradient(sweep: Sweep, objective: Objective, scale: float, sink: HeadSi
 
 
 def _scaled_afterwards(sweep: Sweep, objective: Objective, scale: float) -> float:
-    """As `loss_gradient`, where a row's derivative is known only after all spans have passed the head.
+    """Do the same for objectives whose row gradients are only known after all spans have passed the head.
 
-    The head first writes unscaled gradients of rows to the residual stream, and those of further targets to arrays of
-    the frame here. Then the rows are scaled, and the arrays are added to them.
+    The head first writes the rows' unscaled gradients to the residual stream, and those of further targets to separate
+    arrays. Once the scales are known, the rows are scaled and the arrays are added.
     """
     assert not objective.over_vocabulary
     head, source = sweep.model.head, sweep.resources.weights
@@ -52,7 +52,7 @@ def _scaled_afterwards(sweep: Sweep, objective: Objective, scale: float) -> floa
             with sweep.rows(span) as (ctx, x):
                 head.gradient(ctx, x, targets, source, found.append, apart=apart[-1])
         loss, slopes = objective(sweep.batch.supervised(), PerTarget.joined(found))
-        for span, targets, beside, mine in zip(sweep.spans, parts, apart, slopes.times(scale).parted(found)):
+        for span, targets, beside, mine in zip(sweep.spans, parts, apart, slopes.times(scale).split_by_span(found)):
             factors = np.zeros(span.tokens)
             factors[targets.rows] = -mine.first
             np.subtract.at(factors, places := targets.rows[targets.further_rows], mine.further)

@@ -1,11 +1,11 @@
 """MeBP (Song & Tang, EMNLP 2025 Industry): gradient checkpointing with an automatic backward pass.
 
-The forward pass and the checkpoints are MeSP's. A block is recomputed whole, its output included, with every
-intermediate that autodiff would save held until the block's backward has used it: normed inputs, q, k and v, attention
-weights (heads x T x T), gate, up, their product and their gradients (T x F), and the block's weights dequantised. The
-head's logits (n x V) and their gradient are held whole.
+The forward pass and the checkpoints are MeSP's. The backward pass recomputes a whole block, including its output, and
+holds every intermediate that autodiff would save until the block is done: normed inputs, q, k and v, attention weights
+(heads x T x T), gate, up, their product and their gradients (T x F), and the block's dequantised weights. The head's
+logits (n x V) and their gradient are also held whole.
 
-The arithmetic is MeSP's, tile by tile, so the two differ in memory and time and in no bit of the gradients.
+The arithmetic is MeSP's, tile by tile: gradients are equal to the last bit, and only memory and time differ.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from featherback.nn.linear import BlockWeights
 
 
 class MeBP(MeSP):
-    """Exact gradients the way a checkpointing autodiff computes them: the baseline of MeSP's memory tables."""
+    """Exact gradients, computed as autodiff with checkpoints does. The baseline of MeSP's memory tables."""
 
-    options_class = Options  # no intermediates are kept by plan
+    options_class = Options  # plans keep no intermediates
     can_chunk = False
     can_train_weights = False
 
@@ -42,8 +42,11 @@ class MeBP(MeSP):
             return super().loss_gradient(replace(trip, sweep=replace(trip.sweep, ctx=_held(ctx))), scale)
 
 
-class Held:
-    """Scratch memory whose frames free nothing. The frame around it, of the scratch memory itself, frees all."""
+class HoldingScratch:
+    """Scratch memory in which the end of a frame frees nothing.
+
+    The enclosing frame of the real scratch memory frees everything.
+    """
 
     def __init__(self, scratch: Scratch) -> None:
         self._scratch = scratch
@@ -57,17 +60,18 @@ class Held:
 
 
 def _held(ctx: Context) -> Context:
-    """A context whose frames free nothing."""
-    return replace(ctx, scratch=Held(ctx.scratch), autodiff=True)
+    """Return a context in which the end of a frame frees nothing."""
+    return replace(ctx, scratch=HoldingScratch(ctx.scratch), autodiff=True)
 
 
 def _dense(ctx: Context, w: BlockWeights) -> BlockWeights:
-    """The weights dequantised: to bf16 if the products would round them so anyway, else to float32."""
+    """Return the dequantised weights: in bf16 if the products round them to it anyway, else in float32."""
     dtype = ctx.backend.dense_type
     projections = {}
     for name, projection in w.projections.items():
         weight = ctx.scratch.take(f"{name}, dequantised", projection.weight.shape, dtype)
         ctx.ops.dequantize(projection.weight, weight)
+        ctx.release(projection.weight)  # the stored weight is not needed again
         projections[name] = projection._replace(weight=ctx.ops.dense(weight))
     return BlockWeights(projections, w.vectors)
 

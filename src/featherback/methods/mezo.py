@@ -1,7 +1,7 @@
-"""MeZO (Malladi et al., NeurIPS 2023): the gradient along random directions, from two forward passes each.
+"""MeZO (Malladi et al., NeurIPS 2023): gradients along random directions, from two forward passes each.
 
 z ~ N(0, I) from a seed; g = (L(theta + eps z) - L(theta - eps z)) / (2 eps); the estimate is g z. The perturbation is
-added to each layer's parameters as they are read, so that nothing has to be undone and no rounding drift accumulates.
+added to a layer's parameters when they are read, so nothing has to be undone and no rounding errors accumulate.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from featherback.methods.base import FIRST, Draw, Method, Options
 from featherback.methods.sinks import GradientSink, WeightSink
 
 ADAPTER, WHOLE = 1e-2, 1e-3
-"""epsilon where none is named: the paper's, of adapters and of whole models."""
+"""Default epsilon for adapters and for whole models, from the paper."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeZOOptions(Options):
-    """How directions are drawn."""
+    """How many random directions MeZO uses, and how far it steps along them."""
 
     epsilon: float | None = option(
         None,
         above=0,
         shown_default=lambda: f"{ADAPTER:g} ({WHOLE:g} with --train full)",
-        help="Step along a direction, each way, between the two losses.",
+        help="How far the weights are moved forwards and backwards along a random direction. The loss is measured at "
+        "both ends.",
     )
-    directions: int = option(1, least=1, help="Random directions per batch, averaged.")
+    directions: int = option(1, least=1, help="Number of random directions per batch; their estimates are averaged.")
     log_directions: bool = option(
         False,
         only_for="lora",
-        help="Write each direction's slope to directions.log, from which featherback replay makes the adapter.",
+        help="Write each direction's slope to directions.log, from which `featherback replay` rebuilds the adapter.",
     )
 
     def settled(self, train: str) -> MeZOOptions:
@@ -48,20 +49,20 @@ class MeZOOptions(Options):
 
 
 @dataclass(frozen=True)
-class Moved:
-    """theta + factor z, read a layer at a time."""
+class Perturbed:
+    """theta + factor z, computed when a layer is read."""
 
     parameters: Parameters
-    add: Callable[[int, Array], None]  # factor z of a layer to an array (size,)
+    add: Callable[[int, Array], None]  # adds factor z of a layer to an array (size,)
 
     def fetch(self, layer: int, out: Array, on: Device) -> None:
-        """The perturbed values (size,) of a layer."""
+        """Copy the perturbed values of a layer to `out` (size,)."""
         self.parameters.fetch(layer, out, on)
         self.add(layer, out)
 
 
 class MeZO(Method):
-    """Zeroth-order estimates: the memory of inference. Meant for SGD."""
+    """Zeroth-order gradient estimates, in the memory of inference. Meant for SGD."""
 
     needs_checkpoints = False
     can_train_weights = True
@@ -71,7 +72,7 @@ class MeZO(Method):
 
     @property
     def epsilon(self) -> float:
-        """The step along a direction."""
+        """The distance along a direction."""
         epsilon = self.options.settled("full" if self.adapter is None else "lora").epsilon
         assert epsilon is not None
         return epsilon
@@ -88,7 +89,7 @@ class MeZO(Method):
             self._begin_step(draw)
 
         def at(key: Key, factor: float) -> float:
-            moved = Moved(parameters, partial(self._add, key, factor))
+            moved = Perturbed(parameters, partial(self._add, key, factor))
             return self.loss(batch, moved, draw, objective=self.objective)
 
         total = 0.0
@@ -100,7 +101,7 @@ class MeZO(Method):
         return total
 
     def _of_weights(self, batch: Batch, scale: float, sink: WeightSink, draw: Draw) -> float:
-        """As `gradients`, of the model's own weights: all directions are known before any weight changes."""
+        """Do the same for the model's own weights. All slopes are known before any weight changes."""
         ops = self.resources.ops
 
         def at(key: Key, factor: float) -> float:
@@ -114,9 +115,9 @@ class MeZO(Method):
     def _slopes(
         self, at: Callable[[Key, float], float], scale: float, draw: Draw
     ) -> Iterator[tuple[Key, float, float]]:
-        """(direction, the slope of scale * loss along it, the loss), the latter two divided by how many there are.
+        """Yield (direction, slope of scale * loss along it, loss), the last two divided by the number of directions.
 
-        `at`: the loss so many times a direction away.
+        `at`: computes the loss at a multiple of a direction.
         """
         count, epsilon = self.options.directions, self.epsilon
         for number in range(count):
@@ -125,26 +126,26 @@ class MeZO(Method):
             yield key, scale * (plus - minus) / (2 * epsilon) / count, (plus + minus) / 2 / count
 
     def replay(self, slopes: Sequence[float], draw: Draw, sink: GradientSink) -> None:
-        """The gradients of a step's batches once more, from their slopes in order."""
+        """Reproduce the gradients of a step's batches from their logged slopes, in order."""
         self._begin_step(draw)
         for number, slope in enumerate(slopes):
             self._gather((draw.seed, draw.step, number % self.options.directions), slope, sink)
 
     def _gather(self, key: Key, slope: float, sink: GradientSink) -> None:
-        """The estimate slope z goes to `sink`."""
+        """Pass the estimate, slope z, to `sink`."""
         assert self.adapter is not None
         on = self.resources
-        for layer in range(len(self.model.blocks)):
+        for layer in self.adapter.layout.adapted:
             with on.frame():
                 room = on.floats("gradients of a layer", self.adapter.layout.size)
                 with sink.gather(layer, room, on) as collected:
                     self._add(key, slope, layer, collected)
 
     def _begin_step(self, draw: Draw) -> None:
-        """What is to be done before the first direction of an optimiser's step."""
+        """Prepare an optimiser step. Called before its first direction."""
 
     def _add(self, key: Key, factor: float, layer: int, out: Array) -> None:
-        """out (size,) += factor z; a layer's z depends on the key alone."""
+        """Compute out (size,) += factor z. A layer's z depends only on the key."""
         self.resources.ops.add_normal((*key, layer), factor, out)
 
 

@@ -1,4 +1,4 @@
-"""Sinks: they take gradients as soon as these are computed."""
+"""Sinks: interfaces that receive gradients as soon as they are computed."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Protocol
 from featherback.core.noise import Key
 from featherback.engine.backend.device import Device
 from featherback.engine.backend.protocol import Array, Int32, Operations
-from featherback.nn.context import Context, Moves
+from featherback.nn.context import Context, Perturbations
 from featherback.nn.linear import LayerSink
 from featherback.nn.loss import HeadSink
 
 
 class GradientSink(Protocol):
-    """Takes the gradients of an adapter. `engine.host.paged.PagedArray` is one: it sums them over batches."""
+    """Receives the gradients of an adapter. `engine.host.paged.PagedArray` is one: it sums them over batches."""
 
     def gather(self, layer: int, room: Array, on: Device) -> AbstractContextManager[Array]:
-        """`room` (size,) with the layer's sums so far. Gradients are added to it; at the end the sink stores it."""
+        """Provide `room` (size,) with the layer's sums so far. Add gradients to it; at the end the sink stores it."""
 
 
 class WeightSink(HeadSink, Protocol):
-    """Takes the gradients of the model's own weights, one by one. `methods.whole.gradients` reads them by tiles."""
+    """Receives the gradients of the model's own weights, one by one. `methods.whole.gradients` reads them in tiles."""
 
     def layer(self, index: int) -> LayerSink:
-        """The sink of one layer."""
+        """Return the sink of one layer."""
 
-    def moved(self, ops: Operations, key: Key, factor: float) -> Moves:
-        """The perturbation `factor` z of all trained weights: z ~ N(0, I) depends only on the key."""
+    def moved(self, ops: Operations, key: Key, factor: float) -> Perturbations:
+        """Return the perturbation `factor` z of all trained weights. z ~ N(0, I) depends only on the key."""
 
     def along(self, ctx: Context, slopes: Sequence[tuple[Key, float]]) -> None:
-        """Take the sum of slope z over directions (key, slope) as the gradient of all weights."""
+        """Use the sum of slope z over the directions (key, slope) as the gradient of all weights."""
 
     def embedding(self, ctx: Context, ids: Int32, dx: Array) -> None:
-        """Take dx (T, D), float32, the gradient of the embedding's rows `ids` (T,) at the first block. Called last."""
+        """Receive dx (T, D), float32, the gradient of the embedding's rows `ids` (T,). This is the last call."""

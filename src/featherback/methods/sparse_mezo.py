@@ -1,16 +1,16 @@
 """Sparse MeZO (arXiv 2402.15751): MeZO that moves only the smallest weights of each tensor.
 
-h, a tensor's threshold, is the magnitude below which 1 - sparsity of its weights lie when it is measured: at the
-beginning of a run, as the paper has it, and every --threshold-every steps if asked for. A step perturbs and updates m z
-with m = [|theta| <= h], of the unperturbed theta each time it is read: so m does not move with the perturbation, and a
-weight that outgrows h rests until h is measured again.
+h, a tensor's threshold, is the magnitude below which 1 - sparsity of its weights lie when it is measured: once at the
+beginning of a run, as in the paper, or every --threshold-every steps. A step perturbs and updates m z, with the mask
+m = [|theta| <= h]. The mask is computed from the unperturbed theta at each read, so it does not move with the
+perturbation. A weight that grows beyond h stays unchanged until h is measured again.
 
-LoRA's B begins as zeros, which have no smallest: h would be 0, the first step would move all of B above it, and none
-would ever move again. So a tensor whose smallest weights are zeros is not thinned out: h is infinite, until measured
-again. With the threshold measured once, A is sparse and a B that began as zeros is dense; with one that training starts
-from (--from), or with --threshold-every, both are sparse.
+LoRA's B starts as zeros, so none of its weights is smallest: h would be 0, the first step would move all of B beyond
+it, and no weight would ever move again. A tensor whose smallest weights are zeros therefore has h = infinity until the
+next measurement. So if thresholds are measured once, A is sparse and a B that started as zeros is dense. If training
+continues an adapter (--from), or with --threshold-every, both are sparse.
 
-Only weights under the mask have a gradient, so SGD moves no others. AdamW's momentum goes on moving a weight that has
+Only weights under the mask have a gradient, so SGD moves no others. AdamW's momentum keeps moving a weight that has
 left the mask.
 """
 
@@ -33,18 +33,18 @@ THRESHOLDS = "thresholds"
 
 @dataclass(frozen=True, kw_only=True)
 class SparseMeZOOptions(MeZOOptions):
-    """MeZO's, and which weights are small; the defaults are the paper's."""
+    """MeZO's options, and which weights count as small. The defaults are the paper's."""
 
     sparsity: float = option(
-        0.8, least=0, below=1, help="Share of each tensor's weights, the largest, that is left alone."
+        0.8, least=0, below=1, help="Share of each tensor's weights that is left unchanged: the largest ones."
     )
     threshold_every: int = option(
-        0, least=0, help="Steps between measurements of what is small. 0: once, at the beginning."
+        0, least=0, help="Steps between measurements of the thresholds. 0: measure once, at the beginning."
     )
 
 
 class SparseMeZO(MeZO):
-    """MeZO's directions, but for the weights above their tensor's threshold."""
+    """MeZO on the weights below their tensor's threshold."""
 
     can_train_weights = False
     options_class = SparseMeZOOptions
@@ -55,7 +55,7 @@ class SparseMeZO(MeZO):
         if self.adapter is None:
             return {}
         slots = self.adapter.layout.slots
-        most = max(len(slots.layer(layer)) for layer in range(slots.layers))
+        most = max((len(slots.layer(layer)) for layer in range(slots.layers)), default=0)
         return {THRESHOLDS: PagedArray(slots.layers, most)}
 
     def _begin_step(self, draw: Draw) -> None:
@@ -64,12 +64,12 @@ class SparseMeZO(MeZO):
             self._measure()
 
     def _measure(self) -> None:
-        """The thresholds of the weights as they are."""
+        """Measure the thresholds on the current weights."""
         assert self.adapter is not None
         on, ops, layout = self.resources, self.resources.ops, self.adapter.layout
         thresholds = self.states[THRESHOLDS]
         row = np.zeros(thresholds.size, np.float32)
-        for layer in range(len(self.model.blocks)):
+        for layer in layout.adapted:
             with on.frame():
                 values = on.floats("which weights are small", layout.size)
                 self.adapter.parameters.fetch(layer, values, on)
@@ -80,12 +80,12 @@ class SparseMeZO(MeZO):
             thresholds.write(layer, row)
 
     def _add(self, key: tuple[int, ...], factor: float, layer: int, out: Array) -> None:
-        """out (size,) += factor m z."""
+        """Compute out (size,) += factor m z."""
         assert self.adapter is not None
         on, ops, layout = self.resources, self.resources.ops, self.adapter.layout
         limits = np.empty(self.states[THRESHOLDS].size, np.float32)
         self.states[THRESHOLDS].read(layer, limits)
-        # It stays as long as `out`: the account of chunks relies on what is held growing evenly with the tokens.
+        # The mask lives as long as `out`: the dry run of chunks assumes that memory grows evenly with tokens.
         mask = on.floats("which weights are small", layout.size)
         self.adapter.parameters.fetch(layer, mask, on)
         for slot, limit in zip(layout.slots.layer(layer), limits.tolist()):

@@ -1,23 +1,21 @@
-"""A batch passes through the blocks, forward and backward, whole or in chunks of tokens.
+"""Run a batch through the blocks, forward and backward, whole or in chunks of tokens.
 
-`Sweep` is the forward pass: it holds the residual stream, and has a block's weights ready while the batch is in it.
-`RoundTrip` adds the backward pass: checkpoints of the blocks' inputs, kept intermediates, and the sink that takes the
-gradients. A method passes in the function that differentiates a block.
+`Sweep` is the forward pass. It holds the residual stream and provides a block's weights while the batch is in it.
+`RoundTrip` adds the backward pass: checkpoints of the blocks' inputs, kept intermediates, and the sink that receives
+the gradients. The method supplies the function that differentiates a block.
 
-Three memories: the scratch (`ctx.floats`, `ctx.operands`), which frames free; the kept intermediates
-(`resources.kept`), freed when the round trip ends; the stores (`resources.checkpoints`, `resources.residual`), which
+There are three kinds of memory: scratch (`ctx.floats`, `ctx.operands`), freed by frames; kept intermediates
+(`resources.kept`), freed when the round trip ends; and stores (`resources.checkpoints`, `resources.residual`), which
 live as long as the method and are overwritten by the next batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
-
-import numpy as np
 
 from featherback.core.noise import Draw
 from featherback.data.batch import Batch
@@ -26,16 +24,17 @@ from featherback.engine.backend.protocol import Array
 from featherback.engine.formats.matrix import Matrix
 from featherback.errors import FeatherbackError
 from featherback.methods.assembly import Adapter, Parameters, layer_weights
+from featherback.methods.entry import EntryStates, StatesOf
 from featherback.methods.memory.plan import Plan
 from featherback.methods.memory.resources import Resources, TokenStore
 from featherback.methods.sinks import GradientSink, WeightSink
 from featherback.nn.block import Block
-from featherback.nn.context import Context, Moves
+from featherback.nn.context import Context, Perturbations
 from featherback.nn.encodings import ENCODINGS
 from featherback.nn.kept import NOTHING, Kept
 from featherback.nn.linear import BlockWeights, LayerSink
 from featherback.nn.loss import Head
-from featherback.nn.moved import Spot, table_rows
+from featherback.nn.moved import WeightPart, table_rows
 from featherback.nn.objectives.base import Objective, PerTarget
 from featherback.nn.roles import EMBEDDING
 from featherback.nn.rope import Rotary
@@ -45,7 +44,7 @@ STREAM = "residual stream, then dy"
 
 
 class ModelLike(Protocol):
-    """The part of a model that methods work on: a `models.Model`, or its shapes without weights."""
+    """The parts of a model that methods use. Implemented by `models.Model`, and by its shapes without weights."""
 
     @property
     def blocks(self) -> Sequence[Block]: ...
@@ -67,19 +66,55 @@ def begin(
     resources: Resources,
     batch: Batch,
     draw: Draw | None,
-    moves: Moves | None,
+    moves: Perturbations | None,
+    states: EntryStates | None = None,
 ) -> Iterator[Sweep]:
-    """A sweep of `batch`, before the first block. FeatherbackError if it has more tokens than the plan.
+    """Provide a sweep of `batch`, positioned before the first block. Its scratch memory is freed at the end.
 
-    `draw`: random numbers of the adapter, None if it draws none. Its scratch memory is freed at the end.
+    `draw`: random numbers for the adapter; None if it needs none. `states`: the states that enter the lowest trained
+    block, kept on disk. If those of the batch are not there yet, they are computed and stored before. Raises
+    FeatherbackError if the batch has more tokens than the plan allows.
     """
     if batch.n_tokens > plan.tokens:
-        raise FeatherbackError(f"The batch has {batch.n_tokens} tokens; the plan allows {plan.tokens}.")
-    longest = int(np.diff(batch.cu_seqlens).max())
-    # Sequences share prefixes only where equal tokens have equal values: random numbers differ from token to token.
-    if draw is None and all(branch.shares_prefixes(longest) for block in model.blocks for branch in block.branches):
+        raise FeatherbackError(
+            f"The batch has {batch.n_tokens} tokens, but the plan allows at most {plan.tokens}. "
+            "Use a smaller batch, or make a plan for more tokens."
+        )
+    shares = all(branch.shares_prefixes(batch.longest) for block in model.blocks for branch in block.branches)
+    if batch.prefix is not None and not shares:
+        raise FeatherbackError("The batch shares prompts, which this model cannot do. Prepare the data again.")
+    provided = partial(_sweep, model, adapter, plan, resources, draw, moves)
+    stored = None if states is None else states.of(batch, _spans(batch, plan))
+    if stored is not None and not stored.are_stored():
+        with provided(batch) as below:
+            below.enter()
+            if not below.save(stored):
+                stored = None
+    # Equal prefixes have equal values only if nothing random is added: random numbers differ from token to token.
+    if batch.prefix is None and draw is None and shares:
         batch = share_prefixes(batch)
-    parts = list(spans(batch.cu_seqlens, batch.positions, plan.chunk_tokens, batch.prefix))
+    with provided(batch, None if stored is None else stored.selected(batch)) as sweep:
+        yield sweep
+
+
+def _spans(batch: Batch, plan: Plan) -> list[Span]:
+    """Return the spans in which a batch passes the blocks."""
+    return list(spans(batch.cu_seqlens, batch.positions, plan.chunk_tokens, batch.prefix))
+
+
+@contextmanager
+def _sweep(
+    model: ModelLike,
+    adapter: Adapter | None,
+    plan: Plan,
+    resources: Resources,
+    draw: Draw | None,
+    moves: Perturbations | None,
+    batch: Batch,
+    stored: StatesOf | None = None,
+) -> Iterator[Sweep]:
+    """Provide a sweep of `batch` as it is. `stored`: its states before the lowest trained block."""
+    parts = _spans(batch, plan)
     ctx = Context(
         resources.backend,
         resources.scratch,
@@ -89,20 +124,22 @@ def begin(
         plan.vocab_tile,
         plan.keep_h and len(parts) == 1,
         release=resources.weights.release,
+        release_expert=resources.weights.release_expert,
+        expect=resources.weights.expect,
         draw=draw,
         moves=moves,
     )
-    # A whole batch has one set of rotary tables for all blocks; `rows` makes those of a chunk.
+    # A whole batch uses one set of rotary tables for all blocks. For chunks, `rows` makes them.
     with ctx.at(parts[0], model.rotaries if len(parts) == 1 else ()) as ctx:
-        yield Sweep(ctx, batch, parts, model, adapter, plan, resources)
+        yield Sweep(ctx, batch, parts, model, adapter, plan, resources, stored)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The residual stream x (T, D), float32, of a batch; later its gradient, in the same memory.
+    """The residual stream x (T, D), float32, of a batch. In the backward pass the same memory holds its gradient.
 
-    A whole batch: one scratch array, from `embed` to the end of `begin`. In chunks: the rows wait in
-    `resources.residual`, and `rows` brings one chunk at a time to scratch.
+    For a whole batch it is one scratch array, from `embed` to the end of `begin`. For chunks, the rows are stored in
+    `resources.residual`, and `rows` loads one chunk at a time into scratch memory.
     """
 
     ctx: Context
@@ -112,17 +149,51 @@ class Sweep:
     adapter: Adapter | None
     plan: Plan
     resources: Resources
-    _whole: list[Array] = field(default_factory=list)  # the one array of a whole batch, once `embed` took it
+    _stored: StatesOf | None = None  # the rows that enter the lowest trained block, if they are kept on disk
+    _whole: list[Array] = field(default_factory=list)  # the array of a whole batch, once `embed` has allocated it
+
+    @property
+    def first(self) -> int:
+        """The lowest trained block."""
+        return 0 if self.adapter is None else self.adapter.layout.lowest
+
+    def enter(self) -> Iterable[int]:
+        """Fill the residual stream with the input of the lowest trained block; return that block and those after it.
+
+        The rows are read from the disk if they are kept there. Otherwise the embeddings pass the blocks below.
+        """
+        if self._stored is None:
+            self.embed()
+            for below in range(self.first):
+                self.forward(below)
+        else:
+            self._begin_stream()
+            for span in self.spans:
+                with self.rows(span, load=False) as (ctx, x):
+                    self._stored.load(ctx, x, span)
+        return range(self.first, len(self.model.blocks))
+
+    def save(self, stored: StatesOf) -> bool:
+        """Store the residual stream as the input of the lowest trained block. Returns False if the disk is full."""
+        for span in self.spans:
+            with self.rows(span, save=False) as (ctx, x):
+                if not stored.save(ctx, x, span):
+                    return False
+        return True
+
+    def _begin_stream(self) -> None:
+        """Allocate the residual stream of a whole batch."""
+        if len(self.spans) == 1:
+            self._whole.append(self.ctx.floats(STREAM, self.batch.n_tokens, self.model.embed_tokens.cols))
 
     def embed(self) -> None:
         """Fill the residual stream with the embeddings of the batch's tokens."""
-        tokens, width = self.batch.tokens, self.model.embed_tokens.cols
-        if len(self.spans) == 1:
-            self._whole.append(self.ctx.floats(STREAM, len(tokens), width))
+        tokens = self.batch.tokens
+        self._begin_stream()
         for span in self.spans:
             with self.rows(span, load=False) as (ctx, x):
                 self.resources.weights.gather(self.model.embed_tokens, tokens[span.own], x)
-                table_rows(ctx, tokens[span.own], Spot(EMBEDDING), x)
+                table_rows(ctx, tokens[span.own], WeightPart(EMBEDDING), x)
                 if self.model.embedding_scale != 1:
                     ctx.ops.scale(x, self.model.embedding_scale)
 
@@ -133,9 +204,9 @@ class Sweep:
         kept: Kept = NOTHING,
         save_input: Callable[[Context, Array], None] | None = None,
     ) -> None:
-        """Pass the residual stream through a block, in place. `parameters`: in place of the adapter's own values.
+        """Run the residual stream through a block, in place. `parameters`: replace the adapter's own values.
 
-        Intermediates are written where `kept` has room. `save_input` gets each span of the block's input x (T, D)
+        Intermediates are written to the arrays of `kept`. `save_input` receives each span of the block's input x (T, D)
         before x changes. The block's weights and carry are freed at the end.
         """
         block = self.model.blocks[index]
@@ -148,7 +219,7 @@ class Sweep:
                     block.forward(ctx, x, w, carry, kept)
 
     def loss(self, objective: Objective) -> float:
-        """The summed loss (nats) of the residual stream after the last block."""
+        """Return the summed loss (nats) of the residual stream after the last block."""
         total, found = 0.0, []
         for span in self.spans:
             targets = self.batch.supervised(span.own)
@@ -163,17 +234,17 @@ class Sweep:
         return objective(self.batch.supervised(), PerTarget.joined(found))[0] if found else total
 
     def layer(self, index: int, then: int, **adapted: Any) -> AbstractContextManager[BlockWeights]:
-        """A layer's weights and its adapter, as `layer_weights`. `then`: the layer to read ahead, if there is such."""
+        """Provide a layer's weights with its adapter, as `layer_weights` does. `then`: the layer to read ahead."""
         return layer_weights(self.ctx, self.resources.weights, index, then, self.adapter, **adapted)
 
     @contextmanager
     def rows(
         self, span: Span, rotaries: tuple[Rotary, ...] = (), *, load: bool = True, save: bool = True
     ) -> Iterator[tuple[Context, Array]]:
-        """A context for a span, and its rows (T, D) of the residual stream, to be changed in place.
+        """Provide a context for a span, and its rows (T, D) of the residual stream, for changing in place.
 
-        In chunks, the rows are a scratch array that is loaded, saved and freed here. `load` False: the rows are
-        written for the first time. `save` False: they are only read.
+        For chunks, the rows are a scratch array that is loaded, saved and freed here. `load` False: the rows are new.
+        `save` False: the rows are only read.
         """
         if self._whole:
             yield self.ctx, self._whole[0]
@@ -186,22 +257,22 @@ class Sweep:
                 store.load(0, x, span.start)
             yield ctx, x
             if save:
-                store.save(0, x, span.start, x)  # x may be overwritten: it is freed next
+                store.save(0, x, span.start, x)  # x may be overwritten, because it is freed next
 
 
 class Layer(NamedTuple):
-    """A block in its backward pass, with what all spans of the batch share."""
+    """A block in its backward pass, with everything that the spans of the batch share."""
 
     block: Block
-    w: BlockWeights  # with the arrays that gradients of its adapter are added to, or the sink of its own weights
-    carry: Sequence[Any]  # of each branch: k and v of attention, for example
-    kept: Kept  # intermediates that the plan keeps
+    w: BlockWeights  # with arrays for its adapter's gradients, or with the sink of its own weights
+    carry: Sequence[Any]  # per branch, for example k and v of attention
+    kept: Kept  # the intermediates that the plan keeps
 
 
 BackwardBlock = Callable[[Context, Layer, Array, Array], None]
-"""(ctx, layer, dy, x): dy (T, D), the gradient of the block's output, becomes that of its input x (T, D), in place.
+"""(ctx, layer, dy, x): turns dy (T, D), the gradient of the block's output, into that of its input x (T, D), in place.
 
-It is called once per span, the last span first."""
+It is called once per span, beginning with the last span."""
 
 
 @dataclass(frozen=True)
@@ -209,13 +280,15 @@ class RoundTrip:
     """A sweep with a backward pass through some of its blocks."""
 
     sweep: Sweep
-    back: Sequence[int]  # those blocks, in the order of the backward pass
+    back: Sequence[int]  # the indices of those blocks, in the order of the backward pass
     sink: Destination
-    _kept: dict[int, Kept] = field(default_factory=dict)  # by block, from its forward pass on
+    _kept: dict[int, Kept] = field(default_factory=dict)  # by block, after its forward pass
 
     def forward(self, index: int) -> None:
-        """Pass the residual stream through a block. If the block has a backward pass, save its input as a checkpoint,
-        and keep the intermediates that the plan keeps."""
+        """Run the residual stream through a block.
+
+        If the block has a backward pass, save its input as a checkpoint and keep the intermediates that the plan keeps.
+        """
         if index not in self.back:
             self.sweep.forward(index)
             return
@@ -223,24 +296,24 @@ class RoundTrip:
 
         def checkpoint(ctx: Context, x: Array) -> None:
             with ctx.frame():
-                scratch = ctx.operands("checkpoint on its way out", *x.shape)
+                scratch = ctx.operands("checkpoint, to be saved", *x.shape)
                 self._checkpoints.save(kept.place, x, ctx.span.start, scratch)
 
         self.sweep.forward(index, kept=kept, save_input=checkpoint)
 
     def backward(self, index: int, block_backward: BackwardBlock) -> None:
-        """The residual stream, dy of a block's output, becomes dx of its input; the sink gets the block's gradients.
+        """Turn the residual stream from dy of a block's output into dx of its input, and pass gradients to the sink.
 
-        In chunks: first `rebuild` fills the carries with what all chunks left there in the forward pass; then the
-        chunks are differentiated, the last one first (`nn/branch.py`).
+        For chunks, `rebuild` first restores the carries as all chunks left them in the forward pass. Then the chunks
+        are differentiated, beginning with the last (`nn/branch.py`).
         """
         sweep, kept = self.sweep, self._kept[index]
         block, ctx, tokens = sweep.model.blocks[index], sweep.ctx, sweep.batch.n_tokens
-        then = ([*self.back, -1])[self.back.index(index) + 1]  # the next block to read ahead; -1: none
+        then = ([*self.back, -1])[self.back.index(index) + 1]  # the block to read ahead; -1: none
         with (
             ctx.frame(),
-            self.sink.layer(ctx, index) as places,
-            sweep.layer(index, then, prepared=kept.prepared, **places) as w,
+            self.sink.layer(ctx, index) as destination,
+            sweep.layer(index, then, prepared=kept.prepared, **destination) as w,
         ):
             carry = block.carry(ctx, tokens, kept, backward=True)
             layer = Layer(block, w, carry, kept)
@@ -253,27 +326,30 @@ class RoundTrip:
                     block_backward(part, layer, dy, self._input(part, kept))
 
     def finish(self) -> None:
-        """Hand the gradient of the first block's input to the sink, if the embedding is trained."""
+        """Pass the gradient of the first block's input to the sink, if the embedding is trained."""
         self.sink.embedding(self.sweep)
 
     def _input(self, ctx: Context, kept: Kept) -> Array:
-        """The checkpoint of a block's input: x (T, D), an operand of the current frame."""
+        """Load the checkpoint of a block's input, x (T, D), as an operand of the current frame."""
         x = ctx.operands("checkpoint", ctx.tokens, self.sweep.model.embed_tokens.cols)
         self._checkpoints.load(kept.place, x, ctx.span.start)
         return x
 
     @property
     def _checkpoints(self) -> TokenStore:
-        """The inputs of the blocks that have a backward pass, a slot for each: `Kept.place`."""
+        """The store of block inputs, with one slot (`Kept.place`) per block that has a backward pass."""
         assert self.sweep.resources.checkpoints is not None
         return self.sweep.resources.checkpoints
 
     def _room(self, block: Block, place: int) -> Kept:
-        """Room for the intermediates that the plan keeps of a block, until the round trip ends. `place`: the block's
-        number among those with a backward pass, which is also the slot of its checkpoint."""
+        """Allocate arrays for the intermediates that the plan keeps of a block, until the round trip ends.
+
+        `place`: the block's position among those with a backward pass. It is also the slot of its checkpoint.
+        """
         sweep = self.sweep
         take, operand = sweep.resources.kept.take, sweep.ctx.operand
-        names = [name for name in sweep.plan.kept(place) if name in block.intermediates]
+        planned = [name for name in sweep.plan.kept(place) if name in block.intermediates]
+        names = [*planned, *(name for name, about in block.intermediates.items() if about.always)]
         chosen = {name: block.intermediates[name] for name in names}
         encodings = {name: each for name, each in sweep.plan.encodings.items() if name in chosen}
         arrays = {
@@ -281,58 +357,66 @@ class RoundTrip:
             for name, about in chosen.items()
         }
         size = 0 if sweep.adapter is None else sweep.adapter.layout.prepared.size
-        prepared = take("what the adapter prepares of a layer", (size,)) if size else None
+        prepared = take("adapter's prepared values of a layer", (size,)) if size else None
         by_head = [name for name, about in chosen.items() if about.by_head]
         return Kept(arrays, by_head, prepared, place, {name: ENCODINGS[each] for name, each in encodings.items()})
 
 
 @contextmanager
 def round_trip(sweep: Sweep, back: Sequence[int], sink: GradientSink | WeightSink) -> Iterator[RoundTrip]:
-    """`sweep` with a backward pass through the blocks `back`. Gradients go to `sink`.
+    """Add a backward pass through the blocks `back` to `sweep`. Gradients go to `sink`.
 
     Kept intermediates are freed at the end.
     """
     trained: Destination = OwnWeights(cast(WeightSink, sink))
     if sweep.adapter is not None:
-        trained = AdapterOnly(cast(GradientSink, sink), sweep.adapter.layout.size)
+        layout = sweep.adapter.layout
+        trained = AdapterOnly(cast(GradientSink, sink), layout.size, layout.adapted)
     with sweep.resources.kept.frame():
         yield RoundTrip(sweep, back, trained)
 
 
 class Destination(Protocol):
-    """Where a round trip leaves gradients: of an adapter, or of the model's own weights."""
+    """Receives the gradients of a round trip: an adapter's, or the model's own weights'."""
 
     @property
     def head(self) -> WeightSink | None:
-        """The sink of the output head's gradient, if the head is trained."""
+        """The sink of the output head's gradient; None if the head is not trained."""
 
     def layer(self, ctx: Context, index: int) -> AbstractContextManager[dict[str, Any]]:
-        """Arguments of `layer_weights` that say where a layer's gradients go. At the end they belong to the sink."""
+        """Provide arguments for `layer_weights` that direct a layer's gradients. At the end the sink stores them."""
 
     def embedding(self, sweep: Sweep) -> None:
-        """Called when the residual stream holds the gradient of the first block's input."""
+        """Called when the residual stream contains the gradient of the first block's input."""
 
 
 @dataclass(frozen=True)
 class AdapterOnly:
-    """An adapter's gradients, a flat vector (size,) per layer, in scratch while its layer is differentiated."""
+    """An adapter's gradients: a flat vector (size,) per layer, in scratch memory while its layer is differentiated.
+
+    `adapted`: the layers that the adapter is in. The sink hears of no others.
+    """
 
     sink: GradientSink
     size: int
+    adapted: tuple[int, ...]
     head: None = None
 
     @contextmanager
     def layer(self, ctx: Context, index: int) -> Iterator[dict[str, Array]]:
+        if index not in self.adapted:
+            yield {}
+            return
         with self.sink.gather(index, ctx.floats("adapter's gradients of a layer", self.size), ctx) as collected:
             yield {"gradients": collected}
 
     def embedding(self, sweep: Sweep) -> None:
-        """Nothing: adapters have no part at the embedding."""
+        """Do nothing: adapters do not change the embedding."""
 
 
 @dataclass(frozen=True)
 class OwnWeights:
-    """The gradients of the model's own weights. The sink takes them one weight at a time."""
+    """The gradients of the model's own weights. The sink receives them one weight at a time."""
 
     head: WeightSink
 

@@ -1,4 +1,4 @@
-"""A model opened from disk: its configuration, its blocks, handles of its weights; and adapters of it (`lora`)."""
+"""Models on disk: configuration, blocks and handles of the weights; and their adapters (`lora`)."""
 
 from featherback.engine.formats.matrix import LayerWeights
 from featherback.models.architecture.config import ModelConfig

@@ -1,7 +1,7 @@
-"""Folders whose weights are stored in another type the first time that they are opened, in a GGUF file in the cache.
+"""Folders whose weights are converted to another type when they are first opened, into a GGUF file in the cache.
 
-Only the weights are there, by the names that the folder has for them: configuration, tokenizer and all else stay the
-folder's. The file's name says which contents it was made of, so another folder with the same has it as well.
+The file holds only the weights, under their names in the folder. The configuration, the tokenizer and everything else
+are read from the folder. The file's name contains a checksum of the weights, so equal folders share one file.
 """
 
 from __future__ import annotations
@@ -11,64 +11,38 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherback.core import private
 from featherback.core.cache import cache_folder, unwritable
-from featherback.core.files import check_room, remove_leftovers
+from featherback.core.files import check_free_space, remove_leftovers
 from featherback.core.sizes import shown_mb
-from featherback.core.terminal import Converting, complain
+from featherback.core.terminal import Converting, print_error
 from featherback.engine.formats import fingerprint
 from featherback.engine.formats.gguf import CONVERTED, GGUFFile
 from featherback.engine.formats.safetensors import SafetensorsFolder
-from featherback.engine.formats.store import TensorStore, matrix
+from featherback.engine.formats.store import matrix
 from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.engine.formats.writer import OutTensor, file_bytes, write_gguf
 from featherback.errors import FeatherbackError
-from featherback.models.layout import alike
+from featherback.models.layout import same_shape
+from featherback.models.source import Source
 from featherback.models.streams import copied, counted, quantized
 
 NONE = "none"
 QUANTIZE: Mapping[str, TensorType] = {"q4_0": TensorType.Q4_0, "q8_0": TensorType.Q8_0}
-"""What --quantize can be, besides none."""
+"""Values of --quantize, besides none."""
 
 VERSION = 1
-"""Of what is written. Another one is not read, but made anew."""
+"""Version of the files in the cache. Files of other versions are not read."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-class Source(Protocol):
-    """A folder to be converted."""
-
-    @property
-    def label(self) -> str:
-        """What it becomes, in the file's name."""
-
-    @property
-    def path(self) -> Path:
-        """The folder."""
-
-    @property
-    def store(self) -> TensorStore:
-        """Its files as they are."""
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor by name, in the shape that it will have."""
-
-    def output(self, name: str) -> OutTensor:
-        """A tensor as it is to be stored."""
-
-    def close(self) -> None:
-        """Close the files."""
-
-
 class Quantizing:
-    """A folder of floats, whose matrices become `label`, one of QUANTIZE, where their rows fill whole blocks."""
+    """A folder of float weights. Matrices become `label`, one of QUANTIZE, if their rows fill whole blocks."""
 
     def __init__(self, store: SafetensorsFolder, label: str) -> None:
         self.path, self.store, self.label = store.path, store, label
@@ -79,7 +53,7 @@ class Quantizing:
         return self.store.tensors
 
     def output(self, name: str) -> OutTensor:
-        """A tensor as it is to be stored."""
+        """The tensor as the cache's file will store it."""
         info, kind = self.store.tensors[name], QUANTIZE[self.label]
         if len(info.shape) != 2 or info.shape[1] % kind.block_size:
             return OutTensor(name, info.type, info.shape, lambda: copied(self.store.data(name)))
@@ -91,7 +65,7 @@ class Quantizing:
 
 
 class ConvertedWeights:
-    """The converted weights of the folder `path`: a TensorStore."""
+    """The converted weights of the folder `path`, as a TensorStore."""
 
     def __init__(self, path: Path, file: GGUFFile) -> None:
         self.path, self._file = path, file
@@ -114,9 +88,10 @@ class ConvertedWeights:
         self._file.close()
 
 
-class Foreseen:
-    """The tensors of `source` that `shapes` names as they would be converted, a TensorStore: nothing is, so that those
-    that change hold no weights.
+class UnconvertedWeights:
+    """The tensors named in `shapes`, with the types that they would be converted to, as a TensorStore.
+
+    Nothing is written: tensors that would change read as zeros.
     """
 
     def __init__(self, source: Source, shapes: Shapes) -> None:
@@ -128,15 +103,17 @@ class Foreseen:
         self.tensors: Mapping[str, TensorInfo] = found
 
     def data(self, name: str) -> NDArray[np.uint8]:
-        """The bytes of a tensor, if it stays as it is; else zeros that take no memory."""
-        info = self.tensors[name]
-        if info.type is self._source.store.tensors[name].type:
+        """The bytes of a tensor if they do not change, else zeros that take no memory."""
+        info, own = self.tensors[name], self._source.store.tensors.get(name)
+        if own is None:  # a vector that is computed
+            return np.frombuffer(b"".join(self._source.output(name).chunks()), np.uint8)
+        if (info.type, info.nbytes) == (own.type, own.nbytes):
             return self._source.store.data(name)
         return np.broadcast_to(np.uint8(0), (info.nbytes,))
 
     def file_of(self, name: str) -> Path:
-        """The file that it would be made of."""
-        return self._source.store.file_of(name)
+        """The folder's file that holds the tensor, or the folder itself for a tensor that is computed."""
+        return self._source.store.file_of(name) if name in self._source.store.tensors else self.path
 
     def close(self) -> None:
         """Close the folder's files."""
@@ -144,34 +121,34 @@ class Foreseen:
 
 
 def converted(source: Source, shapes: Shapes) -> ConvertedWeights:
-    """The tensors of `source` that `shapes` names, out of the cache, or first converted into it.
+    """Open the converted tensors named in `shapes`, and convert them first if the cache does not have them.
 
-    FeatherbackError if they cannot be converted, or there is no room for them.
+    Raises FeatherbackError if they cannot be converted, or if the disk has no room for them.
     """
     folder = cache_folder() / "weights"
     try:
-        private.make_private_folder(folder)  # the model may be what a run made of private text
+        private.make_private_folder(folder)  # the model may have been trained on private text
     except OSError as error:
         raise unwritable(folder, error) from error
-    print_of = f"{fingerprint.of_store(source.store)}-v{VERSION}"
-    path = folder / f"{source.path.resolve().name[:100]}-{print_of}-{source.label}.gguf"
-    if (file := _known(path, shapes)) is None:
-        with _alone(folder):
-            if (file := _known(path, shapes)) is None:
+    checksum = f"{fingerprint.of_store(source.store)}-v{VERSION}"
+    path = folder / f"{source.path.resolve().name[:100]}-{checksum}-{source.label}.gguf"
+    if (file := _open_cached(path, shapes)) is None:
+        with _conversion_lock(folder):
+            if (file := _open_cached(path, shapes)) is None:
                 remove_leftovers(folder)
                 _write(path, source, shapes)
                 file = GGUFFile(path)
     return ConvertedWeights(source.path, file)
 
 
-def _known(path: Path, shapes: Shapes) -> GGUFFile | None:
-    """The file, if it is there and whole; one that was damaged is made anew."""
+def _open_cached(path: Path, shapes: Shapes) -> GGUFFile | None:
+    """Open the file if it exists and is complete; None otherwise."""
     if not path.exists():
         return None
     with suppress(FeatherbackError):
         file = GGUFFile(path)
         found = {name: info.shape for name, info in file.tensors.items()}
-        if found.keys() == shapes.keys() and all(alike(found[name], shape) for name, shape in shapes.items()):
+        if found.keys() == shapes.keys() and all(same_shape(found[name], shape) for name, shape in shapes.items()):
             return file
         file.close()
     return None
@@ -181,21 +158,21 @@ def _write(path: Path, source: Source, shapes: Shapes) -> None:
     outputs = [source.output(name) for name in shapes]
     metadata = {"general.type": CONVERTED, "general.architecture": "none", "general.name": path.stem}
     size = file_bytes(metadata, outputs)
-    check_room(path, size)
-    doing = f"converting {source.path} to {source.label}, {shown_mb(size)}, this once, in {path.parent}"
+    check_free_space(path, size)
+    doing = f"converting {source.path} to {source.label} (once only): {shown_mb(size)} in {path.parent}"
     with Converting(doing, size) as shown:
         write_gguf(path, metadata, counted(outputs, shown.wrote))
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """While no other process converts: it may convert the same, and two may not fit the disk."""
+def _conversion_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock on conversions: another process may convert the same folder, or fill the disk."""
     try:
         with private.open_to_append(folder / ".lock") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                complain(f"waiting for another process that converts weights in {folder}")
+                print_error(f"waiting for another process to finish converting weights in {folder}")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Whether a model's weights are numbers."""
+"""Check that a model's weights are finite."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from featherback.errors import FeatherbackError
 from featherback.models.model import Model
 
 _ROWS = 64
-"""Rows of a matrix looked at together."""
+"""Rows of a matrix that are checked at once."""
 
 
 def check_weights(model: Model) -> None:
-    """FeatherbackError, naming the tensor, if a model's own weights are not finite."""
+    """Raise FeatherbackError, naming the tensor, if a weight of the model is not finite."""
     if where := broken_tensor(model):
         raise FeatherbackError(f"{model.path} is broken: {where} holds NaN or infinity.")
 
 
 def broken_tensor(model: Model) -> str | None:
-    """The first weight that is not finite, or None. Reads the whole model, in small pieces."""
+    """Name the first tensor with a value that is not finite; None if all are. Reads the whole model in small pieces."""
     tables = {"the embedding": model.embed_tokens, "the head": model.head.weight}
     for name, matrix in tables.items():
         if not _finite(matrix):
             return name
     if not np.isfinite(model.head.norm).all():
         return "the last norm"
+    for name, vector in model.top_vectors.items():
+        if not np.isfinite(vector).all():
+            return name
     for index in range(model.config.num_hidden_layers):
         weights = model.layer(index)
         for name, vector in weights.vectors.items():
@@ -41,7 +44,7 @@ def broken_tensor(model: Model) -> str | None:
 
 
 def _finite(matrix: Matrix) -> bool:
-    """Whether a stored matrix holds finite numbers only; its pages are dropped as they are read."""
+    """Whether a stored matrix holds only finite numbers. Its pages are dropped after they are read."""
     out = np.empty((min(_ROWS, matrix.rows), matrix.cols), np.float32)
     for first in range(0, matrix.rows, _ROWS):
         ids = np.arange(first, min(first + _ROWS, matrix.rows), dtype=np.int32)

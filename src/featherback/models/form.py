@@ -1,4 +1,4 @@
-"""What an adapter is beside its values: how each projection is adapted, and where the values lie."""
+"""The form of an adapter, apart from its values: how it adapts each projection, and the layout of its values."""
 
 from __future__ import annotations
 
@@ -7,67 +7,87 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from featherback.models.architecture.names import parse_targets
+from featherback.errors import FeatherbackError
+from featherback.models.architecture.layer_choice import EVERY, chosen_layers, written_layers
+from featherback.models.architecture.names import parse_targets, short
 from featherback.nn.adapters import made
 from featherback.nn.adapters.base import Kind, Part
 from featherback.nn.adapters.lora import LoRAKind
 from featherback.nn.block import Block, adaptable
 from featherback.nn.slots import Slot, SlotTable
 
-Place = tuple[int, str]
-"""A projection: layer, and target."""
-Exceptions = Mapping[Place, Kind | None]
-"""Where projections are adapted otherwise than usual. None: not at all."""
+LayerTarget = tuple[int, str]
+"""A projection of a layer: (layer, target), such as (3, "q_proj")."""
+Exceptions = Mapping[LayerTarget, Kind | None]
+"""Projections that are adapted in another way than the others; None: not adapted at all."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """Adapters that were made elsewhere may have other settings, or no values at all, in some places: `exceptions`."""
+    """The kind, the targets and the layers of an adapter.
+
+    `exceptions`: projections with another kind, or with none. Adapters made by other programs may have them. `layers`:
+    the layers that are adapted, in the words of `models.architecture.layer_choice`.
+    """
 
     kind: Kind = field(default_factory=LoRAKind)
     targets: tuple[str, ...] = ("all",)
     exceptions: Exceptions = field(default_factory=dict)
+    layers: tuple[str, ...] = EVERY
 
     @classmethod
     def of(cls, **options: Any) -> Form:
-        """That of a user's options: `targets`, and those of `nn.adapters.made`."""
+        """Make the form of a user's options: `targets`, `layers`, and the options of `nn.adapters.made`."""
         kind = made(options)
-        return cls(kind, options.get("targets", kind.targets))
+        return cls(kind, options.get("targets", kind.targets), layers=options.get("layers", EVERY))
 
     def at(self, layer: int, target: str) -> Kind | None:
-        """How a projection is adapted; None if it is not."""
+        """The kind that adapts a projection of a layer in `layers`; None if it is not adapted."""
         return self.exceptions.get((layer, target), self.kind) if target in self.targets else None
 
     def replaced(self, **settings: Any) -> Form:
-        """With other settings everywhere."""
+        """Return a copy with these settings in every projection."""
         others = {place: kind and replace(kind, **settings) for place, kind in self.exceptions.items()}
         return replace(self, kind=replace(self.kind, **settings), exceptions=others)
 
     @property
     def widest(self) -> Form:
-        """The same everywhere, with the settings that take most memory."""
+        """A form without exceptions, in which every projection has the settings that take the most memory."""
         kinds = [self.kind, *(kind for kind in self.exceptions.values() if kind is not None)]
-        return Form(max(kinds, key=lambda kind: kind.width), self.targets)
+        return Form(max(kinds, key=lambda kind: kind.width), self.targets, layers=self.layers)
 
     @property
     def growth(self) -> float:
-        """What the usual learning rate is divided by."""
+        """The divisor of the usual learning rate."""
         return self.widest.kind.growth
 
     @property
     def options(self) -> dict[str, Any]:
-        """As a user names it."""
-        return self.widest.kind.options() | {"alpha": self.kind.options().get("alpha"), "targets": self.targets}
+        """The form as the options of a user."""
+        own = {"alpha": self.kind.options().get("alpha"), "targets": self.targets, "layers": self.layers}
+        return self.widest.kind.options() | own
 
 
 class Layout:
-    """Where an adapter's values lie in a layer's flat vector: for each target its parts, one after the other."""
+    """The layout of an adapter's values in a flat vector per layer: the parts of each target, in order."""
 
     def __init__(self, blocks: Sequence[Block], form: Form) -> None:
         self._blocks = blocks
-        targets = parse_targets(form.targets, adaptable(blocks))
-        self.form = replace(form, targets=targets, exceptions={**_absent(blocks, targets), **form.exceptions})
+        targets, chosen = parse_targets(form.targets, adaptable(blocks)), chosen_layers(form.layers, len(blocks))
+        absent = _absent(blocks, targets) | _left_out(set(chosen), len(blocks), targets)
+        self.form = replace(form, targets=targets, exceptions={**absent, **form.exceptions})
         layers = range(len(blocks))
+        self.adapted = tuple(layer for layer in layers if self.kinds(layer))
+        """The layers that have trained values, ascending."""
+        if not self.adapted:
+            raise FeatherbackError(
+                f"The layers {','.join(form.layers)} have none of the projections {short(targets)}; choose other "
+                f"layers or targets."
+            )
+        self._check_weights()
+        self.form = replace(self.form, layers=written_layers(self.adapted, len(blocks)))
+        self.lowest = self.adapted[0]
+        """The lowest of them. The blocks below it need no backward pass, and their outputs never change."""
         self.slots = SlotTable(
             [
                 {f"{target}.{part.slot}": part.shape for target, part in self._parts(layer)}
@@ -75,8 +95,20 @@ class Layout:
             ]
         )  # fmt: skip
         self.fixed, self.prepared = (
-            SlotTable([self._beside(layer, name) for layer in layers]) for name in ("fixed", "prepared")
+            SlotTable([self._value_counts(layer, name) for layer in layers]) for name in ("fixed", "prepared")
         )
+
+    def _check_weights(self) -> None:
+        """Raise FeatherbackError if a kind reads weights of a branch that hides them."""
+        for layer, block in enumerate(self._blocks):
+            kinds = self.kinds(layer)
+            for branch in block.branches:
+                for name in (name for name in branch.projections if branch.hides_weights and name in kinds):
+                    if kinds[name].fixed(branch.projections[name]):
+                        raise FeatherbackError(
+                            f"{kinds[name].title} reads the weights of {name}, which are ternary here but not in PEFT; "
+                            f"choose another kind of adapter for this model, such as LoRA."
+                        )
 
     @property
     def size(self) -> int:
@@ -85,33 +117,35 @@ class Layout:
 
     @property
     def most_rank(self) -> int:
-        """The most columns that are read of an input."""
+        """The largest number of columns that a product with an input has: the largest rank."""
         return self.form.widest.kind.width
 
     def kinds(self, layer: int) -> dict[str, Kind]:
-        """target -> how it is adapted, of those that are in a layer."""
+        """target -> kind, for each target that the layer has."""
         found = {target: self.form.at(layer, target) for target in self._blocks[layer].projections}
         return {target: kind for target, kind in found.items() if kind is not None}
 
     def of_layers(self, layers: Sequence[int]) -> Layout:
-        """The layout of these layers alone, in vectors of the same size."""
+        """Return the layout of only these layers, in vectors of the same size."""
         some = copy(self)
         some._blocks = [self._blocks[layer] for layer in layers]
         targets = self.form.targets
         others = {(at, name): self.form.at(layer, name) for at, layer in enumerate(layers) for name in targets}
         some.form = replace(self.form, exceptions=others)
+        some.adapted = tuple(at for at, layer in enumerate(layers) if layer in self.adapted)
+        some.lowest = sum(layer < self.lowest for layer in layers)
         some.slots, some.fixed, some.prepared = (
             table.of_layers(layers) for table in (self.slots, self.fixed, self.prepared)
         )
         return some
 
     def parts(self, layer: int, target: str) -> dict[str, Part]:
-        """The trained tensors of a projection; none if it is not adapted."""
+        """The trained tensors of a projection by name; empty if it is not adapted."""
         kind = self.form.at(layer, target)
         return {} if kind is None else kind.parts(target, self._blocks[layer].projections[target])
 
     def view(self, layer: int, flat: Any) -> dict[str, dict[str, Any]]:
-        """target -> its trained tensors by slot: views of one layer's flat vector (size,)."""
+        """Return target -> slot -> trained tensor, as views of a layer's flat vector, shape (size,)."""
         found: dict[str, dict[str, Any]] = {target: {} for target in self.kinds(layer)}
         for name, values in self.slots.view(layer, flat).items():
             target, _, slot = name.partition(".")
@@ -119,7 +153,7 @@ class Layout:
         return found
 
     def rate(self, ratio: float, slot: Slot) -> float:
-        """A tensor's share of the learning rate; `ratio`: LoRA+'s."""
+        """The factor of the learning rate for a tensor. `ratio`: the ratio of LoRA+."""
         return self.form.kind.rate(slot.name.partition(".")[2], ratio)
 
     def _parts(self, layer: int) -> Iterator[tuple[str, Part]]:
@@ -127,14 +161,19 @@ class Layout:
             for part in self.parts(layer, target).values():
                 yield target, part
 
-    def _beside(self, layer: int, name: str) -> dict[str, tuple[int, ...]]:
-        """target -> how much there is of "fixed" or "prepared" values."""
+    def _value_counts(self, layer: int, name: str) -> dict[str, tuple[int, ...]]:
+        """target -> shape of its "fixed" or "prepared" values (n,), if there are any."""
         shapes = self._blocks[layer].projections
         sizes = {target: getattr(kind, name)(shapes[target]) for target, kind in self.kinds(layer).items()}
         return {target: (size,) for target, size in sizes.items() if size}
 
 
-def _absent(blocks: Sequence[Block], targets: Sequence[str]) -> dict[Place, None]:
-    """The places that are not adapted because a layer has no such projection."""
+def _left_out(chosen: set[int], layers: int, targets: Sequence[str]) -> dict[LayerTarget, None]:
+    """The projections of the layers that are not chosen, as exceptions."""
+    return {(layer, name): None for layer in range(layers) if layer not in chosen for name in targets}
+
+
+def _absent(blocks: Sequence[Block], targets: Sequence[str]) -> dict[LayerTarget, None]:
+    """The projections that some layers lack, as exceptions."""
     layers = enumerate(blocks)
     return {(layer, name): None for layer, block in layers for name in targets if name not in block.projections}

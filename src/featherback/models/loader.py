@@ -11,17 +11,18 @@ from featherback.core.terminal import quoted
 from featherback.engine.formats.safetensors import CONFIG, SafetensorsFolder
 from featherback.engine.formats.split import open_gguf
 from featherback.engine.formats.store import TensorStore
-from featherback.errors import FeatherbackError, expected, shown
-from featherback.models import families, mlx
+from featherback.errors import FeatherbackError, excerpt, expected
+from featherback.models import families, mlx, ternary
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import Naming
-from featherback.models.converted import NONE, QUANTIZE, Foreseen, Quantizing, Source, converted
+from featherback.models.converted import NONE, QUANTIZE, Quantizing, UnconvertedWeights, converted
 from featherback.models.layout import Named, check, tensor_shapes
 from featherback.models.model import Model
+from featherback.models.source import Source
 
-# Buffers that old checkpoints saved although the configuration tells them.
+# Buffers that old checkpoints contain, although they follow from the configuration.
 _DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
@@ -29,27 +30,31 @@ M = TypeVar("M", bound=Model)
 
 
 def results(run: Path) -> tuple[Path, Path]:
-    """Where the directory of a run has the model that it trained, if it did: a GGUF file, or a Hugging Face folder."""
+    """The paths at which a run's directory may hold its trained model: a GGUF file, a Hugging Face folder."""
     return run / "model.gguf", run / "model"
 
 
 @overload
-def load(path: str | Path, quantize: str = NONE, *, foresee: bool = False) -> Model: ...
+def load(path: str | Path, quantize: str = NONE, *, without_converting: bool = False) -> Model: ...
 
 
 @overload
 def load(path: str | Path, quantize: str = NONE, *, kind: type[M]) -> M: ...
 
 
-def load(path: str | Path, quantize: str = NONE, *, kind: type[Model] = Model, foresee: bool = False) -> Model:
-    """Open the model in a GGUF file, a Hugging Face folder or an MLX folder, without reading its weights.
+def load(
+    path: str | Path, quantize: str = NONE, *, kind: type[Model] = Model, without_converting: bool = False
+) -> Model:
+    """Open a GGUF file, a Hugging Face folder or an MLX folder as a model, without reading its weights.
 
-    Any part of a split GGUF stands for all of them, and a run's directory for the model that it trained. `quantize`
-    (q4_0, q8_0): the type that the matrices of a Hugging Face folder get; they and MLX's are converted into a file in
-    the cache when they are opened first. `foresee`: not even then, for its types and sizes alone: what would be
-    converted holds no weights.
+    `path` may be any part of a split GGUF, or the directory of a run that trained a whole model.
 
-    FeatherbackError, one sentence, if it cannot be opened or is not a model Featherback computes exactly.
+    `quantize` (q4_0 or q8_0): convert the matrices of a Hugging Face folder to this type. Quantised and MLX folders are
+    converted when they are first opened, into a file in the cache.
+
+    `without_converting`: the model has the types and sizes that it would have after conversion, but no weights.
+
+    Raises FeatherbackError if the model cannot be opened, or if Featherback cannot compute it exactly.
     """
     path = Path(path)
     if quantize not in (NONE, *QUANTIZE):
@@ -61,47 +66,54 @@ def load(path: str | Path, quantize: str = NONE, *, kind: type[Model] = Model, f
     if path.is_dir() and not (path / CONFIG).is_file():
         path = next((each for each in results(path) if each.exists()), path)
     if path.is_dir():
-        return _load_folder(path, quantize, kind, foresee)
+        return _load_folder(path, quantize, kind, without_converting)
     if path.suffix == ".safetensors":
-        raise FeatherbackError(f"{path} holds weights only; give the folder that it lies in with its {CONFIG}.")
+        raise FeatherbackError(f"{path} holds only weights; name the folder that also has the {CONFIG}: {path.parent}")
     if quantize != NONE:
         raise FeatherbackError(
-            f"{path} is a GGUF file, whose weights are used as they are; {argument('quantize')} is for Hugging Face "
-            f"folders."
+            f"{path} is a GGUF file, whose weights are used as they are; remove {argument('quantize')}, which is for "
+            f"Hugging Face folders."
         )
-    return _load_gguf(path, kind)
+    return _load_gguf(path, kind, without_converting)
 
 
-def _load_gguf(path: Path, kind: type[Model]) -> Model:
+def _load_gguf(path: Path, kind: type[Model], without_converting: bool) -> Model:
     file = open_gguf(path)
     try:
         architecture = file.metadata.get("general.architecture")
         if not isinstance(architecture, str):
             raise FeatherbackError(f"{path} has no metadata key general.architecture.")
         if (stated := file.metadata.get("general.type", "model")) != "model":
-            raise FeatherbackError(f"{path} holds a GGUF of type {shown(stated)}, not a model.")
+            raise FeatherbackError(f"{path} holds a GGUF of type {excerpt(stated)}, not a model.")
         family = families.of_architecture(architecture, path)
         config = family.read_gguf(GGUFKeys(file, architecture))
-        return kind(file, config, "gguf", family.naming(None), family.also_used)
+        naming = family.naming(None)
+        if not ternary.needs_conversion(file):
+            return kind(file, config, "gguf", naming, family.also_used)
+        source = ternary.TernaryGGUF(file)
+        store = _converted(source, config, naming, family.also_used, without_converting)
     except BaseException:
         file.close()
         raise
+    return _made(kind, store, config, "gguf", naming)
 
 
 def _of_adapter(run: Path) -> str:
-    """What to do with the directory of a run that trained an adapter, where a model is wanted."""
+    """The message about the directory of a run that trained an adapter, when a model is needed."""
     record = read_json(run / private.RUN_FILE)
     options = record.get("configuration") if isinstance(record, dict) else None
     recorded = options.get("model") if isinstance(options, dict) else None
-    model = recorded if isinstance(recorded, str) else "MODEL"
+    gone = isinstance(recorded, str) and not Path(recorded).exists()
+    model = recorded if isinstance(recorded, str) and not gone else "MODEL"
     if in_python():
         use = f"{model!r}, with {argument('adapter', run)}"
     else:
         use = quoted("featherback", "chat", model, "--adapter", run)
-    return f"{run} is a run that trained an adapter; use it with its model: {use}"
+    moved = f" (which is no longer at {recorded})" if gone else ""
+    return f"{run} is a run that trained an adapter; use it with its model{moved}: {use}"
 
 
-def _load_folder(path: Path, quantize: str, kind: type[Model], foresee: bool) -> Model:
+def _load_folder(path: Path, quantize: str, kind: type[Model], without_converting: bool) -> Model:
     if not (path / CONFIG).is_file():
         if (path / private.RUN_FILE).is_file():
             raise FeatherbackError(_of_adapter(path))
@@ -109,45 +121,69 @@ def _load_folder(path: Path, quantize: str, kind: type[Model], foresee: bool) ->
     entries = read_json(path / CONFIG)
     if not isinstance(entries, dict):
         raise FeatherbackError(f"{path / CONFIG} is not a JSON object.")
-    packed = entries.pop(mlx.QUANTIZATION, None)
-    if packed is not None and entries.get(mlx.COPY) == packed:
-        del entries[mlx.COPY]
-    if packed is not None and quantize != NONE:
+    found = ((module, module.take(entries, path / CONFIG)) for module in (mlx, ternary))
+    stated_by, packed = next((each for each in found if each[1] is not None), (None, None))
+    if stated_by is not None and quantize != NONE:
         raise FeatherbackError(
-            f"{path} is quantised already, by MLX; leave {argument('quantize')} out, or name the folder that it was "
-            f"made of."
+            f"{path} is already quantised, {stated_by.TITLE}; remove {argument('quantize')}, or name the folder that "
+            f"it was made from."
         )
     family = families.of_model_type(entries.get("model_type"), path)
     stated = HFConfig(path / CONFIG, entries)
     config, naming = family.read_hf(stated), family.naming(stated)
-    if packed is None and quantize == NONE:
+    source: Source | None
+    if isinstance(packed, ternary.Quantization):
+        source = ternary.TernaryFolder(path, packed, naming.tensors)
+    elif packed is not None:
+        source = mlx.MLXFolder(path, packed)
+    else:
         folder = SafetensorsFolder(path)
         try:
-            return kind(folder, config, "hf", naming, _ignored(folder, config, naming))
+            source = family.conversion(folder, config)
+            if source is not None and quantize != NONE:
+                raise FeatherbackError(
+                    f"{path} is converted to {source.label} weights when it is opened; remove {argument('quantize')}."
+                )
+            if source is None and quantize == NONE:
+                return kind(folder, config, "hf", naming, _ignored(folder, config, naming))
         except BaseException:
             folder.close()
             raise
-    source: Source
-    store: TensorStore
-    source = Quantizing(SafetensorsFolder(path), quantize) if packed is None else mlx.MLXFolder(path, packed)
+        source = source or Quantizing(folder, quantize)
     try:
-        check(source, config, naming.tensors, _ignored(source, config, naming))
-        shapes = tensor_shapes(config, naming.tensors)
-        store = Foreseen(source, shapes) if foresee else converted(source, shapes)
+        store = _converted(source, config, naming, _ignored(source, config, naming), without_converting)
     except BaseException:
         source.close()
         raise
-    if not foresee:
-        source.close()
+    return _made(kind, store, config, "hf", naming, quantize)
+
+
+def _converted(
+    source: Source, config: ModelConfig, naming: Naming, also_used: tuple[str, ...], without_converting: bool
+) -> TensorStore:
+    """The converted weights of a source, which is closed, or their types and sizes, which keep it open."""
+    check(source, config, naming.tensors, also_used)
+    shapes = tensor_shapes(config, naming.tensors)
+    if without_converting:
+        return UnconvertedWeights(source, shapes)
+    store = converted(source, shapes)
+    source.close()
+    return store
+
+
+def _made(
+    kind: type[M], store: TensorStore, config: ModelConfig, source: str, naming: Naming, quantize: str = NONE
+) -> M:
+    """Make the model of converted weights."""
     try:
-        return kind(store, config, "hf", naming, quantize=quantize)
+        return kind(store, config, source, naming, quantize=quantize)
     except BaseException:
         store.close()
         raise
 
 
 def _ignored(store: Named, config: ModelConfig, naming: Naming) -> tuple[str, ...]:
-    """The tensors that a folder holds beside those of the model."""
+    """The tensors of a folder that the model does not need."""
     ignored = [name for name in store.tensors if _DERIVED.fullmatch(name) or name.startswith(naming.others)]
     if config.tie_word_embeddings:  # some checkpoints save the shared matrix under both names
         ignored.append(naming.tensors["lm_head"])

@@ -1,28 +1,27 @@
-"""An adapter of a model, of any kind (`nn/adapters/`). One layer's values are one flat vector (`Layout`).
+"""Adapters of a model, of any kind (`nn/adapters/`). The values of a layer are one flat vector (`Layout`).
 
-Outside this class, names and layouts are PEFT's: reading and writing permutes rows of q and k where the model file has
-them in another order.
+Callers see PEFT's names and layouts. If the model file stores the rows of q and k in another order, reading and writing
+permutes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.engine.backend.device import Device
-from featherback.engine.backend.protocol import Array
 from featherback.engine.formats.matrix import Matrix
-from featherback.engine.host.paged import PagedArray
+from featherback.engine.host.paged import LayerRows, PagedArray
 from featherback.errors import FeatherbackError
+from featherback.models.architecture.layer_choice import ALL, described_layers, layer_words
 from featherback.models.architecture.names import hf_module, short
-from featherback.models.architecture.permute import gguf_to_hf_rows, hf_to_gguf_rows
-from featherback.models.form import Form, Layout, Place
+from featherback.models.architecture.permute import hf_to_gguf_rows
+from featherback.models.form import Form, LayerTarget, Layout
 from featherback.models.model import Model
 from featherback.models.streams import floats_of, give_back, row_blocks
 from featherback.nn.adapters import made
@@ -33,48 +32,55 @@ State = dict[str, Float32]
 
 
 class Adapter:
-    """An adapter of `model` as `form` says. `seed` None: all zeros, to be loaded. `path`: file for the parameters
-    (None: in RAM). FeatherbackError for an unknown target.
+    """An adapter of `model`, of the kinds in `form`.
+
+    `seed`: for the initial values; None: all zeros, to be loaded. `path`: the file for the parameters; None: in RAM.
+    Raises FeatherbackError for an unknown target.
     """
 
     def __init__(self, model: Model, form: Form, seed: int | None = 0, path: str | Path | None = None) -> None:
         self.model = model
         self.layout = Layout(model.blocks, form)
         self._fixed: PagedArray | None = None
-        self.parameters = PagedArray(self.layout.slots.layers, self.layout.size, path)
+        self.parameters = PagedArray(self.layout.slots.layers, self.layout.size, path, self.layout.adapted)
         if seed is not None:
             self._initialise(seed)
 
     def __repr__(self) -> str:
         values = sum(slot.size for layer in range(self.layout.slots.layers) for slot in self.layout.slots.layer(layer))
         return (
-            f"{self.form.kind.title}({self.form.widest.kind.describe()}, on {short(self.targets)}, {values:,} values, "
-            f"of {self.model.path.name!r})"
+            f"{self.form.kind.title}({self.form.widest.kind.describe()}, on {short(self.targets)}, "
+            f"{described_layers(self.form.layers)}{values:,} values, of {self.model.path.name!r})"
         )
 
     @property
     def form(self) -> Form:
-        """What it is beside its values."""
+        """The kind, targets and exceptions of the adapter."""
         return self.layout.form
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The projections that are adapted."""
+        """The adapted projections."""
         return self.form.targets
 
     @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that are adapted."""
+        return self.layout.adapted
+
+    @property
     def rank(self) -> int:
-        """The usual rank; 0 for a kind without."""
+        """The rank of projections that are not exceptions; 0 for a kind without rank."""
         return self.form.kind.width
 
     @property
     def alpha(self) -> float | None:
-        """The usual alpha; None for a kind without."""
+        """The alpha of projections that are not exceptions; None for a kind without alpha."""
         return self.form.options["alpha"]
 
     @property
     def dropout(self) -> float:
-        """The share of the inputs dropped in training."""
+        """The share of inputs that dropout sets to zero in training."""
         return float(getattr(self.form.kind, "dropout", 0.0))
 
     @dropout.setter
@@ -84,53 +90,52 @@ class Adapter:
 
     @property
     def draws(self) -> bool:
-        """Whether training draws random numbers for it."""
+        """Whether training draws random numbers for this kind, for example for dropout."""
         return self.form.kind.draws
 
     @property
     def layer_size(self) -> int:
-        """Parameters of a layer."""
+        """The number of parameters of a layer."""
         return self.layout.size
 
     def layer_state(self, layer: int, values: PagedArray | None = None) -> State:
-        """One layer of `values` (default: the parameters; or gradients) with PEFT's names and layouts."""
+        """Return one layer of `values` (default: the parameters) as {name: float32}, in PEFT's names and layouts."""
         flat = np.empty(self.layer_size, np.float32)
         (values or self.parameters).read(layer, flat)
         state = {}
         for target, found in self.layout.view(layer, flat).items():
-            rows = self._rows(layer, target, gguf_to_hf_rows)
+            orders = [np.argsort(order) for order in self._orders(layer, target)]
             for name, part in self.layout.parts(layer, target).items():
-                state[self.name(layer, target, name)] = part.outside(found[part.slot], rows)
+                state[self.name(layer, target, name)] = part.outside(found[part.slot], *orders)
         return state
 
     def load_layer_state(self, layer: int, state: State) -> None:
-        """Replace one layer's parameters; `state` as from layer_state."""
-        flat = np.zeros(self.layer_size, np.float32)  # a layer with less to adapt does not fill it
+        """Replace the parameters of a layer. `state`: as `layer_state` returns it."""
+        flat = np.zeros(self.layer_size, np.float32)  # a layer with fewer projections does not fill the vector
         for target, found in self.layout.view(layer, flat).items():
-            rows = self._rows(layer, target, hf_to_gguf_rows)
+            orders = self._orders(layer, target)
             for name, part in self.layout.parts(layer, target).items():
-                found[part.slot][...] = part.inside(state[self.name(layer, target, name)], rows)
+                found[part.slot][...] = part.inside(state[self.name(layer, target, name)], *orders)
         self.parameters.write(layer, flat)
 
     def state(self, values: PagedArray | None = None) -> State:
-        """All layers of `values` (default: the parameters): {name: float32}, in PEFT's names and layouts."""
-        return {
-            name: array
-            for layer in range(self.parameters.layers)
-            for name, array in self.layer_state(layer, values).items()
-        }
+        """Return all layers of `values` (default: the parameters) as {name: float32}, in PEFT's names and layouts."""
+        return {name: array for layer in self.layout.adapted for name, array in self.layer_state(layer, values).items()}
 
     def load_state(self, state: State) -> None:
-        """Replace all parameters; FeatherbackError naming every missing, unknown, misshapen or non-finite tensor."""
+        """Replace all parameters.
+
+        Raises FeatherbackError, which names every tensor that is missing, unknown, not finite or of another shape.
+        """
         problems = list(self._problems(state))
         if problems:
             raise FeatherbackError("The adapter does not fit this model: " + "; ".join(problems) + ".")
-        for layer in range(self.parameters.layers):
+        for layer in self.layout.adapted:
             self.load_layer_state(layer, state)
 
     @contextmanager
     def holding(self, values: PagedArray) -> Iterator[None]:
-        """Within, the parameters are `values` (layers, size), which stay their owner's."""
+        """Use `values`, shape (layers, size), as the parameters inside the context. The caller closes them."""
         own, self.parameters = self.parameters, values
         try:
             yield
@@ -138,10 +143,10 @@ class Adapter:
             self.parameters = own
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every tensor, with PEFT's names and layouts, in order."""
+        """Name -> shape of every tensor, in PEFT's names and layouts, in order."""
         return {
             self.name(layer, target, name): part.stored
-            for layer in range(self.parameters.layers)
+            for layer in self.layout.adapted
             for target in self.layout.kinds(layer)
             for name, part in self.layout.parts(layer, target).items()
         }
@@ -152,7 +157,7 @@ class Adapter:
             if name not in state:
                 yield f"{name} is missing"
             elif np.shape(state[name]) != shape:
-                yield f"{name} is {np.shape(state[name])}, not {shape}"
+                yield f"{name} has shape {np.shape(state[name])}, not {shape}"
             elif not np.isfinite(state[name]).all():
                 yield f"{name} holds NaN or infinity"
         for name in state:
@@ -162,7 +167,7 @@ class Adapter:
     def _initialise(self, seed: int) -> None:
         flat, numbers = np.zeros(self.layer_size, np.float32), adaptable(self.model.blocks)
         fixed = np.empty(self.layout.fixed.size, np.float32)
-        for layer in range(self.parameters.layers):
+        for layer in self.layout.adapted:
             if fixed.size:
                 self.fixed.read(layer, fixed)
             places, kinds = self.layout.fixed.view(layer, fixed), self.layout.kinds(layer)
@@ -172,54 +177,61 @@ class Adapter:
 
     @property
     def fixed(self) -> PagedArray:
-        """What is measured of the base, beside the parameters. All of the model's rows are read for it, once."""
+        """Values measured from the base model's weights (for DoRA, squared row norms).
+
+        The first access reads all weights of the adapted projections.
+        """
         if self._fixed is None:
             place = self.parameters.path and self.parameters.path.with_name("squares.f32")
-            self._fixed = PagedArray(self.parameters.layers, self.layout.fixed.size, place)
+            self._fixed = self.parameters.alike(self.layout.fixed.size, place)
             flat = np.zeros(self._fixed.size, np.float32)
-            for layer in range(self._fixed.layers):
+            for layer in self._fixed.rows:
                 self.measured.read(layer, flat)
                 self._fixed.write(layer, flat)
         return self._fixed
 
     @property
     def measured(self) -> Measured:
-        """The same, measured whenever it is read."""
+        """The same values, but measured again at each read, which needs no storage."""
         return Measured(self.model, self.layout)
 
     def close(self) -> None:
-        """Close files."""
+        """Close the files of the parameters and of the fixed values."""
         self.parameters.close()
         if self._fixed is not None:
             self._fixed.close()
 
     def name(self, layer: int, target: str, part: str) -> str:
-        """PEFT's name of a trained tensor of a projection, without its prefix."""
+        """The name of a trained tensor in PEFT, without PEFT's prefix."""
         return f"{self.module(layer, target)}.{self.layout.parts(layer, target)[part].peft}"
 
     def module(self, layer: int, target: str) -> str:
-        """Hugging Face's name of a projection: "model.layers.3.self_attn.q_proj"."""
+        """The name of a projection in Hugging Face's model, such as "model.layers.3.self_attn.q_proj"."""
         return hf_module(self.model.naming.modules, layer, target)
 
-    def _rows(self, layer: int, target: str, order: Callable[[int, int], NDArray[np.intp]]) -> NDArray[np.intp]:
-        """The order of an output's rows beyond the border."""
-        return self.model.blocks[layer].row_order(target, order)
+    def _orders(self, layer: int, target: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """The indices that turn PEFT's order of outputs and of inputs into that of the model file."""
+        block = self.model.blocks[layer]
+        return block.row_order(target, hf_to_gguf_rows), block.column_order(target)
 
 
 class Pair(NamedTuple):
-    """Rank and alpha of one projection."""
+    """The rank and alpha of a projection."""
 
     rank: int
     alpha: float
 
 
 class LoRA(Adapter):
-    """A low-rank adapter of `model`: A from `seed`, B zero, so that it starts as no change.
+    """A low-rank adapter of `model`. A is drawn from `seed` and B is zero, so the adapter begins without effect.
 
-    `targets`: "all", "q,v" or a list. `seed` None: all zeros, to be loaded. `path`: file for the parameters (None: in
-    RAM). `rslora`: scaled by alpha / sqrt(rank) instead of alpha / rank. `dora`: with magnitudes, at first those of the
-    model's rows. `exceptions`: where rank and alpha are others; None: nothing is adapted there.
-    FeatherbackError for a rank or an alpha that is not positive, or an unknown target.
+    `targets`: "all", "q,v" or a list of names. `seed` None: all values are zero, to be loaded. `path`: the file for the
+    parameters; None: in RAM. `rslora`: the scale is alpha / sqrt(rank) instead of alpha / rank. `dora`: train also a
+    magnitude per row, which begins as the length of the model's row. `exceptions`: projections with another rank and
+    alpha; None: not adapted. `layers`: the adapted layers: "all", "last:8", "last:25%", "0,5,10-20", or a list of them.
+
+    Raises FeatherbackError for a rank or an alpha that is not positive, for an unknown target, and for layers that the
+    model does not have.
     """
 
     def __init__(
@@ -232,34 +244,32 @@ class LoRA(Adapter):
         path: str | Path | None = None,
         *,
         rslora: bool = False,
-        exceptions: Mapping[Place, Pair | None] | None = None,
+        exceptions: Mapping[LayerTarget, Pair | None] | None = None,
         dora: bool = False,
+        layers: str | int | Iterable[str | int] = ALL,
     ) -> None:
         kind = made({"rank": rank, "alpha": alpha, "rslora": rslora, "dora": dora})
         others = {place: pair and replace(kind, **pair._asdict()) for place, pair in (exceptions or {}).items()}
-        super().__init__(model, Form(kind, targets, others), seed, path)  # type: ignore[arg-type]
+        form = Form(kind, targets, others, layer_words(layers))  # type: ignore[arg-type]
+        super().__init__(model, form, seed, path)
 
 
-class Measured(NamedTuple):
-    """What an adapter's kinds measure of a model's weights."""
+@dataclass(frozen=True)
+class Measured(LayerRows):
+    """The fixed values of an adapter's kinds (squared row norms, for DoRA), measured anew at each read."""
 
     model: Model
     layout: Layout
 
     def read(self, layer: int, out: Float32) -> None:
-        """Measure a layer: out (fixed size,)."""
+        """Measure a layer into `out`, shape (layout.fixed.size,)."""
         matrices, kinds = self.model.layer(layer).matrices, self.layout.kinds(layer)
         for target, values in self.layout.fixed.view(layer, out).items():
             kinds[target].measure(_rows_of(matrices[target]), values, target, layer)
 
-    def fetch(self, layer: int, out: Array, on: Device) -> None:
-        """The same, for an array of a device."""
-        with on.backend.host(out, write=True) as values:
-            self.read(layer, values)
-
 
 def _rows_of(stored: Matrix) -> Iterator[tuple[int, int, Float32]]:
-    """The rows of a matrix as float32, a few at a time."""
+    """Yield (first row, last row, values) of a matrix: a few rows at a time, as float32."""
     for first, last in row_blocks(stored.rows, stored.cols):
         yield first, last, floats_of(stored.rows_between(first, last))
         give_back(stored.data)

@@ -1,4 +1,4 @@
-"""A loaded model: its configuration, its layers, and handles of its weights, which stay on disk."""
+"""A loaded model: configuration, layers, and handles of the weights, which stay on disk."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.names import Naming
 from featherback.models.layout import check, layer_shapes, top_shapes
 from featherback.nn.block import rotaries
-from featherback.nn.loss import Head
 
 Vector = NDArray[np.float32]
 
 
 class Model:
-    """A model on disk. Holding one costs almost no memory: the weights are views of a memory map.
+    """A model on disk. It takes almost no memory, because the weights are views of a memory map.
 
-    Rows of q and k (weights and biases) are in the order of the file; `config.rope_interleaved` says which.
+    The rows of q and k (weights and biases) are in the order of the file, which `config.rope_interleaved` says.
     """
 
     def __init__(
@@ -37,11 +36,11 @@ class Model:
         also_used: tuple[str, ...] = (),
         quantize: str = "none",
     ) -> None:
-        """Take the weights of `config` out of `store`; FeatherbackError if they do not fit."""
+        """Find the weights of `config` in `store`. Raises FeatherbackError if names or shapes do not fit."""
         self.config = config
         self.family = family = families.family_of(config)
         self.source = source  # "gguf" or "hf"
-        self.quantize = quantize  # what the folder's matrices were converted to, as --quantize has it
+        self.quantize = quantize  # the value of --quantize that the folder was opened with
         self.naming = naming
         self._names = naming.tensors
         self._norm_offset = family.hf_norm_offset if source == "hf" else 0.0
@@ -54,12 +53,12 @@ class Model:
         lm_head = (  # (vocab, D)
             self.embed_tokens if config.tie_word_embeddings else matrix(store, self._names["lm_head"])
         )
-        # The norm is copied: reading it in place may map 2 MB of the file around it.
+        # The norm is copied, because reading it in place may map 2 MB of the file around it.
         norm = np.empty(config.hidden_size, np.float32)
-        softcap, divisor = family.logit_softcap(config), family.logit_divisor(config)
-        self.head = Head(norm, lm_head, family.norm_eps(config), softcap, divisor)
+        self.top_vectors = {part: self._vector(part, self._names[part]) for part in family.top_vectors(config)}
+        self.head = family.head(config, norm, lm_head, self.top_vectors)
         self.read_norm()
-        # So that a norm of a strange type fails now, not in training.
+        # A norm of an unsupported type then fails here, not in training.
         for layer in range(config.num_hidden_layers):
             self.layer(layer)
 
@@ -70,16 +69,16 @@ class Model:
 
     @property
     def store(self) -> TensorStore:
-        """The file, or the files, that its tensors lie in."""
+        """The file or files that hold the tensors."""
         return self._store
 
     @property
     def files(self) -> set[Path]:
-        """The files that are mapped."""
+        """The mapped files."""
         return {self._store.file_of(name) for name in self._store.tensors}
 
     def layer(self, index: int) -> LayerWeights:
-        """Handles of the weights of layer `index`, counted from 0."""
+        """Return handles of the weights of a layer. `index` counts from 0."""
         self.check_open()
         if not 0 <= index < self.config.num_hidden_layers:
             raise IndexError(f"layer {index} of {self.config.num_hidden_layers}")
@@ -92,17 +91,17 @@ class Model:
 
     @property
     def tables(self) -> list[Matrix]:
-        """The embedding and the head; one matrix where they are the same."""
+        """The matrices of the embedding and the head; one matrix if they are tied."""
         head = self.head.weight
         return [self.embed_tokens] if head is self.embed_tokens else [self.embed_tokens, head]
 
     def read_norm(self) -> None:
-        """Take the final norm from its file, again if that has changed; logits = (rms(x) g / c) W^T."""
-        with np.errstate(all="ignore"):  # a file may hold NaN: that is found where they are named (models.finite)
+        """Read the final norm's weights g from the file; logits = (rms(x) g / c) W^T."""
+        with np.errstate(all="ignore"):  # a file may hold NaN, which `models.finite` reports with the tensor's name
             np.divide(self._vector("norm", self._names["norm"]), np.float32(self.head.divisor), out=self.head.norm)
 
     def stored_name(self, part: str, layer: int | None = None) -> str:
-        """What the file calls a part of the model, such as "q_proj" of a layer."""
+        """The name in the file of a part of the model, such as "q_proj" of a layer."""
         return self._names[part].format(layer)
 
     def __repr__(self) -> str:
@@ -113,12 +112,12 @@ class Model:
         return f"Model({self.path.name!r}, {c.architecture}, {c.num_hidden_layers} layers, {size} parameters, {kinds})"
 
     def check_open(self) -> None:
-        """FeatherbackError if it was closed."""
+        """Raise FeatherbackError if the model was closed."""
         if self._closed:
             raise FeatherbackError(f"The model {self.path} is closed; load it again.")
 
     def close(self) -> None:
-        """Close the files; weights already taken stay valid. Whatever needs others fails with a FeatherbackError."""
+        """Close the files. Weights that were read before stay valid; reading others raises FeatherbackError."""
         self._closed = True
         self._store.close()
 
@@ -130,13 +129,13 @@ class Model:
 
 
 def parameters(model: Model) -> int:
-    """Number of weights, norms and biases among them; a tied head is counted once."""
+    """The number of weights, including norms and biases. A tied head counts once."""
     parts = [top_shapes(model.config), *layer_shapes(model.config)]
     return sum(prod(shape) for part in parts for shape in part.values())
 
 
 def formats(model: Model) -> list[str]:
-    """The number formats of its matrices, the commonest (by bytes) first."""
+    """The tensor types of the matrices, the one with the most bytes first."""
     count: Counter[str] = Counter()
     for each in matrices(model):
         count[each.type.name] += each.nbytes
@@ -144,6 +143,6 @@ def formats(model: Model) -> list[str]:
 
 
 def matrices(model: Model) -> list[Matrix]:
-    """Its matrices, a tied head counted once."""
+    """All matrices of the model. A tied head is listed once."""
     layers = (model.layer(i).matrices.values() for i in range(model.config.num_hidden_layers))
     return model.tables + [each for layer in layers for each in layer]

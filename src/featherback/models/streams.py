@@ -1,4 +1,4 @@
-"""Stored weights read through in little memory, a few rows at a time."""
+"""Read, convert and copy stored weights a few rows at a time, in little memory."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ from featherback.engine.formats.writer import Buffer, OutTensor
 from featherback.errors import FeatherbackError
 
 VALUES = 1 << 18
-"""Weights that are held at once, in a handful of arrays."""
+"""Number of weights that are held in memory at once."""
 PIECE = 1 << 20
-"""Bytes that are copied at once."""
+"""Number of bytes that are copied at once."""
 
 
 def row_blocks(rows: int, cols: int) -> Iterator[tuple[int, int]]:
-    """[first, last) of as many rows at a time as hold VALUES weights, at least one."""
+    """Yield ranges [first, last) of rows that hold about VALUES weights each, at least one row."""
     step = max(1, VALUES // cols)
     return ((first, min(first + step, rows)) for first in range(0, rows, step))
 
 
 def floats_of(matrix: Matrix) -> NDArray[np.float32]:
-    """A matrix, or rows of one, as float32 (rows, cols)."""
+    """Dequantise a matrix, or rows of one, to float32 (rows, cols)."""
     values = np.empty(matrix.shape, np.float32)
     kernels.dequantize(kernels.matrix(matrix), values)
     return values
 
 
 def give_back(*views: NDArray[np.uint8]) -> None:
-    """Unmap all pages of the files that these mapped bytes lie in.
+    """Unmap all pages of the files that hold these bytes.
 
-    Not only those bytes: touching what follows them maps up to 2 MB around it, what was read before among it.
+    Unmapping only these bytes is not enough: touching the bytes after them maps up to 2 MB around, including pages that
+    were read before.
     """
     files = (view if view.base is None else view.base for view in views)
     for file in {id(file): file for file in files}.values():
@@ -47,7 +48,7 @@ def give_back(*views: NDArray[np.uint8]) -> None:
 
 
 def copied(data: NDArray[np.uint8]) -> Iterator[memoryview]:
-    """Mapped bytes, piece by piece; their pages are given back."""
+    """Yield mapped bytes piece by piece, and unmap their pages."""
     for at in range(0, data.size, PIECE):
         piece = data[at : at + PIECE]
         yield piece.data
@@ -55,9 +56,9 @@ def copied(data: NDArray[np.uint8]) -> Iterator[memoryview]:
 
 
 def quantized(matrix: Matrix, kind: TensorType, name: str) -> Iterator[memoryview]:
-    """The bytes of a mapped matrix stored as `kind`; its pages are given back.
+    """Yield the bytes of a mapped matrix converted to `kind`, and unmap its pages.
 
-    FeatherbackError, naming the tensor, if it holds a value that `kind` cannot.
+    Raises FeatherbackError, naming the tensor, if `kind` cannot represent one of its values.
     """
     for first, last in row_blocks(*matrix.shape):
         rows = matrix.rows_between(first, last)
@@ -66,19 +67,19 @@ def quantized(matrix: Matrix, kind: TensorType, name: str) -> Iterator[memoryvie
                 data = quantize(_finite(floats_of(rows)), kind)
         except FloatingPointError:
             raise FeatherbackError(
-                f"Tensor {name} of {matrix.home} holds a value that {kind.name} cannot; "
-                f"leave {argument('quantize')} out."
+                f"Tensor {name} of {matrix.home} holds a value that {kind.name} cannot represent; "
+                f"remove {argument('quantize')}."
             ) from None
         yield data.data
         give_back(matrix.data)
 
 
 def counted(tensors: Iterable[OutTensor], wrote: Callable[[int], None]) -> list[OutTensor]:
-    """The tensors; `wrote` is told of every piece of their bytes, how many there are, once it is written."""
-    return [replace(tensor, chunks=partial(_told, tensor, wrote)) for tensor in tensors]
+    """Return the tensors, which now call `wrote` with the number of bytes after each piece is written."""
+    return [replace(tensor, chunks=partial(_counting, tensor, wrote)) for tensor in tensors]
 
 
-def _told(tensor: OutTensor, wrote: Callable[[int], None]) -> Iterator[Buffer]:
+def _counting(tensor: OutTensor, wrote: Callable[[int], None]) -> Iterator[Buffer]:
     for chunk in tensor.chunks():
         yield chunk
         wrote(len(chunk))

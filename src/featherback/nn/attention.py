@@ -1,14 +1,15 @@
 """Attention, a branch of a block.
 
 Forward:   n = rms(x) g;   q, k, v = lin(n);   q, k = rope(norm(q)), rope(norm(k));   o = attention(q, k, v)
-           x += lin_o(o), or rms(lin_o(o)) g' in families with a norm behind it; n = x in those without one before
+           x += lin_o(o), or rms(lin_o(o)) g' in families with a norm after it; n = x in those without one before
 
-The carry is keys and values: of all tokens of a batch in training, of all tokens so far in decoding. In a backward pass
-of several spans it also has their gradients dk and dv, summed over spans. Queries of a key's own span and of later ones
-see it, and later spans go back first: so a span's rows of dk and dv are complete when its own turn comes.
+The carry holds keys and values: of all tokens of a batch in training, of all tokens so far in decoding. In a backward
+pass of several spans it also holds their gradients dk and dv, summed over spans. A key is seen by queries of its own
+span and of later ones, and later spans come first in the backward pass. So a span's rows of dk and dv are complete when
+its turn comes.
 
-Memory: k, v (T', K) of all tokens lie in the carry, until the layer is done. q, o (T, Q) and lse lie in the state, in
-the caller's frame. n (T, D) is freed after the projections, and computed again in the backward pass. dq, dk, dv are
+Memory: k, v (T', K) of all tokens are in the carry until the layer is done. q, o (T, Q) and lse are in the state, in
+the caller's frame. n (T, D) is freed after the projections and computed again in the backward pass. dq, dk, dv are
 freed at the end of `backward`. Scores exist tile by tile, inside the kernel. See docs/derivations/attention.md.
 """
 
@@ -29,57 +30,69 @@ from featherback.nn.rope import Rotary
 from featherback.nn.span import Span
 
 Places = Mapping[str, tuple[Array, Array]]
-"""By letter (q, k, v): the array for the product, and the array for its normed and rotated values; often the same."""
+"""Letter (q, k or v) -> the array for the product, and the array for its normed and rotated values. Often both are the
+same array.
+"""
+
+SINKS = "sinks"
 
 FLOAT32 = ("float32",)
-"""The encoding in which factors of the scores are kept."""
+"""The encoding in which the factors of the scores are kept."""
 
 NO_H: Mapping[str, Array | None] = {}
-"""No room for h (T, r), which adapters read. By stored projection: the parts of a fused one share one h."""
+"""An empty mapping: no arrays for the adapters' h (T, r).
+
+In such mappings, a key is the name of a stored projection. All parts of a fused projection share one h.
+"""
 
 
 @dataclass(frozen=True)
 class KeyValues:
-    """The carry: keys and values of all T' tokens of a batch, rows in the order of the tokens."""
+    """The carry: keys and values of all T' tokens of a batch, one row per token in order."""
 
     k: Array  # (T', K), normed and rotated
     v: Array  # (T', K)
-    k_raw: Array | None = None  # (T', K), k before its norm; None where the norm overwrites it, or there is none
-    gathered: tuple[Array, Array] | None = None  # dk and dv (T', K), sums over spans; None: one span, or no backward
+    k_raw: Array | None = None  # (T', K), k before its norm; None if the norm is in place, or there is none
+    gathered: tuple[Array, Array] | None = None  # dk and dv (T', K), summed over spans; None: one span, or no backward
 
     def seen(self, span: Span) -> tuple[Array, Array]:
-        """The rows of k and v that the span's queries may see."""
+        """Return the rows of k and v that the span's queries may see."""
         return self.k[span.seen], self.v[span.seen]
 
     def places(self, span: Span) -> Places:
-        """The span's own rows of k and v, to be written or read."""
+        """Return the span's own rows of k and v."""
         k, v = self.k[span.own], self.v[span.own]
         return {"k": (k if self.k_raw is None else self.k_raw[span.own], k), "v": (v, v)}
 
 
 @dataclass(frozen=True)
 class AttentionState:
-    """What a span's output and backward pass need: kept intermediates, or arrays of the caller's frame."""
+    """What the output and the backward pass of a span need: kept intermediates, or arrays of the caller's frame."""
 
     q: Array  # (T, Q), normed and rotated
-    q_raw: Array  # (T, Q), before the norm; q itself, if that was in place
+    q_raw: Array  # (T, Q), before the norm; q itself if the norm is in place
     o: Array  # (T, Q), an operand
-    lse: Array | None  # (heads, T), the log of each score row's sum of exponentials; None in decoding
-    probabilities: Array | None  # (heads * T, keys), only as plain autodiff holds them
-    out: Array | None  # (T, D): lin_o(o), if a norm follows it, or its adapter reads it
-    h: Mapping[str, Array | None]  # (T, r), what adapters read from n, if it stays for backward; by stored projection
+    lse: Array | None  # (heads, T), the log of the sum of exponentials of each score row; None in decoding
+    probabilities: Array | None  # (heads * T, keys), only for MeBP, which holds what plain autodiff holds
+    out: Array | None  # (T, D): lin_o(o), if a norm follows it or its adapter reads it
+    h: Mapping[str, Array | None]  # (T, r), what adapters read from n, if kept for backward; by stored projection
 
 
 class Attention(Branch):
-    """Causal grouped-query attention, as a family sets it up.
+    """Causal grouped-query attention, as configured by a family.
 
-    `interleaved`: the rows of q and k that rotate together are neighbours in the file, as GGUF's llama stores them,
-    also in blocks that do not rotate. `rotary`: None if q and k are not rotated. `fused`: the one projection that holds
-    the rows of q, k and v. `bias`: q, k and v have one. `qk_norm`: q and k have norms, with weights q_norm and k_norm:
-    "heads", of each head by itself, weights (head_dim,); or "whole", of all heads of a token together, weights
-    (heads * head_dim,). `window`: most keys that a query sees, its own included (0: all up to its own). `scale`: of the
-    scores (None: head_dim^-1/2). `softcap`: scores s become cap tanh(s / cap) (0: they stay).
+    `interleaved`: the two rows of q or k that rotate together are neighbours in the file, as GGUF stores the llama
+    family, also in blocks that do not rotate. `rotary`: None if q and k are not rotated. `fused`: the one projection
+    that holds the rows of q, k and v. `bias`: q, k and v have one. `qk_norm`: q and k have norms, with weights q_norm
+    and k_norm: "heads" norms each head by itself, weights (head_dim,); "whole" norms all heads of a token together,
+    weights (heads * head_dim,). `window`: the most keys that a query sees, including its own (0: no limit). `scale`:
+    factor of the scores (None: head_dim^-1/2). `softcap`: scores s become cap tanh(s / cap) (0: off). `output_bias`: o
+    has one, too. `sinks`: each head has a logit, weights sinks (heads,), that takes part in the softmax of every row,
+    with a value of zero.
     """
+
+    q_parts = 1
+    """The columns of q's product for each column of q."""
 
     def __init__(
         self,
@@ -99,6 +112,8 @@ class Attention(Branch):
         window: int = 0,
         scale: float | None = None,
         softcap: float = 0.0,
+        output_bias: bool = False,
+        sinks: bool = False,
     ) -> None:
         self.heads, self.kv_heads, self.head_dim, self.eps = heads, kv_heads, head_dim, eps
         self.rotary, self.window, self.softcap = rotary, window, softcap
@@ -106,7 +121,8 @@ class Attention(Branch):
         self.pre_norm, self.post_norm, self.qk_norm = pre_norm, post_norm, qk_norm
         self.scale = float(np.float32(1) / np.sqrt(np.float32(head_dim))) if scale is None else scale
         self.q_size, self.kv_size = q_size, kv_size = heads * head_dim, kv_heads * head_dim
-        self.parts = row_ranges({"q": q_size, "k": kv_size, "v": kv_size}, fused)
+        q_rows = self.q_parts * q_size
+        self.parts = row_ranges({"q": q_rows, "k": kv_size, "v": kv_size}, fused)
         products = stored_shapes(self.parts, hidden_size)
         self.projections = products | {"o_proj": (hidden_size, q_size)}
         self.vectors: dict[str, tuple[int, ...]] = {name: (hidden_size,) for name in (pre_norm, post_norm) if name}
@@ -115,15 +131,20 @@ class Attention(Branch):
             self.vectors |= {"q_norm": sizes[:1], "k_norm": sizes[1:]}
         if bias:
             self.vectors |= {f"{name.removesuffix('_proj')}_bias": (n,) for name, (n, _) in products.items()}
+        if output_bias:
+            self.vectors |= {"o_bias": (hidden_size,)}
+        if sinks:
+            self.vectors |= {SINKS: (heads,)}
         self.intermediates = {
-            "q": Intermediate(q_size, FLOAT32),
+            "q": Intermediate(q_rows, FLOAT32),
             "k": Intermediate(kv_size, FLOAT32),
             "v": Intermediate(kv_size, FLOAT32),
             "o": Intermediate(q_size),
             "attn_out": Intermediate(hidden_size),
             "lse": Intermediate(heads, FLOAT32, by_head=True),
         }
-        # A bundle: o and lse belong to the q, k, v of their pass. From a rounded checkpoint, q, k, v are others.
+        # Kept as one bundle, because o and lse must come from the same pass as q, k and v. Values of q, k and v that
+        # are recomputed from a rounded checkpoint would differ.
         self.bundles = [("q", "k", "v", "o", "lse"), *([("attn_out",)] if post_norm else [])]
         self.input, self.output = "attn_in", "attn_out"
         self.heads_of_parts = {"q": heads, "k": kv_heads}
@@ -131,17 +152,19 @@ class Attention(Branch):
         self.remembered = {"k": Remembered(kv_size), "v": Remembered(kv_size)}
 
     def shares_prefixes(self, longest: int) -> bool:
-        """Only if no window hides a key, and no rotation depends on the length of the sequence."""
+        """Return whether prefixes may be shared: no window hides a key, no rotation depends on the length."""
         same_rotation = self.rotary is None or not self.rotary.stretches(longest)
         return same_rotation and not 0 < self.window < longest
 
     def carry(self, ctx: Context, tokens: int, kept: Kept = NOTHING, *, backward: bool = False) -> KeyValues:
-        """Arrays for the keys and values of all `tokens`: kept ones, which hold their values in the backward pass, or
-        arrays of the current frame. With `backward` and several spans also dk and dv, zeros.
+        """Return arrays for the keys and values of all `tokens`: kept ones, or arrays of the current frame.
+
+        Kept ones hold their values in the backward pass. With `backward` and several spans there are also dk and dv,
+        zero.
         """
         k, v = (kept.arrays[c] if c in kept else ctx.floats(c, tokens, self.kv_size) for c in ("k", "v"))
         k_raw = None
-        if self.qk_norm and (backward or "k" in kept):  # the kept k is the product, before its norm
+        if self.qk_norm and (backward or "k" in kept):  # what is kept of k is the product, before its norm
             k, k_raw = ctx.floats("k, normed", tokens, self.kv_size), k
         gathered = None
         if backward and ctx.tokens < tokens:
@@ -151,9 +174,11 @@ class Attention(Branch):
         return KeyValues(k, v, k_raw, gathered)
 
     def resumed(self, arrays: Mapping[str, Array]) -> KeyValues:
+        """Return the carry of a decoder: keys and values of all tokens so far."""
         return KeyValues(arrays["k"], arrays["v"])
 
     def rebuild(self, ctx: Context, x: Callable[[], Array], w: BlockWeights, carry: KeyValues, kept: Kept) -> None:
+        """Write the span's rows of k, v = lin(rms(x) g) to the carry, unless all of them are kept."""
         places = carry.places(ctx.span)
         found = places.keys() <= kept.arrays.keys()
         self.project(ctx, None if found else x(), w, places, kept)
@@ -161,33 +186,35 @@ class Attention(Branch):
     def forward(
         self, ctx: Context, x: Array, w: BlockWeights, carry: KeyValues, kept: Kept = NOTHING
     ) -> AttentionState:
+        """o = attention(q, k, v) of a span, with its log-sum-exp; k and v go to the carry."""
         return self._state(ctx, x, w, carry, kept, again=False)
 
     def recompute(
         self, ctx: Context, x: Array, w: BlockWeights, carry: KeyValues, kept: Kept = NOTHING
     ) -> AttentionState:
+        """Like `forward`, for `backward`: kept intermediates are read."""
         return self._state(ctx, x, w, carry, kept, again=True)
 
     def _state(
         self, ctx: Context, x: Array, w: BlockWeights, kv: KeyValues, kept: Kept, *, again: bool
     ) -> AttentionState:
-        """The state of a span of x (T, D), float32 or operand. Its k and v are written to `kv`, unless `rebuild` did.
+        """Return the state of a span of x (T, D), float32 or operand. Writes its k and v to `kv`, unless `rebuild` did.
 
-        Intermediates are written where there is room in `kept`. `again`: for the backward pass, which reads the kept
-        ones and computes only the others.
+        Intermediates are also written to `kept`, where it has arrays for them. With `again`, in the backward pass, kept
+        intermediates are read, and only the others are computed.
         """
         found = kept if again else NOTHING
         q_raw = q = self._place(ctx, kept, "q")
-        if self.qk_norm and (again or "q" in kept):
+        if self.q_parts > 1 or (self.qk_norm and (again or "q" in kept)):
             q = ctx.floats("q, normed", ctx.tokens, self.q_size)
         places = {"q": (q_raw, q), **(kv.places(ctx.span) if kv.gathered is None else {})}
         h: dict[str, Array | None] = {}
         if again and ctx.keep_h:
             for stored in by_stored(self.parts, [letter for letter in places if letter not in found]):
-                h[stored] = w.projections[stored].room_for_h(ctx, ctx.tokens)
+                h[stored] = w.projections[stored].allocate_h(ctx, ctx.tokens)
         self.project(ctx, x, w, places, found, h)
         o = self._place(ctx, kept, "o")
-        # Only decoding has no lse: in training all passes, forward and again, must have the same arithmetic.
+        # Decoding alone has no lse. In training all passes, forward and again, must use the same arithmetic.
         lse = None if ctx.decoding else self._place(ctx, kept, "lse")
         probabilities = None
         if "o" not in found:
@@ -197,14 +224,14 @@ class Attention(Branch):
             ctx.ops.attention(
                 q, k, v, o, lse, self.heads, self.kv_heads, ctx.span.cu_q, ctx.span.cu_k,
                 scale=self.scale, window=self.window, softcap=self.softcap, p=probabilities,
-                prefix=ctx.span.prefix,
+                prefix=ctx.span.prefix, sinks=w.vectors.get(SINKS),
             )  # fmt: skip
         out = None
         if self.post_norm is not None or w.projections["o_proj"].needs_output:
             out = found.rows("attn_out", ctx.span)
             if out is None:
                 out = ctx.floats("output of o_proj", *x.shape)
-                w.projections["o_proj"].run(ctx, o, out)
+                self._project_output(ctx, o, q_raw, w, out)
                 if (place := kept.rows("attn_out", ctx.span)) is not None:
                     ctx.ops.cast(out, place)
         return AttentionState(q, q_raw, o, lse, probabilities, out, h)
@@ -213,10 +240,10 @@ class Attention(Branch):
         self, ctx: Context, x: Array | None, w: BlockWeights, places: Places, found: Kept = NOTHING,
         h: Mapping[str, Array | None] = NO_H,
     ) -> None:  # fmt: skip
-        """Fill `places` from x (T, D): products, then their norms and rotations. Products that are in `found` are read.
+        """Fill `places` from x (T, D): products, then their norms and rotations. Products in `found` are read instead.
 
-        x may be None if all are. `h`: room (T, r) for what adapters read, where it stays; else it is freed here. By
-        stored projection. n (T, D) is freed here.
+        x may be None if all products are in `found`. `h`: arrays (T, r) for what adapters read, by stored projection;
+        without one, h is freed here. n (T, D) is freed here too.
         """
         with ctx.frame():
             n = None if x is None else normed(ctx, "n1", x, w, self.pre_norm, self.eps)
@@ -230,7 +257,7 @@ class Attention(Branch):
                         ctx.release(part.weight)
             for letter, (raw, out) in places.items():
                 if letter not in found or raw is not out:
-                    self._turn(ctx, letter, w, raw, out)
+                    self._norm_and_rotate(ctx, letter, w, raw, out)
 
     def add_output(self, ctx: Context, state: AttentionState, residual: Array, w: BlockWeights) -> None:
         """residual (T, D), float32, += lin_o(o), or its norm."""
@@ -239,20 +266,21 @@ class Attention(Branch):
         elif state.out is not None:
             ctx.ops.scale_columns(state.out, None, residual, accumulate=True)
         else:
-            w.projections["o_proj"].run(ctx, state.o, residual, accumulate=True)
+            self._project_output(ctx, state.o, state.q_raw, w, residual, accumulate=True)
 
     def backward(
         self, ctx: Context, dm: Array, x: Array, state: AttentionState, w: BlockWeights, kv: KeyValues
     ) -> None:
-        """dm (T, D), float32, the gradient of m = x + lin_o(o), or x + its norm, becomes the gradient of x in place."""
+        """Turn dm (T, D), float32, the gradient of m = x + lin_o(o) or x + rms(lin_o(o)) g', into dx, in place."""
         gathered, span = kv.gathered, ctx.span
         with ctx.frame():
-            dq = ctx.floats("dq", ctx.tokens, self.q_size)
+            of_q = ctx.floats("dq", self.q_parts * ctx.tokens, self.q_size)
+            dq = of_q[: ctx.tokens]
             dk, dv = gathered or (ctx.floats(name, ctx.tokens, self.kv_size) for name in ("dk", "dv"))
             with ctx.frame():  # frees do (T, Q) and delta
                 do = ctx.floats("do", ctx.tokens, self.q_size)
                 with ctx.frame():  # frees dy (T, D)
-                    # m = x + lin_o(o), or x + rms(lin_o(o)) g
+                    # m = x + lin_o(o), or x + rms(lin_o(o)) g'
                     dy = ctx.operands("dm, operand", *dm.shape)
                     if self.post_norm is None:
                         ctx.ops.cast(dm, dy)
@@ -260,8 +288,8 @@ class Attention(Branch):
                         norm_backward(ctx, dm, state.out, w, self.post_norm, self.eps, dy, accumulate=False)
                     o_proj = w.projections["o_proj"]
                     o_proj.collect(ctx, dy, state.out)
-                    o_proj.weigh(ctx, dy)
-                    o_proj.backward(ctx, state.o, dy, do)
+                    o_proj.scale_gradient(ctx, dy)
+                    self._project_output_backward(ctx, state, dy, w, do, of_q[ctx.tokens :])
                 # o = attention(q, k, v)
                 delta = ctx.floats("delta", self.heads, ctx.tokens)
                 k, v = kv.seen(span)
@@ -270,11 +298,16 @@ class Attention(Branch):
                     self.heads, self.kv_heads, span.cu_q, span.cu_k, scale=self.scale, window=self.window,
                     softcap=self.softcap, p=state.probabilities, accumulate=gathered is not None, prefix=span.prefix,
                 )  # fmt: skip
-            # n = rms(x) g (T, D), computed again: cheaper than to hold it through the MLP's backward pass
+                if w.sink is not None and SINKS in w.vectors:
+                    gradient = ctx.floats("gradient of the sinks", self.heads)
+                    ctx.ops.sinks_gradient(w.vectors[SINKS], state.lse, delta, gradient)
+                    w.sink.vector(ctx, SINKS, gradient)
+            # n = rms(x) g (T, D), computed again: cheaper than holding it through the backward pass of the MLP
             n = normed(ctx, "n1", x, w, self.pre_norm, self.eps)
             dn = dm if self.pre_norm is None else ctx.floats("dn1", *x.shape)
             raw = {"q": state.q_raw, **{letter: place for letter, (place, _) in kv.places(span).items()}}
-            gradients = {"q": dq, "k": dk[span.own], "v": dv[span.own]}
+            gradients = {"q": of_q, "k": dk[span.own], "v": dv[span.own]}
+            # q, k, v = lin(n), where q and k are then normed and rotated: dn (+)= the sum of their gradients
             for stored, letters in by_stored(self.parts, gradients).items():
                 with ctx.frame():
                     h = state.h.get(stored)
@@ -282,26 +315,44 @@ class Attention(Branch):
                     for letter in letters:
                         with ctx.frame():
                             gradient = gradients[letter]
-                            dy = ctx.operands(f"d{letter}, operand", *gradient.shape)
-                            self._turn_back(ctx, letter, w, gradient, raw[letter], dy)
+                            dy = ctx.operands(f"d{letter}, operand", *raw[letter].shape)
+                            self._norm_and_rotate_backward(ctx, letter, w, gradient, raw[letter], dy)
                             part = self.parts[letter].of(w)
                             if part.needs_output:
-                                self._unturn(ctx, letter, raw[letter])
+                                self._inverse_rope(ctx, letter, raw[letter])
                                 part.collect(ctx, dy, raw[letter])
-                                part.weigh(ctx, dy)
+                                part.scale_gradient(ctx, dy)
                             part.backward(ctx, n, dy, dn, h=h, accumulate=dn is dm or letter != "q")
             if self.pre_norm is not None:
                 norm_backward(ctx, dn, x, w, self.pre_norm, self.eps, dm)
 
+    def _project_output(
+        self, ctx: Context, o: Array, q_raw: Array, w: BlockWeights, out: Array, *, accumulate: bool = False
+    ) -> None:
+        """out (T, D), float32, (+)= lin_o(o)."""
+        w.projections["o_proj"].run(ctx, o, out, accumulate=accumulate)
+
+    def _project_output_backward(
+        self, ctx: Context, state: AttentionState, dy: Array, w: BlockWeights, do: Array, beside: Array
+    ) -> None:
+        """do (T, Q), float32, becomes the gradient of o, from dy (T, D), the gradient of lin_o(o), an operand.
+
+        `beside` ((q_parts - 1) T, Q): room for the gradients of the other products of q.
+        """
+        w.projections["o_proj"].backward(ctx, state.o, dy, do)
+
     def _place(self, ctx: Context, kept: Kept, name: str) -> Array:
-        """The span's rows of an intermediate: in `kept`, or an uninitialised array of the current frame."""
+        """Return the span's rows of an intermediate: in `kept`, or an uninitialised array of the current frame."""
         place = kept.rows(name, ctx.span)
         if place is None:
             place = ctx.scratch.take(name, *self.intermediates[name].placed(ctx.tokens, ctx.operand))
         return place
 
-    def _turn(self, ctx: Context, letter: str, w: BlockWeights, raw: Array, out: Array) -> None:
-        """out = rope(rms(raw) g), (T, n). raw and out may be one array; without a norm they are."""
+    def _norm_and_rotate(self, ctx: Context, letter: str, w: BlockWeights, raw: Array, out: Array) -> None:
+        """out = rope(rms(raw) g), (T, n).
+
+        Without a norm, raw and out are the same array. With a norm, they may also be the same.
+        """
         norm = w.vectors.get(f"{letter}_norm")
         if norm is not None:
             ctx.ops.rms_norm(raw, norm, self.eps, out)
@@ -309,21 +360,26 @@ class Attention(Branch):
             cos, sin = ctx.table(self.rotary)
             ctx.ops.rope(out, cos, sin, out, self.head_dim, self.rotary.interleaved)
 
-    def _unturn(self, ctx: Context, letter: str, turned: Array) -> None:
-        """rope(y) (T, n) becomes y in place, where the rotation overwrote y. Nothing needs rope(y) any more."""
+    def _inverse_rope(self, ctx: Context, letter: str, turned: Array) -> None:
+        """If the rotation overwrote y, turn rope(y) (T, n) back into y, in place.
+
+        The caller no longer needs rope(y).
+        """
         if letter == "v" or self.rotary is None or self.qk_norm:
             return
         cos, sin = ctx.table(self.rotary)
         ctx.ops.rope(turned, cos, sin, turned, self.head_dim, self.rotary.interleaved, inverse=True)
-        if self.rotary.attention_factor != 1:  # rope and its inverse both multiply by it
+        if self.rotary.attention_factor != 1:  # both rope and its inverse multiply by it
             with ctx.frame():
                 back = ctx.floats("1 / attention_factor^2", turned.shape[1] // self.head_dim, self.head_dim)
                 ctx.ops.fill(back, 1)
                 ctx.ops.fill(back[:, : self.rotary.dim], self.rotary.attention_factor**-2)
                 ctx.ops.scale_columns(turned, back.reshape(turned.shape[1]), turned)
 
-    def _turn_back(self, ctx: Context, letter: str, w: BlockWeights, gradient: Array, raw: Array, dy: Array) -> None:
-        """dy (T, n), an operand, becomes the gradient of raw, from `gradient`, that of rope(rms(raw) g).
+    def _norm_and_rotate_backward(
+        self, ctx: Context, letter: str, w: BlockWeights, gradient: Array, raw: Array, dy: Array
+    ) -> None:
+        """Write the gradient of raw to dy (T, n), an operand, given `gradient`, the gradient of rope(rms(raw) g).
 
         `gradient` (T, n), float32, may be overwritten.
         """

@@ -1,6 +1,6 @@
-"""A decoder block: residual branches, one after the other. docs/derivations/block.md.
+"""A decoder block: residual branches, one after the other. See docs/derivations/block.md.
 
-Here is the forward pass. The backward pass of a block is MeSP's schedule, in `methods/mesp.py`.
+This file has the forward pass. The backward pass of a block is MeSP's schedule, in `methods/mesp.py`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from featherback.nn.rope import Rotary
 
 
 def rotaries(blocks: Iterable[Block]) -> tuple[Rotary, ...]:
-    """The rotary embeddings that blocks need cos and sin tables of, each once."""
+    """Return the distinct rotary embeddings for which the blocks need tables of cos and sin."""
     return tuple({rotary: None for block in blocks for rotary in block.rotaries})
 
 
 def bundles(blocks: Iterable[Block], outputs: bool = False) -> list[tuple[str, ...]]:
-    """The bundles of intermediates that a plan may keep, each once. A bundle is kept whole or not at all.
+    """Return the distinct bundles of intermediates that a plan may keep. A bundle is kept whole or not at all.
 
-    `outputs`: the adapter reads the outputs of branches, so that these are worth keeping as well.
+    `outputs`: the adapter reads the outputs of branches, so these are offered as well.
     """
     blocks = list(blocks)
     found = dict.fromkeys(bundle for block in blocks for bundle in block.bundles)
@@ -37,10 +37,20 @@ def bundles(blocks: Iterable[Block], outputs: bool = False) -> list[tuple[str, .
 
 
 def adaptable(blocks: Iterable[Block]) -> tuple[str, ...]:
-    """The projections that an adapter may change, by name: those of first branches, then of second ones, and so on."""
+    """Return the names of the projections that an adapter may change.
+
+    The projections of all first branches come first, then the projections of all second branches, and so on.
+    """
     places = zip_longest(*({id(block): block.branches for block in blocks}.values()))
     branches = (branch for place in places for branch in place if branch is not None)
-    return tuple(dict.fromkeys(name for branch in branches for name in branch.projections if name not in branch.stacks))
+    return tuple(
+        dict.fromkeys(
+            name
+            for branch in branches
+            for name in branch.projections
+            if name not in branch.stacks and name not in branch.frozen
+        )
+    )
 
 
 class Block:
@@ -51,12 +61,14 @@ class Block:
         self.projections = {name: shape for branch in branches for name, shape in branch.projections.items()}
         """Name -> (out, in)."""
         self.vectors = {name: shape for branch in branches for name, shape in branch.vectors.items()}
-        """Norms and biases: name -> (n,)."""
+        """Norms and biases: name -> shape."""
         self.intermediates: dict[str, Intermediate] = {}
-        """What may be kept from the forward to the backward pass, by name: those of all branches, and the inputs of all
-        branches but the first."""
+        """The intermediates that may be kept from the forward to the backward pass, by name.
+
+        These are the intermediates of all branches, and the inputs of all branches except the first.
+        """
         self.bundles: list[tuple[str, ...]] = []
-        """Names of intermediates that are worth keeping. Those of one tuple are kept together or not at all."""
+        """Names of intermediates that are worth keeping. Each tuple is kept whole or not at all."""
         for number, branch in enumerate(branches):
             if number:
                 self.intermediates[branch.input] = Intermediate(branch.intermediates[branch.output].width)
@@ -65,10 +77,15 @@ class Block:
             self.bundles += branch.bundles
 
     @property
+    def stacks(self) -> dict[str, int]:
+        """Projections that hold a matrix for each of E experts: name -> E."""
+        return {name: count for branch in self.branches for name, count in branch.stacks.items()}
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every weight as files store it, by name: norms, then projections, then the rest."""
         norms = {name: shape for name, shape in self.vectors.items() if name.endswith("norm")}
-        stacks = {name: count for branch in self.branches for name, count in branch.stacks.items()}
+        stacks = self.stacks
         matrices: dict[str, tuple[int, ...]] = {
             name: (stacks[name], rows // stacks[name], cols) if name in stacks else (rows, cols)
             for name, (rows, cols) in self.projections.items()
@@ -77,12 +94,12 @@ class Block:
 
     @property
     def rotaries(self) -> tuple[Rotary, ...]:
-        """The rotary embeddings that its branches need cos and sin tables of."""
+        """The rotary embeddings for which its branches need tables of cos and sin."""
         return tuple(dict.fromkeys(rotary for branch in self.branches for rotary in branch.rotaries))
 
     @property
     def parts(self) -> dict[str, Rows]:
-        """Names of parts of stored projections, such as q of a fused qkv: name -> rows."""
+        """The named parts of stored projections, such as q of a fused qkv: name -> rows."""
         return {name: rows for branch in self.branches for name, rows in branch.parts.items()}
 
     @property
@@ -91,12 +108,17 @@ class Block:
         return [about for branch in self.branches for about in branch.remembered.values()]
 
     def row_order(
-        self, target: str, order: Callable[[int, int], NDArray[np.intp]], interleaved: bool | None = None
+        self,
+        target: str,
+        order: Callable[[int, int], NDArray[np.intp]],
+        interleaved: bool | None = None,
+        tiled: bool | None = None,
     ) -> NDArray[np.intp]:
-        """Row numbers (out,) of projection `target`, with the rows of rotated heads put in another order.
+        """Return an index (out,) such that `rows[index]` turns Hugging Face's rows of `target` into those of a file.
 
-        `order(heads, n)`: the order of n rows of so many heads. `interleaved`: True for a file in which the two rows
-        that rotate together are neighbours, False for one in which they are not; None: as in this model.
+        `order(heads, n)` returns the order of n rows of that many rotated heads. `interleaved`: True for a file in
+        which the two rows that rotate together are neighbours, False for one in which they are not, None for this
+        model's own file. `tiled`: the same for V heads that share K heads.
         """
         rows = np.arange(self.projections[target][0])
         for branch in self.branches:
@@ -105,16 +127,30 @@ class Block:
                 stored, first, last = branch.parts[part]
                 if stored == target:
                     rows[first:last] = first + order(count, last - first)
+            if target in branch.grouped_rows and (branch.tiled if tiled is None else tiled):
+                rows = branch.grouped_rows[target].tiled()
         return rows
 
+    def column_order(self, target: str, tiled: bool | None = None) -> NDArray[np.intp]:
+        """Return an index (in,) such that `a[:, index]` turns Hugging Face's columns of `target` into those of a file.
+
+        `tiled`: as in `row_order`.
+        """
+        columns = np.arange(self.projections[target][1])
+        for branch in self.branches:
+            if target in branch.grouped_columns and (branch.tiled if tiled is None else tiled):
+                columns = branch.grouped_columns[target].tiled()
+        return columns
+
     def carry(self, ctx: Context, tokens: int, kept: Kept = NOTHING, *, backward: bool = False) -> list[Any]:
-        """Each branch's carry, in the current frame: room for what passes from span to span (`Branch.carry`)."""
+        """Return each branch's carry, in the current frame: the arrays that pass from span to span (`Branch.carry`)."""
         return [branch.carry(ctx, tokens, kept, backward=backward) for branch in self.branches]
 
     def forward(self, ctx: Context, x: Array, w: BlockWeights, carry: Sequence[Any], kept: Kept = NOTHING) -> None:
         """Pass the residual stream x (T, D), float32, through the block in place.
 
-        Intermediates are written where `kept` has room. The others of a branch are freed once its output is added.
+        Intermediates are written to `kept`, where it has arrays for them. The others are freed once the branch's output
+        is added.
         """
         for number, (branch, carried) in enumerate(zip(self.branches, carry)):
             if number and (place := kept.rows(branch.input, ctx.span)) is not None:
@@ -123,10 +159,10 @@ class Block:
                 branch.add_output(ctx, branch.forward(ctx, x, w, carried, kept), x, w)
 
     def rebuild(self, ctx: Context, x: Callable[[], Array], w: BlockWeights, carry: Sequence[Any], kept: Kept) -> None:
-        """Put into each branch's carry what this span left there in the forward pass.
+        """Restore in each branch's carry what this span left there in the forward pass.
 
-        Called before the backward pass of several spans. `x` gives the block's input (T, D); it is called only if a
-        branch needs it.
+        Called before the backward pass of several spans. `x` returns the block's input (T, D). It is called only if a
+        branch needs the input.
         """
         for number, (branch, carried) in enumerate(zip(self.branches, carry)):
             if number:
@@ -134,9 +170,9 @@ class Block:
             branch.rebuild(ctx, x, w, carried, kept)
 
     def following(self, ctx: Context, number: int, x: Array, state: Any, w: BlockWeights, kept: Kept) -> Array:
-        """The input x_n (T, D) of branch n = `number`: kept, or x_{n-1} + f_{n-1}(x_{n-1}) in the current frame.
+        """Return the input x_n (T, D) of branch n = `number`: kept, or x_{n-1} + f_{n-1}(x_{n-1}) in the current frame.
 
-        x (T, D): x_{n-1}. `state`: what branch n - 1 computed from it.
+        x (T, D) is x_{n-1}. `state` is what branch n - 1 computed from it.
         """
         branch, before = self.branches[number], self.branches[number - 1]
         place = kept.rows(branch.input, ctx.span)
@@ -150,7 +186,7 @@ class Block:
     def _following(
         self, ctx: Context, number: int, x: Callable[[], Array], w: BlockWeights, carried: Any, kept: Kept
     ) -> Callable[[], Array]:
-        """A function that gives `following` when it is called. `x`: gives x_{n-1}."""
+        """Return a function that computes `following` when called. `x` returns x_{n-1}."""
 
         def found() -> Array:
             before = x()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -15,39 +15,47 @@ from featherback.engine.backend.protocol import Array, Matrix
 from featherback.nn.rope import Rotary
 from featherback.nn.span import Span, pieces
 
+T = TypeVar("T")
 
-class Moves(Protocol):
-    """Random values that zeroth-order methods add to the model's own weights while a pass reads them."""
+
+class Perturbations(Protocol):
+    """Random perturbations that zeroth-order methods add to the model's own weights while a pass reads them."""
 
     def moves(self, part: str, layer: int | None) -> bool:
-        """Whether anything is added to this weight; of one outside the layers, `layer` is None."""
+        """Return whether this weight is perturbed. `layer` is None for a weight outside the layers."""
 
     def add(self, part: str, layer: int | None, corner: tuple[int, int], out: Array) -> None:
-        """out (n, m) += what is added to that rectangle of a weight, which begins at `corner` (row, column)."""
+        """out (n, m) += the perturbation of a rectangle of a weight. `corner` is its first (row, column)."""
 
 
 def keep_mapped(matrix: Matrix) -> None:
-    """Do nothing with a used weight: it stays mapped."""
+    """Do nothing after a weight is used: it stays mapped."""
+
+
+def ignore(name: str, first: int, last: int) -> None:
+    """Read nothing ahead."""
 
 
 @dataclass(frozen=True)
 class Context(Device):
-    """Operations, scratch memory, tile sizes, and the span of tokens that is computed.
+    """Operations, scratch memory, tile sizes, and the span of tokens that is being computed.
 
-    `floats` and `operands` take arrays; the end of the innermost `frame` frees them.
+    `floats` and `operands` allocate arrays; the end of the innermost `frame` frees them.
     """
 
     compute: str  # "bf16", "int16" or "fp32"
     span: Span
     mlp_tile: int = 512  # columns of F at a time
     vocab_tile: int = 1024  # columns of V at a time
-    keep_h: bool = False  # keep h (T, r) of attention's adapters from the recomputation to their gradients
+    keep_h: bool = False  # keep h (T, r) of attention's adapters from the recomputation to the gradients
     # MeBP: hold attention's probabilities and gate, up as plain autodiff does. Its scratch memory frees nothing.
     autodiff: bool = False
-    decoding: bool = False  # no backward pass follows, so results need not equal those of training to the last bit
-    release: Callable[[Matrix], None] = keep_mapped  # called when a weight, or rows of it, has been used
-    draw: Draw | None = None  # random numbers of training, where the adapter draws any
-    moves: Moves | None = None  # what zeroth-order methods add to the weights as they are read
+    decoding: bool = False  # no backward pass follows, so results need not equal those of training bit by bit
+    release: Callable[[Matrix], None] = keep_mapped  # called after a weight, or rows of it, has been used
+    release_expert: Callable[[Matrix], None] = keep_mapped  # the same for an expert, or a part of it
+    expect: Callable[[str, int, int], None] = ignore  # (projection, rows [first, last)): will be read soon
+    draw: Draw | None = None  # the source of random numbers in training, if the adapter draws any
+    moves: Perturbations | None = None  # what zeroth-order methods add to the weights as they are read
     tables: Mapping[Rotary, tuple[Array, Array]] | None = None  # cos and sin (T, dim / 2)
 
     @property
@@ -57,27 +65,37 @@ class Context(Device):
 
     @property
     def operand(self) -> np.dtype[Any]:
-        """The type that products read: bf16 (as uint16) or float32."""
+        """The type that matrix products read: bf16 (as uint16) or float32."""
         return self.backend.operand
 
     def tiles(self, stop: int, step: int, start: int = 0) -> Iterable[tuple[int, int]]:
-        """Ranges [first, last) of at most `step` that cover [start, stop). A counting device leaves out equal ones."""
-        ranges = pieces(stop, step, start)
-        return ranges if self.autodiff else self.backend.each(ranges)  # MeBP holds every tile's arrays: all count
+        """Return ranges [first, last) of at most `step` that cover [start, stop).
+
+        A counting device gets only one of several ranges that cost the same.
+        """
+        return self.each(pieces(stop, step, start))
+
+    def each(self, parts: Sequence[T]) -> Iterable[T]:
+        """Return the parts of a loop. A counting device gets only the first, one between, and the last."""
+        return parts if self.autodiff else self.backend.each(parts)  # MeBP holds every part's arrays, so all count
+
+    def of_experts(self) -> Context:
+        """Return the context for an expert, which is released after use."""
+        return replace(self, release=self.release_expert)
 
     def operands(self, name: str, *shape: int) -> Array:
-        """An uninitialised array of the operand type, in the current frame."""
+        """Allocate an uninitialised array of the operand type in the current frame."""
         return self.scratch.take(name, shape, self.operand)
 
     @contextmanager
     def at(self, span: Span, rotaries: tuple[Rotary, ...]) -> Iterator[Context]:
-        """A context for another span, with cos and sin tables for `rotaries`, in a frame that the end frees."""
+        """Yield a context for another span, with tables of cos and sin for `rotaries`. The end frees the tables."""
         with self.frame():
             tables = {rotary: self._table(rotary, span) for rotary in rotaries}
             yield replace(self, span=span, tables=tables)
 
     def table(self, rotary: Rotary) -> tuple[Array, Array]:
-        """cos and sin (T, dim / 2) of the span's positions."""
+        """Return cos and sin (T, dim / 2) of the span's positions."""
         assert self.tables is not None
         return self.tables[rotary]
 

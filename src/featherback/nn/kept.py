@@ -13,56 +13,59 @@ from featherback.nn.context import Context
 from featherback.nn.encodings import ENCODINGS, Encoding
 from featherback.nn.span import Span
 
-AS_IT_IS = Encoding()
+PLAIN = Encoding()
 
 
 class Intermediate(NamedTuple):
-    """A named result of a block that its backward pass needs."""
+    """A named intermediate of a block that its backward pass needs."""
 
     width: int  # columns, a row per token
     encodings: tuple[str, ...] = ("operand",)
-    """Its possible encodings: the first, which is exact, or another one if the user asks for its precision."""
+    """Its possible encodings. The first is exact; another is used if the user asks for its precision."""
     by_head: bool = False
-    """True: a row per head and a column per token. False: a row per token."""
+    """Whether it has a row per head and a column per token, instead of a row per token."""
+    always: bool = False
+    """Whether every plan keeps it, because it cannot be computed again from a rounded checkpoint."""
 
     def placed(
         self, tokens: int, operand: np.dtype[Any], encoding: str | None = None
     ) -> tuple[tuple[int, int], np.dtype[Any]]:
-        """Shape and type of the array that stores it for this many tokens."""
+        """Return the shape and type of the array that stores it for this many tokens."""
         rows, columns = (self.width, tokens) if self.by_head else (tokens, self.width)
         elements, dtype = ENCODINGS[encoding or self.encodings[0]].row(columns, operand)
         return (rows, elements), dtype
 
     def encoded(self, precision: str) -> str | None:
-        """The encoding for this precision, if there is one besides the exact one."""
+        """Return the encoding for this precision, or None if there is none besides the exact one."""
         return next((name for name in self.encodings[1:] if ENCODINGS[name].precision == precision), None)
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The kept intermediates of one block, for all tokens of a batch, by name. `resources.kept` holds the arrays."""
+    """The kept intermediates of one block, for all tokens of a batch, by name. `resources.kept` owns the arrays."""
 
     arrays: Mapping[str, Array] = field(default_factory=dict)
-    by_head: Collection[str] = ()  # those with a row per head
+    by_head: Collection[str] = ()  # the names of the intermediates with a row per head
     prepared: Array | None = None  # what the adapter prepared for the layer (DoRA's c); kept under every plan
-    place: int = 0  # number of the block among those with a backward pass: the slot of its checkpoint
-    encodings: Mapping[str, Encoding] = field(default_factory=dict)  # of those with another encoding than the exact one
+    place: int = 0  # index of the block among those with a backward pass: the slot of its checkpoint
+    encodings: Mapping[str, Encoding] = field(default_factory=dict)  # by name, for those whose encoding is not exact
 
     def __contains__(self, name: str) -> bool:
         return name in self.arrays
 
     def rows(self, name: str, span: Span, columns: slice = slice(None)) -> Array | None:
-        """A span's part of an intermediate, (T, width) or (heads, T), or some of its columns, as a view.
+        """Return a view of a span's part of an intermediate, (T, width) or (heads, T), or of some of its columns.
 
-        None if it is not kept, or if its encoding cannot be computed with in place: then use `store` and `load`.
+        Returns None if it is not kept, or if its encoding does not allow direct computation: then use `store` and
+        `load`.
         """
         array = self.arrays.get(name)
-        if array is None or not self.encodings.get(name, AS_IT_IS).in_place:
+        if array is None or not self.encodings.get(name, PLAIN).in_place:
             return None
         return array[:, span.own] if name in self.by_head else array[span.own, columns]
 
     def store(self, ctx: Context, name: str, values: Array, columns: slice) -> None:
-        """Keep a span's values (T, n) of some columns of an intermediate."""
+        """Store a span's values (T, n) of some columns of an intermediate."""
         encoding, stored = self._stored(name, ctx.span, columns)
         encoding.store(ctx.ops, values, stored)
 
@@ -72,7 +75,7 @@ class Kept:
         encoding.load(ctx.ops, stored, values)
 
     def _stored(self, name: str, span: Span, columns: slice) -> tuple[Encoding, Array]:
-        encoding = self.encodings.get(name, AS_IT_IS)
+        encoding = self.encodings.get(name, PLAIN)
         return encoding, self.arrays[name][span.own, encoding.part(columns.start, columns.stop)]
 
 

@@ -1,13 +1,13 @@
 """One projection: a stored weight with an optional bias and an optional adapter.
 
-Forward:   y = x W^T + b;   backward:  dx = dy W
+Forward:   y = x W^T + bias;   backward:  dx = dy W
 
 An adapter of any kind is called at fixed points (`nn.adapters.base`): it reads h (T, r) from x, adds h b to the
-product, may change the finished output, and collects its gradients. With LoRA, h = s x A^T and b = B^T.
-Where W itself is trained, dW = dy^T x is not formed here: dy and x go to its sink (docs/derivations/whole.md).
+product, may change the finished output, and computes its gradients. For LoRA, h = s x A^T and b = B^T. If W itself is
+trained, dW = dy^T x is not formed here: dy and x go to its sink (docs/derivations/whole.md).
 
-x, y, dy and dx belong to the caller. h and dh lie in the current frame: that of the caller for `read` and
-`read_backward`, one of their own in `run` and `backward`.
+x, y, dy and dx belong to the caller. `read` and `read_backward` allocate h and dh in the caller's frame; `run` and
+`backward` in a frame of their own.
 """
 
 from __future__ import annotations
@@ -23,34 +23,38 @@ from featherback.nn.context import Context
 
 
 class LayerSink(Protocol):
-    """Takes the gradients of a layer's own weights. It gets each one after the last use of the weight, which may then
-    change at once.
+    """Takes the gradients of a layer's own weights.
+
+    It gets each gradient after the last use of the weight, so it may change the weight at once.
     """
 
     def matrix(self, ctx: Context, name: str, first_row: int, dy: Array, x: Array) -> None:
-        """The gradient of rows [first_row, first_row + out) of a matrix is dy^T x: operands dy (T, out), x (T, in)."""
+        """Take the gradient dy^T x of rows [first_row, first_row + out). dy (T, out) and x (T, in) are operands."""
 
     def bias(self, ctx: Context, name: str, first_row: int, dy: Array) -> None:
-        """The gradient of the same rows of a bias is the sum of dy (T, out), an operand, over the tokens."""
+        """Take the gradient of these rows of a bias: the sum over tokens of dy (T, out), an operand."""
 
     def vector(self, ctx: Context, name: str, gradient: Array) -> None:
-        """The gradient of a norm's weight: `gradient` (n,), float32."""
+        """Take the `gradient` (n,), float32, of a norm's weight."""
 
 
 class Projection(NamedTuple):
-    """y (T, out) = x (T, in) W^T + bias, with an adapter. A NamedTuple: cheap, because every tile makes three."""
+    """y (T, out) = x (T, in) W^T + bias, with an adapter.
+
+    It is a NamedTuple, which is cheap to create: every tile creates three.
+    """
 
     name: str
     weight: Matrix
     bias: Array | None = None
     adapter: AtProjection | None = None
-    sink: LayerSink | None = None  # takes the gradients of weight and bias, where these are trained
+    sink: LayerSink | None = None  # takes the gradients of weight and bias, if these are trained
     layer: int | None = None  # number of the block; None: outside the blocks
-    corner: tuple[int, int] = (0, 0)  # row and column of the stored weight where this part begins
+    corner: tuple[int, int] = (0, 0)  # row and column of the stored weight at which this part begins
 
     @property
     def needs_output(self) -> bool:
-        """Whether the output must have an array of its own: the adapter changes it, and reads it in backward."""
+        """Whether the output needs its own array, because the adapter changes it and reads it in backward."""
         return self.adapter is not None and self.adapter.needs_output
 
     @property
@@ -59,7 +63,7 @@ class Projection(NamedTuple):
         return self.adapter is not None and (self.adapter.changes_input or self.adapter.reads_product)
 
     def outputs(self, first: int, last: int) -> Projection:
-        """Outputs [first, last): rows of W, and of the bias."""
+        """Return outputs [first, last): rows of W and of the bias."""
         if last - first == self.weight.shape[0]:
             return self
         adapter = None if self.adapter is None else self.adapter.outputs(first, last)
@@ -69,7 +73,10 @@ class Projection(NamedTuple):
         return Projection(self.name, weight, bias, adapter, self.sink, self.layer, (row + first, col))
 
     def inputs(self, first: int, last: int) -> Projection:
-        """Inputs [first, last): columns of W, without the bias. The caller sums the products, and finishes the sum."""
+        """Return inputs [first, last): columns of W, without the bias.
+
+        The caller sums the products and finishes the sum.
+        """
         if last - first == self.weight.shape[1]:
             return self
         adapter = None if self.adapter is None else self.adapter.inputs(first, last)
@@ -86,38 +93,46 @@ class Projection(NamedTuple):
     def backward(
         self, ctx: Context, x: Array, dy: Array, dx: Array, *, h: Array | None = None, accumulate: bool = False
     ) -> None:
-        """The whole backward pass, from dy (T, out), an operand, as `weigh` left it: dx (T, in) (+)= the gradient of x.
+        """The whole backward pass of y = x W^T + h b + bias: dx (T, in) (+)= dy W + the gradient through h.
 
-        `h` (T, r): from `read`, if the caller still has it; else it is computed again, and freed here.
+        dy (T, out) is an operand after `scale_gradient`. `h` (T, r) comes from `read`, if the caller still has it.
+        Otherwise it is computed again in the same reading of x that dA needs, and freed here. The gradients of the
+        adapter are added, and x and dy are handed to the sink if W is trained.
         """
         with ctx.frame():
-            room = self.room_for_h(ctx, len(x)) if h is None else None
+            room = self.allocate_h(ctx, len(x)) if h is None else None
             dh = self.read_backward(ctx, dy)
             if self.adapter is not None:
                 self.adapter.read(ctx, x, room, dh)
                 self.adapter.collect_b(ctx, room if h is None else h, dy)
             self.backward_input(ctx, dy, dh, x, dx, accumulate=accumulate)
-        self.hand_over(ctx, x, dy)
+        self.give_to_sink(ctx, x, dy)
         ctx.release(self.weight)
 
-    def hand_over(self, ctx: Context, x: Array, dy: Array) -> None:
-        """Give x (T, in) and dy (T, out), operands, to the sink. The weight is not used after that: it may change."""
+    def give_to_sink(self, ctx: Context, x: Array, dy: Array) -> None:
+        """Pass the operands x (T, in) and dy (T, out) to the sink.
+
+        The weight is not used after that, so it may change.
+        """
         if self.sink is not None:
             self.sink.matrix(ctx, self.name, self.corner[0], dy, x)
             if self.bias is not None:
                 self.sink.bias(ctx, self.name, self.corner[0], dy)
 
     def forward(self, ctx: Context, x: Array, h: Array | None, out: Array, *, accumulate: bool = False) -> None:
-        """out (T, out) (+)= y, with h from `read`. Not with `accumulate` where the adapter changes the output."""
+        """out (T, out) (+)= y, with h from `read`. `accumulate` is not allowed if the adapter changes the output."""
         assert not accumulate or not self.needs_output
         self.product(ctx, x, h, out, accumulate=accumulate)
         self.finish(ctx, out)
 
     def product(self, ctx: Context, x: Array, h: Array | None, out: Array, *, accumulate: bool = False) -> None:
-        """As `forward` without `finish`: the caller may add more to out first. `h` None: the adapter adds nothing."""
+        """Like `forward` without `finish`, so that the caller can add more to out.
+
+        `h` None: the adapter adds nothing.
+        """
         adapter, bias = self.adapter, self.bias
         if ctx.moves is not None:
-            spot = moved.Spot(self.name, self.layer, *self.corner)
+            spot = moved.WeightPart(self.name, self.layer, *self.corner)
             moved.product(ctx, x, self.weight, spot, out, bias=bias, accumulate=accumulate)
         elif adapter is None:
             ctx.ops.linear(x, self.weight, out, bias=bias, accumulate=accumulate)
@@ -132,34 +147,40 @@ class Projection(NamedTuple):
                 ctx.ops.linear(x, self.weight, out, bias=bias, h=h, b=b, accumulate=accumulate)
 
     def finish(self, ctx: Context, out: Array) -> None:
-        """u (T, out), the complete sum, becomes y in place: the adapter changes it, if it does that."""
+        """u (T, out), the complete sum, becomes y in place, if the adapter changes it."""
         if self.adapter is not None and self.adapter.needs_output:
             self.adapter.finish(ctx, out, self.bias)
 
     def collect(self, ctx: Context, dy: Array, y: Array | None) -> None:
-        """Collect the gradients of the adapter's values that `finish` uses. dy (T, out): before `weigh`."""
+        """Add the gradients of the adapter's values that `finish` uses. dy (T, out) before `scale_gradient`."""
         if self.adapter is not None and self.adapter.needs_output:
             self.adapter.collect(ctx, dy, y, self.bias)
 
-    def weigh(self, ctx: Context, dy: Array) -> None:
-        """dy (T, out), an operand, becomes du in place: all later steps take it as dy."""
+    def scale_gradient(self, ctx: Context, dy: Array) -> None:
+        """dy (T, out), an operand, becomes du in place. Later steps use it as dy."""
         if self.adapter is not None and self.adapter.needs_output:
-            self.adapter.weigh(ctx, dy)
+            self.adapter.scale_gradient(ctx, dy)
 
-    def room_for_h(self, ctx: Context, tokens: int) -> Array | None:
-        """An uninitialised operand (T, r) of the current frame; None if the adapter reads nothing from x."""
+    def allocate_h(self, ctx: Context, tokens: int) -> Array | None:
+        """Allocate an uninitialised operand (T, r) in the current frame. None if the adapter reads nothing from x."""
         width = 0 if self.adapter is None else self.adapter.width
         return ctx.operands(f"h of {self.name}", tokens, width) if width else None
 
     def read(self, ctx: Context, x: Array, h: Array | None = None) -> Array | None:
-        """h (T, r), an operand, in the given `h` or the current frame; None if the adapter reads nothing from x."""
-        h = self.room_for_h(ctx, len(x)) if h is None else h
+        """Return h (T, r), an operand, in the given `h` or the current frame.
+
+        None if the adapter reads nothing from x.
+        """
+        h = self.allocate_h(ctx, len(x)) if h is None else h
         if self.adapter is not None and h is not None:
             self.adapter.read(ctx, x, h)
         return h
 
     def read_backward(self, ctx: Context, dy: Array) -> Array | None:
-        """dh (T, r), an operand of the current frame, from dy (T, out); None if the adapter reads nothing from x."""
+        """Return dh (T, r), an operand of the current frame, from dy (T, out).
+
+        None if the adapter reads nothing from x.
+        """
         width = 0 if self.adapter is None else self.adapter.width
         if self.adapter is None or not width:
             return None
@@ -170,9 +191,9 @@ class Projection(NamedTuple):
     def backward_input(
         self, ctx: Context, dy: Array, dh: Array | None, x: Array | None, dx: Array, *, accumulate: bool = False
     ) -> None:
-        """dx (T, in) (+)= the gradient of x: dy W, and with dh from `read_backward` the part that comes through h.
+        """dx (T, in) (+)= the gradient of x: dy W, and with dh from `read_backward` also the gradient through h.
 
-        x (T, in) is read where `needs_input`.
+        x (T, in) is read only if `needs_input`.
         """
         adapter = self.adapter
         if adapter is None:
@@ -200,27 +221,27 @@ class Projection(NamedTuple):
         else:
             ctx.ops.linear_backward(dy, self.weight, dx, dh=dh, a=a, accumulate=accumulate)
 
-    def accumulator(self, ctx: Context, what: str) -> Array | None:
-        """Zeros (T, r), float32, in the current frame, to sum h or dh tile by tile; None if there is no h."""
+    def accumulator(self, ctx: Context, what: str, tokens: int) -> Array | None:
+        """Allocate zeros (T, r), float32, in the current frame, to sum h or dh tile by tile. None if there is no h."""
         width = 0 if self.adapter is None else self.adapter.width
         if not width:
             return None
-        total = ctx.floats(f"{what} of {self.name}, sum", ctx.tokens, width)
+        total = ctx.floats(f"{what} of {self.name}, sum", tokens, width)
         ctx.ops.fill(total, 0)
         return total
 
     def add_read(self, ctx: Context, x: Array, total: Array | None, dh: Array | None = None) -> None:
-        """total (T, r) += h of a tile of x's columns. With dh, collect the gradients of the values that read x."""
+        """total (T, r) += h of a tile of x's columns. With dh, add the gradients of the values that read x."""
         if self.adapter is not None and total is not None:
             self.adapter.read(ctx, x, total, dh, accumulate=True)
 
     def add_read_backward(self, ctx: Context, dy: Array, total: Array | None) -> None:
-        """total (T, r) += dh from a tile of dy's columns."""
+        """total (T, r) += dh of a tile of dy's columns."""
         if self.adapter is not None and total is not None:
             self.adapter.read_backward(ctx, dy, total, accumulate=True)
 
     def summed(self, ctx: Context, total: Array | None, what: str) -> Array | None:
-        """A complete sum (T, r) as an operand: itself, or a copy in the current frame."""
+        """Return a complete sum (T, r) as an operand: itself, or a copy in the current frame."""
         if total is None or total.dtype == ctx.operand:
             return total
         operand = ctx.operands(f"{what} of {self.name}", *total.shape)
@@ -228,14 +249,17 @@ class Projection(NamedTuple):
         return operand
 
     def backward_read(self, ctx: Context, total: Array | None, x: Array, dx: Array) -> None:
-        """When dh = `total` is complete: dx += its part, and collect the gradients of the values that read x."""
+        """Once dh = `total` is complete: dx += the gradient through h.
+
+        Also add the gradients of the values that read x.
+        """
         dh = self.summed(ctx, total, "dh")
         if self.adapter is not None and dh is not None:
             self.adapter.add_to_input(ctx, dh, dx)
             self.adapter.read(ctx, x, dh=dh)
 
     def collect_b(self, ctx: Context, h: Array | None, dy: Array) -> None:
-        """Collect the gradient of b, which h is multiplied by: LoRA's dB^T = h^T dy."""
+        """Add the gradient of b, which multiplies h: LoRA's dB^T = h^T dy."""
         if self.adapter is not None:
             self.adapter.collect_b(ctx, h, dy)
 
@@ -245,11 +269,11 @@ class BlockWeights(NamedTuple):
 
     projections: Mapping[str, Projection]
     vectors: Mapping[str, Array]
-    sink: LayerSink | None = None  # takes their gradients, where they are trained
+    sink: LayerSink | None = None  # takes their gradients, if they are trained
 
 
 def normed(ctx: Context, name: str, x: Array, w: BlockWeights, norm: str | None, eps: float) -> Array:
-    """n (T, D) = rms(x) g, or x without a `norm`: an operand of the current frame, or x itself."""
+    """Return n (T, D) = rms(x) g, or x without a `norm`: an operand of the current frame, or x itself."""
     if norm is None and x.dtype == ctx.operand:
         return x
     n = ctx.operands(name, *x.shape)
@@ -264,7 +288,10 @@ def norm_backward(
     ctx: Context, dn: Array, x: Array, w: BlockWeights, norm: str, eps: float, dx: Array, *,
     accumulate: bool = True,
 ) -> None:  # fmt: skip
-    """dx (T, D) (+)= the gradient of x from dn (T, D), float32, with n = rms(x) g. That of g goes to the sink."""
+    """dx (T, D) (+)= the gradient of x from dn (T, D), float32, where n = rms(x) g.
+
+    The gradient of g goes to the sink.
+    """
     weight = w.vectors[norm]
     with ctx.frame():
         gradient = None
@@ -278,9 +305,10 @@ def norm_backward(
 
 
 def norm_gradient(ctx: Context, dn: Array, x: Array, eps: float, gradient: Array) -> None:
-    """gradient (n,) += that of a norm's weight from dn (T, D), float32: the sum over tokens of dn x / rms(x).
+    """gradient (n,) += the gradient of g in n = x / rms(x) g, from dn (T, D), float32: the sum over tokens of dn x /
+    rms(x).
 
-    All heads share a weight (n,) of one head: D is then a multiple of n.
+    If all heads share the weight (n,) of one head, D is a multiple of n.
     """
     (size,) = gradient.shape
     with ctx.frame():
@@ -293,19 +321,19 @@ def norm_gradient(ctx: Context, dn: Array, x: Array, eps: float, gradient: Array
 
 
 class Rows(NamedTuple):
-    """Rows [first, last) of a stored projection: a part of a tensor that holds several, or all of a tensor."""
+    """Rows [first, last) of a stored projection: one of several parts in a tensor, or the whole tensor."""
 
     stored: str
     first: int
     last: int
 
     def of(self, w: BlockWeights) -> Projection:
-        """These rows of the weight and of its adapter. All parts of a stored projection share one h."""
+        """Return these rows of the weight and of its adapter. All parts of a stored projection share one h."""
         return w.projections[self.stored].outputs(self.first, self.last)
 
 
 def row_ranges(sizes: Mapping[str, int], fused: str | None) -> dict[str, Rows]:
-    """The rows of parts of these sizes: each in a projection of its own, or one below the other in `fused`."""
+    """Return the rows of parts of these sizes: each in its own projection, or one below the other in `fused`."""
     if fused is None:
         return {part: Rows(f"{part}_proj", 0, size) for part, size in sizes.items()}
     ends = accumulate(sizes.values())
@@ -313,7 +341,7 @@ def row_ranges(sizes: Mapping[str, int], fused: str | None) -> dict[str, Rows]:
 
 
 def by_stored(parts: Mapping[str, Rows], wanted: Iterable[str]) -> dict[str, list[str]]:
-    """The wanted parts, grouped by the stored projection that holds them: a group shares one h."""
+    """Group the wanted parts by the stored projection that holds them. A group shares one h."""
     found: dict[str, list[str]] = {}
     for part in wanted:
         found.setdefault(parts[part].stored, []).append(part)
@@ -321,5 +349,5 @@ def by_stored(parts: Mapping[str, Rows], wanted: Iterable[str]) -> dict[str, lis
 
 
 def stored_shapes(parts: Mapping[str, Rows], inputs: int) -> dict[str, tuple[int, int]]:
-    """Shapes (out, in) of the stored projections that hold these parts."""
-    return {rows.stored: (rows.last, inputs) for rows in parts.values()}  # the last part says where they end
+    """Return the shapes (out, in) of the stored projections that hold these parts."""
+    return {rows.stored: (rows.last, inputs) for rows in parts.values()}  # the last part ends the tensor

@@ -1,9 +1,9 @@
-"""The final norm, the output head and the log-probabilities, fused and tiled over the vocabulary: logits never exist.
+"""The final norm, the output head and the log-probabilities, fused and tiled over the vocabulary.
 
-Only supervised tokens reach the head. One pass: a tile's logits update an online softmax, and their exponentials,
-still unnormalised, are multiplied with the same rows of the head; the sum is normalised at the end. The target's own
-term is left out of that sum and added as (p - 1) W[target], which keeps small gradients exact in bf16.
-What an objective makes of the log-probabilities decides how the rows are weighed: docs/derivations/loss.md.
+The logits never exist whole, and only supervised tokens reach the head. There is one pass: a tile's logits update an
+online softmax, and their unnormalised exponentials are multiplied by the same rows of the head. The sum is normalised
+at the end. The target's own term is left out of that sum and added as (p - 1) W[target], which keeps small gradients
+exact in bf16. The objective turns log-probabilities into the weight of each row. See docs/derivations/loss.md.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from featherback.engine.backend.protocol import Array, Matrix
 from featherback.engine.formats.matrix import Matrix as StoredMatrix
 from featherback.nn.context import Context
 from featherback.nn.linear import norm_gradient
-from featherback.nn.moved import Spot, product, vector
+from featherback.nn.moved import WeightPart, product, vector
 from featherback.nn.objectives.base import PerTarget
 from featherback.nn.roles import HEAD, NORM
-from featherback.nn.softmax import ROWS, UNWEIGHED, HeadPass, Score, Softmax, Weights, placed
+from featherback.nn.softmax import ROWS, UNSCALED, HeadPass, Score, Softmax, Weights, placed
 from featherback.nn.span import pieces
 
 
 class HeadSource(Protocol):
-    """Where the rows of the head come from."""
+    """The source of the head's rows."""
 
     def rows(self, stored: StoredMatrix, first: int, last: int) -> AbstractContextManager[StoredMatrix]:
-        """Rows [first, last), visited in order."""
+        """Yield rows [first, last). Calls come in order."""
 
     def gather(self, stored: StoredMatrix, ids: NDArray[np.int32], out: Array) -> None:
         """out (n, D) = rows `ids`, dequantised."""
@@ -42,15 +42,15 @@ class HeadSink(Protocol):
     """Trains the head's weight and the norm before it."""
 
     def head(self, ctx: Context, done: HeadPass) -> None:
-        """The loss is known; the gradient of the head's weight may be read until the step ends."""
+        """Take the finished pass. The gradient of the head's weight may be computed until the step ends."""
 
     def vector(self, ctx: Context, name: str, gradient: Array) -> None:
-        """Of the norm."""
+        """Take the `gradient` (D,), float32, of the norm's weight."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """logits = softcap(rms(x) g / c W^T). `norm` g / c (D,), `weight` W (V, D), as stored; `softcap` 0: none."""
+    """logits = softcap(rms(x) g / c W^T). `norm` is g / c (D,), `weight` W (V, D) as stored; `softcap` 0 means none."""
 
     norm: Array
     weight: StoredMatrix
@@ -58,10 +58,18 @@ class Head:
     softcap: float = 0.0
     divisor: float = 1.0  # c
 
+    def hidden(self, ctx: Context, x: Array, norm: Array, out: Array) -> None:
+        """out (n, D), an operand = rms(x) g / c: what the product with W reads. x (n, D) is float32."""
+        ctx.ops.rms_norm(x, norm, self.eps, out)
+
+    def hidden_backward(self, ctx: Context, dh: Array, x: Array, dx: Array) -> None:
+        """dx (n, D), float32, += the gradient of x from dh (n, D), the gradient of `hidden`."""
+        ctx.ops.rms_norm_backward(dh, x, ctx.backend.vector(self.norm), self.eps, dx)
+
     def log_probs(
         self, ctx: Context, x: Array, targets: Targets, source: HeadSource, *, over_vocabulary: bool = False
     ) -> PerTarget:
-        """Of the targets, from the final residual stream x (T, D)."""
+        """Return the targets' log-probabilities (nats), from the final residual stream x (T, D), float32."""
         if not targets.rows.size:
             return PerTarget(np.empty(0), np.empty(0))
         with ctx.frame():
@@ -75,11 +83,12 @@ class Head:
         self, ctx: Context, x: Array, targets: Targets, source: HeadSource, score: Score, *,
         over_vocabulary: bool = False, sink: HeadSink | None = None, apart: Array | None = None,
     ) -> None:  # fmt: skip
-        """x (T, D) becomes the gradient with respect to it of that of which `score` gives the derivatives.
+        """x (T, D), float32, the final residual stream, becomes dx: the gradient of the loss with respect to x.
 
-        If these are not known yet: of the sum of - log p of all first targets; and `apart` (E, D) becomes that of
-        log p of each further target less log p of its row's first one.
-        With a `sink`, which trains norm and weight, what it needs for that stays in the caller's frame.
+        `score` receives the log-probabilities and returns the loss's derivative by each. If it returns None, because
+        they are not known yet, x becomes the gradient of the sum of - log p over all first targets, and `apart` (E, D)
+        the gradient of log p of each further target minus log p of its row's first target. With a `sink`, which trains
+        norm and weight, the arrays that it needs stay in the caller's frame.
         """
         rows = targets.rows
         if not rows.size:
@@ -97,9 +106,9 @@ class Head:
         self, ctx: Context, x: Array, targets: Targets, hidden: Array, softmax: Softmax, source: HeadSource,
         score: Score, sink: HeadSink | None, apart: Array | None,
     ) -> Weights:  # fmt: skip
-        """The supervised rows of x become their gradient, composed as the result says."""
+        """The supervised rows of x become their gradient. Returns the weights by which it was composed."""
         rows, (n, width) = targets.rows, hidden.shape
-        spread = 0 if softmax.logits is None else n if self.softcap else 1  # rows that sum up all of W
+        spread = 0 if softmax.logits is None else n if self.softcap else 1  # rows of dh that sum over all of W
         with ctx.frame():
             dg = None
             if sink is not None:
@@ -116,12 +125,12 @@ class Head:
                 ctx.ops.linear_backward(exponentials, weight, dh, accumulate=True)
             slopes = score(softmax.log_probs(ctx, targets, self.weight.rows, self.softcap))
             weights = (
-                UNWEIGHED
+                UNSCALED
                 if slopes is None
                 else Weights.of(ctx, slopes, targets, softmax, self.weight.rows, self.softcap)
             )
             if slopes is None and apart is not None:
-                self._set_apart(ctx, x, targets, softmax, source, apart)
+                self._further_gradients(ctx, x, targets, softmax, source, apart)
             for start, stop in ctx.tiles(n, ROWS):
                 part, chosen = slice(start, stop), rows[start:stop]
                 with ctx.frame():
@@ -132,25 +141,28 @@ class Head:
                         softmax.reference[part], softmax.sum[part], softmax.target_logit[part], losses, target_rows,
                         dh[part], weights.scale, softcap=self.softcap,
                     )  # fmt: skip
-                    self._weigh(ctx, weights, targets, part, target_rows, dh, source)
-                    # hidden = rms(x) g: the rows of x are read one last time, then hold their gradient
+                    self._compose_gradient(ctx, weights, targets, part, target_rows, dh, source)
+                    # hidden = rms(x) g: the rows of x are read for the last time, then replaced by their gradient
                     before, gradient = target_rows, ctx.floats("gradient rows", stop - start, width)
                     ctx.ops.take_rows(x, chosen, before)
                     ctx.ops.fill(gradient, 0)
                     if dg is not None:
                         norm_gradient(ctx, dh[part], before, self.eps, dg)
-                    ctx.ops.rms_norm_backward(dh[part], before, ctx.backend.vector(self.norm), self.eps, gradient)
+                    self.hidden_backward(ctx, dh[part], before, gradient)
                     ctx.ops.put_rows(gradient, chosen, x)
             if sink is not None:
-                ctx.ops.scale(dg, 1 / self.divisor)  # of g itself
+                ctx.ops.scale(dg, 1 / self.divisor)  # the gradient of g / c becomes the gradient of g
                 sink.vector(ctx, NORM, dg)
         return weights
 
-    def _weigh(
+    def _compose_gradient(
         self, ctx: Context, weights: Weights, targets: Targets, part: slice, target_rows: Array, dh: Array,
         source: HeadSource,
     ) -> None:  # fmt: skip
-        """Some rows of dh, those of the first targets' - log p, become their gradients; `target_rows` is used up."""
+        """Turn some rows of dh, gradients of the first targets' - log p, into gradients of the loss, in place.
+
+        Overwrites `target_rows`.
+        """
         n, own = part.stop - part.start, dh[part]
         if not isinstance(weights.cross, float):
             ctx.ops.scale_rows(own, placed(ctx, weights.cross[part], n))
@@ -176,10 +188,10 @@ class Head:
             ctx.ops.scale_rows(evenly, placed(ctx, mean[part], n))
             ctx.ops.scale_columns(evenly, None, own, accumulate=True)
 
-    def _set_apart(
+    def _further_gradients(
         self, ctx: Context, x: Array, targets: Targets, softmax: Softmax, source: HeadSource, out: Array
     ) -> None:
-        """out (E, D) = the gradient of log p of each further target less log p of its row's first one."""
+        """out (E, D) = the gradient of log p of each further target minus log p of its row's first target."""
         of_first, of_further = softmax.slopes(ctx, self.softcap)
         of_first = np.broadcast_to(of_first, len(targets.rows))
         for first, last in pieces(len(out), ROWS):
@@ -194,13 +206,13 @@ class Head:
                 before = less
                 ctx.ops.take_rows(x, targets.rows[mine], before)
                 ctx.ops.fill(out[first:last], 0)
-                ctx.ops.rms_norm_backward(more, before, self.norm, self.eps, out[first:last])
+                self.hidden_backward(ctx, more, before, out[first:last])
 
     def logits(self, ctx: Context, x: Array, source: HeadSource, out: Array) -> None:
-        """out (T, V) from the final residual stream x (T, D)."""
+        """out (T, V) = the logits, from the final residual stream x (T, D)."""
         with ctx.frame():
             hidden = ctx.operands("hidden", *x.shape)
-            ctx.ops.rms_norm(x, ctx.backend.vector(self.norm), self.eps, hidden)
+            self.hidden(ctx, x, ctx.backend.vector(self.norm), hidden)
             for first, last in ctx.tiles(self.weight.rows, ctx.vocab_tile):
                 with source.rows(self.weight, first, last) as part:
                     ctx.ops.linear(hidden, ctx.backend.matrix(part), out[:, first:last])
@@ -208,24 +220,26 @@ class Head:
                 ctx.ops.softcap(out, self.softcap)
 
     def _hidden(self, ctx: Context, x: Array, rows: NDArray[np.intp]) -> Array:
-        """The normed supervised rows (n, D), an operand."""
+        """Return the normed supervised rows (n, D), an operand."""
         hidden = ctx.operands("hidden", len(rows), x.shape[1])
-        norm = vector(ctx, ctx.backend.vector(self.norm), Spot(NORM), self.divisor)
+        norm = vector(ctx, ctx.backend.vector(self.norm), WeightPart(NORM), self.divisor)
         for start, stop in ctx.tiles(len(rows), ROWS):
             with ctx.frame():
                 source = ctx.floats("rows of the residual stream", stop - start, x.shape[1])
                 ctx.ops.take_rows(x, rows[start:stop], source)
-                ctx.ops.rms_norm(source, norm, self.eps, hidden[start:stop])
+                self.hidden(ctx, source, norm, hidden[start:stop])
         return hidden
 
     def logits_of(
         self, ctx: Context, hidden: Array, source: HeadSource, start: int = 0, stop: int | None = None
     ) -> Iterator[tuple[int, Array, Matrix]]:
-        """(first column, logits (n, tile), rows of the head) of columns [start, stop) (default: to the last), a tile of
-        the vocabulary at a time."""
+        """Yield (first column, logits (n, tile), rows of the head), a tile of the vocabulary at a time.
+
+        The tiles cover columns [start, stop); by default to the last.
+        """
         for first, last in ctx.tiles(self.weight.rows if stop is None else stop, ctx.vocab_tile, start):
             with source.rows(self.weight, first, last) as part, ctx.frame():
                 weight = ctx.backend.matrix(part)
                 logits = ctx.floats("logits tile", len(hidden), last - first)
-                product(ctx, hidden, weight, Spot(HEAD, row=first), logits)
+                product(ctx, hidden, weight, WeightPart(HEAD, row=first), logits)
                 yield first, logits, weight

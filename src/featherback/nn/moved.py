@@ -1,7 +1,7 @@
 """Perturbed weights, for zeroth-order methods: a pass computes with theta + m in place of the stored theta.
 
 The stored weights do not change. A few rows of a matrix at a time are dequantised to scratch memory, m is added to
-them, and the product reads them.
+them, and the product reads the sum.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from featherback.engine.backend.protocol import Array, Int32, Matrix
 from featherback.nn.context import Context
 
 TILE = 1 << 18
-"""Most values of a weight that are perturbed at once: the size of the scratch array."""
+"""Maximum number of values of a weight that are perturbed at once: the size of the scratch array."""
 
 
-class Spot(NamedTuple):
-    """A weight, or the row and column in it where a part begins."""
+class WeightPart(NamedTuple):
+    """A weight, with the row and column at which a part of it begins."""
 
     part: str
     layer: int | None = None
@@ -26,10 +26,10 @@ class Spot(NamedTuple):
 
 
 def product(
-    ctx: Context, x: Array, weight: Matrix, spot: Spot, out: Array, *, bias: Array | None = None,
+    ctx: Context, x: Array, weight: Matrix, spot: WeightPart, out: Array, *, bias: Array | None = None,
     accumulate: bool = False,
 ) -> None:  # fmt: skip
-    """out (T, N) (+)= x (T, K) W^T + bias, with W (N, K) = theta + m where m applies to this weight."""
+    """out (T, N) (+)= x (T, K) W^T + bias, where W (N, K) = theta + m if this weight is perturbed, else theta."""
     moves = ctx.moves
     if moves is None or not moves.moves(spot.part, spot.layer):
         ctx.ops.linear(x, weight, out, bias=bias, accumulate=accumulate)
@@ -45,10 +45,10 @@ def product(
             ctx.ops.linear(x, ctx.ops.dense(tile), out[:, first:last], bias=part, accumulate=accumulate)
 
 
-def vector(ctx: Context, value: Array, spot: Spot, divisor: float = 1.0) -> Array:
-    """A norm's weight or a bias (n,): `value` itself, or theta + m in the current frame where m applies to it.
+def vector(ctx: Context, value: Array, spot: WeightPart, divisor: float = 1.0) -> Array:
+    """Return a norm's weight or a bias (n,): `value` itself, or theta + m in the current frame if it is perturbed.
 
-    `divisor`: `value` is theta / divisor, and so is the result: (theta + m) / divisor.
+    `value` is theta / divisor. The result is (theta + m) / divisor.
     """
     moves = ctx.moves
     if moves is None or not moves.moves(spot.part, spot.layer):
@@ -61,8 +61,8 @@ def vector(ctx: Context, value: Array, spot: Spot, divisor: float = 1.0) -> Arra
     return moved
 
 
-def table_rows(ctx: Context, ids: Int32, spot: Spot, x: Array) -> None:
-    """x (T, D), rows `ids` (T,) of a table, += their rows of m, where m applies to the table."""
+def table_rows(ctx: Context, ids: Int32, spot: WeightPart, x: Array) -> None:
+    """x (T, D), rows `ids` (T,) of a table, += these rows of m, if the table is perturbed."""
     moves = ctx.moves
     if moves is not None and moves.moves(spot.part, spot.layer):
         for number, row in enumerate(ids.tolist()):

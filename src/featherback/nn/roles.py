@@ -1,7 +1,7 @@
-"""Roles of trained tensors for optimisers, and the names of the tensors outside the blocks."""
+"""Roles of trained tensors, which optimisers use, and the names of the tensors outside the blocks."""
 
 MATRIX, TABLE = "matrix", "table"
-"""A row of a TABLE belongs to a token. A vector needs no role: its shape has one dimension."""
+"""A row of a TABLE belongs to a token. A vector needs no role because its shape has one dimension."""
 
 EMBEDDING, HEAD, NORM = "embed_tokens", "lm_head", "norm"
-"""The tensors outside the blocks."""
+"""Names of the tensors outside the blocks."""

@@ -1,4 +1,4 @@
-"""Where trained tensors lie in flat vectors, one vector per layer: a slot per tensor, one after the other."""
+"""Slots: the places of trained tensors in flat vectors, one vector per layer, tensor after tensor."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 class Slot:
     """One trained tensor."""
 
-    name: str  # in its layer
+    name: str  # within its layer
     shape: tuple[int, ...]
     layer: int
-    start: int  # of its values in the layer's flat vector
+    start: int  # index of its first value in the layer's flat vector
 
     @property
     def size(self) -> int:
@@ -30,10 +30,10 @@ class SlotTable:
     def __init__(self, layers: Sequence[Mapping[str, tuple[int, ...]]]) -> None:
         self._layers = [self._laid_out(number, shapes) for number, shapes in enumerate(layers)]
         self.size = max(sum(slot.size for slot in slots) for slots in self._layers)
-        """Values of the largest layer: the length of a flat vector."""
+        """Number of values in the largest layer: the length of a flat vector."""
 
     def of_layers(self, layers: Sequence[int]) -> SlotTable:
-        """The table of only these layers, in vectors of the same size."""
+        """Return the table of these layers only, for vectors of the same size."""
         some = copy(self)
         some._layers = [self._layers[layer] for layer in layers]
         return some
@@ -44,16 +44,16 @@ class SlotTable:
         return len(self._layers)
 
     def layer(self, index: int) -> tuple[Slot, ...]:
-        """The slots of a layer."""
+        """Return the slots of a layer."""
         return self._layers[index]
 
     @property
     def distinct(self) -> list[tuple[Slot, ...]]:
-        """The slots of one layer of each kind: layers whose tensors have the same shapes are of one kind."""
+        """The slots of one layer of each kind. Layers whose tensors have the same shapes are of one kind."""
         return list({tuple(slot.shape for slot in slots): slots for slots in self._layers}.values())
 
     def view(self, index: int, flat: Any) -> dict[str, Any]:
-        """name -> its values in the flat vector (size,) of a layer: views, in their shapes."""
+        """Return name -> the tensor's values in the flat vector (size,) of a layer, as views in their shapes."""
         return {
             slot.name: flat[slot.start : slot.start + slot.size].reshape(*slot.shape) for slot in self._layers[index]
         }

@@ -1,4 +1,4 @@
-"""Spans: the tokens of a batch that pass a block together, and the keys that their queries see."""
+"""Spans: tokens of a batch that pass through a block together, and the keys that their queries see."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Span:
     start: int
     stop: int
     first_key: int
-    positions: Int32  # (T,), each token's in its sequence
+    positions: Int32  # (T,), position of each token in its sequence
     cu_q: Int32  # (S + 1,): queries of sequence s are rows [cu_q[s], cu_q[s + 1]) of the span
-    cu_k: Int32  # (S + 1,): its keys, counted from first_key
-    lengths: Int32  # (S,): tokens of the whole sequences, those of other spans and of prefixes included
-    prefix: Int32 | None = None  # (S,): the sequence that s continues, whose keys it sees as well, or -1
+    cu_k: Int32  # (S + 1,): keys of sequence s, counted from first_key
+    lengths: Int32  # (S,): tokens of the whole sequences, including those in other spans and in prefixes
+    prefix: Int32 | None = None  # (S,): the sequence that s continues, whose keys it also sees, or -1
 
     @property
     def tokens(self) -> int:
@@ -41,23 +41,23 @@ class Span:
 
     @property
     def sequences(self) -> Iterator[tuple[slice, int]]:
-        """The rows of each sequence in the span, and the tokens of the whole sequence."""
+        """Yield the rows of each sequence in the span, and the number of tokens of the whole sequence."""
         for first, last, length in zip(self.cu_q, self.cu_q[1:], self.lengths):
             yield slice(int(first), int(last)), int(length)
 
     @classmethod
     def following(cls, past: int, count: int, length: int) -> Span:
-        """`count` tokens of one sequence of `length` tokens, after its first `past`: a step of decoding."""
+        """Return the span of a decoding step: `count` tokens after the first `past` of a sequence of `length`."""
         positions = np.arange(past, past + count, dtype=np.int32)
         cu_q, cu_k = np.array([0, count], np.int32), np.array([0, past + count], np.int32)
         return cls(past, past + count, 0, positions, cu_q, cu_k, np.array([length], np.int32))
 
 
 def spans(cu_seqlens: Int32, positions: Int32, size: int, prefix: Int32 | None = None) -> Iterator[Span]:
-    """A batch in spans of at most `size` tokens, in order.
+    """Split a batch into spans of at most `size` tokens, in order.
 
-    `cu_seqlens` (S + 1,): sequence s is tokens [cu_seqlens[s], cu_seqlens[s + 1]); `positions` (T,); `prefix` (S,), if
-    some continue others.
+    `cu_seqlens` (S + 1,): sequence s is tokens [cu_seqlens[s], cu_seqlens[s + 1]). `positions` (T,): each token's
+    position. `prefix` (S,): the sequence that each one continues, or -1; None if there are none.
     """
     whole = np.diff(cu_seqlens).astype(np.int32)
     if prefix is not None:
@@ -66,7 +66,7 @@ def spans(cu_seqlens: Int32, positions: Int32, size: int, prefix: Int32 | None =
     for start in range(0, total, size):
         stop = min(total, start + size)
         first = int(np.searchsorted(cu_seqlens, start, side="right")) - 1  # the sequence of the first token
-        last = int(np.searchsorted(cu_seqlens, stop, side="left"))  # the end of the last token's
+        last = int(np.searchsorted(cu_seqlens, stop, side="left"))  # one past the sequence of the last token
         before = None
         if prefix is not None:
             first = int(prefix[first]) if prefix[first] >= 0 else first
@@ -79,5 +79,5 @@ def spans(cu_seqlens: Int32, positions: Int32, size: int, prefix: Int32 | None =
 
 
 def pieces(stop: int, step: int, start: int = 0) -> list[tuple[int, int]]:
-    """[first, last) ranges of at most `step` that cover [start, stop)."""
+    """Return ranges [first, last) of at most `step` that cover [start, stop)."""
     return [(first, min(stop, first + step)) for first in range(start, stop, step)]

@@ -1,4 +1,4 @@
-"""Optimisers, their default learning rates, and schedules. An optimiser is a module in `rules`."""
+"""Optimisers, their default learning rates, and learning-rate schedules. Each module in `rules` is one optimiser."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 RULES: Registry[type[Rule]] = Registry(f"{__name__}.rules", "RULE", "optimizer")
 OPTIONS: OwnOptions[Rule] = OwnOptions(RULES, RULES.__getitem__)
-"""A rule with its options is an instance of its class."""
+"""Options of each optimiser. `OPTIONS.make` creates a rule from their values."""
 
 
 def create(
@@ -45,19 +45,20 @@ def create(
     rate: Rate = lambda slot: 1.0,
     seed: int = 0,
 ) -> LayerwiseOptimizer:
-    """The optimiser of this name, applied to `parameters` (layers, size), in which the tensors of `slots` lie.
+    """Create the optimiser `name` for `parameters` (layers, size), whose rows hold the tensors of `slots`.
 
-    `settings`: values of its options. `place` and `rate` as in LayerwiseOptimizer. FeatherbackError as from
-    OPTIONS.make.
+    `settings`: values of its options. `place`, `rate` and `seed`: see LayerwiseOptimizer. Raises FeatherbackError for
+    unknown options or values (see OPTIONS.make).
     """
     return LayerwiseOptimizer(OPTIONS.make(name, settings or {}), parameters, slots, place, rate, seed)
 
 
 def default_learning_rate(name: str, width: int, growth: float = 1.0, ratio: float = 1.0) -> float:
-    """The peak learning rate of an adapter when none is named, for a model so wide: two digits of it.
+    """Return an adapter's default peak learning rate, rounded to two digits, for a model of hidden size `width`.
 
-    `growth`: its scale as a multiple of alpha / rank (rsLoRA), by which the rate is divided, so that the first steps
-    move the model as far. `ratio`: B's rate as a multiple of A's (LoRA+); their geometric mean stays.
+    `growth`: the adapter's scale divided by alpha / rank (rsLoRA). The rate is divided by it, so that the first steps
+    change the model as much as with LoRA. `ratio`: B's rate divided by A's (LoRA+). It does not change the rates'
+    geometric mean.
     """
     rule = RULES[name]
     rate = rule.LEARNING_RATE * (width / 1024) ** rule.WIDTH_POWER
@@ -65,7 +66,7 @@ def default_learning_rate(name: str, width: int, growth: float = 1.0, ratio: flo
 
 
 def full_learning_rate(name: str, width: int) -> float:
-    """The same for a whole model."""
+    """Return the default peak learning rate of a whole model, rounded to two digits."""
     rule = RULES[name]
     return _two_digits(rule.FULL_LEARNING_RATE * (width / 1024) ** rule.FULL_WIDTH_POWER)
 
@@ -75,5 +76,5 @@ def _two_digits(rate: float) -> float:
 
 
 def for_adapters() -> list[str]:
-    """The optimisers that make sense for adapters."""
+    """Return the names of the optimisers that suit adapters."""
     return [name for name in RULES.names if RULES[name].FOR_ADAPTERS]

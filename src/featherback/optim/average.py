@@ -1,11 +1,11 @@
-"""The mean of a run's adapters, in which the noise of single steps is averaged out.
+"""Average a run's adapters over its steps, which removes the noise of single steps.
 
 Polynomial-decay averaging (Shamir and Zhang, ICML 2013, arXiv 1212.1824, with eta = 1): after step t of a tensor p
 
     mean = mean + 2 / (t + 1) (p - mean),
 
-so that each step weighs as much as its number, among those that moved the tensor. It has nothing to choose, and does
-not depend on the run's length.
+so step t has a weight proportional to t, counting the steps that changed the tensor. The average has no parameters to
+tune and does not depend on the run's length.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import numpy as np
 
 from featherback.engine.host.paged import PagedArray
 from featherback.nn.roles import MATRIX
-from featherback.optim.rule import Rule, Tensor, Turn, piece_rows, pieces, tiles
+from featherback.optim.rule import Rule, StepArgs, Tensor, piece_rows, pieces, tiles
 
 MEAN = "mean"
-"""The state that holds it, laid out as the parameters are."""
+"""Name of the state that holds the mean. It is laid out like the parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Averaged(Rule):
-    """`rule`, with the mean of its values as a further state."""
+    """An update rule that also keeps the mean of the values, as a further state."""
 
     rule: Rule
 
     def state_sizes(self, shape: tuple[int, ...], role: str = MATRIX) -> dict[str, int]:
         return {**self.rule.state_sizes(shape, role), MEAN: math.prod(shape)}
 
-    def update(self, tensor: Tensor, turn: Turn) -> None:
+    def update(self, tensor: Tensor, turn: StepArgs) -> None:
         self.rule.update(tensor, turn)
         on, ops, weight, cols = tensor.on, tensor.on.ops, 2 / (turn.step + 1), tensor.shape[1]
         for rows in tiles(tensor.shape):
@@ -49,8 +49,8 @@ class Averaged(Rule):
 
 
 def begin(mean: PagedArray, parameters: PagedArray) -> None:
-    """Set the mean to the parameters, which a layer keeps until its first step."""
+    """Set the mean to the parameters' values. A layer keeps them until its first step."""
     row = np.empty(parameters.size, np.float32)
-    for layer in range(parameters.layers):
+    for layer in parameters.rows:
         parameters.read(layer, row)
         mean.write(layer, row)

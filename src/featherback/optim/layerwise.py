@@ -1,4 +1,4 @@
-"""Runs an optimiser: parameters, gradients and states pass through RAM one layer at a time."""
+"""Run an optimiser layer by layer: only one layer's parameters, gradients and states are in RAM at a time."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from featherback.engine.host.paged import PagedArray
 from featherback.nn.roles import MATRIX
 from featherback.nn.slots import Slot, SlotTable
 from featherback.optim.average import MEAN
-from featherback.optim.rule import Rule, Turn, as_matrix, tiles
+from featherback.optim.rule import Rule, StepArgs, as_matrix, tiles
 
 COMPUTE = "fp32"
 
 Rate = Callable[[Slot], float]
-"""A tensor's share of the learning rate."""
+"""Factor on the learning rate, per tensor."""
 
 
 class LayerwiseOptimizer:
-    """A rule applied to parameters (layers, size). `updates` and `states` are all it remembers between steps."""
+    """Apply a rule to parameters (layers, size). Between steps it keeps only `updates` and `states`."""
 
     def __init__(
         self,
@@ -39,20 +39,20 @@ class LayerwiseOptimizer:
         rate: Rate = lambda slot: 1.0,
         seed: int = 0,
     ) -> None:
-        """`slots`: the tensors of a layer's row. States start at 0, in RAM, or in files of the folder `place`."""
+        """`slots`: the tensors in each layer's row. States start at 0, in RAM or in files in the folder `place`."""
         self.rule, self.parameters, self.slots, self.rate, self.seed = rule, parameters, slots, rate, seed
         self._step_bytes = step_bytes(rule, slots)
         self.updates = [0] * parameters.layers
-        """Of each layer: the number of its steps, as the rule counts them."""
+        """Number of updates of each layer. It is the rule's step count."""
         self.states: Mapping[str, PagedArray] = {
-            name: PagedArray(parameters.layers, elements, None if place is None else Path(place) / f"{name}.f32")
+            name: parameters.alike(elements, None if place is None else Path(place) / f"{name}.f32")
             for name, elements in state_sizes(rule, slots).items()
         }
 
     def step(self, gradients: PagedArray, lr: float, grad_scale: float = 1.0) -> bool:
-        """Update the parameters from `grad_scale * gradients`; both (layers, size). Whether all are finite after it.
+        """Update the parameters by `grad_scale * gradients`, both (layers, size). Return whether all are finite then.
 
-        A layer that no gradient was gathered for is left alone, and so are its states.
+        A layer without a gathered gradient keeps its values and states.
         """
         device = backend.of(COMPUTE)
         on = Device(device, device.arena(self._step_bytes))
@@ -60,7 +60,7 @@ class LayerwiseOptimizer:
         held = _Row.take(on, self.rule, self.parameters.size, sizes)
         arrays = [(self.parameters, held.values), *((self.states[name], row) for name, row in held.states.items())]
         finite = True
-        for layer in range(self.parameters.layers):
+        for layer in self.parameters.rows:
             if not gradients.holds(layer):
                 continue
             self.updates[layer] += 1
@@ -69,27 +69,27 @@ class LayerwiseOptimizer:
                 paged.fetch(layer, row, on)
             slots = self.slots.layer(layer)
             for slot, tensor in zip(slots, held.tensors(slots, layer), strict=True):
-                turn = Turn(self.updates[layer], self.rate(slot) * lr, grad_scale, self.seed)
+                turn = StepArgs(self.updates[layer], self.rate(slot) * lr, grad_scale, self.seed)
                 self.rule.update(tensor, turn)
             for paged, row in arrays:
                 paged.put(layer, row, on)
-            finite = finite and math.isfinite(on.ops.sum_squares(held.values))  # in double: nothing overflows
+            finite = finite and math.isfinite(on.ops.sum_squares(held.values))  # summed in double: cannot overflow
         return finite
 
     @property
     def kept(self) -> PagedArray:
-        """The values to keep: their mean, where the rule has it, or the parameters."""
+        """The values to save: their mean if the rule keeps one, else the parameters."""
         return self.states.get(MEAN, self.parameters)
 
     def close(self) -> None:
-        """Release the states."""
+        """Free the states and close their files."""
         for state in self.states.values():
             state.close()
 
 
 @dataclass
 class _Row:
-    """What a step holds of a layer."""
+    """The arrays that a step holds for one layer."""
 
     on: Device
     rule: Rule
@@ -99,12 +99,12 @@ class _Row:
 
     @classmethod
     def take(cls, on: Device, rule: Rule, size: int, states: Mapping[str, int]) -> _Row:
-        """`size`: of the values of a layer; `states`: of each of its states."""
+        """Allocate the arrays. `size`: values per layer; `states`: elements of each state per layer."""
         values, gradient = (on.floats(name, size) for name in ("parameters", "gradients"))
         return cls(on, rule, values, gradient, {name: on.floats(name, count) for name, count in states.items()})
 
     def tensors(self, slots: Sequence[Slot], layer: int) -> Iterator[HeldTensor]:
-        """The tensors of a layer."""
+        """Yield the layer's tensors as views of the arrays."""
         first = dict.fromkeys(self.states, 0)
         for number, slot in enumerate(slots):
             states = {}
@@ -118,7 +118,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class HeldTensor:
-    """A tensor that is in memory: all of it, with its gradient and its states."""
+    """A tensor in memory, with its gradient and its states. Implements `optim.rule.Tensor`."""
 
     on: Device
     all_values: Array  # (rows, cols)
@@ -150,7 +150,7 @@ class HeldTensor:
 
 
 def state_sizes(rule: Rule, slots: SlotTable) -> dict[str, int]:
-    """State -> float32 elements that it has for a layer, the largest one."""
+    """Return, for each state, the float32 elements of the layer that needs most."""
     sizes: dict[str, int] = {}
     for layer in slots.distinct:
         found: dict[str, int] = {}
@@ -162,31 +162,31 @@ def state_sizes(rule: Rule, slots: SlotTable) -> dict[str, int]:
 
 
 def step_bytes(rule: Rule, slots: SlotTable) -> int:
-    """Bytes that a step holds at most: it is run where nothing is computed."""
+    """Return the most bytes that a step holds, by running the step on a device that only counts."""
     ledger = Ledger()
     held = _Row.take(Device(Counting(COMPUTE), ledger), rule, slots.size, state_sizes(rule, slots))
     for number, layer in enumerate(slots.distinct):
         for tensor in held.tensors(layer, number):
-            rule.update(tensor, Turn(1, 0.0))
+            rule.update(tensor, StepArgs(1, 0.0))
     return ledger.high_water
 
 
 def global_norm(gradients: PagedArray) -> float:
-    """The Euclidean norm of all the gradients (layers, size), summed in double."""
+    """Return the Euclidean norm of all gradients (layers, size), summed in double."""
     device = backend.of(COMPUTE)
     on = Device(device, device.arena(norm_bytes(gradients.size)))
     row, total = on.floats("gradients", gradients.size), 0.0
-    for layer in range(gradients.layers):
+    for layer in gradients.rows:
         gradients.fetch(layer, row, on)
         total += on.ops.sum_squares(row)
     return math.sqrt(total)
 
 
 def norm_bytes(size: int) -> int:
-    """Bytes that `global_norm` holds of gradients (layers, size)."""
+    """Return the bytes that `global_norm` holds for gradients (layers, size)."""
     return aligned((size,), np.dtype(np.float32))
 
 
 def clip_scale(norm: float, max_norm: float) -> float:
-    """The factor that brings gradients of this norm down to `max_norm` (0 = off); 1 if they are small."""
+    """Return the factor that reduces gradients of this norm to `max_norm` (0 = no clipping); at most 1."""
     return max_norm / norm if 0 < max_norm < norm else 1.0

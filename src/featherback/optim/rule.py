@@ -1,4 +1,4 @@
-"""What an optimiser declares and computes. It sees tensors, some rows at a time, whatever they belong to."""
+"""The interface of optimisers. A rule sees one tensor at a time, some rows at a time."""
 
 from __future__ import annotations
 
@@ -16,81 +16,86 @@ from featherback.engine.backend.protocol import Array
 from featherback.nn.roles import MATRIX
 
 TILE = 1 << 18
-"""Values of a tensor that are changed at once; states are held by such tiles, so it is no matter of memory plans."""
+"""Values of a tensor that are updated together. Some states are stored per tile, so memory plans cannot change it."""
 
 PIECE = 1 << 14
-"""Values that a rule computes with at once where it needs room for them."""
+"""Values per piece, where a rule needs scratch memory for its arithmetic."""
 
 
-class Turn(NamedTuple):
-    """One step of an optimiser."""
+class StepArgs(NamedTuple):
+    """Parameters of one optimiser step."""
 
     step: int  # counts from 1
     lr: float
-    grad_scale: float = 1.0  # what gradients are multiplied by
-    seed: int = 0  # of random numbers
+    grad_scale: float = 1.0  # factor on the gradients
+    seed: int = 0  # for random numbers
 
 
 class Tensor(Protocol):
-    """A trained tensor (rows, cols), a vector being one row. Its gradient is not held: it is computed as it is read.
+    """A trained tensor (rows, cols); a vector is one row. Its gradient is not stored but computed when it is read.
 
-    Its arrays are float32, of the device that it is trained on.
+    All arrays are float32, on the device that trains.
     """
 
     @property
     def on(self) -> Device:
-        """The device, and the memory for what a rule holds beside those arrays."""
+        """The device, with scratch memory for the rule."""
 
     @property
     def shape(self) -> tuple[int, int]: ...
 
     @property
     def key(self) -> tuple[int, ...]:
-        """Which tensor it is: random numbers depend on it."""
+        """A key for random numbers that differs from tensor to tensor."""
 
     @property
     def role(self) -> str:
-        """MATRIX or TABLE, of `nn.roles`."""
+        """MATRIX or TABLE, see `nn.roles`."""
 
     def gradient(self) -> Iterator[tuple[slice, Array]]:
-        """Rows in order, in the tiles of `tiles`, and their gradient (n, cols), valid until the next; ever anew."""
+        """Compute the gradient and yield it in tiles, in order: (rows, array (n, cols)).
+
+        An array is valid until the next one is yielded. Each call computes the gradient again.
+        """
 
     def read(self, rows: slice) -> AbstractContextManager[Array]:
-        """The values (n, cols) of such a tile, to be looked at: nothing is stored."""
+        """Provide the values (n, cols) of a tile for reading. Changes are not stored."""
 
     def values(self, rows: slice) -> AbstractContextManager[Array]:
-        """The same, to be changed in place: they are stored at the end."""
+        """Provide the values (n, cols) of a tile for changing in place. They are stored at the end."""
 
     def state(self, name: str, first: int = 0, count: int | None = None) -> AbstractContextManager[Array]:
-        """Elements [first, first + count) of a state (default: all), flat, to be changed in place."""
+        """Provide elements [first, first + count) of a state (default: all), flat, for changing in place."""
 
 
 def tiles(shape: tuple[int, int]) -> Iterator[slice]:
-    """The rows of a tensor in tiles of at most TILE values, at least one row each."""
+    """Yield a tensor's rows in tiles of at most TILE values, but at least one row."""
     count = tile_rows(shape)
     return (slice(first, min(first + count, shape[0])) for first in range(0, shape[0], count))
 
 
 def tile_rows(shape: tuple[int, int]) -> int:
-    """Rows of a tile; the last may have fewer."""
+    """Return the rows per tile. The last tile may have fewer."""
     rows, cols = shape
     return max(1, min(rows, TILE // cols))
 
 
 def pieces(on: Device, shape: tuple[int, ...]) -> Iterator[slice]:
-    """The rows of a matrix, or the elements of a vector, in pieces of at most PIECE values, at least one row each:
-    those that the device has to run."""
+    """Yield a matrix's rows, or a vector's elements, in pieces of at most PIECE values, but at least one row.
+
+    A counting device runs only some of them.
+    """
     step, count = piece_rows(shape), shape[0]
     return starmap(slice, on.backend.each([(first, min(first + step, count)) for first in range(0, count, step)]))
 
 
 def piece_rows(shape: tuple[int, ...]) -> int:
-    """Rows, or elements, of a piece; the last may have fewer."""
+    """Return the rows or elements per piece. The last piece may have fewer."""
     return min(shape[0], max(1, PIECE // math.prod(shape[1:])))
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """A tensor's shape as rules see it: a vector is one row."""
+    """Return a tensor's shape as rules see it: a vector is one row."""
     return math.prod(shape[:-1]), shape[-1]
 
 
@@ -98,17 +103,17 @@ def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
 class Rule(ABC):
     """An update rule. Its fields, each made by `options.option`, are the optimiser's options.
 
-    FeatherbackError, naming the option, for a value that an option cannot have.
+    Raises FeatherbackError, naming the option, for a value that is not allowed.
     """
 
     LEARNING_RATE: ClassVar[float]
-    """The peak learning rate where none is named, for an adapter of a model that is 1,024 wide; where FOR_ADAPTERS."""
+    """Default peak learning rate for an adapter of a model of width 1,024. Needed if FOR_ADAPTERS."""
     FULL_LEARNING_RATE: ClassVar[float]
-    """The same for whole models; measured, as docs/decisions/whole.md says, or derived as the rule's file does."""
+    """The same for whole models. Measured (docs/decisions/whole.md), or derived as the rule's module explains."""
     FOR_ADAPTERS: ClassVar[bool] = True
-    """Whether it makes sense for the small matrices of adapters."""
+    """Whether the rule suits the small matrices of adapters."""
     WIDTH_POWER: ClassVar[float] = 0.0
-    """An adapter's rate is multiplied by the model's width / 1,024 to this power."""
+    """For adapters, the default rate is multiplied by (width / 1,024) to this power."""
     FULL_WIDTH_POWER: ClassVar[float] = 0.0
     """The same for whole models."""
 
@@ -117,30 +122,30 @@ class Rule(ABC):
 
     @property
     def moves_without_gradient(self) -> bool:
-        """Whether a value changes, or a state, where the gradient is zero."""
+        """Whether an update with a zero gradient changes a value or a state."""
         return True
 
     @abstractmethod
     def state_sizes(self, shape: tuple[int, ...], role: str = MATRIX) -> dict[str, int]:
-        """State -> float32 elements that it has for a tensor of this shape, zeros before the first step."""
+        """Return state -> float32 elements for a tensor of this shape. States start as zeros."""
 
     @abstractmethod
-    def update(self, tensor: Tensor, turn: Turn) -> None:
-        """Change a tensor's values, and its states, by `turn.grad_scale` times its gradient."""
+    def update(self, tensor: Tensor, turn: StepArgs) -> None:
+        """Update a tensor's values and states. The gradient is `turn.grad_scale` times the tensor's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Elementwise(Rule):
-    """A rule that needs of every value its gradient and its own states alone."""
+    """A rule that updates each value from its own gradient and states only."""
 
     STATES: ClassVar[tuple[str, ...]] = ()
-    """Names of what it remembers of every value from step to step; each begins as zeros."""
+    """Names of the states: one element per value, zero at first."""
 
     def state_sizes(self, shape: tuple[int, ...], role: str = MATRIX) -> dict[str, int]:
         held = sum(self.held_size(_size(part, as_matrix(shape))) for part in tiles(as_matrix(shape)))
         return dict.fromkeys(self.STATES, held)
 
-    def update(self, tensor: Tensor, turn: Turn) -> None:
+    def update(self, tensor: Tensor, turn: StepArgs) -> None:
         whole = self.held_size(tile_rows(tensor.shape) * tensor.shape[1])
         for number, (rows, gradient) in enumerate(tensor.gradient()):
             size = math.prod(gradient.shape)
@@ -152,19 +157,22 @@ class Elementwise(Rule):
 
     @classmethod
     def held_size(cls, size: int) -> int:
-        """float32 elements that hold a state of so many values of a tile."""
+        """Return the float32 elements that store a state of `size` values of a tile."""
         return size
 
     def unpacked(
         self, on: Device, held: Sequence[Array], size: int, key: tuple[int, ...]
     ) -> AbstractContextManager[Sequence[Array]]:
-        """The states of `size` values as `change` takes them, from how they are held, here these themselves; what
-        becomes of them inside is held at the end. `key`: of random numbers."""
+        """Provide the states of `size` values as `change` expects them. By default they are stored that way.
+
+        A subclass that stores them in another form converts them, and stores them again at the end. `key`: for random
+        numbers.
+        """
         return nullcontext(held)
 
     @abstractmethod
-    def change(self, on: Device, values: Array, gradient: Array, states: Sequence[Array], turn: Turn) -> None:
-        """Change `values` and `states`, in the order of STATES, in place; all flat."""
+    def change(self, on: Device, values: Array, gradient: Array, states: Sequence[Array], turn: StepArgs) -> None:
+        """Update `values` and `states` (in the order of STATES) in place. All arrays are flat."""
 
 
 def _size(rows: slice, shape: tuple[int, int]) -> int:

@@ -1,4 +1,4 @@
-"""Learning-rate schedules. Each is a function under `@_schedule`: adding one is adding a function."""
+"""Learning-rate schedules. To add one, write a function and decorate it with `@_schedule`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from featherback.errors import FeatherbackError, expected
 
 Rate = Callable[[float], float]
-"""Progress after the warm-up, 0 <= progress < 1 -> share of the peak; 1 at 0."""
+"""Maps progress after the warm-up, 0 <= progress < 1, to a share of the peak rate. Progress 0 gives 1."""
 
 SCHEDULES: dict[str, Rate] = {}
-"""Every schedule by its name, which is its function's."""
+"""Every schedule by name. The name is that of its function."""
 
 
 def _schedule(rate: Rate) -> Rate:
@@ -22,28 +22,28 @@ def _schedule(rate: Rate) -> Rate:
 
 @_schedule
 def cosine(progress: float) -> float:
-    """Half a wave (Loshchilov and Hutter, ICLR 2017, arXiv 1608.03983, without restarts)."""
+    """Half a cosine wave (Loshchilov and Hutter, ICLR 2017, arXiv 1608.03983, without restarts)."""
     return (1 + math.cos(math.pi * progress)) / 2
 
 
 @_schedule
 def linear(progress: float) -> float:
-    """A straight line."""
+    """A straight line to zero."""
     return 1 - progress
 
 
 @_schedule
 def constant(progress: float) -> float:
-    """The peak throughout."""
+    """The peak rate throughout."""
     return 1.0
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate of each step, counted from 1: a linear rise over `warmup` steps, then the schedule `name`.
+    """The learning rate of each step (from 1): a linear rise over `warmup` steps, then the schedule `name`.
 
     Linear and cosine would reach 0 at step `steps + 1`, so that no step is wasted on a rate of 0.
-    FeatherbackError for an unknown name.
+    Raises FeatherbackError for an unknown name.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Schedule:
             raise FeatherbackError(f"Unknown schedule {self.name!r}; {expected(self.name, SCHEDULES)}")
 
     def __call__(self, step: int) -> float:
-        """The learning rate of `step`, 1 <= step <= steps."""
+        """Return the learning rate of `step`, 1 <= step <= steps."""
         if step <= self.warmup:
             return self.peak * step / self.warmup
         progress = (step - self.warmup - 1) / max(1, self.steps - self.warmup)

@@ -1,5 +1,5 @@
-"""Training runs: options, stages, run directory, the loop, checkpoints, resume.
+"""Training runs: options, stages, run directory, training loop, checkpoints, resuming.
 
-`stages` lists what `featherback train` does, in order. `trainer` is the loop. This module imports nothing: the training
-process starts from `featherback.worker` and must stay small.
+`stages` lists the steps of `featherback train` in order. `trainer` contains the loop. This module imports nothing,
+because the training process, which starts from `featherback.worker`, must stay small.
 """

@@ -1,8 +1,9 @@
-"""What the programs of a command hold, one after the other, beside the command's budget.
+"""The memory account of a command: how much its programs need, compared with the command's budget.
 
-`featherback train` is several programs in turn, each in the place of the one before. Each adds what it came to hold, or
-what is known to be needed, and hands the account to the next. If the budget turns out to be too little, the rest goes
-on with the least memory, up to the first step, and the command then refuses with an amount that all of them accept.
+`featherback train` runs several programs in turn; each replaces the one before. Each program adds its peak memory, or
+the amount that it is known to need, and passes the account on. If the budget turns out to be too small, the remaining
+programs run with as little memory as possible up to the first step. The command then fails with an error that names a
+budget large enough for all of them.
 """
 
 from __future__ import annotations
@@ -14,50 +15,50 @@ from dataclasses import dataclass
 from featherback.core.naming import argument
 from featherback.core.sizes import MB
 from featherback.data.record_size import MOST_RECORD, SHORT
-from featherback.engine.host.process_tree import held_alone, sizes
+from featherback.engine.host.process_tree import sizes, tree_unshared_rss
 from featherback.errors import FeatherbackError
 
 LEAST = "least"
-"""--memory's word for the least that is enough, as `methods.memory.plan` knows it."""
+"""The value of --memory that asks for the smallest possible budget (see `methods.memory.plan`)."""
 BETWEEN_RUNS = 3 * MB
-"""More than what two runs of the same program hold differs by."""
-_SECONDS = 0.2  # between two looks, each of which takes milliseconds
-_SPARE = 6 * MB  # what grows besides long records: tables of the tokenizer that are touched, marks of copies
-_LEAST_READING = 5  # bytes that a record takes at least for each of its own, read and parsed
+"""Margin in bytes: two runs of the same program differ by less than this."""
+_SECONDS = 0.2  # between two measurements, each of which takes milliseconds
+_SPARE = 6 * MB  # memory that grows for other reasons than long records: tokenizer tables, hashes of examples
+_LEAST_READING = 5  # memory per byte of a record, at least, once it is read and parsed
 
 
 @dataclass
 class Account:
-    """`limit`: the budget in bytes, None without one. `needed`: the most that was held or is known to be needed."""
+    """`limit`: the budget in bytes, or None. `needed`: the largest amount known to be needed so far, in bytes."""
 
     limit: int | None = None
     needed: int = 0
     refused: bool = False
-    """The limit is too little: only the least that is enough is still looked for."""
+    """True when the limit is known to be too small; the programs then only measure how much is needed."""
     least: bool = False
-    """No amount was named, but the least that is enough."""
+    """True if the user asked for the smallest possible budget (`--memory least`)."""
 
     @property
     def searches(self) -> bool:
-        """Whether the least that is enough is looked for."""
+        """Whether the programs of this command only measure the smallest budget that suffices."""
         return self.refused or self.least
 
     def add(self, nbytes: int) -> None:
-        """So many bytes are needed."""
+        """Record that `nbytes` bytes are needed."""
         self.needed = max(self.needed, nbytes)
 
     def add_own(self) -> None:
-        """What this program has held so far is needed."""
+        """Record this program's peak memory so far as needed."""
         if peak := own_peak():
             self.add(peak + BETWEEN_RUNS)
 
     @property
     def is_over(self) -> bool:
-        """Whether more is needed than the limit, which is not known to be too little yet."""
+        """Whether more than the limit is needed, and this was not known before."""
         return not self.searches and self.limit is not None and self.needed > self.limit
 
     def check_own(self) -> None:
-        """BudgetError if this program has held more than the limit."""
+        """Raise BudgetError if this program has used more than the limit."""
         peak = own_peak()
         if not self.searches and self.limit is not None and peak > self.limit:
             from featherback.engine.budget import BudgetError
@@ -66,43 +67,46 @@ class Account:
 
 
 def own_peak() -> int:
-    """Bytes that were resident at most since this program began; 0 where the system does not tell."""
+    """Return the peak resident memory of this program in bytes; 0 where the system does not report it."""
     return sizes(os.getpid()).get("VmHWM", 0)
 
 
-class Room:
-    """Looks at what this process and its children hold together, in bytes, and admits long records by what they will
-    take. Where the system does not tell what is held, nothing is checked."""
+class MemoryWatch:
+    """Measures the memory of this process and its children, and decides whether a long record fits in the budget.
+
+    All amounts are in bytes. Nothing is checked where the system does not report memory.
+    """
 
     def __init__(self, data: str, budget: int | None = None) -> None:
-        """`budget`: in bytes; None if it is to be found out how much is needed."""
+        """`data`: the name of the data for messages. `budget`: in bytes; None to measure how much is needed."""
         self._data, self._budget = data, budget
         self._most, self._looked = 0, 0.0
-        self._before = 0  # held before the first long record; afterwards some of what it took may be held for the next
+        self._before = 0  # used before the first long record; later, memory of an earlier record may be reused
         self._admitted = False
         self._needed, self._longest = 0, ("", 0)
 
     def look(self, now: bool = False) -> None:
-        """Remember what is held if it is the most so far; unless it has to be `now`, only once in a while."""
+        """Measure the memory in use and remember the peak. Unless `now`, measure at most every 0.2 seconds."""
         if now or time.monotonic() - self._looked > _SECONDS:
-            self._most = max(self._most, held_alone(os.getpid()))
+            self._most = max(self._most, tree_unshared_rss(os.getpid()))
             self._looked = time.monotonic()
             if not self._admitted:
                 self._before = max(self._before, self._most)
 
     @property
     def most(self) -> int:
-        """Bytes of a record that are read before it is asked for."""
+        """The length in bytes up to which a record is read without asking `admits`."""
         if not self._before or self._budget is None:
             return MOST_RECORD
         return min(MOST_RECORD, max(SHORT, (self._budget - self._before - _SPARE) // _LEAST_READING))
 
     @property
     def refused(self) -> bool:
+        """Whether a record was too long for the budget."""
         return self._needed > 0
 
     def admits(self, where: str, size: int, takes: int, takes_at_most: int) -> bool:
-        """Whether a record of `size` bytes has room, which now `takes` so many and `takes_at_most` later."""
+        """Return whether a record of `size` bytes fits. It `takes` so much memory now, and `takes_at_most` later."""
         if not self._before or self._budget is None or self._before + takes + _SPARE <= self._budget:
             self._admitted = True
             return True
@@ -112,21 +116,22 @@ class Room:
 
     @property
     def needed(self) -> int:
-        """The budget that is enough for what was held so far, in bytes."""
+        """The budget in bytes that would suffice for the peak so far."""
         return self._most + BETWEEN_RUNS
 
     def check(self) -> None:
-        """BudgetError, naming the budget that is enough, if more was held than is allowed."""
+        """Raise BudgetError, naming a sufficient budget, if the peak is above the budget."""
         if self._budget is not None and self._most > self._budget:
             from featherback.engine.budget import BudgetError
 
             raise BudgetError(f"Preparing {self._data}", self._budget, self.needed)
 
     def conclude(self) -> None:
-        """FeatherbackError if a record was refused, with a budget that has room for each."""
+        """Raise FeatherbackError, naming a sufficient budget, if a record was too long."""
         if self._budget is not None and self.refused:
             where, size = self._longest
             raise FeatherbackError(
-                f"Preparing {self._data} does not fit in {self._budget / MB:.0f}MB: the example in {where} has "
-                f"{size / MB:.1f} MB; {argument('memory', f'{self._needed // MB + 2}MB')} has room for it, or split it."
+                f"Preparing {self._data} does not fit in {self._budget / MB:.0f}MB: the example in {where} is "
+                f"{size / MB:.1f} MB long. Use {argument('memory', f'{self._needed // MB + 2}MB')}, or split "
+                f"the example."
             )

@@ -1,4 +1,4 @@
-"""What a run begins with: made alike when it is trained and when it is replayed."""
+"""The initial state of a run: base model, first adapter and optimiser. Training and replay both build it here."""
 
 from __future__ import annotations
 
@@ -18,17 +18,22 @@ from featherback.runs.run_directory import RunDirectory
 
 
 def base_model(run: RunDirectory, model: Model | None = None) -> Model:
-    """The `model` of a run, or the one that its record names, opened where it lay. FeatherbackError if it is another
-    one than the run was trained on: a record may be a stranger's, and name any file."""
+    """Return `model`, or open the base model at the path in the run's record.
+
+    Raises FeatherbackError if it is not the model that the run was trained on: a record from somebody else may name any
+    file.
+    """
     config = run.config
     model = model or models.load(config.model, config.quantize)
     if run.record.get("model") != fingerprint.of_store(model.store):
-        raise FeatherbackError(f"{config.model} is not what it was when {run.path} was trained on it.")
+        raise FeatherbackError(
+            f"The contents of {config.model} have changed since {run.path} was trained on it. Restore that model file."
+        )
     return model
 
 
 def first_adapter(run: RunDirectory, model: Model, place: Path | None = None) -> Adapter:
-    """The adapter before the first step; its parameters in the file `place`, or in RAM."""
+    """Return the adapter as it is before the first step, with its parameters in the file `place`, or in RAM."""
     config = run.config
     if config.start is None:
         adapter = Adapter(model, config.form, config.seed, place)
@@ -39,7 +44,7 @@ def first_adapter(run: RunDirectory, model: Model, place: Path | None = None) ->
 
 
 def first_optimizer(config: TrainConfig, adapter: Adapter, place: Path | None = None) -> optim.LayerwiseOptimizer:
-    """The optimiser before the first step; its states in files of the folder `place`, or in RAM."""
+    """Return the optimiser as it is before the first step, with its states in the folder `place`, or in RAM."""
     rate = partial(adapter.layout.rate, config.loraplus_ratio)
     slots = adapter.layout.slots
     optimizer = optim.LayerwiseOptimizer(config.rule, adapter.parameters, slots, place, rate, config.seed)

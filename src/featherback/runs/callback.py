@@ -1,4 +1,4 @@
-"""Who is told what happens in a run: the reporters, what logs elsewhere, and what a user passes to `fb.train`."""
+"""Callbacks: reporters, loggers and the user's own objects, which receive the events of a run."""
 
 from __future__ import annotations
 
@@ -10,45 +10,48 @@ from featherback.runs.events import Begin, End, Evaluation, Event, Failed, Note,
 
 
 class Callback:
-    """Every event has a method, which does nothing. They run between the steps, in the process that trains."""
+    """Base class of callbacks: one method per event, which does nothing here. Override the ones you need.
+
+    They are called between steps, in the training process.
+    """
 
     def begin(self, event: Begin) -> None:
-        """Before the first step."""
+        """Called before the first step."""
 
     def step(self, event: Step) -> None:
-        """After each optimiser step."""
+        """Called after each optimiser step."""
 
     def evaluation(self, event: Evaluation) -> None:
-        """After each measurement of the held-out loss."""
+        """Called after each measurement of the held-out loss."""
 
     def saved(self, event: Saved) -> None:
-        """After each checkpoint."""
+        """Called after each checkpoint."""
 
     def paused(self, event: Paused) -> None:
-        """Again and again while the run waits."""
+        """Called repeatedly while the run is paused."""
 
     def resumed(self, event: Resumed) -> None:
-        """When it waits no longer."""
+        """Called when a paused run goes on."""
 
     def sample(self, event: Sample) -> None:
-        """For each of --samples, when a run has finished."""
+        """Called for each of `--samples` after the last step."""
 
     def note(self, event: Note) -> None:
-        """Something a person should know."""
+        """Called with a message for the user."""
 
     def failed(self, event: Failed) -> None:
-        """In place of `end` where the run goes wrong."""
+        """Called instead of `end` if the run fails."""
 
     def end(self, event: End) -> None:
-        """When the run is over and its directory complete."""
+        """Called when the run is over and its directory is complete."""
 
     def tell(self, event: Event) -> None:
-        """Call the method of this event."""
+        """Call the method for this event."""
         getattr(self, event.name)(event)
 
 
-class Together(Callback):
-    """Several callbacks, told in this order."""
+class CallbackList(Callback):
+    """Passes each event to several callbacks, in this order."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self._callbacks = tuple(callbacks)
@@ -58,8 +61,8 @@ class Together(Callback):
             callback.tell(event)
 
 
-class Guarded(Callback):
-    """A callback that is not ours: what it raises becomes a FeatherbackError, which ends the run."""
+class GuardedCallback(Callback):
+    """Wraps a callback from outside Featherback: an exception in it becomes a FeatherbackError, which ends the run."""
 
     def __init__(self, callback: Callback) -> None:
         self._callback = callback
@@ -75,11 +78,11 @@ class Guarded(Callback):
             raise FeatherbackError(
                 f"The callback {type(self._callback).__name__} failed in {event.name}(){where}: "
                 f"{type(error).__name__}: {error}. "
-                f"What the run had saved is kept; mend the callback, or leave it out, and resume."
+                f"The last checkpoint is kept. Correct or remove the callback, and resume the run."
             ) from error
 
 
-def tell_failure(callback: Callback, step: int, error: BaseException) -> None:
-    """Tell that the run went wrong. What goes wrong in telling is dropped: `error` is what the user must hear of."""
+def report_failure(callback: Callback, step: int, error: BaseException) -> None:
+    """Report that the run failed with `error`. Exceptions of the callback are ignored, so they do not hide `error`."""
     with suppress(Exception):
         callback.tell(Failed(step, str(error) or type(error).__name__))

@@ -1,4 +1,4 @@
-"""The options of a run with others in their place: those that are named beside a file of options, or to resume it."""
+"""Combines recorded options with the user's: those given beside `--config FILE`, or when a run is resumed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from featherback.core.options import spelled
 from featherback.errors import FeatherbackError
 from featherback.models.model import Model
 from featherback.nn.adapters import KINDS
-from featherback.runs.config import CHOICES, TrainConfig, replaced_by, without_meaning
+from featherback.runs.config import CHOICES, TrainConfig, reset_fields, unused_options
 from featherback.runs.panels.adapter import USUAL, written
 
+_SAME = "Use the options of the run, or start a new run."
 
-def replaced(values: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by field, with those that are `named` in their place; what does not go with these is left out."""
+
+def with_overrides(values: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options `values`, overridden by `named`, without options that no longer apply. Keys are fields."""
     left, usual = dict(values), {entry.name: entry.default for entry in fields(TrainConfig)}
-    gone = replaced_by(named.keys())
+    gone = reset_fields(named.keys())
     if named.get("start") is not None:
         gone |= USUAL.keys()
     for own in CHOICES:
@@ -33,27 +35,27 @@ def replaced(values: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, A
     if old.targets != new.targets:
         gone |= {"targets", *old.own_options}
     stay = {name: value for name, value in left.items() if name not in gone}
-    if _scaled({**usual, **left}) != _scaled({**usual, **stay, **named}):
+    if _rate_dependencies({**usual, **left}) != _rate_dependencies({**usual, **stay, **named}):
         gone.add("learning_rate")
-    gone |= _of_what_was_trained({**usual, **left}, {**usual, **left, **named})
+    gone |= _options_tied_to_training({**usual, **left}, {**usual, **left, **named})
     return {name: value for name, value in left.items() if name not in gone} | dict(named)
 
 
-def _scaled(options: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What the default learning rate of an adapter depends on, beside its optimiser."""
+def _rate_dependencies(options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the options, besides the optimiser, that determine an adapter's default learning rate."""
     rank = USUAL["rank"] if options["rank"] is None else options["rank"]
     return (rank if options["rslora"] else None), options["loraplus_ratio"], options["adapter"] or USUAL["adapter"]
 
 
-def _of_what_was_trained(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
-    """The options that had their meaning, or their default, from what was trained, and how, and no longer have it."""
+def _options_tied_to_training(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    """Return the options whose meaning or default changes with `train` or `method` between `before` and `after`."""
     train, method = before["train"], before["method"]
     if after["train"] != train:
         own = methods.OPTIONS.make(method, {})
         settled = own.settled(train)
         return {
-            *without_meaning(TrainConfig, after["train"]),
-            *without_meaning(type(own), after["train"]),
+            *unused_options(TrainConfig, after["train"]),
+            *unused_options(type(own), after["train"]),
             *(entry.name for entry in fields(own) if getattr(settled, entry.name) != getattr(own, entry.name)),
             "learning_rate",
             "max_grad_norm",
@@ -62,39 +64,40 @@ def _of_what_was_trained(before: Mapping[str, Any], after: Mapping[str, Any]) ->
     return {"learning_rate"} if train == "full" and len(rates) > 1 else set()
 
 
-def continued(run: TrainConfig, named: Mapping[str, Any], model: Model) -> TrainConfig:
-    """The options of a run of `model`, with those that are `named` to resume it (None: not named, but for `start`).
+def resumed_options(run: TrainConfig, named: Mapping[str, Any], model: Model) -> TrainConfig:
+    """Return the options of a resumed run: those of `run`, overridden by `named`.
 
-    FeatherbackError naming every option that differs from the run's and must not.
+    A value of None in `named` means "not given", except for `start`, where it is `--from none`. FeatherbackError lists
+    every option that differs from the run's and must not.
     """
-    if run.start and "start" in named and named["start"] is None:  # what --from none says
+    if run.start and "start" in named and named["start"] is None:  # given as --from none
         raise FeatherbackError(
-            f"Cannot resume {run.out} with other options: {argument('from')} was {run.start}, not none."
+            f"Cannot resume {run.out} with other options: {argument('from')} was {run.start}, not none. {_SAME}"
         )
     named = {name: value for name, value in named.items() if value is not None}
     if "start" in named and run.start and os.path.abspath(named["start"]) == os.path.abspath(run.start):
-        named["start"] = run.start  # run.yaml has it whole
-    if (trains := named.get("train", run.train)) != run.train:  # whose other options do not go with it
+        named["start"] = run.start  # run.yaml has the absolute path
+    if (trains := named.get("train", run.train)) != run.train:  # other options would not fit either
         raise FeatherbackError(
-            f"Cannot resume {run.out} with other options: {argument('train')} was {run.train}, not {trains}."
+            f"Cannot resume {run.out} with other options: {argument('train')} was {run.train}, not {trains}. {_SAME}"
         )
     values = {entry.name: getattr(run, entry.name) for entry in fields(run)}
-    values |= dict.fromkeys(replaced_by(named.keys()))
+    values |= dict.fromkeys(reset_fields(named.keys()))
     for own in CHOICES:
         if named.get(own.choice, values[own.choice]) != values[own.choice]:
-            values[own.field] = {}  # the other's own; it is refused below
+            values[own.field] = {}  # they belong to another choice, which is rejected below
     later = TrainConfig.of(**{**values, **named}).for_model(model)
     check_resume(later, run.for_model(model))
     return later
 
 
 def check_resume(config: TrainConfig, earlier: TrainConfig) -> None:
-    """FeatherbackError naming every option that differs from the run's, which are `earlier`, and must not."""
+    """Raise FeatherbackError listing every option of `config` that differs from `earlier` and must not."""
     before = earlier.fixed()
     differing = [
         f"{spelled(TrainConfig, name)} was {written(before[name])}, not {written(value)}"
         for name, value in config.fixed().items()
-        if name in before and before[name] != value  # another optimizer or method may have other options
+        if name in before and before[name] != value  # another optimiser or method may have other options
     ]
     if differing:
-        raise FeatherbackError(f"Cannot resume {config.out} with other options: {'; '.join(differing)}.")
+        raise FeatherbackError(f"Cannot resume {config.out} with other options: {'; '.join(differing)}. {_SAME}")

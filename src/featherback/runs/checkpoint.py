@@ -1,15 +1,15 @@
 """Checkpoints: everything a run needs to continue as if it had never stopped.
 
-A checkpoint is one file, `checkpoint-STEP.fbc`, written under another name and renamed when it is on the disk; the one
-before it is kept. Layout, little-endian:
+A checkpoint is one file, `checkpoint-STEP.fbc`. It is written under a temporary name and renamed when it is on the
+disk; the checkpoint before it is kept. Layout, little-endian:
 
     magic     8 bytes
     arrays    float32, row after row: the parameters and the optimiser's states
     state     JSON: {"step", "run", "arrays": [[name, rows, length of a row]], "progress"}
     footer    bytes of the state (u64), CRC-32 of everything before (u32), "END\\n"
 
-`run` is the run's identity: its options that cannot change (seed, schedule and the rest), its model, its data. Random
-numbers and the order of the data depend on the seed, the step and the position in the data alone, which `progress` has.
+`run` identifies the run: its fixed options (seed, schedule and others), its model and its data. Random numbers and the
+order of the data depend only on the seed, the step and the position in the data. `progress` contains step and position.
 """
 
 from __future__ import annotations
@@ -32,29 +32,30 @@ from featherback.errors import FeatherbackError
 
 _NAME = re.compile(r"checkpoint-(\d+)(\.fbc)?")
 WEIGHTS = "weights-"
-"""What begins the name of a folder with a whole model's weights and states; the step of its checkpoint follows."""
+"""Prefix of a folder with a whole model's weights and optimiser states; the checkpoint's step follows."""
 _MAGIC = b"FBCHECK2"
 _FOOTER = struct.Struct("<QI4s")
 _END = b"END\n"
 _MOST = 2**53
-"""Of any count that is read again."""
+"""Upper bound of every count that is read from a checkpoint."""
 
 Arrays = Mapping[str, PagedArray]
 
 
 def save(run: Path, step: int, identity: str, arrays: Arrays, progress: Mapping[str, Any], keep: int = 2) -> Path:
-    """Write the checkpoint of `step`; of the others only those before it stay, `keep` in all. The file.
+    """Write the checkpoint of `step` and return its file.
 
-    FeatherbackError if it cannot be written: those that were there are untouched.
+    Of the earlier checkpoints, the newest `keep` - 1 stay; all others are deleted, including later ones.
+    Raises FeatherbackError if the file cannot be written; existing checkpoints are then untouched.
     """
     final = run / f"checkpoint-{step:06d}.fbc"
-    shapes = [[name, array.layers, array.size] for name, array in arrays.items()]
+    shapes = [[name, len(array.rows), array.size] for name, array in arrays.items()]
     state = json.dumps({"step": step, "run": identity, "arrays": shapes, "progress": progress}).encode()
     with atomic_file(final) as file:
         checksum = _append(file, _MAGIC, 0)
         for array in arrays.values():
             row = np.empty(array.size, "<f4")
-            for layer in range(array.layers):
+            for layer in array.rows:
                 array.read(layer, row)
                 checksum = _append(file, row.data.cast("B"), checksum)
         checksum = _append(file, state, checksum)
@@ -68,37 +69,38 @@ def save(run: Path, step: int, identity: str, arrays: Arrays, progress: Mapping[
 
 
 def latest_step(run: Path) -> int:
-    """The step of the newest checkpoint, whole or not; 0 without one."""
+    """Return the step of the newest checkpoint, even if it is damaged; 0 if there is none."""
     return max(_all(run), default=0)
 
 
 def latest(run: Path) -> Path | None:
-    """The newest checkpoint, whole or not."""
+    """Return the newest checkpoint, even if it is damaged; None if there is none."""
     found = _all(run)
     return found[max(found)] if found else None
 
 
 def nbytes(arrays: Arrays) -> int:
-    """Bytes of a checkpoint of these arrays, but for its state."""
-    return sum(array.layers * array.size * 4 for array in arrays.values())
+    """Return the size in bytes of a checkpoint of these arrays, without its state."""
+    return sum(array.nbytes for array in arrays.values())
 
 
 def held(run: Path) -> int:
-    """Bytes of the checkpoints that are there."""
+    """Return the size in bytes of all checkpoints of a run."""
     return sum(path.stat().st_size for path in _all(run).values())
 
 
 def discard(run: Path, first: int) -> None:
-    """Delete the checkpoints of step `first` and later ones, the newest last."""
+    """Delete the checkpoints of step `first` and later steps, the newest last."""
     for step, path in sorted(_all(run).items()):
         if step >= first and path.is_file():
             path.unlink(missing_ok=True)
 
 
 def restore(run: Path, identity: str, arrays: Arrays) -> tuple[dict[str, Any] | None, list[str]]:
-    """Fill `arrays` from the newest checkpoint that is whole and of this run.
+    """Fill `arrays` from the newest intact checkpoint of this run.
 
-    Its progress (None: there is no checkpoint), and why newer ones were refused. FeatherbackError if none is good.
+    Return its progress (None if there is no checkpoint) and the reasons why newer ones were rejected. FeatherbackError
+    if there are checkpoints but none can be used.
     """
     refused: list[str] = []
     for _, path in sorted(_all(run).items(), reverse=True):
@@ -114,41 +116,44 @@ def restore(run: Path, identity: str, arrays: Arrays) -> tuple[dict[str, Any] | 
 
 
 def _load(path: Path, identity: str, arrays: Arrays) -> dict[str, Any]:
-    """Fill `arrays` and return the progress; FeatherbackError, without a full stop, if the checkpoint is not good."""
+    """Fill `arrays` and return the progress.
+
+    Raises FeatherbackError, without a full stop, if the file cannot be used.
+    """
     if path.is_dir():
-        raise FeatherbackError(f"{path.name} is of an earlier version of Featherback, without a checksum")
+        raise FeatherbackError(f"{path.name} was written by an earlier version of Featherback, without a checksum")
     try:
         with open_regular(path) as file:
             state = _state(file, path.name)
-            expected = [[name, array.layers, array.size] for name, array in arrays.items()]
+            expected = [[name, len(array.rows), array.size] for name, array in arrays.items()]
             if state["run"] != identity:
-                raise FeatherbackError(f"{path.name} is of a run with other options, model or data")
+                raise FeatherbackError(f"{path.name} belongs to a run with other options, another model or other data")
             if state["arrays"] != expected:
-                raise FeatherbackError(f"{path.name} holds other arrays than this run's")
+                raise FeatherbackError(f"{path.name} does not have the arrays of this run")
             file.seek(len(_MAGIC))
             for array in arrays.values():
                 row = np.empty(array.size, "<f4")
-                for layer in range(array.layers):
+                for layer in array.rows:
                     file.readinto(row.data.cast("B"))  # type: ignore[attr-defined]
                     array.write(layer, row)
             progress = dict(state["progress"])
-            counts = progress.get("updates", 0)  # of the optimiser: one, or one for each weight
+            counts = progress.get("updates", 0)  # the optimiser's update counts: one number, or one for each weight
             if not all(map(is_count, [progress.get("step", 0), *(counts if isinstance(counts, list) else [counts])])):
-                raise FeatherbackError(f"{path.name} holds no state that this version can read")
+                raise FeatherbackError(f"{path.name} has a state that this version cannot read")
             return progress
     except OSError as error:
         raise FeatherbackError(f"{path.name} cannot be read ({error.strerror})") from error
     except (KeyError, TypeError, ValueError) as error:
-        raise FeatherbackError(f"{path.name} holds no state that this version can read") from error
+        raise FeatherbackError(f"{path.name} has a state that this version cannot read") from error
 
 
 def is_count(value: object) -> bool:
-    """Whether it can be a number of steps, as a checkpoint records it."""
+    """Return whether `value` is an int in the range of a recorded step count."""
     return type(value) is int and 0 <= value <= _MOST
 
 
 def _state(file: IO[bytes], name: str) -> Any:
-    """The state of a checkpoint whose every byte has been checked."""
+    """Check every byte of a checkpoint and return its state."""
     size = os.fstat(file.fileno()).st_size
     end = size - _FOOTER.size
     if end < len(_MAGIC) or file.read(len(_MAGIC)) != _MAGIC:
@@ -161,7 +166,7 @@ def _state(file: IO[bytes], name: str) -> Any:
     try:
         found = file_checksum(file, end)
     except EOFError:
-        raise FeatherbackError(f"{name} became shorter while it was read") from None
+        raise FeatherbackError(f"{name} was truncated while it was being read") from None
     if found != checksum:
         raise FeatherbackError(f"{name} is damaged: its checksum does not match its content")
     file.seek(end - length)
@@ -169,11 +174,11 @@ def _state(file: IO[bytes], name: str) -> Any:
 
 
 def _append(file: IO[bytes], content: bytes | memoryview, checksum: int) -> int:
-    """Write `content`; the checksum so far, continued over it."""
+    """Write `content` and return `checksum` continued over it."""
     file.write(content)
     return zlib.crc32(content, checksum)
 
 
 def _all(run: Path) -> dict[int, Path]:
-    """Step -> checkpoint, those of earlier versions, which were folders, included."""
+    """Return step -> checkpoint, including the folders that earlier versions wrote."""
     return {int(match[1]): path for path in run.iterdir() if (match := _NAME.fullmatch(path.name))}

@@ -1,4 +1,4 @@
-"""The choice of the plan under which a run lays out its memory."""
+"""Chooses a run's plan: the arithmetic it computes in and its memory layout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from featherback import methods
 from featherback.core.sizes import MB
 from featherback.engine import kernels
 from featherback.engine.formats.types import TensorType
-from featherback.engine.host import remembered
+from featherback.engine.host import disk, remembered
 from featherback.engine.host.machine import (
     PRODUCT_OUTPUTS,
     PRODUCT_ROWS,
@@ -20,6 +20,7 @@ from featherback.engine.host.machine import (
     Machine,
     is_ram_disk,
     memory_limit,
+    memory_total,
     product_rates,
 )
 from featherback.engine.host.rates import nominal
@@ -31,18 +32,18 @@ from featherback.runs.config import TrainConfig
 from featherback.runs.panels.run import AUTO, COMPUTE
 
 AS_FAST = 0.95
-"""--compute auto prefers the more exact of two if it has this share of the other's rate."""
+"""--compute auto prefers the more exact arithmetic if its rate is at least this share of the fastest."""
 MOST_OF_FREE = 0.5
-"""Of the memory that is free, what a run takes at most where no budget is named."""
+"""Largest share of the free memory that a run without a budget may use."""
 
 
 def job_of(config: TrainConfig, model: Model) -> Job:
-    """What the planner needs to know of a run."""
+    """Return the planner's description of a run."""
     return Job.of(model, **job_options(config))
 
 
 def job_options(config: TrainConfig) -> dict[str, Any]:
-    """The part of a job that is not the model's."""
+    """Return the fields of a job that come from the options, not from the model."""
     return {
         "method": methods.METHODS[config.method],
         "options": methods.OPTIONS.make(config.method, config.method_options),
@@ -51,7 +52,9 @@ def job_options(config: TrainConfig) -> dict[str, Any]:
         "whole": config.whole,
         "tokens": config.batching.full,
         "sequence": config.sequence,
-        "compute": COMPUTE[0] if config.compute == AUTO else config.compute,  # left open: that needs least
+        "compute": COMPUTE[0]
+        if config.compute == AUTO
+        else config.compute,  # auto: the one that needs the least memory
         "rule": config.rule,
         "threads": config.threads or kernels.default_threads(),
         "files": not (config.out and is_ram_disk(Path(config.out))),
@@ -59,8 +62,10 @@ def job_options(config: TrainConfig) -> dict[str, Any]:
 
 
 def longest_fitting(config: TrainConfig, model: Model, baseline: Baseline, least: int, most: int) -> tuple[int, int]:
-    """The longest sequence, of `least` to `most` tokens, that a run has the memory for, and the budget that `most`
-    needs, in bytes. `least` is known to fit."""
+    """Return the longest sequence of `least` to `most` tokens that fits in memory, and the budget that `most` needs.
+
+    The budget is in bytes; 0 if `most` fits. The caller knows that `least` fits.
+    """
 
     def job(length: int) -> Job:
         return job_of(replace(config, seq_len=length), model)
@@ -70,7 +75,7 @@ def longest_fitting(config: TrainConfig, model: Model, baseline: Baseline, least
 
     low, high = least, most + 1
     while high - low > 1:
-        length = (low + high) // 2 if high <= most else most  # most often all of it fits
+        length = (low + high) // 2 if high <= most else most  # try `most` first: it usually fits
         if planner.fits(job(length), config.budget, baseline, machine):
             low = length
         else:
@@ -80,16 +85,17 @@ def longest_fitting(config: TrainConfig, model: Model, baseline: Baseline, least
 
 
 def best(rates: Mapping[str, float]) -> str:
-    """The most exact compute of those about as fast as the fastest."""
+    """Return the most exact compute that is about as fast as the fastest."""
     enough = AS_FAST * max(rates.values())
     return next(compute for compute in reversed(COMPUTE) if rates[compute] >= enough)
 
 
 @dataclass(frozen=True)
 class Computes:
-    """What a run may compute in, the best first and the one that needs least memory last, with the machine's rates.
+    """The arithmetics that a run may use: the preferred one first, the one with the least memory last.
 
-    `rates` (GFLOP/s of products): what the choice was made by, if it was left open.
+    `machines`: compute -> the machine's rates. `rates`: compute -> GFLOP/s of matrix products, if --compute auto
+    measured them.
     """
 
     machines: Mapping[str, Machine]
@@ -97,24 +103,27 @@ class Computes:
 
     @classmethod
     def of(cls, config: TrainConfig, model: Model) -> Computes:
-        """What `config` names; if it is `AUTO`, what a short measurement finds."""
+        """Return the compute that `config` names; for `AUTO`, choose by a short measurement."""
         tokens = config.batching.full
         rates, names = {}, [config.compute]
         if config.compute == AUTO:
             rates = measured_rates(config, model)
             names = [best(rates), COMPUTE[0]]
-        return cls({name: Machine.measure(model.config, tokens, name) for name in dict.fromkeys(names)}, rates)
+        speed = _disk_rate(model)
+        machines = {name: Machine.measure(model.config, tokens, name) for name in dict.fromkeys(names)}
+        return cls({name: replace(machine, disk_rate=speed) for name, machine in machines.items()}, rates)
 
     @property
     def least(self) -> Machine:
-        """The rates of the one that needs least memory."""
+        """The machine's rates with the compute that needs the least memory."""
         return list(self.machines.values())[-1]
 
     def plan(self, job: Job, budget: int | str | None, baseline: Baseline) -> Plan:
-        """As `planner.choose`, with the first compute that fits, of a job as `job_of` makes it.
+        """Return the plan of `planner.choose` for a job of `job_of`, with the first compute that fits.
 
-        `budget`: bytes, or a word of `Plan.budget`. The plan is for all the memory of the machine, so that it is the
-        same at any moment; unless that much is not free now, which the plan then says.
+        `budget`: bytes, or a word of `Plan.budget`. The plan assumes that all of the machine's memory is free, so it is
+        the same at any moment. If too little is free now, the plan is made for the free memory,
+        which it records in `free_mb`.
         """
         if isinstance(budget, str):
             budget = self._plan(job, None, baseline).budget(budget)
@@ -125,40 +134,57 @@ class Computes:
         return replace(now._plan(job, budget, baseline), free_mb=free // MB)
 
     def _has_room(self, job: Job, plan: Plan, budget: int | None, baseline: Baseline, free: int) -> bool:
-        """Whether so much is free as a plan takes, and to spare where no budget is named; and in the page cache, where
-        the machine has that."""
+        """Return whether the free memory, `free` bytes, suffices for a plan.
+
+        Without a budget the plan may use only half of it. If its files fit in the page cache of an idle machine, they
+        must also fit in it now.
+        """
         usual = self.machines[plan.compute]
         job = replace(job, compute=plan.compute)
         here, now = (
             planner.predict(job, plan, baseline, replace(usual, memory=memory)) for memory in (usual.memory, free)
         )
         share = MOST_OF_FREE if budget is None else 1
-        return now.rss <= share * free and (here.crowded or not now.crowded)
+        return now.rss <= share * free and (here.exceeds_page_cache or not now.exceeds_page_cache)
 
     def _plan(self, job: Job, budget: int | None, baseline: Baseline) -> Plan:
-        """As `plan`, within the memory that `machines` have."""
+        """Return the plan within the memory of `machines`."""
         (first, fast), *others = self.machines.items()
         if not others:
             return replace(planner.choose(job, budget, baseline, fast), rates=self.rates)
         better = replace(job, compute=first)
         if planner.fits(better, budget, baseline, fast):
             plan = planner.choose(better, budget, baseline, fast)
-            small = planner.choose(job, None, baseline, self.least)  # what the least memory would give
+            small = planner.choose(job, None, baseline, self.least)  # the plan with the least memory, for comparison
             plan = replace(plan, least_mb=small.least_mb, least_step_seconds=small.least_step_seconds)
         else:
             plan = planner.choose(job, budget, baseline, self.least)
-            if planner.fits(better, None, baseline, fast):  # with more memory it would be this one
+            if planner.fits(better, None, baseline, fast):  # with more memory this compute would be chosen
                 large = planner.choose(better, None, baseline, fast)
                 plan = replace(plan, fastest_mb=large.fastest_mb, fastest_step_seconds=large.fastest_step_seconds)
         return replace(plan, rates=self.rates)
 
 
-def measured_rates(config: TrainConfig, model: Model) -> dict[str, float]:
-    """compute -> GFLOP/s of a product with such weights as most of those that are trained or adapted.
+LARGE = 0.5
+"""A model whose files take a larger share of the machine's memory may have to be read in every step."""
 
-    They are remembered: --compute auto then takes the same in every run.
+
+def _disk_rate(model: Model) -> float:
+    """Return the speed of the disk that holds the model, measured if the page cache cannot hold the model as well."""
+    size = sum(path.stat().st_size for path in model.files)
+    if size < LARGE * memory_total():
+        return math.inf
+    return disk.rate_of(max(model.files, key=lambda path: path.stat().st_size)) or math.inf
+
+
+def measured_rates(config: TrainConfig, model: Model) -> dict[str, float]:
+    """Return compute -> GFLOP/s of a matrix product with the type of weight that is most common in the run.
+
+    The rates are remembered on disk, so --compute auto chooses the same in every run.
     """
-    kind = TensorType.Q4_0 if config.whole is None else config.whole.kind  # quantised types rank them alike
+    kind = (
+        TensorType.Q4_0 if config.whole is None else config.whole.kind
+    )  # the ranking is the same for all quantised types
     rows = min(config.batching.full, PRODUCT_ROWS)
     shape = [rows, model.config.hidden_size, min(model.config.intermediate_size, PRODUCT_OUTPUTS)]
     subject = remembered.about(products=shape, type=kind.name, threads=kernels.threads())
@@ -170,7 +196,7 @@ def measured_rates(config: TrainConfig, model: Model) -> dict[str, float]:
 
 
 def _rates_from(values: Any) -> dict[str, float] | None:
-    """Rates that were remembered; None if these are none."""
+    """Return remembered rates; None if `values` are not valid rates."""
     if not isinstance(values, dict) or values.keys() != set(COMPUTE):
         return None
     sound = all(isinstance(rate, float) and math.isfinite(rate) and rate > 0 for rate in values.values())
@@ -178,10 +204,10 @@ def _rates_from(values: Any) -> dict[str, float] | None:
 
 
 def plan_for(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]) -> Plan:
-    """The plan of a run in a process that initially holds what `baseline` finds.
+    """Return the plan of a run. Raises FeatherbackError if the budget is too small.
 
-    It is asked after the kernels were timed, which leaves some of their code and buffers in this process.
-    FeatherbackError if the budget is too small.
+    `baseline` measures the memory of a fresh training process. It is called after the kernels were timed, because
+    timing leaves some of their code and buffers in this process.
     """
     kernels.set_threads(config.threads or kernels.default_threads())
     computes = Computes.of(config, model)

@@ -1,19 +1,21 @@
-"""In what arithmetic a model is computed where no run says so and nothing is measured."""
+"""The arithmetic (`--compute`) of commands that do not measure, such as generate and evaluate."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from featherback.core.naming import argument
-from featherback.core.terminal import complain
+from featherback.core.terminal import print_error
 from featherback.errors import FeatherbackError
 from featherback.runs.panels.run import AUTO, COMPUTE
 from featherback.runs.run_directory import RUN_FILE, RunDirectory
 
 
-def compute_of(compute: str, *places: str | Path | None) -> str:
-    """What a compute means where nothing is measured: "auto" is what the run among these models and adapters computed
-    in, bf16 if none is one."""
+def resolve_compute(compute: str, *places: str | Path | None) -> str:
+    """Return `compute`; for "auto", the compute of the first run among `places`, or bf16 if none of them is a run.
+
+    `places` are paths of models and adapters.
+    """
     if compute != AUTO:
         return compute
     for place in places:
@@ -25,7 +27,7 @@ def compute_of(compute: str, *places: str | Path | None) -> str:
         try:
             record = RunDirectory.open(folder).record
         except FeatherbackError as error:
-            complain(f"note: {error} Unless {argument('compute')} is named, {COMPUTE[0]} is taken.")
+            print_error(f"note: {error} Using {argument('compute', COMPUTE[0])}.")
             continue
         for part in ("configuration", "plan"):
             values = record.get(part)

@@ -1,7 +1,7 @@
-"""The options of a training run: those of every panel, and the rules that concern two of them.
+"""The options of a training run: the options of all panels, and the rules that involve two panels.
 
-A field's type, default and `option` describe it once: checks, the command line with its help, and what a resumed run
-may change are derived from them. An option more is a field more in the module of its panel.
+A field's type, default and `option` describe it once. The checks, the command line with its help, and the set of
+options that a resumed run may change are derived from them. To add an option, add a field to the module of its panel.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from featherback.core.naming import argument, argument_is, arguments
 from featherback.core.options import described, option, spelled
 from featherback.core.registry import OwnOptions
 from featherback.errors import FeatherbackError
+from featherback.models.architecture.layer_choice import chosen_layers, written_layers
 from featherback.models.architecture.names import parse_targets
 from featherback.nn.block import adaptable
 from featherback.optim.average import Averaged
@@ -26,6 +27,7 @@ from featherback.runs.panels.run import MEASUREMENTS, MEASURING, RunOptions
 from featherback.runs.panels.whole import MASTER, WholeOptions
 
 if TYPE_CHECKING:
+    from featherback.data.source import Source
     from featherback.methods.whole.settings import Whole
     from featherback.models.architecture.config import ModelConfig
     from featherback.models.model import Model
@@ -33,11 +35,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions, RunOptions):
-    """The options of `featherback train`, checked: FeatherbackError names the option that is wrong."""
+    """The checked options of `featherback train`. FeatherbackError names a wrong option and its value."""
 
     model: str  # GGUF file, Hugging Face folder or MLX folder
     out: str = option(
-        help="New directory for the adapter, or the trained model, and the run's records.",
+        help="New directory for the adapter or the trained model, and the run's records.",
+        brief="New directory for the adapter and the records of the run",
+        aliases=("--output-dir",),
+        hints=("--output", "--save-dir", "--output-path", "--save-path", "--out-dir"),
         metavar="DIR",
         is_path=True,
         free_on_resume=True,
@@ -45,8 +50,8 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
 
     @classmethod
     def of(cls, **values: Any) -> TrainConfig:
-        """The configuration with these fields; options of its optimiser (weight_decay, ...) or method (epsilon, ...)
-        may stand among them.
+        """Return the configuration with these fields. The options of its optimiser (weight_decay, ...) or method
+        (epsilon, ...) may be among them.
         """
         for own in CHOICES:
             named = {name: values.pop(name) for name in own.by_option() if name in values}
@@ -61,43 +66,61 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
             if getattr(self, name) is not None and self.eval_data is None and not self.eval_share:
                 raise FeatherbackError(f"{spelled(TrainConfig, name)} needs {arguments('eval_data', 'eval_share')}.")
         full = argument("train", "full")
-        if named := self._named_in_vain():
-            remedy = f"is for {full}; leave it out, or add {full}"
+        if self.train == "full" and self.layers is not None:
+            raise FeatherbackError(
+                f"{argument('layers')} chooses the layers of an adapter, but {full} has none. To leave layers of the "
+                f"model as they are, use {argument('freeze', 'layers.0.*,layers.1.*')} instead."
+            )
+        if named := self._unused_option():
+            remedy = f"only works with {full}; add {full}, or remove {named}"
             if self.train == "full":
-                remedy = f"is for adapters; leave it out, or leave {full} out"
+                remedy = f"only works with adapters; remove {named}, or remove {full}"
             raise FeatherbackError(f"{named} {remedy}.")
         if self.train == "lora" and self.optimizer not in (able := optim.for_adapters()):
             raise FeatherbackError(
-                f"{argument('optimizer', self.optimizer)} is for the matrices of whole models; for an adapter choose "
-                f"{', '.join(able[:-1])} or {able[-1]}, or add {full}."
+                f"{argument('optimizer', self.optimizer)} cannot train adapters; for an adapter choose "
+                f"{', '.join(able[:-1])} or {able[-1]}, or train the whole model with {full}."
             )
         if self.train == "full" and self.accumulate > 1:
             raise FeatherbackError(
-                f"{argument_is('accumulate', self.accumulate)}, but with {full} a weight changes as soon as its "
-                f"gradient is there, and none is kept to be added to; name a larger "
+                f"{argument_is('accumulate', self.accumulate)}, but {full} cannot accumulate gradients: it updates "
+                f"each weight as soon as its gradient is computed. Use a larger "
                 f"{arguments('batch_size', 'batch_tokens')} instead."
             )
         if self.train == "full" and not methods.METHODS[self.method].can_train_weights:
             able = [name for name in methods.METHODS.names if methods.METHODS[name].can_train_weights]
             raise FeatherbackError(
-                f"{argument('method', self.method)} is for adapters; with {full}, choose {', '.join(able[:-1])} or "
-                f"{able[-1]}."
+                f"{argument('method', self.method)} only trains adapters; with {full}, choose "
+                f"{', '.join(able[:-1])} or {able[-1]}."
             )
 
-    def _named_in_vain(self) -> str | None:
-        """An option that has a value and means nothing for what is trained."""
+    def _unused_option(self) -> str | None:
+        """Return an option that the user gave although it has no effect with this `train`; None if there is none."""
         for given in (self, *(own.make(getattr(self, own.choice), getattr(self, own.field)) for own in CHOICES)):
             usual = {entry.name: entry.default for entry in fields(given)}
-            for name in without_meaning(type(given), self.train):
+            for name in unused_options(type(given), self.train):
                 if getattr(given, name) != usual[name]:
                     return spelled(type(given), name)
         return None
 
+    @property
+    def most_answers(self) -> int:
+        return self.criterion.most_answers
+
+    def source(self, paths: tuple[str, ...]) -> Source:
+        return replace(super().source(paths), form=self.criterion.data_form)
+
+    def source_for(self, model: Model, paths: tuple[str, ...]) -> Source:
+        """The data in `paths`, as `model` can compute them: not every model can share a prompt among answers."""
+        longest = self.seq_len or model.config.max_position_embeddings
+        branches = (branch for block in model.blocks for branch in block.branches)
+        return replace(self.source(paths), shares_prompts=all(branch.shares_prefixes(longest) for branch in branches))
+
     def _check_sizes(self, model: ModelConfig) -> None:
         if self.seq_len is not None and self.seq_len > model.max_position_embeddings:
             raise FeatherbackError(
-                f"{argument('seq_len', self.seq_len)} is beyond the {model.max_position_embeddings} tokens "
-                f"that {self.model} was made for."
+                f"{argument('seq_len', self.seq_len)} is longer than the context length of "
+                f"{self.model}: {model.max_position_embeddings} tokens."
             )
         if (rank := self.form.kind.width) > model.hidden_size:
             raise FeatherbackError(
@@ -106,17 +129,17 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
 
     @property
     def most_step_tokens(self) -> int:
-        """Most tokens of an optimiser step, as far as the sequence length is known."""
+        """The maximum number of tokens in an optimiser step, given the sequence length known so far."""
         return self.accumulate * self.batching.full
 
     def step_tokens(self, mean: float) -> float:
-        """Tokens of an optimiser step of examples whose mean length is `mean`; packed batches count as full."""
+        """Return the tokens of an optimiser step, for examples of mean length `mean`. Packed batches count as full."""
         if self.batch_size is None:
             return self.most_step_tokens
         return self.accumulate * self.batch_size * mean
 
-    def usual_rate(self, model: ModelConfig) -> float:
-        """The peak learning rate where none is named: docs/decisions/defaults.md derives it."""
+    def default_peak_rate(self, model: ModelConfig) -> float:
+        """Return the default peak learning rate; docs/decisions/defaults.md derives it."""
         if self.train == "full":
             own = methods.METHODS[self.method].FULL_LEARNING_RATE
             return own or optim.full_learning_rate(self.optimizer, model.hidden_size)
@@ -125,24 +148,24 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
 
     @property
     def clip_norm(self) -> float:
-        """The norm that gradients are clipped to; 0: they are not."""
+        """The norm that gradients are clipped to; 0 means no clipping."""
         usual = 0.0 if self.train == "full" else CLIP
         return usual if self.max_grad_norm is None else self.max_grad_norm
 
     @property
     def averages(self) -> bool:
-        """Whether the mean of the steps' adapters may be kept."""
+        """Whether the run averages its adapter over the steps and may keep the mean."""
         return self.train == "lora" and self.keep == "better"
 
     @property
     def rule(self) -> optim.Rule:
-        """The update rule, with the mean that is kept of an adapter."""
+        """The update rule; for an averaged adapter, wrapped so that it also keeps the mean."""
         rule = optim.OPTIONS.make(self.optimizer, self.optimizer_options)
         return Averaged(rule=rule) if self.averages else rule
 
     @property
     def whole(self) -> Whole | None:
-        """How the model's own weights are trained, if they are."""
+        """The settings for training the model's own weights; None for an adapter."""
         if self.train != "full":
             return None
         from featherback.engine.formats.types import TensorType
@@ -152,8 +175,9 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         return Whole(self.rule, kind, self.freeze or ())
 
     def measured_every(self, steps: int, held_out: int, mean: float) -> int:
-        """Steps between two measurements of the loss on `held_out` tokens, in a run of so many steps of examples whose
-        mean length is `mean`.
+        """Return the number of steps between two measurements of the held-out loss.
+
+        `steps`: steps of the run. `held_out`: held-out tokens. `mean`: mean length of a training example, in tokens.
         """
         if self.eval_every is not None:
             return self.eval_every
@@ -161,8 +185,8 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         return max(1, math.ceil(steps / MEASUREMENTS), rare)
 
     def most_held_out(self, tokens: int, mean: float) -> int:
-        """Tokens that can be held out of so many where measuring before and after must take no more than MEASURING;
-        `mean`: the mean length of an example.
+        """Return how many of `tokens` can be held out if measuring them before and after training may take at most the
+        share MEASURING of the run's time. `mean`: the mean length of an example, in tokens.
         """
         trained = (self.epochs or DEFAULT_EPOCHS) * tokens
         if self.steps is not None:
@@ -170,25 +194,30 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         return int(MEASURING * 3 * int(trained) / (3 if self.averages else 2))
 
     def for_model(self, model: Model) -> TrainConfig:
-        """These options with the targets that this model has; FeatherbackError if they do not fit the model."""
+        """Return these options with the defaults and targets of `model`.
+
+        Raises FeatherbackError if they do not fit it.
+        """
         self._check_sizes(model.config)
-        few = min(SEQUENCE, model.config.max_position_embeddings)  # where no more can be had
+        few = min(SEQUENCE, model.config.max_position_embeddings)  # the model's context may be shorter than the default
         own: dict[str, Any] = {"master": self.master or MASTER}
         if self.train == "lora":
             own = self._named_form
             own["targets"] = parse_targets(own["targets"], adaptable(model.blocks))
+            count = len(model.blocks)
+            own["layers"] = written_layers(chosen_layers(own["layers"], count), count)
         return replace(
             self,
-            learning_rate=self.usual_rate(model.config) if self.learning_rate is None else self.learning_rate,
+            learning_rate=self.default_peak_rate(model.config) if self.learning_rate is None else self.learning_rate,
             max_grad_norm=self.clip_norm,
             **own,
             seq_len=few if self.seq_len is None and few < SEQUENCE else self.seq_len,
         )
 
     def fixed(self) -> dict[str, Any]:
-        """What a resumed run must not change: the fields, with the optimiser's and the method's options among them.
+        """Return the options that a resumed run must not change, including those of its optimiser and method.
 
-        Not where the model lies: its contents are compared instead.
+        The model's path is not among them: its contents are compared instead.
         """
         free = {name for name, about in described(TrainConfig).items() if about.free_on_resume} | {"model"}
         values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in free}
@@ -200,35 +229,37 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         return values
 
     def to_json(self) -> dict[str, Any]:
-        """The options as JSON values."""
+        """Return the options as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TrainConfig:
-        """The inverse of to_json; FeatherbackError for options this version does not know."""
+        """Return the options from JSON values. Raises FeatherbackError for options that this version does not have."""
         known = {entry.name for entry in fields(cls)}.union(*(own.by_option() for own in CHOICES))
         if unknown := sorted(set(values) - known):
-            raise FeatherbackError(f"The run is of another version of Featherback ({', '.join(unknown)}).")
+            raise FeatherbackError(
+                f"The run was made by another version of Featherback; this one has no option {', '.join(unknown)}."
+            )
         if "keep" not in values and values.get("train", "lora") == "lora":
-            values = {**values, "keep": "last"}  # of a version that knew no other
+            values = {**values, "keep": "last"}  # written by a version without this option
         if "batch_tokens" not in values:
             values = {**values, **packed_before(values.get("batch_size"), values.get("seq_len"))}
         return cls.of(**values)
 
 
 PANELS = (DataOptions, AdapterOptions, WholeOptions, OptimisationOptions, RunOptions)
-"""Groups of options in the help, in this order."""
+"""The groups of options in the help, in this order."""
 
 CHOICES: tuple[OwnOptions[Any], ...] = tuple(about.own for about in described(TrainConfig).values() if about.own)
-"""Fields whose value has options of its own: `optimizer`'s are in the field `optimizer_options`."""
+"""Choices that have options of their own: those of `optimizer` are in the field `optimizer_options`."""
 
 
-def replaced_by(named: Collection[str]) -> set[str]:
-    """The fields that lose their value where these are named, since one of both may have one; and these."""
+def reset_fields(named: Collection[str]) -> set[str]:
+    """Return the fields that are reset when `named` are given, with `named`: of a pair, only one may have a value."""
     pairs = [{name, about.instead_of} for name, about in described(TrainConfig).items() if about.instead_of]
     return {name for pair in pairs if pair & set(named) for name in pair}
 
 
-def without_meaning(options: type, train: str) -> list[str]:
-    """The fields of a dataclass of options that mean nothing for what is trained."""
+def unused_options(options: type, train: str) -> list[str]:
+    """Return the fields of a dataclass of options that have no effect with this `train`."""
     return [name for name, about in described(options).items() if about.only_for not in (None, train)]

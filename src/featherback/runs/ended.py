@@ -1,4 +1,4 @@
-"""What stays of a run that has ended: its result and records, and what going on takes only as long as it can go on."""
+"""What a finished run keeps: its result and records. Checkpoints stay only if the run can still go on."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from featherback.runs.run_directory import NUMBERS, RUN_FILE, RunDirectory
 FINISHED, STOPPED_EARLY = "finished", "stopped early"
 
 
-def is_closed(run: RunDirectory) -> bool:
-    """Whether a run has ended and its checkpoints are gone: it has its result, and cannot go on.
+def cannot_continue(run: RunDirectory) -> bool:
+    """Return whether a run has ended and its checkpoints were deleted, so it cannot go on.
 
-    FeatherbackError if its summary is damaged.
+    Raises FeatherbackError if its summary is damaged.
     """
     if run.record.get("status") not in (FINISHED, STOPPED_EARLY) or checkpoint.latest(run.path):
         return False
@@ -30,10 +30,10 @@ def is_closed(run: RunDirectory) -> bool:
     return True
 
 
-def clear(run: RunDirectory, status: str) -> str | None:
+def delete_checkpoints(run: RunDirectory, status: str) -> str | None:
     """Delete the checkpoints and optimiser states of a run that has done all its steps, unless --keep-checkpoints.
 
-    A run that stopped early has steps left, and keeps them: a sentence that says so. None if there is nothing to say.
+    A run that stopped early keeps them, because it has steps left; the note about this is returned, otherwise None.
     """
     if status == FINISHED and not run.config.keep_checkpoints:
         checkpoint.discard(run.path, 0)
@@ -46,24 +46,24 @@ def clear(run: RunDirectory, status: str) -> str | None:
     size = checkpoint.held(run.path) + sum(path.stat().st_size for path in files)
     names = "checkpoint-*" + f" and {checkpoint.WEIGHTS}*" * bool(files)
     return (
-        f"note: {shown_mb(size, 1)} of checkpoints stay in {run.path}, so that the run can go on; if it is not to, "
-        f"delete {names} there."
+        f"note: {run.path} keeps {shown_mb(size, 1)} of checkpoints, from which the run can be resumed. To free the "
+        f"space, delete {names} there."
     )
 
 
-def check_over(run: RunDirectory, config: TrainConfig, earlier: TrainConfig) -> None:
-    """FeatherbackError if a closed run is to go on: with other steps, epochs or patience than it ended with."""
+def check_can_continue(run: RunDirectory, config: TrainConfig, earlier: TrainConfig) -> None:
+    """Raise FeatherbackError if a closed run is resumed with other steps, epochs or patience than it ended with."""
     if all(getattr(config, name) == getattr(earlier, name) for name in ("steps", "epochs", "patience")):
         return
     trained = [run.path, "--train", "full"] if config.train == "full" else [config.model, "--from", run.path]
     again = quoted("featherback", "train", *trained, "--data", "DATA", "--out", f"{run.path}-2")
     raise FeatherbackError(
         f"{run.path} ended after step {run.record['summary']['steps']}, and its optimiser states were removed, so it "
-        f"cannot go on. Train its result further in a new run: {again}. A run with {argument('keep_checkpoints')} can "
-        f"go on after its end."
+        f"cannot be resumed. To train its result further, start a new run: {again}. "
+        f"With {argument('keep_checkpoints')}, a run can be resumed after its end."
     )
 
 
 def _weights(run: Path) -> Iterator[Path]:
-    """The folders of a whole model's weights and states that belong to checkpoints."""
+    """Yield the folders with a whole model's weights and optimiser states that belong to checkpoints."""
     return run.glob(f"{checkpoint.WEIGHTS}*")

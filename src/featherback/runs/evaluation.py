@@ -18,6 +18,8 @@ from featherback.methods.memory.plan import Plan
 from featherback.models.finite import check_weights
 from featherback.models.lora import Adapter
 from featherback.models.model import Model
+from featherback.nn.objectives.base import Objective
+from featherback.nn.objectives.next_token import NEXT_TOKEN
 from featherback.runs.given import TITLE, Examples
 from featherback.runs.lengths import as_tokens
 from featherback.runs.panels.data import SEQUENCE
@@ -28,26 +30,26 @@ if TYPE_CHECKING:
 
 
 class HasLoss(Protocol):
-    """The part of a method that evaluation needs."""
+    """The part of a method that evaluation uses."""
 
-    def loss(self, batch: Batch) -> float:
-        """The summed loss of the batch's supervised tokens, in nats."""
+    def loss(self, batch: Batch, *, objective: Objective = NEXT_TOKEN) -> float:
+        """Return the summed loss of the batch's supervised tokens, or of its examples, in nats."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The loss of a model on data: a mean over all supervised tokens."""
+    """The mean loss of a model over all supervised tokens of the data."""
 
     loss: float
     """Nats per token."""
     tokens: int
-    """Supervised tokens: those of the assistant's answers, of completions, or all of plain texts."""
+    """Number of supervised tokens: the assistant's answers, completions, or all tokens of plain text."""
     report: PrepareReport | None = None
-    """What became of the data: `examples`, `truncated`, `dropped` and `skipped` count them. None for token lists."""
+    """How the data were prepared: counts of `examples`, `truncated`, `dropped` and `skipped`. None for token lists."""
 
     @property
     def perplexity(self) -> float:
-        """exp(loss); infinite where that is beyond floating point."""
+        """exp(loss); infinity if that overflows."""
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
 
@@ -57,21 +59,22 @@ def evaluate(
     seq_len: int,
     batch_tokens: int | None = None,
     between: Callable[[], None] = lambda: None,
+    objective: Objective = NEXT_TOKEN,
 ) -> Evaluation:
-    """The mean loss over a token file, which may be NaN; `between` is called after each batch.
+    """Return the mean loss over a token file; it may be NaN. `between` is called after each batch.
 
-    Batches are packed into `batch_tokens` tokens (None: `seq_len`, the most that a sequence has).
-    FeatherbackError if no token is supervised.
+    `seq_len`: maximum tokens of a sequence. `batch_tokens`: tokens into which a batch is packed, `seq_len` if None.
+    Raises FeatherbackError if no token is supervised.
     """
     total, count = 0.0, 0
     for batch in every_batch(tokens, Batching(seq_len, batch_tokens)):
         if batch.n_targets:
-            total += method.loss(batch)
-            count += batch.n_targets
+            total += method.loss(batch, objective=objective)
+            count += batch.n_terms
         between()
     tokens.drop_pages()
     if not count:
-        raise FeatherbackError(f"{tokens.path} has no supervised token to evaluate.")
+        raise FeatherbackError(f"{tokens.path} has no supervised tokens, so there is nothing to evaluate.")
     return Evaluation(total / count, count)
 
 
@@ -84,10 +87,10 @@ def evaluate_file(
     cut: bool = False,
     examples: Examples | None = None,
 ) -> Evaluation:
-    """Tokenise `data` as training would, in a process of its own, and measure `model` with `adapter`.
+    """Tokenise `data` as training would, in a separate process, and measure `model` with `adapter` on it.
 
-    `examples`: given from Python, in place of files. `seq_len`: None for what the data need; `cut`: what is longer is
-    cut, and not refused.
+    `examples`: examples from Python, instead of files. `seq_len`: None for the length that the data need. `cut`:
+    truncate longer examples instead of rejecting them.
     """
     source = Source.of(data)
     with as_tokens(model, source, seq_len, cut, examples) as (tokens, report):
@@ -99,6 +102,7 @@ def evaluate_file(
     if not math.isfinite(result.loss):
         check_weights(model)
         raise FeatherbackError(
-            f"The loss on {source.name or TITLE} is not finite: the adapter does not fit, or its training diverged."
+            f"The loss on {source.name or TITLE} is not finite: the adapter does not fit the model, or its training "
+            f"diverged."
         )
     return replace(result, report=report)

@@ -1,65 +1,80 @@
-"""What happens in a run. `featherback train --json` prints each as a line: its name, and these fields."""
+"""The events of a run. `featherback train --json` prints each as one line: its name and its fields."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened."""
+    """Base class of the events."""
 
     @property
     def name(self) -> str:
-        """What it is called in JSON, and the method of a callback that is told of it."""
+        """The event's name in JSON, and the name of the callback method that receives it."""
         return type(self).__name__.lower()
 
     def values(self) -> dict[str, Any]:
-        """Its fields, which JSON can hold."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """Return the fields by name; all values can be written as JSON."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+def _with_measures(values: dict[str, Any]) -> dict[str, Any]:
+    """Replace the entry "measures" by its entries."""
+    measures = values.pop("measures")
+    return {**values, **measures}
 
 
 @dataclass(frozen=True)
 class Begin(Event):
-    """The run in the directory `run` is at `step` of `steps`: more than 0 if it is resumed."""
+    """The run in the directory `run` begins at `step` of `steps`; `step` is more than 0 if the run is resumed."""
 
     run: str
     steps: int
     step: int
-    memory_mb: float | None  #: the budget (10^6 bytes resident); None: none was named
+    memory_mb: float | None  #: the budget for resident memory, in 10^6 bytes; None without one
     predicted_rss_mb: float | None
     configuration: Mapping[str, Any]  #: the run's options, as in run.json
 
 
 @dataclass(frozen=True)
 class Step(Event):
-    """An optimiser step ended. Its fields are its line of metrics.jsonl."""
+    """An optimiser step ended. The fields are also its line in metrics.jsonl."""
 
     step: int  #: from 1
-    loss: float  #: mean of the step's trained tokens, nats
+    loss: float  #: mean over the step's supervised tokens, in nats
     lr: float
     grad_norm: float  #: before clipping
-    tokens: int  #: trained or not
+    tokens: int  #: all tokens of the step, supervised or not
     seconds: float
-    footprint_mb: float  #: memory that only this process can free, in 10^6 bytes
-    rss_mb: float  #: resident memory, with mapped file pages
+    footprint_mb: float  #: private memory of this process, in 10^6 bytes
+    rss_mb: float  #: resident memory including mapped file pages, in 10^6 bytes
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """For preferences: chosen_reward, rejected_reward, margin and accuracy (0 to 1), each a field in JSON."""
+
+    def values(self) -> dict[str, Any]:
+        return _with_measures(super().values())
 
 
 @dataclass(frozen=True)
 class Evaluation(Event):
-    """The held-out loss after `step` is known."""
+    """The held-out loss was measured after `step`."""
 
     step: int
     eval_loss: float  #: nats per token
-    best: bool  #: the lowest after training began: the run directory has this adapter
-    mean: bool = False  #: measured of the mean of the steps' adapters, and not of this step's
+    best: bool  #: lowest since training began; the run directory now holds this adapter
+    mean: bool = False  #: measured with the mean of the steps' adapters, not with this step's
+    measures: Mapping[str, float] = field(default_factory=dict)  #: as in Step
+
+    def values(self) -> dict[str, Any]:
+        return _with_measures(super().values())
 
 
 @dataclass(frozen=True)
 class Saved(Event):
-    """There is a checkpoint, from which the run can be resumed."""
+    """A checkpoint was written, from which the run can be resumed."""
 
     step: int
     path: str
@@ -67,36 +82,36 @@ class Saved(Event):
 
 @dataclass(frozen=True)
 class Paused(Event):
-    """The run waits. Told again and again, with the reason as it is then, until Resumed."""
+    """The run is paused. Sent repeatedly, with the current reason, until Resumed."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Resumed(Event):
-    """The run waits no longer."""
+    """The run is no longer paused."""
 
 
 @dataclass(frozen=True)
 class Sample(Event):
-    """What the model makes of an example as it was, and as it is after the run."""
+    """The model's answers to an example before and after training."""
 
-    prompt: str  #: with its control tokens
-    expected: str  #: what follows in the data
+    prompt: str  #: including special tokens
+    expected: str  #: the answer in the data
     before: str
     after: str
 
 
 @dataclass(frozen=True)
 class Note(Event):
-    """Something a person should know."""
+    """A message for the user."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Failed(Event):
-    """The run went wrong after `step`; the error itself is raised when this has been told."""
+    """The run failed after `step`. The error itself is raised after this event."""
 
     step: int
     reason: str
@@ -104,7 +119,7 @@ class Failed(Event):
 
 @dataclass(frozen=True)
 class End(Event):
-    """The run is over: "finished", "stopped early" or "interrupted". `summary` is that of run.json."""
+    """The run is over, with `status` "finished", "stopped early" or "interrupted". `summary` is the one in run.json."""
 
     status: str
     summary: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""A run or an adapter taken to another program: what `featherback export` and `featherback.export` share."""
+"""Exports a run or an adapter for another program; used by `featherback export` and `featherback.export`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from featherback.models.hub.locate import locate
 from featherback.models.loader import results
 
 _OTHER_NAMES = dict.fromkeys(("hf", "huggingface", "transformers", "safetensors"), ("merged", "peft"))
-"""What users call a target -> the targets that they may mean."""
+"""Names that users type for a target -> the targets that they may mean."""
 
 
 def export(
@@ -33,11 +33,11 @@ def export(
     base_model: str | None = None,
     force: bool = False,
 ) -> Exported:
-    """Write the adapter, or the trained model, in `source` for the target `to`; what was written.
+    """Write the adapter or the trained model in `source` for the target `to`, and return what was written.
 
-    `model`: the base, None for what the run or adapter names. `out`: None for a place beside the source. `kind`: the
-    number format of what is written, None for the target's choice. `force`: replace what is there. FeatherbackError for
-    what does not fit together, and if nothing can be written.
+    `model`: the base model; None for the one that the run or adapter names. `out`: None for a path beside the source.
+    `kind`: the number format to write; None for the target's default. `force`: replace existing files. FeatherbackError
+    for options that do not fit together, and if the output cannot be written.
     """
     check_run(source)
     if to.lower() in _OTHER_NAMES and to not in TARGETS.names:
@@ -61,31 +61,31 @@ def export(
         request = replace(request, out=out)
     target.check(request)
     check_out(request.out, place, opened, force)
-    remove_abandoned(request.out)  # it may hold the room that is needed
+    remove_abandoned(request.out)  # an abandoned file may take the space that is needed
     done = target.write(request) if isinstance(request, Request) else target.write_whole(request)
     return replace(done, notes=[*done.notes, *_warning(source)])
 
 
 def _warning(source: Path) -> list[str]:
-    """That `source` is a run that ended worse than it began, if it is."""
-    from featherback.runs.outcome import worsening
+    """Return a warning if `source` is a run that ended worse than it began, otherwise nothing."""
+    from featherback.runs.outcome import describe_worsening
     from featherback.runs.run_directory import RunDirectory
 
-    with suppress(FeatherbackError):  # an adapter, or a run of another version
-        rise = worsening(RunDirectory.open(source).record.get("summary", {}))
+    with suppress(FeatherbackError):  # `source` is an adapter, or a run of another version
+        rise = describe_worsening(RunDirectory.open(source).record.get("summary", {}))
         return [] if rise is None else [f"{source} is worse than before training: {rise}"]
     return []
 
 
 def _found(source: Path) -> Path:
-    """The path itself, or that of the model that goes by this name, which is refused by its path."""
+    """Return the path of the model called `source`, or `source` itself. An error about a model then shows its path."""
     with suppress(FeatherbackError):
         return locate(source)
     return source
 
 
 def _whole(source: Path, trained: Path, target: Target, kind: TensorType | None, named: str | None) -> WholeRequest:
-    """What is asked of a model that the run `source` trained."""
+    """Return the request to export the whole model that the run `source` trained."""
     opened = models.load(trained)
     request = WholeRequest(opened, Path(), kind, base_of_run(source, named))
     place = source.absolute()
@@ -93,7 +93,7 @@ def _whole(source: Path, trained: Path, target: Target, kind: TensorType | None,
 
 
 def _type(name: str | None) -> TensorType | None:
-    """The number format of this name; FeatherbackError if there is none."""
+    """Return the number format with this name; raises FeatherbackError if there is none."""
     if name is None:
         return None
     known = {kind.name.lower(): kind for kind in TensorType if quantizable(kind)}

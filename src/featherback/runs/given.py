@@ -1,4 +1,4 @@
-"""Examples given from Python: token ids, or records of the shapes that data files hold, such as message lists."""
+"""Examples from Python: token ids, or records as in data files, such as lists of messages."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from featherback.data.batch import IGNORE
 from featherback.data.report import PrepareReport
 from featherback.data.source import Source
 from featherback.data.token_file import TokenFile, TokenFileWriter
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 from featherback.models.model import Model
 
 TITLE = "the data"
-"""What messages call records."""
+"""The name of records in messages."""
 
 TokenList = npt.ArrayLike
 Record = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-"""An example as a line of a data file would have it ({"prompt": ..., "completion": ...}), or a conversation's messages
-({"role": ..., "content": ...})."""
+"""An example like a line of a data file ({"prompt": ..., "completion": ...}), or the messages of a conversation
+([{"role": ..., "content": ...}, ...])."""
 
 Pair = tuple[str, str]
 """A prompt and its completion, or a question and its answer."""
@@ -37,27 +37,27 @@ Examples = Iterable[TokenList | tuple[TokenList, TokenList] | Record | Pair]
 
 
 Prepare = Callable[[str, Source, Path, int, Callable[[dict[str, Any]], None], int | None], PrepareReport]
-"""`data.prepare.prepare`, here or elsewhere."""
+"""The signature of `data.prepare.prepare`, which may run in this process or another."""
 
 
 def as_records(examples: Examples) -> tuple[bool, Examples]:
-    """Whether these are records, by the first of them, and all of them once more."""
+    """Return whether the examples are records, judged by the first one, and an iterator over all of them."""
     items = iter(examples)
     first = next(items, None)
     if isinstance(first, Mapping) and "role" in first:
-        raise FeatherbackError("The data are the messages of one conversation; give a list of conversations: [[...]].")
+        raise FeatherbackError("The data are the messages of one conversation; pass a list of conversations: [[...]].")
     if _is_text(first) and not _is_pair(first):
         raise FeatherbackError(
-            f"Example 0 is {shown(first)}; texts are given as (prompt, completion) tuples, as "
+            f"Example 0 is {excerpt(first)}; pass texts as (prompt, completion) tuples, as "
             '{"prompt": ..., "completion": ...}, or as {"text": ...}.'
         )
     return _is_record(first), [] if first is None else chain([first], items)
 
 
 def records_beside(path: Path, examples: Examples, source: Source) -> Source:
-    """Records written to a file beside the token file `path`, as a source to be read like `source`.
+    """Write records to a file beside the token file `path` and return a source that reads it like `source`.
 
-    It is for the caller to delete.
+    The caller deletes the file.
     """
     place = path.with_name(private.temporary_name(path.name, "records"))
     try:
@@ -79,15 +79,20 @@ def make_tokens(
     prepare: Prepare,
     enough: int | None = None,
 ) -> PrepareReport | None:
-    """Make the token file `path` of a source, or of examples in its place; the report, if there was text to prepare.
+    """Write the token file `path` from a source, or from `examples` instead; return the report, None for token lists.
 
-    `sequence`: tokens into which texts are cut; `most`: those that a given token list may have. FeatherbackError for
-    what cannot be used.
+    `sequence`: length in tokens of the pieces into which plain text is split. `most`: maximum length of a token list.
+    `enough`: stop after this many tokens. Raises FeatherbackError for data that cannot be used.
     """
     written = None
     if examples is not None:
         records, examples = as_records(examples)
         if not records:
+            if source.form is not None:
+                raise FeatherbackError(
+                    f"The objective needs {source.form} of answers, and token lists cannot hold them. Pass records: "
+                    '{"prompt": ..., "chosen": ..., "rejected": ...}.'
+                )
             write_tokens(path, examples, most, model.config.vocab_size)
             return None
         source = records_beside(path, examples, source)
@@ -101,7 +106,7 @@ def make_tokens(
 
 
 def same_tokens(one: TokenFile, other: TokenFile) -> bool:
-    """Whether two token files hold the same examples; what else is said of them does not count."""
+    """Return whether two token files hold the same examples; their metadata are ignored."""
     pairs = ((one.seq(i), other.seq(i)) for i in range(len(one)))
     return len(one) == len(other) and all(
         np.array_equal(mine, theirs) for each in pairs for mine, theirs in zip(*each, strict=True)
@@ -112,14 +117,14 @@ def _lines(examples: Examples) -> Iterator[str]:
     for number, example in enumerate(examples):
         if not _is_record(example):
             raise FeatherbackError(
-                f"Example {number} is {shown(example)}; it must be a record, a list of messages or a "
+                f"Example {number} is {excerpt(example)}; it must be a record, a list of messages or a "
                 f"(prompt, completion) tuple, like the examples before it."
             )
         record = _as_record(example)
         try:
             yield json.dumps(record, ensure_ascii=True)
         except (TypeError, ValueError, RecursionError) as error:
-            raise FeatherbackError(f"Example {number} holds what JSON cannot: {error}.") from None
+            raise FeatherbackError(f"Example {number} cannot be written as JSON: {error}.") from None
 
 
 def _is_record(example: object) -> bool:
@@ -129,42 +134,45 @@ def _is_record(example: object) -> bool:
 
 
 def _is_pair(example: object) -> bool:
-    """A prompt and its completion as texts."""
+    """Return whether it is a tuple of two texts: a prompt and its completion."""
     return isinstance(example, tuple) and len(example) == 2 and all(isinstance(part, str) for part in example)
 
 
 def _is_text(example: object) -> bool:
-    """A text, or several."""
+    """Return whether it is a text, or a sequence that begins with one."""
     if isinstance(example, (list, tuple)):
         return bool(example) and isinstance(example[0], str)
     return isinstance(example, str)
 
 
 def _as_record(example: Any) -> Mapping[str, Any]:
-    """An example as a line of a data file has it."""
+    """Return an example in the form of a line of a data file."""
     if isinstance(example, Mapping):
         return example
     return dict(zip(("prompt", "completion"), example)) if _is_pair(example) else {"messages": example}
 
 
 def _tokens_and_labels(example: Any, number: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """A tuple of two lists is tokens and labels; anything else, a tuple of numbers too, is tokens alone."""
+    """Return tokens and labels of an example: a tuple of two lists has both, anything else has tokens only."""
     pair = isinstance(example, tuple) and len(example) == 2 and not all(np.ndim(part) == 0 for part in example)
     tokens, labels = example if pair else (example, example)
     try:
         return np.asarray(tokens), np.asarray(labels)
-    except ValueError:  # lists of different lengths in it
-        raise FeatherbackError(f"Example {number} is no list of token ids.") from None
+    except ValueError:  # it contains lists of different lengths
+        raise FeatherbackError(f"Example {number} is not a list of token ids.") from None
 
 
 def write_tokens(path: Path, examples: Examples, seq_len: int, vocab_size: int) -> None:
-    """Write token lists to a token file; FeatherbackError for what a model of so many tokens cannot be trained on."""
+    """Write token lists to a token file. Raises FeatherbackError for lists that the model cannot be trained on.
+
+    `seq_len`: maximum length of a list. `vocab_size`: size of the model's vocabulary.
+    """
     with TokenFileWriter(path) as writer:
         for number, example in enumerate(examples):
             ids, wanted = _tokens_and_labels(example, number)
             if ids.ndim != 1 or ids.size == 0 or ids.shape != wanted.shape or ids.dtype.kind not in "iu":
                 raise FeatherbackError(
-                    f"Example {number} is no list of token ids, or its labels are of another length."
+                    f"Example {number} is not a list of token ids, or its labels have another length."
                 )
             if ids.min() < 0 or ids.max() >= vocab_size:
                 raise FeatherbackError(f"Example {number} has a token id outside 0..{vocab_size - 1}.")
@@ -174,9 +182,11 @@ def write_tokens(path: Path, examples: Examples, seq_len: int, vocab_size: int) 
                 )
             trained = wanted != IGNORE
             if not np.array_equal(wanted[trained], ids[trained]):
-                raise FeatherbackError(f"Example {number} has a label that is neither its token nor {IGNORE}.")
+                raise FeatherbackError(
+                    f"Example {number} has a wrong label: a label must equal its token, or be {IGNORE} (not trained)."
+                )
             writer.add(ids, trained)
         if not writer.n_targets:
             raise FeatherbackError(
-                "The data have no trained token: every label is -100, or every example has one token."
+                "The data have no supervised token: every label is -100, or every example has only one token."
             )

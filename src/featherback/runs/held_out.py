@@ -1,6 +1,7 @@
-"""Examples of the data that are held out of the training, where no held-out data were named.
+"""Holds a share of the training examples out if the user gave no held-out data.
 
-The loss on them says whether a run learns or only repeats: its best adapter is kept, and it ends when it gets worse.
+The loss on them shows whether a run generalises or only memorises: the best adapter is kept, and the run stops when the
+loss no longer falls.
 """
 
 from __future__ import annotations
@@ -14,30 +15,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.data.duplicates import Known, marked
-from featherback.data.token_file import TokenFile, aside, choosing
+from featherback.data.duplicates import OverlapCounter, hash_part
+from featherback.data.token_file import TokenFile, as_whole_file, selecting
 from featherback.runs.config import TrainConfig
 from featherback.runs.run_directory import RunDirectory
 
 FEWEST = 40
-"""Examples of data from which some are held out: a mean over one or two would be chance."""
+"""Minimum number of examples from which some are held out: the mean of one or two losses would be chance."""
 LEAST, MOST = 4, 64
-"""Examples that are held out, whatever the share: enough to mean something, few enough to be measured ten times."""
-_HELD = 1 << 20  # bytes of a token file that are in memory while it is looked through
+"""Limits of the number of held-out examples: enough to be meaningful, few enough to be measured ten times."""
+_HELD = 1 << 20  # bytes of a token file that are kept in memory while it is scanned
 SPARE = 4
-"""Times as many are looked at, since copies of others are not taken: they would be trained on."""
+"""Candidates per held-out example: duplicates are not held out, since a copy would be trained on."""
 
 
 def hold_out(run: RunDirectory) -> None:
-    """Take the share that the run's options name from its data, chosen by its seed, if it has no held-out data.
+    """Hold out the share `eval_share` of a run's data, chosen by its seed, unless it has held-out data already.
 
-    It may be called again, also after it was killed: examples are taken once.
+    Calling it again is safe, also after the process was killed: examples are held out only once.
     """
     data, config = run.record["data"], run.config
     if "eval" in data or not config.eval_share:
         return
     path, taken = run.tokens / "train.tokens", run.tokens / "eval.tokens"
-    # If they are of another file, the rest of that is in place already.
+    # If `taken` was made from a different file, train.tokens already contains only the rest.
     if not taken.exists() or TokenFile(taken).metadata["taken_from"] == TokenFile(path).checksum:
         split(path, taken, config)
     if taken.exists():
@@ -47,19 +48,21 @@ def hold_out(run: RunDirectory) -> None:
 
 
 def counts(file: TokenFile) -> dict[str, int]:
-    """What the record of a run says of a token file."""
+    """Return the counts that a run's record has for a token file."""
     return {"sequences": len(file), "tokens": file.n_tokens, "supervised_tokens": file.n_targets}
 
 
-def most_before(trained: int, config: TrainConfig) -> int:
-    """Tokens of data of which so many are left when some are held out."""
+def tokens_before_split(trained: int, config: TrainConfig) -> int:
+    """Return how many tokens of data are needed so that `trained` tokens are left after holding some out."""
     return math.ceil(trained / (1 - config.eval_share)) + LEAST * config.sequence
 
 
-def also_trained(path: Path, trained: Path) -> dict[str, Any]:
-    """How many sequences of the held-out token file `path` are in the file `trained` as well, token for token and with
-    the same supervised ones, as `PrepareReport` has it."""
-    held, others, known = TokenFile(path), TokenFile(trained), Known()
+def count_also_trained(path: Path, trained: Path) -> dict[str, Any]:
+    """Count the sequences of the held-out token file `path` that are also in the file `trained`.
+
+    Tokens and supervised positions must be equal. The result has the fields of `PrepareReport`.
+    """
+    held, others, known = TokenFile(path), TokenFile(trained), OverlapCounter()
     lengths: set[int] = set()
     for mark, size in _marks(held):
         known.note(mark)
@@ -70,15 +73,15 @@ def also_trained(path: Path, trained: Path) -> dict[str, Any]:
 
 
 def _marks(file: TokenFile, lengths: set[int] | None = None) -> Iterator[tuple[int, int]]:
-    """(mark, number of tokens) of each sequence of one of these lengths, or of all; little of the file is held."""
+    """Yield (hash, number of tokens) of each sequence, or of those with one of `lengths`, using little memory."""
     for _, tokens, supervised in _sequences(file, lengths):
-        yield marked(supervised.tobytes(), marked(tokens.tobytes())), tokens.size
+        yield hash_part(supervised.tobytes(), hash_part(tokens.tobytes())), tokens.size
 
 
 def _sequences(
     file: TokenFile, lengths: Collection[int] | None = None
 ) -> Iterator[tuple[int, NDArray[np.int32], NDArray[np.bool_]]]:
-    """(number, tokens, supervised) of each sequence of one of these lengths, or of all; little of the file is held."""
+    """Yield (index, tokens, supervised) of each sequence, or of those with one of `lengths`, using little memory."""
     wanted, read = None if lengths is None else list(lengths), 0
     for start, some in file.all_lengths():
         for at in range(some.size) if wanted is None else np.flatnonzero(np.isin(some, wanted)):
@@ -90,22 +93,24 @@ def _sequences(
 
 
 def was_split(run: RunDirectory) -> bool:
-    """Whether the held-out data of a run are some of its data."""
+    """Return whether a run's held-out data were taken from its training data."""
     return "sequences_before" in run.record["data"].get("eval", {})
 
 
 def split(path: Path, taken: Path, config: TrainConfig) -> None:
-    """Let the token file `path` be without some of its examples, which are in `taken`, written first; neither, if the
-    data or the steps are few. No token is written again."""
+    """Move some examples of the token file `path` to the new file `taken`, which is written first.
+
+    Nothing changes if the data or the steps are too few. Tokens are not copied: both files refer to the same ones.
+    """
     file = TokenFile(path)
     if not (chosen := np.array(_choose(file, config))).size:
         return
-    whole = aside(file)
-    with choosing(whole, taken) as held:
+    whole = as_whole_file(file)
+    with selecting(whole, taken) as held:
         held.metadata.update(taken_from=file.checksum)
         held.add(file.starts[chosen], file.ends[chosen])
         held.n_targets = sum(int(np.count_nonzero(file.seq(i)[1][1:])) for i in chosen)
-    with choosing(whole, path) as rest:
+    with selecting(whole, path) as rest:
         rest.metadata.update(file.metadata)
         for start, lengths in file.all_lengths():
             kept = np.setdiff1d(np.arange(start, start + lengths.size), chosen, assume_unique=True)
@@ -114,12 +119,15 @@ def split(path: Path, taken: Path, config: TrainConfig) -> None:
 
 
 def _choose(file: TokenFile, config: TrainConfig) -> list[int]:
-    """Examples to hold out, in order: with something to predict, each there only once; none if the data are few."""
+    """Return the sorted indices of examples to hold out: each has supervised tokens and no duplicate.
+
+    Empty if the data are too few.
+    """
     if len(file) < FEWEST:
         return []
     count = min(MOST, max(LEAST, round(config.eval_share * len(file))))
     picked = random.Random(config.seed).sample(range(len(file)), min(len(file), SPARE * count))
-    copies = _copies(file, picked)
+    copies = _duplicates(file, picked)
     room = config.most_held_out(file.n_tokens, file.mean_length)
     chosen: list[int] = []
     for i in picked:
@@ -130,14 +138,14 @@ def _choose(file: TokenFile, config: TrainConfig) -> list[int]:
     return sorted(chosen) if len(chosen) >= LEAST else []
 
 
-def _copies(file: TokenFile, picked: Sequence[int]) -> set[int]:
-    """Those of the examples picked that are in the file more than once."""
+def _duplicates(file: TokenFile, picked: Sequence[int]) -> set[int]:
+    """Return the indices among `picked` whose example occurs in the file more than once."""
     by_length: dict[int, dict[bytes, list[int]]] = {}
     for i in picked:
         tokens, _ = file.seq(i)
         by_length.setdefault(tokens.size, {}).setdefault(tokens.tobytes(), []).append(i)
     copies: set[int] = set()
     for i, tokens, _ in _sequences(file, by_length):
-        alike = by_length[tokens.size].get(tokens.tobytes(), [])
-        copies.update(each for each in alike if each != i)
+        equal = by_length[tokens.size].get(tokens.tobytes(), [])
+        copies.update(each for each in equal if each != i)
     return copies

@@ -1,6 +1,6 @@
 """The stages of a new run, from its options to a run directory that is ready to train (`stages.NEW`).
 
-Everything that can go wrong is found here.
+They check everything that can be checked before the first step.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
 from featherback import models
-from featherback.core.files import check_room, make_folder
+from featherback.core.files import check_free_space, make_folder
 from featherback.core.naming import argument, argument_is
-from featherback.core.terminal import complain
+from featherback.core.terminal import print_error
 from featherback.data.launch import prepare_in_subprocess
 from featherback.data.source import STDIN
 from featherback.data.token_file import TokenFile
@@ -30,7 +29,7 @@ from featherback.engine.formats import fingerprint
 from featherback.engine.host.interrupt import ended_by_signals
 from featherback.engine.host.machine import Baseline
 from featherback.engine.host.maps import MapWatch
-from featherback.engine.host.priority import step_back
+from featherback.engine.host.priority import lower_priority
 from featherback.engine.host.sensors import Sensors
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
@@ -39,43 +38,55 @@ from featherback.exports.formats.peft import FORMAT as PEFT
 from featherback.models.model import Model
 from featherback.runs.config import TrainConfig
 from featherback.runs.given import Examples, make_tokens
-from featherback.runs.held_out import also_trained, counts, hold_out, most_before
+from featherback.runs.held_out import count_also_trained, counts, hold_out, tokens_before_split
 from featherback.runs.lengths import outgrown, settle_length
 from featherback.runs.loggers import check_installed
 from featherback.runs.panels.optimisation import DEFAULT_EPOCHS
 from featherback.runs.run_directory import RUN_FILE, RunDirectory, check_new
 from featherback.runs.run_file import RUN_YAML
-from featherback.runs.stages import NEW, RESUMED, Asked, Means, Named, Planned, Prepared, Stage
-from featherback.runs.worker_process import become, worker_baseline, worker_environment
+from featherback.runs.stages import (
+    NEW,
+    RESUMED,
+    NewRunOptions,
+    PlannedRun,
+    PreparedRun,
+    ResumeOptions,
+    Stage,
+    StageTools,
+)
+from featherback.runs.worker_process import exec_module, worker_baseline, worker_environment
 from featherback.version import __version__
 
 _WORKER = "featherback.worker"
 
 
-def check(asked: Asked, means: Means) -> Asked:
-    """The options, whole; FeatherbackError if they, or the paths among them, are wrong. Nothing is measured, converted
-    or made for it."""
+def check(asked: NewRunOptions, means: StageTools) -> NewRunOptions:
+    """Return the complete options. Raises FeatherbackError if an option or a path among them is wrong.
+
+    Nothing is measured, converted or written.
+    """
     config = asked.config
-    heed(config)
+    apply_machine_options(config)
     _check_paths(config, means.examples)
-    return replace(asked, config=_fitting(config, means.open(config.model, config.quantize, foresee=True)))
+    return replace(asked, config=_complete(config, means.open(config.model, config.quantize, without_converting=True)))
 
 
-def plan(asked: Asked, means: Means) -> Planned:
-    """The plan that came with the options, or the fastest that fits. BudgetError if none does."""
+def plan(asked: NewRunOptions, means: StageTools) -> PlannedRun:
+    """Return the options with their plan, or else with the fastest plan that fits. Raises BudgetError if none fits."""
     if asked.plan is not None:
-        return Planned(asked.config, asked.plan)
-    from featherback.runs.choose import plan_for  # what only plans is not there where data are prepared
+        return PlannedRun(asked.config, asked.plan)
+    from featherback.runs.choose import plan_for  # preparing data does not need this module
 
     config = asked.config
     model = means.open(config.model, config.quantize)
-    return Planned(config, asdict(plan_for(config, model, means.baseline)))
+    return PlannedRun(config, asdict(plan_for(config, model, means.baseline)))
 
 
-def prepare(planned: Planned, means: Means) -> Prepared:
-    """Begin the directory: locked until the run is `release`d, or this process ends. Turn the data into tokens, once.
+def prepare(planned: PlannedRun, means: StageTools) -> PreparedRun:
+    """Create the run directory, lock it, and write the data to it as tokens.
 
-    If that fails, or a signal raises KeyboardInterrupt, nothing is left behind.
+    The lock is held until `release`, or until this process ends. If the stage fails, or a signal raises
+    KeyboardInterrupt, everything it made is deleted.
     """
     config = planned.config
     model, existed = means.open(config.model, config.quantize), Path(config.out).exists()
@@ -95,34 +106,38 @@ def prepare(planned: Planned, means: Means) -> Prepared:
             maps.check()
         if "eval" in reports:
             eval_file, train_file = (run.tokens / f"{name}.tokens" for name in ("eval", "train"))
-            reports["eval"] = {**reports["eval"], **also_trained(eval_file, train_file)}
+            reports["eval"] = {**reports["eval"], **count_also_trained(eval_file, train_file)}
         if config.start is not None:
-            _keep_start(run, config.start, model, base)
+            _copy_start(run, config.start, model, base)
         files = {name: paths for name, paths in data.items() if paths and name not in means.examples}
-        run.update(data=reports, sources={name: source_of(paths) for name, paths in files.items()})
-        return Prepared(run, is_new=True, existed=existed, outgrown=outgrown(run))
+        run.update(data=reports, sources={name: source_record(paths) for name, paths in files.items()})
+        return PreparedRun(run, is_new=True, existed=existed, outgrown=outgrown(run))
     except BaseException as error:
-        undo(run, existed)
+        delete_prepared(run, existed)
         if isinstance(error, BudgetError) and STDIN in (*(config.data or ()), *(config.eval_data or ())):
-            raise FeatherbackError(str(error)) from None  # it can be read but once: nothing can begin anew
+            raise FeatherbackError(
+                str(error)
+            ) from None  # standard input can be read only once, so the command cannot start over
         raise
 
 
-def settle(prepared: Prepared, means: Means) -> Prepared:
-    """Give the run what its data decide: the sequence length, the plan for it, and the examples that are held out. If
-    that fails nothing is left behind."""
+def settle(prepared: PreparedRun, means: StageTools) -> PreparedRun:
+    """Set what depends on the data: the sequence length, the plan for it, and the held-out examples.
+
+    If the stage fails, everything that was made is deleted.
+    """
     run = prepared.run
     try:
         settle_length(run, lambda: means.open(run.config.model, run.config.quantize), means.baseline)
         hold_out(run)
     except BaseException:
-        undo(run, prepared.existed)
+        delete_prepared(run, prepared.existed)
         raise
     return prepared
 
 
-def undo(run: RunDirectory, existed: bool) -> None:
-    """Take away what was prepared, and the directory unless it `existed` before; the run is released."""
+def delete_prepared(run: RunDirectory, existed: bool) -> None:
+    """Delete everything that was prepared, and the directory unless it `existed` before; release the run."""
     for name in (RUN_FILE, RUN_YAML):
         (run.path / name).unlink(missing_ok=True)
     for folder in (run.tokens, run.start) if existed else (run.path,):
@@ -137,11 +152,11 @@ def prepare_run(
     model: Model | None = None,
     baseline: Callable[[], Baseline] = worker_baseline,
 ) -> RunDirectory:
-    """A new run that is ready to train: all stages up to that, in this process. It is locked, as by `prepare`.
+    """Run the stages of a new run up to training in this process, and return the run, locked as by `prepare`.
 
-    `data`, `eval_data`: examples in place of the files that the options name.
+    `data`, `eval_data`: examples that replace the files in the options.
     """
-    return _here(NEW, Asked(config), data, eval_data, model, baseline)
+    return _run_stages(NEW, NewRunOptions(config), data, eval_data, model, baseline)
 
 
 def resume_run(
@@ -150,75 +165,82 @@ def resume_run(
     eval_data: Examples | None = None,
     model: Model | None = None,
     baseline: Callable[[], Baseline] = worker_baseline,
-    note: Callable[[str], None] = complain,
+    note: Callable[[str], None] = print_error,
 ) -> RunDirectory:
-    """The run in `named["out"]`, ready to go on, as by `prepare_run`. `note` is called with messages for the user."""
-    return _here(RESUMED, Named(named), data, eval_data, model, baseline, note)
+    """Return the run in `named["out"]`, ready to go on, like `prepare_run`. `note` receives messages for the user."""
+    return _run_stages(RESUMED, ResumeOptions(named), data, eval_data, model, baseline, note)
 
 
-def _here(
+def _run_stages(
     stages: tuple[Stage, ...],
     value: Any,
     data: Examples | None,
     eval_data: Examples | None,
     model: Model | None,
     baseline: Callable[[], Baseline],
-    note: Callable[[str], None] = complain,
+    note: Callable[[str], None] = print_error,
 ) -> RunDirectory:
-    def opened(path: str, quantize: str, foresee: bool = False) -> Model:
+    def opened(path: str, quantize: str, without_converting: bool = False) -> Model:
         nonlocal model
         model = model or models.load(path, quantize)
         return model
 
     given = {name: each for name, each in (("train", data), ("eval", eval_data)) if each is not None}
-    means = Means(opened, baseline, prepare_in_subprocess, given, note)
+    means = StageTools(opened, baseline, prepare_in_subprocess, given, note)
     with ended_by_signals():
-        for stage in takewhile(lambda stage: stage.name != "show", stages):
-            value = stage(value, means)
+        for stage in stages:
+            if not stage.of_command:
+                value = stage(value, means)
     run: RunDirectory = value.run
     return run
 
 
 def worker_command(run: RunDirectory, *flags: str) -> tuple[list[str], dict[str, str]]:
-    """Arguments and environment of the training process, which is to be started at once: the run is released for it."""
+    """Release the run and return the arguments and environment of its training process, to be started at once."""
     run.release()
     return [sys.executable, "-m", _WORKER, str(run.path), *flags], worker_environment()
 
 
-def become_worker(run: RunDirectory, *flags: str) -> NoReturn:
-    """Replace this process, with all it imported, by the small one that trains. The run stays locked throughout.
+def exec_worker(run: RunDirectory, *flags: str) -> NoReturn:
+    """Replace this process, with all it imported, by the small training process. The run stays locked throughout.
 
-    A signal that comes meanwhile is that one's first.
+    The training process receives a signal that arrives in between.
     """
     lock = run.pass_lock()
-    become(_WORKER, str(run.path), *flags, *([] if lock is None else [f"--lock={lock}"]))
+    exec_module(_WORKER, str(run.path), *flags, *([] if lock is None else [f"--lock={lock}"]))
 
 
 def _check_paths(config: TrainConfig, examples: Mapping[str, Examples]) -> None:
-    """Raise FeatherbackError if data cannot be read, or the output directory is not free."""
+    """Raise FeatherbackError if data cannot be read, or the output directory cannot be used."""
     from featherback.data.readers import data_files  # not in the training process
 
     if config.data is None and "train" not in examples:
-        raise FeatherbackError(f"{argument('data')} is missing: name the file to train on.")
+        raise FeatherbackError(
+            f"{argument('data')} is missing; give the file to train on, for example "
+            f"{argument('data', 'examples.jsonl')}."
+        )
     for name, paths in (("train", config.data), ("eval", config.eval_data)):
         files = [path for path in paths or () if path != STDIN] if name not in examples else []
         for file in data_files(config.source(tuple(files))):
-            _ = file.not_read  # of a folder, what is in it
+            _ = file.not_read  # lists a folder, which raises an error if it cannot be read
     check_new(Path(config.out))
 
 
-def _fitting(config: TrainConfig, model: Model) -> TrainConfig:
-    """The options of a new run, whole and such as suit the model; FeatherbackError if they do not."""
+def _complete(config: TrainConfig, model: Model) -> TrainConfig:
+    """Return the complete options of a new run of `model`; raises FeatherbackError if they do not fit it."""
     if config.steps is None and config.epochs is None:
         config = replace(config, epochs=DEFAULT_EPOCHS)
     if config.start is not None:
         place = os.path.abspath(config.start)  # the run may be resumed from another folder
         config = replace(config.starting_from(formats.form(model, config.start), model), start=place)
     config = config.for_model(model)
-    if config.seq_len is not None and config.batch_tokens is not None and config.batch_tokens < config.seq_len:
+    least, answers = config.batching.seq_len, config.most_answers
+    if config.seq_len is not None and config.batch_tokens is not None and config.batch_tokens < least:
+        most = argument("seq_len", config.seq_len)
+        held = "a whole sequence" if answers == 1 else f"{answers} answers"
         raise FeatherbackError(
-            f"{argument_is('batch_tokens', config.batch_tokens)}, less than {argument('seq_len', config.seq_len)}: a "
-            f"batch must hold a whole sequence; name at least {argument('batch_tokens', config.seq_len)}."
+            f"{argument_is('batch_tokens', config.batch_tokens)}, less than {most if answers == 1 else least}. A "
+            f"batch must hold {held}: use at least {argument('batch_tokens', least)}."
         )
     if config.whole is not None:
         from featherback.exports.whole import check_writable, stored_names
@@ -226,33 +248,36 @@ def _fitting(config: TrainConfig, model: Model) -> TrainConfig:
 
         config.whole.check(model)
         check_writable(model, stored_names(model, config.whole), config.whole.kind, config.dequantize)
-        check_room(Path(config.out), job_of(config, model).disk_bytes)  # before the model is copied
+        check_free_space(Path(config.out), job_of(config, model).disk_bytes)  # before the model is copied
     return config
 
 
-def _keep_start(run: RunDirectory, source: str, model: Model, base: str) -> None:
-    """Copy the adapter that the run starts from into its directory, holding little of it in memory."""
+def _copy_start(run: RunDirectory, source: str, model: Model, base: str) -> None:
+    """Copy the adapter that the run starts from into its directory, using little memory."""
     make_folder(run.start)
     values = run.start / "values"
     PEFT.save(formats.load(model, source, file=values), run.start, base)
     values.unlink()
 
 
-def heed(config: TrainConfig) -> None:
-    """Take what the user wants of the machine to heart; FeatherbackError if it has not the sensors for it."""
+def apply_machine_options(config: TrainConfig) -> None:
+    """Check --pause-on and --log-to, and apply --nice. Raises FeatherbackError if a sensor or a package is missing."""
     Sensors(config.pause_on or ())
     check_installed(config.log_to or ())
     if config.nice is not None:
-        step_back(config.nice)
+        lower_priority(config.nice)
 
 
-def source_of(paths: tuple[str, ...]) -> dict[str, Any]:
-    """What is recorded of the files of data, to know them again: standard input is nowhere to be found."""
-    return {"paths": places(paths), "fingerprint": [fingerprint.of_data(Path(path)) for path in paths if path != STDIN]}
+def source_record(paths: tuple[str, ...]) -> dict[str, Any]:
+    """Return the record by which data files are recognised later: absolute paths, and fingerprints except of stdin."""
+    return {
+        "paths": absolute_paths(paths),
+        "fingerprint": [fingerprint.of_data(Path(path)) for path in paths if path != STDIN],
+    }
 
 
-def places(paths: tuple[str, ...]) -> list[str]:
-    """The paths of data, wherever the run is resumed."""
+def absolute_paths(paths: tuple[str, ...]) -> list[str]:
+    """Return the absolute paths of data, so that a run can be resumed from another folder."""
     return [path if path == STDIN else os.path.abspath(path) for path in paths]
 
 
@@ -268,12 +293,12 @@ def _record(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _tokens(run: RunDirectory, name: str, config: TrainConfig, model: Model, means: Means) -> Mapping[str, Any]:
-    """Make a token file that the model can read; what is to be said of it."""
+def _tokens(run: RunDirectory, name: str, config: TrainConfig, model: Model, means: StageTools) -> Mapping[str, Any]:
+    """Write and check the token file `name` of a run; return its entry in the record."""
     path, paths = run.tokens / f"{name}.tokens", config.data if name == "train" else config.eval_data
     enough = enough_tokens(config) if name == "train" else None
     most = config.seq_len or model.config.max_position_embeddings
-    source, examples = config.source(paths or ()), means.examples.get(name)
+    source, examples = config.source_for(model, paths or ()), means.examples.get(name)
     report = make_tokens(path, source, config.sequence, most, examples, model, means.prepare, enough)
     file = TokenFile(path)
     file.check(model.config.vocab_size)
@@ -281,9 +306,11 @@ def _tokens(run: RunDirectory, name: str, config: TrainConfig, model: Model, mea
 
 
 def enough_tokens(config: TrainConfig) -> int | None:
-    """Tokens that surely fill every batch of the run's steps, however they are packed, and what is held out of them;
-    None: each is used."""
+    """Return how many tokens suffice for all steps of a run, however they are packed, including held-out examples.
+
+    None if all of the data are used.
+    """
     if config.steps is None:
         return None
     trained = config.steps * config.most_step_tokens
-    return most_before(trained, config) if config.eval_data is None and config.eval_share else trained
+    return tokens_before_split(trained, config) if config.eval_data is None and config.eval_share else trained

@@ -1,4 +1,4 @@
-"""The sequence length that data need, where none was named: known once they are tokens (docs/decisions/lengths.md)."""
+"""Chooses the sequence length from the data if the user gave none, once they are tokens (docs/decisions/lengths.md)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import numpy as np
 
 from featherback.core.naming import argument
 from featherback.core.sizes import MB
+from featherback.data.pairs import longest_of
 from featherback.data.report import PrepareReport, too_long
-from featherback.data.source import STDIN, Source, what_is_long
-from featherback.data.token_file import TokenFile, aside, choosing
+from featherback.data.source import STDIN, Source, treatment_of_long
+from featherback.data.token_file import TokenFile, as_whole_file, selecting
 from featherback.engine.host.machine import Baseline
 from featherback.errors import FeatherbackError
 from featherback.models.model import Model
@@ -23,24 +24,23 @@ from featherback.runs.given import Examples, make_tokens
 from featherback.runs.panels.data import SEQUENCE
 from featherback.runs.run_directory import RunDirectory, plan_from_json
 
-_LONGER = "a model for longer texts takes them whole"
+_LONGER = "a model with a longer context keeps them whole"
 
 
 def outgrown(run: RunDirectory) -> bool:
-    """Whether the plan of a run without a sequence length does not do for the one that its data need."""
+    """Return whether a run without --seq-len needs another plan for the sequence length of its data."""
     config = run.config
     if config.seq_len is not None:
         return False
     longest = _longest(run)
-    # A packed batch of shorter sequences holds more of them; one of so many examples needs less memory.
+    # With --batch-size, shorter sequences need less memory. A packed batch has the same size with shorter sequences.
     return longest > config.sequence or (longest < config.sequence and config.batch_size is not None)
 
 
 def settle_length(run: RunDirectory, open_model: Callable[[], Model], baseline: Callable[[], Baseline]) -> None:
-    """Give a run without a sequence length the one that its data need, and the plan for it; and a budget that was named
-    by a word the amount.
+    """Set the sequence length of a run from its data, with a plan for it, and turn a budget given as a word into bytes.
 
-    FeatherbackError if examples are longer than the model or the memory allows, and are not to be cut.
+    Raises FeatherbackError if examples are longer than the model or the memory allows, and --cut is not set.
     """
     config = run.config
     if not outgrown(run):
@@ -50,7 +50,7 @@ def settle_length(run: RunDirectory, open_model: Callable[[], Model], baseline: 
         if settled != config:
             run.update(configuration=settled.to_json())
         return
-    # What only plans is not there at other times.
+    # Imported only here, because planning takes memory that the other programs do not need.
     from featherback.runs.choose import longest_fitting, plan_for
 
     longest, model = _longest(run), open_model()
@@ -59,21 +59,21 @@ def settle_length(run: RunDirectory, open_model: Callable[[], Model], baseline: 
     if longest > config.sequence:
         length, needed = longest_fitting(config, model, here, config.sequence, min(longest, most))
     if length < longest:
-        beyond, change = made_for(model), _LONGER
+        beyond, change = context_length_of(model), _LONGER
         if length < most:
             named = config.budget and argument("memory", f"{config.budget // MB}MB")
             within = f"in {named or 'the free memory'}"
             beyond = f"the {length} tokens that fit {within}"
-            change = f"{argument('memory', f'{needed // MB}MB')} takes them whole"
+            change = f"{argument('memory', f'{needed // MB}MB')} keeps them whole"
         reports: dict[str, Any] = dict(run.record["data"])
         for name, path in _files(run).items():
-            given = "paths" not in reports[name]  # as tokens, from Python
+            given = "paths" not in reports[name]  # token lists from Python
             report = None if given else PrepareReport.from_json(reports[name])
-            hold_to(path, report, length, config.cut, beyond, change)
+            limit_length(path, report, length, config.cut, beyond, change)
             if report is not None:
                 reports[name] = report.to_json()
         run.update(data=reports)
-        # What was cut may have had nothing left to train: the longest of the others decides.
+        # Examples that lost all supervised tokens were dropped, so the longest may be shorter now.
         length = max(config.sequence, _longest(run))
     config = replace(config, seq_len=length)
     plan = plan_for(config, model, lambda: here)
@@ -82,61 +82,70 @@ def settle_length(run: RunDirectory, open_model: Callable[[], Model], baseline: 
 
 
 def _longest(run: RunDirectory) -> int:
-    """Tokens of the longest sequence of a run's data."""
-    return max(TokenFile(path).max_length for path in _files(run).values())
+    """Return the length of the longest sequence of a run's data, in tokens."""
+    return max(TokenFile(path).longest for path in _files(run).values())
 
 
 @contextmanager
 def as_tokens(
     model: Model, data: Source, seq_len: int | None, cut: bool, examples: Examples | None = None
 ) -> Iterator[tuple[TokenFile, PrepareReport | None]]:
-    """Inside: `data`, or the `examples` in their place, as a run would have them, made in a process of its own.
+    """Prepare `data`, or `examples` instead, like a run does, in a separate process; yield the tokens and the report.
 
-    The report is None for token lists. FeatherbackError as from a run.
+    The token file is deleted at the end. The report is None for token lists. Errors are those of a run.
     """
-    from featherback.data.inputs import keep_stdin
+    from featherback.data.inputs import spool_stdin
     from featherback.data.launch import prepare_in_subprocess  # not in the training process
 
     most = model.config.max_position_embeddings
     if seq_len is not None and seq_len > most:
-        raise FeatherbackError(f"{argument('seq_len', seq_len)} is beyond {made_for(model)}.")
-    source = replace(data, long=what_is_long(seq_len, cut))
+        raise FeatherbackError(f"{argument('seq_len', seq_len)} is longer than {context_length_of(model)}.")
+    source = replace(data, long=treatment_of_long(seq_len, cut))
     with tempfile.TemporaryDirectory(prefix="featherback-") as folder:
         if STDIN in source.paths:
-            keep_stdin(Path(folder))
+            spool_stdin(Path(folder))
         path = Path(folder) / "data.tokens"
         size = seq_len or min(SEQUENCE, most)
         report = make_tokens(path, source, size, seq_len or most, examples, model, prepare_in_subprocess)
-        hold_to(path, report, most, cut, made_for(model), _LONGER)
+        limit_length(path, report, most, cut, context_length_of(model), _LONGER)
         tokens = TokenFile(path)
         tokens.check(model.config.vocab_size)
         yield tokens, report
 
 
-def hold_to(path: Path, report: PrepareReport | None, length: int, cut: bool, beyond: str, change: str) -> None:
-    """See that no sequence of a token file is longer than `length`: cut it, or refuse the data with a FeatherbackError.
+def limit_length(path: Path, report: PrepareReport | None, length: int, cut: bool, beyond: str, change: str) -> None:
+    """Truncate the sequences of a token file to `length` tokens if `cut`, or raise FeatherbackError if one is longer.
 
-    `report` is that of the file's data, and is kept true; None: they were given as tokens, which are never cut.
-    `beyond` says what `length` is, `change` what would take the examples whole.
+    `report`: the report of the file's data, which is updated; None for token lists, which are never truncated.
+    For the message, `beyond` names the limit and `change` what would allow the whole examples.
     """
     file = TokenFile(path)
     if count := _count_longer(file, length):
         if report is None or not cut:
             data, of = ("the tokens given", len(file)) if report is None else (report.data, report.examples)
-            raise FeatherbackError(too_long(count, of, data, beyond, file.max_length, change))
-        _cut(file, length, report)
+            raise FeatherbackError(too_long(count, of, data, beyond, file.longest, change))
+        if file.form is None:
+            _cut(file, length, report)
+        else:
+            from featherback.data.preferring import cut_answers  # only for answers, to save memory
+
+            cut_answers(file, length, report)
 
 
 def _count_longer(file: TokenFile, length: int) -> int:
-    """Sequences of more than `length` tokens."""
+    """Return the number of sequences with more than `length` tokens."""
+    if file.form is not None:
+        return sum(longest_of(file.marks(i)) > length for i in range(len(file)))
     return sum(int(np.count_nonzero(lengths > length)) for _, lengths in file.all_lengths())
 
 
 def _cut(file: TokenFile, length: int, report: PrepareReport) -> None:
-    """Let a token file have sequences of at most `length` tokens, counted; those that train nothing then are left
-    out. No token is written again."""
+    """Truncate the sequences of a token file to `length` tokens, drop those without supervised tokens, and count both.
+
+    Tokens are not copied: the new file refers to the old ones.
+    """
     report.seq_len = length
-    with choosing(aside(file), file.path) as cut:
+    with selecting(as_whole_file(file), file.path) as cut:
         cut.metadata.update(file.metadata)
         cut.n_targets = file.n_targets
         for first, lengths in file.all_lengths():
@@ -157,9 +166,9 @@ def _cut(file: TokenFile, length: int, report: PrepareReport) -> None:
         cut.metadata.update(seq_len=length, report=report.to_json())
 
 
-def made_for(model: Model) -> str:
-    """The longest sequence of a model, in words."""
-    return f"the {model.config.max_position_embeddings} tokens that {model.path.name} was made for"
+def context_length_of(model: Model) -> str:
+    """Return the context length of a model in words, for messages."""
+    return f"the context length of {model.path.name}, {model.config.max_position_embeddings} tokens"
 
 
 def _files(run: RunDirectory) -> dict[str, Path]:

@@ -1,30 +1,42 @@
-"""What the options of training are called where they are no flags: in Python and in files ("lr", "seq_len")."""
+"""The names of training options in Python and in option files ("lr", "seq_len"), as opposed to flags."""
 
 from __future__ import annotations
 
 import keyword
-from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from featherback.core.naming import in_python
-from featherback.core.options import checked, described, field_types, flags
-from featherback.errors import FeatherbackError, did_you_mean, near
+from featherback.core.options import Alias, as_word, described, field_types, flags
 from featherback.runs.config import CHOICES, PANELS, TrainConfig
 
 
 def spellings(kind: type, field: str) -> tuple[str, ...]:
-    """A field's names, the usual one first: its flags as words. Where Python keeps these to itself (`from`) the field's
-    own.
+    """Return a field's names as words, the usual one first: ours, then those of other tools.
+
+    If ours is a Python keyword (`from`), the field's own name is added.
     """
-    words = [flag.lstrip("-").replace("-", "_") for flag in flags(kind, field)]
-    return tuple(dict.fromkeys(word for word in (*words, field) if word in words or keyword.iskeyword(words[0])))
+    words = [as_word(flag) for flag in flags(kind, field)]
+    own = [field] if keyword.iskeyword(words[0]) else []
+    return tuple(dict.fromkeys([*words, *own, *(alias.word for alias in described(kind)[field].aliases)]))
+
+
+@cache
+def aliases() -> dict[str, tuple[str, Alias]]:
+    """Name of an option in another tool, as a word -> our field, and the alias."""
+    return {
+        alias.word: (field, alias) for field, kinds in known().items() for alias in described(kinds[0])[field].aliases
+    }
+
+
+def usual_name(field: str) -> str:
+    """The name by which messages call a field, as a word: "lr"."""
+    return as_word(flags(known()[field][0], field)[0])
 
 
 @cache
 def known() -> dict[str, tuple[type, ...]]:
-    """Field -> the dataclasses that describe it: TrainConfig, or those of the optimisers or methods that have it."""
+    """Return field -> the dataclasses that describe it: TrainConfig, or the optimisers or methods that have it."""
     found: dict[str, tuple[type, ...]] = dict.fromkeys(described(TrainConfig), (TrainConfig,))
     for own in CHOICES:
         found |= {name: tuple(kinds.values()) for name, kinds in own.by_option().items()}
@@ -32,12 +44,12 @@ def known() -> dict[str, tuple[type, ...]]:
 
 
 def python_names(field: str) -> tuple[str, ...]:
-    """A field's names that can be keyword arguments, the usual one first."""
+    """Return the names of a field that can be keyword arguments, the usual one first."""
     return tuple(name for name in spellings(known()[field][0], field) if not keyword.iskeyword(name))
 
 
 def python_type(field: str) -> str:
-    """What may be given for a field in Python, as an annotation."""
+    """Return the Python annotation of the values that a field accepts."""
     kind = known()[field][0]
     about = described(kind)[field]
     accepted = field_types(kind, field)
@@ -53,15 +65,15 @@ def python_type(field: str) -> str:
 
 
 def grouped() -> dict[str, list[str]]:
-    """Group of options -> its fields; those that an optimiser or a method has of its own follow the choice of it."""
+    """Return group of options -> its fields. The options of an optimiser or method follow the field that selects it."""
     owned = {own.choice: list(own.by_option()) for own in CHOICES}
     return {
         panel.title: [each for name in described(panel) for each in (name, *owned.get(name, ()))] for panel in PANELS
     }
 
 
-def told(field: str) -> tuple[str, str | None]:
-    """What a field is for, and its default in words where the field's own does not say it."""
+def help_and_default(field: str) -> tuple[str, str | None]:
+    """Return a field's help, and its default in words if the default value itself does not say it."""
     kinds = known()[field]
     if kinds == (TrainConfig,):
         about = described(TrainConfig)[field]
@@ -74,57 +86,23 @@ def told(field: str) -> tuple[str, str | None]:
         helps.setdefault(about.help, []).append(entry)
         default = about.default_in_words or default_of(kind, field)
         defaults.setdefault(default, []).append(entry)
-    for_all = len(kinds) == len(own.registry.names)
-    if for_all and len(defaults) == 1:
-        shown = str(next(iter(defaults)))
-    else:
-        shown = "; ".join(f"{value} for {', '.join(entries)}" for value, entries in defaults.items())
-    said = (text if len(helps) == 1 else f"{', '.join(of)}: {text}" for text, of in helps.items())
-    return " ".join(said), shown
+    usual, *others = sorted(defaults, key=lambda value: -len(defaults[value]))
+    exceptions = "; ".join(f"{', '.join(defaults[value])}: {value}" for value in others)
+    shown = f"{usual}; {exceptions}" if others else str(usual)
+    texts = [text if len(helps) == 1 else f"{', '.join(of)}: {text}" for text, of in helps.items()]
+    entries = list(own.by_option()[field])
+    if len(helps) == 1 and len(entries) < len(own.registry.names):
+        texts.append(f"Only with --{own.choice} {' or '.join(filter(None, (', '.join(entries[:-1]), entries[-1])))}.")
+    return " ".join(texts), shown
 
 
 def default_of(kind: type, field: str) -> Any:
-    """The default of a dataclass's field; MISSING if it has none."""
+    """Return the default of a dataclass's field; MISSING if it has none."""
     return next(each.default for each in fields(kind) if each.name == field)
 
 
 @cache
 def fields_by_name() -> dict[str, str]:
-    """Every name of every option -> its field."""
+    """Return every name of every option -> its field."""
     found = {name: field for field, kinds in known().items() for name in spellings(kinds[0], field)}
     return {field: field for field in known()} | found
-
-
-def field_of(name: str, what: str) -> str:
-    """The field that is called `name`; FeatherbackError, with names near it, if none is. `what` asks, in messages."""
-    field = fields_by_name().get(name.replace("-", "_"))
-    if field is None:
-        names = [each for field, kinds in known().items() for each in spellings(kinds[0], field)]
-        lists = "help(featherback.train)" if in_python() else "featherback train --help"
-        hint = did_you_mean(near(name, names)) or f" `{lists}` lists them."
-        raise FeatherbackError(f"{what} has no option {name!r}.{hint}")
-    return field
-
-
-def given(field: str, value: Any) -> Any:
-    """A value that a person wrote as the field's own, checked; FeatherbackError if the field cannot have it.
-
-    An option of several optimisers or methods is checked by the first; the one that is chosen does so once more.
-    """
-    kind = known()[field][0]
-    about = described(kind)[field]
-    return checked(kind, field, value if about.given is None or value is None else about.given(value))
-
-
-def fields_of(options: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The fields that are meant by options of any name, with the values that are meant; FeatherbackError as above, or
-    if an option is given by two names.
-    """
-    found: dict[str, Any] = {}
-    names: dict[str, str] = {}
-    for name, value in options.items():
-        field = field_of(name, what)
-        if field in found:
-            raise FeatherbackError(f"{names[field]} and {name} are the same option; name one of them.")
-        found[field], names[field] = given(field, value), name
-    return found

@@ -5,161 +5,240 @@ from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 class TrainOptions(TypedDict, total=False):
-    """Of featherback.train and featherback.plan; by their names on the command line."""
+    """The options of featherback.train and featherback.plan, by their names in Python."""
 
+    output_dir: str | os.PathLike[str]
+    """The same as `out`."""
     # Data
     seq_len: int | None
-    """Longest sequence, in tokens. Text is cut into such; a longer chat is refused, unless --cut. Default: what
-    the longest example needs, and at least 256 unless --batch-size is named."""
+    """Maximum sequence length in tokens. Longer texts are split. Longer chats are rejected, or truncated with
+    --cut. The default is the longest example, and at least 256 unless --batch-size is given. Default: longest
+    example."""
+    max_seq_length: int | None
+    """The same as `seq_len`."""
+    max_length: int | None
+    """The same as `seq_len`."""
     cut: bool
-    """Cut chats that are too long at the end, and say how many. Default: False."""
+    """Truncate chats that are longer than --seq-len, and print how many. Default: False."""
     batch_size: int | None
-    """Examples in a batch, whatever their lengths; a piece of a text counts as one. Default: as many as fit
-    into --batch-tokens."""
+    """Examples per batch, whatever their lengths. A piece of a text counts as one example. Default: packed, see
+    --batch-tokens."""
+    per_device_train_batch_size: int | None
+    """The same as `batch_size`."""
     batch_tokens: int | None
-    """Packing, in place of --batch-size: a batch holds as many whole examples as fit into this many tokens, and
-    at least one. They do not see each other. Default: --seq-len."""
+    """Packing: fill each batch with as many whole examples as fit into this many tokens, and at least one.
+    Attention does not cross from one example to the next. Replaces --batch-size. Default: --seq-len."""
+    packing: bool | None
+    """true: pack examples into batches of --batch-tokens; with --batch-size N, into N x --seq-len tokens.
+    false: batches of --batch-size examples. Default: true without --batch-size."""
     eval_share: float
-    """Share of the data that is held out where no --eval-data are named: 4 to 64 examples, of 40 or more.
-    Default: 0.05."""
+    """Share of the data to hold out if --eval-data is not given: at least 4 and at most 64 examples. With fewer
+    than 40 examples, nothing is held out. Default: 0.05."""
     map: str | Sequence[str] | None
-    """What a key is called in the data: --map prompt=question, and again for others."""
+    """Name of a column in your data: --map prompt=question. Repeat the option for more columns."""
     skip_bad: bool
-    """Leave out examples that cannot be used, and list them, instead of ending with the first. Default:
-    False."""
+    """Skip examples that cannot be used, and list them, instead of stopping at the first. Default: False."""
     # Adapter
     start: str | os.PathLike[str] | None
-    """Start from this run or adapter (PEFT, MLX or GGUF), with its rank, alpha, targets, rsLoRA and DoRA, not
-    with its dropout. none: from no adapter."""
+    """Continue from this run or adapter (PEFT, MLX or GGUF). Its rank, alpha, targets, layers, rsLoRA and DoRA
+    are used, but not its dropout. none: start a new adapter."""
     adapter: Literal['dora', 'ia3', 'lora'] | None
-    """Kind of adapter. ia3: trained scales of keys, values and the inputs of down. Default: lora."""
+    """Kind of adapter. ia3 trains one scale per key, value and input of down. Default: lora."""
     rank: int | None
-    """Rank of the LoRA matrices. Default: 8."""
+    """Rank of the LoRA matrices. A larger rank trains more parameters. Default: 8."""
+    lora_r: int | None
+    """The same as `rank`."""
+    lora_rank: int | None
+    """The same as `rank`."""
     alpha: float | None
-    """The adapter is scaled by alpha / rank. Default: 16.0."""
+    """LoRA alpha. The adapter's output is multiplied by alpha / rank. Default: 16."""
+    lora_alpha: float | None
+    """The same as `alpha`."""
     rslora: bool | None
-    """Scale the adapter by alpha / sqrt(rank) instead (rsLoRA, for large ranks); the default --lr is divided by
-    sqrt(rank)."""
+    """Multiply the adapter's output by alpha / sqrt(rank) instead (rsLoRA, for large ranks). The default --lr
+    is then divided by sqrt(rank)."""
+    use_rslora: bool | None
+    """The same as `rslora`."""
     dora: bool | None
-    """Train the lengths of the weights' rows apart from their directions (DoRA); a step takes longer."""
+    """Train the length and the direction of each weight row separately (DoRA). Steps take longer."""
+    use_dora: bool | None
+    """The same as `dora`."""
     lora_dropout: float
-    """Share of the adapter's inputs that is dropped in training. Default: 0.0."""
+    """Probability of dropping each input of the adapter during training. Default: 0.0."""
     targets: str | Sequence[str] | None
-    """Projections to adapt: all, or a list such as q,v. Some models have each of q, k, v, o, gate, up, down,
-    conv_in, conv_out, qkv, gate_up. Default: all."""
+    """Target modules: all, or a list such as q,v. Known names: q, k, v, o, gate, up, down, i, f, g, conv_in,
+    conv_out, qkv, gate_up, z, a, b, delta_out. Not every model has all of them. Default: all."""
+    target_modules: str | Sequence[str] | None
+    """The same as `targets`."""
+    lora_target_modules: str | Sequence[str] | None
+    """The same as `targets`."""
+    layers: str | Sequence[str] | None
+    """Layers that get an adapter: all, last:8, last:25%, or a list such as 0,5,10-20, counted from 0. The
+    layers below the lowest one need no backward pass. Default: all."""
+    num_layers: str | Sequence[str] | None
+    """The same as `layers`."""
+    layers_to_transform: str | Sequence[str] | None
+    """The same as `layers`."""
+    hidden_states: Literal['disk', 'recompute']
+    """With --layers, where later epochs begin. disk: the inputs of the lowest trained layer are kept in the
+    run's directory, 4 bytes per token and unit of the model's width, and later epochs begin there. recompute:
+    all layers run in every epoch. Default: disk."""
     # Whole model
     train: Literal['lora', 'full']
-    """What is trained: an adapter beside the model, or the model's own weights, in a copy. Default: lora."""
+    """lora: train a small adapter. full: train a copy of the whole model. Default: lora."""
     master: Literal['bf16', 'fp32'] | None
-    """How weights are held while they are trained; bf16 is rounded at random. Default: bf16."""
+    """Number format of the weights while they are trained. bf16 uses stochastic rounding. Default: bf16."""
     dequantize: bool
-    """Train a quantised model: its copy is as --master has it, and as large. Default: False."""
+    """Train a quantised model: its weights are first copied in the format of --master, which takes more disk
+    space. Default: False."""
     freeze: str | Sequence[str] | None
-    """Weights that stay as they are: a list of names and patterns, such as embed_tokens,layers.0.*,*norm."""
+    """Weights that are not trained: a list of names and patterns, such as embed_tokens,layers.0.*,*norm."""
     # Optimisation
     method: Literal['lcsb', 'mebp', 'mesp', 'mezo', 'sparse_mezo']
-    """How gradients are computed or estimated. Default: mesp."""
+    """Gradient method. mesp and mebp are exact; the others approximate. Default: mesp."""
     keep_precision: Literal['exact', '8bit']
-    """Precision of what is kept for the backward pass. 8bit: gate and up in half the memory, which changes
-    gradients a little. Default: exact for lcsb, mesp."""
+    """Precision of the intermediates kept for the backward pass. 8bit stores gate and up in half the memory and
+    changes gradients slightly. Only with --method lcsb or mesp. Default: exact."""
     share: float
-    """Share of the blocks that each step goes back through. Default: 0.5 for lcsb."""
+    """Share of the blocks that have a backward pass in each step. Only with --method lcsb. Default: 0.5."""
     order: Literal['cyclic', 'random']
-    """Which blocks those are: the next ones, from the first on and around; or others at random each step.
-    Default: cyclic for lcsb."""
+    """How blocks are chosen. cyclic: each step takes the blocks that follow those of the step before, and
+    continues with the first block after the last. random: each step takes blocks at random. Only with --method
+    lcsb. Default: cyclic."""
     epsilon: float | None
-    """Step along a direction, each way, between the two losses. Default: 0.01 (0.001 with --train full) for
-    mezo, sparse_mezo."""
+    """How far the weights are moved forwards and backwards along a random direction. The loss is measured at
+    both ends. Only with --method mezo or sparse_mezo. Default: 0.01 (0.001 with --train full)."""
     directions: int
-    """Random directions per batch, averaged. Default: 1 for mezo, sparse_mezo."""
+    """Number of random directions per batch; their estimates are averaged. Only with --method mezo or
+    sparse_mezo. Default: 1."""
     log_directions: bool
-    """Write each direction's slope to directions.log, from which featherback replay makes the adapter. Default:
-    False for mezo, sparse_mezo."""
+    """Write each direction's slope to directions.log, from which `featherback replay` rebuilds the adapter.
+    Only with --method mezo or sparse_mezo. Default: False."""
     sparsity: float
-    """Share of each tensor's weights, the largest, that is left alone. Default: 0.8 for sparse_mezo."""
+    """Share of each tensor's weights that is left unchanged: the largest ones. Only with --method sparse_mezo.
+    Default: 0.8."""
     threshold_every: int
-    """Steps between measurements of what is small. 0: once, at the beginning. Default: 0 for sparse_mezo."""
-    objective: Literal['next_token', 'smoothed']
-    """The loss that training minimises. Held-out data are measured by next-token loss. Default: next_token."""
+    """Steps between measurements of the thresholds. 0: measure once, at the beginning. Only with --method
+    sparse_mezo. Default: 0."""
+    objective: Literal['dpo', 'ipo', 'kto', 'next_token', 'orpo', 'robust_dpo', 'simpo', 'smoothed']
+    """Training loss. smoothed: next_token with label smoothing. The others learn from preferences: pairs of a
+    better and a worse answer, or answers with a label (kto). The held-out loss is next_token; for preferences
+    it is the objective's own. Default: next_token."""
+    beta: float
+    """How strongly preferences are weighed. With a reference, smaller values let answers move further. Only
+    with --objective dpo, ipo, kto, orpo, robust_dpo or simpo. Default: 0.1."""
     label_smoothing: float
-    """Share of each target that is spread evenly over the vocabulary. Default: 0.1 for smoothed."""
+    """dpo, simpo: Share of pairs that may be labelled the wrong way round. robust_dpo: Share of pairs that are
+    labelled the wrong way round. smoothed: Share of each target that is spread evenly over the vocabulary.
+    Default: 0.0; robust_dpo, smoothed: 0.1."""
+    rpo_alpha: float
+    """Weight of the next-token loss of the chosen answers (RPO). Only with --objective dpo. Default: 0.0."""
+    desirable_weight: float
+    """Weight of the loss of wanted answers. Only with --objective kto. Default: 1.0."""
+    undesirable_weight: float
+    """Weight of the loss of unwanted answers. Only with --objective kto. Default: 1.0."""
+    simpo_gamma: float
+    """Margin by which beta times the scores shall differ. Only with --objective simpo. Default: 0.5."""
     accumulate: int
-    """Batches per step. Default: 1."""
+    """Gradient accumulation: batches per optimizer step. Default: 1."""
+    gradient_accumulation_steps: int
+    """The same as `accumulate`."""
     steps: int | None
-    """Optimiser steps."""
+    """Optimizer steps. Replaces --epochs."""
+    max_steps: int | None
+    """The same as `steps`."""
     epochs: float | None
-    """Passes over the data, instead of --steps; 0.5 is half of them. Default: 3."""
+    """Passes over the data. 0.5 trains on half of the data. Default: 3."""
+    num_epochs: float | None
+    """The same as `epochs`."""
+    num_train_epochs: float | None
+    """The same as `epochs`."""
     lr: float | None
-    """Peak learning rate. Default: adamw, adamw8bit: 0.002 at a width of 576 to 0.00011 at 4096; lion: 0.0004
-    at a width of 576 to 2.1e-05 at 4096; lomo, sgd: 0.1. Whole models: adafactor, lomo, sgd: 0.001; adalomo:
-    0.0005; adamw, adamw8bit, mlorc: 0.0001 at a width of 576 to 1.4e-05 at 4096; apollo, apollo_mini: 0.0002 at
-    a width of 576 to 2.8e-05 at 4096; lion: 2e-05 at a width of 576 to 2.8e-06 at 4096; mezo: 1e-06 with
-    any."""
+    """Peak learning rate. The default also depends on --optimizer and --train. Default: by model size."""
     learning_rate: float | None
     """The same as `lr`."""
     loraplus_ratio: float
-    """B's learning rate is this times A's, which is --lr (LoRA+, whose authors take 16); the default --lr is
-    divided by the root of this. Default: 1.0."""
+    """LoRA+: the learning rate of B is --lr times this number, and the learning rate of A is --lr. The authors
+    of LoRA+ use 16. The default --lr is divided by the square root of this number. Default: 1.0."""
     optimizer: Literal['adafactor', 'adalomo', 'adamw', 'adamw8bit', 'apollo', 'apollo_mini', 'lion', 'lomo', 'mlorc', 'sgd']
     """Update rule. Default: adamw."""
+    optim: Literal['adafactor', 'adalomo', 'adamw', 'adamw8bit', 'apollo', 'apollo_mini', 'lion', 'lomo', 'mlorc', 'sgd']
+    """The same as `optimizer`."""
     weight_decay: float
     """Decoupled weight decay. Default: 0.0."""
     beta1: float
-    """adamw, adamw8bit, apollo, apollo_mini, mlorc: Decay of the gradient's running mean. lion: Share of the
-    momentum in a step. Default: 0.9 for adamw, adamw8bit, apollo, apollo_mini, lion, mlorc."""
+    """adamw, adamw8bit, apollo, apollo_mini, mlorc: Decay of the gradient's running mean. lion: Weight of the
+    momentum in each step; the gradient's weight is 1 - beta1. Default: 0.9."""
     beta2: float
     """adamw, adamw8bit, apollo, apollo_mini, mlorc: Decay of the squared gradient's running mean. lion: Decay
-    of the momentum. Default: 0.999 for adamw, adamw8bit, apollo, apollo_mini, mlorc; 0.99 for lion."""
+    of the momentum. Default: 0.999; lion: 0.99."""
     eps: float
-    """Added to the root of the squared gradient's mean. Default: 1e-08 for adamw, adamw8bit, mlorc; 1e-06 for
-    apollo, apollo_mini."""
+    """Added to the root of the squared gradient's running mean. Only with --optimizer adamw, adamw8bit, apollo,
+    apollo_mini or mlorc. Default: 1e-08; apollo, apollo_mini: 1e-06."""
     apollo_scale: float
-    """Square of a factor of the scaled gradient. Default: 1.0 for apollo; 128.0 for apollo_mini."""
+    """Updates are multiplied by the square root of this scale. Only with --optimizer apollo or apollo_mini.
+    Default: 1.0; apollo_mini: 128.0."""
     update_gap: int
-    """Steps after which a new projection is drawn. Default: 200 for apollo, apollo_mini."""
+    """Steps between new random projections. Only with --optimizer apollo or apollo_mini. Default: 200."""
     apollo_rank: int
-    """Rank of gradients' sketches; 0 = a quarter of a matrix' smaller dimension. Default: 0 for apollo."""
+    """Rank of the gradients' sketches; 0 = a quarter of a matrix's smaller dimension. Only with --optimizer
+    apollo. Default: 0."""
     clip_value: float
-    """Bound of each element of a gradient; 0 = off. Default: 0.0 for lomo."""
+    """Clip each element of the gradient to this magnitude; 0 = off. Only with --optimizer lomo. Default:
+    0.0."""
     mlorc_rank: int
-    """Rank in which moments are kept. Default: 4 for mlorc."""
+    """Rank of the stored moments. Only with --optimizer mlorc. Default: 4."""
     schedule: Literal['cosine', 'linear', 'constant']
-    """Learning rate after the warm-up. Default: cosine."""
+    """Learning rate schedule after the warm-up. Default: cosine."""
+    lr_scheduler_type: Literal['cosine', 'linear', 'constant']
+    """The same as `schedule`."""
     warmup: float
-    """Steps over which the learning rate rises; below 1, that share of all steps. Default: 0."""
+    """Warm-up: steps over which the learning rate rises to its peak. Below 1: a share of all steps. Default:
+    0."""
+    warmup_ratio: float
+    """The same as `warmup`."""
+    warmup_steps: float
+    """The same as `warmup`."""
     keep: Literal['better', 'last']
-    """What is kept: the mean of the steps' adapters, or the last if that is better in the end; or always the
-    last. Default: better."""
+    """Which adapter to keep. better: the average of the adapters of all steps, or the last adapter if that is
+    better. last: always the last adapter. Default: better."""
     max_grad_norm: float | None
-    """Clip the gradient to this norm. 0: never. A whole model's takes a second backward pass. Default: 1; 0
-    with --train full."""
+    """Clip the gradient to this norm. 0: never. With --train full, clipping needs a second backward pass.
+    Default: 1; 0 with --train full."""
     # Run
     quantize: Literal['none', 'q4_0', 'q8_0']
-    """Quantise the weights of a Hugging Face folder, once, into a file in the cache. Default: none."""
+    """Quantise the weights of a Hugging Face folder. The result is cached, so this happens once. Default:
+    none."""
     compute: Literal['auto', 'bf16', 'int16', 'fp32']
-    """What the matrix products multiply: bf16, fixed point of 16 bits, or float32, the most exact. auto: the
-    most exact of the fastest. Default: auto."""
+    """Number format of matrix products: bf16, int16 (16-bit fixed point) or fp32, the most exact. auto: the
+    fastest format on this machine. If several are about equally fast, the most exact of them is used. Default:
+    auto."""
     threads: int | None
-    """Threads to compute with. Default: one per core."""
+    """Number of threads. Default: one per core."""
     seed: int
-    """Seed of an adapter's initial values, of the data's order, and of all else that is drawn. Default: 0."""
+    """Random seed: initial adapter, order of the data, and everything else that is random. Default: 0."""
     eval_every: int | None
-    """Steps between measurements of the held-out loss. Default: 10 times in all, or less often if that takes
-    long."""
+    """Steps between measurements of the held-out loss. By default there are 10 measurements, fewer if they take
+    long. Default: 10 times."""
+    eval_steps: int | None
+    """The same as `eval_every`."""
     patience: int | None
-    """Stop after this many measurements without a new best, or far above the loss before training. Default: 3,
-    unless --eval-every is named."""
+    """Stop early if the held-out loss reaches no new minimum in this many measurements in a row, or if all of
+    them are far above the loss before training. If --eval-every is given, the default is never. Default: 3."""
     nice: int | None
-    """Let other programs go first: the whole command's priority, 0 to 19 (the weakest)."""
+    """Let other programs run first: priority of the whole command, from 0 to 19 (lowest)."""
     pause_on: str | Sequence[str] | None
-    """Wait, without losing anything, while the machine is on battery or too hot: battery,heat."""
+    """Pause while the machine runs on battery or is too hot: battery,heat."""
     log_to: str | Sequence[str] | None
-    """Record the run with other programs as well: tensorboard,trackio,wandb."""
+    """Record the run in other programs as well: tensorboard,trackio,wandb."""
+    report_to: str | Sequence[str] | None
+    """The same as `log_to`."""
     samples: int
-    """How many examples (held-out ones, if any) the model answers before and after, for the report; 0: none.
-    Default: 2."""
+    """Number of examples for which the report shows the model's answers before and after training. Held-out
+    examples are used if there are any. Default: 2."""
     save_every: int
     """Steps between checkpoints. Default: 50."""
+    save_steps: int
+    """The same as `save_every`."""
     keep_checkpoints: bool
-    """Keep the last checkpoints when all steps are done, so that the run can be resumed to more. Default:
-    False."""
+    """Keep the last checkpoints of a finished run, so that --resume can add more steps. Default: False."""

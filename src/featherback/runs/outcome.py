@@ -1,9 +1,9 @@
-"""What a run came to, in words: the same wherever it is said."""
+"""Describes the result of a run in words and commands, the same for the terminal, the report and Python."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from featherback.core.naming import argument
@@ -13,13 +13,23 @@ from featherback.models.converted import NONE
 from featherback.runs.run_directory import RUN_FILE, RunDirectory
 
 LOWER = 4.0
-"""What the learning rate of a run that ended worse than it began is divided by, for the next."""
+"""If a run diverged or ended worse than it began, the recommended learning rate is its own divided by this."""
+_MEASURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "accuracy": ("accuracy", lambda value: f"{100 * value:.0f} %"),
+    "margin": ("margin", lambda value: f"{value:.3f}"),
+    "chosen_reward": ("reward of chosen", lambda value: f"{value:+.3f}"),
+    "rejected_reward": ("of rejected", lambda value: f"{value:+.3f}"),
+}
+"""Measure of preferences -> its name, and how a value is written."""
 LEAST_RISE, RISE = 0.5, 0.25
-"""How far a training loss must rise for the run to be worse: in nats, as a share of what it was; the larger counts."""
+"""A run is worse if its training loss rose by more than both: nats per token, and a share of the early loss."""
 
 
 def talk(record: Mapping[str, Any], result: str) -> list[str]:
-    """The words of the command that talks with what a run made in the directory `result`; `record`: its run.json."""
+    """Return the command, as words, that chats with the result of a run.
+
+    `record`: its run.json. `result`: its directory.
+    """
     config = record.get("configuration", {})
     quantize = config.get("quantize", NONE)
     model = [result]
@@ -27,83 +37,109 @@ def talk(record: Mapping[str, Any], result: str) -> list[str]:
         base = str(config.get("model") or "MODEL")
         model = [base, *([] if quantize == NONE else ["--quantize", quantize]), "--adapter", result]
     shapes = record.get("data", {}).get("train", {}).get("shapes", {})
-    texts_alone = shapes.keys() == {"text"}  # which a model without a chat template learns as well
-    how = ["generate", *model, "--prompt", "TEXT"] if texts_alone else ["chat", *model]
+    only_texts = shapes.keys() == {"text"}  # the model may have no chat template
+    how = ["generate", *model, "--prompt", "TEXT"] if only_texts else ["chat", *model]
     return ["featherback", *how]
 
 
-def held_out(summary: Mapping[str, Any]) -> str | None:
-    """The held-out loss of the summary of run.json, and which adapter is kept; None if it was not measured."""
+def held_out_losses(summary: Mapping[str, Any]) -> str | None:
+    """Return a summary's held-out losses and the kept step in words; None if they were not measured."""
     first, last = summary.get("first_eval_loss"), summary.get("final_eval_loss")
     if first is None or last is None:
         return None
     if (best := summary.get("best_eval_loss")) is None:
         return f"held-out loss {first:.4f} before training"
-    # Where the last is the best there is nothing to choose from.
+    # The last measurement is the best, so the kept step need not be mentioned.
     kept = "" if best == last else f"; best {best:.4f} at step {summary['best_step']}, kept"
     worse = ", worse than before training" if is_worse(summary) else ""
     return f"held-out loss {first:.4f} -> {last:.4f}{kept}{worse}"
 
 
+def measures_of(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    """Return the measures of preferences in an evaluation of run.json; none for other objectives."""
+    return {name: evaluation[name] for name in _MEASURES if isinstance(evaluation.get(name), (int, float))}
+
+
+def held_out_measures(summary: Mapping[str, Any]) -> str | None:
+    """Return how the held-out preferences changed from before training to the kept result; None without preferences."""
+    held_out = summary.get("held_out")
+    if not isinstance(held_out, Mapping):
+        return None
+    first, kept = (held_out.get(name, {}) for name in ("first", "kept"))
+    changes = [
+        f"{name} {shown(first[key])} -> {shown(kept[key])}"
+        for key, (name, shown) in _MEASURES.items()
+        if key in first and key in kept
+    ]
+    return f"held-out {', '.join(changes)}" if changes else None
+
+
 def is_worse(summary: Mapping[str, Any]) -> bool:
-    """Whether a run ended worse than it began."""
-    return worsening(summary) is not None
+    """Return whether a run ended worse than it began."""
+    return describe_worsening(summary) is not None
 
 
-def worsening(summary: Mapping[str, Any]) -> str | None:
-    """Which loss rose, and how far, if a run ended worse than it began; None if it did not.
+def describe_worsening(summary: Mapping[str, Any]) -> str | None:
+    """Return which loss rose, and how far, if a run ended worse than it began; otherwise None.
 
-    That is the held-out loss of what is kept, above the one before training. Without held-out data it is the mean
-    training loss of the last quarter of the steps, if it is clearly above that of the first ones: batches differ.
+    With held-out data, the run is worse if the held-out loss of the kept result is above the held-out loss before
+    training. Without held-out data, it is worse if the mean training loss of the last quarter of the steps is clearly
+    above that of the first steps; the margin allows for differences between batches.
     """
     first, best = summary.get("first_eval_loss"), summary.get("best_eval_loss")
     if first is not None:
         if best is None or best <= first:
             return None
-        return f"the held-out loss was {first:.4f} and is {best:.4f} at best"
+        return f"the held-out loss was {first:.4f}, and its minimum since then is {best:.4f}"
     early, late = summary.get("early_loss"), summary.get("late_loss")
     if early is None or late is None or late <= early + max(LEAST_RISE, RISE * early):
         return None
     return f"the training loss rose from {early:.4f} to {late:.4f}"
 
 
-def changes(summary: Mapping[str, Any], rate: float, usual: float, epochs: float | None) -> dict[str, float]:
-    """The options, by their names in Python, with which a run that ended worse than it began is to be repeated.
+def lower_rate(rate: float, usual: float) -> float:
+    """Return the learning rate to try after one that was too large. `usual`: the default learning rate."""
+    return float(f"{min(usual, rate / LOWER):.2g}")
 
-    `rate`: its learning rate; `usual`: the default; `epochs`: None if it counted steps. Half of these are enough if the
-    training loss has fallen: then the run learned its own examples, and not what they share with the held-out ones.
+
+def changes(summary: Mapping[str, Any], rate: float, usual: float, epochs: float | None) -> dict[str, float]:
+    """Return the recommended options, by their Python names, to repeat a run that ended worse than it began.
+
+    `rate`: its learning rate. `usual`: the default learning rate. `epochs`: its epochs, None if it was given steps. If
+    the training loss has fallen, the run overfitted, and half of the epochs are recommended.
     """
-    found = {"lr": float(f"{min(usual, rate / LOWER):.2g}")}
+    found = {"lr": lower_rate(rate, usual)}
     if epochs is not None and summary["final_loss"] < summary["first_loss"]:
         found["epochs"] = epochs / 2
     return found
 
 
-def again(record: Mapping[str, Any], result: str) -> list[str]:
-    """The words of the command that repeats the run in the directory `result` with what its summary recommends."""
-    from featherback.runs.run_file import RUN_YAML  # only here: what trains has no need of it
+def repeat_command(record: Mapping[str, Any], result: str) -> list[str]:
+    """Return the command, as words, that repeats the run in the directory `result` with the recommended options."""
+    from featherback.runs.run_file import RUN_YAML  # only here: training does not need it
 
     recommended = record["summary"].get("recommended", {})
     options = [word for name, value in recommended.items() for word in (f"--{name}", f"{value:g}")]
     paths = record.get("sources", {}).get("train", {}).get("paths", [STDIN])
-    data = ["--data", "DATA"] if STDIN in paths else []  # else the file has it
+    data = ["--data", "DATA"] if STDIN in paths else []  # otherwise run.yaml has the paths
     file, out = os.path.join(result, RUN_YAML), f"{os.path.normpath(result)}-2"
     return ["featherback", "train", "--config", file, *data, *options, "--out", out]
 
 
-def verdict(record: Mapping[str, Any], advice: str) -> str:
-    """The sentence about a run that ended worse than it began. `advice`: what to do."""
+def worse_message(record: Mapping[str, Any], advice: str) -> str:
+    """Return the message about a run that ended worse than it began. `advice`: what to do, as a sentence."""
     name = "model" if record["configuration"].get("train") == "full" else "adapter"
-    return f"worse than before training: {worsening(record['summary'])}; do not use this {name}. {advice}"
+    return f"worse than before training: {describe_worsening(record['summary'])}; do not use this {name}. {advice}"
 
 
 def over_budget(run: RunDirectory) -> str | None:
-    """That a run's process held more than the run's budget, which is a bug; None if it did not."""
-    budget, peak = run.config.budget, run.record["summary"]["peak_rss_mb"]
+    """Return the message that a run used more memory than its budget, which is a bug; None if it did not."""
+    budget, before = run.config.budget, run.record.get("reference", {})
+    peak = max(run.record["summary"]["peak_rss_mb"], before.get("peak_rss_mb", 0))  # of training, or before it
     if budget is None or peak * MB <= budget:
         return None
     named = argument("memory", f"{budget / MB:g}MB")
     return (
-        f"the run is complete, but it held {peak:.1f} MB, more than {named}. This is a bug in Featherback; please "
+        f"the run is complete, but it used {peak:.1f} MB, more than {named}. This is a bug in Featherback; please "
         f"report it with {run.path / RUN_FILE}."
     )

@@ -1,6 +1,6 @@
-"""What training would cost under each method, and the largest model that fits in a memory size. Nothing is trained.
+"""Predicts the cost of training with each method, and the largest model that fits in memory. Nothing is trained.
 
-arXiv 2511.11362 asks the second of zeroth-order and first-order training.
+arXiv 2511.11362 compares zeroth-order and first-order training by the largest model that fits.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from featherback.runs.panels.whole import TRAINED
 MEMORIES = tuple(amount * MB for amount in (64, 128, 256, 512, 1000, 2000, 4000))
 
 
-_UNTIMED = Machine(product_rate=1.0, attention_rate=1.0, copy_rate=1.0)  # where only memory is asked for
+_UNTIMED = Machine(product_rate=1.0, attention_rate=1.0, copy_rate=1.0)  # for questions about memory only
 
 
 @dataclass(frozen=True)
 class MethodOutlook:
-    """One method: its least resident peak, the least --memory to name, the plan (None: it does not fit)."""
+    """A method's smallest peak RSS (10^6 bytes), the smallest --memory (MB), and its plan (None if it does not fit)."""
 
     method: str
     least_rss_mb: float
@@ -43,9 +43,12 @@ class MethodOutlook:
 
 
 def outlook(config: TrainConfig, model: Model, baseline: Baseline, own: Mapping[str, Any]) -> list[MethodOutlook]:
-    """Every method under the options and the budget of `config`, and those of the options `own` that it has."""
+    """Return the outlook of every method with the options and budget of `config`.
+
+    `own`: options of methods; each method takes those that it has.
+    """
     computes, found = Computes.of(config, model), []
-    for name, chosen in _of_methods(config, own):
+    for name, chosen in _with_each_method(config, own):
         job = job_of(chosen, model)
         least = planner.smallest(job, baseline, computes.least)
         try:
@@ -58,21 +61,21 @@ def outlook(config: TrainConfig, model: Model, baseline: Baseline, own: Mapping[
 
 @dataclass(frozen=True)
 class Combination:
-    """What is trained, how its gradient is found and what changes it, with what that takes."""
+    """A combination of what is trained, method and optimiser, with its cost."""
 
     train: str
     method: str
     optimizer: str
     least_memory_mb: int
     disk_mb: float
-    plan: Plan | None  # within the budget; None: it does not fit
-    largest: str | None  # of the family of `largest_models`, within the budget or the memory there is
+    plan: Plan | None  # within the budget; None if it does not fit
+    largest: str | None  # size of the largest Qwen2.5 shape that fits the budget or the machine
 
 
 def combinations(
     config: TrainConfig, model: Model, baseline: Baseline, own: Mapping[str, Any]
 ) -> Iterator[Combination]:
-    """Every method with every optimiser that goes with it, for adapters and for whole models, one by one."""
+    """Yield every valid combination of method and optimiser, for adapters and for whole models."""
     computes = Computes.of(config, model)
     limit = min(each for each in (config.budget, computes.least.memory, math.inf) if each is not None)
     for train in TRAINED:
@@ -80,10 +83,10 @@ def combinations(
             shared: dict[object, dict[Any, Any]] = {}  # dry runs do not depend on an adapter's optimiser
             for optimizer in optim.RULES.names:
                 try:
-                    chosen = _trained_by(config, train, name, optimizer, own).for_model(model)
-                except FeatherbackError:  # they do not go together
+                    chosen = _combined(config, train, name, optimizer, own).for_model(model)
+                except FeatherbackError:  # this combination is not supported
                     continue
-                jobs = [job_of(chosen, model), *(_shaped(shape, chosen) for shape in QWEN2_5.values())]
+                jobs = [job_of(chosen, model), *(_shape_job(shape, chosen) for shape in QWEN2_5.values())]
                 if train == "lora":
                     jobs = [replace(job, accounts=shared.setdefault(i, {})) for i, job in enumerate(jobs)]
                 yield _combination(chosen, jobs, limit, baseline, computes)
@@ -92,7 +95,7 @@ def combinations(
 def _combination(
     config: TrainConfig, jobs: Sequence[Job], limit: float, baseline: Baseline, computes: Computes
 ) -> Combination:
-    """`jobs`: the model's, then those of the family."""
+    """Return the cost of one combination. `jobs`: the job of the model, then those of the Qwen2.5 shapes."""
     job, *family = jobs
     least = planner.smallest(job, baseline, computes.least).rss
     try:
@@ -100,15 +103,15 @@ def _combination(
     except FeatherbackError:
         plan = None
     budget, largest = planner.least_budget(least) // MB, None
-    for size, other in zip(QWEN2_5, family):  # from the smallest: large ones take long to account for
+    for size, other in zip(QWEN2_5, family):  # from the smallest, because dry runs of large ones take long
         if planner.smallest(other, baseline, _UNTIMED).rss > limit:
             break
         largest = size
     return Combination(config.train, config.method, config.optimizer, budget, job.disk_bytes / MB, plan, largest)
 
 
-def _trained_by(config: TrainConfig, train: str, method: str, optimizer: str, own: Mapping[str, Any]) -> TrainConfig:
-    """`config` with these; FeatherbackError if they do not go together."""
+def _combined(config: TrainConfig, train: str, method: str, optimizer: str, own: Mapping[str, Any]) -> TrainConfig:
+    """Return `config` with this combination; raises FeatherbackError if it is not supported."""
     options = methods.OPTIONS.among(method, own)
     form: dict[str, Any] = {} if train == "lora" else dict.fromkeys(USUAL) | {"dequantize": True}
     return replace(
@@ -117,21 +120,25 @@ def _trained_by(config: TrainConfig, train: str, method: str, optimizer: str, ow
     )  # fmt: skip
 
 
-def _shaped(shape: ModelConfig, config: TrainConfig) -> Job:
-    """The job of training a model of this shape, in 4 bits if it stays as it is."""
+def _shape_job(shape: ModelConfig, config: TrainConfig) -> Job:
+    """Return the job of training a model of this shape, with an adapter in every layer.
+
+    A frozen model has 4-bit weights.
+    """
     kind = TensorType.Q4_0 if config.whole is None else config.whole.kind
-    return Job.of_shape(shape, kind, **job_options(replace(config, targets=None if config.whole else ("all",))))
+    form: dict[str, Any] = {"layers": None, "targets": None if config.whole else ("all",)}
+    return Job.of_shape(shape, kind, **job_options(replace(config, **form)))
 
 
 def largest_models(
     config: TrainConfig, baseline: Baseline, own: Mapping[str, Any]
 ) -> Iterator[tuple[int, dict[str, str | None]]]:
-    """(memory in bytes, {method: largest 4-bit Qwen2.5 shape that fits, or None}), from small to large memories.
+    """Yield (memory in bytes, {method: largest 4-bit Qwen2.5 shape that fits, or None}), from small to large memory.
 
-    All projections of these shapes are adapted.
+    The adapters have all layers and all projections as targets.
     """
     memories = (config.budget,) if config.budget else MEMORIES
-    least = {name: _least(chosen, baseline) for name, chosen in _of_methods(config, own)}
+    least = {name: _smallest_rss(chosen, baseline) for name, chosen in _with_each_method(config, own)}
     for memory in memories:
         yield (
             memory,
@@ -142,18 +149,20 @@ def largest_models(
         )
 
 
-def _of_methods(config: TrainConfig, own: Mapping[str, Any]) -> Iterator[tuple[str, TrainConfig]]:
-    """(method, `config` with it and those of the options `own` that it has)."""
+def _with_each_method(config: TrainConfig, own: Mapping[str, Any]) -> Iterator[tuple[str, TrainConfig]]:
+    """Yield (method, `config` with this method and its options among `own`)."""
     for name in methods.METHODS.names:
         if config.train == "lora" or methods.METHODS[name].can_train_weights:
             yield name, replace(config, method=name, method_options=methods.OPTIONS.among(name, own))
 
 
 def least_memory(config: TrainConfig, model: Model, baseline: Baseline) -> int:
-    """The least --memory that the options of `config` train this model in, in bytes."""
+    """Return the smallest --memory, in bytes, with which `config` can train this model."""
     return planner.least_budget(planner.smallest(job_of(config, model), baseline, _UNTIMED).rss)
 
 
-def _least(config: TrainConfig, baseline: Baseline) -> list[tuple[str, int]]:
-    """(size, least resident bytes) of every model of the family."""
-    return [(size, planner.smallest(_shaped(shape, config), baseline, _UNTIMED).rss) for size, shape in QWEN2_5.items()]
+def _smallest_rss(config: TrainConfig, baseline: Baseline) -> list[tuple[str, int]]:
+    """Return (size, smallest peak RSS in bytes) of every Qwen2.5 shape."""
+    return [
+        (size, planner.smallest(_shape_job(shape, config), baseline, _UNTIMED).rss) for size, shape in QWEN2_5.items()
+    ]

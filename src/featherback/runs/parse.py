@@ -1,4 +1,4 @@
-"""What people write for the options of training, as the options' values."""
+"""Parsers: convert what users write for training options to the options' values."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import re
 from collections.abc import Collection
 from numbers import Real
 
-from featherback.core.naming import argument, argument_is
+from featherback.core.naming import argument_is
 from featherback.core.options import UnclearError
 from featherback.core.sizes import MB
 from featherback.data.source import columns_of
 from featherback.errors import FeatherbackError, did_you_mean, near
 from featherback.methods.memory.plan import BUDGETS
 from featherback.models import families
+from featherback.models.architecture.layer_choice import FORMS, layer_range, layer_words
 from featherback.models.architecture.names import parse_targets
 
+MANY = 10**7
+"""More layers than any model has."""
 MOST_MEMORY = 1 << 60  # bytes
-MOST_BARE = 10**6  # megabytes: a larger number without a unit was meant as bytes
+MOST_BARE = 10**6  # megabytes; the user of a larger number without a unit probably meant bytes
 _UNITS = {
     "": MB, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
     "K": 10**3, "M": MB, "G": 10**9, "KB": 10**3, "MB": MB, "GB": 10**9,
@@ -26,7 +29,7 @@ _UNITS = {
 
 
 def memory(text: str) -> int:
-    """Bytes from "96MB", "1.5 GB", "64MiB" (decimal or binary units), or from "96", which means megabytes."""
+    """Return the bytes of "96MB", "1.5 GB", "64MiB" (decimal or binary units) or "96", which means megabytes."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = match and _UNITS.get(match[2].upper())
     if not match or unit is None:
@@ -36,20 +39,20 @@ def memory(text: str) -> int:
         )
     if not match[2] and float(match[1]) >= MOST_BARE:
         raise FeatherbackError(
-            f"{argument_is('memory', text)}: a number alone means megabytes; write an amount such as 96MB, 1.5GB "
-            f"or {text}B."
+            f"{argument_is('memory', text)}; a number without a unit means megabytes. Write an amount such as "
+            f"96MB, 1.5GB or {text}B."
         )
     amount = float(match[1]) * unit
     if amount >= MOST_MEMORY:
         raise FeatherbackError(
-            f"{argument('memory')} is more than any machine has; write an amount such as 96MB or 1.5GB, or least or "
-            f"max."
+            f"{argument_is('memory', text)}, more than any machine has; write an amount such as 96MB or 1.5GB, or "
+            f"least or max."
         )
     return int(amount)
 
 
 def size(given: object) -> object:
-    """Bytes, or one of the words of `Plan.budget`; any other text is read by `memory`."""
+    """Return bytes, or a word of `Plan.budget`; any other text is parsed by `memory`."""
     if isinstance(given, str):
         word = given.strip().lower()
         return word if word in BUDGETS else memory(given)
@@ -57,19 +60,19 @@ def size(given: object) -> object:
 
 
 def megabytes(given: object) -> object:
-    """Bytes, where a person gives a number."""
+    """Return the bytes of a number of megabytes; other values are returned unchanged."""
     return memory(str(given)) if isinstance(given, Real) and not isinstance(given, bool) else given
 
 
 def written_size(amount: int | str) -> str:
-    """Bytes, or a word, as `size` reads them."""
+    """Return bytes, or a word of `Plan.budget`, as text that `size` parses."""
     if isinstance(amount, str):
         return amount
     return f"{amount}B" if amount % MB else f"{amount // MB}MB"
 
 
 def paths(given: object) -> tuple[str, ...]:
-    """Files of data; one may stand alone."""
+    """Return a tuple of data paths from one path or a list of them."""
     if isinstance(given, (str, os.PathLike)):
         return (os.fspath(given),)
     if isinstance(given, (list, tuple)) and given and all(isinstance(path, (str, os.PathLike)) for path in given):
@@ -77,15 +80,25 @@ def paths(given: object) -> tuple[str, ...]:
     raise UnclearError("it must be text, or a list of texts.")
 
 
+def boolean(given: object) -> object:
+    """True or False, or text that means one of them."""
+    word = given.strip().lower() if isinstance(given, str) else given
+    if word in ("true", "false"):
+        return word == "true"
+    if isinstance(given, bool):
+        return given
+    raise UnclearError("it must be true or false.")
+
+
 def start(given: object) -> object:
-    """A path; "none" is none."""
+    """Return the path, or None for "none"."""
     if given == "":
-        raise UnclearError("name a run or an adapter, or none.")
+        raise UnclearError("give a run or an adapter, or the word none.")
     return None if given == "none" else given
 
 
 def columns(given: object) -> tuple[str, ...]:
-    """Pairs such as "prompt=question"."""
+    """Return checked pairs such as "prompt=question"."""
     pairs = (given,) if isinstance(given, str) else given
     if not isinstance(pairs, (list, tuple)) or not all(isinstance(pair, str) for pair in pairs):
         raise UnclearError("write pairs such as prompt=question.")
@@ -94,13 +107,26 @@ def columns(given: object) -> tuple[str, ...]:
 
 
 def targets(given: object) -> tuple[str, ...]:
-    """Projections that some family has; "all" stays until the model is known."""
+    """Return names of projections that some model family has; "all" stays until the model is known."""
     names = _names(given, "write all, or a list such as q,v.")
     return ("all",) if "all" in names else parse_targets(names, families.PROJECTIONS)
 
 
+def layers(given: object) -> tuple[str, ...]:
+    """Return the entries of a choice of layers; shares and numbers of layers stay until the model is known."""
+    words = given.split(",") if isinstance(given, str) else given
+    if isinstance(words, int) and not isinstance(words, bool):
+        words = [words]
+    if not isinstance(words, (list, tuple)) or any(isinstance(w, bool) or not isinstance(w, (str, int)) for w in words):
+        raise UnclearError(f"write {FORMS}.")
+    found = layer_words(words)
+    for word in found:
+        layer_range(word, MANY)  # rejects what no model can have
+    return found
+
+
 def patterns(given: object) -> tuple[str, ...]:
-    """Names, in which * stands for anything."""
+    """Return name patterns, in which * matches anything."""
     advice = "write a list of names such as embed_tokens,layers.0.*."
     names = _names(given, advice)
     if not names or not all(names):
@@ -109,7 +135,10 @@ def patterns(given: object) -> tuple[str, ...]:
 
 
 def listed(known: Collection[str], write: str, given: object) -> tuple[str, ...]:
-    """Some of the names `known`, in their order; "none" is none of them. `write`: what is advised for anything else."""
+    """Return the names of `known` that are given, in the order of `known`; nothing for "none".
+
+    `write`: the accepted forms, for the error message.
+    """
     named = set(_names(given, f"write {write}.")) - {"none"}
     if named - set(known):
         raise UnclearError(f"write {write}.")
@@ -117,18 +146,18 @@ def listed(known: Collection[str], write: str, given: object) -> tuple[str, ...]
 
 
 def warmup(given: object) -> object:
-    """A whole number of steps as int, a share of them as float."""
+    """Return a number of steps as int, or a share of all steps as float."""
     try:
         amount = float(given) if isinstance(given, (str, int, float)) else math.nan
     except (ValueError, OverflowError):
         amount = math.nan
     if isinstance(given, bool) or not (amount < 1 or amount.is_integer()):
-        raise UnclearError("write a number of steps, or a share of them below 1.")
+        raise UnclearError("write a number of steps such as 20, or a share of all steps such as 0.05.")
     return int(amount) if amount.is_integer() else amount
 
 
 def _names(given: object, advice: str) -> tuple[str, ...]:
-    """Names in a list, or between commas."""
+    """Return the names in a list or in comma-separated text; raises UnclearError with `advice` for anything else."""
     names = given.split(",") if isinstance(given, str) else given
     if isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names):
         return tuple(name.strip() for name in names)

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, operation by operation."""
+"""Measures the time of a run per kernel operation (`--profile`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featherback.runs.events import Note
 
 @contextmanager
 def profiled(callback: Callback, on: bool = True) -> Iterator[None]:
-    """Time every kernel call of the body and report the table at its end."""
+    """Time every kernel call inside, and send the table to `callback` at the end. Do nothing unless `on`."""
     if not on:
         yield
         return
@@ -29,7 +29,7 @@ def profiled(callback: Callback, on: bool = True) -> Iterator[None]:
 
 
 def table(report: dict[str, tuple[int, float, float]], total: float) -> list[str]:
-    """Lines of text: operation, calls, seconds, share of `total` seconds, GFLOP/s where the arithmetic is counted."""
+    """Return table lines: operation, calls, seconds, share of `total` seconds, and GFLOP/s if it counts its FLOPs."""
     lines = [f"{'operation':<22}{'calls':>9}{'seconds':>10}{'share':>8}{'GFLOP/s':>9}"]
     rows = sorted(report.items(), key=lambda row: -row[1][1])
     for name, (calls, seconds, flops) in rows:

@@ -1,7 +1,7 @@
-"""A step on a toy model, so that the code that a step loads is in memory when a process is measured.
+"""Runs a training step on a toy model, so that a process has loaded the code of a step when its memory is measured.
 
-How much that is depends on how the system keeps the files of the code: touching a page maps 64 KB of a file that has
-lain in single pages, and up to 2 MB of one that was just installed.
+The amount depends on how the system caches the code's files: touching a page maps 64 KB of a file that is cached in
+single pages, and up to 2 MB of a file that was just installed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TOKENS = 16
 
 
 def rehearsed_baseline() -> Baseline:
-    """What this process holds once it has trained a step."""
+    """Train one step on the toy model and return the memory of this process."""
     model = Model(_Zeros(TOY), TOY, "gguf", Naming(GGUF_NAMES, HF_NAMES))
     adapter = LoRA(model, rank=2)
     optimizer = optim.create("adamw", adapter.parameters, adapter.layout.slots)
@@ -59,7 +59,7 @@ def rehearsed_baseline() -> Baseline:
 
 
 class _Zeros:
-    """A store of tensors that are all zeros: matrices in Q4_0, vectors in F32. No file is behind it."""
+    """A tensor store without a file: all values are zero, matrices are Q4_0, vectors F32."""
 
     path = Path("toy")
 
@@ -76,7 +76,7 @@ class _Zeros:
         return self.path
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is no file to close."""
 
 
 def _info(name: str, shape: tuple[int, ...]) -> TensorInfo:

@@ -1,7 +1,7 @@
-"""A zeroth-order run once more, from its options and its log of directions: no data are read, no loss is computed.
+"""Repeats a zeroth-order run from its options and its directions.log, without reading data or computing a loss.
 
-Each step's gradients are made again from the seed and the slopes, and go through the run's own optimiser. The same bits
-as the run's on the same instruction set.
+Each step's gradients are rebuilt from the seed and the slopes, and go through the run's own optimiser. On the same
+instruction set, the result is bit for bit that of the run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from featherback import methods, optim
 from featherback.core import private
 from featherback.core.naming import argument
-from featherback.engine.host.paged import PagedArray
 from featherback.errors import FeatherbackError
 from featherback.exports.formats.peft import FORMAT as PEFT
 from featherback.methods.base import Draw
@@ -30,17 +29,19 @@ def replay(
     out: Path,
     step: int | None = None,
     model: Model | None = None,
-    told: Callable[[int, int], None] = lambda step, last: None,
+    on_step: Callable[[int, int], None] = lambda step, last: None,
 ) -> int:
     """Write the adapter that a run kept, or would have kept, after `step` to the folder `out`, and return the step.
 
-    `step` None: that of the adapter in the run's directory. `model`: the run's, if it is open already. `told`: called
-    after each step with its number and the last one's. FeatherbackError if the run kept no log, or it is not whole.
+    `step`: None for the step of the adapter in the run's directory. `model`: the run's model, if it is open already.
+    `on_step`: called after each step with its number and the last step's. Raises FeatherbackError if there is no intact
+    log.
     """
     config = run.config
     if not issubclass(methods.METHODS[config.method], MeZO):
         raise FeatherbackError(
-            f"{run.path} was trained by {config.method}, which follows no directions that could be replayed."
+            f"{run.path} cannot be replayed: it was trained with {argument('method', config.method)}, which "
+            f"is not zeroth-order."
         )
     path = run.path / NAME
     if not config.method_options["log_directions"] or not path.exists():
@@ -49,13 +50,15 @@ def replay(
         )
     last = exported_step(run) if step is None else step
     if last < 1:
-        raise FeatherbackError(f"{run.path} has saved no adapter yet; name a {argument('step')}.")
+        raise FeatherbackError(
+            f"{run.path} has not saved an adapter yet; choose the last step of the replay with {argument('step')}."
+        )
     check_new(out)
     model = base_model(run, model)
     adapter = first_adapter(run, model)
     parameters = adapter.parameters
     optimizer = first_optimizer(config, adapter)
-    gradients = PagedArray(parameters.layers, parameters.size)
+    gradients = parameters.alike(parameters.size)
     plan = replace(run.plan_of(model.blocks), checkpoints="ram", states="ram")
     options = methods.OPTIONS.make(config.method, config.method_options)
     estimator = methods.create(config.method, model, adapter, plan, options=options)
@@ -66,7 +69,7 @@ def replay(
             estimator.replay(logged.slopes, Draw(config.seed, logged.step - 1), gradients)
             scale = optim.clip_scale(optim.global_norm(gradients), config.clip_norm)
             optimizer.step(gradients, logged.lr, scale)
-            told(logged.step, last)
+            on_step(logged.step, last)
         private.make_private_folder(out)
         with adapter.holding(optimizer.kept if _is_mean(run, last) else parameters):
             PEFT.save(adapter, out, run.record.get("base_model"))
@@ -80,13 +83,13 @@ def replay(
 
 
 def _is_mean(run: RunDirectory, step: int) -> bool:
-    """Whether the run kept, or would have kept, the mean after `step`, if it has one."""
+    """Return whether a run that averages kept the mean after `step`, or would have kept it if it had ended there."""
     measured = run.record.get("evaluations", [])
     return all(evaluation.get("mean", False) for evaluation in measured if evaluation["step"] == step)
 
 
 def exported_step(run: RunDirectory) -> int:
-    """The step of the adapter in a run's directory: the one of the lowest held-out loss, or else the last saved."""
+    """Return the step of the adapter in a run's directory: the lowest held-out loss, or else the last saved."""
     measured = [evaluation for evaluation in run.record.get("evaluations", []) if evaluation["step"] > 0]
     if measured:
         return int(min(measured, key=lambda evaluation: evaluation["loss"])["step"])

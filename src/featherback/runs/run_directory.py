@@ -1,18 +1,21 @@
 """The directory of one training run.
 
 run.json                                     configuration, versions, status, evaluations, summary, samples
-run.yaml                                     the configuration once more, as `train --config` reads it
-metrics.jsonl                                a line per step
+run.yaml                                     the same configuration, in the form that `train --config` reads
+metrics.jsonl                                one line per step
 directions.log                               the slopes of a zeroth-order run, with --log-directions
-adapter_config.json, adapter_model.safetensors    the adapter, as PEFT reads it
-model.gguf, or model/                        with --train full: the model, in the form of the one it was trained from
-report.html, loss.svg                        what happened, as pictures
-tokens/train.tokens, tokens/eval.tokens      the data as the run sees it; of sequences that were chosen from others, or
-                                             cut, the tokens are in tokens/train.whole.tokens, tokens/eval.whole.tokens
-start/                                       the adapter that it starts from (--from), as PEFT reads it
-checkpoint-000050.fbc, and the one before    what resuming needs
-weights-000050/                              with --train full: the weights and states of the one checkpoint
-work/                                        scratch files, gone when the run ends
+adapter_config.json, adapter_model.safetensors    the adapter, in PEFT's format
+model.gguf, or model/                        with --train full: the model, in the format of its base model
+report.html, loss.svg                        the report with its charts, and the loss curve
+tokens/train.tokens, tokens/eval.tokens      the data as tokens; if sequences were held out or truncated, these files
+                                             refer to tokens/train.whole.tokens and tokens/eval.whole.tokens
+tokens/train.logps, tokens/eval.logps        for preferences: log-probabilities of the answers before training
+start/                                       the adapter that the run starts from (--from), in PEFT's format
+checkpoint-000050.fbc, and the one before    the state from which the run is resumed
+weights-000050/                              with --train full: weights and optimiser states of the newest checkpoint
+states/train.rows, states/eval.rows          with --layers: the hidden states before the lowest trained layer, deleted
+                                             when the run has finished
+work/                                        scratch files, deleted when the run ends
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 RUN_FILE = private.RUN_FILE
-MOST_RECORD = 64 << 20  # bytes; every evaluation of a run is in it
+MOST_RECORD = 64 << 20  # bytes; the file contains every evaluation of a run
 FORMAT = 1
 _RECORD = {
     "status": str,
@@ -67,51 +70,52 @@ _RECORD = {
     "evaluations": list,
     "summary": dict,
     "samples": list,
+    "reference": dict,
     "model": str,
     "sources": dict,
 }
-"""Entries of run.json that are read again, with their types. The plan is checked where it is read."""
+"""Types of the entries of run.json that are read again. The plan is checked by `plan_from_json`."""
 _OPTIONS = {"configuration", "sources", "plan"}
-"""Entries of run.json that run.yaml renders."""
+"""Entries of run.json that also appear in run.yaml."""
 _METRICS = ("step", "loss", "seconds", "tokens")
-"""Numbers of a line of metrics.jsonl that are read again."""
+"""Numbers that a line of metrics.jsonl must have."""
 NUMBERS = ("steps", "seconds", "step_seconds", "tokens_per_second", "peak_footprint_mb", "peak_rss_mb")
-"""Entries of a summary that are read again."""
+"""Numbers of a summary that are read again."""
 LOSSES = ("first_loss", "final_loss", "early_loss", "late_loss", "first_eval_loss", "final_eval_loss", "best_eval_loss")
-"""The same; a loss may be None."""
+"""Losses of a summary that are read again; each may be None."""
 _PREDICTED = ("predicted_footprint_mb", "predicted_rss_mb")
 RECOMMENDED = {"lr", "epochs"}
-"""Options with which a run that ended worse than it began is to be repeated."""
+"""Options that may be recommended after a run that ended worse than it began."""
 _MOST = 2**53
-"""Of any number that is read again."""
-TOKENS, START, WORK = "tokens", "start", "work"
+"""Upper bound of every number that is read from a record."""
+TOKENS, START, STATES, WORK = "tokens", "start", "states", "work"
 RESERVE = 64 << 10
-"""Bytes that a run keeps for its last record, should the disk be full by then."""
+"""Bytes that a run reserves, so that it can write its last record on a full disk."""
 
-# What can be there when there is no record yet, by the names that files.atomic_file and TokenFileWriter give.
+# Files that may exist before run.json does, with the temporary names of files.atomic_file and TokenFileWriter.
 _RECORD_PART = re.compile(rf"\.run\.json\.{private.TEMPORARY}\.tmp")
 _PREPARED = {
     TOKENS: re.compile(
-        r"(train|eval)(\.whole)?\.tokens|"
+        r"(train|eval)((\.whole)?\.tokens|\.logps|\.given)|"
         rf"\.(train|eval)(\.whole)?\.tokens\.{private.TEMPORARY}\.(tokens|supervised|offsets|records|tmp)"
     ),
     START: re.compile(rf"(?P<part>\.)?adapter_(config\.json|model\.safetensors)(?(part)\.{private.TEMPORARY}\.tmp)"),
 }
-"""By folder."""
+"""Folder -> names of the files that preparation writes to it."""
 
 
 class RunDirectory:
-    """A run directory that exists. `record` is the content of run.json."""
+    """A run directory on disk. `record` is the content of its run.json."""
 
     def __init__(self, path: Path, record: dict[str, Any]) -> None:
         self.path = path
         self.record = record
-        self._lock: int | None = None  # descriptor of the directory while this holds the run's lock
+        self._lock: int | None = None  # descriptor of the directory while this object holds the run's lock
         self._unlock: Any = None
 
     @classmethod
     def create(cls, path: str | Path, record: Mapping[str, Any]) -> RunDirectory:
-        """Begin a run in `path`, which `check_new` accepts."""
+        """Create the directory of a new run. Raises FeatherbackError if `path` cannot be used, as by `check_new`."""
         path = Path(path)
         check_new(path)
         run = cls(path, {"format": FORMAT, "created": _now(), "status": "prepared", **record})
@@ -123,25 +127,25 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """The run in `path`; FeatherbackError if there is none."""
+        """Open the run in `path`; raises FeatherbackError if there is none, or its record is damaged."""
         path = Path(path)
         if not (path / RUN_FILE).is_file():
-            raise FeatherbackError(f"{path} holds no training run (it has no {RUN_FILE}).")
+            raise FeatherbackError(f"{path} is not a run directory: it has no {RUN_FILE}.")
         private.check_links(path)
         record = read_json(path / RUN_FILE, MOST_RECORD)
         if not isinstance(record, dict) or record.get("format") != FORMAT:
-            raise FeatherbackError(f"{path / RUN_FILE} is not a run of this version of Featherback.")
+            raise FeatherbackError(f"{path / RUN_FILE} was not written by this version of Featherback.")
         if wrong := _wrong_entry(record):
             raise FeatherbackError(f"{path / RUN_FILE} is damaged: its entry {wrong!r} cannot be read.")
         try:
             json.dumps(record, allow_nan=False)
         except ValueError:
-            raise FeatherbackError(f"{path / RUN_FILE} is damaged: it holds a number that is not finite.") from None
+            raise FeatherbackError(f"{path / RUN_FILE} is damaged: it contains a number that is not finite.") from None
         return cls(path, record)
 
     @classmethod
     def take(cls, path: str | Path, inherited: int | None = None) -> RunDirectory:
-        """The run in `path`, locked as by `lock`, and as it is then."""
+        """Open the run in `path`, lock it, and read its record again under the lock."""
         run = cls.open(path)
         run.lock(inherited)
         try:
@@ -153,34 +157,35 @@ class RunDirectory:
 
     @property
     def config(self) -> TrainConfig:
-        """The run's options."""
+        """The options of the run; raises FeatherbackError if they are damaged or of another version."""
         try:
             return TrainConfig.from_json(self.record["configuration"])
         except (KeyError, TypeError, AttributeError):
-            raise FeatherbackError(f"{self.path / RUN_FILE} is damaged: it holds no whole configuration.") from None
+            raise FeatherbackError(f"{self.path / RUN_FILE} is damaged: its configuration is incomplete.") from None
         except FeatherbackError as error:
             raise FeatherbackError(f"{self.path / RUN_FILE} cannot be used: {error}") from None
 
     @property
     def identity(self) -> str:
-        """A checksum of what a run cannot change: its fixed options, its model's contents, its data as tokens."""
+        """A checksum of everything that is fixed: certain options, the model's contents, the data as tokens."""
         return json_checksum([*self._origin, TokenFile(self.tokens / "train.tokens").checksum])
 
     @property
     def origin(self) -> str:
-        """The same without the data: what a replay needs."""
+        """A checksum like `identity` but without the data, for replays."""
         return json_checksum(self._origin)
 
     @property
     def _origin(self) -> list[Any]:
         fixed = self.config.fixed()
-        # As in runs of versions that had no choice.
+        # Checksums must equal those of earlier versions, which did not have these options.
         if not self.config.averages:
             del fixed["keep"]
         if self.config.objective == NEXT_TOKEN:
             del fixed["objective"]
-        if fixed["adapter"] == USUAL["adapter"]:
-            del fixed["adapter"]
+        for name in ("adapter", "layers"):
+            if fixed[name] == USUAL[name]:
+                del fixed[name]
         if fixed.get("keep_precision") == EXACT:
             del fixed["keep_precision"]
         for name in ("batch_size", "batch_tokens"):
@@ -190,68 +195,75 @@ class RunDirectory:
 
     @property
     def plan(self) -> Plan:
-        """How the run lays out its memory: chosen once, so that resuming gives the same bits."""
+        """The memory plan of the run. It is chosen once, so that a resumed run gives the same bits."""
         if (plan := plan_from_json(self.record.get("plan"))) is None:
             raise FeatherbackError(
-                f"{self.path / RUN_FILE} holds no plan of this version of Featherback; "
-                f"training with {argument('resume', True)} makes one."
+                f"{self.path / RUN_FILE} has no plan of this version of Featherback; "
+                f"resume the run with {argument('resume', True)} to make one."
             )
         return plan
 
     def plan_of(self, blocks: Sequence[Block]) -> Plan:
-        """The plan, for a model of these blocks; FeatherbackError if it keeps what they do not have."""
+        """Return the plan, checked for a model of these blocks; raises FeatherbackError if it does not fit them."""
         plan = self.plan
         if problem := _misfit(plan, blocks, self.config.form.kind.needs_output):
             raise FeatherbackError(
                 f"{self.path / RUN_FILE} is damaged: {problem}. Correct it, or delete the entry plan and "
-                f"let training with {argument('resume', True)} make one."
+                f"resume the run with {argument('resume', True)} to make a new one."
             )
         return plan
 
     @property
     def tokens(self) -> Path:
-        """Folder of the token files."""
+        """The folder of the token files."""
         return self.path / TOKENS
 
     @property
     def start(self) -> Path:
-        """Folder of the adapter that the run starts from."""
+        """The folder of the adapter that the run starts from."""
         return self.path / START
 
     @property
+    def states(self) -> Path:
+        """The folder of the hidden states that enter the lowest trained layer."""
+        return self.path / STATES
+
+    @property
     def work(self) -> Path:
-        """Folder of the scratch files."""
+        """The folder of the scratch files."""
         return self.path / WORK
 
     @property
     def metrics_path(self) -> Path:
-        """The file of the steps' metrics."""
+        """The path of metrics.jsonl."""
         return self.path / "metrics.jsonl"
 
     def make_private(self) -> None:
-        """Let nobody but its owner read the directory, as those of earlier versions could be; FeatherbackError for
-        links out of it."""
+        """Make the directory readable only by its owner. Raises FeatherbackError if a link leads out of it.
+
+        Earlier versions made directories that others could read.
+        """
         private.check_links(self.path, tighten=True)
 
     def update(self, **values: Any) -> None:
-        """Change entries of run.json, and run.yaml with them."""
+        """Change entries of run.json, and rewrite run.yaml if it shows them."""
         self.record.update(values)
         write_json(self.path / RUN_FILE, self.record)
         if values.keys() & _OPTIONS:
-            from featherback.runs.run_file import RUN_YAML, render  # what trains has no need of it
+            from featherback.runs.run_file import RUN_YAML, render  # training does not need this module
 
             write_bytes(self.path / RUN_YAML, render(self.record).encode())
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
-        """Add a step's metrics."""
+        """Append a step's metrics."""
         append_bytes(self.metrics_path, (json.dumps(line) + "\n").encode())
 
     def sync_metrics(self) -> None:
-        """Bring the metrics so far to the disk."""
+        """Flush the metrics to the disk."""
         append_bytes(self.metrics_path, sync=True)
 
     def metrics(self) -> Iterator[dict[str, Any]]:
-        """The steps' metrics, in order. A last line cut short by a crash is left out."""
+        """Yield the metrics of each step, in order. An incomplete last line, left by a crash, is skipped."""
         if not self.metrics_path.exists():
             return
         try:
@@ -268,9 +280,9 @@ class RunDirectory:
         try:
             values = json.loads(line)
         except (ValueError, RecursionError):
-            raise FeatherbackError(f"{self.metrics_path} is damaged: a line is not JSON.") from None
+            raise FeatherbackError(f"{self.metrics_path} is damaged: one of its lines is not JSON.") from None
         if not isinstance(values, dict) or not all(is_number(values.get(name)) for name in _METRICS):
-            raise FeatherbackError(f"{self.metrics_path} is damaged: a line is not a step's metrics.")
+            raise FeatherbackError(f"{self.metrics_path} is damaged: one of its lines lacks the metrics of a step.")
         return values
 
     def rewind(self, step: int) -> None:
@@ -283,9 +295,9 @@ class RunDirectory:
         self.update(evaluations=[evaluation for evaluation in evaluations if evaluation["step"] <= step])
 
     def lock(self, inherited: int | None = None) -> None:
-        """Keep other processes from preparing or training here until `release`, or the end of this process.
+        """Lock the run against other processes until `release`, or until this process ends.
 
-        `inherited`: a descriptor that holds the lock already. FeatherbackError if another holds it.
+        `inherited`: a descriptor that already holds the lock. Raises FeatherbackError if another process holds it.
         """
         if fcntl is None or self._lock is not None:
             return
@@ -311,14 +323,16 @@ class RunDirectory:
         self._lock, self._unlock = descriptor, weakref.finalize(self, os.close, descriptor)
 
     def release(self) -> None:
-        """Let other processes have the run."""
+        """Release the lock, if this object holds it."""
         if self._lock is not None:
             self._lock = None
             self._unlock()
 
     def pass_lock(self) -> int | None:
-        """The descriptor that holds the lock, made to outlast `exec`: there is no moment without the lock. It is then
-        for the program that inherits it to close."""
+        """Return the descriptor that holds the lock, kept open across `exec`, so that the run is never unlocked.
+
+        The program that inherits the descriptor closes it. None if this object does not hold the lock.
+        """
         if self._lock is not None:
             os.set_inheritable(self._lock, True)
             self._unlock.detach()
@@ -326,7 +340,7 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock inside; FeatherbackError if another process does."""
+        """Hold the lock inside; raises FeatherbackError if another process holds it."""
         self.lock()
         try:
             yield
@@ -334,8 +348,8 @@ class RunDirectory:
             self.release()
 
     def begin_tokens(self) -> None:
-        """Make an empty folder for token files; what a preparation that was killed left is deleted."""
-        check_new(self.path)  # once more: another process may have prepared a run before this one had the lock
+        """Make an empty folder for token files, and delete what a killed preparation left."""
+        check_new(self.path)  # again: another process may have prepared a run before this one got the lock
         for folder in _PREPARED:
             shutil.rmtree(self.path / folder, ignore_errors=True)
         try:
@@ -346,39 +360,39 @@ class RunDirectory:
             raise FeatherbackError(f"Cannot write to the output directory {self.path}: {error.strerror}.") from error
 
     def begin_work(self) -> None:
-        """Make an empty folder for scratch files; what a run that was killed left is deleted."""
+        """Make an empty folder for scratch files, and delete what a killed run left."""
         self.remove_work()
         try:
             remove_leftovers(self.path)
             with private.opened_folder(self.path) as folder:
                 private.create_folder(folder, WORK)
             with private.create_anew(self.work / "reserve") as file:
-                file.write(os.urandom(RESERVE))  # which no file system stores in less
+                file.write(os.urandom(RESERVE))  # random bytes, which no file system can compress
         except OSError as error:
             raise FeatherbackError(f"Cannot write to the run directory {self.path}: {error.strerror}.") from error
 
     def remove_work(self) -> None:
-        """Delete the scratch files, and with them what was reserved for the record that comes next."""
+        """Delete the scratch files. This frees the reserved space for the last record."""
         shutil.rmtree(self.work, ignore_errors=True)
 
 
 def plan_from_json(values: Any) -> Plan | None:
-    """The inverse of `asdict`; None if that is no plan, or one of another version."""
+    """Return the plan from JSON values; None if it is not a plan of this version."""
     types = get_type_hints(Plan)
     if isinstance(values, dict):
-        values = {"encodings": {}} | values  # of versions that had none
+        values = {"encodings": {}, "predicted_reading_seconds": None} | values  # missing in plans of earlier versions
     if not isinstance(values, dict) or set(values) != set(types) or values["compute"] not in COMPUTE:
         return None
     return Plan(**values) if all(_fits(values[name], types[name]) for name in types) else None
 
 
 def _misfit(plan: Plan, blocks: Sequence[Block], outputs: bool) -> str | None:
-    """What is wrong with what a plan keeps of these blocks, if anything is."""
+    """Return why the kept intermediates of a plan do not fit these blocks; None if they fit."""
     together = bundles(blocks, outputs)
     known = [name for bundle in together for name in bundle]
     for name, layers in plan.keep.items():
         if name not in known:
-            return f"plan.keep names {name!r}; what this model can keep is {', '.join(known)}"
+            return f"plan.keep has {name!r}; this model can keep {', '.join(known)}"
         if layers > len(blocks):
             return f"plan.keep has {name} in {layers} layers; the model has {len(blocks)}"
     for bundle in together:
@@ -387,15 +401,15 @@ def _misfit(plan: Plan, blocks: Sequence[Block], outputs: bool) -> str | None:
     for name, encoding in plan.encodings.items():
         able = {each for block in blocks if name in block.intermediates for each in block.intermediates[name].encodings}
         if encoding not in able:
-            return f"plan.encodings has {encoding!r} for {name}, which can be kept in {', '.join(sorted(able))}"
+            return f"plan.encodings has {encoding!r} for {name}, which can be kept as {', '.join(sorted(able))}"
     return None
 
 
 def check_new(path: Path) -> None:
-    """FeatherbackError if no run can begin in `path`: it holds something already, or cannot be written."""
+    """Raise FeatherbackError if a new run cannot use `path`: it is not empty, or cannot be written."""
     if (path / RUN_FILE).exists():
         raise FeatherbackError(
-            f"{path} holds another run already; continue it with {argument('resume', True)} or choose "
+            f"{path} already contains a run; continue it with {argument('resume', True)}, or choose "
             f"another {argument('out')}."
         )
     if path.is_dir():
@@ -409,7 +423,7 @@ def check_new(path: Path) -> None:
 
 
 def _is_unfinished(path: Path) -> bool:
-    """Whether a directory holds only what a preparation that was killed leaves: what it made, or parts of it."""
+    """Return whether a directory contains only files that a killed preparation leaves."""
     ours = [entry for entry in path.iterdir() if not _RECORD_PART.fullmatch(entry.name)]
     return all(entry.name in _PREPARED and entry.is_dir() and not entry.is_symlink() for entry in ours) and all(
         _PREPARED[folder.name].fullmatch(entry.name) for folder in ours for entry in folder.iterdir()
@@ -417,7 +431,7 @@ def _is_unfinished(path: Path) -> bool:
 
 
 def _wrong_entry(record: dict[str, Any]) -> str | None:
-    """The name of an entry that is not what `_RECORD` says, or whose parts cannot be read again."""
+    """Return the name of an entry of run.json that is damaged; None if all are good."""
     for name, kind in _RECORD.items():
         if name in record and not isinstance(record[name], kind):
             return name
@@ -431,7 +445,7 @@ def _wrong_entry(record: dict[str, Any]) -> str | None:
 
 
 def _is_summary(values: dict[str, Any]) -> bool:
-    """Whether what is there of a run's summary can be read again: numbers, some of which may be None."""
+    """Return whether the entries of a summary have the right types; the summary may be incomplete."""
     recommended = values.get("recommended", {})
     if not isinstance(recommended, dict) or not recommended.keys() <= RECOMMENDED:
         return False
@@ -443,7 +457,7 @@ def _is_summary(values: dict[str, Any]) -> bool:
 
 
 def are_evaluations(values: Any) -> bool:
-    """Whether they are held-out losses, as a run records them."""
+    """Return whether `values` is a list of held-out losses as a run records them."""
     return isinstance(values, list) and all(
         isinstance(each, dict)
         and is_number(each.get("step"))
@@ -454,18 +468,18 @@ def are_evaluations(values: Any) -> bool:
 
 
 def _is_source(value: Any) -> bool:
-    """Whether it says where data were, which nothing reads again but a user who runs `train --config run.yaml`."""
+    """Return whether `value` records the paths of data. Only `train --config run.yaml` uses them."""
     paths = value.get("paths") if isinstance(value, dict) else None
     return isinstance(paths, list) and all(isinstance(path, str) for path in paths)
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """Whether it can be reckoned with: no infinity, no NaN, and nothing that a sum could make one."""
+    """Return whether `value` is a number that is finite and small enough to be added up."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MOST
 
 
 def _fits(value: Any, expected: Any) -> bool:
-    """Whether a value from JSON can be such a field: a word of several, a size, a switch, sizes by name, or None."""
+    """Return whether a JSON value fits a field's type: Literal, positive int, bool, float, mapping, or None."""
     if get_origin(expected) is Literal:
         return value in get_args(expected)
     if get_origin(expected) is Mapping:

@@ -1,9 +1,9 @@
-"""The options of `train` in a YAML file: written beside every run as run.yaml, read by `train --config`.
+"""Option files in YAML: every run writes run.yaml, and `train --config` reads such files.
 
-run.yaml is a rendering of what run.json says, for people and for repeating the run: nothing reads it unasked. A file
-has options by the names that they have in Python, and "model"; "plan" is how the run laid out its memory, on which the
-last bits of what it computes depend. A plan is for the options that it was made with, whose checksum is in it as "of":
-where options are changed it is made anew.
+run.yaml shows the options of run.json to people, and serves to repeat the run; only `--config` reads it. Options have
+their Python names; "model" is the model's path. "plan" is the memory layout of the run, on which the last bits of its
+result depend. The plan contains a checksum, "of", of the options that it was made for. If they have changed, a new plan
+is made.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from featherback.core.files import json_checksum, read_bytes
 from featherback.core.options import described
 from featherback.data.source import STDIN
-from featherback.errors import FeatherbackError, shown
-from featherback.runs.changes import replaced
-from featherback.runs.config import CHOICES, TrainConfig, without_meaning
-from featherback.runs.names import field_of, given, grouped, known, spellings
+from featherback.errors import FeatherbackError, excerpt
+from featherback.runs.by_name import aliases_in, field_of, given
+from featherback.runs.changes import with_overrides
+from featherback.runs.config import CHOICES, TrainConfig, unused_options
+from featherback.runs.names import grouped, known, spellings
 from featherback.runs.panels.data import packed_before
 from featherback.runs.panels.optimisation import NEXT_TOKEN
 from featherback.runs.panels.run import PLANNED
@@ -34,56 +35,59 @@ RUN_YAML = "run.yaml"
 MODEL, PLAN, _OF = "model", "plan", "of"
 _MOST = 1 << 20  # bytes of a file
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
-_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}  # which some readers take for values
+_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}  # YAML 1.1 booleans and null
 _NULL, _BOOL = re.compile(r"null|Null|NULL|~|"), re.compile(r"true|True|TRUE|false|False|FALSE")
 _INT, _FLOAT = re.compile(r"[-+]?[0-9]+"), re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _HEAD = """\
 # The options of this run. To repeat it:  featherback train --config run.yaml --out NEW
-# To go on with it, if it was stopped:    featherback train --config run.yaml --out THIS --resume
-# Change what you like; words on the command line win over what stands here.
+# To continue it after an interruption:   featherback train --config run.yaml --out THIS --resume
+# You may edit this file. Options on the command line override it.
 """
 
 
 @dataclass
 class RunFile:
-    """What a file says: fields of TrainConfig, or of an optimiser or method, that are checked."""
+    """The checked content of an option file: fields of TrainConfig, or of an optimiser or method."""
 
     values: dict[str, Any] = field(default_factory=dict)
     model: str | None = None
     plan: dict[str, Any] | None = None
     where: dict[str, str] = field(default_factory=dict)
-    """Field -> the file and the line where it stands."""
+    """Field -> its file and line, for messages."""
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Our name of an option -> the other tool's name that the file has for it."""
 
     def config(self, named: Mapping[str, Any]) -> TrainConfig:
-        """These options, with those that are `named`. FeatherbackError for what does not go together, naming the line
-        without which it would.
+        """Return these options, overridden by `named`.
+
+        Raises FeatherbackError if they do not fit together; the message names the line whose removal would help.
         """
-        values = replaced(self.values, named)
+        values = with_overrides(self.values, named)
         try:
             return TrainConfig.of(**values)
         except FeatherbackError as error:
             for name in reversed(self.where):
-                if name in values and name not in named and _agree(values, without=name):
+                if name in values and name not in named and _are_compatible(values, without=name):
                     raise FeatherbackError(f"{self.where[name]}: {error}") from None
             raise
 
     def plan_for(self, config: TrainConfig) -> dict[str, Any] | None:
-        """The plan, if it was made with these options."""
+        """Return the plan if it was made for these options, otherwise None."""
         if self.plan is None or self.plan.get(_OF) != _checksum(config):
             return None
         return {name: value for name, value in self.plan.items() if name != _OF}
 
 
 def render(record: Mapping[str, Any]) -> str:
-    """The text of run.yaml, from a run's record."""
+    """Return the text of run.yaml for a run's record."""
     config = TrainConfig.from_json(record["configuration"])
-    vain = without_meaning(type(config), config.train)
+    unused = unused_options(type(config), config.train)
     sources = record.get("sources", {})
     files = {"data": sources.get("train"), "eval_data": sources.get("eval")}
     values = {
-        **{name: value for name, value in _stated(config).items() if name not in vain},
-        **_own(config),
-        "batch_tokens": config.batch_tokens,  # if only as null: by this a file of an earlier version is recognised
+        **{name: value for name, value in _options_as_written(config).items() if name not in unused},
+        **_own_options(config),
+        "batch_tokens": config.batch_tokens,  # its absence shows an earlier version
         **{name: found["paths"] for name, found in files.items() if found and STDIN not in found["paths"]},
     }
     lines = [_HEAD, f"{MODEL}: {_yaml(os.path.abspath(config.model))}"]
@@ -93,18 +97,18 @@ def render(record: Mapping[str, Any]) -> str:
             if name in values:
                 lines.append(f"{spellings(known()[name][0], name)[0]}: {_yaml(values[name])}")
             elif files.get(name):
-                lines.append(f"# {name}: came from standard input; name it on the command line")
+                lines.append(f"# {name}: read from standard input; give it on the command line")
             elif name in files and getattr(config, name) is not None:
-                lines.append(f"# {name}: given from Python, not as a file")
+                lines.append(f"# {name}: passed from Python, not as a file")
     if plan := record.get(PLAN):
-        lines.append("\n# How the memory was laid out, for exactly these options.")
+        lines.append("\n# The memory layout, valid only for exactly these options.")
         lines.append(f"{PLAN}: {_yaml({_OF: _checksum(config), **plan})}")
     return "\n".join(lines) + "\n"
 
 
 def read(path: str | os.PathLike[str]) -> RunFile:
-    """The options in a file. FeatherbackError, naming file, line and option, for what cannot be used."""
-    import yaml  # only here: what trains does without it
+    """Read an option file. Raises FeatherbackError, with file, line and option, if it cannot be used."""
+    import yaml  # only here: training does not need it
 
     found, lines = RunFile(), dict[str, int]()
     try:
@@ -117,18 +121,20 @@ def read(path: str | os.PathLike[str]) -> RunFile:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         said = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
-        raise FeatherbackError(f"{_where(path, mark)} is not YAML: {said}.") from None
+        raise FeatherbackError(f"{_file_and_line(path, mark)} is not YAML: {said}.") from None
     if root is not None and not isinstance(root, yaml.MappingNode):
-        raise FeatherbackError(f"{_where(path, root.start_mark)} is no option: write lines such as lr: 0.0002.")
+        raise FeatherbackError(
+            f"{_file_and_line(path, root.start_mark)} is not an option; write lines such as lr: 0.0002."
+        )
     for key, value in root.value if root is not None else ():
-        _take(found, lines, key, value, path)
+        _read_entry(found, lines, key, value, path)
     if PLAN in lines and "batch_size" in lines and "batch_tokens" not in lines:
-        _translate(found)
+        _convert_old_batch(found)
     return found
 
 
-def _translate(found: RunFile) -> None:
-    """Give the batch of a run.yaml of a version without --batch-tokens its meaning of then."""
+def _convert_old_batch(found: RunFile) -> None:
+    """Convert batch_size in a file of a version without --batch-tokens, where it counted sequence lengths."""
     where = found.where["batch_size"]
     try:
         found.values |= packed_before(found.values["batch_size"], found.values.get("seq_len"))
@@ -137,8 +143,8 @@ def _translate(found: RunFile) -> None:
     found.where["batch_tokens"] = found.where.pop("batch_size")
 
 
-def _agree(values: Mapping[str, Any], without: str) -> bool:
-    """Whether options go together once this one is left out; what a run must have is not asked for."""
+def _are_compatible(values: Mapping[str, Any], without: str) -> bool:
+    """Return whether the options fit together without the option `without`; required options may be missing."""
     rest = {name: value for name, value in values.items() if name != without}
     try:
         TrainConfig.of(**{MODEL: "", "out": "", **rest})
@@ -147,13 +153,13 @@ def _agree(values: Mapping[str, Any], without: str) -> bool:
     return True
 
 
-def _take(found: RunFile, lines: dict[str, int], key: yaml.Node, node: yaml.Node, path: Any) -> None:
-    where, line = _where(path, key.start_mark), key.start_mark.line + 1
-    name = key.value if isinstance(key.value, str) else shown(key.value)
+def _read_entry(found: RunFile, lines: dict[str, int], key: yaml.Node, node: yaml.Node, path: Any) -> None:
+    where, line = _file_and_line(path, key.start_mark), key.start_mark.line + 1
+    name = key.value if isinstance(key.value, str) else excerpt(key.value)
     try:
         field = name if name in (MODEL, PLAN) else field_of(name, "training")
         if field in lines:
-            raise FeatherbackError(f"{name} stands in line {lines[field]} already.")
+            raise FeatherbackError(f"{name} is already set in line {lines[field]}; remove one of them.")
         lines[field] = line
         value = _value(node, nested=field == PLAN)
         if value is None:
@@ -162,17 +168,18 @@ def _take(found: RunFile, lines: dict[str, int], key: yaml.Node, node: yaml.Node
             found.plan = value if isinstance(value, dict) else None
         elif field == MODEL:
             if not isinstance(value, str):
-                raise FeatherbackError(f"{name} is {shown(value)}; it must be text.")
+                raise FeatherbackError(f"{name} is {excerpt(value)}; it must be text.")
             found.model = value
         else:
-            found.values[field] = given(field, value)
+            found.values[field] = given(field, value, name)
             found.where[field] = where
+            found.aliases |= aliases_in([name])
     except FeatherbackError as error:
         raise FeatherbackError(f"{where}: {error}") from None
 
 
 def _value(node: yaml.Node, nested: bool = False) -> Any:
-    """A scalar, or a list of them; `nested`: also a mapping of such, and of other mappings."""
+    """Return a node's value: a scalar or a list of scalars; if `nested`, also mappings."""
     import yaml
 
     if isinstance(node, yaml.ScalarNode):
@@ -181,7 +188,7 @@ def _value(node: yaml.Node, nested: bool = False) -> Any:
         return [_value(each) for each in node.value]
     if nested and isinstance(node, yaml.MappingNode) and all(_is_text(key) for key, _ in node.value):
         return {key.value: _value(each, nested=True) for key, each in node.value}
-    raise FeatherbackError("a value must be a number, true, false, a text, or a list of texts.")
+    raise FeatherbackError("a value must be a number, true, false, text, or a list of texts.")
 
 
 def _is_text(key: yaml.Node) -> bool:
@@ -189,7 +196,7 @@ def _is_text(key: yaml.Node) -> bool:
 
 
 def _scalar(text: str) -> Any:
-    """What a plain scalar is in YAML 1.2: `1e-4` is a number and `no` a text."""
+    """Return the value of a plain scalar in YAML 1.2, where `1e-4` is a number and `no` is text."""
     if _NULL.fullmatch(text):
         return None
     if _BOOL.fullmatch(text):
@@ -199,8 +206,8 @@ def _scalar(text: str) -> Any:
     return float(text) if _FLOAT.fullmatch(text) else text
 
 
-def _stated(config: TrainConfig) -> dict[str, Any]:
-    """The options of a run as a person would write them, paths whole; without what has no value, and where it lies."""
+def _options_as_written(config: TrainConfig) -> dict[str, Any]:
+    """Return the options of a run as a user would write them, with absolute paths, without `out` and data paths."""
     values: dict[str, Any] = {}
     for name, about in described(TrainConfig).items():
         value: Any = getattr(config, name)
@@ -212,25 +219,25 @@ def _stated(config: TrainConfig) -> dict[str, Any]:
     return values
 
 
-def _own(config: TrainConfig) -> dict[str, Any]:
-    """The options that the optimiser and the method have of their own."""
+def _own_options(config: TrainConfig) -> dict[str, Any]:
+    """Return the options that belong to the chosen optimiser, method and objective."""
     return {name: value for own in CHOICES for name, value in getattr(config, own.field).items()}
 
 
 def _checksum(config: TrainConfig) -> str:
-    """Of all options that a plan can depend on, and more: what a resumed run may not change, PLANNED and the model."""
+    """Return a checksum of all options that a plan can depend on: fixed options, PLANNED and the model's path."""
     fixed = config.fixed().keys() | set(PLANNED)
-    stated = {name: value for name, value in _stated(config).items() if name in fixed}
+    stated = {name: value for name, value in _options_as_written(config).items() if name in fixed}
     stated = {name: value for name, value in stated.items() if name not in ("batch_size", "batch_tokens")}
     stated |= config.batch_in_checksums
     if config.objective == NEXT_TOKEN:
         del stated["objective"]
-    parts = [os.path.abspath(config.model), sorted(stated.items()), sorted(_own(config).items())]
+    parts = [os.path.abspath(config.model), sorted(stated.items()), sorted(_own_options(config).items())]
     return json_checksum(parts)
 
 
 def _yaml(value: Any) -> str:
-    """A value as YAML that any reader takes for the same."""
+    """Return a value as YAML that YAML 1.1 and 1.2 readers understand alike."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_yaml(name)}: {_yaml(each)}" for name, each in value.items()) + "}"
     if isinstance(value, (list, tuple)):
@@ -242,9 +249,9 @@ def _yaml(value: Any) -> str:
         return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in text)
     if isinstance(value, float):
         text = repr(value)
-        return text if "." in text else text.replace("e", ".0e")  # 1e-05 is a text to older readers
+        return text if "." in text else text.replace("e", ".0e")  # YAML 1.1 readers take 1e-05 for text
     return json.dumps(value)
 
 
-def _where(path: str | os.PathLike[str], mark: Any) -> str:
+def _file_and_line(path: str | os.PathLike[str], mark: Any) -> str:
     return os.fspath(path) if mark is None else f"{os.fspath(path)}, line {mark.line + 1}"

@@ -1,4 +1,4 @@
-"""What a model answers before and after a run, for people to look at: docs/watching.md."""
+"""The model's answers before and after a run (`--samples`), described in docs/watching.md."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import numpy as np
 
 from featherback import models
 from featherback.core.terminal import Progress, quoted
+from featherback.data.batch import CHOSEN
+from featherback.data.pairs import answers_in
 from featherback.data.token_file import TokenFile
 from featherback.data.tokenizers.loader import check_tokenizer, load_tokenizer, tokenizer_bytes
 from featherback.data.tokenizers.tokenizer import Tokenizer
@@ -36,27 +38,27 @@ from featherback.runs.events import Note, Sample
 from featherback.runs.run_directory import RunDirectory
 
 ANSWER = 48
-"""Most tokens of an answer."""
+"""Maximum tokens of an answer."""
 BEGINNING = 32
-"""Most tokens that are given of a text, of which all are trained."""
+"""Maximum tokens of a plain text that serve as the prompt."""
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Question:
     prompt: list[int]
     expected: list[int]
     is_cut: bool
-    """Whether more would be expected."""
+    """Whether `expected` was truncated."""
 
 
-def tell_samples(run: RunDirectory, model: Model, callback: Callback, check: Callable[[], None]) -> None:
-    """The last part of a run that has finished: --samples, told and recorded, within what it has for its memory.
+def make_samples(run: RunDirectory, model: Model, callback: Callback, check: Callable[[], None]) -> None:
+    """Generate, report and record the answers for --samples after a run has finished, within its memory budget.
 
-    `model`: the one that is trained, or has the adapter beside it. `check` is called between tokens, and raises
-    StoppedError if they are not waited for: the run goes without them, as where they do not fit.
+    `model`: the run's open model. `check` is called between tokens. If it raises StoppedError, or if generation does
+    not fit in the budget, the run ends without answers.
     """
     config = run.config
-    if run.record.get("samples"):  # of another end of this run
+    if run.record.get("samples"):  # from an earlier end of this run
         run.update(samples=[])
     if not config.samples or not _can_be_read(model):
         return
@@ -66,10 +68,13 @@ def tell_samples(run: RunDirectory, model: Model, callback: Callback, check: Cal
         for each in sample(run, config.samples, None if config.train == "full" else model, budget, check):
             callback.tell(each)
     except StoppedError:
-        callback.tell(Note(f"note: the answers before and after were left out; {later} makes them."))
+        callback.tell(Note(f"note: the answers before and after training were skipped; to make them: {later}"))
     except FeatherbackError as error:
         callback.tell(
-            Note(f"note: the answers before and after were left out: {error} {later} makes them, without a budget.")
+            Note(
+                f"note: the answers before and after training were skipped: {error} To make them without a memory "
+                f"budget: {later}"
+            )
         )
 
 
@@ -80,19 +85,19 @@ def sample(
     budget: Budget = Budget(),  # noqa: B008 - it cannot change
     check: Callable[[], None] | None = None,
 ) -> list[Sample]:
-    """`count` examples with what the run's model says to them as it was and as it is, greedily; recorded in run.json.
+    """Answer `count` examples greedily with the model before and after the run, and record the answers in run.json.
 
-    They are the first that are held out, or else of those trained on. `model`: as it was, if it is open. One decoder
-    is open at a time, the fastest that the budget has room for.
-    FeatherbackError if the model has no tokenizer or is gone, BudgetError if nothing fits.
+    The examples are the first held-out ones, or else the first training examples. `model`: the base model, if it is
+    open. One decoder is open at a time, the fastest that fits in the budget. Raises FeatherbackError if the model has
+    no tokenizer or is missing, BudgetError if no decoder fits.
     """
     config = run.config
     data = "eval" if "eval" in run.record["data"] else "train"
-    asked = list(islice(_asked(TokenFile(run.tokens / f"{data}.tokens")), count))
-    if not asked:
+    questions = list(islice(_questions(TokenFile(run.tokens / f"{data}.tokens")), count))
+    if not questions:
         return []
     model = model or base_model(run)
-    drop_maps(matrices(model))  # what was read of it before
+    drop_maps(matrices(model))  # free the pages that were read before
     budget.ask(tokenizer_bytes(model.path), "The tokenizer of the answers")
     tokenizer = load_tokenizer(model.path)
     trained = models.load(run.path) if config.train == "full" else model
@@ -101,11 +106,11 @@ def sample(
     answers = []
     with Progress("answers before and after") as progress, TemporaryDirectory(dir=run.path) as folder:
         for opened, place in ((model, first), (trained, last)):
-            with _decoder(run, opened, place, asked, budget, Path(folder)) as decoder:
-                answers.append([_answer(decoder, tokenizer, each.prompt, progress, check) for each in asked])
+            with _decoder(run, opened, place, questions, budget, Path(folder)) as decoder:
+                answers.append([_answer(decoder, tokenizer, each.prompt, progress, check) for each in questions])
             drop_maps(matrices(opened))
-    prompts = (tokenizer.decode(each.prompt, special=True) for each in asked)
-    expected = (tokenizer.decode(each.expected) + "\u2026" * each.is_cut for each in asked)
+    prompts = (tokenizer.decode(each.prompt, special=True) for each in questions)
+    expected = (tokenizer.decode(each.expected) + "\u2026" * each.is_cut for each in questions)
     found = [Sample(*each) for each in zip(prompts, expected, *answers, strict=True)]
     run.update(samples=[each.values() for each in found])
     return found
@@ -113,10 +118,10 @@ def sample(
 
 @contextmanager
 def _decoder(
-    run: RunDirectory, model: Model, adapter: Path | None, asked: list[_Asked], budget: Budget, folder: Path
+    run: RunDirectory, model: Model, adapter: Path | None, questions: list[_Question], budget: Budget, folder: Path
 ) -> Iterator[Decoder]:
-    """A decoder that fits in the budget, with the adapter at that path, whose values wait in `folder`."""
-    plan, capacity = run.plan, max(len(each.prompt) for each in asked) + ANSWER
+    """Open a decoder that fits in the budget, with the adapter at that path. `folder` holds temporary files."""
+    plan, capacity = run.plan, max(len(each.prompt) for each in questions) + ANSWER
     lora = None
     if adapter is not None:
         form = formats.form(model, adapter)
@@ -136,7 +141,7 @@ def _decoder(
 
 
 def _can_be_read(model: Model) -> bool:
-    """Whether it has a tokenizer: nobody could read the answers of one that has none."""
+    """Return whether the model has a tokenizer, without which its answers could not be read."""
     try:
         check_tokenizer(model.path)
     except FeatherbackError:
@@ -144,10 +149,15 @@ def _can_be_read(model: Model) -> bool:
     return True
 
 
-def _asked(tokens: TokenFile) -> Iterator[_Asked]:
-    """Of each example what comes before its first trained tokens, and those; of a text its beginning, and more."""
+def _questions(tokens: TokenFile) -> Iterator[_Question]:
+    """Yield each example's prompt and first answer; for plain text, its beginning and continuation."""
     for index in range(len(tokens)):
         ids, trained = tokens.seq(index)
+        if tokens.form is not None:
+            answer = answers_in(ids, tokens.marks(index))[0]
+            if answer.part != CHOSEN:
+                continue
+            ids, trained = answer.tokens, answer.supervised
         first = int(np.argmax(trained))
         if first == 0:
             first = min(BEGINNING, len(ids) // 2)
@@ -155,7 +165,7 @@ def _asked(tokens: TokenFile) -> Iterator[_Asked]:
         end = first + int(untrained[0]) if untrained.size else len(ids)
         if 0 < first < end:
             most = first + ANSWER
-            yield _Asked(ids[:first].tolist(), ids[first : min(end, most)].tolist(), end > most)
+            yield _Question(ids[:first].tolist(), ids[first : min(end, most)].tolist(), end > most)
 
 
 def _answer(

@@ -1,11 +1,12 @@
-"""`featherback train` as a list of stages: `NEW` for a new run, `RESUMED` for one that goes on (below).
+"""The stages of `featherback train`: the lists `NEW` for a new run and `RESUMED` for a resumed one.
 
-Each stage is a function that takes a value (`Asked`, `Named`, `Planned`, `Prepared`) and returns the next stage's. Two
-runners go through a list. That of the command (`cli/begin.py`) starts a new program for most stages; it replaces the
-program before it, so `--memory` bounds each one by itself, and values pass between them as JSON. That of the Python API
-(`runs/launch.py`) calls the same functions in its own process. A runner passes its tools to the stages as `Means`.
+Each stage is a function. It takes a value (`Asked`, `Named`, `Planned`, `Prepared`) and returns the value of the next
+stage. Two runners execute the lists. The runner of the command line (`cli/begin.py`) starts a new program for most
+stages. Each program replaces the one before, so `--memory` limits each separately, and values are passed as JSON. The
+runner of the Python API (`runs/launch.py`) calls the same functions in its own process. Runners pass their tools to the
+stages as `Means`.
 
-This module imports next to nothing: a program's memory counts while it measures the training process.
+This module imports next to nothing, because a program's memory counts while it measures the training process.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-from featherback.core.terminal import complain
+from featherback.core.terminal import print_error
 
 if TYPE_CHECKING:
     from featherback.engine.host.machine import Baseline
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The options of a new run, and its plan, if one was given with them."""
+class NewRunOptions:
+    """The options of a new run, and its plan if `--config` brought one."""
 
     config: TrainConfig
     plan: dict[str, Any] | None = None
@@ -36,19 +37,19 @@ class Asked:
         return {"config": self.config.to_json(), "plan": self.plan}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Asked:
+    def from_json(cls, values: dict[str, Any]) -> NewRunOptions:
         from featherback.runs.config import TrainConfig
 
         return cls(TrainConfig.from_json(values["config"]), values["plan"])
 
 
-class Planned(Asked):
-    """The options, adjusted to the model, and the plan for them."""
+class PlannedRun(NewRunOptions):
+    """The options, completed for the model, and their plan."""
 
 
 @dataclass(frozen=True)
-class Named:
-    """The options that the user gave to resume the run in `out`: fields of TrainConfig, including "model" and "out"."""
+class ResumeOptions:
+    """The options with which the user resumes a run: fields of TrainConfig, including "model" and "out"."""
 
     options: Mapping[str, Any]
 
@@ -56,15 +57,16 @@ class Named:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Named:
+    def from_json(cls, values: dict[str, Any]) -> ResumeOptions:
         return cls(**values)
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A run directory, locked, with its data as tokens.
+class PreparedRun:
+    """A locked run directory that contains its data as tokens.
 
-    `is_new`: not resumed. `existed`: the directory existed before. `outgrown`: the plan is too small for the data.
+    `is_new`: the run is new, not resumed. `existed`: the directory existed before. `outgrown`: the data need a longer
+    sequence length than the plan has.
     """
 
     run: RunDirectory
@@ -72,11 +74,16 @@ class Prepared:
     existed: bool
     outgrown: bool = False
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the objective compares answers with their log-probabilities before training."""
+        return self.run.config.criterion.needs_reference
+
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "run": str(self.run.path), "lock": self.run.pass_lock()}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Prepared:
+    def from_json(cls, values: dict[str, Any]) -> PreparedRun:
         from featherback.runs.run_directory import RunDirectory
 
         lock = values.pop("lock")
@@ -84,75 +91,84 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Means:
+class StageTools:
     """The tools that a runner passes to the stages.
 
-    `open`: opens a model, as `models.load`. `baseline`: measures the memory of the training process before it opens a
-    model. `prepare`: turns files into tokens. `examples`: given from Python in place of files, by "train" and "eval".
-    `note`: prints a message for the user. `flags`: those of the command.
+    `open`: opens a model like `models.load`. `baseline`: measures the memory of the training process before it opens a
+    model. `prepare`: turns files into tokens. `examples`: examples from Python that replace files, under "train" and
+    "eval". `note`: prints a message for the user. `flags`: the flags of the command.
     """
 
     open: Callable[..., Model]
     baseline: Callable[[], Baseline]
     prepare: Prepare
     examples: Mapping[str, Examples] = field(default_factory=dict)
-    note: Callable[[str], None] = complain
+    note: Callable[[str], None] = print_error
     flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Stage:
-    """`function`: its full name; its module is imported when the stage begins. `takes`: the type of its argument.
+    """A stage of `featherback train`.
 
-    `begins`: when the command starts a new program for it; "outgrown": if the plan is too small for the data.
-    `measures`: from the value as JSON, whether that program measures the training process before it grows itself.
+    `function`: the full name of its function, whose module is imported when the stage begins. `takes`: the type of its
+    argument. `begins`: when the command starts a new program for it; the name of a property of `Prepared` means only if
+    that is true. `measures`: takes the value as JSON and returns whether the program must measure the training process
+    before it loads anything else.
     """
 
     function: str
-    takes: type[Asked | Named | Prepared]
-    begins: Literal["always", "never", "outgrown"] = "always"
+    takes: type[NewRunOptions | ResumeOptions | PreparedRun]
+    begins: Literal["always", "never", "outgrown", "needs_reference"] = "always"
     measures: Callable[[dict[str, Any]], bool] = lambda _: False
 
     @property
     def name(self) -> str:
-        """The stage's name in a list: that of its function."""
+        """The stage's name: the name of its function."""
         return self.function.rpartition(".")[2]
 
     def begins_with(self, value: Any) -> bool:
-        """Whether the command starts a new program for this stage, given this value."""
-        return self.begins == "always" or (self.begins == "outgrown" and value.outgrown)
+        """Return whether the command starts a new program for this stage, given its value."""
+        return self.begins == "always" or (self.begins != "never" and getattr(value, self.begins))
 
-    def __call__(self, value: Any, means: Means) -> Any:
-        """Run the stage: the next value. FeatherbackError if the run cannot begin."""
+    @property
+    def of_command(self) -> bool:
+        """Whether the stage belongs to the command line only, not to the Python API."""
+        return self.function.startswith("featherback.cli.")
+
+    def __call__(self, value: Any, means: StageTools) -> Any:
+        """Run the stage and return the next value. Raises FeatherbackError if the run cannot begin."""
         module, _, name = self.function.rpartition(".")
         return getattr(import_module(module), name)(value, means)
 
 
 NEW = (
-    # Check options, data files and the directory, before anything is measured, converted or written.
-    Stage("featherback.runs.launch.check", Asked),
+    # Check options, data files and the directory before anything is measured, converted or written.
+    Stage("featherback.runs.launch.check", NewRunOptions),
     # Choose the plan: the fastest memory layout within the budget.
-    Stage("featherback.runs.launch.plan", Asked, measures=lambda asked: asked["plan"] is None),
+    Stage("featherback.runs.launch.plan", NewRunOptions, measures=lambda asked: asked["plan"] is None),
     # Make the run directory, and write the data to it as tokens.
-    Stage("featherback.runs.launch.prepare", Planned),
-    # Settle the sequence length by the data, if the user gave none, with a plan for it; hold examples out.
-    Stage("featherback.runs.launch.settle", Prepared, begins="outgrown", measures=lambda _: True),
-    # Print data, machine and plan. A --dry-run ends here, and removes what was made.
-    Stage("featherback.cli.begin.show", Prepared, begins="outgrown"),
-    # Become the process that trains: `featherback.worker`.
-    Stage("featherback.cli.begin.train", Prepared, begins="never"),
+    Stage("featherback.runs.launch.prepare", PlannedRun),
+    # Choose the sequence length from the data if the user gave none, with a plan for it; hold examples out.
+    Stage("featherback.runs.launch.settle", PreparedRun, begins="outgrown", measures=lambda _: True),
+    # Print data, machine and plan. A --dry-run ends here and deletes what was made.
+    Stage("featherback.cli.begin.show", PreparedRun, begins="outgrown"),
+    # For preferences: compute the log-probabilities of all answers before training.
+    Stage("featherback.runs.reference.reference", PreparedRun, begins="needs_reference"),
+    # Replace this program by the training process, `featherback.worker`.
+    Stage("featherback.cli.begin.train", PreparedRun, begins="never"),
 )
-"""A new run."""
+"""The stages of a new run."""
 
 RESUMED = (
-    Stage("featherback.runs.resumed.check_again", Named),
-    # Lock the run, and replace its options by those that the user gave; make a new plan if they need one.
-    # Without such options the plan most likely stays, so nothing is measured.
+    Stage("featherback.runs.resumed.check_again", ResumeOptions),
+    # Lock the run and override its options by the user's; make a new plan if they need one.
+    # Without such options the plan usually stays, so nothing is measured.
     Stage(
-        "featherback.runs.resumed.take_up",
-        Named,
+        "featherback.runs.resumed.reopen_run",
+        ResumeOptions,
         measures=lambda named: bool(named["options"].keys() - {"model", "out"}),
     ),
-    *NEW[-2:],
+    *NEW[-3:],
 )
-"""A run that goes on."""
+"""The stages of a resumed run."""

@@ -1,4 +1,4 @@
-"""The batches of a run, epoch after epoch, from any position."""
+"""The batches of a run, epoch by epoch, starting at any position."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from featherback.data.batch import Batch
-from featherback.data.packing import Batching, Indices, batch_of, batches, count_batches, rows
+from featherback.data.packing import Batching, Indices, batches, count_batches, rows
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
 
 
 @dataclass(frozen=True)
 class Group:
-    """The batches of one step, made one by one: `n_targets` is known before the first."""
+    """The batches of one step, made one at a time. `n_terms` (of `Batch`) is known before the first is made."""
 
     batches: Iterator[Batch]
-    n_targets: int
+    n_terms: int
     n_tokens: int
 
 
 class BatchStream:
-    """Batches in the run's order, of `epochs` epochs (None: without end; the last may be a part of one).
+    """Batches in the run's order. `epochs` may be fractional; None means without end.
 
-    `position` (epoch, batch) is where the next `take` begins. Two walks go over the same rows: one counts ahead, the
-    other makes batches, so that a step of many batches is never held in memory.
+    `position` (epoch, batch) is where the next `take` begins. Two iterators go over the same batches: one counts ahead,
+    the other makes the batches, so a step of many batches is never in memory at once.
     """
 
     def __init__(self, tokens: TokenFile, batching: Batching, seed: int, epochs: float | None = None) -> None:
@@ -36,16 +36,16 @@ class BatchStream:
     def seek(self, position: tuple[int, int]) -> None:
         """Continue from `position`."""
         self.position = position
-        self._ahead, self._behind = self._walk(*position), self._walk(*position)
+        self._ahead, self._behind = self._iterate(*position), self._iterate(*position)
 
     def take(self, count: int) -> Group | None:
-        """The next `count` batches that train something; fewer if the last epoch ends before, None if it has ended.
+        """Return the next `count` batches with supervised tokens: fewer at the end of the last epoch, None after it.
 
-        They are to be used up before the next call. FeatherbackError if a whole epoch trains nothing.
+        Consume them before the next call. Raises FeatherbackError if a whole epoch has no supervised tokens.
         """
         if not self.tokens.n_targets:
-            raise self._nothing()
-        self.tokens.drop_pages()  # those that a long run touches would add up
+            raise self._no_targets_error()
+        self.tokens.drop_pages()  # otherwise the pages that a long run reads would add up
         found = targets = tokens = idle = 0
         for epoch, index, row in self._ahead:
             self.position = epoch, index + 1
@@ -55,19 +55,19 @@ class BatchStream:
                 if found == count:
                     break
             elif (idle := idle + len(row)) > 2 * len(self.tokens):
-                raise self._nothing()
+                raise self._no_targets_error()
         return Group(self._batches(found), targets, tokens) if found else None
 
     def _batches(self, found: int) -> Iterator[Batch]:
-        """As many batches that train something, made from where the last ones ended."""
+        """Yield the next `found` batches with supervised tokens."""
         while found:
             _, _, row = next(self._behind)
             if self._trained(row):
                 found -= 1
-                yield batch_of(self.tokens, row)
+                yield self.tokens.batch(row)
 
-    def _walk(self, epoch: int, start: int) -> Iterator[tuple[int, int, Indices]]:
-        """(epoch, number of the batch in it, its sequences) from a position on."""
+    def _iterate(self, epoch: int, start: int) -> Iterator[tuple[int, int, Indices]]:
+        """Yield (epoch, batch number within it, indices of its sequences) from a position on."""
         for each in range(epoch, math.ceil(self.epochs)) if self.epochs else count(epoch):
             found = rows(self.tokens, self.batching, self.seed, each)
             end = self._end(each, self.epochs) if self.epochs else None
@@ -75,14 +75,14 @@ class BatchStream:
             start = 0
 
     def _trained(self, row: Indices) -> int:
-        """Supervised tokens of a batch; nothing predicts the first token of a sequence."""
-        return sum(int(self.tokens.seq(int(i))[1][1:].sum()) for i in row)
+        """Return the number over which the loss of a batch is averaged: 0 if nothing in it is supervised."""
+        return sum(self.tokens.n_terms(int(i)) for i in row)
 
-    def _nothing(self) -> FeatherbackError:
-        return FeatherbackError(f"{self.tokens.path} has no supervised token: there is nothing to train.")
+    def _no_targets_error(self) -> FeatherbackError:
+        return FeatherbackError(f"{self.tokens.path} has no supervised tokens, so there is nothing to train.")
 
     def steps(self, epochs: float, accumulate: int) -> int:
-        """Number of steps in this many epochs."""
+        """Return the number of steps in this many epochs."""
         total = 0
         for epoch in range(math.ceil(epochs)):
             end = self._end(epoch, epochs)
@@ -90,7 +90,7 @@ class BatchStream:
         return -(-total // accumulate)
 
     def _end(self, epoch: int, epochs: float) -> int | None:
-        """How many batches of an epoch belong to a run of `epochs`; None: all."""
+        """Return how many batches of an epoch belong to a run of `epochs`; None for all."""
         share = epochs - epoch
         return None if share >= 1 else max(1, round(share * self._count(epoch)))
 
@@ -99,5 +99,5 @@ class BatchStream:
 
 
 def every_batch(tokens: TokenFile, batching: Batching, limit: int | None = None) -> Iterator[Batch]:
-    """All batches in file order, for evaluation."""
+    """Return all batches, at most `limit`, in file order, for evaluation."""
     return islice(batches(tokens, batching, shuffle=False), limit)

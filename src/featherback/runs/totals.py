@@ -1,4 +1,4 @@
-"""What a whole run amounts to, gathered from its metrics line by line in memory that does not grow with the run."""
+"""Summarises the metrics of a run, line by line, in memory that does not grow with the run."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Any
 
 Point = tuple[float, float]
 MOST = 1440
-"""Points of a curve, from half of which a picture is drawn as finely as its dots."""
+"""Maximum points of a curve: half as many already match the resolution of a chart."""
 
 
 class Average:
-    """Exponential moving average over a span of so many values, corrected for its start."""
+    """Exponential moving average over `span` values, with bias correction at the start."""
 
     def __init__(self, span: int) -> None:
         self._weight = 1 - 2 / (span + 1)
         self._sum = self._norm = 0.0
 
     def add(self, value: float) -> float:
-        """The average with the next value."""
+        """Add a value and return the average."""
         self._sum = self._weight * self._sum + (1 - self._weight) * value
         self._norm = self._weight * self._norm + (1 - self._weight)
         return self._sum / self._norm
 
 
 def span_of(steps: int) -> int:
-    """Steps that a run's loss is averaged over for the eye: a thirtieth of them; of a short one 10, or a quarter."""
+    """Return the span of steps for the displayed loss average: a thirtieth of the steps, at least 10 or a quarter."""
     return max(1, min(10, steps // 4), steps // 30)
 
 
 class Series:
-    """(x, y) points, fewer than `most`: when there are more, neighbours are joined into (the later x, the mean y).
+    """A series of (x, y) points. At `most` points, neighbours are merged into (the later x, the mean y).
 
-    The lowest and the highest of what was joined are kept beside the mean.
+    The lowest and the highest y of merged points are kept too.
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -43,7 +43,7 @@ class Series:
         self._x, self._low, self._high = 0.0, math.inf, -math.inf
 
     def add(self, x: float, y: float) -> None:
-        """The next point."""
+        """Add a point."""
         self._x, self._sum, self._count = x, self._sum + y, self._count + 1
         self._low, self._high = min(self._low, y), max(self._high, y)
         if self._count < self._stretch:
@@ -60,17 +60,17 @@ class Series:
 
     @property
     def points(self) -> list[Point]:
-        """In order, the unfinished last stretch included."""
+        """The points in order, including the unfinished last group."""
         return [(x, mean) for x, mean, _, _ in self._all()]
 
     @property
     def whole(self) -> bool:
-        """Whether every point that was added is there."""
+        """Whether no points have been merged."""
         return self._stretch == 1
 
     @property
     def extremes(self) -> list[Point]:
-        """The same, where points were joined the lowest and the highest of each stretch."""
+        """The points in order; if points were merged, the lowest and the highest y of each group."""
         if self.whole:
             return self.points
         return [(x, y) for x, _, low, high in self._all() for y in (low, high)]
@@ -83,14 +83,14 @@ class Series:
 
 
 class Sample:
-    """Every value of a short run; of a long one evenly spaced values, at most MOST."""
+    """All values of a short run, or at most MOST evenly spaced values of a long one."""
 
     def __init__(self) -> None:
         self._values: list[float] = []
         self._every, self._seen = 1, 0
 
     def add(self, value: float) -> None:
-        """The next value."""
+        """Add a value."""
         if self._seen % self._every == 0:
             self._values.append(value)
             if len(self._values) == MOST:
@@ -99,7 +99,7 @@ class Sample:
 
     @property
     def median(self) -> float:
-        """The middle value, 0 without any. (NumPy's own and the statistics module would each bring in a megabyte.)"""
+        """The median, 0 without values. (NumPy's median and the statistics module would each load a megabyte.)"""
         if not self._values:
             return 0.0
         middle, ordered = len(self._values) // 2, sorted(self._values)
@@ -107,14 +107,14 @@ class Sample:
 
 
 class Totals:
-    """Of the lines of metrics.jsonl, one for each of the run's steps.
+    """Totals and losses of a run, from the lines of its metrics.jsonl.
 
-    `early_loss`: the mean training loss of the first `span_of` steps; `late_loss`: that of the last quarter, at least
-    of one step.
+    `early_loss`: mean training loss of the first `span_of` steps. `late_loss`: mean training loss of the last quarter
+    of the steps, at least of one step. Both are None for a run without steps.
     """
 
     def __init__(self, lines: Iterable[Mapping[str, Any]], count: int) -> None:
-        """`count`: the number of lines."""
+        """`lines`: metrics of the steps, in order. `count`: the number of lines."""
         steps = Sample()
         early, late = span_of(count), max(1, count // 4)
         early_sum = late_sum = 0.0

@@ -1,4 +1,4 @@
-"""What a run trains: how a step changes it, and how it is kept. The loop around it is `runs.trainer`."""
+"""The trained object of a run: how a step changes it and how it is saved. `runs.trainer` contains the loop."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from featherback.methods.base import Draw, Method
 from featherback.methods.memory import disk
 from featherback.methods.memory.plan import Plan
 from featherback.models.model import Model
+from featherback.nn.objectives.base import Objective
 from featherback.runs import checkpoint, guard
 from featherback.runs.beginning import first_adapter, first_optimizer
 from featherback.runs.direction_log import NAME as LOG_NAME
@@ -26,47 +27,47 @@ PARAMETERS = "parameters"
 
 
 class Outcome(NamedTuple):
-    """What a step found."""
+    """The results of a step."""
 
-    loss: float  # mean, nats per supervised token
-    norm: float  # Euclidean, of the gradient before it was clipped
+    loss: float  # mean over supervised tokens, in nats
+    norm: float  # Euclidean norm of the gradient before clipping
 
 
 class Trained(Protocol):
-    """An adapter, or a model's own weights, in training."""
+    """The interface of an adapter, or of a model's own weights, in training."""
 
     name: ClassVar[str]
-    """What it is called in messages."""
+    """Its name in messages: "adapter" or "model"."""
     method: Method
     model: Model
 
     def step(self, group: Group, lr: float, step: int, check: Callable[[], None]) -> Outcome:
-        """Do step number `step`, counted from 1. `check` fails if what was read was not the model's.
+        """Do step number `step`, counted from 1. `check` raises an error if a model file was truncated meanwhile.
 
-        DivergenceError if what is trained is in doubt after it.
+        Raises DivergenceError if the loss, the gradient or the new parameters are not finite, or the loss has exploded.
         """
 
     def showing(self, mean: bool) -> AbstractContextManager[None]:
-        """Within, `method` sees it, to be measured, as it is now, or the mean, if there is one."""
+        """Return a context in which `method` uses the current parameters or, if `mean`, their mean if there is one."""
 
     @property
     def disk_bytes(self) -> int:
-        """What it will write, and has not yet."""
+        """Bytes that the run has yet to write to the disk."""
 
     def restore(self) -> tuple[dict[str, Any] | None, list[str]]:
-        """Go back to the newest good checkpoint: its progress (None: there is none), and what should be said of it.
+        """Load the newest good checkpoint; return its progress (None without checkpoints) and notes for the user.
 
-        FeatherbackError if there are some, and none is good.
+        Raises FeatherbackError if there are checkpoints but none is good.
         """
 
     def save(self, step: int, progress: Mapping[str, Any], export: bool) -> Path:
-        """Write a checkpoint: the file. `export`: as well, and before it is there."""
+        """Write a checkpoint and return its file. If `export`, export the result first."""
 
     def export(self, mean: bool) -> None:
-        """Write what is trained, as it is now, or the mean, if there is one, where the user finds it."""
+        """Write the result to the run directory: the current parameters or, if `mean`, their mean if there is one."""
 
     def remove(self) -> None:
-        """Delete what `export` wrote."""
+        """Delete the exported result."""
 
     def close(self) -> None:
         """Close files."""
@@ -77,9 +78,9 @@ class TrainedAdapter:
 
     name: ClassVar[str] = "adapter"
 
-    def __init__(self, run: RunDirectory, model: Model, plan: Plan, steps: int) -> None:
-        """`steps`: that the run is to have in all."""
-        config = run.config
+    def __init__(self, run: RunDirectory, model: Model, plan: Plan, steps: int, objective: Objective) -> None:
+        """`steps`: the total steps of the run."""
+        config, self._objective = run.config, objective
         self._steps = steps
         self._run, self._config, self._plan, self.model = run, config, plan, model
         states = run.work if plan.states == "file" else None
@@ -87,11 +88,9 @@ class TrainedAdapter:
         self.adapter = first_adapter(run, model, place)
         parameters = self.adapter.parameters
         self.optimizer = first_optimizer(config, self.adapter, states)
-        self.gradients = PagedArray(parameters.layers, parameters.size, states and states / "gradients.f32")
+        self.gradients = parameters.alike(parameters.size, states and states / "gradients.f32")
         options = methods.OPTIONS.make(config.method, config.method_options)
-        self.method = methods.create(
-            config.method, model, self.adapter, plan, run.work, options, objective=config.criterion
-        )
+        self.method = methods.create(config.method, model, self.adapter, plan, run.work, options, objective=objective)
         self.log = None if self.method.slopes is None else DirectionLog(run.path / LOG_NAME, run.origin)
 
     def step(self, group: Group, lr: float, step: int, check: Callable[[], None]) -> Outcome:
@@ -100,12 +99,12 @@ class TrainedAdapter:
         loss, first = 0.0, 0
         for batch in group.batches:
             draw = Draw(config.seed, step - 1, first)
-            loss += self.method.gradients(batch, 1 / group.n_targets, self.gradients, draw)
+            loss += self.method.gradients(batch, 1 / group.n_terms, self.gradients, draw)
             first += batch.n_tokens
-        loss /= group.n_targets
+        loss /= group.n_terms
         norm = optim.global_norm(self.gradients)
         check()
-        guard.check_loss(loss, "the loss", step, step - 1, self.model)
+        guard.check_loss(loss, "the loss", step, step - 1, self.model, self._objective.data_form is None)
         guard.check_finite(norm, "the gradient", step, step - 1, self.model)
         if not self.optimizer.step(self.gradients, lr, optim.clip_scale(norm, config.clip_norm)):
             raise guard.DivergenceError(f"the adapter is not finite at step {step}; lower {argument('lr')}", step)
@@ -135,12 +134,12 @@ class TrainedAdapter:
 
     def restore(self) -> tuple[dict[str, Any] | None, list[str]]:
         state, refused = checkpoint.restore(self._run.path, self._run.identity, self._arrays())
-        notes = [f"{reason}; the one before it is used" for reason in refused]
+        notes = [f"{reason}; using the previous checkpoint" for reason in refused]
         step = 0 if state is None else state["step"]
         if state is not None:
             self.optimizer.updates = state.pop("updates")
         if self.log is not None and (last := self.log.rewind(step)) < step:
-            notes.append(f"{self.log.path} ends after step {last} of {step}: no replay is possible")
+            notes.append(f"{self.log.path} ends after step {last} of {step}, so the run cannot be replayed")
         return state, notes
 
     def save(self, step: int, progress: Mapping[str, Any], export: bool) -> Path:
@@ -153,7 +152,7 @@ class TrainedAdapter:
 
     def export(self, mean: bool) -> None:
         with self.showing(mean):
-            # The base's name is on record: asking the model file again would bring its vocabulary into memory.
+            # Take the base's name from the record: the model file would load its vocabulary into memory.
             PEFT.save(self.adapter, self._run.path, self._run.record.get("base_model"))
 
     def remove(self) -> None:

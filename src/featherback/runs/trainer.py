@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from shutil import disk_usage
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from featherback import models, optim
 from featherback.core.naming import argument
@@ -20,46 +20,53 @@ from featherback.engine.host.interrupt import Interrupt, StoppedError
 from featherback.engine.host.machine import is_ram_disk
 from featherback.engine.host.maps import MapWatch
 from featherback.engine.host.meter import Meter
-from featherback.engine.host.priority import step_back
+from featherback.engine.host.priority import lower_priority
 from featherback.engine.host.sensors import Sensors
 from featherback.errors import FeatherbackError
 from featherback.models.model import Model
+from featherback.nn.objectives.base import Objective
+from featherback.nn.objectives.next_token import NEXT_TOKEN
 from featherback.runs import checkpoint, guard
-from featherback.runs.callback import Callback, Guarded, Together, tell_failure
-from featherback.runs.ended import clear, is_closed
+from featherback.runs.callback import Callback, CallbackList, GuardedCallback, report_failure
+from featherback.runs.ended import cannot_continue, delete_checkpoints
+from featherback.runs.entry import delete_states, entry_states
 from featherback.runs.evaluation import evaluate
 from featherback.runs.events import Begin, End, Evaluation, Note, Paused, Resumed, Saved, Step
 from featherback.runs.loggers import loggers
-from featherback.runs.outcome import changes, is_worse
+from featherback.runs.outcome import changes, is_worse, lower_rate, measures_of
 from featherback.runs.run_directory import RunDirectory, are_evaluations
 from featherback.runs.stream import BatchStream
 from featherback.runs.totals import Totals
 from featherback.runs.trained import Trained, TrainedAdapter
 
-METRICS_BYTES = 256
-"""More than a line of metrics.jsonl takes."""
+if TYPE_CHECKING:
+    from featherback.data.marked import MarkedFile
+    from featherback.nn.objectives.recorded import Recorded
+
+METRICS_BYTES = 384
+"""Upper bound of the size of a line of metrics.jsonl."""
 NAP_SECONDS = 0.1
-"""How long a signal waits where a run waits."""
+"""Interval between checks for signals while a run is paused."""
 
 
 @dataclass
 class Progress:
-    """Where a run is: what a checkpoint remembers besides the arrays."""
+    """The progress of a run, saved in checkpoints besides the arrays."""
 
     step: int = 0
     position: tuple[int, int] = (0, 0)  # epoch and batch of the data stream
-    best_step: int | None = None  # of the lowest held-out loss after training began
+    best_step: int | None = None  # step with the lowest held-out loss since training began
     best_loss: float = math.inf
-    stale: int = 0  # evaluations since then
+    stale: int = 0  # evaluations since best_step
     evaluations: list[dict[str, float]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, which know no infinity."""
+        """Return JSON values; JSON has no infinity, so `best_loss` may be None."""
         return asdict(self) | {"best_loss": self.best_loss if self.best_step is not None else None}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Progress:
-        """The inverse of to_json; FeatherbackError if something is missing."""
+        """Return the progress from JSON values; raises FeatherbackError if something is missing or wrong."""
         damaged = FeatherbackError("The checkpoint's state is damaged.")
         try:
             best = math.inf if values["best_loss"] is None else values["best_loss"]
@@ -82,18 +89,17 @@ def train_run(
     interrupt: Interrupt | None = None,
     draw: Callable[[RunDirectory], object] | None = None,
 ) -> str:
-    """Train what a prepared run directory says, from its newest good checkpoint if it has one.
+    """Train the run in a prepared directory, from its newest good checkpoint if it has one, and return the status.
 
-    The status: "finished", "stopped early" or "interrupted" (by SIGINT, SIGTERM or SIGHUP; saved).
-    `model`: the run's model if it is open already. `sensors`: what makes it wait; default: what its options name.
-    `interrupt`: what stops it, not entered yet; default: this process's signals from now on.
-    `draw`: writes the run's report when the memory of training is free again.
-    FeatherbackError if the run cannot go on, or went wrong: run.json
-    then has the status "failed" with step and reason, and the last good checkpoint and result are kept.
+    The status is "finished", "stopped early" or "interrupted" (by SIGINT, SIGTERM or SIGHUP, after saving).
+    `model`: the run's model, if it is open already. `sensors`: pause the run; by default those of --pause-on.
+    `interrupt`: stops the run, not entered yet; by default this process's signals. `draw`: writes the report after the
+    memory of training was freed. Raises FeatherbackError if the run cannot go on, or fails: run.json then has the
+    status "failed" with step and reason, and the last good checkpoint and result are kept.
     """
     callback = callback or Callback()
     run.lock()
-    if is_closed(run):  # resumed, and there is nothing left to do
+    if cannot_continue(run):  # a resumed run with no steps left
         run.release()
         status = run.record["status"]
         callback.tell(End(status, run.record["summary"]))
@@ -106,17 +112,20 @@ def train_run(
             run.begin_work()
             config = run.config
             if is_ram_disk(run.path):
-                stay, needs = "block inputs, adapter and optimizer", "needs less"
+                stay, needs = "block inputs, adapter and optimiser states", "saves this memory"
                 if config.train == "full":
-                    stay, needs = "block inputs and optimizer", "saves that, and the copies of the model"
+                    stay, needs = (
+                        "block inputs and optimiser states",
+                        "saves this memory, and the memory of the model's copy",
+                    )
                 text = (
-                    f"note: {run.path} is on a RAM disk, where files would save no memory, so {stay} stay in the "
-                    f"process; another {argument('out')}, on a disk, {needs}"
+                    f"note: {run.path} is on a RAM disk, where files do not save memory, so {stay} stay in the "
+                    f"memory of the process; an {argument('out')} on a disk {needs}"
                 )
                 callback.tell(Note(text))
-            callback = Together([callback, *map(Guarded, loggers(config.log_to or ()))])
+            callback = CallbackList([callback, *map(GuardedCallback, loggers(config.log_to or ()))])
             if config.nice is not None:
-                step_back(config.nice)
+                lower_priority(config.nice)
             sensors = sensors or Sensors(config.pause_on or ())
             model = model or models.load(config.model, config.quantize)
             if config.train == "full":
@@ -124,17 +133,17 @@ def train_run(
 
                 try:
                     model = working_copy(run, model, interrupt.check)
-                except StoppedError:  # nothing was begun that would have an end
+                except StoppedError:  # training has not begun, so there is nothing to save
                     status = "interrupted"
                     return status
             with MapWatch([*model.files, *run.tokens.glob("*")], model.close) as maps:
                 trainer = Trainer(run, callback, model, meter, interrupt, maps, sensors)
                 status = trainer.train()
             if status != "interrupted":
-                from featherback.runs.samples import tell_samples
+                from featherback.runs.samples import make_samples
 
-                trainer = None  # and with it the memory that the answers take
-                tell_samples(run, model, callback, interrupt.check)
+                trainer = None  # free its memory for the answers
+                make_samples(run, model, callback, interrupt.check)
     except KeyboardInterrupt:  # a second signal
         status = "interrupted"
         raise
@@ -146,14 +155,16 @@ def train_run(
             _report(run, callback, draw)
         if status != "interrupted":
             _record_peaks(run, meter)
-        if status != "interrupted" and (stays := clear(run, status)):
+        if status != "interrupted" and (stays := delete_checkpoints(run, status)):
             callback.tell(Note(stays))
     finally:
         meter.stop()
         run.remove_work()
+        if status != "interrupted":
+            delete_states(run)
         if status in ("failed", "interrupted"):
             step = trainer.progress.step if trainer else checkpoint.latest_step(run.path)
-            with suppress(FeatherbackError):  # a full disk, which is being reported
+            with suppress(FeatherbackError):  # the disk is full, which the original error reports
                 run.update(status=status, failure={"step": step, "reason": reason} if reason else None)
         run.release()
     callback.tell(End(status, run.record["summary"]))
@@ -161,23 +172,44 @@ def train_run(
 
 
 def _record_peaks(run: RunDirectory, meter: Meter) -> None:
-    """The peaks of the whole process, of what came after the last step too."""
+    """Update the recorded peaks with the memory used after the last step."""
     peaks = {"peak_footprint_mb": meter.peak_footprint_mb, "peak_rss_mb": meter.peak_rss_mb}
     summary = run.record["summary"]
     run.update(summary={**summary, **{name: max(peak, summary[name]) for name, peak in peaks.items()}})
 
 
 def _report(run: RunDirectory, callback: Callback, draw: Callable[[RunDirectory], object]) -> None:
-    """Write the report of the run; the run is none the worse if that fails."""
+    """Write the report of the run. If that fails, only a note is sent."""
     try:
         draw(run)
     except FeatherbackError as error:
         again = quoted("featherback", "report", run.path)
-        callback.tell(Note(f"note: there is no report: {error} {again} makes it later."))
+        callback.tell(Note(f"note: the report could not be written: {error} To write it later: {again}"))
+
+
+def _recorded(objective: Objective) -> Recorded:
+    from featherback.nn.objectives.recorded import Recorded  # only for preferences, because it takes memory
+
+    return Recorded(inner=objective)
+
+
+def _marked(run: RunDirectory, name: str, objective: Objective, model: Model) -> MarkedFile:
+    """Open a file of examples with several answers, with their log-probabilities before training if they are needed.
+
+    Raises FeatherbackError if these are missing.
+    """
+    from featherback.data.marked import MarkedFile
+    from featherback.runs.reference import reference_file
+
+    file = MarkedFile(run.tokens / f"{name}.tokens", objective.over_prompt)
+    file.check(model.config.vocab_size)
+    if objective.needs_reference:
+        file.reference = reference_file(run, name, file).whole()
+    return file
 
 
 class Trainer:
-    """One process's part of a run. The directory is its own."""
+    """Trains a run in one process, which holds the lock of the directory."""
 
     def __init__(
         self,
@@ -195,6 +227,10 @@ class Trainer:
         self.progress = Progress()
         kernels.set_threads(config.threads or kernels.default_threads())
         self.plan = run.plan_of(self.model.blocks)
+        self.objective = config.criterion
+        self.recorded: Recorded | None = None  # adds up the measures of preferences
+        if self.objective.data_form is not None:
+            self.objective = self.recorded = _recorded(self.objective)
         tokens = self._tokens("train")
         self.held_out = self._tokens("eval") if "eval" in run.record["data"] else None
         self.stream = BatchStream(tokens, config.batching, config.seed, config.epochs)
@@ -207,26 +243,28 @@ class Trainer:
     def _trained(self) -> Trained:
         run, model, plan = self.run_directory, self.model, self.plan
         if self.config.train == "lora":
-            return TrainedAdapter(run, model, plan, self.steps)
-        from featherback.runs.whole import TrainedWeights  # only where it is needed: it takes memory
+            return TrainedAdapter(run, model, plan, self.steps, self.objective)
+        from featherback.runs.whole import TrainedWeights  # only imported if needed, because it takes memory
 
-        return TrainedWeights(run, model, plan)
+        return TrainedWeights(run, model, plan, self.objective)
 
     def train(self) -> str:
-        """Run to the end, or until interrupted; the status."""
+        """Train to the end, or until interrupted; return the status."""
         try:
             self._check_room()
             self._resume()
+            self._keep_states()
             self.run_directory.update(status="running", steps=self.steps, failure=None)
             self.callback.tell(self._begin())
             try:
                 status = self._loop()
             except guard.DivergenceError as error:
-                kept = self._retreat(error.step)
-                raise FeatherbackError(f"Training has stopped: {error}. {kept}") from error
+                kept = self._restore_good_state(error.step)
+                rate = lower_rate(self.config.peak_learning_rate, self.config.default_peak_rate(self.model.config))
+                raise FeatherbackError(f"Training has stopped: {error}, for example to {rate:g}. {kept}") from error
             self._finish(status)
         except BaseException as error:
-            tell_failure(self.callback, self.progress.step, error)
+            report_failure(self.callback, self.progress.step, error)
             raise
         finally:
             self.close()
@@ -244,25 +282,50 @@ class Trainer:
         )
 
     def _tokens(self, name: str) -> TokenFile:
-        file = TokenFile(self.run_directory.tokens / f"{name}.tokens")
+        path, objective = self.run_directory.tokens / f"{name}.tokens", self.config.criterion
+        if objective.data_form is not None:
+            return _marked(self.run_directory, name, objective, self.model)
+        file = TokenFile(path)
         file.check(self.model.config.vocab_size)
         return file
 
+    def _measures(self) -> dict[str, float]:
+        """Return the measures of the batches since the last call; none without preferences."""
+        return {} if self.recorded is None else self.recorded.take()
+
     def _check_room(self) -> None:
-        """FeatherbackError if the disk cannot take what the run will write."""
+        """Raise FeatherbackError if the disk has too little space for the files of the run."""
         run = self.run_directory
         needed = self.trained.disk_bytes + self.steps * METRICS_BYTES
         model, tokens = self.model.config, self.plan.tokens
         if self.plan.checkpoints == "file":
             operand = self.trained.method.resources.backend.operand.itemsize
-            needed += tokens * model.hidden_size * (model.num_hidden_layers * operand + 4 * self.plan.chunked)
+            inputs = model.num_hidden_layers - self.trained.method.first_trained
+            needed += tokens * model.hidden_size * (inputs * operand + 4 * self.plan.chunked)
         free = disk_usage(run.path).free
+        self._room = free - needed
         if free < needed:
             raise FeatherbackError(
-                f"The disk of {run.path} has {shown_mb(free, 1)} free and the run needs up to {shown_mb(needed, 1)} "
-                f"for checkpoints, {self.trained.name} and scratch files: free some, or choose "
+                f"The disk of {run.path} has {shown_mb(free, 1)} free, but the run needs up to {shown_mb(needed, 1)} "
+                f"for checkpoints, {self.trained.name} and scratch files. Free some space, or choose "
                 f"another {argument('out')}."
             )
+
+    def _keep_states(self) -> None:
+        """Keep the hidden states that enter the lowest trained layer, of the data that pass more than once."""
+        files = {} if self.held_out is None else {"eval": self.held_out}
+        if self.steps > self.stream.steps(1, self.config.accumulate):
+            files["train"] = self.stream.tokens
+        method = self.trained.method
+        method.entry_states = entry_states(
+            self.run_directory,
+            self.model,
+            method,
+            self.plan,
+            files,
+            self._room,
+            lambda text: self.callback.tell(Note(text)),
+        )
 
     def _resume(self) -> None:
         run = self.run_directory
@@ -285,7 +348,7 @@ class Trainer:
             try:
                 if self._is_due(step, last):
                     self._evaluate()
-            except StoppedError:  # it begins anew when the run is resumed
+            except StoppedError:  # the evaluation is repeated when the run is resumed
                 pass
             stop = patience is not None and (progress.stale >= patience or self._is_lost(patience))
             asked = self.interrupt.requested
@@ -299,7 +362,7 @@ class Trainer:
             if asked:
                 return "finished" if last and not self._is_due(step, last) else "interrupted"
             if self.sensors.reason():
-                if step > saved:  # the battery may not last
+                if step > saved:  # the battery may run out
                     self._save()
                     saved = step
                 self._wait()
@@ -307,7 +370,7 @@ class Trainer:
                 self.steps = progress.step
 
     def _wait(self) -> None:
-        """Until the sensors have no reason against going on, or a signal comes."""
+        """Wait until no sensor asks for a pause, or a signal arrives."""
         waited = False
         while (reason := self.sensors.reason()) and not self.interrupt.requested:
             self.callback.tell(Paused(reason))
@@ -317,7 +380,7 @@ class Trainer:
             self.callback.tell(Resumed())
 
     def _is_due(self, step: int, last: bool) -> bool:
-        """Whether the held-out loss is to be measured after `step`, and has not been."""
+        """Return whether the held-out loss must be measured after `step` and has not been measured yet."""
         done = self.progress.evaluations
         if self.held_out is None or (done and done[-1]["step"] == step):
             return False
@@ -325,16 +388,17 @@ class Trainer:
         return last or step % every == 0
 
     def _is_lost(self, patience: int) -> bool:
-        """Whether each of the last `patience` held-out losses is far above the one before training."""
+        """Return whether each of the last `patience` held-out losses is far above the one before training."""
         since = self.run_directory.record.get("patient_since", 0)
         losses = [each["loss"] for each in self.progress.evaluations if each["step"] > since][-patience:]
         if len(losses) < patience:
             return False
         before = self.progress.evaluations[0]["loss"]
-        return all(guard.is_lost(loss, before, self.model.config.vocab_size) for loss in losses)
+        size, per_token = self.model.config.vocab_size, self.recorded is None
+        return all(guard.is_lost(loss, before, size, per_token) for loss in losses)
 
     def _step(self) -> bool:
-        """One optimiser step; False if the data are used up."""
+        """Do one optimiser step; return False if the data are used up."""
         config, progress = self.config, self.progress
         start = time.perf_counter()
         group = self.stream.take(config.accumulate)
@@ -353,24 +417,26 @@ class Trainer:
             seconds=time.perf_counter() - start,
             footprint_mb=self.meter.footprint_mb,
             rss_mb=self.meter.rss_mb,
+            measures=self._measures(),
         )
         self.run_directory.append_metrics(event.values())
         self.callback.tell(event)
         return True
 
     def _evaluate(self) -> None:
-        """Measure the held-out loss; if it is the best so far, the run directory gets this adapter.
+        """Measure the held-out loss; if it is the lowest so far, export the result.
 
-        StoppedError if a signal came meanwhile: nothing is recorded then.
+        Raises StoppedError if a signal arrives meanwhile; nothing is recorded then.
         """
         progress = self.progress
         mean = self.config.averages and progress.step > 0
-        loss = self._measured(mean)
-        guard.check_loss(loss, "the held-out loss", progress.step, progress.step, self.model)
-        # In the end the learning rate has fallen, and little noise is left in the last: it may be the better.
-        if mean and progress.step >= self.steps and (last := self._measured(mean=False)) < loss:
-            loss, mean = last, False
-        progress.evaluations.append({"step": progress.step, "loss": loss, "mean": mean})
+        loss, measures = self._held_out_loss(mean)
+        per_token = self.recorded is None
+        guard.check_loss(loss, "the held-out loss", progress.step, progress.step, self.model, per_token)
+        # At the end the learning rate is low, so the last adapter has little noise and may be better than the mean.
+        if mean and progress.step >= self.steps and (last := self._held_out_loss(mean=False))[0] < loss:
+            (loss, measures), mean = last, False
+        progress.evaluations.append({"step": progress.step, "loss": loss, "mean": mean, **measures})
         if progress.step:
             if loss < progress.best_loss:
                 progress.best_step, progress.best_loss, progress.stale = progress.step, loss, 0
@@ -379,53 +445,55 @@ class Trainer:
                 progress.stale += 1
         self.run_directory.update(evaluations=progress.evaluations)
         best = progress.best_step == progress.step
-        self.callback.tell(Evaluation(progress.step, loss, best, mean))
+        self.callback.tell(Evaluation(progress.step, loss, best, mean, measures))
 
-    def _measured(self, mean: bool) -> float:
+    def _held_out_loss(self, mean: bool) -> tuple[float, dict[str, float]]:
+        """Return the held-out loss and, for preferences, the measures of the held-out examples."""
         assert self.held_out is not None
-        config = self.config
+        objective = NEXT_TOKEN if self.recorded is None else self.recorded
+        self._measures()  # forget those of an evaluation that a signal ended
+        sizes = self.config.batching.seq_len, self.config.batching.full
         with self.trained.showing(mean):
-            return evaluate(
-                self.trained.method, self.held_out, config.sequence, config.batching.full, self._between
-            ).loss
+            loss = evaluate(self.trained.method, self.held_out, *sizes, self._between_batches, objective).loss
+        return loss, self._measures()
 
-    def _between(self) -> None:
+    def _between_batches(self) -> None:
         self.maps.check()
         self._wait()
         self.interrupt.check()
 
     def _save(self) -> None:
-        # What it exports comes first: a run killed between the two comes here again.
+        # The export comes before the checkpoint: a run killed between the two repeats both.
         run, progress = self.run_directory, self.progress
         run.sync_metrics()
         path = self.trained.save(progress.step, progress.to_json(), export=progress.best_step is None)
         self.callback.tell(Saved(progress.step, str(path)))
 
-    def _retreat(self, step: int) -> str:
-        """Back to what is known to be good, before `step`, whose parameters are in doubt; in words, what that is."""
+    def _restore_good_state(self, step: int) -> str:
+        """Return to the last good state before `step`, whose parameters are in doubt; describe what is kept."""
         run, name = self.run_directory, self.trained.name
         checkpoint.discard(run.path, step)
         best = self.progress.best_step
         if best is not None and (best < step or self._is_of_mean(best)):
-            return f"The {name} of step {best}, of the lowest held-out loss, is kept."
+            return f"The {name} of step {best}, which has the lowest held-out loss, is kept."
         try:
             state, _ = self.trained.restore()
         except FeatherbackError:
             state = None
         if state is None:
             self.trained.remove()
-            return f"No {name} had been saved before."
+            return f"No {name} was saved before."
         self.trained.export(mean=True)
         return f"The checkpoint and the {name} of step {state['step']} are kept."
 
     def _is_of_mean(self, step: int) -> bool:
-        """Whether the held-out loss after `step` is the mean's, which was found good whatever became of the step."""
+        """Return whether the held-out loss after `step` was measured with the mean, which later steps do not change."""
         return any(each["step"] == step and each.get("mean") for each in self.progress.evaluations)
 
     def _finish(self, status: str) -> None:
         totals = Totals(self.run_directory.metrics(), self.progress.step)
         evaluations = self.progress.evaluations
-        # A resumed run has had more than one process: its peak is the highest of them.
+        # A resumed run had more than one process; its peak is the highest of theirs.
         earlier = self.run_directory.record.get("summary", {})
         summary = {
             "peak_footprint_mb": max(self.meter.peak_footprint_mb, earlier.get("peak_footprint_mb", 0)),
@@ -445,12 +513,18 @@ class Trainer:
             "best_step": self.progress.best_step,
             "best_eval_loss": self.progress.best_loss if self.progress.best_step is not None else None,
         }
+        if self.recorded is not None and evaluations:
+            kept = [each for each in evaluations if each["step"] == self.progress.best_step][:1]
+            ends = {"first": evaluations[0], "kept": (kept or evaluations)[-1]}
+            summary["held_out"] = {name: measures_of(each) for name, each in ends.items()}
         summary["worse"] = status != "interrupted" and is_worse(summary)
         if summary["worse"]:
-            config, usual = self.config, self.config.usual_rate(self.model.config)
+            config, usual = self.config, self.config.default_peak_rate(self.model.config)
             summary["recommended"] = changes(summary, config.peak_learning_rate, usual, config.epochs)
         self.run_directory.update(status=status, summary=summary)
 
     def close(self) -> None:
         """Close the scratch files."""
+        if self.trained.method.entry_states is not None:
+            self.trained.method.entry_states.close()
         self.trained.close()

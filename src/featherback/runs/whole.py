@@ -1,8 +1,8 @@
-"""A model's own weights in training.
+"""Training of a model's own weights (`--train full`).
 
-The run works on a copy of the model, which a step changes in place while it goes backward. A checkpoint keeps a copy of
-that copy, with the optimiser's states: nothing changes a copy that is kept, so a run that is killed at any moment, also
-within a weight, goes on from the last one. Disk: the working copy, the one that is kept, and the next while it is made.
+The run changes a working copy of the model in place during the backward pass. A checkpoint keeps another copy, with the
+optimiser states. That copy is never changed, so a run that is killed at any moment, even in the middle of a weight,
+continues from it. The disk holds the working copy, the kept copy, and the next copy while it is being made.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from featherback.methods.base import Draw
 from featherback.methods.memory import disk
 from featherback.methods.memory.plan import Plan
 from featherback.methods.whole.files import StateFile, WeightFiles
-from featherback.methods.whole.gradients import Trains, WeightGradients
+from featherback.methods.whole.gradients import TrainWeight, WeightGradients
 from featherback.methods.whole.optimizer import NormOnly, WholeOptimizer
 from featherback.models.loader import results
 from featherback.models.model import Model
-from featherback.optim.rule import Turn
+from featherback.nn.objectives.base import Objective
+from featherback.optim.rule import StepArgs
 from featherback.runs import checkpoint, guard
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.stream import Group
@@ -40,64 +41,65 @@ STATES = "states.f32"
 
 
 def working_copy(run: RunDirectory, base: Model, check: Callable[[], None]) -> Model:
-    """The model that is trained, a copy that may be changed: the one kept last, or of the run's model.
+    """Make and open the working copy of the newest checkpoint's model, or else of the run's base model.
 
-    What `check` raises ends the copying of that.
+    `check` is called while the base model is copied; an exception from it ends the copying.
     """
     whole = run.config.whole
     assert whole is not None
     kept = run.path / _kept_name(checkpoint.latest_step(run.path))
     for folder in run.path.glob(f"{checkpoint.WEIGHTS}*"):
-        if folder != kept:  # it was being made, or deleted, when the run was killed
+        if folder != kept:  # incomplete: the run was killed while making or deleting it
             shutil.rmtree(folder, ignore_errors=True)
     path = run.work / results(run.path)[base.source != "gguf"].name
     if kept.is_dir():
-        _each(clone_file, kept / path.name, path)
+        _for_each_file(clone_file, kept / path.name, path)
     else:
         copy_writable(base, path, stored_names(base, whole), whole.kind, check)
     return models.load(path)
 
 
 class TrainedWeights:
-    """All weights of `model`, which is the run's working copy, but those that the run freezes."""
+    """All weights of `model`, the run's working copy, except frozen ones."""
 
     name: ClassVar[str] = "model"
 
-    def __init__(self, run: RunDirectory, model: Model, plan: Plan) -> None:
+    def __init__(self, run: RunDirectory, model: Model, plan: Plan, objective: Objective) -> None:
+        self._objective = objective
         config, whole = run.config, run.config.whole
         assert whole is not None
         self._run, self._config, self._whole, self.model = run, config, whole, model
         self._places = whole.trained(model.config, model.blocks)
         self._numbers = {place: number for number, place in enumerate(self._places)}
         self._files = WeightFiles(model, config.seed, self._numbers)
-        self._weights_of: int | None = checkpoint.latest_step(run.path)  # the step that `model` is of, if it is kept
+        self._weights_of: int | None = checkpoint.latest_step(run.path)  # step of `model`, if kept
         in_file = run.work / STATES if plan.states == "file" else None
         self._states = StateFile(whole.rule, self._places.items(), in_file)
         self._updates = dict.fromkeys(self._places, 0)
         options = methods.OPTIONS.make(config.method, config.method_options)
-        self.method = methods.create(config.method, model, None, plan, run.work, options, whole, config.criterion)
+        self.method = methods.create(config.method, model, None, plan, run.work, options, whole, objective)
 
     def step(self, group: Group, lr: float, step: int, check: Callable[[], None]) -> Outcome:
         (batch,), self._weights_of = group.batches, None
         only, scale = NormOnly(), 1.0
-        if self._config.clip_norm:  # a backward pass of its own: no gradient stays until all are known
-            self._gradients(batch, group.n_targets, step, only.train)
+        if self._config.clip_norm:  # needs its own backward pass, because gradients are not stored
+            self._gradients(batch, group.n_terms, step, only.train)
             scale = optim.clip_scale(only.found.norm, self._config.clip_norm)
-        turn = Turn(step, lr, scale, self._config.seed)
+        turn = StepArgs(step, lr, scale, self._config.seed)
         at_work = WholeOptimizer(self._whole.rule, self._files, self._states, turn, self._numbers, self._updates)
-        loss = self._gradients(batch, group.n_targets, step, at_work.train)
+        loss = self._gradients(batch, group.n_terms, step, at_work.train)
         self.model.read_norm()
         check()
         for what, value in (("the loss", loss), ("the gradient", at_work.found.norm)):
-            if not math.isfinite(value):  # the copy is beyond help by now, whatever was to blame
+            if not math.isfinite(value):  # the working copy is already spoiled
                 raise guard.DivergenceError(f"{what} is not finite at step {step}; lower {argument('lr')}", step - 1)
-        guard.check_loss(loss, "the loss", step, step - 1, self.model)
+        guard.check_loss(loss, "the loss", step, step - 1, self.model, self._objective.data_form is None)
         if not at_work.found.finite:
             raise guard.DivergenceError(f"the weights are not finite at step {step}; lower {argument('lr')}", step)
         return Outcome(loss, at_work.found.norm)
 
-    def _gradients(self, batch: Batch, n_targets: int, step: int, train: Trains) -> float:
-        """The mean loss; every weight's gradient goes to `train`."""
+    def _gradients(self, batch: Batch, n_terms: int, step: int, train: TrainWeight) -> float:
+        """Pass every weight's gradient to `train` and return the mean loss."""
         model = self.model
         sink = WeightGradients(
             model.head,
@@ -108,17 +110,17 @@ class TrainedWeights:
             self._places,
         )
         draw = Draw(self._config.seed, step - 1)
-        return self.method.gradients(batch, 1 / n_targets, sink, draw) / n_targets
+        return self.method.gradients(batch, 1 / n_terms, sink, draw) / n_terms
 
     def showing(self, mean: bool) -> AbstractContextManager[None]:
-        return nullcontext()  # there is no mean: it would be as large as the model
+        return nullcontext()  # no mean is kept, because it would be as large as the model
 
     @property
     def disk_bytes(self) -> int:
         weights, states = sum(path.stat().st_size for path in self.model.files), self._states.size * 4
         kept = sum(path.stat().st_size for path in self._kept_files(checkpoint.latest_step(self._run.path)))
         best = 2 * weights if "eval" in self._run.record.get("data", {}) else 0
-        at_work = weights + states * (self._states.path is None)  # is there, or stays in memory
+        at_work = weights + states * (self._states.path is None)  # on the disk already, or in RAM
         return disk.of_whole_model(weights, states) - at_work + best - kept
 
     def restore(self) -> tuple[dict[str, Any] | None, list[str]]:
@@ -151,7 +153,7 @@ class TrainedWeights:
     def save(self, step: int, progress: Mapping[str, Any], export: bool) -> Path:
         run, kept = self._run, self._run.path / _kept_name(step)
         shutil.rmtree(kept, ignore_errors=True)
-        _each(clone_file, self.model.path, kept / self.model.path.name)
+        _for_each_file(clone_file, self.model.path, kept / self.model.path.name)
         if self._states.path is not None:
             clone_file(self._states.path, kept / STATES)
         else:
@@ -160,7 +162,7 @@ class TrainedWeights:
         self._weights_of = step
         files = {str(path.relative_to(kept)): _checksum(path) for path in self._kept_files(step)}
         if export:
-            _each(_as_result, kept / self.model.path.name, run.path / self.model.path.name)
+            _for_each_file(_as_result, kept / self.model.path.name, run.path / self.model.path.name)
         path = checkpoint.save(
             run.path, step, run.identity, {}, {**progress, "files": files, "updates": [*self._updates.values()]}, keep=1
         )
@@ -170,7 +172,7 @@ class TrainedWeights:
         return path
 
     def export(self, mean: bool) -> None:
-        _each(clone_file, self.model.path, self._run.path / self.model.path.name)
+        _for_each_file(clone_file, self.model.path, self._run.path / self.model.path.name)
 
     def remove(self) -> None:
         result = self._run.path / self.model.path.name
@@ -185,7 +187,7 @@ class TrainedWeights:
         self._states.close()
 
     def _kept_files(self, step: int) -> list[Path]:
-        """What is kept of a step."""
+        """Return the files that the checkpoint of a step keeps."""
         return sorted(path for path in (self._run.path / _kept_name(step)).rglob("*") if path.is_file())
 
 
@@ -193,15 +195,15 @@ def _kept_name(step: int) -> str:
     return f"{checkpoint.WEIGHTS}{step:06d}"
 
 
-def _each(make: Callable[[Path, Path], None], source: Path, path: Path) -> None:
-    """Make a file at `path` from one, or a folder from the files of one."""
+def _for_each_file(make: Callable[[Path, Path], None], source: Path, path: Path) -> None:
+    """Call `make(file, target)` for the file `source`, or for each file of the folder `source`."""
     for file in sorted(source.rglob("*")) if source.is_dir() else [source]:
         if file.is_file():
             make(file, path / file.relative_to(source) if source.is_dir() else path)
 
 
 def _as_result(kept: Path, path: Path) -> None:
-    """Weights that are kept have another name there; what stands beside them is copied, as users edit it."""
+    """Link a kept weight file to its result path; copy other files, because users may edit them."""
     (link_file if kept.suffix in WEIGHTS else clone_file)(kept, path)
 
 

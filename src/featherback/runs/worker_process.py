@@ -1,6 +1,6 @@
-"""The training process as others see it: how it is started, or taken the place of, and what it holds to begin with.
+"""Starts the training process, or replaces this process by it, and measures its initial memory.
 
-Imports next to nothing: while the probe runs, its owner's memory counts as well.
+This module imports next to nothing: while the probe runs, the memory of its parent counts as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from featherback.engine.host.machine import Baseline
 
-# A process that has loaded all that training loads, but no data, and run a step of a toy, reports itself.
+# The probe loads the code of training, but no data, runs a step on a toy model, and prints its own memory.
 _PROBE = """
 import json, sys
 import featherback.worker
@@ -31,31 +31,34 @@ here = rehearsed_baseline()
 print(json.dumps((here.footprint, here.rss)))
 """
 
-# One BLAS thread, one heap: NumPy's BLAS is not used, and every thread of it would cost megabytes.
+# One BLAS thread and one heap: NumPy's BLAS is not used, and each of its threads would cost megabytes.
 _LEAN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 
 
 def worker_environment() -> dict[str, str]:
-    """The environment of the training process."""
+    """Return the environment of the training process."""
     return {**os.environ, **_LEAN}
 
 
 def worker_baseline(log_to: Iterable[str] = ()) -> Baseline:
-    """What a fresh training process that logs to these programs holds, measured by starting one; settled, so that it is
-    the same for the same command."""
+    """Start a fresh training process with these loggers and return its memory.
+
+    The result is remembered, so the same command always gets the same.
+    """
     logged = sorted(log_to)
     probe = subprocess.run(
         [sys.executable, "-c", _PROBE, *logged], env=worker_environment(), capture_output=True, text=True, check=True
     )
-    from featherback.engine.host.machine import Baseline  # with NumPy, which may not be here while the other is
+    from featherback.engine.host.machine import Baseline  # imports NumPy, so only after the probe has ended
 
     return Baseline(*json.loads(probe.stdout)).settled(process="worker", log_to=logged)
 
 
-def become(module: str, *arguments: str) -> NoReturn:
-    """Replace this process, with all it imported, by `python -m module`, in the environment of the training process.
+def exec_module(module: str, *arguments: str) -> NoReturn:
+    """Replace this process by `python -m module`, in the environment of the training process.
 
-    A signal that comes meanwhile is that one's first: it finds those held with `inherited(arguments, "signals")`.
+    Signals that arrive in between are held for the new program, which finds them with
+    `inherited(arguments, "signals")`.
     """
     with held_signals() as held:
         command = [sys.executable, "-m", module, *arguments, f"--signals={held}"]
@@ -63,5 +66,5 @@ def become(module: str, *arguments: str) -> NoReturn:
 
 
 def inherited(arguments: list[str], name: str) -> int | None:
-    """A descriptor from the program that this process was before."""
+    """Return a descriptor inherited from the previous program of this process; None if `arguments` have none."""
     return next((int(word.partition("=")[2]) for word in arguments if word.startswith(f"--{name}=")), None)

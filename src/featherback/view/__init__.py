@@ -1,1 +1,1 @@
-"""What a person sees of a run: terminal, notebook, report."""
+"""Everything a person sees of a run: the terminal's live view, the notebook's, and the report."""

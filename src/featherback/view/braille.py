@@ -1,4 +1,4 @@
-"""Curves in braille characters, each of which has two by four dots."""
+"""Draw curves with braille characters. Each character has two columns of four dots."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from itertools import groupby
 from featherback.runs.totals import Point
 
 _BRAILLE = 0x2800
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # row, column of a character's dots
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bit of each dot, by row and column
 
 
 class Canvas:
-    """`width` by `height` characters that show x and y within these limits."""
+    """A drawing area of `width` by `height` characters. `x` and `y` are the (lowest, highest) values shown."""
 
     def __init__(self, width: int, height: int, x: Point, y: Point) -> None:
         self.width, self.height = max(1, width), max(1, height)
         self._x, self._y = x, y
-        self._dots: dict[tuple[int, int], int] = {}  # (row, column) of a character -> its dots
+        self._dots: dict[tuple[int, int], int] = {}  # (row, column) of a character -> bits of its dots
         self._kinds: dict[tuple[int, int], str] = {}
         self._marks: dict[tuple[int, int], str] = {}
 
     def line(self, points: Sequence[Point]) -> None:
-        """Join the points: in each column of dots, the mean of its points, or what lies between its neighbours."""
+        """Draw a line. A column of dots shows the mean of its points; columns without points are interpolated."""
         columns: dict[int, list[float]] = {}
         for x, y in points:
             columns.setdefault(self._column(x), []).append(y)
@@ -37,19 +37,19 @@ class Canvas:
                 before = row
 
     def dots(self, points: Sequence[Point]) -> None:
-        """A dot for each point within the limits."""
+        """Draw a dot for each point whose y is within the limits."""
         low, high = self._y
         for x, y in points:
             if low <= y <= high:
                 self._set(self._row(y), self._column(x), "dot")
 
     def marks(self, points: Sequence[Point], mark: str) -> None:
-        """A character for each point, in place of what is there."""
+        """Draw the character `mark` at each point, over anything already drawn there."""
         for x, y in points:
             self._marks[self._row(y) // 4, self._column(x) // 2] = mark
 
     def row(self, row: int) -> list[tuple[str, str]]:
-        """The stretches of a line: text, and whether it is "line", "dot", "mark" or nothing ("")."""
+        """Return one row of characters as runs of (text, kind). Kind is "line", "dot", "mark" or "" (empty)."""
         cells = []
         for column in range(self.width):
             place = (row, column)
@@ -64,7 +64,7 @@ class Canvas:
     def _set(self, row: int, column: int, kind: str) -> None:
         place = (row // 4, column // 2)
         if kind == "dot" and self._kinds.get(place) == "line":
-            return  # the line stays as it is
+            return  # a dot does not change a line
         self._dots[place] = self._dots.get(place, 0) | _DOTS[row % 4][column % 2]
         self._kinds[place] = kind
 

@@ -1,33 +1,33 @@
-"""What the live view shows: lines of styled text, none wider than there is room for."""
+"""Lay out the live view: lines of styled text that fit the terminal's width."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from featherback.core.terminal import clean
 from featherback.runs.events import Step
 from featherback.runs.totals import Series
 from featherback.view.braille import Canvas
-from featherback.view.reporter import counter, duration
+from featherback.view.reporter import counter, duration, shown_measures
 
 STYLES = {"": "", "dim": "2", "bold": "1", "loss": "36", "held": "33", "good": "32", "bad": "31"}
 _MARGIN = 2
-_LABEL = 10  # columns of the facts' names
-_BAR = 28  # columns at most
-_LEAST_CURVE, _MOST_CURVE = 3, 8  # rows
+_LABEL = 10  # columns of the labels
+_BAR = 28  # most columns of the memory bar
+_LEAST_CURVE, _MOST_CURVE = 3, 8  # rows of the curve
 _LEAST_WIDTH, _MOST_WIDTH = 30, 120
-_LEAST_POINTS = 4  # fewer are no curve yet
+_LEAST_POINTS = 4  # with fewer points no curve is drawn
 _HELD_OUT = "◆"
 
 
 @dataclass
 class Facts:
-    """What is known of the run by now."""
+    """The state of the run that the live view shows."""
 
     steps: int
-    span: int  # steps that the curve is an average of
-    first: int  # step that this process began after
+    span: int  # steps in the moving average
+    first: int  # steps done before this process began
     memory_mb: float | None
     predicted_rss_mb: float | None
     losses: Series
@@ -36,27 +36,29 @@ class Facts:
     average: float = 0.0
     last: Step | None = None
     evaluation: tuple[int, float] | None = None
-    best: tuple[int, float] | None = None  # of those after training began
+    held_out_measures: Mapping[str, float] = field(default_factory=dict)  # of preferences, at that evaluation
+    best: tuple[int, float] | None = None  # (step, loss), measured after training began
     paused: str | None = None
-    ended: str | None = None  # how
+    ended: str | None = None  # how the run ended, in words
     speed: float = 0.0  # tokens per second
     step_seconds: float = 0.0
 
-    def evaluated(self, step: int, loss: float) -> None:
-        """The held-out loss after `step` is known."""
+    def evaluated(self, step: int, loss: float, measures: Mapping[str, float] | None = None) -> None:
+        """Record the held-out loss measured after `step`, and the measures of preferences."""
         self.evaluation = (step, loss)
+        self.held_out_measures = measures or {}
         self.held_out.add(step, loss)
         if step and (self.best is None or loss < self.best[1]):
             self.best = (step, loss)
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """Number of steps done."""
         return self.last.step if self.last else self.first
 
 
 class Line:
-    """Stretches of text with a style each."""
+    """A line made of pieces of text, each with its own style."""
 
     def __init__(self, *parts: tuple[str, str]) -> None:
         self.parts = [(text, style) for text, style in parts if text]
@@ -70,18 +72,18 @@ class Line:
         return len(self.text)
 
     def styled(self, colour: bool) -> str:
-        """With escape sequences, if there is to be colour."""
+        """Return the text, with escape sequences if `colour`."""
         if not colour:
             return self.text
         return "".join(f"\x1b[{STYLES[style]}m{text}\x1b[0m" if STYLES[style] else text for text, style in self.parts)
 
 
 def frame(facts: Facts, width: int, height: int) -> list[Line]:
-    """At most `height` lines of at most `width` columns; what there is no room for is left out, the curve first."""
+    """Lay out at most `height` lines of at most `width` columns. If space is short, the curve is dropped first."""
     width = max(1, min(width, _MOST_WIDTH))
     below = _facts(facts, width)
     lines = [_progress(facts, width)]
-    room = height - len(lines) - len(below) - 2  # the axis, and an empty line above the facts
+    room = height - len(lines) - len(below) - 2  # minus the axis, and an empty line above the facts
     if room >= _LEAST_CURVE and width >= _LEAST_WIDTH and len(facts.averages.points) >= _LEAST_POINTS:
         lines += _curve(facts, width, min(room, _MOST_CURVE))
         lines.append(Line())
@@ -117,7 +119,7 @@ def _facts(facts: Facts, width: int) -> list[Line]:
     lines = []
     if (last := facts.last) is not None:
         of = f"   average of {facts.span} steps" if facts.span > 1 else ""
-        now = f"   the last {last.loss:.4f}" if facts.span > 1 else ""
+        now = f"   latest {last.loss:.4f}" if facts.span > 1 else ""
         parts = [(f"{facts.average:.4f}", "loss"), (of, ""), (now, "dim")]
         lines.append(_fact("loss", parts, width))
     if facts.evaluation is not None:
@@ -128,8 +130,11 @@ def _facts(facts: Facts, width: int) -> list[Line]:
             when, lowest = facts.best
             best = ", the best so far" if when == step else f"   best {lowest:.4f} at {when}"
         lines.append(_fact("held-out", [(f"{loss:.4f}", "held"), (at, ""), (best, "")], width))
+    for label, measures in (("answers", last.measures if last else {}), ("held-out", facts.held_out_measures)):
+        if shown := shown_measures(measures):
+            lines.append(_fact(label, [(f"{each}   ", "") for each in shown], width))
     if last is not None:
-        pace = f"   {facts.step_seconds:.2f} s a step"
+        pace = f"   {facts.step_seconds:.2f} s per step"
         parts = [(f"{facts.speed:.0f} tok/s", ""), (pace, ""), (f"   lr {last.lr:.1e}", "dim")]
         lines.append(_fact("speed", parts, width))
         lines.append(_memory(facts, last, width))
@@ -157,7 +162,7 @@ def _fact(label: str, parts: Sequence[tuple[str, str]], width: int) -> Line:
 
 
 def fitted(parts: Sequence[tuple[str, str]], width: int) -> Line:
-    """The parts up to the first that has no room; if that is among the first two, as much of it as has."""
+    """Join the parts that fit into `width` columns, in order. Only the first two parts may be cut short."""
     kept: list[tuple[str, str]] = []
     used = 0
     for text, style in parts:
@@ -171,7 +176,7 @@ def fitted(parts: Sequence[tuple[str, str]], width: int) -> Line:
 
 
 def _curve(facts: Facts, width: int, height: int) -> list[Line]:
-    """The loss so far: its average as a line, each step as a dot, held-out losses as marks, between two axes."""
+    """Draw the loss: its moving average as a line, each step as a dot, held-out losses as marks, with two axes."""
     averages, held_out = facts.averages.points, facts.held_out.points
     shown = [y for _, y in (*averages, *held_out)]
     low, high = min(shown), max(shown)

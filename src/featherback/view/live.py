@@ -1,4 +1,4 @@
-"""The live view of a run on a terminal: a few lines that are drawn again in place, and stay in the end."""
+"""The live view of a run on a terminal: a few lines that are redrawn in place and remain when the run ends."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import IO
 
 from featherback.core.terminal import say_styled
 from featherback.runs.events import Begin, End, Evaluation, Failed, Note, Paused, Resumed, Step
-from featherback.runs.outcome import is_worse
+from featherback.runs.outcome import is_worse, measures_of
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.totals import Average, Series, span_of
 from featherback.view.frame import Facts, Line, frame
 from featherback.view.reporter import TextReporter
 
-MOST_POINTS = 512  # of a curve, more than a terminal has dots
-_REDRAW = 0.1  # seconds between drawings: more the eye does not take in
-_SIZE = os.terminal_size((80, 24))  # of a terminal that does not say
+MOST_POINTS = 512  # of a curve: more than a terminal has dots
+_REDRAW = 0.1  # seconds between drawings: faster is not visible
+_SIZE = os.terminal_size((80, 24))  # assumed if the terminal does not report its size
 
 
 class LiveView(TextReporter):
-    """Redrawn after each step, at most every `redraw` seconds. `size` gives the terminal's columns and rows."""
+    """Redraw after each step, but at most every `redraw` seconds. `size` returns the terminal's columns and rows."""
 
     def __init__(
         self, out: IO[str], size: Callable[[], os.terminal_size] | None = None, redraw: float = _REDRAW
@@ -30,7 +30,7 @@ class LiveView(TextReporter):
         self._size = size or (lambda: _size_of(out))
         self._colour = not os.environ.get("NO_COLOR")
         self._redraw, self._drawn_at = redraw, -redraw
-        self._shown: list[int] = []  # columns that each line on the screen takes
+        self._shown: list[int] = []  # width of each line on the screen
         self._facts: Facts | None = None
 
     def begin(self, event: Begin) -> None:
@@ -51,7 +51,7 @@ class LiveView(TextReporter):
             for line in run.metrics():
                 self.add(line["step"], line["loss"])
             for evaluation in run.record.get("evaluations", []):
-                facts.evaluated(evaluation["step"], evaluation["loss"])
+                facts.evaluated(evaluation["step"], evaluation["loss"], measures_of(evaluation))
             self.say(f"continuing after step {event.step} of {event.steps}")
 
     def step(self, event: Step) -> None:
@@ -74,7 +74,7 @@ class LiveView(TextReporter):
 
     def evaluation(self, event: Evaluation) -> None:
         assert self._facts is not None
-        self._facts.evaluated(event.step, event.eval_loss)
+        self._facts.evaluated(event.step, event.eval_loss, event.measures)
         self._draw(now=True)
 
     def paused(self, event: Paused) -> None:
@@ -101,7 +101,7 @@ class LiveView(TextReporter):
         self.conclude(event)
 
     def _leave(self, ended: str) -> None:
-        """Let what is on the screen stand, with how the run `ended`; what follows comes below."""
+        """Draw the view a last time and leave it on the screen. `ended`: how the run ended."""
         if self._facts is not None:
             self._facts.ended, self._facts.paused = ended, None
         self._draw(now=True)
@@ -120,7 +120,7 @@ class LiveView(TextReporter):
         self._drawn_at = time.monotonic()
 
     def _paint(self, lines: list[Line]) -> None:
-        """Put these lines in the place of those that are shown."""
+        """Draw these lines over the ones on the screen."""
         text = "".join(f"{line.styled(self._colour)}\x1b[K\n" for line in lines)
         say_styled(self._up() + text + "\x1b[J", end="", file=self.out, flush=True)
         self._shown = [line.width for line in lines]
@@ -131,7 +131,10 @@ class LiveView(TextReporter):
             self._shown = []
 
     def _up(self) -> str:
-        """To where the last drawing began: a terminal made narrower has broken its lines into several."""
+        """Return the sequence that moves the cursor to the start of the last drawing.
+
+        A terminal that was made narrower has wrapped the lines, so each may take several rows.
+        """
         columns = self._size().columns
         rows = sum(max(1, -(-width // columns)) for width in self._shown)
         return f"\r\x1b[{rows}A" if rows else "\r"

@@ -1,4 +1,4 @@
-"""The live view in a notebook: the lines that a terminal would have, in one output that is replaced."""
+"""The live view in a notebook: the same lines as on a terminal, in one output that is replaced at each update."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featherback.view.frame import Line
 from featherback.view.live import LiveView
 
 _SIZE = os.terminal_size((96, 30))
-_REDRAW = 0.5  # seconds: each drawing is a message to a browser
+_REDRAW = 0.5  # seconds: each drawing is a message to the browser
 _FONT = "line-height:1.2;font-family:monospace"
 LOOKS = {
     "": "",
@@ -24,17 +24,17 @@ LOOKS = {
     "good": "color:#16a34a",
     "bad": "color:#dc2626",
 }
-"""Style of a stretch of text -> CSS that light and dark pages can show."""
+"""Style of a piece of text -> CSS that is readable on light and dark pages."""
 
 Display = Callable[..., Any]
 """IPython's `display`."""
 
 
 def notebook_display() -> Display | None:
-    """What shows things in the notebook that this process runs, if it does: IPython is not imported for that."""
+    """Return IPython's `display` if this process runs a notebook, else None. Does not import IPython."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    if shell is None or not hasattr(shell, "kernel"):  # IPython on a terminal has none
+    if shell is None or not hasattr(shell, "kernel"):  # IPython on a terminal has no kernel
         return None
     from IPython.display import display
 
@@ -43,7 +43,7 @@ def notebook_display() -> Display | None:
 
 
 class NotebookView(LiveView):
-    """As on a terminal; what is said beside goes to the cell's output as text."""
+    """The live view in a cell. Notes and results go to the cell's output as text."""
 
     def __init__(self, display: Display) -> None:
         super().__init__(sys.stdout, lambda: _SIZE, _REDRAW)
@@ -53,12 +53,12 @@ class NotebookView(LiveView):
     def _paint(self, lines: list[Line]) -> None:
         text = "\n".join(line.text for line in lines)
         page = f'<pre style="{_FONT}">' + "\n".join(map(_html, lines)) + "</pre>"
-        told = {"text/plain": text, "text/html": page}
-        self._display(told, raw=True, display_id=self._name, update=self._begun)
+        contents = {"text/plain": text, "text/html": page}
+        self._display(contents, raw=True, display_id=self._name, update=self._begun)
         self._begun = True
 
     def _erase(self) -> None:
-        """What is said stands below."""
+        """Do nothing: text is printed below the view."""
 
 
 def _html(line: Line) -> str:

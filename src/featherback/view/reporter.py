@@ -1,33 +1,35 @@
-"""What a run prints where there is no terminal: plain lines, or JSON lines."""
+"""Print a run's progress where there is no terminal: as plain lines or as JSON lines."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import IO
 
-from featherback.core.terminal import clean, columns_of, complain, folded, say, several
+from featherback.core.terminal import clean, columns_of, folded, print_error, say, several
 from featherback.runs.callback import Callback
 from featherback.runs.events import Begin, End, Evaluation, Event, Note, Paused, Resumed, Sample, Step
-from featherback.runs.outcome import held_out, is_worse
+from featherback.runs.outcome import held_out_losses, held_out_measures, is_worse
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.totals import Average, Series, span_of
 
 LEAST_SECONDS, MOST_SECONDS = 2.0, 900.0
-"""Of training between two lines of steps, from the first of them to those of a long run."""
+"""Seconds of training between two progress lines: at first, and late in a long run."""
 SHARE = 1 / 8
-"""Of the time trained so far that passes before the next line: they get rarer as a run goes on."""
-_RECENT = 20  # steps that the speed is of
-_SPARKS = 50  # characters
-_ANSWER = 200  # characters of an answer
+"""The wait for the next progress line, as a share of the time trained so far. Lines become rarer as a run goes on."""
+_RECENT = 20  # steps over which speed is averaged
+_SPARKS = 50  # characters of the sparkline
+_ANSWER = 200  # characters of an answer that are shown
+REWARDS = {"chosen": "chosen_reward", "rejected": "rejected_reward"}
+"""Kind of answer -> the measure of its mean reward."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class JSONReporter(Callback):
-    """One JSON object per line and event: {"event": "step", "step": 1, "loss": ...}. Notes go to standard error."""
+    """Print one JSON object per event and line: {"event": "step", "step": 1, "loss": ...}. Notes go to stderr."""
 
     def __init__(self, out: IO[str] | None = None) -> None:
         self._out = out or sys.stdout
@@ -35,7 +37,7 @@ class JSONReporter(Callback):
 
     def tell(self, event: Event) -> None:
         if isinstance(event, Note):
-            return complain(event.text)
+            return print_error(event.text)
         if isinstance(event, Paused) and self._paused:
             return None
         self._paused = isinstance(event, Paused)
@@ -43,16 +45,16 @@ class JSONReporter(Callback):
 
 
 class TextReporter(Callback):
-    """For a person: the first and the last step, others at growing intervals, and every measured loss."""
+    """Print lines for a person: the first and last step, others at growing intervals, and every held-out loss."""
 
     def __init__(self, out: IO[str] | None = None) -> None:
         self.out = out or sys.stdout
         self.steps = 1
-        self.averages = Series()  # of the loss of each step
+        self.averages = Series()  # moving average of the loss at each step
         self.span = 1
         self.average = 0.0
-        self._trained = 0.0  # seconds, in this process
-        self._printed_at: float | None = None  # of them, the last line
+        self._trained = 0.0  # seconds of training in this process
+        self._printed_at: float | None = None  # value of `_trained` when the last line was printed
         self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)  # (seconds, tokens) of the latest steps
         self._paused = False
         self._samples: list[Sample] = []
@@ -66,7 +68,7 @@ class TextReporter(Callback):
             self.say(f"continuing after step {event.step} of {event.steps}")
 
     def add(self, step: int, loss: float) -> None:
-        """A step's loss, which its average follows."""
+        """Add a step's loss to the moving average."""
         self.average = self._moving.add(loss)
         self.averages.add(step, self.average)
 
@@ -77,20 +79,23 @@ class TextReporter(Callback):
         if event.step == self.steps or self._is_due():
             self._printed_at = self._trained
             self.say(
-                f"{counter(event.step, self.steps)}  loss {event.loss:.4f}  lr {event.lr:.1e}  {self.speed:.0f} tok/s  "
+                f"{counter(event.step, self.steps)}  loss {event.loss:.4f}  "
+                + "".join(f"{each}  " for each in shown_measures(event.measures))
+                + f"lr {event.lr:.1e}  {self.speed:.0f} tok/s  "
                 f"{duration(self.left(event.step))} left  footprint {event.footprint_mb:.0f} MB  "
                 f"rss {event.rss_mb:.0f} MB"
             )
 
     def _is_due(self) -> bool:
-        """Whether a step is to be printed after so much training: the first is."""
+        """Whether to print a line for this step: the first one, and then whenever the wait is over."""
         if self._printed_at is None:
             return True
         wait = min(max(LEAST_SECONDS, SHARE * self._printed_at), MOST_SECONDS)
         return self._trained - self._printed_at >= wait
 
     def evaluation(self, event: Evaluation) -> None:
-        self.say(f"{counter(event.step, self.steps)}  held-out loss {event.eval_loss:.4f}")
+        text = f"{counter(event.step, self.steps)}  held-out loss {event.eval_loss:.4f}"
+        self.say("  ".join([text, *shown_measures(event.measures)]))
 
     def paused(self, event: Paused) -> None:
         if not self._paused:
@@ -98,7 +103,7 @@ class TextReporter(Callback):
         self._paused = True
 
     def resumed(self, event: Resumed) -> None:
-        self.say("going on")
+        self.say("resumed")
         self._paused = False
 
     def note(self, event: Note) -> None:
@@ -115,13 +120,15 @@ class TextReporter(Callback):
         self.conclude(event)
 
     def conclude(self, event: End) -> None:
-        """Say what the run amounts to."""
+        """Print the summary of the run."""
         summary = event.summary
         if event.status == "stopped early":
             found = "is higher than before training" if is_worse(summary) else "no longer fell"
             self.say(f"stopped early: the held-out loss {found}")
-        if (said := held_out(summary)) is not None:
-            self.say(said)
+        if (result := held_out_losses(summary)) is not None:
+            self.say(result)
+        if (result := held_out_measures(summary)) is not None:
+            self.say(result)
         predicted = summary.get("predicted_rss_mb")
         self.say(
             f"{several(summary['steps'], 'step')} in {duration(summary['seconds'])}, "
@@ -143,11 +150,11 @@ class TextReporter(Callback):
 
     @property
     def step_seconds(self) -> float:
-        """Of the latest steps, their mean."""
+        """Mean seconds per step over the latest steps."""
         return self._seconds / max(len(self._recent), 1)
 
     def left(self, step: int) -> float:
-        """Seconds, if the steps after `step` take what the latest took."""
+        """Seconds until the end, if the steps after `step` are as fast as the latest ones."""
         return self.step_seconds * (self.steps - step)
 
     @property
@@ -155,35 +162,46 @@ class TextReporter(Callback):
         return sum(seconds for seconds, _ in self._recent)
 
     def say(self, text: str, label: str = "") -> None:
-        """Print a line, broken between words where a terminal is too narrow for it."""
+        """Print text, wrapped between words if the terminal is too narrow."""
         say(folded(clean(text), self.columns, label), file=self.out, flush=True)
 
     @property
     def columns(self) -> int | None:
-        """Of the terminal, if there is one."""
+        """Width of the terminal, or None without one."""
         return columns_of(self.out)
 
 
+def shown_measures(measures: Mapping[str, float]) -> list[str]:
+    """Return the measures of preferences in words; none for other objectives."""
+    found = []
+    if "accuracy" in measures:
+        found.append(f"accuracy {100 * measures['accuracy']:.0f} %")
+    if "margin" in measures:
+        found.append(f"margin {measures['margin']:.3f}")
+    rewards = [f"{name} {measures[key]:+.3f}" for name, key in REWARDS.items() if key in measures]
+    return [*found, *([f"rewards {', '.join(rewards)}"] if rewards else [])]
+
+
 def shorten(text: str) -> str:
-    """A text as one line, cut where that is long."""
+    """Return the text on one line, truncated if it is long."""
     line = " ".join(text.split())
     return line if len(line) <= _ANSWER else line[: _ANSWER - 1] + "\u2026"
 
 
 def counter(step: int, steps: int) -> str:
-    """ "step   7/100"."""
+    """Format progress as "step   7/100"."""
     return f"step {step:>{len(str(steps))}}/{steps}"
 
 
 def duration(seconds: float) -> str:
-    """ "0:07", "12:34" or "3:05:00"."""
+    """Format seconds as "0:07", "12:34" or "3:05:00"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """At most `width` block characters, each the mean of a stretch of `values`."""
+    """Draw `values` with at most `width` block characters. Each shows the mean of its share of the values."""
     count = min(width, len(values))
     if not count:
         return ""

@@ -1,4 +1,4 @@
-"""How a run is shown, while it trains and afterwards."""
+"""Choose how a run is shown: while it trains, and afterwards."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from featherback.view.reporter import TextReporter
 
 
 def reporter(out: IO[str] | None = None) -> TextReporter:
-    """For a person at `out` (default: the notebook that runs this, or standard output): the live view where that can be
-    drawn, else plain lines.
+    """Return the reporter for a person at `out`; the default is the notebook that runs this process, or stdout.
+
+    It is the live view if `out` can show it, else plain lines.
     """
     if out is None and "IPython" in sys.modules:
         from featherback.view.notebook import NotebookView, notebook_display
@@ -22,13 +23,13 @@ def reporter(out: IO[str] | None = None) -> TextReporter:
     out = out or sys.stdout
     if not out.isatty() or os.environ.get("TERM") in (None, "", "dumb") or not _can_show(out):
         return TextReporter(out)
-    from featherback.view.live import LiveView  # which a process that is not looked at does without
+    from featherback.view.live import LiveView  # imported here: not needed without a terminal
 
     return LiveView(out)
 
 
 def draw(run: RunDirectory) -> None:
-    """Write the report of a run. What draws it is imported only now, when the memory of training is free."""
+    """Write the run's report. The drawing code is imported here, after training has freed its memory."""
     from featherback.view.report.page import write_report
 
     write_report(run)

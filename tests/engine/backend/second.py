@@ -1,4 +1,4 @@
-"""A second device: plain NumPy, float32 throughout, arrays of its own that nothing else can compute with."""
+"""A second device: plain NumPy in float32, with its own arrays, with which no other code can compute."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Scratch:
 
 
 def _on_arrays(operation: Callable[..., Any]) -> Any:
-    """An operation of this device, from one on NumPy's arrays."""
+    """Turn an operation on NumPy arrays into one of this device."""
 
     def run(_: Any, *arguments: Any, **options: Any) -> Any:
         def inside(value: Any) -> Any:
@@ -89,7 +89,7 @@ def _linear_backward(dy: Any, w: Any, dx: Any, *, dh: Any = None, a: Any = None,
 
 
 def _rms(x: Any, weight: Any, eps: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """In groups of as many columns as there are weights."""
+    """Normalise groups of as many columns as there are weights."""
     groups = x.reshape(len(x), -1, weight.size).astype(np.float64)
     r = 1 / np.sqrt(np.square(groups).mean(axis=-1, keepdims=True) + eps)
     return groups, r, weight.reshape(-1).astype(np.float64)
@@ -127,10 +127,10 @@ def _scores(q: Any, k: Any, cu_q: Any, cu_k: Any, scale: float) -> Iterator[tupl
 
 def _attention(
     q: Any, k: Any, v: Any, out: Any, lse: Any, heads: int, kv_heads: int, cu_q: Any, cu_k: Any, *,
-    scale: float, window: int, softcap: float, p: Any = None, prefix: Any = None,
+    scale: float, window: int, softcap: float, p: Any = None, prefix: Any = None, sinks: Any = None,
 ) -> None:  # fmt: skip
     assert window == softcap == 0
-    assert p is prefix is None
+    assert p is prefix is sinks is None
     size = q.shape[1] // heads
     for head in range(heads):
         at = slice(head * size, head * size + size)
@@ -187,7 +187,7 @@ def _cross_entropy_tile(
     logits: Any, first: int, targets: Any, reference: Any, sum: Any, target_logit: Any, p: Any = None, dh: Any = None,
     *, softcap: float = 0.0,
 ) -> None:  # fmt: skip
-    """`sum` leaves the target's own term out."""
+    """`sum` does not include the target's own term."""
     assert not softcap
     here = (targets >= first) & (targets < first + logits.shape[1])
     rows, cols = np.flatnonzero(here), targets[here] - first
@@ -254,8 +254,6 @@ class Operations:
     take_rows, put_rows = _on_arrays(_take), _on_arrays(lambda values, rows, x: _set(x, rows, values))
     zero_rows, add_rows = _on_arrays(lambda x, rows: _set(x, rows, 0)), _on_arrays(_add_rows)
     total = _on_arrays(lambda x: float(x.sum(dtype=np.float64)))
-    to_host = _on_arrays(lambda x: x.astype(np.float64))
-    from_host = _on_arrays(lambda values, out: np.copyto(out, values))
     sum_squares = _on_arrays(lambda x: float(np.square(x, dtype=np.float64).sum()))
     add_normal, rotary_table, adamw = _on_arrays(add_normal), _on_arrays(_table), _on_arrays(_adamw)
     add, subtract, multiply, divide = map(_on_arrays, (np.add, np.subtract, np.multiply, np.divide))
@@ -283,7 +281,7 @@ class Second:
         out._data[...] = self.matrix(stored).data[ids]
 
     def release(self, matrix: Matrix, around: int) -> None:
-        """Nothing is mapped."""
+        """Do nothing: nothing is mapped."""
 
     def vector(self, values: np.ndarray) -> Array:
         return Array(values.copy())

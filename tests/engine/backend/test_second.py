@@ -1,4 +1,4 @@
-"""Training and decoding on a device of NumPy's: nothing but the backend knows which one it is."""
+"""Training and decoding on a NumPy device: only the backend knows which device it is."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def model(tmp_path: Path) -> Model:
 
 @pytest.fixture
 def second(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """From its call on, everything runs on the second device, and no native kernel can."""
+    """Once called, everything runs on the second device, and no native kernel can run."""
 
     def chosen() -> None:
         monkeypatch.setattr(backend, "of", Second)
@@ -58,7 +58,7 @@ def second(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def _train(model: Model, folder: Path, optimizer: str, **plan: Any) -> tuple[list[float], list[np.ndarray]]:
-    """Losses, and what a step makes, once in one go and once from a checkpoint between two steps."""
+    """Compare losses and steps of an uninterrupted run with those of a run resumed from a checkpoint."""
     rng = np.random.default_rng(0)
     batch = Batch.from_sequences([rng.integers(0, model.config.vocab_size, n).astype(np.int32) for n in (13, 8)])
     adapter = LoRA(model, 4)
@@ -100,7 +100,7 @@ def test_a_step_a_checkpoint_and_a_token(
     second()
     found = _train(model, tmp_path / "second", optimizer, **plan)
     np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
-    if optimizer == "adamw":  # the others take steps by signs, or round: the last bits of a gradient decide
+    if optimizer == "adamw":  # the others step by sign or round, so the last bits of a gradient matter
         for ours, theirs in zip(found[1], wanted[1], strict=True):
             assert np.abs(ours - theirs).max() < 1e-5 * max(1, np.abs(theirs).max())
 

@@ -52,9 +52,9 @@ def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
 
 BAD = {
     "empty": (b"", "is empty"),
-    "short": (b"abc", "header of|truncated"),
-    "GGUF": (b"GGUF" + bytes(40), "header of 1179993927 bytes"),
-    "huge header": (made({}, length=2**40), "header of 1099511627776 bytes"),
+    "short": (b"abc", "header has|truncated"),
+    "GGUF": (b"GGUF" + bytes(40), "header has 1179993927 bytes"),
+    "huge header": (made({}, length=2**40), "header has 1099511627776 bytes"),
     "cut header": (made({}, length=99), "truncated"),
     "not JSON": (made(b"{'a'}"), "not JSON"),
     "not text": (made(b"\xff\xff"), "not JSON"),
@@ -69,11 +69,11 @@ BAD = {
     "offsets": (made(entry(offsets=[0, 8, 9])), "malformed"),
     "dtype list": (made(entry(dtype=["F32"])), "malformed"),
     "type": (made(entry(dtype="I32"), bytes(8)), "Tensor 't' .* type 'I32'"),
-    "size": (made(entry(offsets=[0, 4]), bytes(8)), "4 bytes do not fit its shape"),
-    "backwards": (made(entry(offsets=[8, 0]), bytes(8)), "-8 bytes do not fit"),
+    "size": (made(entry(offsets=[0, 4]), bytes(8)), "4 bytes, which do not fit its shape"),
+    "backwards": (made(entry(offsets=[8, 0]), bytes(8)), "-8 bytes, which do not fit"),
     "cut": (made(entry(), bytes(7)), "truncated: tensor 't' ends"),
-    "overlap": (made(entry() | {"u": entry(offsets=[4, 12])["t"]}, bytes(12)), "the tensor 'u' overlapping another"),
-    "same": (made(entry() | {"u": entry()["t"]}, bytes(8)), "the tensor 'u' overlapping another"),
+    "overlap": (made(entry() | {"u": entry(offsets=[4, 12])["t"]}, bytes(12)), "the tensor 'u' overlaps another"),
+    "same": (made(entry() | {"u": entry()["t"]}, bytes(8)), "the tensor 'u' overlaps another"),
     "far": (made(entry(shape=[2**62, 2**62], offsets=[0, 2**126]), bytes(7)), "truncated"),
 }
 
@@ -129,9 +129,9 @@ BAD_INDEX = {
     "not JSON": ("{", "not valid JSON"),
     "list": ("[]", "has no weight_map"),
     "empty": ('{"weight_map": {}}', "has no weight_map"),
-    "elsewhere": ('{"weight_map": {"a": "../secret.safetensors"}}', "not a file of its own folder"),
-    "number": ('{"weight_map": {"a": 3}}', "names 3"),
-    "lists": ('{"weight_map": {"a": ["x"]}}', "names"),
+    "elsewhere": ('{"weight_map": {"a": "../secret.safetensors"}}', "not the name of a file in that folder"),
+    "number": ('{"weight_map": {"a": 3}}', "lists 3"),
+    "lists": ('{"weight_map": {"a": ["x"]}}', "lists"),
     "missing part": ('{"weight_map": {"a": "gone.safetensors"}}', "Cannot read .*gone.safetensors"),
 }
 

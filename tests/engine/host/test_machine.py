@@ -1,4 +1,4 @@
-"""What the machine is found to be."""
+"""How the machine's memory and speeds are detected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_shared_memory_is_a_ram_disk() -> None:
 
 
 def _system(folder: Path, groups: str, files: dict[str, str], available: int = 8_000_000) -> dict[str, Path]:
-    """A made-up /proc and /sys/fs/cgroup."""
+    """Make a fake /proc and /sys/fs/cgroup."""
     (folder / "proc" / "self").mkdir(parents=True)
     (folder / "proc" / "meminfo").write_text(f"MemTotal: 9000000 kB\nMemAvailable: {available} kB\n")
     (folder / "proc" / "self" / "cgroup").write_text(groups)
@@ -69,7 +69,7 @@ def test_a_cgroup_bounds_what_is_free(groups: str, files: dict[str, str], expect
     free = 300_000  # kB
     limit = memory_limit(**_system(tmp_path, groups, files, free))
     if expected is None:
-        assert free * 1024 < limit <= free * 1024 + 4 * 10**9  # and what this process holds already
+        assert free * 1024 < limit <= free * 1024 + 4 * 10**9  # plus the memory that this process already holds
     else:
         assert limit == expected
 
@@ -89,7 +89,7 @@ def test_what_others_of_the_cgroup_hold_is_not_free(line: str, limit: str, held:
     files = {limit: "200000000", stat: f"cache 7000000000\n{held} {own + 50_000_000}\nfile 7000000000"}
     system = _system(tmp_path, f"\nnonsense\n{line}\n", files)
     assert abs(memory_limit(**system) - 150_000_000) < 5_000_000
-    assert memory_total(**system) == 200_000_000  # whatever others hold
+    assert memory_total(**system) == 200_000_000  # regardless of other processes
 
 
 def test_the_machines_memory_does_not_depend_on_what_is_free(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The meter against allocations of known size, in a process of its own: peaks are a process's."""
+"""The meter, compared with allocations of known size, in a separate process because peaks belong to a process."""
 
 import subprocess
 import sys
@@ -45,7 +45,7 @@ def test_fifty_megabytes_are_seen(kind: str) -> None:
     for which in (0, 1):
         assert during[which] - before[which] == pytest.approx(50, abs=1)
         assert after[which] - before[which] < 2
-        assert peak[which] >= during[which] - 0.5  # gone again, but remembered
+        assert peak[which] >= during[which] - 0.5  # freed, but still in the peak
 
 
 @pytest.mark.memory_figures

@@ -69,7 +69,7 @@ def test_a_file_keeps_its_pages_out_of_the_process(tmp_path: Path) -> None:
 
 
 def test_rows_larger_than_a_system_call_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linux moves at most 2 GiB per call; here a call moves 1001 bytes, which is no whole number of floats either."""
+    """Linux moves at most 2 GiB per call; here a call moves 1001 bytes, which is not a whole number of floats."""
     pwrite, preadv, limit = os.pwrite, os.preadv, 1001
     monkeypatch.setattr("os.pwrite", lambda file, data, at: pwrite(file, data[:limit], at))
     monkeypatch.setattr("os.preadv", lambda file, buffers, at: preadv(file, [buffers[0][:limit]], at))
@@ -88,10 +88,10 @@ def test_a_full_disk_is_said() -> None:
 
 
 def test_errors_are_sentences(tmp_path: Path) -> None:
-    with pytest.raises(FeatherbackError, match=r"Cannot make .*x\.f32: No such file or directory"):
+    with pytest.raises(FeatherbackError, match=r"Cannot create .*x\.f32: No such file or directory"):
         PagedArray(2, 3, tmp_path / "none" / "x.f32")
     array = PagedArray(2, 3, tmp_path / "x.f32")
     array.write(1, np.ones(3, np.float32))
     (tmp_path / "x.f32").write_bytes(b"")
-    with pytest.raises(FeatherbackError, match="shorter than it was made"):
+    with pytest.raises(FeatherbackError, match="shorter than it was"):
         array.read(1, np.empty(3, np.float32))

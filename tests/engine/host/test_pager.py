@@ -1,4 +1,4 @@
-"""Which pages of the file are resident while a layer is at work, after it, and after rows were looked up."""
+"""Which pages of the file are resident while a layer is in use, after it, and after a look-up of rows."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ from featherback.engine.host.stream import WeightStream
 from featherback.methods.memory.resources import WeightSource
 from featherback.models.model import Model
 
-CODE = 256 << 10  # bytes that the process itself may bring in meanwhile
+CODE = 256 << 10  # bytes that the process itself may load meanwhile
 _CHILD = """
 import json, sys
 import numpy as np
@@ -78,7 +78,7 @@ def test_dropping_keeps_one_layer(model_path: Path) -> None:
         ([(FOLIO - 4, FOLIO + 4)], 2),
         ([(FOLIO - 4, 2 * FOLIO + 4)], 3),
         ([(0, 12), (20, 32)], 1),
-        ([(0, 12), (5 * FOLIO, 5 * FOLIO + 12)], 2),  # what lies between is not touched
+        ([(0, 12), (5 * FOLIO, 5 * FOLIO + 12)], 2),  # the bytes between are not accessed
     ],
 )
 def test_every_piece_that_is_touched_counts(tmp_path: Path, spans: list[tuple[int, int]], pieces: int) -> None:
@@ -104,13 +104,13 @@ def streamed(model: Model) -> WeightSource:
     return WeightStream(model, backend.of("fp32"), rows=32)
 
 
-@pytest.mark.parametrize("source_of", [paged, streamed])
+@pytest.mark.parametrize("source_record", [paged, streamed])
 @pytest.mark.parametrize("kind", [TensorType.Q4_0, TensorType.F32])
 def test_what_is_read_does_not_depend_on_the_way(
-    tmp_path: Path, source_of: Callable[[Model], WeightSource], kind: TensorType
+    tmp_path: Path, source_record: Callable[[Model], WeightSource], kind: TensorType
 ) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf", tiny(TINY_LLAMA, num_hidden_layers=3), kind))
-    plain, source = WeightPager(model, backend.of("fp32"), "resident"), source_of(model)
+    plain, source = WeightPager(model, backend.of("fp32"), "resident"), source_record(model)
     for index, then in ((0, 1), (1, 2), (2, 0), (1, 0), (0, None), (2, 1), (0, 5)):
         with source.layer(index, then) as weights:
             expected = model.layer(index)

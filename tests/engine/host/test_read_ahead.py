@@ -1,4 +1,4 @@
-"""Bytes brought into the page cache ahead of time: each reader has its own thread."""
+"""Read-ahead into the page cache: each reader has its own thread."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ ask = pytest.mark.parametrize("way", ["file", "map"])
 
 
 class Cold:
-    """A file of which nothing is in the page cache, and which pages are there now."""
+    """A file that starts outside the page cache, and can report which of its pages are in it."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(os.urandom(BYTES))
-        self.map = MappedFile(path)  # which reads the first byte
+        self.map = MappedFile(path)  # this reads the first byte
         self.file = os.open(path, os.O_RDONLY)
         os.fsync(self.file)
-        # The system reads no further than it is asked to, here and in `holds`.
+        # Turn off the system's own read-ahead, here and in `holds`.
         os.posix_fadvise(self.file, 0, 0, os.POSIX_FADV_RANDOM)
 
     def holds(self, offset: int) -> bool:
-        """Whether the page at `offset` is in the page cache."""
+        """Return whether the page at `offset` is in the page cache."""
         try:
             return os.preadv(self.file, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
         except BlockingIOError:
             return False
 
     def forget(self) -> bool:
-        """Have the system let go of the file, as far as it will."""
+        """Ask the system to drop the file from its cache."""
         os.posix_fadvise(self.file, 0, 0, os.POSIX_FADV_DONTNEED)
         return not any(self.holds(offset) for offset in range(0, BYTES, 1 << 20))
 
@@ -62,7 +62,7 @@ def cold(tmp_path: Path) -> Cold:
         if error.errno != errno.EOPNOTSUPP:
             raise
         pytest.skip(f"this file system does not tell which pages are cached: {error.strerror}")
-    # A page in use stays for a moment.
+    # A page in use may stay for a moment.
     assert comes(cold.forget), "pages of a file that nothing reads stay in the page cache"
     return cold
 
@@ -109,7 +109,7 @@ def resident() -> int:
 
 
 def test_releasing_rows_of_a_matrix(tmp_path: Path) -> None:
-    """Rows that are released leave memory, and are read anew when touched; own memory is left alone."""
+    """Released rows leave memory and are read again when accessed. The process's own memory is unchanged."""
     rows, cols, row_bytes = 8192, 1024, 4096
     values = np.arange(rows * cols, dtype=np.float32).reshape(rows, cols)
     path = tmp_path / "file"
@@ -124,7 +124,7 @@ def test_releasing_rows_of_a_matrix(tmp_path: Path) -> None:
         mapped.view(0, mapped.size)[::4096].sum()
         return resident() - before
 
-    slack = 2 * FOLIO  # the pieces at either end may go whole
+    slack = 2 * FOLIO  # the pieces at either end may be dropped completely
     assert touch() >= rows * row_bytes
     part = matrix.slice(rows=(2048, 6144), cols=(256, 512))
     assert part.nbytes == 4096 * row_bytes

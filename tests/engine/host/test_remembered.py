@@ -1,4 +1,4 @@
-"""What is measured is remembered per machine and version, and never trusted further than it can be checked."""
+"""Measurements are remembered per machine and version, and checked when they are read."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def _measured(size: int) -> Baseline:
 
 def test_baselines_that_differ_as_processes_do_are_one(remembered_folder: Path) -> None:
     drawn = random.Random(0)
-    for least in (29 * MB, 40 * MB):  # a page cache in two states
+    for least in (29 * MB, 40 * MB):  # two states of the page cache
         found = [_measured(least + drawn.randrange(VARIATION)).settled(process="worker") for _ in range(20)]
         assert len({each.rss for each in found}) == 1
         assert least + VARIATION <= found[0].rss < least + 2 * VARIATION
-    assert _measured(29 * MB).settled(process="worker").rss < 31 * MB  # the first is not forgotten
+    assert _measured(29 * MB).settled(process="worker").rss < 31 * MB  # the first one is kept
     assert len(list(remembered_folder.iterdir())) == 1
 
 

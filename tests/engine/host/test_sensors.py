@@ -1,4 +1,4 @@
-"""Battery and heat as a made-up /sys shows them."""
+"""Battery and heat sensors with a fake /sys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CELL = {"type": "Battery", "status": "Charging"}
 
 
 def device(root: Path, kind: str, name: str, files: Mapping[str, str]) -> Path:
-    """A device of a made-up system, as Linux shows it."""
+    """Make a device in a fake /sys."""
     folder = root / "class" / kind / name
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in files.items():
@@ -28,7 +28,7 @@ def device(root: Path, kind: str, name: str, files: Mapping[str, str]) -> Path:
 
 
 def zone(root: Path, name: str = "thermal_zone0", temp: int = 40_000, **trips: int) -> Path:
-    """A thermal zone with these trip points, in thousandths of a degree."""
+    """Make a thermal zone with these trip points, in thousandths of a degree."""
     points = {}
     for number, (kind, at) in enumerate(trips.items()):
         points |= {f"trip_point_{number}_type": kind, f"trip_point_{number}_temp": str(at)}
@@ -56,7 +56,7 @@ def test_on_battery(tmp_path: Path, mains: Any, cell: Any, waits: bool) -> None:
 
 def test_a_mouse_is_no_battery_of_the_machine(tmp_path: Path) -> None:
     device(tmp_path, "power_supply", "hidpp_battery_0", CELL | {"scope": "Device", "status": "Discharging"})
-    with pytest.raises(FeatherbackError, match="--pause-on battery is not available: this machine shows no"):
+    with pytest.raises(FeatherbackError, match="--pause-on battery is not available: this machine reports no"):
         battery(tmp_path)
     device(tmp_path, "power_supply", "BAT0", CELL)
     assert battery(tmp_path)() is None
@@ -101,7 +101,7 @@ def test_without_a_limit_heat_is_not_available(tmp_path: Path, made: str) -> Non
         zone(tmp_path, passive=-32_768_000)
     elif made == "damaged":
         zone(tmp_path, passive=90_000).joinpath("trip_point_0_temp").write_bytes(b"\xff\n")
-    with pytest.raises(FeatherbackError, match="--pause-on heat is not available: this system shows no temp"):
+    with pytest.raises(FeatherbackError, match="--pause-on heat is not available: this system reports no temp"):
         heat(tmp_path)
 
 
@@ -112,7 +112,7 @@ def test_macos() -> None:
     assert asked() is None
     source = "Battery Power"
     assert asked() == "on battery"
-    with pytest.raises(FeatherbackError, match="pmset shows no battery of this machine"):
+    with pytest.raises(FeatherbackError, match="pmset shows no battery in this machine"):
         mac_battery(lambda: "Now drawing from 'AC Power'\n")
 
 

@@ -1,4 +1,4 @@
-"""Streamed weights: what comes to memory, what a damaged or vanishing file does, how reads are joined."""
+"""Streamed weights: what is in memory, the effect of a damaged or vanishing file, and how reads are joined."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_file_is_gone_before_it_is_opened(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system does not say what is mapped")
 def test_nothing_of_the_file_stays_mapped(tmp_path: Path) -> None:
-    """Norms are read through the map, and bring their neighbourhood along: it would grow with depth."""
+    """Norms are read through the map, which brings in pages around them: these must not grow with depth."""
     path = write_tiny(tmp_path / "m.gguf", tiny(TINY_LLAMA, num_hidden_layers=3))
     model = models.load(path)
     expected = [np.array(model.layer(i).vectors["input_layernorm"]) for i in range(3)]
@@ -127,6 +127,6 @@ def test_nothing_of_the_file_stays_mapped(tmp_path: Path) -> None:
 
 
 def resident(path: Path) -> int:
-    """kB of a file's map that are resident."""
+    """Return the resident kB of a file's map."""
     mappings = re.split(r"(?m)^(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text())
     return sum(int(found) for m in mappings if str(path) in m for found in re.findall(r"(?m)^Rss: +(\d+)", m))

@@ -1,6 +1,6 @@
-"""Two models at work in one process, each in its own thread, while others change what belongs to the process.
+"""Two models in one process, each in its own thread, while other threads change process-wide state.
 
-`make test-tsan` watches these threads; here what they compute, and that none of them ends the process.
+`make test-tsan` checks these threads for races. These tests check their results, and that none ends the process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def settings_restored() -> Iterator[None]:
 
 
 def gradients(path: Path, weights: str) -> tuple[float, bytes]:
-    """The loss of a batch and the adapter's gradients, of a model that is opened and closed for them."""
+    """Open a model, compute the loss of a batch and the adapter's gradients, and close the model."""
     with closing(models.load(path)) as model:
         adapter = LoRA(model, 4)
         batch = Batch.from_sequences([np.arange(TOKENS) % model.config.vocab_size])
@@ -51,7 +51,7 @@ def gradients(path: Path, weights: str) -> tuple[float, bytes]:
 
 
 def at_once(*bodies: Callable[[], None]) -> None:
-    """Run all in threads; the first error of any is raised."""
+    """Run all in threads, and raise the first error."""
     errors: list[BaseException] = []
 
     def guarded(body: Callable[[], None]) -> None:
@@ -99,13 +99,13 @@ def test_two_models_are_opened_used_and_closed(tmp_path: Path) -> None:
                 assert meter.peak_rss_mb > 0
                 watch.check()
             meter.stop()
-            time.sleep(0.01)  # the models are to get on
+            time.sleep(0.01)  # let the models make progress
 
     at_once(work(0, ["paged", "streamed", "by_matrix"]), work(1, ["streamed", "by_matrix", "paged"]), around, around)
 
 
 def test_two_threads_start_and_stop_the_meter() -> None:
-    """It ended the process: `terminate called without an active exception`."""
+    """It used to end the process: `terminate called without an active exception`."""
 
     def measure() -> None:
         for _ in range(100):
@@ -117,7 +117,7 @@ def test_two_threads_start_and_stop_the_meter() -> None:
 
 
 def test_two_threads_close_one_read_ahead(tmp_path: Path) -> None:
-    """Both waited for its thread, one of them for ever."""
+    """Both used to wait for its thread, one of them for ever."""
     (tmp_path / "file").write_bytes(bytes(1 << 16))
     file = os.open(tmp_path / "file", os.O_RDONLY)
     ahead = kernels.ReadAhead()
@@ -132,7 +132,7 @@ def test_two_threads_close_one_read_ahead(tmp_path: Path) -> None:
 
 
 def test_a_profile_begun_within_an_operation_leaves_it_out() -> None:
-    """The operation's time was that since the machine started."""
+    """The operation's time used to count from the start of the machine."""
     x, began, working = np.ones((64, 4096), np.float32), time.monotonic(), True
 
     def compute() -> None:

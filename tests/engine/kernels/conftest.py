@@ -11,5 +11,5 @@ torch.set_num_threads(1)
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """A generator seeded by the test's own name: the same numbers in every run and every order."""
+    """Return a generator seeded by the test's name, so that the numbers are the same in every run and order."""
     return np.random.default_rng(zlib.crc32(request.node.name.encode()))

@@ -1,4 +1,4 @@
-"""The native kernels as the checker wants them: by instruction set, by operation, on keyword arrays."""
+"""Adapts the native kernels to the checker: by instruction set and operation, with arrays as keywords."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ HALVES = {
     "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2),
     "Q6_K": (208,), "IQ4_NL": (0,), "MXFP4": (), "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_XS": (0,), "TQ1_0": (52,),
     "TQ2_0": (64,), "IQ1_S": (0,), "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
-    "AFFINE8": (),
+    "AFFINE8": (), "TERNARY": (),
 }  # fmt: skip
 POWERS = {"MXFP4": 0}
-# And of fields in single precision, whose values halves can have; and the types that `gguf` does not know.
-SINGLES = {"AFFINE8": (0, 4)}
-OWN = {"AFFINE8": (32, 40)}
-# Rough size of a code times its sub-block scale, so that random weights come out of order one.
+# The same for single-precision fields, whose values fit half precision; and the types that `gguf` does not support.
+SINGLES = {"AFFINE8": (0, 4), "TERNARY": (0,)}
+OWN = {"AFFINE8": (32, 40), "TERNARY": (32, 12)}
+# Rough size of a code times its sub-block scale, so that random weights are of order one.
 SPREAD = {
     "Q8_0": 74, "Q4_0": 4.6, "Q4_1": 4.6, "Q5_0": 9, "Q5_1": 9, "Q4_K": 170, "Q5_K": 340, "Q6_K": 1400,
     "IQ4_NL": 67, "MXFP4": 5.9, "Q2_K": 14, "Q3_K": 43, "IQ4_XS": 1250, "TQ1_0": 0.8, "TQ2_0": 1.2, "IQ1_S": 7.2,
-    "IQ2_XXS": 53, "IQ2_XS": 56, "IQ2_S": 56, "IQ3_XXS": 143, "IQ3_S": 140, "AFFINE8": 150,
+    "IQ2_XXS": 53, "IQ2_XS": 56, "IQ2_S": 56, "IQ3_XXS": 143, "IQ3_S": 140, "AFFINE8": 150, "TERNARY": 1.2,
 }  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def kernel(instruction_set: str, operation: str, **fixed: Any) -> Callable[..., 
 
 @dataclass(frozen=True)
 class Stored:
-    """A weight in a stored type, and what the independent `gguf` package reads from the same bytes."""
+    """A stored weight, and the values that the independent `gguf` package reads from the same bytes."""
 
     type: str
     data: NDArray[np.uint8]  # (rows, row_bytes)
@@ -85,11 +85,16 @@ def block(type: str) -> tuple[int, int]:
 
 
 def decode(type: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """(rows, bytes) -> (rows, weights) by the `gguf` package, or by the type's definition."""
+    """Decode (rows, bytes) to (rows, weights) with the `gguf` package, or by the type's definition."""
     if type == "AFFINE8":
         blocks = data.reshape(data.shape[0], -1, 40)
         d, m = (np.ascontiguousarray(blocks[:, :, at : at + 4]).view(np.float32) for at in (0, 4))
         return (d * blocks[:, :, 8:].astype(np.float32) + m).reshape(data.shape[0], -1)
+    if type == "TERNARY":
+        blocks = data.reshape(data.shape[0], -1, 12)
+        d, codes = np.ascontiguousarray(blocks[:, :, :4]).view(np.float32), np.ascontiguousarray(blocks[:, :, 4:])
+        digits = codes.view("<u8") >> np.arange(0, 64, 2, dtype=np.uint64) & np.uint64(3)
+        return (d * (digits.astype(np.float32) - 1)).reshape(data.shape[0], -1)
     return np.asarray(gguf.quants.dequantize(data, gguf.GGMLQuantizationType[type]), dtype=np.float32)
 
 

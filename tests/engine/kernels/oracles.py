@@ -1,12 +1,13 @@
-"""The operations once more, in PyTorch and float64: independent of our code, and differentiated by autograd.
+"""The operations again, in PyTorch and float64: independent of our code, with gradients by autograd.
 
-Beside each stands its magnitude: the same sums over absolute values, which bound how far rounding can carry a
-result (see tests/support/check.py). Arrays are float64 and go by the names of core/ops.def.
+Each has a magnitude: the same sums over absolute values, which bound how far rounding can carry a
+result (see tests/support/check.py). Arrays are float64 and have the names in core/ops.def.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ Array = NDArray[Any]
 def autograd(
     forward: Callable[..., Mapping[str, torch.Tensor]], inputs: Mapping[str, Array], cotangents: Mapping[str, Array]
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Results of `forward`, and the gradients of sum(cotangent * result) with respect to every input."""
+    """Return the results of `forward`, and the gradients of sum(cotangent * result) with respect to every input."""
     leaves = {name: torch.tensor(array, dtype=torch.float64, requires_grad=True) for name, array in inputs.items()}
     results = forward(**leaves)
     total = sum((results[name] * torch.tensor(c, dtype=torch.float64)).sum() for name, c in cotangents.items())
@@ -64,7 +65,7 @@ def lora_linear(w: Array, scale: float) -> Callable[..., dict[str, torch.Tensor]
 
 
 def rms_norm(weight: Array, eps: float) -> Callable[..., dict[str, torch.Tensor]]:
-    """Each group of as many columns as weight has by itself: a row, or its heads."""
+    """Normalise each group of as many columns as weight has: a row, or its heads."""
     gain = torch.tensor(weight, dtype=torch.float64)
 
     def forward(x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -110,21 +111,33 @@ def rope(cos: Array, sin: Array, head_dim: int, interleaved: bool) -> Callable[.
 
 # --- gated linear units -------------------------------------------------------------------------------------
 
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": torch.nn.functional.silu,
-    "gelu_tanh": lambda gate: torch.nn.functional.gelu(gate, approximate="tanh"),
+ACTIVATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "silu": lambda gate, up: torch.nn.functional.silu(gate) * up,
+    "gelu_tanh": lambda gate, up: torch.nn.functional.gelu(gate, approximate="tanh") * up,
+    "relu2": lambda gate, up: torch.nn.functional.relu(gate).square() * up,
+    "clipped_silu": lambda gate, up: (
+        gate.clamp(max=7) * torch.sigmoid(1.702 * gate.clamp(max=7)) * (1 + up.clamp(-7, 7))
+    ),
 }
 
 
 def glu(activation: str) -> Callable[..., dict[str, torch.Tensor]]:
     def forward(gate: torch.Tensor, up: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"out": ACTIVATIONS[activation](gate) * up}
+        return {"out": ACTIVATIONS[activation](gate, up)}
 
     return forward
 
 
 def glu_magnitudes(activation: str, da: Array, gate: Array, up: Array) -> dict[str, Array]:
-    """Magnitudes of out, dgate, dup; it is gate * sigmoid(z(gate)), and z's rounding reaches the sigmoid."""
+    """Magnitudes of out, dgate, dup. Most are gate * sigmoid(z(gate)); z's rounding reaches the sigmoid."""
+    if activation == "relu2":
+        relu = np.maximum(gate, 0)
+        return {"out": relu**2 * up, "dgate": 2 * relu * da * up, "dup": relu**2 * da}
+    if activation == "clipped_silu":
+        gate, up = np.clip(gate, -60, 7), 1 + np.abs(np.clip(up, -7, 7))
+        sigmoid, steep = 1 / (1 + np.exp(-1.702 * gate)), 1.702 * np.abs(gate)
+        value = (1 + steep) * gate * sigmoid
+        return {"out": value * up, "dgate": (1 + steep) * da * up * sigmoid * (1 + steep), "dup": value * da}
     if activation == "silu":  # z = gate; further out, 1 - sigmoid is exactly 0 or 1 in float32
         far = np.clip(gate, -17, 17)
         swell, steep, sigmoid = 1.0, np.abs(far), 1 / (1 + np.exp(-np.clip(gate, -500, None)))
@@ -144,7 +157,7 @@ def glu_magnitudes(activation: str, da: Array, gate: Array, up: Array) -> dict[s
 
 
 def visible(cu_q: Array, cu_k: Array, window: int, prefix: Sequence[int] = ()) -> NDArray[np.bool_]:
-    """mask (Tq, Tk): whether a query sees a key. `prefix`: the sequence that each continues, or -1."""
+    """Return the mask (Tq, Tk): whether a query sees a key. `prefix`: the sequence that each continues, or -1."""
     mask = np.zeros((cu_q[-1], cu_k[-1]), bool)
     for s in range(len(cu_q) - 1):
         queries, keys = cu_q[s + 1] - cu_q[s], cu_k[s + 1] - cu_k[s]
@@ -158,12 +171,18 @@ def visible(cu_q: Array, cu_k: Array, window: int, prefix: Sequence[int] = ()) -
 
 
 def attention(
-    mask: NDArray[np.bool_], heads: int, kv_heads: int, scale: float, softcap: float = 0
+    mask: NDArray[np.bool_], heads: int, kv_heads: int, scale: float, softcap: float = 0, sinks: Array | None = None
 ) -> Callable[..., dict[str, torch.Tensor]]:
-    """out (Tq, H*d), lse (H, Tq) and p (H*Tq, Tk), with the whole matrix of scores."""
-    hidden = torch.tensor(~mask)
+    """out (Tq, H*d), lse (H, Tq) and p (H*Tq, Tk), with the whole matrix of scores.
 
-    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, torch.Tensor]:
+    `sinks` (H,): logits of a further column, whose probability is left out of p.
+    """
+    hidden = torch.tensor(~mask)
+    constant = None if sinks is None else torch.tensor(sinks, dtype=torch.float64)
+
+    def forward(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = constant
+    ) -> dict[str, torch.Tensor]:
         rows, cols = mask.shape
         group = heads // kv_heads
         qh = q.reshape(rows, heads, -1).transpose(0, 1)
@@ -173,7 +192,9 @@ def attention(
         if softcap:
             scores = torch.tanh(scores / softcap) * softcap
         scores = scores.masked_fill(hidden, -torch.inf)
-        p = torch.softmax(scores, -1)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks[:, None, None].expand(-1, rows, 1)], -1)
+        p = torch.softmax(scores, -1)[..., :cols]
         out = (p @ vh).transpose(0, 1).reshape(rows, -1)
         return {"out": out, "lse": torch.logsumexp(scores, -1), "p": p.reshape(-1, cols)}
 
@@ -190,6 +211,7 @@ def attention_magnitudes(
     kv_heads: int,
     scale: float,
     softcap: float = 0,
+    sinks: Array | None = None,
 ) -> dict[str, Array]:
     """Magnitudes of out, lse, p, dq, dk, dv. A score's rounding changes p by that factor, hence `swell`."""
     cols = mask.shape[1]
@@ -207,11 +229,12 @@ def attention_magnitudes(
     slope: Array | float = 1.0
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
-        # The slope's own roundings: of tanh, and of its square from 1.
+        # The roundings of the slope: of tanh, and of 1 minus its square.
         slope = 1 - (scores / softcap) ** 2 + 0.25
     scores = np.where(mask, scores, -np.inf)
-    top = scores.max(-1, keepdims=True)
-    lse = top + np.log(np.exp(scores - top).sum(-1, keepdims=True))
+    sink = np.full((heads, 1, 1), -np.inf) if sinks is None else np.asarray(sinks, np.float64)[:, None, None]
+    top = np.maximum(scores.max(-1, keepdims=True), sink)
+    lse = top + np.log(np.exp(scores - top).sum(-1, keepdims=True) + np.exp(sink - top))
     p = np.exp(scores - lse)
     sizes = np.where(mask, abs(scale) * np.abs(qh) @ np.abs(kh).transpose(0, 2, 1), 0)
     swell = 1 + sizes.max(-1, keepdims=True)
@@ -228,6 +251,34 @@ def attention_magnitudes(
         "dk": join(dk),
         "dv": join(dv),
     }
+
+
+# --- the gated delta rule -----------------------------------------------------------------------------------
+
+
+def delta_rule(cu: Array, k_heads: int, v_heads: int, tiled: bool) -> Callable[..., dict[str, torch.Tensor]]:
+    """y (T, Hv*Dv) and after (Hv, Dk*Dv), token by token."""
+
+    def forward(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor,
+        before: torch.Tensor,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
+        ratio = v_heads // k_heads
+        heads = [h % k_heads if tiled else h // ratio for h in range(v_heads)]
+        qh, kh = (x.reshape(len(x), k_heads, -1)[:, heads] for x in (q, k))
+        vh = v.reshape(len(v), v_heads, -1)
+        state, out = before.reshape(v_heads, kh.shape[2], vh.shape[2]), []
+        for s, (first, last) in enumerate(pairwise(cu)):
+            if s:
+                state = torch.zeros_like(state)
+            for t in range(first, last):
+                state = decay[t].exp()[:, None, None] * state
+                d = beta[t][:, None] * (vh[t] - torch.einsum("hij,hi->hj", state, kh[t]))
+                state = state + torch.einsum("hi,hj->hij", kh[t], d)
+                out.append(torch.einsum("hij,hi->hj", state, qh[t]).reshape(-1))
+        return {"y": torch.stack(out), "after": state.reshape(v_heads, -1)}
+
+    return forward
 
 
 # --- cross-entropy with the head ----------------------------------------------------------------------------

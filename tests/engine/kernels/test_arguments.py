@@ -1,4 +1,4 @@
-"""A wrong call is refused with a sentence; it never reads or writes memory that is not its own."""
+"""A wrong call raises a clear error, and never reads or writes foreign memory."""
 
 from __future__ import annotations
 
@@ -77,6 +77,7 @@ WRONG = {
     "negative window": lambda: attention(window=-1),
     "negative cap": lambda: attention(softcap=-1),
     "a cap that is no number": lambda: attention(softcap=float("nan")),
+    "sinks for one head only": lambda: attention(sinks=f32(1)),
     "p for one head only": lambda: attention(p=f32(4, 4)),
     "lse transposed": lambda: attention(lse=f32(4, 2)),
     "row past the end": lambda: kernels.gather_rows(W, cu(0, 6), f32(2, 32)),

@@ -15,6 +15,7 @@ from tests.support.check import Bound, Output, check_gradient, check_op, compare
 from tests.support.guard import Guarded
 
 from featherback.engine import kernels
+from featherback.engine.backend.cpu import CPUOperations
 
 Array = NDArray[Any]
 
@@ -30,6 +31,7 @@ class Case:
     sharpness: float = 1.0  # multiplies q
     softcap: float = 0
     prefix: tuple[int, ...] = ()  # the sequence that each continues, or -1
+    sinks: tuple[float, ...] = ()  # for each head
 
     def __str__(self) -> str:
         text = f"{'+'.join(map(str, self.queries))}-{self.heads}:{self.kv_heads}-d{self.head_dim}"
@@ -37,6 +39,7 @@ class Case:
         text += f"-window{self.window}" if self.window else ""
         text += f"-x{self.sharpness:g}" if self.sharpness != 1 else ""
         text += f"-prefix{'+'.join(map(str, self.prefix))}" if self.prefix else ""
+        text += f"-sinks{'+'.join(f'{sink:g}' for sink in self.sinks)}" if self.sinks else ""
         return text + (f"-cap{self.softcap:g}" if self.softcap else "")
 
     @property
@@ -52,8 +55,18 @@ class Case:
         return float(np.float32(self.head_dim**-0.5))
 
     @property
+    def logits(self) -> NDArray[np.float32] | None:
+        """The sinks (H,)."""
+        return np.array(self.sinks, np.float32) if self.sinks else None
+
+    @property
+    def forward(self) -> dict[str, Any]:
+        """The arguments of `attention` other than arrays of rows."""
+        return self.fixed | {"sinks": self.logits}
+
+    @property
     def fixed(self) -> dict[str, Any]:
-        """The kernels' arguments apart from the arrays."""
+        """The arguments of both kernels other than arrays of rows."""
         cu: dict[str, Any] = {"cu_q": self.cu_q, "cu_k": self.cu_k} if self.keys else {"cu_q": self.cu_q}
         if self.prefix:
             cu["prefix"] = np.array(self.prefix, np.int32)
@@ -73,11 +86,11 @@ class Case:
     @property
     def vanishing(self) -> tuple[str, ...]:
         """Where every query sees one key only, the softmax is constant: no gradient reaches q and k."""
-        return ("dq", "dk") if self.mask.sum(1).max() == 1 else ()
+        return ("dq", "dk") if self.mask.sum(1).max() == 1 and not self.sinks else ()
 
     @property
     def oracle(self) -> Any:
-        return oracles.attention(self.mask, self.heads, self.kv_heads, self.scale, self.softcap)
+        return oracles.attention(self.mask, self.heads, self.kv_heads, self.scale, self.softcap, self.logits)
 
     def inputs(self, rng: np.random.Generator, dtype: str) -> dict[str, Array]:
         rows, cols = self.mask.shape
@@ -95,6 +108,7 @@ class Case:
             kv_heads=self.kv_heads,
             scale=self.scale,
             softcap=self.softcap,
+            sinks=self.logits,
         )
         terms = max(self.head_dim, *self.mask.shape)
         return {name: Bound("attention", size, terms) for name, size in sizes.items()}
@@ -131,6 +145,12 @@ CASES = [
     Case((20, 9, 5, 70, 40, 33), 2, 2, 16, prefix=(-1, 0, 0, -1, -1, 4), window=73),
     Case((0, 0, 12, 40), 4, 2, 8, keys=(70, 33, 40, 40), prefix=(-1, 0, 0, 0)),
     Case((9, 31), 2, 1, 8, keys=(64, 31), prefix=(-1, 0)),
+    Case((1, 2), head_dim=24, sinks=(0.5, -1)),
+    Case((257, 5), 3, 1, 64, sinks=(0, 3, -3)),
+    Case((200, 33), 4, 2, 24, window=20, sinks=(1, -2, 4, 0)),
+    Case((40, 33), 2, 1, 16, keys=(72, 130), window=4, sharpness=20, sinks=(60, -60), softcap=50),
+    Case((130, 65, 3), 2, 1, 8, prefix=(-1, 0, 0), sinks=(2, -1)),
+    Case((70,), 2, 2, 8, sinks=(200, -200)),
 ]
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 dtypes = pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -138,14 +158,14 @@ isas = pytest.mark.parametrize("isa", VECTOR_SETS)
 
 
 def forward(case: Case, inputs: dict[str, Array]) -> tuple[Array, Array]:
-    """out and lse by the reference kernels, float64."""
+    """Return out and lse of the reference kernels, float64."""
     out, lse = np.full(inputs["q"].shape, np.nan), np.full((case.heads, len(inputs["q"])), np.nan)
-    kernel(REFERENCE, "attention", **case.fixed)(**inputs, out=out, lse=lse)
+    kernel(REFERENCE, "attention", **case.forward)(**inputs, out=out, lse=lse)
     return out, lse
 
 
 def outputs(case: Case, inputs: dict[str, Array], dtype: str) -> dict[str, Output]:
-    """The backward's outputs, its scratch included."""
+    """Return the outputs of the backward pass, including its scratch."""
     shapes = {"dq": "q", "dk": "k", "dv": "v"}
     rows = (case.heads, len(inputs["q"]))
     return {name: Output(inputs[of].shape, dtype) for name, of in shapes.items()} | {"delta": Output(rows, dtype)}
@@ -162,7 +182,7 @@ def test_reference(rng: np.random.Generator, case: Case) -> None:
     bounds = case.bounds(inputs, dout)
     results, gradients = oracles.autograd(case.oracle, inputs, {"out": dout})
     check_op(
-        kernel(REFERENCE, "attention", **case.fixed),
+        kernel(REFERENCE, "attention", **case.forward),
         filling(lambda: results),
         inputs,
         {"out": Output(dout.shape, "f64"), "lse": Output((case.heads, len(dout)), "f64")},
@@ -190,6 +210,7 @@ def test_reference(rng: np.random.Generator, case: Case) -> None:
         Case((3, 1), 2, 2, 4, (8, 5), 6),
         Case((7, 3), 2, 1, 6, softcap=1.5),
         Case((4, 2, 5), 2, 1, 6, prefix=(-1, 0, 0)),
+        Case((7, 3), 2, 1, 6, window=4, sinks=(0.5, -1)),
     ],
     ids=str,
 )
@@ -217,8 +238,8 @@ def test_attention(rng: np.random.Generator, isa: str, case: Case, dtype: str) -
     rows = len(inputs["q"])
     bounds = case.bounds(inputs, np.zeros(inputs["q"].shape))
     check_op(
-        kernel(isa, "attention", **case.fixed),
-        kernel(REFERENCE, "attention", **case.fixed),
+        kernel(isa, "attention", **case.forward),
+        kernel(REFERENCE, "attention", **case.forward),
         inputs,
         {"out": Output(inputs["q"].shape, dtype), "lse": Output((case.heads, rows))},
         select(bounds, "out", "lse"),
@@ -250,7 +271,7 @@ def test_kept_probabilities(rng: np.random.Generator, isa: str, case: Case) -> N
     rows, cols = case.mask.shape
     lse, dout = np.full((case.heads, rows), np.nan, np.float32), rng.standard_normal(inputs["q"].shape)
     out, p = np.full(dout.shape, np.nan, np.float32), Guarded((case.heads * rows, cols), np.float32)
-    kernel(isa, "attention", **case.fixed)(**inputs, out=out, lse=lse, p=p.view)
+    kernel(isa, "attention", **case.forward)(**inputs, out=out, lse=lse, p=p.view)
     assert p.surroundings_intact()
 
     wide = {name: widen(array) for name, array in inputs.items()}
@@ -281,7 +302,7 @@ def test_kept_probabilities(rng: np.random.Generator, isa: str, case: Case) -> N
 
 @isas
 def test_default_scale_and_no_lse(rng: np.random.Generator, isa: str) -> None:
-    """The default scale is head_dim^-0.5; inference wants no log-sum-exp."""
+    """The default scale is head_dim^-0.5; inference needs no log-sum-exp."""
     case = Case((33, 4), 4, 2, 24)
     inputs = case.inputs(rng, "f32")
     check_op(
@@ -303,6 +324,8 @@ FEW = [
     Case((1,), 2, 1, 8, keys=(65,), sharpness=20),
     Case((4,), 2, 1, 24, keys=(60,), window=90),
     Case((2, 2), 4, 2, 64, keys=(2, 70), window=9, sharpness=5, softcap=3),
+    Case((3, 1), 4, 2, 24, keys=(10, 130), window=30, sinks=(2, 0, -2, 1)),
+    Case((1,), 2, 1, 8, keys=(65,), sinks=(90, -90)),
 ]
 
 
@@ -310,11 +333,11 @@ FEW = [
 @dtypes
 @pytest.mark.parametrize("case", FEW, ids=str)
 def test_few_queries_of_a_decoder(rng: np.random.Generator, isa: str, case: Case, dtype: str) -> None:
-    """Without a log-sum-exp a few queries take a path of their own."""
+    """Without a log-sum-exp, a few queries use a separate code path."""
     inputs = case.inputs(rng, dtype)
     check_op(
-        kernel(isa, "attention", **case.fixed, lse=None),
-        kernel(REFERENCE, "attention", **case.fixed, lse=None),
+        kernel(isa, "attention", **case.forward, lse=None),
+        kernel(REFERENCE, "attention", **case.forward, lse=None),
         inputs,
         {"out": Output(inputs["q"].shape, dtype)},
         select(case.bounds(inputs, np.zeros(inputs["q"].shape)), "out"),
@@ -337,11 +360,12 @@ def chunks(lengths: tuple[int, ...], size: int) -> list[tuple[int, int]]:
         Case((150,), 2, 2, 24, window=20),
         Case((150,), 4, 2, 8, window=70, softcap=2),
         Case((150,), 2, 1, 16, window=400),
+        Case((150,), 2, 1, 16, window=30, sinks=(1, -1)),
     ],
     ids=str,
 )
 def test_a_sequence_in_chunks(rng: np.random.Generator, isa: str, case: Case, size: int, dtype: str) -> None:
-    """Queries of a chunk against all keys so far: the whole sequence's results, dk and dv summed over the chunks.
+    """Queries of each chunk with all keys so far give the whole sequence's results, with dk and dv summed over chunks.
 
     In chunks of whole tiles, every row of queries is computed as in the whole: out, lse and dq agree to the last bit.
     dk and dv are the same terms in sums of another order.
@@ -361,7 +385,7 @@ def test_a_sequence_in_chunks(rng: np.random.Generator, isa: str, case: Case, si
             cu = {"cu_q": np.array([0, end - begin], np.int32), "cu_k": np.array([0, end], np.int32)}
             rows, heads = slice(begin, end), np.s_[:, begin:end]
             forward = {"q": q[rows], "k": k[:end], "v": v[:end], "out": out[rows], "lse": lse[heads]}
-            kernel(isa, "attention", **fixed, **cu)(**forward)
+            kernel(isa, "attention", **fixed, **cu, sinks=case.logits)(**forward)
             kernel(isa, "attention_backward", **fixed, **cu, accumulate=True)(
                 dout=dout[rows], **forward, delta=delta[heads], dq=dq[rows], dk=dk[:end], dv=dv[:end]
             )
@@ -396,3 +420,36 @@ def test_gradients_are_added_only_if_asked(rng: np.random.Generator, isa: str) -
         {name: Output(output.shape, "f32", start.get(name)) for name, output in outputs(case, inputs, "f32").items()},
         bounds,
     )
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32"])
+@pytest.mark.parametrize("case", [case for case in CASES if case.sinks], ids=str)
+def test_gradient_of_sinks(rng: np.random.Generator, case: Case, dtype: str) -> None:
+    """What the backward pass computes per row is enough for the gradient of the sinks."""
+    inputs = case.inputs(rng, "f64") | {"sinks": np.array(case.sinks)}
+    dout = rng.standard_normal(inputs["q"].shape)
+    results, gradients = oracles.autograd(case.oracle, inputs, {"out": dout})
+    delta = (dout * results["out"]).reshape(len(dout), case.heads, -1).sum(-1).T
+    sinks, lse, delta, out = (
+        np.array(each, {"f64": np.float64, "f32": np.float32}[dtype])
+        for each in (inputs["sinks"], results["lse"], delta, np.full(case.heads, np.nan))
+    )
+    CPUOperations.sinks_gradient(sinks, lse, delta, out)
+    tolerance = 1e-12 if dtype == "f64" else 1e-4
+    size = max(1.0, float(np.abs(gradients["sinks"]).max()))
+    np.testing.assert_allclose(out, gradients["sinks"], rtol=0, atol=tolerance * size)
+
+
+@pytest.mark.parametrize("isa", kernels.available())
+def test_no_sink_is_one_of_minus_infinity(rng: np.random.Generator, isa: str) -> None:
+    """A sink adds nothing else: with an absent one and with one that weighs nothing, all bits are equal."""
+    case = Case((40, 3), 2, 1, 16, window=9)
+    inputs = case.inputs(rng, "f32")
+    found = []
+    for sinks in (None, np.full(2, -np.inf, np.float32)):
+        for rows in (None, np.full((2, 43), np.nan, np.float32)):
+            out = np.full(inputs["q"].shape, np.nan, np.float32)
+            kernel(isa, "attention", **case.fixed, sinks=sinks)(**inputs, out=out, lse=rows)
+            found.append(out)
+    for out in found[2:]:
+        np.testing.assert_array_equal(out, found[0])

@@ -1,6 +1,6 @@
-"""The checker itself, with planted faults: each of them must be caught, and the sound operation must pass.
+"""The checker itself, with planted faults: it must find each of them, and accept the correct operation.
 
-The operations here are plain NumPy in float32, judged against float64; nothing native takes part.
+The operations here are plain NumPy in float32, judged against float64; no native code is involved.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def sound(operation: Callable[..., dict[str, Array]]) -> Callable[..., None]:
 def altered(
     operation: Callable[..., dict[str, Array]], name: str, change: Callable[[Array], Array]
 ) -> Callable[..., None]:
-    """The sound operation on a changed input."""
+    """The correct operation on a changed input."""
 
     def run(**arrays: Array) -> None:
         sound(operation)(**{**arrays, name: change(arrays[name])})
@@ -87,7 +87,7 @@ def altered(
 
 
 def spoiled(operation: Callable[..., dict[str, Array]], change: Callable[[Array], None]) -> Callable[..., None]:
-    """The sound operation, then a change to its output."""
+    """The correct operation, with a changed output."""
 
     def run(**arrays: Array) -> None:
         sound(operation)(**arrays)

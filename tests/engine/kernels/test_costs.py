@@ -1,4 +1,4 @@
-"""What the operations are said to cost is what they take: scratch by a high-water mark, arithmetic by counting."""
+"""The declared costs of operations are true: scratch by a high-water mark, arithmetic by counting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def threads_restored() -> Iterator[None]:
 
 
 def peak(isa: str, threads: int, call: Callable[[], None]) -> int:
-    """The most bytes of scratch that a thread asks for in a call."""
+    """Return the most bytes of scratch that a thread requests in a call."""
     kernels.set_threads(threads)
     kernels.scratch_peak()
     with using(isa):

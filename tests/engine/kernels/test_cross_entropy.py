@@ -19,7 +19,7 @@ Array = NDArray[Any]
 SCALE = 0.375  # 1 / tokens, as it were; exact in float32
 SETS = kernels.available()
 
-# What the logits look like: ordinary, spread, hostile, and in orders that make the running maximum move.
+# Kinds of logits: ordinary, spread, hostile, and in orders that make the running maximum move.
 KINDS = ["ordinary", "spread", "extreme", "rising", "falling", "constant", "sure", "hopeless"]
 
 
@@ -53,7 +53,7 @@ def fused(
     dh: Array,
     softcap: float = 0,
 ) -> None:
-    """Loss and d_hidden the way training computes them, tile by tile; `dh` must come in as zeros."""
+    """Compute loss and d_hidden as training does, tile by tile. `dh` must be zero before."""
     n, V = logits.shape
     reference, total, target_logit = (np.full(n, x, np.float32) for x in (-np.inf, 0, np.nan))
     state: dict[str, Array] = {"reference": reference, "sum": total, "target_logit": target_logit}
@@ -192,7 +192,7 @@ def test_a_vocabulary_of_one(isa: str) -> None:
 
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
 def test_reference_by_finite_differences(rng: np.random.Generator, softcap: float) -> None:
-    """dh against differences of the loss in the hidden state.
+    """Compare dh with finite differences of the loss in the hidden state.
 
     The running state is float32, so the loss carries roundings of some 1e-7: a large step (the formula's
     truncation error is still below 1e-5 of the slope) and a tolerance of 1e-7 / step * a few.
@@ -219,7 +219,7 @@ def test_reference_by_finite_differences(rng: np.random.Generator, softcap: floa
 
 @pytest.mark.parametrize("isa", VECTOR_SETS)
 def test_the_tile_size_does_not_matter(rng: np.random.Generator, isa: str) -> None:
-    """The same loss, to rounding, whatever the tiles."""
+    """The loss is the same for all tilings, except for rounding."""
     V, n = 500, 6
     head = stored(rng, "F32", V, 16)
     targets = rng.integers(0, V, n).astype(np.int32)

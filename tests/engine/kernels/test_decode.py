@@ -1,4 +1,4 @@
-"""Stored weights come out exactly as the independent `gguf` package reads them, on every instruction set.
+"""Stored weights are decoded exactly as the independent `gguf` package reads them, on every instruction set.
 
 Exactly means equal as float32: no format needs more than one rounding (see csrc/quant/decode.h).
 """
@@ -56,7 +56,7 @@ def dequantize(instruction_set: str, matrix: Any, shape: tuple[int, int], dtype:
 
 
 def assert_same_floats(ours: NDArray[Any], expected: NDArray[Any]) -> None:
-    """Equal values, of bf16 too; a NaN equals a NaN, whatever its payload."""
+    """Return whether values are equal, also in bf16. A NaN equals any NaN."""
     np.testing.assert_array_equal(widen(ours), widen(expected))
 
 
@@ -82,7 +82,7 @@ def test_random_bytes(rng: np.random.Generator, isa: str, type: str) -> None:
 @pytest.mark.parametrize("isa", SETS)
 @pytest.mark.parametrize("type", QUANTISED)
 def test_every_code_in_every_place(rng: np.random.Generator, isa: str, type: str) -> None:
-    """Blocks of scale 1 in which every byte takes every value, so every code stands in every place."""
+    """Blocks of scale 1 in which every byte takes every value, so that every code occurs at every place."""
     weights, size = block(type)
     data = rng.permuted(np.tile(np.arange(256, dtype=np.uint8)[:, None], (4, size)), axis=0)
     one, three = (np.full(1024, np.float16(value).view(np.uint16)) for value in (1, -3))
@@ -93,7 +93,9 @@ def test_every_code_in_every_place(rng: np.random.Generator, isa: str, type: str
     ours = dequantize(isa, matrix, (1024, weights))
     assert_same_floats(ours, decode(type, data))
     if weights == 32:
-        levels = {"Q4": 16, "Q5": 32, "Q8": 256, "IQ": 16, "MX": 15, "AF": 256}[type[:2]]  # MXFP4 has two zeros
+        levels = {"Q4": 16, "Q5": 32, "Q8": 256, "IQ": 16, "MX": 15, "AF": 256, "TE": 4}[
+            type[:2]
+        ]  # MXFP4 has two zeros
         assert all(len(set(column)) == levels for column in ours.T)
 
 

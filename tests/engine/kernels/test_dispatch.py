@@ -1,4 +1,4 @@
-"""The instruction sets that are found are those that Linux tells of."""
+"""The detected instruction sets are those that Linux reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of eight bits, against NumPy, to the last bit."""
+"""8-bit blocks are bit-identical to those that NumPy computes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_codes_and_what_is_read_of_them(
 
 
 def test_no_number_is_off_by_more_than_half_a_step(rng: np.random.Generator) -> None:
-    """Nor is the largest of a block cut off, however its scale is rounded."""
+    """The largest number of a block is not clipped, however its scale is rounded."""
     x = uneven(rng, 200, 320)
     steps = np.repeat(quantised(x)[0].astype(np.float64), 32, axis=1)
     largest = np.repeat(np.abs(x).reshape(200, -1, 32).max(axis=2), 32, axis=1)

@@ -1,4 +1,4 @@
-"""Products in fixed point: the numbers of core/fixed.h, computed anew in NumPy, and the same bits on every set."""
+"""Fixed-point products equal core/fixed.h's definition, computed in NumPy, and are bit-identical on every set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUP, CHUNK, TAIL = 256, 32, 64
 ROW_NORM, COLUMN_NORM, PEAK, FLOOR = (np.float32(v) for v in (32740, 65500, 32740, 2.0**-62))
 WIDEST = 2**31 - 1
 
-# T, K (in), N (out), rank, type: chunks and groups in part, LoRA's factor behind the last group or in one of its own.
+# T, K (in), N (out), rank, type: partial chunks and groups, LoRA's factor after the last group or in its own.
 SHAPES = [
     (5, 1, 3, 0, "F32"),
     (7, 96, 33, 8, "Q4_0"),
@@ -69,7 +69,7 @@ def quantise(v: Array, column: bool) -> tuple[Array, Array, Array]:
     padded[:, :length] = v
     cells = padded.reshape(rows, groups, GROUP // CHUNK, CHUNK)
     t = np.maximum((cells.view(np.uint32) & np.uint32(0x7FFFF000)).view(np.float32), FLOOR)
-    # Chunks beyond the end are not there; those that are count whole.
+    # Chunks beyond the end do not exist; the others count completely.
     there = np.arange(groups * GROUP // CHUNK).reshape(groups, -1) * CHUNK < length
     squares = t * t
     parts = np.zeros((*cells.shape[:3], 8), np.float32)
@@ -94,7 +94,7 @@ def quantise(v: Array, column: bool) -> tuple[Array, Array, Array]:
 
 
 def half_steps(v: Array, column: bool) -> Array:
-    """The most by which each number of v (rows, K) is rounded."""
+    """Return the largest rounding error of each number of v (rows, K)."""
     _, scales, shares = quantise(v, column)
     steps = np.repeat(scales[..., None] * shares.astype(np.float64), CHUNK, axis=2).reshape(len(v), -1)
     half: Array = steps[:, : v.shape[1]] * (0.5 + 2.0**-7)  # the scale's own rounding, of numbers up to 2^15
@@ -118,7 +118,7 @@ def group_sums(x: Array, columns: Array) -> tuple[Array, int]:
 
 
 def expected(parts: list[tuple[Array, Array]]) -> Array:
-    """The product of all parts (rows, columns), as core/fixed.h has it."""
+    """Return the product of all parts (rows, columns), as core/fixed.h defines it."""
     out = None
     waiting: Any = None
     for x, columns in parts:

@@ -39,6 +39,9 @@ SHAPES = [
     (33, 416, 70, 8, "MXFP4"),
     (33, 416, 70, 8, "AFFINE8"),
     (7, 96, 257, 0, "AFFINE8"),
+    (33, 416, 70, 8, "TERNARY"),
+    (7, 96, 257, 0, "TERNARY"),
+    (1, 1184, 40, 3, "TERNARY"),
     (1, 1184, 40, 3, "MXFP4"),
     (7, 96, 257, 0, "MXFP4"),
     (33, 768, 70, 8, "Q2_K"),
@@ -90,7 +93,7 @@ def backward_inputs(rng: np.random.Generator, T: int, K: int, N: int, r: int, dt
 
 
 def bound(operation: Any, inputs: dict[str, Array], w: Array, terms: int, start: Any = None) -> Bound:
-    """The bound of oracles.linear or oracles.linear_backward, by the operation on absolute values."""
+    """Return the error bound of oracles.linear or oracles.linear_backward: the operation on absolute values."""
     wide = {name: widen(array) for name, array in inputs.items()} | {"w": w}
     magnitude = operation(**{name: np.abs(array) for name, array in wide.items()})
     spread = np.sqrt(operation(**{name: array**2 for name, array in wide.items()}))
@@ -270,7 +273,7 @@ def test_slices_of_the_weight(rng: np.random.Generator, isa: str, type: str, dty
 @pytest.mark.parametrize("type", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4"])
 @pytest.mark.parametrize("T", [1, 2, 3, 4])
 def test_codes_of_few_rows_are_not_rounded(rng: np.random.Generator, type: str, T: int) -> None:
-    """Decoding multiplies the codes themselves: the bound of fp32 holds for bf16 operands."""
+    """Decoding multiplies the codes directly, so the bound of fp32 holds for bf16 operands."""
     K, N = 768 if type.endswith("K") else 864, 37
     w, x = stored(rng, type, N, K), {"x": random(rng, T, K, "bf16")}
     check_op(
@@ -284,7 +287,7 @@ def test_codes_of_few_rows_are_not_rounded(rng: np.random.Generator, type: str, 
 
 @isas
 def test_exact_operands_in_bf16(rng: np.random.Generator, isa: str) -> None:
-    """With W, b and a that bf16 holds exactly, nothing is rounded on the way: the bound of fp32 holds."""
+    """With W, b and a that bf16 holds exactly, nothing is rounded in between, so the bound of fp32 holds."""
     T, K, N, r = 33, 161, 75, 8
     w = stored(rng, "BF16", N, K)
     exact = {name: widen(random(rng, *shape, "bf16")).astype(np.float32) for name, shape in

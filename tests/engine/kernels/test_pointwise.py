@@ -31,7 +31,7 @@ def random(rng: np.random.Generator, *shape: int, dtype: str = "f32") -> Array:
 # --- RMS norm -----------------------------------------------------------------------------------------------
 
 
-# Columns, and how many of them a group has: rows of one group, heads, a single column.
+# Columns, and columns per group: rows of one group, heads, a single column.
 GROUPED = [(1, 1, 1), (2, 7, 7), (33, 64, 64), (5, 1531, 1531), (257, 100, 100), (7, 48, 16), (3, 330, 33), (9, 6, 1)]
 groups = pytest.mark.parametrize(("T", "D", "group"), GROUPED)
 accumulates = pytest.mark.parametrize("accumulate", [False, True], ids=["overwrite", "accumulate"])
@@ -120,7 +120,7 @@ def test_rms_norm_backward(
 @pytest.mark.parametrize("isa", kernels.available())
 @groups
 def test_norms_in_place(rng: np.random.Generator, isa: str, T: int, D: int, group: int) -> None:
-    """out may be x, and dx may be dn: the same bits as elsewhere."""
+    """out may be x, and dx may be dn: the results are bit-identical."""
     x, dn, weight = random(rng, T, D), random(rng, T, D), random(rng, group)
     forward = kernel(isa, "rms_norm", eps=EPS, weight=weight)
     backward = kernel(isa, "rms_norm_backward", eps=EPS, weight=weight, accumulate=False)
@@ -230,14 +230,22 @@ activations = pytest.mark.parametrize("activation", oracles.ACTIVATIONS)
 @activations
 def test_reference_glu(rng: np.random.Generator, activation: str, T: int, D: int) -> None:
     gate, up, da = (random(rng, T, D, dtype="f64") for _ in range(3))
+    gate[0, 0] = abs(gate[0, 0])  # a squared ReLU of one negative number is 0
+    if activation == "clipped_silu":  # so that both clips matter, but not for the first number
+        gate, up = (np.where(np.arange(T * D).reshape(T, D), 5, 1) * each for each in (gate, up))
+    for kink in (0, 7, -7):  # finite differences do not step over it
+        for each in (gate, up):
+            each += 0.01 * (np.abs(each - kink) < 0.01) * np.sign(each - kink)
     leaves, fixed = {"gate": gate, "up": up}, {"activation": activation}
     results, gradients = oracles.autograd(oracles.glu(activation), leaves, {"out": da})
+    size = gate**2 if activation == "relu2" else gate
+    factor = 1 + np.abs(up) if activation == "clipped_silu" else up
     check_op(
         kernel(REFERENCE, "glu", **fixed),
         filling(lambda: results),
         leaves,
         {"out": Output((T, D), "f64")},
-        {"out": Bound("glu", gate * up)},
+        {"out": Bound("glu", size * factor)},
         compute="f64",
     )
     check_op(
@@ -246,9 +254,9 @@ def test_reference_glu(rng: np.random.Generator, activation: str, T: int, D: int
         {"da": da, **leaves},
         {name: Output((T, D), "f64") for name in ("dgate", "dup", "a")},
         {
-            "dgate": Bound("glu", da * up * (1 + np.abs(gate)) * (1 + gate**2)),
-            "dup": Bound("glu", da * gate),
-            "a": Bound("glu", gate * up),
+            "dgate": Bound("glu", da * factor * (1 + np.abs(gate)) * (1 + gate**2)),
+            "dup": Bound("glu", da * size),
+            "a": Bound("glu", size * factor),
         },
         compute="f64",
     )
@@ -264,10 +272,14 @@ def test_reference_glu(rng: np.random.Generator, activation: str, T: int, D: int
 @shapes
 def test_glu(rng: np.random.Generator, isa: str, activation: str, dtype: str, stored: str, T: int, D: int) -> None:
     gate, up, da = (rng.standard_normal((T, D)) for _ in range(3))
-    if T > 2:  # far out on both sides, where the exponential overflows or vanishes
+    if T > 2:  # large values of both signs, where the exponential overflows or vanishes
         gate[1] *= 60
         gate[2] = np.resize(np.array([-1e4, -104, -89, -88, -87, -20, -0.0, 0.0, 1e-30, 20, 88, 89, 1e4]), D)
         gate[0] *= 4
+    gate[0, 0] = abs(gate[0, 0])  # a squared ReLU of one negative number is 0
+    if activation == "clipped_silu" and T > 2:
+        gate[3:] *= 5
+        up[1:] *= 5
     inputs = {"gate": narrow(gate, dtype), "up": narrow(up, dtype)}
     wide = {name: widen(array) for name, array in inputs.items()}
     da = da.astype(np.float32)
@@ -292,15 +304,22 @@ def test_glu(rng: np.random.Generator, isa: str, activation: str, dtype: str, st
 @isas
 @activations
 def test_gates_beyond_all_measure(isa: str, activation: str) -> None:
-    """The largest numbers and NaN: what is finite in the limit is finite."""
+    """With the largest numbers and NaN, results that are finite in the limit are finite, and others are infinite."""
     gate = np.array([[3e38, -3e38, np.nan, 1e20, -1e20]], np.float32)
-    one = np.ones_like(gate)
+    one, clipped = np.ones_like(gate), np.float32(7 / (1 + np.exp(-7 * 1.702)))
     out, dgate, dup = (np.full_like(gate, 7) for _ in range(3))
     kernel(isa, "glu", activation=activation)(gate=gate, up=one, out=out)
     kernel(isa, "glu_backward", activation=activation)(da=one, gate=gate, up=one, dgate=dgate, dup=dup)
-    for result, right in ((out, gate), (dup, gate), (dgate, one)):
+    with np.errstate(over="ignore"):
+        value, slope = {"relu2": (gate**2, 2 * gate), "clipped_silu": (0 * gate + clipped, 0 * gate)}.get(
+            activation, (gate, one)
+        )
+    doubled = 2 * value if activation == "clipped_silu" else value  # whose factor is up + 1
+    for result, right in ((out, doubled), (dup, value), (dgate, slope)):
         assert np.isnan(result[0, 2])
-        np.testing.assert_array_equal(result[0, [0, 3]], right[0, [0, 3]])
+        np.testing.assert_allclose(
+            result[0, [0, 3]], right[0, [0, 3]], rtol=1e-6 if activation == "clipped_silu" else 0
+        )
     assert (np.abs(out[0, [1, 4]]) <= 10).all()
     assert np.isfinite(dgate[0, [1, 4]]).all()
 
@@ -325,7 +344,7 @@ def reference_dots(*, out: Array, **arrays: Array) -> None:
 @pytest.mark.parametrize("accumulate", [False, True])
 @shapes
 def test_reference_columns(rng: np.random.Generator, T: int, D: int, accumulate: bool) -> None:
-    """Against NumPy, with and without what may be absent."""
+    """Compare with NumPy, with and without the optional arguments."""
     x, y, start = (rng.standard_normal((T, D)) for _ in range(3))
     numbers, factors = of_columns(rng, D), random(rng, D)
     scale, dots = kernel(REFERENCE, "scale_columns", accumulate=accumulate), kernel(REFERENCE, "column_dots")

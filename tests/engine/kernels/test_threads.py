@@ -1,4 +1,4 @@
-"""The number of threads never changes a result, not by one bit."""
+"""Results are bit-identical for any number of threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def threads_restored() -> Iterator[None]:
 
 
 def calls(rng: np.random.Generator, dtype: str) -> dict[str, dict[str, Any]]:
-    """Arguments of each operation, outputs excepted."""
+    """Arguments of each operation, without outputs."""
 
     def random(*shape: int, dtype: str = "f32") -> Array:
         return narrow(rng.standard_normal(shape), dtype)

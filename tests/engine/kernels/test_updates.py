@@ -21,7 +21,7 @@ isas = pytest.mark.parametrize("isa", VECTOR_SETS)
 
 
 def single(x: float) -> float:
-    """A number as float32 holds it, so that PyTorch in float64 computes with the very same one."""
+    """Round a number to float32, so that PyTorch in float64 computes with the same number."""
     return float(np.float32(x))
 
 
@@ -113,7 +113,7 @@ def test_sgd(rng: np.random.Generator, isa: str, rows: int, cols: int) -> None:
 @pytest.mark.parametrize("target", ["f32", "bf16"])
 @shapes
 def test_cast(rng: np.random.Generator, isa: str, source: str, target: str, rows: int, cols: int) -> None:
-    """Exact: round to nearest even into bf16, and every bf16 as it is into float32."""
+    """Casts are exact: to bf16 by rounding to nearest even, and from bf16 to float32 without change."""
     x = Guarded.holding(narrow(rng.standard_normal((rows, cols)) * 10.0 ** rng.integers(-30, 30, (rows, cols)), source))
     out = Guarded((rows, cols), np.float32 if target == "f32" else np.uint16)
     kernel(isa, "cast")(x=x.view, out=out.view)

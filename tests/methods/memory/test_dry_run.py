@@ -15,13 +15,13 @@ from benchmarks.ledger_table import MARKER, page_with_table
 from featherback import methods, models
 from featherback.data.batch import Batch
 from featherback.engine.backend.arena import aligned
-from featherback.engine.backend.counting import Ledger, Work
+from featherback.engine.backend.counting import Blank, BlankMatrix, Counting, CountingOperations, Ledger, Work
 from featherback.engine.formats.types import TensorType
 from featherback.engine.host.paged import PagedArray
 from featherback.methods import METHODS
 from featherback.methods.base import Draw
 from featherback.methods.lcsb import LCSBOptions
-from featherback.methods.memory.dry_run import account, opened, run_step, step_ledger
+from featherback.methods.memory.dry_run import account, counting_optimizer, run_step, step_ledger
 from featherback.methods.memory.job import Job
 from featherback.methods.memory.plan import Plan
 from featherback.methods.mezo import MeZOOptions
@@ -69,13 +69,13 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def all_supervised(rng: np.random.Generator, vocabulary: int, *lengths: int) -> Batch:
-    """Sequences in which even the last token has a target: the most a batch can ask for."""
+    """Return sequences in which even the last token has a target: the largest possible batch."""
     batch = Batch.from_sequences([rng.integers(0, vocabulary, length) for length in lengths])
     return replace(batch, targets=rng.integers(0, vocabulary, sum(lengths)).astype(np.int32))
 
 
 def stored(model: Model, targets: str) -> str:
-    """The projections that hold these, where some are fused."""
+    """Return the projections that contain these, as some are fused."""
     parts = model.blocks[0].parts
     return ",".join(parts[target].stored if target in parts else target for target in targets.split(","))
 
@@ -144,7 +144,7 @@ def _high_water(tmp_path: Path, name: str, frozen: tuple[str, ...], rule: Rule) 
             at_work.resources.weights,
             model.embedding_scale,
             config.tie_word_embeddings,
-            opened(whole.rule, trained),
+            counting_optimizer(whole.rule, trained),
             trained,
         )
         for step in range(2):  # of LCSB, one goes back through the first blocks, one through the others
@@ -167,6 +167,47 @@ def test_high_water_with_dropout(model: Model, name: str) -> None:
         at_work.loss(batch)
         scratch = at_work.resources.scratch
         assert scratch.high_water == scratch.capacity
+
+
+@pytest.mark.parametrize("name", METHODS.names)
+@pytest.mark.parametrize("layers", ["last:1", "0", "1"])
+def test_high_water_with_some_layers(model: Model, name: str, layers: str) -> None:
+    batch, method = all_supervised(np.random.default_rng(0), model.config.vocab_size, 20, 1, 43), METHODS[name]
+    for chunk in (None, 32) if method.can_chunk else (None,):
+        adapter = LoRA(model, 4, layers=layers)
+        keep = {"m": 1} if method.options_class().precision and name != "lcsb" else {}
+        plan = Plan(tokens=64, chunk=chunk, mlp_tile=256, vocab_tile=33, keep_h=chunk is None, keep=keep)
+        at_work = methods.create(name, model, adapter, plan)
+        short = all_supervised(np.random.default_rng(0), model.config.vocab_size, min(64, chunk or 64))
+        for step in range(4):  # of LCSB, each goes back through other blocks
+            for each in (batch, short):  # in chunks, a short batch passes whole
+                at_work.gradients(each, 1.0, adapter.parameters.alike(adapter.layer_size), Draw(step=step))
+        at_work.loss(batch)
+        scratch = at_work.resources.scratch
+        assert scratch.high_water == scratch.capacity
+        at_work.close()
+
+
+@pytest.mark.parametrize("layers", ["last:1", "last:2", "1,2", "0"])
+@pytest.mark.parametrize("chunk", [None, 48])
+def test_chosen_layers_are_counted(chunk: int | None, layers: str) -> None:
+    """Layers below the lowest one only run forward; its memory, work and states shrink."""
+    config = tiny(TINY_LLAMA, num_hidden_layers=4)
+    job, every = (
+        Job.of_shape(
+            config, TensorType.F32, method=METHODS["mesp"], form=Form.of(rank=4, layers=tuple(chosen.split(","))),
+            tokens=321, sequence=100,
+        )
+        for chosen in (layers, "all")
+    )  # fmt: skip
+    check_against_all(job, chunk)
+    adapted = {"last:1": 1, "last:2": 2, "1,2": 2, "0": 1}[layers]
+    assert job.state_bytes * 4 == every.state_bytes * adapted
+    assert job.disk_bytes * 4 == every.disk_bytes * adapted
+    plan = Plan(tokens=321, chunk=chunk)
+    ours, whole = account(job, plan), account(every, plan)
+    assert whole.loss_only.unpacked == ours.loss_only.unpacked
+    assert ours.loss_only.products < ours.work.products < whole.work.products
 
 
 @pytest.mark.parametrize("name", METHODS.names)
@@ -194,7 +235,7 @@ def test_high_water_with_dora(model: Model, name: str) -> None:
 
 
 def test_doras_norms_are_counted() -> None:
-    """A float for each output of each target, and as much from a layer's forward to its backward pass."""
+    """One float per output of each target, and as many again from a layer's forward to its backward pass."""
     plain, dora = (
         Job.of_shape(
             TINY_LLAMA, TensorType.Q4_0, method=METHODS["mesp"], tokens=64, sequence=64, form=Form.of(dora=dora)
@@ -212,7 +253,7 @@ def test_doras_norms_are_counted() -> None:
 @pytest.mark.parametrize("name", METHODS.names)
 @pytest.mark.parametrize("chunk", [None, 32])
 def test_shorter_sequences_take_no_other_bytes(model: Model, name: str, chunk: int | None) -> None:
-    """A method sets itself up for one sequence of all tokens; plans are made for sequences of `--seq-len`."""
+    """A method prepares for one sequence of all tokens; plans are made for sequences of `--seq-len`."""
     plan = Plan(tokens=90, chunk=chunk if METHODS[name].can_chunk else None)
     whole, packed = (
         account(Job.of(model, method=METHODS[name], form=Form.of(rank=4), tokens=90, sequence=sequence), plan)
@@ -235,13 +276,13 @@ def test_loss_alone_stays_within(model: Model, name: str) -> None:
 @pytest.mark.parametrize("sequence", [321, 100, 7])
 @pytest.mark.parametrize("chunk", [None, 48])
 def test_many_chunks_and_tiles_are_counted_from_few(model: Model, chunk: int | None, sequence: int) -> None:
-    """What is extrapolated is what a dry run of every layer, chunk and tile counts."""
+    """Extrapolated counts equal those of a dry run of every layer, chunk and tile."""
     check_against_all(Job.of(model, method=METHODS["mesp"], form=Form.of(rank=4), tokens=321, sequence=sequence), chunk)
 
 
 @pytest.mark.parametrize("sequence", [321, 100])
 def test_windows_of_several_chunks(sequence: int) -> None:
-    """From some chunk on, chunks see no more keys than those before them."""
+    """Beyond some chunk, chunks see no more keys than those before them."""
     job = Job.of_shape(
         tiny(TINY_LLAMA, windows=(50, 130)),
         TensorType.F32,
@@ -256,7 +297,7 @@ def test_windows_of_several_chunks(sequence: int) -> None:
 @pytest.mark.parametrize(("share", "returned"), [(0.5, 2), (0.75, 3), (1.0, 4)])
 @pytest.mark.parametrize("chunk", [None, 48])
 def test_blocks_that_are_skipped(chunk: int | None, share: float, returned: int) -> None:
-    """Whichever they are, alike blocks cost the same."""
+    """Equal blocks cost the same, whichever are selected."""
     shape: dict[str, Any] = {"form": Form.of(rank=4), "tokens": 321, "sequence": 100}
     config = tiny(TINY_LLAMA, num_hidden_layers=4)
     options = LCSBOptions(share=share)
@@ -264,16 +305,16 @@ def test_blocks_that_are_skipped(chunk: int | None, share: float, returned: int)
         Job.of_shape(config, TensorType.F32, method=METHODS[name], options=own, **shape)
         for name, own in (("lcsb", options), ("mesp", None))
     )
-    assert (some.returned, every.returned) == (returned, 4)
+    assert (some.backward_count, every.backward_count) == (returned, 4)
     check_against_all(some, chunk)
     plan = Plan(tokens=321, chunk=chunk)
     ours, whole = account(some, plan), account(every, plan)
-    assert whole.passed.products < ours.work.products <= whole.work.products
+    assert whole.loss_only.products < ours.work.products <= whole.work.products
     assert (ours.work == whole.work) == (share == 1)
 
 
 def check_against_all(job: Job, chunk: int | None) -> None:
-    keep = {"o": job.returned, "lse": job.returned, "m": 1}
+    keep = {"o": job.backward_count, "lse": job.backward_count, "m": 1}
     plan = Plan(tokens=321, chunk=chunk, mlp_tile=256, vocab_tile=16, keep_h=False, keep=keep)
     found, every = account(job, plan), run_step(job, plan, range(job.layers), job.head)
     assert (found.scratch, found.kept) == (every.scratch, every.kept)
@@ -367,3 +408,38 @@ def test_the_page_has_the_ledger() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert MARKER in text
     assert text == page_with_table(text), "stale: run python -m benchmarks.ledger_table docs/memory.md"
+
+
+def test_a_weight_is_mapped_while_it_is_dequantised() -> None:
+    """MeBP dequantises whole weights: their pages are in memory until they are released, and the plan has to know."""
+    counted = Counting("bf16").ops
+    weights = [BlankMatrix((4096, 4096), 2304, name, int(TensorType.Q4_0)) for name in ("first", "second")]
+    for weight in weights:
+        counted.dequantize(weight, Blank((4096, 4096), np.dtype(np.float32)))
+        counted.release(weight)
+    assert weights[0].nbytes <= counted.most_mapped < 2 * weights[0].nbytes
+    for weight in weights:
+        counted.dequantize(weight, Blank((4096, 4096), np.dtype(np.float32)))
+    assert counted.most_mapped >= 2 * weights[0].nbytes
+
+
+def test_mebp_holds_one_stored_weight_at_a_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stored weight is released as soon as it is dequantised, before the next one is read."""
+    events: list[tuple[str, str]] = []
+    dequantize, release = CountingOperations.dequantize, CountingOperations.release
+
+    def dequantized(ops: CountingOperations, w: BlankMatrix, out: Blank) -> None:
+        events.append(("dequantized", w.name))
+        dequantize(ops, w, out)
+
+    def released(ops: CountingOperations, w: BlankMatrix) -> None:
+        events.append(("released", w.name))
+        release(ops, w)
+
+    monkeypatch.setattr(CountingOperations, "dequantize", dequantized)
+    monkeypatch.setattr(CountingOperations, "release", released)
+    job = Job.of(model, method=METHODS["mebp"], form=Form.of(rank=4), tokens=90, sequence=90)
+    account(job, Plan(tokens=90, mlp_tile=256, vocab_tile=33))
+    starts = [i for i, (what, _) in enumerate(events) if what == "dequantized"]
+    assert starts
+    assert all(events[i + 1] == ("released", events[i][1]) for i in starts)

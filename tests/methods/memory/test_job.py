@@ -1,4 +1,4 @@
-"""What a job knows of a model, against what is really allocated."""
+"""The sizes that a job states for a model, against real allocations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.tiny_models import TINY_GEMMA3, TINY_LLAMA, TINY_QWEN2
 
 
 def array_bytes(model: models.Model) -> int:
-    """Bytes of the NumPy arrays that a pager of the model holds."""
+    """Return the bytes of the NumPy arrays that a pager of the model holds."""
     tracemalloc.start()
     try:
         pager = WeightPager(model, backend.of("fp32"), "paged")

@@ -1,4 +1,4 @@
-"""The planner's promises, on made-up machines: no kernel runs here."""
+"""The planner's promises, on artificial machines. No kernel runs here."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_chosen_plan_fits_and_is_the_fastest_that_does(name: str, method: st
 
 @pytest.mark.parametrize(("tokens", "free"), [(256, None), (256, 120), (256, 450), (1024, 600)])
 def test_more_memory_is_never_slower(tokens: int, free: int | None) -> None:
-    """`free`: megabytes that the machine has; at 600 the page cache holds the weights beside some budgets only."""
+    """`free`: megabytes of the machine. With 600, the page cache holds the weights as well for some budgets only."""
     asked = job(tokens=tokens)
     machine = replace(MACHINE, memory=free and free * MB)
     least = planner.smallest(asked, BASELINE, machine).rss
@@ -109,9 +109,9 @@ def test_weights_that_stay_mapped_are_counted_once() -> None:
     asked = job()
     resident = Plan(tokens=256, mlp_tile=2048, vocab_tile=2048)
     needed = planner.predict(asked, resident, BASELINE, MACHINE)
-    for room, crowded in ((0, False), (-1, True)):
+    for room, exceeds_page_cache in ((0, False), (-1, True)):
         machine = replace(MACHINE, memory=needed.rss + room)
-        assert planner.predict(asked, resident, BASELINE, machine).crowded == crowded
+        assert planner.predict(asked, resident, BASELINE, machine).exceeds_page_cache == exceeds_page_cache
 
 
 @pytest.mark.parametrize("method", METHODS.names)
@@ -131,7 +131,7 @@ def test_a_refusal_names_a_budget_that_is_accepted(method: str) -> None:
 
 @pytest.mark.parametrize("kilobytes", range(0, 1000, 100))
 def test_the_budget_named_survives_another_baseline_and_the_cap_stays(kilobytes: int) -> None:
-    """Wherever the least falls between two megabytes."""
+    """The least budget is enough, wherever it lies between two megabytes."""
     asked, first = job(), Baseline(BASELINE.footprint, BASELINE.rss + kilobytes * 1000)
     named = planner.least_budget(planner.smallest(asked, first, MACHINE).rss)
     again = Baseline(first.footprint, first.rss + planner.VARIATION)
@@ -192,7 +192,7 @@ def test_no_plan_takes_more_than_the_machine_has() -> None:
     assert (plan.predicted_rss_mb or 0) * MB <= least
     full = replace(MACHINE, memory=least - MB)
     for budget in (None, 10 * least, 20 * MB):  # no budget would do, so none is named
-        with pytest.raises(FeatherbackError, match=r"only \d+MB are free .* least is \d+MB; a smaller") as refusal:
+        with pytest.raises(FeatherbackError, match=r"only \d+MB are free .* need at least \d+MB; a smaller") as refusal:
             planner.choose(asked, budget, BASELINE, full)
         assert "--memory" not in str(refusal.value)
         assert f"only {(least - MB) // MB}MB" in str(refusal.value)
@@ -201,7 +201,7 @@ def test_no_plan_takes_more_than_the_machine_has() -> None:
 
 
 def test_a_run_directory_in_memory_is_no_relief() -> None:
-    """No plan puts anything into files there, and what stays in the process is counted."""
+    """In that case no plan uses files, and everything that stays in the process is counted."""
     asked = job()
     in_memory = replace(asked, files=False, accounts={})
     plans = list(planner.candidates(in_memory))

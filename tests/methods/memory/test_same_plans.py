@@ -1,4 +1,4 @@
-"""The same job has the same plan, whatever is measured: no kernel runs here."""
+"""The same job has the same plan, whatever is measured. No kernel runs here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from featherback.methods.memory.plan import Plan
 from tests.methods.memory.test_planner import BASELINE, MB, job
 
 SHOWN = ("predicted_step_seconds", "least_step_seconds", "fastest_step_seconds", "predicted_footprint_mb")
-"""What is only shown of a plan, and may be measured."""
+"""Fields of a plan that are only displayed, and may be measured."""
 
 
 def _decided(plan: Plan) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def _decided(plan: Plan) -> dict[str, Any]:
 
 
 def _measured(drawn: random.Random, memory: int) -> tuple[Baseline, Machine]:
-    """What a run may find: rates within a factor of three, and one of the baselines of like processes."""
+    """Measurements that a run may make: rates within a factor of three, and one of several similar baselines."""
 
     def about(rate: float) -> float:
         return rate * 3 ** drawn.uniform(-0.5, 0.5)

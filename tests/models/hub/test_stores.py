@@ -74,16 +74,16 @@ def test_blobs_of_early_versions(home: Path) -> None:
 @pytest.mark.parametrize(
     ("layers", "says"),
     [
-        ([layer(B, 9, "text")], r"names 0 GGUF files where one is needed"),
-        ([layer(), layer(B)], r"names 2 GGUF files"),
-        ([layer(size=5)], r"has 4 bytes where .* says 5; get it again with: ollama pull m"),
+        ([layer(B, 9, "text")], r"lists 0 GGUF files; it must list exactly one"),
+        ([layer(), layer(B)], r"lists 2 GGUF files"),
+        ([layer(size=5)], r"has 4 bytes, but .* says 5; get it again with: ollama pull m"),
         ([layer(B)], rf"lacks the file of 'm', sha256-{B}; get it again"),
-        ([layer("../" * 21 + "x")], r"which is no SHA-256"),
-        ([layer("A" * 64)], r"which is no SHA-256"),
-        ([layer("a" * 63 + "\n")], r"which is no SHA-256"),
+        ([layer("../" * 21 + "x")], r"which is not a SHA-256"),
+        ([layer("A" * 64)], r"which is not a SHA-256"),
+        ([layer("a" * 63 + "\n")], r"which is not a SHA-256"),
         ([{"mediaType": ollama.MODEL}], r"names a file by None"),
-        ([{"mediaType": ollama.MODEL, "digest": ["a"], "size": {}}], r"no SHA-256"),
-        ([layer(), layer(B, 4, ollama.ADAPTER)], rf"adapter of its own, .* sits on: .*sha256-{A}"),
+        ([{"mediaType": ollama.MODEL, "digest": ["a"], "size": {}}], r"not a SHA-256"),
+        ([layer(), layer(B, 4, ollama.ADAPTER)], rf"has its own adapter, .* the base model: .*sha256-{A}"),
         (["text"], r"has no list of layers"),
     ],
 )
@@ -102,7 +102,7 @@ def test_manifests_that_cannot_be_used(home: Path, layers: list[Any], says: str)
         (b"[]", "no list of layers"),
         (b'{"layers": {}}', "no list of layers"),
         (b"[" * 100_000, "nested too deeply"),
-        (b" " * (ollama.MOST_MANIFEST + 1), "is longer than"),
+        (b" " * (ollama.MOST_MANIFEST + 1), "the limit for a file of this kind"),
         (b"\xff\xfe", "not valid JSON"),
     ],
 )
@@ -152,7 +152,7 @@ def test_names_that_lead_out_of_a_store(home: Path, name: str) -> None:
     touch(home / "x" / "snapshots" / "1" / "m.gguf")
     with pytest.raises(FeatherbackError, match="There is no model") as refusal:
         locate(name)
-    assert "near it: " in str(refusal.value)
+    assert "similar names: " in str(refusal.value)
 
 
 def test_lm_studio(home: Path) -> None:
@@ -175,9 +175,9 @@ def test_lm_studio(home: Path) -> None:
     assert locate("lmstudio:someone/Two/two-Q4_0.gguf") == other
     assert locate("lmstudio:someone/Two/q8_0") == first
     assert locate("lmstudio:mlx/Three") == folder
-    with pytest.raises(FeatherbackError, match=r"choose one as lmstudio:someone/Two/FILE. They are: two-Q4_0"):
+    with pytest.raises(FeatherbackError, match=r"choose one as lmstudio:someone/Two/FILE. The files: two-Q4_0"):
         locate("lmstudio:someone/Two")
-    with pytest.raises(FeatherbackError, match=r"'../../x' fits 0 of its GGUF files"):
+    with pytest.raises(FeatherbackError, match=r"'../../x' matches no GGUF file of "):
         locate("lmstudio:someone/Two/../../x")
 
 
@@ -253,7 +253,7 @@ def test_near_names(home: Path, wanted: str, near: str) -> None:
         pulled(home / ".ollama" / "models", f"registry.ollama.ai/library/{name}")
     with pytest.raises(FeatherbackError, match="in Ollama's store") as refusal:
         locate(f"ollama:{wanted}")
-    assert f"near it: {near}" in str(refusal.value)
+    assert f"similar names: {near}" in str(refusal.value)
 
 
 def test_without_stores(home: Path) -> None:
@@ -310,7 +310,7 @@ def test_models_that_were_probably_meant(home: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(FeatherbackError, match=r"There is no model .*on this machine\. Did you mean") as refusal:
             locate(name)
         assert str(refusal.value).endswith(f"Did you mean `{meant}`?")
-    with pytest.raises(FeatherbackError, match=r"lists those on this machine\.$"):
+    with pytest.raises(FeatherbackError, match=r"lists the models on this machine\.$"):
         locate("xyzzy")
 
 
@@ -319,7 +319,7 @@ def test_a_name_on_hugging_face_leads_to_fetch(home: Path) -> None:
         with pytest.raises(FeatherbackError, match="get it from Hugging Face") as refusal:
             locate(name)
         assert str(refusal.value).endswith(f" with: featherback fetch {name}")
-    with pytest.raises(FeatherbackError, match="name a GGUF file"):
+    with pytest.raises(FeatherbackError, match="MODEL is a GGUF file"):
         locate("models/absent.gguf")
     fetched = touch(home / "ours/hub/models--Qwen--Qwen2.5-0.5B-Instruct/snapshots/1/m.gguf")
     assert locate("Qwen/Qwen2.5-0.5B-Instruct") == fetched

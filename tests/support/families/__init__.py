@@ -13,22 +13,33 @@ from pkgutil import iter_modules
 from typing import Any
 
 from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.experts import ExpertsConfig
 from tests.support.families.base import Cases, Family
 
-_SHARED = {"base", "converter", "twin"}
+_SHARED = {"base", "converter", "experts", "twin"}
 
-FAMILIES: dict[str, Family] = {
-    module.name: import_module(f"{__name__}.{module.name}").FAMILY
-    for module in iter_modules(__path__)
-    if module.name not in _SHARED
-}
+_ENTRIES: list[Family] = [
+    import_module(f"{__name__}.{module.name}").FAMILY for module in iter_modules(__path__) if module.name not in _SHARED
+]
+FAMILIES: dict[str, Family] = {entry.model.architecture: entry for entry in _ENTRIES}
 
 MODELS: dict[str, ModelConfig] = {
     name: config
     for architecture, family in FAMILIES.items()
     for name, config in {architecture: family.model, **{more: case[0] for more, case in family.more.items()}}.items()
+    if not isinstance(config, ExpertsConfig)
 }
-"""The models that every test of all families meets: the tiny one of each, and a few more."""
+"""The models that every test of all families meets: the tiny one of each, and a few more.
+
+Those with experts, whose memory depends on the routing and whose units are no targets, have tests of their own in
+`methods/test_experts.py`.
+"""
+
+
+BY_ARCHITECTURE = {
+    name: family for architecture, family in FAMILIES.items() for name in (architecture, *family.other_architectures)
+}
+"""Every architecture that a GGUF file may name: its family's entry."""
 
 
 @cache
@@ -38,6 +49,17 @@ def cases() -> Cases:
     for architecture, family in FAMILIES.items():
         found |= {architecture: (family.model, family.types), **family.more, **family.variants()}
     return found
+
+
+def dense() -> tuple[str, ...]:
+    """The cases whose weights can be trained themselves: those without experts."""
+    return tuple(name for name, (config, _) in cases().items() if not isinstance(config, ExpertsConfig))
+
+
+def smooth() -> tuple[str, ...]:
+    """The cases whose loss is a smooth function: none in which a token could change from one expert to another."""
+    routed = (name for name, (c, _) in cases().items() if isinstance(c, ExpertsConfig) and c.experts_used == c.experts)
+    return (*dense(), *routed)
 
 
 COMPOSITIONS = tuple(

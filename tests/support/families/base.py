@@ -53,16 +53,22 @@ class Family:
     """Changes to `model` with which transformers' own GGUF loader reads it; None: it does not know the family."""
     hf: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Configurations of transformers that are converted to GGUF as llama.cpp does it: name -> entries."""
+    other_architectures: tuple[str, ...] = ()
+    """Other names that a GGUF file may have for the architecture."""
     hf_type: str | None = None
     """Their model_type; None: the architecture."""
+    folders: bool = True
+    """Whether Featherback reads their folders, or only the files converted from them."""
     converted: Keys = usual
     """The keys that llama.cpp's converter writes for the family alone."""
-    llama_cpp: Mapping[str, Any] = field(default_factory=dict)
-    """Changes to `model` with which llama.cpp computes the same."""
+    written: Callable[[str, np.ndarray, Any], tuple[str, np.ndarray]] | None = None
+    """How the converter writes a tensor of the configuration's model, if it changes more than others."""
+    llama_cpp: Mapping[str, Any] | None = field(default_factory=dict)
+    """Changes to `model` with which llama.cpp computes the same; None: not compared."""
     llama_cpp_bound: float = 2e-4
     """Of the largest logit, between llama.cpp's and ours."""
-    mlx: Mapping[str, Any] = field(default_factory=dict)
-    """Changes to `model` with which mlx-lm computes the same."""
+    mlx: Mapping[str, Any] | None = field(default_factory=dict)
+    """Changes to `model` with which mlx-lm computes the same; None: not compared."""
 
 
 def llama3(config: ModelConfig) -> Llama3:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from featherback.engine.formats.types import TensorType
 from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.experts import ExpertsConfig
 from featherback.models.rope.linear import Linear
 from tests.support.families.base import LLAMA3_ROPE, Cases, Family, llama3
 from tests.support.families.converter import ORIGINAL
+from tests.support.families.experts import EXPERTS, names, settings
 from tests.support.families.twin import Twin, entry, layer_types, rope
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ TINY_LLAMA = ModelConfig(
     attention_bias=False,
     rope_interleaved=True,
 )
+TINY_MIXTRAL = ExpertsConfig(**{**vars(TINY_LLAMA), "intermediate_size": 256}, **EXPERTS)
 # Rows that fill the 256-weight blocks of the K formats; head_dim is not hidden_size / heads.
 TINY_WIDE = replace(TINY_LLAMA, hidden_size=256, intermediate_size=512, num_attention_heads=8, head_dim=64)
 
@@ -48,6 +51,11 @@ def twin(reader: GGUFReader, head_dim: int) -> Twin:
     )
 
     own = rope(reader)
+    if entry(reader, "expert_count"):
+        from transformers import MixtralConfig, MixtralForCausalLM
+
+        routed = settings(reader, count="num_local_experts")
+        return Twin(MixtralConfig, MixtralForCausalLM, own | routed, names(), interleaved=True)
     if (window := entry(reader, "attention.sliding_window")) is None:
         own["attention_bias"] = any(tensor.name == "blk.0.attn_q.bias" for tensor in reader.tensors)
         return Twin(LlamaConfig, LlamaForCausalLM, own, interleaved=True)
@@ -60,6 +68,7 @@ def twin(reader: GGUFReader, head_dim: int) -> Twin:
 
 def variants() -> Cases:
     return {
+        "mixtral": (TINY_MIXTRAL, {"": TensorType.Q8_0, "router": TensorType.F32}),
         "llama-untied": (
             replace(TINY_LLAMA, tie_word_embeddings=False, num_key_value_heads=4, vocab_size=1030),
             TensorType.Q8_0,

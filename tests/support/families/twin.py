@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
     from gguf import GGUFReader
     from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -44,6 +45,10 @@ class Twin:
     """The file holds 1 + w, the modules w."""
     interleaved: bool = False
     """The file's rows of q and k stand in llama.cpp's order, where a rotated pair is adjacent."""
+    restore: Callable[[str, np.ndarray], tuple[str, np.ndarray]] | None = None
+    """A tensor of a block in the file -> in the model, for families that store it otherwise. None: as `block` says."""
+    arrange: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    """Names and joins the tensors of experts as the model has them; None: as most models do (`experts.joined`)."""
     change: Callable[[PreTrainedModel], None] = lambda model: None
     """What is still to be done to the model."""
 

@@ -1,5 +1,6 @@
-"""What `featherback inspect` describes: each module here is one kind of thing and holds it as `KIND`. Adding a kind is
-adding a file.
+"""The kinds of things that `featherback inspect` describes. Each module here is one kind, as `KIND`.
+
+To add a kind, add a file.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ KINDS: Registry[Kind] = Registry(__name__, "KIND", "kind", shared=("base",))
 
 
 def kind_of(path: Path) -> Kind:
-    """What is at `path`; FeatherbackError, saying what could be, if it is nothing that is known."""
+    """The kind of thing at `path`; raises FeatherbackError, with a list of the kinds, if it is none of them."""
     kinds = sorted((KINDS[name] for name in KINDS.names), key=lambda kind: kind.rank)
     head = b""
     if not path.is_dir():
@@ -28,4 +29,4 @@ def kind_of(path: Path) -> Kind:
         if kind.recognises(path, head):
             return kind
     titles = "; ".join(kind.title for kind in kinds)
-    raise FeatherbackError(f"{path} is nothing that Featherback knows, which would be {titles}.")
+    raise FeatherbackError(f"{path} is of an unknown kind; expected one of: {titles}.")

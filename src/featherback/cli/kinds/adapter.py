@@ -1,4 +1,4 @@
-"""An adapter that is no run."""
+"""An adapter outside a run's directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from featherback.engine.formats.gguf import GGUFFile
 
 _CONFIG = "adapter_config.json"
-_UNKNOWN_BASE = "MODEL is the model that it was trained on: it names none, or one that is not here"
+_UNKNOWN_BASE = (
+    "replace MODEL by the model that the adapter was trained on; the adapter does not name its model, or the model is "
+    "not on this machine"
+)
 
 
 class Adapter(Kind):
@@ -59,8 +62,8 @@ class Adapter(Kind):
         return Outlook(_next(str(base), named, place), True, None, least)
 
 
-def _leads_to(place: Path) -> str:
-    """The format to export it to: one that it is not in already, and that can hold it."""
+def _export_format(place: Path) -> str:
+    """A format to export the adapter to: not its own, and one that supports its kind."""
     from featherback.core.files import read_json
     from featherback.exports.formats.peft import kind_in
 
@@ -82,12 +85,12 @@ def _next(model: str, named: str, place: Path) -> list[str]:
     return [
         quoted("featherback", "chat", model, "--adapter", named),
         quoted("featherback", "train", model, "--from", named, "--data", DATA, "--out", OTHER_OUT),
-        quoted("featherback", "export", named, "--to", _leads_to(place), *named_model),
+        quoted("featherback", "export", named, "--to", _export_format(place), *named_model),
     ]
 
 
 def _least(base: Path, adapter: Path) -> int:
-    """The least --memory to train on from the adapter."""
+    """The least memory budget, in bytes, for continuing to train the adapter."""
     from featherback import models
     from featherback.exports import formats
     from featherback.runs.config import TrainConfig
@@ -101,7 +104,7 @@ def _least(base: Path, adapter: Path) -> int:
 
 
 def _is_gguf_adapter(path: Path) -> bool:
-    """Whether a GGUF file says so; one that is damaged is told of as a model."""
+    """Whether a GGUF file holds an adapter. A damaged file counts as a model, whose error is then shown."""
     try:
         file = _opened(path)
     except FeatherbackError:

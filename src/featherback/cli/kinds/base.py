@@ -1,4 +1,4 @@
-"""What a kind of thing that can be inspected says of itself."""
+"""The interface of a kind of thing that `featherback inspect` describes."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 HEAD = 4096
-"""Bytes of a file's beginning that are looked at to tell what it is."""
+"""Bytes at the start of a file from which its kind is recognised."""
 DATA, OUT, OTHER_OUT = "notes.jsonl", "run", "another-run"
-"""What stands for the user's own in a command line to type."""
+"""Placeholders for the user's own names in suggested commands."""
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What can be done with it."""
+    """What the user can do next with the inspected thing."""
 
     next: list[str]
-    """Command lines to type next, the likeliest first."""
-    trainable: bool | None = None  # None: that is no question here
+    """Commands to type next, the most likely first."""
+    trainable: bool | None = None  # None: does not apply
     reason: str | None = None
     """Why it cannot be trained."""
     memory: int | None = None
-    """The least that training takes with the options as they are, in bytes. Preparing the data may take more."""
+    """Least memory in bytes for training with the default options. Preparing the data may take more."""
     notes: list[str] = field(default_factory=list)
 
 
 class Kind(ABC):
-    """One kind. Each other module of this folder is one and holds it as `KIND`."""
+    """One kind of thing. Every other module of this folder has an instance as `KIND`."""
 
     title: ClassVar[str]
-    """What it is, for people: "a GGUF model"."""
+    """Its name in messages: "a GGUF model"."""
     rank: ClassVar[int] = 1
-    """The first in this order that recognises something describes it: a run is also an adapter."""
+    """Kinds are tried in this order, because a run, for example, is also an adapter."""
 
     @abstractmethod
     def recognises(self, path: Path, head: bytes) -> bool:
-        """Whether this seems to be at `path`; `head`: the beginning of a file, empty for a folder."""
+        """Whether `path` seems to be of this kind. `head`: the first bytes of a file, empty for a folder."""
 
     @abstractmethod
     def describe(self, path: Path) -> dict[str, Any]:
-        """The facts about what is at `path`; FeatherbackError if it is damaged. Its headers are read, or its text."""
+        """The facts about the thing at `path`, from its headers or text; raises FeatherbackError if it is damaged."""
 
     @abstractmethod
     def outlook(self, path: Path, named: str) -> Outlook:
-        """What can be done with it; `named`: what the user calls it."""
+        """What the user can do next. `named`: the thing as the user typed it."""
 
 
 def in_folder(path: Path, name: str) -> bool:
-    """Whether `path` is a folder with this file in it."""
+    """Whether `path` is a folder that contains this file."""
     return path.is_dir() and (path / name).is_file()
 
 
 def chosen(values: dict[str, Any]) -> dict[str, Any]:
-    """Those of some settings that say something."""
+    """The settings that are not empty."""
     return {name: value for name, value in values.items() if value not in (None, {}, [], "")}

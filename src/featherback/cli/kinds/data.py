@@ -1,4 +1,4 @@
-"""What to train on: records or text."""
+"""Training data: records or text."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class Data(Kind):
     rank = 4
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        from featherback.data.containers import seems_data
+        from featherback.data.containers import looks_like_data
 
-        return seems_data(path, head)
+        return looks_like_data(path, head)
 
     def describe(self, path: Path) -> dict[str, Any]:
-        return self.told(Source.of(path))[0]
+        return self.describe_source(Source.of(path))[0]
 
     def outlook(self, path: Path, named: str) -> Outlook:
         return self._next(Source.of(named), [])
 
-    def told(self, source: Source) -> tuple[dict[str, Any], Outlook]:
-        """What `describe` and `outlook` say, of data that are read in some way."""
+    def describe_source(self, source: Source) -> tuple[dict[str, Any], Outlook]:
+        """The results of `describe` and `outlook` for data that are read with the options of `source`."""
         from featherback.core.terminal import Counting
         from featherback.data.contents import contents
 
@@ -43,7 +43,7 @@ class Data(Kind):
                 quoted("featherback", "inspect", *source.paths, "--model", "MODEL", *how),
                 quoted("featherback", "train", "MODEL", *named, "--out", OUT, *how),
             ],
-            notes=[*notes, "MODEL is a file, a folder, or a name that `featherback models` shows"],
+            notes=[*notes, "replace MODEL by a file, a folder, or a name from `featherback models`"],
         )
 
 

@@ -18,7 +18,7 @@ class AModel(Kind):
     rank = 3
 
     def __init__(self, quantize: str = "none") -> None:
-        """With the weights of a folder as --quantize has them."""
+        """`quantize`: the value of --quantize, for Hugging Face folders."""
         self._quantize = quantize
 
     def recognises(self, path: Path, head: bytes) -> bool:
@@ -51,7 +51,7 @@ class AModel(Kind):
             "context": config.max_position_embeddings,
             "vocabulary": config.vocab_size,
             "tied_head": config.tie_word_embeddings,
-            **_speech(model),
+            **_tokenizer_facts(model),
             "kernels": kernels.describe(),
             "compute": {"auto": best(rates), **rates},
         }
@@ -77,7 +77,7 @@ class AModel(Kind):
     def _opened(self, path: Path) -> Model:
         from featherback import models
 
-        return models.load(path, self._quantize, foresee=True)  # nothing is converted only to be looked at
+        return models.load(path, self._quantize, without_converting=True)  # inspecting converts nothing
 
 
 def _kind(model: Model) -> str:
@@ -85,8 +85,8 @@ def _kind(model: Model) -> str:
     return f"GGUF model{parts}" if model.source == "gguf" else f"model, a Hugging Face folder{parts}"
 
 
-def _speech(model: Model) -> dict[str, Any]:
-    """What its tokenizer tells; nothing if it has none that is known, which the outlook says."""
+def _tokenizer_facts(model: Model) -> dict[str, Any]:
+    """Facts from the tokenizer; empty if it is unsupported, which the outlook then reports."""
     from featherback.data.tokenizers.loader import load_tokenizer
 
     try:

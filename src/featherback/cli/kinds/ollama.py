@@ -1,4 +1,4 @@
-"""A folder that was exported for Ollama."""
+"""A folder exported for Ollama."""
 
 from __future__ import annotations
 

@@ -30,12 +30,12 @@ class Report(Kind):
     def outlook(self, path: Path, named: str) -> Outlook:
         run = _run_of(path)
         if run is None:
-            return Outlook([], notes=["it was moved out of its run's directory, which holds what can be used"])
+            return Outlook([], notes=["the report is no longer in its run's directory; inspect that directory instead"])
         return Outlook([quoted("featherback", "inspect", run), quoted("featherback", "report", run)])
 
 
 def _run_of(path: Path) -> Path | None:
-    """The run's directory, if the report lies in it."""
+    """The run's directory; None if the report was moved out of it."""
     return path.parent if in_folder(path.parent, "run.json") else None
 
 

@@ -34,17 +34,17 @@ class Run(Kind):
 
     def outlook(self, path: Path, named: str) -> Outlook:
         from featherback.nn.adapters import kind_of
-        from featherback.runs.outcome import again, talk, worsening
+        from featherback.runs.outcome import describe_worsening, repeat_command, talk
         from featherback.runs.run_directory import RunDirectory
 
         record = RunDirectory.open(path).record
         model = str(record.get("configuration", {}).get("model") or "MODEL")
-        notes = [] if Path(model).exists() else [f"its model is not where it was: {model}"]
+        notes = [] if Path(model).exists() else [f"its model is no longer at {model}"]
         if record.get("status") not in ("finished", "stopped early"):
             return Outlook([quoted("featherback", "train", model, "--out", named, "--resume")], notes=notes)
-        if (rise := worsening(record.get("summary", {}))) is not None:
+        if (rise := describe_worsening(record.get("summary", {}))) is not None:
             notes.append(f"it is worse than before training: {rise}")
-            return Outlook([quoted(*again(record, named))], notes=notes)
+            return Outlook([quoted(*repeat_command(record, named))], notes=notes)
         if record["configuration"].get("train") == "full":
             more = quoted("featherback", "train", named, "--data", DATA, "--out", OTHER_OUT)
             return Outlook([quoted(*talk(record, named)), more])

@@ -39,7 +39,7 @@ class ATokenizer(Kind):
         folder = path if path.is_dir() else path.parent
         if in_folder(folder, "config.json"):
             return Outlook([quoted("featherback", "inspect", folder)])
-        return Outlook([], notes=["it belongs in a model's folder, beside config.json"])
+        return Outlook([], notes=["a tokenizer alone cannot be used; put it into a model's folder, beside config.json"])
 
 
 KIND = ATokenizer()

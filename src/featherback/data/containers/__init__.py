@@ -1,4 +1,4 @@
-"""Kinds of files that data come in, one module each: bytes in, records or texts with their places out."""
+"""File formats of data, one module each. A container turns bytes into records or texts with their places."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ CONTAINERS: Registry[Container] = Registry(
     __name__, "CONTAINER", "format of data", shared=("base", "json_text", "separated")
 )
 
+_SHEET = "a spreadsheet: open it and save it as CSV, with the columns prompt and completion"
+_DOCUMENT = "a document: save its text as a .txt file, or write examples of prompts and answers from it"
+_OTHER_PROGRAMS = dict.fromkeys((".xlsx", ".xls", ".ods"), _SHEET) | dict.fromkeys(
+    (".pdf", ".docx", ".doc", ".odt", ".rtf", ".epub"), _DOCUMENT
+)
+
 
 def container_of(data: Input) -> Container:
-    """The kind of `data`, by its name or, failing that, its first bytes.
+    """Return the format of `data`, from its name or else its first bytes.
 
-    FeatherbackError if it is missing, empty, not readable, or of no kind that is known.
+    Raises FeatherbackError if it is missing, empty, unreadable, or of unknown format.
     """
     head = b"" if data.is_folder else data.head()
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -27,35 +33,39 @@ def container_of(data: Input) -> Container:
         return found
     if data.is_stdin:
         return CONTAINERS["text"]
+    if remedy := _OTHER_PROGRAMS.get(data.suffix):
+        raise FeatherbackError(f"The data file {data.path} is {remedy}.")
     known = [CONTAINERS[name] for name in CONTAINERS.names]
     kinds = ", ".join(f"{kind.suffixes[0]} ({kind.title})" for kind in known if kind.suffixes)
-    raise FeatherbackError(f"The format of the data file {data.path} is not known: save or unpack it as {kinds}.")
+    raise FeatherbackError(f"The data file {data.path} has an unknown format. Save it as one of: {kinds}.")
 
 
 def suffixes() -> set[str]:
-    """Ends of the names of files that hold data, with their dots, in lower case."""
+    """Return the suffixes of data files in lower case, with the dot."""
     return {suffix for name in CONTAINERS.names for suffix in CONTAINERS[name].suffixes}
 
 
-def is_name_of_data(name: str) -> bool:
-    """Whether a file called so would hold data, JSON aside."""
+def has_data_suffix(name: str) -> bool:
+    """Whether a file name has the suffix of a data file other than .json."""
     return Path(name).suffix.lower() in suffixes() - {".json"}
 
 
-def seems_data(path: Path, head: bytes) -> bool:
-    """Whether a file that begins with `head` is of a known kind, or a folder has such in it, JSON aside: folders of
-    many kinds have it."""
+def looks_like_data(path: Path, head: bytes) -> bool:
+    """Whether `path` looks like data: a file of a known format, or a folder that contains such files.
+
+    In folders .json files do not count, because many kinds of folders have them.
+    """
     data = Input(path)
     if data.is_folder:
-        return any(is_name_of_data(file.name) for file in path.rglob("*"))
+        return any(has_data_suffix(file.name) for file in path.rglob("*"))
     return _seeming(data, head) is not None
 
 
 def _seeming(data: Input, head: bytes) -> Container | None:
-    """The kind of `data` by its name or, failing that, its first bytes; None if these say nothing."""
+    """Return the format of `data` from its name or else its first bytes; None if it is unknown."""
     if data.is_folder:
         return CONTAINERS["folder"]
     known = [CONTAINERS[name] for name in CONTAINERS.names]
     begin = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     named = [kind for kind in known if data.suffix in kind.suffixes and kind.fits(begin)]
-    return next(iter(named or [kind for kind in known if kind.betrays(begin)]), None)
+    return next(iter(named or [kind for kind in known if kind.recognises_start(begin)]), None)

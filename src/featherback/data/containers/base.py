@@ -1,4 +1,4 @@
-"""What a container is."""
+"""Base classes of file formats."""
 
 from __future__ import annotations
 
@@ -27,47 +27,47 @@ class Document:
 
     where: str
     pieces: Iterator[str]
-    """To be read before the next document is asked for."""
+    """Must be consumed before the next document is requested."""
 
 
 class Container(ABC):
-    """A kind of file. Subclass Records or Texts."""
+    """A file format. Subclass Records or Texts."""
 
     title: ClassVar[str]
-    """In words."""
+    """Name of the format for users."""
     suffixes: ClassVar[tuple[str, ...]] = ()
 
     def fits(self, begin: bytes) -> bool:
-        """Whether a file named so, with these first bytes but white space, is of this kind."""
+        """Whether a file with one of the suffixes has this format. `begin`: its first bytes after white space."""
         return True
 
-    def betrays(self, begin: bytes) -> bool:
-        """Whether a file is of this kind by its first bytes alone."""
+    def recognises_start(self, begin: bytes) -> bool:
+        """Whether the first bytes alone show that a file has this format."""
         return False
 
     def size(self, data: Input) -> int:
-        """Bytes that reading `data` will tell its watch of."""
+        """Return the number of bytes that reading `data` will report to its watch."""
         return data.size
 
     def not_read(self, data: Input) -> str | None:
-        """What is passed over, a sentence; None if nothing is."""
+        """Return a sentence about files that are not read, or None."""
         return None
 
 
 class Records(Container):
-    """A kind of file that holds records."""
+    """A format that holds records."""
 
     nothing: ClassVar[str]
-    """What a file holds that holds none, in words."""
+    """The content of a file without records, as words that complete an error message: "only blank lines"."""
 
     @abstractmethod
     def read(self, data: Input) -> Iterator[Record | Bad]:
-        """The records in order. FeatherbackError if no further ones can be read."""
+        """Yield the records in order. Raises FeatherbackError if the file cannot be read any further."""
 
 
 class Texts(Container):
-    """A kind of file that holds plain text."""
+    """A format that holds plain text."""
 
     @abstractmethod
     def read(self, data: Input) -> Iterator[Document]:
-        """The documents in order. FeatherbackError as they are read."""
+        """Yield the documents in order. Reading one may raise FeatherbackError."""

@@ -1,4 +1,4 @@
-"""Comma-separated values, as spreadsheets write them; with semicolons where the first line has no comma."""
+"""CSV files, as spreadsheets write them: with commas, or with semicolons if the first line has no comma."""
 
 from featherback.data.containers.separated import Separated
 

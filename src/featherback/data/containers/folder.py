@@ -1,4 +1,4 @@
-"""A folder of texts, folders in it included: each file is a document, in the order of their names."""
+"""A folder of text files, with its subfolders. Each file is a document, in the order of the names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from featherback.data.containers.text import read_text
 from featherback.data.inputs import Input
 from featherback.errors import FeatherbackError
 
-_NAMED = 6  # files, in an error
+_NAMED = 6  # files listed in an error
 
 
 class Folder(Texts):
@@ -36,17 +36,16 @@ class Folder(Texts):
         ends = f"{', '.join(TEXT.suffixes[:-1])} or {TEXT.suffixes[-1]}"
         several = f"{len(others)} files in {data.name} are not read (the first: {others[0]})"
         what = several if len(others) > 1 else f"{others[0]} is not read"
-        return f"{what}: of a folder, only those ending in {ends} are."
+        return f"{what}. In a folder, only files whose names end in {ends} are read."
 
 
 CONTAINER = Folder()
 
 
 def texts_in(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The text files below `folder`, and the others; those aside whose names, or whose folders' names, begin with
-    a dot.
+    """Return the text files in `folder` and its subfolders, and the other files. Hidden files and folders are ignored.
 
-    FeatherbackError if there is none, or if there is another file with data, which is to be named itself.
+    Raises FeatherbackError if there are no text files, or if there are data files, which the user must pass themselves.
     """
     found, data, others = [], [], []
     known = suffixes()
@@ -68,9 +67,9 @@ def texts_in(folder: Path) -> tuple[list[Path], list[Path]]:
         named = " ".join(f"--data {quoted(str(path))}" for path in files[:_NAMED])
         more = f", and {several(len(files) - _NAMED, 'more file')}" if len(files) > _NAMED else ""
         raise FeatherbackError(
-            f"The data {folder} is a folder with more than texts, and of a folder only texts are read. Name its files: "
-            f"{named}{more}."
+            f"The folder {folder} contains data files such as {data[0].name}, but in a folder only text files "
+            f"are read. Pass the files instead: {named}{more}."
         )
     if not found:
-        raise FeatherbackError(f"The data {folder} is a folder without a file that ends in {ends}.")
+        raise FeatherbackError(f"The folder {folder} contains no file whose name ends in {ends}.")
     return found, others

@@ -1,4 +1,4 @@
-"""One JSON array of objects, read element by element: no more than one is in memory."""
+"""A JSON array of objects, read element by element. Only one element is in memory at a time."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _PIECE = 1 << 16
 class Array(Records):
     title = "JSON array"
     suffixes = (".json", ".jsonl", ".ndjson")
-    nothing = "an empty array"
+    nothing = "only an empty array"
 
     def fits(self, begin: bytes) -> bool:
         return begin.startswith(b"[")
 
-    betrays = fits
+    recognises_start = fits
 
     def read(self, data: Input) -> Iterator[Record | Bad]:
-        scanner, place = _Scanner(), _Place(data.name)
+        scanner, place = _Scanner(), _Position(data.name)
         several = False
         for piece in data.pieces():
             for element in scanner.elements(piece):
@@ -38,39 +38,40 @@ class Array(Records):
                 elif several or scanner.is_open or element.strip():  # an empty array has no element
                     yield place.record(element)
                 several = True
-            if MOST_RECORD >= len(scanner.rest) > data.room.most:  # how long it is will not be known
+            if MOST_RECORD >= len(scanner.rest) > data.room.most:  # its full length is not known
                 found = RawSize.of_unknown(min(MOST_RECORD, data.size))
                 if not data.room.admits(str(place), found.size, found.reading, found.at_most):
                     return
             if len(scanner.rest) > MOST_RECORD:
                 raise FeatherbackError(
-                    f"{place}: longer than {MOST_RECORD >> 20} MB, or a quotation mark is missing; split the example."
+                    f"{place}: the example is longer than {MOST_RECORD >> 20} MB, or a quotation mark is missing. "
+                    "Split the example, or add the quotation mark."
                 )
         if scanner.is_open:
-            yield Bad(str(place), "the array does not end: the file was cut short.")
+            yield Bad(str(place), "the array has no closing bracket; the file may be incomplete.")
         elif scanner.rest.strip():
-            yield Bad(str(place), "something stands behind the end of the array; write one object per line instead.")
+            yield Bad(str(place), "text follows the end of the array. Remove it, or write one JSON object per line.")
 
 
 CONTAINER = Array()
 
 
 class _Scanner:
-    """Cuts an array into its elements, piece by piece, without understanding them."""
+    """Splits an array into the texts of its elements, without parsing them."""
 
     def __init__(self) -> None:
         self.rest = bytearray()
-        """What is not cut off yet."""
-        self._at = 0  # how far it was looked at
+        """Bytes that do not form a complete element yet."""
+        self._at = 0  # position up to which `rest` was scanned
         self._depth, self._quoted = 0, False
 
     @property
     def is_open(self) -> bool:
-        """Whether the array has not ended."""
+        """Whether the closing bracket is still to come."""
         return self._depth > 0
 
     def elements(self, piece: bytes) -> Iterator[bytes]:
-        """What ends with a comma or the array's end by now, without those; the first without its bracket."""
+        """Add a piece and yield the elements that are now complete, without commas and the array's brackets."""
         self.rest += piece
         begin = 0
         while (at := self._next_mark()) is not None:
@@ -90,11 +91,11 @@ class _Scanner:
         self._at -= begin
 
     def _next_mark(self) -> int | None:
-        """Where the next bracket, or comma, is that is not in a string; None if it is still to come."""
+        """Return the position of the next bracket or comma outside strings; None if it is still to come."""
         while self._at < len(self.rest):
             if self._quoted:
                 self._at = _end(_IN_STRING, self.rest, self._at)
-                if self.rest[self._at : self._at + 1] != b'"':  # it, or what is escaped, is in the next piece
+                if self.rest[self._at : self._at + 1] != b'"':  # the string goes on in the next piece
                     return None
             else:
                 self._at = _end(_PLAIN, self.rest, self._at)
@@ -108,8 +109,8 @@ class _Scanner:
         return self._at - 1
 
 
-class _Place:
-    """Line and column, in characters, of what is read next."""
+class _Position:
+    """The line and column, in characters, of the next element."""
 
     def __init__(self, name: str) -> None:
         self._name, self._line, self._column = name, 1, 1
@@ -118,7 +119,7 @@ class _Place:
         return f"{self._name}, line {self._line}, column {self._column}"
 
     def record(self, element: bytes) -> Record | Bad:
-        """An element, which begins here; its place is passed, and that of the comma behind it."""
+        """Parse the element that begins here, and move past it and the comma after it."""
         try:
             text = element.decode()
         except UnicodeDecodeError as error:
@@ -134,7 +135,7 @@ class _Place:
         return record_of(core, where, line, column)
 
     def skip(self, element: bytes) -> None:
-        """Pass an element, which begins here, and the comma behind it."""
+        """Move past the element that begins here and the comma after it."""
         for at in range(0, len(element), _PIECE):
             self._pass(element[at : at + _PIECE].decode("utf-8", "ignore"))
         self._pass(",")

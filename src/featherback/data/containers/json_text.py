@@ -1,4 +1,4 @@
-"""A JSON object as a record."""
+"""Parse JSON objects into records."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from typing import Any
 
 from featherback.data.containers.base import Record
 from featherback.data.example import Bad
-from featherback.errors import shown
+from featherback.errors import excerpt
 
 _NAMES = {dict: "an object", list: "an array", str: "a string", bool: "true or false", type(None): "null"}
 
 
 def record_of(text: str, where: str, line: int | None = None, column: int = 1) -> Record | Bad:
-    """The object that `text` is. `line`, `column`: where in a file it begins, to tell where a fault in it is; without
-    them it is a line of its own."""
+    """Parse a JSON object into a record, or return the problem.
+
+    `line`, `column`: where the text begins in its file, for error messages. Without them it is a whole line.
+    """
     try:
         values = parsed(text)
     except RepeatedKeyError as error:
-        return Bad(where, f"{error}; readers differ in which of them they take: keep one.")
+        return Bad(where, f"{error}. Remove one of the two.")
     except json.JSONDecodeError as error:
         if line is None:
             return Bad(
                 where,
-                f"not valid JSON: {error.msg.removesuffix(' at')} at column {error.colno}; each line is an object, or "
-                "the file an array of them.",
+                f"not valid JSON: {error.msg.removesuffix(' at')} at column {error.colno}. Each line must be a JSON "
+                "object, or the whole file one JSON array.",
             )
         at = error.colno + (column - 1 if error.lineno == 1 else 0)
         place = f"line {line + error.lineno - 1}, column {at}"
@@ -37,11 +39,11 @@ def record_of(text: str, where: str, line: int | None = None, column: int = 1) -
 
 
 class RepeatedKeyError(ValueError):
-    """An object with a key that is there twice."""
+    """A JSON object has the same key twice."""
 
 
 def parsed(text: str) -> Any:
-    """The value that JSON spells. RepeatedKeyError, another ValueError or RecursionError if it cannot be read."""
+    """Parse JSON. Raises RepeatedKeyError, another ValueError or RecursionError if it is invalid."""
     return json.loads(text, object_pairs_hook=_object)
 
 
@@ -50,10 +52,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen = set[str]()
         again = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise RepeatedKeyError(f"the key {shown(again)} is there twice in one object")
+        raise RepeatedKeyError(f"the key {excerpt(again)} appears twice in one object")
     return found
 
 
 def kind(value: Any) -> str:
-    """What a value is, in JSON's words."""
+    """Return the type of a value in the words of JSON, such as "an object"."""
     return _NAMES.get(type(value), "a number")

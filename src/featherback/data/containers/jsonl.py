@@ -1,4 +1,4 @@
-"""One JSON object a line; blank lines are passed over."""
+"""JSON lines: one JSON object per line. Blank lines are skipped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Lines(Records):
     def fits(self, begin: bytes) -> bool:
         return not begin.startswith(b"[")
 
-    def betrays(self, begin: bytes) -> bool:
+    def recognises_start(self, begin: bytes) -> bool:
         return begin.startswith(b"{")
 
     def read(self, data: Input) -> Iterator[Record | Bad]:
@@ -27,12 +27,12 @@ class Lines(Records):
             where = data.line(number)
             if isinstance(line, RawSize):
                 if line.size > MOST_RECORD:
-                    yield Bad(where, f"longer than {MOST_RECORD >> 20} MB; split the example.")
+                    yield Bad(where, f"the line is longer than {MOST_RECORD >> 20} MB. Split the example.")
                 else:
                     data.room.admits(where, line.size, line.reading, line.at_most)
                 continue
             if admits_raw(data.room, where, line) and (record := _record(line, where, number == 1)):
-                del line  # while its record is at work
+                del line  # frees its memory while the record is used
                 yield record
 
 
@@ -40,7 +40,7 @@ CONTAINER = Lines()
 
 
 def _record(line: bytes, where: str, first: bool) -> Record | Bad | None:
-    """What a line holds; None if it is blank. The `first` of a file may begin with a byte order mark."""
+    """Parse a line; None if it is blank. The first line of a file may begin with a byte order mark."""
     try:
         text = line.decode("utf-8-sig" if first else "utf-8").strip()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Parquet files, read by `pyarrow`, which is imported here alone."""
+"""Parquet files, read with `pyarrow`. This is the only module that imports it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from featherback.data.inputs import Input
 from featherback.data.record_size import SHORT, RawSize
 from featherback.errors import FeatherbackError
 
-_ROWS = 32  # turned into objects at once
+_ROWS = 32  # rows turned into objects at once
 
 
 class Parquet(Records):
     title = "Parquet"
     suffixes = (".parquet",)
-    nothing = "no row"
+    nothing = "only column names"
 
-    def betrays(self, begin: bytes) -> bool:
+    def recognises_start(self, begin: bytes) -> bool:
         return begin.startswith(b"PAR1")
 
     def read(self, data: Input) -> Iterator[Record | Bad]:
@@ -28,15 +28,15 @@ class Parquet(Records):
             from pyarrow import parquet
         except ImportError:
             raise FeatherbackError(
-                f"{data.name} is a Parquet file, which the package pyarrow reads: pip install 'featherback[parquet]'."
+                f"{data.name} is a Parquet file. To read it, install pyarrow: pip install 'featherback[parquet]'."
             ) from None
         number = told = 0
         try:
             with data.open() as content:
                 file = parquet.ParquetFile(content, buffer_size=1 << 16, pre_buffer=False)
-                data.room.look(now=True)  # with the package, which takes more than all else
+                data.room.look(now=True)  # pyarrow itself takes more memory than everything else
                 for batch in file.iter_batches(batch_size=_ROWS):
-                    # Of long rows one at a time is turned into objects.
+                    # Long rows are turned into objects one at a time.
                     rows = batch.num_rows if batch.nbytes <= SHORT else 1
                     for at in range(0, batch.num_rows, rows):
                         few = batch.slice(at, rows)
@@ -60,7 +60,7 @@ CONTAINER = Parquet()
 
 
 def _without_nulls(value: Any) -> Any:
-    """A table gives every object the keys of all others, as nulls."""
+    """Remove nulls: in a table, every object has the keys of all others, with null as the value."""
     if isinstance(value, dict):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
     return [_without_nulls(each) for each in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Tables as text: a line of column names, then a record a line, or several lines where a field is quoted."""
+"""Tables as text: a line of column names, then one record per line, or on several lines if a field is quoted."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from featherback.data.containers.base import NOT_UTF8, Record, Records
 from featherback.data.example import Bad
 from featherback.data.inputs import Input
 from featherback.data.record_size import MOST_RECORD, SHORT, RawSize
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 
-_BESIDE = 8  # bytes that the csv module keeps for each character of the longest field
-_TOO_LONG = f"longer than {MOST_RECORD >> 20} MB, or a quotation mark is missing; split the example."
+_BESIDE = 8  # bytes that the csv module keeps per character of the longest field
+_TOO_LONG = (
+    f"the row is longer than {MOST_RECORD >> 20} MB, or a quotation mark is missing. Split the example, or add the "
+    "quotation mark."
+)
 
 
 class Separated(Records):
-    """Fields between separators; the one of `separators` that the first line has."""
+    """A table whose separator is the first of `separators` that occurs in its first line."""
 
     separators: ClassVar[tuple[str, ...]]
     nothing = "only a line of column names"
@@ -35,7 +38,8 @@ class Separated(Records):
         _, names = next(rows) if first.strip() else (1, [])
         if isinstance(names, str) or not names or not all(names) or len(set(names)) < len(names):
             raise FeatherbackError(
-                f"{data.name}, line 1: expected the names of the columns, each once; found {shown(first.strip())}."
+                f"{data.name}, line 1: expected column names, all different, none empty; found "
+                f"{excerpt(first.strip())}."
             )
         for line, fields in rows:
             where = f"{data.name}, line {line}"
@@ -44,26 +48,27 @@ class Separated(Records):
             if isinstance(fields, str):
                 yield Bad(where, fields)
             elif len(fields) != len(names):
-                yield Bad(where, f"{several(len(fields), 'field')} in a table of {several(len(names), 'column')}.")
+                found = f"found {several(len(fields), 'field')}, but line 1 names {several(len(names), 'column')}."
+                yield Bad(where, f"{found} Put a field that contains {separator!r} in quotation marks.")
             else:
                 yield Record(where, dict(zip(names, fields, strict=True)))
 
 
 class _LineError(Exception):
-    """A line that cannot be read; the next one can."""
+    """A line cannot be read, but the lines after it can."""
 
 
 class _Lines(Iterator[str]):
-    """The lines of a file as text. Its `__next__` may raise _LineError, and goes on afterwards."""
+    """Iterates over the lines of a file as text. It can go on after `__next__` has raised _LineError."""
 
     def __init__(self, data: Input) -> None:
         self._data, self._lines = data, data.whole_lines(data.room.most)
         self.number = 0
-        """Of those that were read."""
+        """The number of lines read so far."""
         self._row, self._long = 0, RawSize()
 
     def begin_row(self) -> None:
-        """What is read next is another row."""
+        """Start to measure the next row."""
         self._row, self._long = 0, RawSize()
 
     def __next__(self) -> str:
@@ -73,7 +78,7 @@ class _Lines(Iterator[str]):
             self._long = line
             raise _LineError(_TOO_LONG)
         self._row += len(line)
-        if self._row > self._data.room.most:  # how long it is will not be known
+        if self._row > self._data.room.most:  # its full length is not known
             self._long = RawSize.of_unknown(min(MOST_RECORD, self._data.size), _BESIDE)
             raise _LineError(_TOO_LONG)
         try:
@@ -82,7 +87,7 @@ class _Lines(Iterator[str]):
             raise _LineError(NOT_UTF8) from None
 
     def refused(self, where: str, fields: list[str] | str) -> bool:
-        """Whether there is no room for the row that was read."""
+        """Whether the row that was read does not fit in the memory budget."""
         room, long = self._data.room, self._long
         if isinstance(fields, list) and self._row > SHORT:
             long = RawSize(*(field.encode() for field in fields), beside=_BESIDE)
@@ -90,12 +95,12 @@ class _Lines(Iterator[str]):
 
 
 def _rows(first: str, lines: _Lines, separator: str) -> Iterator[tuple[int, list[str] | str]]:
-    """The rows that are not blank, each with the line it begins on; what is wrong with it in place of a row."""
+    """Yield (line number, fields) for rows that are not blank. For a bad row, the error message replaces the fields."""
     reader = csv.reader(chain([first], lines), delimiter=separator, strict=True)
     begin = 1
     while True:
         lines.begin_row()
-        usual = csv.field_size_limit(MOST_RECORD)  # the limit is the process's
+        usual = csv.field_size_limit(MOST_RECORD)  # the limit applies to the whole process, so it is restored below
         try:
             row: list[str] | str = next(reader)
         except StopIteration:
@@ -113,12 +118,12 @@ def _rows(first: str, lines: _Lines, separator: str) -> Iterator[tuple[int, list
 
 def _problem(said: str, separator: str) -> str:
     if "unexpected end" in said:
-        return "a quoted field does not end."
+        return "a quoted field has no closing quotation mark."
     if "limit" in said:
         return _TOO_LONG
     if "expected after" in said:
         return (
-            'a quoted field goes on behind its closing quotation mark: write a quotation mark in a field as "", and '
-            "see that the field before it is closed."
+            'text follows the closing quotation mark of a field. Write a quotation mark inside a field as "", and '
+            "check that the field before it is closed."
         )
-    return f"not readable as fields between {separator!r}: {said}."
+    return f"cannot split the line at {separator!r}: {said}."

@@ -1,4 +1,4 @@
-"""A text file, which is one document."""
+"""Text files. Each file is one document."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CONTAINER = Text()
 
 
 def read_text(data: Input) -> Iterator[str]:
-    """The lines of a text, line breaks included (\\r\\n becomes \\n); a long one in pieces."""
+    """Yield the lines of a text with their line breaks (\\r\\n becomes \\n). Long lines come in pieces."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()  # a line may come in pieces
     number, held = 1, ""
     try:
         for piece in data.lines(_PIECE):
             text = held + decoder.decode(piece)
-            held = "\r" if text.endswith("\r") else ""  # whose line feed may be in the next piece
+            held = "\r" if text.endswith("\r") else ""  # its line feed may be in the next piece
             yield text.removesuffix("\r").replace("\r\n", "\n")
             number += piece.endswith(b"\n")
         decoder.decode(b"", final=True)

@@ -1,7 +1,7 @@
 """The demo's data: plain-English requests, each answered by one exact shell command.
 
 Thirty kinds of command, eight requests for each, in the words a person would use. One or two of every kind
-are held out: no held-out request or answer is among those to learn from. The tests run every command and
+are held out: no held-out request or answer appears in the training data. The tests run every command and
 check that it does what is asked (GNU/Linux).
 """
 
@@ -27,6 +27,6 @@ PROMPTS = (
 
 
 def pairs(path: Path) -> list[tuple[str, str]]:
-    """The requests of TRAIN or HELD_OUT, each with the command that is its answer."""
+    """Return the (request, command) pairs of TRAIN or HELD_OUT."""
     rows = [json.loads(line)["messages"] for line in path.read_text(encoding="utf-8").splitlines()]
     return [(user["content"], assistant["content"]) for user, assistant in rows]

@@ -1,5 +1,4 @@
-"""{"instruction": ..., "input": ..., "output": ...}, as Alpaca has it, perhaps with "system" and earlier exchanges in
-"history": the output is trained."""
+"""Alpaca: {"instruction": ..., "input": ..., "output": ...}, optionally with "system". The output is supervised."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ class Alpaca(Shape):
         instruction, given = text(row, "instruction"), optional_text(row, "input")
         prompt = instruction if given is None else f"{instruction}\n\n{given}"
         if structure(row, "history"):
-            raise FeatherbackError('"history" is not read; write "messages" instead.')
+            raise FeatherbackError('"history" is not supported; write the conversation as "messages".')
         return Example(where, prompt=prompt, completion=text(row, "output"), system=optional_text(row, "system"))
 
 

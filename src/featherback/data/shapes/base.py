@@ -1,4 +1,4 @@
-"""What a shape is, and how its fields are read."""
+"""The base class of shapes, and functions to read their fields."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Set
 from typing import Any, ClassVar
 
+from featherback.core.naming import argument
 from featherback.data.containers.json_text import kind, parsed
 from featherback.data.example import Example
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, excerpt
 
 Row = Mapping[str, Any]
+_MOST_SHOWN = 6  # columns in an error
 
 
 class Shape(ABC):
-    """A shape of records. What is wrong with one is a FeatherbackError without its place."""
+    """A shape of records. Errors are raised as FeatherbackError, without the place of the record."""
 
     precedence: ClassVar[int]
-    """Of several shapes that a record could have it has the one where this is least."""
+    """If a record fits several shapes, the one with the lowest precedence is used."""
     keys: ClassVar[frozenset[str]]
-    """All that it reads."""
+    """All keys that the shape reads."""
     expects: ClassVar[str] = ""
-    """The keys a record must have, in words; empty for one that is refused."""
+    """The keys that a record must have, for error messages; empty if records of this shape are rejected."""
 
     @property
     def name(self) -> str:
@@ -33,19 +35,22 @@ class Shape(ABC):
 
     @abstractmethod
     def read(self, row: Row, where: str) -> Example:
-        """The example that a row is."""
+        """Turn a row into an example."""
 
     def example(self, row: Row, where: str) -> Example:
-        """The same, with this shape's name and what is not used of the row."""
+        """Turn a row into an example, with the name of this shape and the unused keys."""
         found = self.read(row, where)
         unused = *(key for key in row if key not in self.keys and row[key] is not None), *found.unused
         return Example(**{**vars(found), "shape": self.name, "unused": unused})
 
 
 def text(row: Row, key: str, may_be_empty: bool = False) -> str:
-    """A field that must be a string."""
+    """Return a field that must be a string."""
     if key not in row:
-        raise FeatherbackError(f'"{key}" is missing.')
+        raise FeatherbackError(
+            f'"{key}" is missing; found {columns_shown(row)}. If it has another name in your data, '
+            f"use {argument('map', f'{key}=COLUMN')}."
+        )
     value = row[key]
     if not isinstance(value, str):
         raise FeatherbackError(f'"{key}" must be a string, not {kind(value)}.')
@@ -54,13 +59,19 @@ def text(row: Row, key: str, may_be_empty: bool = False) -> str:
     return value
 
 
+def columns_shown(row: Row) -> str:
+    """The first columns of a row, as an error lists them."""
+    names = ", ".join(excerpt(key) for key in list(row)[:_MOST_SHOWN]) or "none"
+    return f"{names}, ..." if len(row) > _MOST_SHOWN else names
+
+
 def optional_text(row: Row, key: str) -> str | None:
-    """A field that may be missing, null or empty."""
+    """Return a field that must be a string, or None if it is missing, null or empty."""
     return text(row, key) if row.get(key) not in (None, "") else None
 
 
 def structure(row: Row, key: str) -> Any:
-    """A field that may be JSON spelled as a string, as tables have it."""
+    """Return a field, parsed if it is JSON in a string, as in tables."""
     value = row.get(key)
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:

@@ -1,4 +1,4 @@
-"""{"role": ..., "content": ...}: a message without its conversation, which is known in order to be refused."""
+"""{"role": ..., "content": ...}: a message without a conversation. It is recognised only to give a helpful error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LoneMessage(Shape):
 
     def read(self, row: Row, where: str) -> NoReturn:
         raise FeatherbackError(
-            'a message outside a conversation; write each conversation as an object {"messages": [...]}, one a line.'
+            'this is a single message, not a conversation. Write each conversation as one object {"messages": [...]}.'
         )
 
 

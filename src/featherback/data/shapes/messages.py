@@ -1,4 +1,4 @@
-"""{"messages": [{"role": ..., "content": ...}, ...]}, perhaps with "system", "tools": the assistant's are trained."""
+"""{"messages": [{"role": ..., "content": ...}, ...]}, optionally with "system" and "tools". Answers are supervised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""{"prompt": ..., "completion": ...}, both text or both messages, perhaps with "system": the completion is trained."""
+"""{"prompt": ..., "completion": ...}: both text or both messages. The completion is supervised.
+
+"label" says whether the answer is wanted. Only objectives on labelled answers use it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from featherback.errors import FeatherbackError
 
 class PromptCompletion(Shape):
     precedence = 30
-    keys = frozenset({"prompt", "completion", "system", "tools"})
+    keys = frozenset({"prompt", "completion", "system", "tools", "label"})
     expects = '"prompt" with "completion"'
 
     def fits(self, keys: Set[str]) -> bool:
@@ -26,14 +29,17 @@ class PromptCompletion(Shape):
             said, others = turns(answer, "completion")
             untrained = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in asked]
             messages = conversation([*untrained, *said], optional_text(row, "system"))
-            return Example(where, messages=messages, tools=tools_of(row), unused=(*unused, *others))
+            return Example(
+                where, messages=messages, tools=tools_of(row), unused=(*unused, *others), label=row.get("label")
+            )
         if row.get("tools"):
-            raise FeatherbackError('"tools" stand beside a prompt that is text; write "messages" instead.')
+            raise FeatherbackError('"tools" cannot be combined with a "prompt" that is text; write "messages" instead.')
         return Example(
             where,
             prompt=text(row, "prompt", may_be_empty=True),
             completion=text(row, "completion"),
             system=optional_text(row, "system"),
+            label=row.get("label"),
         )
 
 

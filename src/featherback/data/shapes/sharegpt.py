@@ -1,4 +1,4 @@
-"""{"conversations": [{"from": "human", "value": ...}, ...]}, as ShareGPT has it; `turns` knows its names of roles."""
+"""{"conversations": [{"from": "human", "value": ...}, ...]}, as in ShareGPT. `turns` translates the roles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""{"text": ...}: all of it is trained."""
+"""{"text": ...}: all of it is supervised."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Text(Shape):
 
     def read(self, row: Row, where: str) -> Example:
         if optional_text(row, "system") is not None:
-            raise FeatherbackError('"system" has no place beside "text"; write it into the text.')
+            raise FeatherbackError('"system" cannot be combined with "text"; put it into the text.')
         return Example(where, text=text(row, "text"))
 
 

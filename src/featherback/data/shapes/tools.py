@@ -1,4 +1,4 @@
-"""Tools and their calls, as chat templates take them: a call's arguments are an object, not a string that spells it."""
+"""Convert tools and tool calls to the form for chat templates: arguments are an object, not a string of JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from featherback.errors import FeatherbackError
 
 
 def tools_of(row: Row) -> list[dict[str, Any]] | None:
-    """The "tools" of a row, or its "functions", as OpenAI once called them."""
+    """Return the "tools" of a row, or its "functions", the older name at OpenAI."""
     tools = structure(row, "tools") or structure(row, "functions")
     if not tools:
         return None
@@ -21,7 +21,7 @@ def tools_of(row: Row) -> list[dict[str, Any]] | None:
 
 
 def calls_of(calls: Any, of: str) -> list[dict[str, Any]]:
-    """The tool calls `of` a message: {"type": "function", "function": {"name": str, "arguments": object}}."""
+    """Convert the tool calls of a message to {"type": "function", "function": {"name": str, "arguments": object}}."""
     if not isinstance(calls, list):
         raise FeatherbackError(f'"tool_calls" of {of} must be a list.')
     return [_call(call, of) for call in calls]
@@ -31,7 +31,7 @@ def _tool(tool: Any, number: int) -> dict[str, Any]:
     tool = _without_nulls(tool)
     function = tool.get("function", tool) if isinstance(tool, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise FeatherbackError(f'Tool {number} is no object with the "name" of a function.')
+        raise FeatherbackError(f'Tool {number} must be an object with the "name" of a function.')
     return tool if "function" in tool else {"type": "function", "function": tool}
 
 
@@ -39,7 +39,7 @@ def _call(call: Any, of: str) -> dict[str, Any]:
     call = _without_nulls(call)
     function = _without_nulls(call.get("function", call)) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise FeatherbackError(f'A tool call of {of} has no "name" of a function.')
+        raise FeatherbackError(f'A tool call of {of} has no function "name".')
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         try:

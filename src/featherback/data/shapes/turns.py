@@ -1,4 +1,4 @@
-"""Lists of messages, in the forms that data sets have them."""
+"""Read lists of messages in the formats of common data sets."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 from featherback.data.containers.json_text import kind
 from featherback.data.shapes.tools import calls_of
 from featherback.data.templates.chat import check_messages
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 
 _ROLES = {
     **dict.fromkeys(("ai", "bot", "chatgpt", "gpt", "model"), "assistant"),
     **dict.fromkeys(("function", "function_response", "observation"), "tool"),
 }
-"""Names of who speaks, where no chat template means something else by them."""
+"""Other names of roles that no chat template uses for something else."""
 _SHAREGPT = {"human": "user", **_ROLES}
-_CALL = "function_call"  # who speaks, in ShareGPT's form, when a function is called
+_CALL = "function_call"  # the role of a function call in ShareGPT
 _TAKEN = ("name", "tool_call_id", "reasoning_content")
-"""What a template may take of a message beside its role, content and calls."""
+"""Fields of a message that a template may use besides role, content and calls."""
 _KNOWN = {"role", "content", "from", "value", "tool_calls", "function_call", "weight", *_TAKEN}
 
 
 def turns(value: Any, key: str) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """The messages in "role" and "content", and the keys of theirs that are not used.
+    """Return the messages in the form of "role" and "content", and their unused keys.
 
-    FeatherbackError, without a place, if they are not such as `chat.check_messages` wants them.
+    Raises FeatherbackError, without a place, if `chat.check_messages` rejects them.
     """
     if not isinstance(value, list) or not value:
         raise FeatherbackError(f'"{key}" must be a non-empty list of {{"role": ..., "content": ...}}.')
@@ -37,17 +37,17 @@ def turns(value: Any, key: str) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
 
 
 def conversation(messages: list[dict[str, Any]], system: str | None) -> list[dict[str, Any]]:
-    """The messages, led by the "system" that stands beside them."""
+    """Put a separate "system" text in front of the messages."""
     if system is None:
         return messages
     if messages[0]["role"] == "system":
-        raise FeatherbackError('"system" stands beside messages that begin with another one.')
+        raise FeatherbackError('there are two system messages: "system", and the first of the messages. Remove one.')
     return [{"role": "system", "content": system}, *messages]
 
 
 def _message(turn: Any, number: int) -> dict[str, Any]:
     if not isinstance(turn, Mapping):
-        raise FeatherbackError(f"Message {number} is not an object with role and content.")
+        raise FeatherbackError(f'Message {number} must be an object with "role" and "content".')
     message = {name: turn[name] for name in (*_TAKEN, "weight") if turn.get(name) is not None}
     if "from" in turn and "role" not in turn:
         role, content = turn["from"], turn.get("value")
@@ -79,7 +79,7 @@ def _spelled_call(content: Any, number: int) -> list[dict[str, Any]]:
 
 
 def _content(content: Any, number: int, calls: bool) -> Any:
-    """A content as text; what is neither text nor a list of parts is left for `check_messages` to refuse."""
+    """Return a content as text. Other types than text and lists of parts are left for `check_messages` to reject."""
     if content is None and calls:
         return ""
     if not isinstance(content, list):
@@ -92,6 +92,6 @@ def _content(content: Any, number: int, calls: bool) -> Any:
         elif form == "text" and isinstance(part.get("text"), str):
             texts.append(part["text"])
         else:
-            what = f"of type {shown(form)}" if form not in (None, "text") else kind(part)
+            what = f"of type {excerpt(form)}" if form not in (None, "text") else kind(part)
             raise FeatherbackError(f"Part {at} of message {number} is {what}; only text can be trained on.")
     return "".join(texts)

@@ -1,1 +1,1 @@
-"""Chat templates: conversations to text."""
+"""Chat templates, which turn conversations into text."""

@@ -1,13 +1,12 @@
-"""Render conversations with the model's own chat template, and know which characters are trained.
+"""Render conversations with the model's own chat template, and find the characters to supervise.
 
-The rule: the loss is taken on every assistant turn, its end-of-turn token included, and on nothing else.
+The rule: the loss is taken on every assistant turn, including its end-of-turn token, and on nothing else.
 
-A chat template is a program; it says nowhere which characters of its output came from which message. So every
-message is rendered with marks around its content. The marks come out where the content went. If the rendering
-without the marks equals the true rendering, their places are exact. Some templates look into an answer and
-take it apart (to drop its reasoning, say), which loses a mark; then the rendering up to a turn is compared
-with the rendering after it. If that fails as well, the data is refused: a mask that is silently wrong is
-worse than none.
+A chat template is a program, and does not report which characters of its output came from which message. Therefore each
+conversation is rendered a second time with marks around the contents of its messages. If that rendering without its
+marks equals the first one, the marks show exactly where each content is. Some templates split an answer, for example to
+drop its reasoning, which loses a mark. In that case the rendering up to a turn is compared with the rendering after it.
+If that fails too, the data are rejected, because a wrong mask would go unnoticed.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from numpy.typing import NDArray
 from featherback.data.report import SYNONYMS
 from featherback.data.templates.renderer import Answers, Renderer, RenderingError, Tools
 from featherback.data.tokenizers.tokenizer import Ids, Span, Tokenizer
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 
 Message = Mapping[str, Any]
 Messages = Sequence[Message]
 
-# Marks: OPEN number CLOSE at the start and at the end of a content. Characters Unicode reserves for such
-# inner use.
+# A mark is OPEN number CLOSE, at the start and at the end of a content. Unicode reserves these two characters for
+# internal use.
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _ROLE = re.compile(r"[\w-]+")
-_BLOCK = 1 << 14  # tokens whose mask is made at once
-_NO_SPACE = {code: None for code in range(0x3001) if chr(code).isspace()}  # all that Unicode has
+_BLOCK = 1 << 14  # tokens whose mask is computed at once
+_NO_SPACE = {code: None for code in range(0x3001) if chr(code).isspace()}  # all white space in Unicode
 
-# What to do about a message that the template leaves out.
-_ANOTHER_ROLE = "Use a role that the template knows, or leave the message out."
+# What to do about a message that the template drops, by role.
+_ANOTHER_ROLE = "Use a role that the template knows, or remove the message."
 _REMEDIES = {
-    "system": "Put it at the beginning of the user's message instead, or leave it out.",
-    "assistant": "Take out of the answer what the template drops, such as its reasoning, or leave the example out.",
+    "system": "Move it to the start of the first user message, or remove it.",
+    "assistant": "Remove the dropped part, such as the reasoning, from the answer, or remove the example.",
 }
 
 
@@ -53,13 +52,13 @@ class Rendering:
 
     text: str
     contents: tuple[Span, ...]
-    """Where the messages' contents are: a control token spelled there is text. Sorted, disjoint."""
+    """Spans of the messages' contents, where the name of a control token is plain text. Sorted and disjoint."""
     supervised: tuple[Span, ...]
-    """The assistant turns, each with its end-of-turn token. Sorted, disjoint."""
+    """Spans of the assistant turns, each with its end-of-turn token. Sorted and disjoint."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class Pending:
     """A conversation that is being rendered, without and with marks."""
 
     messages: Messages
@@ -69,14 +68,17 @@ class Asked:
 
 
 class NoTemplateError(FeatherbackError):
-    """A base model, which continues text, where one is needed that answers."""
+    """A chat model is needed, but the model has no chat template."""
 
     def __init__(self) -> None:
-        super().__init__("The model has no chat template, so it cannot be used with conversations.")
+        super().__init__(
+            "The model has no chat template, so it cannot be used with conversations. Use an instruct model, or train "
+            "on plain text."
+        )
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer. `renderer`: a process to share with other templates."""
+    """The chat template of a tokenizer. Several templates may share the process of one `renderer`."""
 
     def __init__(self, tokenizer: Tokenizer, renderer: Renderer | None = None) -> None:
         if tokenizer.chat_template is None:
@@ -87,24 +89,24 @@ class ChatTemplate:
         self._end: str | None = None
         self._headers: tuple[str, ...] | None = None
         self.renamed: Counter[str] = Counter()
-        """Messages so far whose role the template does not know and that were rendered with its other name."""
+        """The number of messages so far, by role, whose role was replaced because the template does not know it."""
         self._synonyms = {
             role: other for role, other in SYNONYMS.items() if not re.search(f"[\"']{role}[\"']", self._template)
         }
 
     def start(self) -> None:
-        """Have the process ready that renders."""
+        """Start the process that renders."""
         self._renderer.start()
 
     def render(self, messages: Messages, add_generation_prompt: bool = False, tools: Tools | None = None) -> str:
-        """The conversation as text. Raises FeatherbackError where the template refuses it."""
+        """Render a conversation as text. Raises FeatherbackError if the template rejects it."""
         (text,) = self._render((messages, add_generation_prompt), tools=tools)
         return _text(text)
 
     def _render(self, *conversations: tuple[Messages, bool], tools: Tools | None = None) -> Answers:
-        return self._taken(self._asked(*conversations, tools=tools))
+        return self._receive(self._request(*conversations, tools=tools))
 
-    def _asked(self, *conversations: tuple[Messages, bool], tools: Tools | None = None) -> int:
+    def _request(self, *conversations: tuple[Messages, bool], tools: Tools | None = None) -> int:
         bare = [
             ([{key: m[key] for key in m if key != "weight"} for m in messages], prompt)
             for messages, prompt in conversations
@@ -112,60 +114,60 @@ class ChatTemplate:
         tokenizer = self._tokenizer
         return self._renderer.ask(self._template, tokenizer.special_names, tokenizer.template_source, bare, tools)
 
-    def _taken(self, number: int) -> Answers:
+    def _receive(self, number: int) -> Answers:
         return self._renderer.take(number, self._tokenizer.template_source)
 
     def training(self, messages: Messages, tools: Tools | None = None) -> Rendering:
-        """The conversation with its supervised spans (none if the assistant says nothing)."""
+        """Render a conversation for training, with its supervised spans (none if there is no assistant message)."""
         return self.finish(self.begin(messages, tools))
 
-    def begin(self, messages: Messages, tools: Tools | None = None) -> Asked:
-        """The first half of `training`: the conversation is rendered while others are finished."""
+    def begin(self, messages: Messages, tools: Tools | None = None) -> Pending:
+        """Start the first half of `training`: the process renders the conversation."""
         check_messages(messages)
         renamed = Counter(message["role"] for message in messages if message["role"] in self._synonyms)
-        messages = self._read(messages)
-        return Asked(messages, tools, renamed, self._asked(*_with_marks(messages, False), tools=tools))
+        messages = self._with_known_roles(messages)
+        return Pending(messages, tools, renamed, self._request(*_with_marks(messages, False), tools=tools))
 
-    def finish(self, asked: Asked) -> Rendering:
-        """The second half of `training`."""
-        messages = asked.messages
-        self.renamed.update(asked.renamed)
-        text, spans = _unmarked(self._taken(asked.number), len(messages))
-        supervised = None if spans is None else self._by_marks(text, spans, messages, asked.tools)
+    def finish(self, pending: Pending) -> Rendering:
+        """Do the second half of `training`: wait for the rendering and find the supervised spans."""
+        messages = pending.messages
+        self.renamed.update(pending.renamed)
+        text, spans = _unmarked(self._receive(pending.number), len(messages))
+        supervised = None if spans is None else self._by_marks(text, spans, messages, pending.tools)
         self._check_whole(text, spans, messages, but="assistant")
         if supervised is None:
-            supervised = self._by_prefixes(text, messages, asked.tools)
+            supervised = self._by_prefixes(text, messages, pending.tools)
         self._check_whole(text, spans, messages)
         trained = []
         for (start, end), (i, message) in zip(supervised, _answers(messages), strict=True):
             self._check_calls(text[start:end], i, message)
             if message.get("weight", 1):
                 trained.append((start, end))
-        self._check_tools(text, messages, asked.tools)
+        self._check_tools(text, messages, pending.tools)
         return Rendering(text, self._contents(text, spans, messages), tuple(trained))
 
     def prompt(self, messages: Messages) -> Rendering:
-        """The conversation, up to where the assistant is to answer."""
+        """Render a conversation up to the point where the assistant answers."""
         check_messages(messages)
-        messages = self._read(messages)
+        messages = self._with_known_roles(messages)
         text, spans = self._marked(messages, add_generation_prompt=True)
-        # Earlier answers may be shortened: some templates drop their reasoning.
+        # Earlier answers may be shortened, because some templates drop their reasoning.
         self._check_whole(text, spans, messages, but="assistant")
         return Rendering(text, self._contents(text, spans, messages), ())
 
     def encode(self, rendering: Rendering) -> tuple[list[int], list[bool]]:
-        """Token ids and, for each, whether it is supervised: it holds a character of a supervised span."""
+        """Encode a rendering: token ids, and whether each token contains a character of a supervised span."""
         ids, mask = self.encode_arrays(rendering)
         return ids.tolist(), mask.tolist()
 
     def encode_arrays(self, rendering: Rendering) -> tuple[Ids, NDArray[np.bool_]]:
-        """`encode` without a Python object for each token."""
+        """Encode a rendering as arrays, without a Python object per token."""
         tokenizer = self._tokenizer
         ids, offsets = tokenizer.encode_with_offsets(rendering.text, special=True, protected=rendering.contents)
-        # A token is supervised if the first span that ends behind its start begins before its end.
+        # A token is supervised if the first span that ends after its start begins before its end.
         spans = np.array([*rendering.supervised, (len(rendering.text) + 1,) * 2], np.uint32)
         mask = np.empty(ids.size, np.bool_)
-        for at in range(0, ids.size, _BLOCK):  # what is made on the way takes several times as much as the result
+        for at in range(0, ids.size, _BLOCK):  # the intermediate arrays take several times the result
             block = slice(at, at + _BLOCK)
             starts, ends = offsets[block, 0], np.maximum(offsets[block, 1], offsets[block, 0] + 1)
             mask[block] = spans[np.searchsorted(spans[:, 1], starts, side="right"), 0] < ends
@@ -174,12 +176,12 @@ class ChatTemplate:
         return ids, mask
 
     def encode_prompt(self, messages: Messages) -> list[int]:
-        """Token ids of a conversation for the assistant to answer."""
+        """Return the token ids of a conversation for the assistant to answer."""
         return self.encode(self.prompt(messages))[0]
 
     @property
     def end_of_turn(self) -> str:
-        """The control token that ends an assistant turn; FeatherbackError if the template writes none."""
+        """The control token that ends an assistant turn. Raises FeatherbackError if the template writes none."""
         if self._end is None:
             text, spans = self._marked([_message("user", "a"), _message("assistant", "b")])
             end = text[spans[1][0][1] :].lstrip() if spans and len(spans[1]) == 1 else text.rpartition("b")[2].lstrip()
@@ -195,9 +197,12 @@ class ChatTemplate:
 
     @property
     def headers(self) -> tuple[str, ...]:
-        """What a prompt ends with: after a user's words ("<|im_end|>\\n<|im_start|>assistant\\n", "[/INST]"),
-        and what asks for an answer after any turn ("<|im_start|>assistant\\n"), if the template writes it. Then what
-        stands between a question and its answer: some prompts begin the answer ("<think>")."""
+        """The texts that come before an answer, if the template writes them.
+
+        First the text after a user's content ("<|im_end|>\\n<|im_start|>assistant\\n", "[/INST]"), then the generation
+        prompt ("<|im_start|>assistant\\n"), then the text between a question and its answer: some prompts begin the
+        answer ("<think>").
+        """
         if self._headers is None:
             message = [_message("user", "a")]
             text, spans = self._marked(message, add_generation_prompt=True)
@@ -209,75 +214,81 @@ class ChatTemplate:
             self._headers = tuple(header for header in (after_user, generation, between) if header)
         return self._headers
 
-    def _read(self, messages: Messages) -> Messages:
-        """The messages in the roles that the template knows."""
+    def _with_known_roles(self, messages: Messages) -> Messages:
+        """Replace roles that the template does not know by their other names."""
         return [{**m, "role": self._synonyms.get(m["role"], m["role"])} for m in messages]
 
     def _check_whole(
         self, text: str, spans: list[list[Span]] | None, messages: Messages, but: str | None = None
     ) -> None:
-        """FeatherbackError if a message, not of the role `but`, is not in the rendering."""
-        squeezed = "" if spans is not None else _squeezed(text)
+        """Raise FeatherbackError if a message is missing from the rendering. Messages of the role `but` are ignored."""
+        squeezed = "" if spans is not None else _without_space(text)
         for i, message in enumerate(messages):
             if message["role"] == but or (spans is not None and spans[i]):
                 continue
-            if _squeezed(message["content"]) not in squeezed:
+            if _without_space(message["content"]) not in squeezed:
                 raise FeatherbackError(
-                    f"{self._tokenizer.template_source} leaves out, or changes, message {i + 1} (role "
-                    f"{message['role']!r}, {message['content'][:40]!r}): the model would never see it as it is. "
+                    f"{self._tokenizer.template_source} drops or changes message {i + 1} (role "
+                    f"{message['role']!r}, {message['content'][:40]!r}), so the model would not see it as written. "
                     f"{_REMEDIES.get(message['role'], _ANOTHER_ROLE)}"
                 )
 
     def _check_tools(self, text: str, messages: Messages, tools: Tools | None) -> None:
-        """FeatherbackError if a tool is not in the rendering besides where the messages speak of it, or spells a
-        control token."""
-        squeezed = _squeezed(text) if tools else ""
+        """Raise FeatherbackError if a tool is missing from the rendering or contains a control token.
+
+        Occurrences of its name in the messages themselves do not count.
+        """
+        squeezed = _without_space(text) if tools else ""
         for i, tool in enumerate(tools or (), 1):
             what, name = f"tool {i}", tool["function"]["name"]
             spoken = sum(
-                _squeezed(said).count(_squeezed(name))
+                _without_space(said).count(_without_space(name))
                 for message in messages
                 for said in (message["content"], *_leaves([c["function"] for c in message.get("tool_calls", ())]))
             )
-            if max(squeezed.count(_squeezed(form)) for form in _spellings(name)) <= spoken:
-                raise self._left_out(what, name)
+            if max(squeezed.count(_without_space(form)) for form in _spellings(name)) <= spoken:
+                raise self._dropped(what, name)
             self._check_spelling(what, tool)
 
     def _check_calls(self, turn: str, i: int, message: Message) -> None:
-        """FeatherbackError if a call or the reasoning of message `i` is not in its turn, or spells a control token."""
+        """Raise FeatherbackError if a call or the reasoning of message `i` is missing or contains a control token."""
         said = [(f"a tool call of message {i + 1}", call, call["function"]) for call in message.get("tool_calls", ())]
         if reasoning := message.get("reasoning_content"):
             said.append((f"the reasoning of message {i + 1}", reasoning, reasoning))
-        squeezed = _squeezed(turn) if said else ""
+        squeezed = _without_space(turn) if said else ""
         for what, whole, pieces in said:
             for piece in _leaves(pieces):
-                if not any(_squeezed(form) in squeezed for form in _spellings(piece)):
-                    raise self._left_out(what, piece)
+                if not any(_without_space(form) in squeezed for form in _spellings(piece)):
+                    raise self._dropped(what, piece)
             self._check_spelling(what, whole)
 
-    def _left_out(self, what: str, piece: str) -> FeatherbackError:
+    def _dropped(self, what: str, piece: str) -> FeatherbackError:
         return FeatherbackError(
-            f"{self._tokenizer.template_source} leaves out, or changes, {what} ({shown(piece)}): the "
-            f"model would never see it as it is. Use a model whose template takes it, or leave it out."
+            f"{self._tokenizer.template_source} drops or changes {what} ({excerpt(piece)}), so the model "
+            "would not see it as written. Use a model whose template supports it, or remove it."
         )
 
     def _check_spelling(self, what: str, said: Any) -> None:
         spelled = json.dumps(said, ensure_ascii=False)
         if token := next(self._tokenizer.control_tokens(spelled), None):
             raise FeatherbackError(
-                f"{what[0].upper()}{what[1:]} spells the control token {self._tokenizer.name(token[0])}; remove it."
+                f"{what[0].upper()}{what[1:]} contains the control token {self._tokenizer.name(token[0])}; remove it."
             )
 
     def _marked(self, messages: Messages, add_generation_prompt: bool = False) -> tuple[str, list[list[Span]] | None]:
-        """The rendering and where each message's content is in it (several places, one or none); None if
-        marks change what the template does."""
+        """Render with marks: the text, and the places of each message's content (none, one or several).
+
+        The places are None if the marks change what the template does.
+        """
         return _unmarked(self._render(*_with_marks(messages, add_generation_prompt)), len(messages))
 
     def _by_marks(
         self, text: str, spans: list[list[Span]], messages: Messages, tools: Tools | None
     ) -> list[Span] | None:
-        """From where a prompt for the answer would end to the end-of-turn token after it; None if the marks do not
-        tell."""
+        """Return the supervised spans, from the end of the prompt for an answer to its end-of-turn token.
+
+        None if the marks do not show them.
+        """
         places = sorted(place for several in spans for place in several)
         supervised = []
         for i, message in _answers(messages):
@@ -289,11 +300,11 @@ class ChatTemplate:
             before = min(places[at - 1][1], start) if at else 0
             found = ((header, text.rfind(header, before, start)) for header in self.headers)
             begin = next((at + len(header) for header, at in found if at >= 0), None)
-            if begin is None and i:  # as after what a tool answers, where nothing asks for an answer
+            if begin is None and i:  # for example after a tool's answer, if the template writes no header
                 asked = self.render(messages[:i], add_generation_prompt=True, tools=tools)
                 if before <= len(asked) <= start and text.startswith(asked):
                     begin = len(asked)
-            if calls:  # what a template writes around a call is trained: without a header it is not known
+            if calls:  # the text around a call is supervised, so its start must be known
                 at = bisect_left(places, (end + 1, 0))
                 behind = places[at][0] if at < len(places) else len(text)
                 stop = text.find(self.end_of_turn, end, behind)
@@ -305,19 +316,20 @@ class ChatTemplate:
         return supervised
 
     def _end_after(self, text: str, at: int, message: Message) -> int:
-        """Where the end-of-turn token that follows `at` ends."""
+        """Return the end of the end-of-turn token that follows `at`."""
         while text[at : at + 1].isspace():
             at += 1
         if not text.startswith(self.end_of_turn, at):
             start = message["content"][:40]
             raise FeatherbackError(
-                f"The model's chat template puts {text[at : at + 20]!r} instead of {self.end_of_turn} after "
-                f"the answer that begins {start!r}, so the end of that turn cannot be trained."
+                f"The model's chat template writes {text[at : at + 20]!r} instead of {self.end_of_turn} after "
+                f"the answer that begins {start!r}, so the model would not learn to end it. Remove the example, or "
+                "use a model with another template."
             )
         return at + len(self.end_of_turn)
 
     def _by_prefixes(self, text: str, messages: Messages, tools: Tools | None) -> list[Span]:
-        """Each answer as what its turn adds to the rendering of the turns before it."""
+        """Return the supervised spans: for each answer, the text that its turn adds to the rendering before it."""
         supervised = []
         for i, message in _answers(messages):
             before = self.render(messages[:i], add_generation_prompt=True, tools=tools) if i else ""
@@ -328,9 +340,8 @@ class ChatTemplate:
                 self._check_calls(after, i, message)
                 self._check_tools(after, messages[: i + 1], tools)
                 raise FeatherbackError(
-                    "The model's chat template rewrites earlier turns, so which tokens are the assistant's "
-                    f"answers cannot be told (assistant turn, message {i + 1}). Split the conversation into "
-                    "examples that end with the answer to be trained."
+                    f"The model's chat template rewrites earlier turns, so the tokens of the answer in message {i + 1} "
+                    "cannot be identified. Split the conversation into examples that each end with the answer to train."
                 )
             supervised.append((len(before), len(last)))
         return supervised
@@ -338,30 +349,29 @@ class ChatTemplate:
     def _contents(self, text: str, spans: list[list[Span]] | None, messages: Messages) -> tuple[Span, ...]:
         if spans is not None:
             return tuple(sorted(place for several in spans for place in several))
-        for message in messages:  # the places are not known: then nothing in a content may need protection
+        for message in messages:  # the places are unknown, so no content may contain a control token
             if token := next(self._tokenizer.control_tokens(message["content"]), None):
                 raise FeatherbackError(
-                    f"A message spells the control token {self._tokenizer.name(token[0])}, and the model's "
-                    "chat template takes messages apart, so it cannot be kept from being read as that "
-                    "token. Remove it."
+                    f"A message contains the control token {self._tokenizer.name(token[0])} as text. The model's chat "
+                    "template splits messages, so this text would be read as the token itself. Remove it."
                 )
         return ()
 
 
 def _with_marks(messages: Messages, add_generation_prompt: bool) -> tuple[tuple[Messages, bool], tuple[Messages, bool]]:
-    """What to render: the conversation, and again with marks around each content."""
+    """Return the conversation twice: unchanged, and with marks around each content."""
     marked = []
     for i, message in enumerate(messages):
         calls = message.get("tool_calls", ())
         more: dict[str, Any] = {"tool_calls": [_marked_call(call, i) for call in calls]} if calls else {}
-        if message["content"] or not calls:  # templates ask whether there is any beside a call
+        if message["content"] or not calls:  # templates test whether a call has a content
             more["content"] = _marked_text(message["content"], i)
         marked.append({**message, **more})
     return (messages, add_generation_prompt), (marked, add_generation_prompt)
 
 
 def _marked_text(text: str, i: int) -> str:
-    core = text.strip()  # marks hug the text, so that a template may trim
+    core = text.strip()  # marks are inside surrounding white space, so that a template may trim it
     at = text.find(core) if core else 0
     before, after = text[:at], text[at + len(core) :]
     return f"{before}{_OPEN}{2 * i}{_CLOSE}{core}{_OPEN}{2 * i + 1}{_CLOSE}{after}"
@@ -373,7 +383,7 @@ def _marked_call(call: Mapping[str, Any], i: int) -> Mapping[str, Any]:
 
 
 def _leaves(value: Any) -> Iterator[str]:
-    """The strings in a value from JSON, keys aside."""
+    """Yield the strings in a JSON value, except keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (dict, list)):
@@ -382,13 +392,15 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def _spellings(text: str) -> tuple[str, ...]:
-    """A text as it is, and as JSON has it."""
+    """Return a text unchanged and escaped as in JSON."""
     return text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]
 
 
 def _unmarked(answers: Answers, count: int) -> tuple[str, list[list[Span]] | None]:
-    """The rendering and where the contents of `count` messages are in it (several places, one or none); None if
-    marks change what the template does."""
+    """Return the rendering and the places of the contents of `count` messages (none, one or several each).
+
+    The places are None if the marks change what the template does.
+    """
     plain, rendered = answers
     true = _text(plain)
     if isinstance(rendered, RenderingError):
@@ -411,13 +423,15 @@ def _unmarked(answers: Answers, count: int) -> tuple[str, list[list[Span]] | Non
 
 
 def check_messages(messages: Any) -> None:
-    """Raise FeatherbackError unless `messages` is a non-empty list of {"role": str, "content": str}, perhaps with
-    "tool_calls" as `shapes.tools` has them."""
+    """Raise FeatherbackError unless `messages` is a non-empty list of {"role": str, "content": str}.
+
+    Messages may have "tool_calls" in the form of `shapes.tools`.
+    """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise FeatherbackError('"messages" must be a non-empty list of {"role": ..., "content": ...}.')
     for i, message in enumerate(messages, 1):
         if not isinstance(message, Mapping):
-            raise FeatherbackError(f"Message {i} is not an object with role and content.")
+            raise FeatherbackError(f'Message {i} must be an object with "role" and "content".')
         for key in ("role", "content"):
             if key not in message:
                 raise FeatherbackError(f'Message {i} has no "{key}".')
@@ -432,18 +446,18 @@ def check_messages(messages: Any) -> None:
         if not all(isinstance(call, Mapping) and isinstance(call.get("function"), Mapping) for call in calls):
             raise FeatherbackError(f'"tool_calls" of message {i} must be a list of {{"function": {{...}}}}.')
         if any(_OPEN in text or _CLOSE in text for text in (message["content"], *_leaves(calls))):
-            raise FeatherbackError(f"Message {i} holds U+FDD0 or U+FDD1, which are not characters.")
+            raise FeatherbackError(f"Message {i} contains U+FDD0 or U+FDD1, which are not valid characters.")
         if message.get("weight", 1) not in (0, 1):
             raise FeatherbackError(f'"weight" of message {i} must be 0 (not trained) or 1.')
 
 
-def _squeezed(text: str) -> str:
-    """Without white space, which templates add and trim."""
+def _without_space(text: str) -> str:
+    """Remove white space, which templates add and trim."""
     return text.translate(_NO_SPACE)
 
 
 def _answers(messages: Messages) -> list[tuple[int, Message]]:
-    """The assistant's messages, each with its place."""
+    """Return the assistant's messages with their indices."""
     return [(i, message) for i, message in enumerate(messages) if message["role"] == "assistant"]
 
 

@@ -1,4 +1,4 @@
-"""What a rendering may take; of the renderer's and of the process that renders."""
+"""Limits that the renderer and its process share."""
 
 SECONDS = 1.0
-"""Of processor time, and more for long conversations."""
+"""CPU time for a request; long conversations get more."""

@@ -1,15 +1,15 @@
-"""`python -m featherback.data.templates.process`: render a chat template where it can do no harm.
+"""Render chat templates in a separate, limited process: `python -m featherback.data.templates.process`.
 
-A template is a program out of a downloaded file. Jinja's sandbox keeps it from the system, but not from
-computing for ever or filling the memory; so it runs in this process of its own, whose CPU time and memory the
-system bounds (docs/decisions/templates.md). Each line of standard input is a request, each line of standard
-output its answer, both JSON:
+A template is a program from a downloaded file. Jinja's sandbox keeps it away from the system, but cannot stop an
+endless loop or a full memory. So it runs in this process, whose CPU time and memory the system limits
+(docs/decisions/templates.md). Each line of standard input is a request, and each line of standard output its answer,
+both in JSON:
 
     {"template": text, "names": {"bos_token": ...}}  ->  {"loaded": true}, or {"error": [kind, detail]}
     {"conversations": [[messages, add_generation_prompt], ...], "tools": tools}  ->  {"answers": [...]}
 
 An answer is a text, or [kind, detail] with the kind "syntax", "refused", "failed", "memory" or "output". A
-request that takes too much CPU time ends the process by SIGPROF.
+request that takes too much CPU time ends the process with SIGPROF.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from datetime import datetime
 from importlib.util import find_spec
 from typing import Any, ClassVar, NoReturn
 
-if find_spec("_sha1"):  # Python's own, which are enough for Jinja's cache: OpenSSL would take 3 MB
+if find_spec("_sha1"):  # Python's own hashes are enough for Jinja's cache; OpenSSL would take 3 MB
     sys.modules["_hashlib"] = None  # type: ignore[assignment]
 
-import jinja2.debug  # noqa: F401 - what an error brings in, before memory is short
+import jinja2.debug  # noqa: F401 - loaded now, because an error needs it when memory is short
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -35,23 +35,23 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from featherback.data.templates.limits import SECONDS
 
-# Of a request; a character of it adds to what it may take, so that a long conversation has more.
+# Limits of a request. Each character of it adds to the limit (*_EACH), so that long conversations get more.
 SECONDS_EACH = 2e-6
 MEMORY, MEMORY_EACH = 48 << 20, 40
 OUTPUT, OUTPUT_EACH = 1 << 20, 16
 
-_DETAIL = 300  # characters of an error's text
+_DETAIL = 300  # most characters of an error's text
 
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asked decides what Ctrl-C means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     service, used = _Service(), _address_space()
     while line := sys.stdin.buffer.readline():
         size = len(line)
         with _bounded(size, used):
             request = json.loads(line)
-            del line  # a conversation may have megabytes: of each form no more is held than the next one needs
+            del line  # each form of a long conversation is freed as soon as the next one exists
             reply = service.reply(request, size)
             del request
             answer = json.dumps(reply)
@@ -65,14 +65,14 @@ def main() -> None:
 
 
 class _Service:
-    """The template that was loaded last."""
+    """Answers requests with the template that was loaded last."""
 
     def __init__(self) -> None:
         self._template: Any = None
         self._names: dict[str, str] = {}
 
     def reply(self, request: dict[str, Any], size: int) -> dict[str, Any]:
-        """What a request of `size` bytes is answered with."""
+        """Return the answer to a request of `size` bytes."""
         if "template" in request:
             self._names = request["names"]
             self._template = _guarded(_environment().from_string, request["template"])
@@ -89,9 +89,9 @@ class _Service:
 
 @contextmanager
 def _bounded(size: int, used: int | None) -> Iterator[None]:
-    """While entered, the process may take as much CPU time and memory as a request of `size` characters may.
+    """Limit CPU time and memory while a request of `size` characters is answered.
 
-    `used`: the address space that it had in the beginning.
+    `used`: bytes of address space at the start of the process, or None if memory cannot be limited.
     """
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     if used is not None:
@@ -107,7 +107,7 @@ def _bounded(size: int, used: int | None) -> Iterator[None]:
 
 
 def _address_space() -> int | None:
-    """Bytes of address space in use; None on systems that do not bound it."""
+    """Return the bytes of address space in use; None on systems that cannot limit it."""
     if sys.platform != "linux":
         return None
     with open("/proc/self/statm", encoding="ascii") as file:
@@ -115,11 +115,11 @@ def _address_space() -> int | None:
 
 
 class _TooLongError(Exception):
-    """The template writes more than it may."""
+    """The output of the template exceeds its limit."""
 
 
 def _guarded(work: Callable[..., Any], *arguments: Any) -> Any:
-    """What `work` returns, or [kind, detail] of its failure: a foreign program may fail in any way."""
+    """Return the result of `work`, or [kind, detail] if it fails. A template can fail in any way."""
     try:
         return work(*arguments)
     except MemoryError:
@@ -131,7 +131,7 @@ def _guarded(work: Callable[..., Any], *arguments: Any) -> Any:
     except TemplateError as error:
         return ["refused", str(error)[:_DETAIL]]
     except RecursionError:
-        return ["failed", "it is nested, or calls itself, too deeply"]
+        return ["failed", "it is nested or recurses too deeply"]
     except Exception as error:
         return ["failed", f"{type(error).__name__}: {str(error)[:_DETAIL]}"]
 
@@ -144,7 +144,7 @@ def _rendered(
     tools: list[dict[str, Any]] | None,
     limit: int,
 ) -> str:
-    """The conversation as text of at most `limit` characters."""
+    """Render a conversation as text of at most `limit` characters."""
     parts, size = [], 0
     values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
     for part in template.generate(**names, **values):
@@ -156,13 +156,13 @@ def _rendered(
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Jinja as Hugging Face sets it up for chat templates."""
+    """Return a Jinja environment configured as in Hugging Face transformers."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    # one moment for all renderings, or they could not be compared
+    # all renderings use the same time, so that they can be compared
     environment.globals["strftime_now"] = datetime.now().strftime
     return environment
 
@@ -172,12 +172,12 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """Plain JSON; Jinja's own filter writes it for HTML."""
+    """Write plain JSON. Jinja's own filter escapes it for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
 class _Generation(Extension):
-    """{% generation %} ... {% endgeneration %}, a Hugging Face tag around answers: accepted, no effect."""
+    """Accept {% generation %} ... {% endgeneration %}, a Hugging Face tag around answers, without any effect."""
 
     tags: ClassVar[set[str]] = {"generation"}  # type: ignore[misc]
 

@@ -1,6 +1,6 @@
-"""Chat templates rendered in a process of their own, within bounds; see `process.py`.
+"""Render chat templates in a separate, limited process (see `process.py`).
 
-Requests may be sent ahead: the process renders them while their owner does other things.
+Requests can be sent ahead. The process renders them while the caller does other work.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from featherback.data.templates.limits import SECONDS
 from featherback.errors import FeatherbackError
 
 MOST_CHARACTERS = 1 << 20
-"""Of a template; the longest known one has 30,000."""
+"""Maximum length of a template in characters. The longest known one has 30,000."""
 
 Conversation = tuple[Sequence[Mapping[str, Any]], bool]
-"""Messages, and whether the text is to end where the assistant answers."""
+"""Messages, and whether to add the generation prompt."""
 
 Tools = Sequence[Mapping[str, Any]]
-"""What a template is given as `tools`."""
+"""The value of `tools` in a template."""
 
 Answers = list["str | RenderingError"]
-"""Each conversation as text, or why there is none."""
+"""For each conversation, its text or the error."""
 
-_PATIENCE = 3  # processes that a template may end; then it is not rendered any more
+_PATIENCE = 3  # processes that one template may crash before it is given up
 _PIECE = 1 << 16  # bytes read from the process at once
-LOADING = 0  # the number of what loads a template anew; requests count from 1
+LOADING = 0  # number of the request that reloads a template; other requests count from 1
 
 
 class RenderingError(FeatherbackError):
-    """The template will not render a conversation, or cannot."""
+    """The template rejects a conversation or fails on it."""
 
 
 @dataclass(frozen=True)
@@ -51,26 +51,26 @@ class _Request:
 
 
 class Renderer:
-    """The process. It starts with the first rendering, and ends with this object or with the process that owns it.
+    """Owns the rendering process, which starts with the first request and ends with this object or its owner.
 
-    Answers come in the order of the requests. Of one that ends the process its owner is told; those behind it are sent
-    to the next process.
+    Answers arrive in the order of the requests. If a request crashes the process, `take` raises its error, and the
+    requests after it are sent to a new process.
     """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._complaints: IO[str] | None = None
         self._loaded: tuple[str, Mapping[str, str]] | None = None
-        self._loading = b""  # the request that loads it
+        self._loading = b""  # the request that loads the template
         self._count = 0
-        self._asked: deque[_Request] = deque()  # not answered yet
-        self._replies: dict[int, dict[str, Any] | FeatherbackError] = {}  # not taken yet
+        self._unanswered: deque[_Request] = deque()  # waiting for an answer
+        self._replies: dict[int, dict[str, Any] | FeatherbackError] = {}  # answers that were not taken yet
         self._unsent, self._unread = bytearray(), bytearray()
-        self._ends = 0  # processes that the loaded template ended
+        self._ends = 0  # processes that the loaded template has crashed
         self._given_up: tuple[tuple[str, Mapping[str, str]], FeatherbackError] | None = None
 
     def start(self) -> None:
-        """Have the process ready, without any template of a model's."""
+        """Start the process, without a model's template."""
         self.render("", {}, "", [])
 
     def render(
@@ -81,11 +81,11 @@ class Renderer:
         conversations: Sequence[Conversation],
         tools: Tools | None = None,
     ) -> Answers:
-        """Each conversation as text, or why there is none.
+        """Render conversations. The result has a text or an error for each.
 
-        `names`: what the template may refer to besides the messages. `source`: where it comes from, for errors.
-        `tools`: those of all the conversations.
-        FeatherbackError if the template is wrong in itself, or takes more time or memory than any needs.
+        `names`: variables of the template besides the messages. `source`: name of the template in errors. `tools`: the
+        tools of all conversations. Raises FeatherbackError if the template itself is faulty or exceeds the limits of
+        time and memory.
         """
         return self.take(self.ask(template, names, source, conversations, tools), source)
 
@@ -97,13 +97,13 @@ class Renderer:
         conversations: Sequence[Conversation],
         tools: Tools | None = None,
     ) -> int:
-        """Begin what `render` does; the number to `take` the answers by, once."""
+        """Start to render. Returns a number with which `take` can be called once to get the answers."""
         if self._given_up is not None and self._given_up[0] == (template, names):
             raise self._given_up[1]
         if self._loaded != (template, names):
             if len(template) > MOST_CHARACTERS:
                 raise FeatherbackError(
-                    f"{source} has {len(template)} characters; the most that is read is {MOST_CHARACTERS}."
+                    f"{source} has {len(template)} characters; at most {MOST_CHARACTERS} are allowed."
                 )
             self._loading = _line({"template": template, "names": names})
             reply = self._reply(self._send(self._loading, source))
@@ -113,13 +113,13 @@ class Renderer:
         return self._send(_line({"conversations": conversations, "tools": tools}), source)
 
     def take(self, number: int, source: str) -> Answers:
-        """Wait for the answers; errors as of `render`."""
+        """Wait for the answers. Raises the same errors as `render`."""
         answers = self._reply(number)["answers"]
         return [answer if isinstance(answer, str) else _failure(source, *answer) for answer in answers]
 
     def _send(self, line: bytes, source: str) -> int:
         self._count += 1
-        self._asked.append(_Request(self._count, line, source))
+        self._unanswered.append(_Request(self._count, line, source))
         self._unsent += line
         self._write(self._process or self._start())
         return self._count
@@ -129,7 +129,7 @@ class Renderer:
             process = self._process or self._start()
             assert process.stdin is not None
             assert process.stdout is not None
-            waiting = select.poll()  # as select, but with any number of open files
+            waiting = select.poll()  # unlike select, works with any number of open files
             waiting.register(process.stdout, select.POLLIN)
             if self._unsent:
                 waiting.register(process.stdin, select.POLLOUT)
@@ -145,7 +145,7 @@ class Renderer:
 
     def _write(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
-        with suppress(BlockingIOError, BrokenPipeError):  # its pipe is full; it ended, and so does its output
+        with suppress(BlockingIOError, BrokenPipeError):  # the pipe is full, or the process ended (see _read)
             while self._unsent:
                 del self._unsent[: os.write(process.stdin.fileno(), self._unsent)]
 
@@ -157,8 +157,8 @@ class Renderer:
         *lines, rest = piece.split(b"\n")
         for line in lines:
             self._unread += line
-            number, source = (request := self._asked.popleft()).number, request.source
-            del request  # its line may be long, as this one
+            number, source = (request := self._unanswered.popleft()).number, request.source
+            del request  # frees its line, which may be long
             reply = json.loads(self._unread)
             self._unread.clear()
             if number != LOADING:
@@ -185,10 +185,10 @@ class Renderer:
         return process
 
     def _end(self) -> None:
-        """The process is no more: tell the request that it was at, and send the others to another process."""
+        """Handle the end of the process: fail the current request, and send the others to a new process."""
         assert self._process is not None
         assert self._complaints is not None
-        failed = self._asked.popleft()
+        failed = self._unanswered.popleft()
         reason = self._ended(self._process, self._complaints, failed.source)
         self._ends += 1
         if self._ends == _PATIENCE and self._loaded is not None:
@@ -198,17 +198,17 @@ class Renderer:
         if failed.number == LOADING or self._ends == _PATIENCE:
             self._fail(reason)
         self._drop()
-        if not self._asked:
+        if not self._unanswered:
             self._loaded = None
             return
-        self._asked.appendleft(_Request(LOADING, self._loading, failed.source))
-        for request in self._asked:
+        self._unanswered.appendleft(_Request(LOADING, self._loading, failed.source))
+        for request in self._unanswered:
             self._unsent += request.line
 
     def _fail(self, reason: FeatherbackError) -> None:
-        """The template cannot be loaded again, nor could another process: all that wait are told."""
-        self._replies |= {request.number: reason for request in self._asked}
-        self._asked.clear()
+        """Fail all waiting requests, because a new process could not load the template either."""
+        self._replies |= {request.number: reason for request in self._unanswered}
+        self._unanswered.clear()
         self._loaded = None
 
     def _drop(self) -> None:
@@ -220,7 +220,7 @@ class Renderer:
         self._unsent.clear()
 
     def _ended(self, process: subprocess.Popen[bytes], complaints: IO[str], source: str) -> FeatherbackError:
-        """Why the process is no more."""
+        """Return the error for the end of the process."""
         status = process.wait()
         complaints.seek(0)
         complaint = complaints.read().strip()
@@ -241,7 +241,7 @@ def _stop(process: subprocess.Popen[bytes], complaints: IO[str]) -> None:
     process.wait()
     for stream in (process.stdin, process.stdout, complaints):
         if stream is not None:
-            with suppress(OSError):  # what it was still to be sent
+            with suppress(OSError):  # it has unsent data
                 stream.close()
 
 
@@ -250,11 +250,10 @@ def _failure(source: str, kind: str, detail: str) -> RenderingError:
     return RenderingError(
         {
             "syntax": f"{source} has an error {said}.",
-            "refused": f"{source} refuses this conversation: {said}",
+            "refused": f"{source} rejects this conversation: {said}",
             "failed": f"{source} fails on this conversation: {said}",
-            "memory": f"{source} needs more memory than any conversation takes; it is not used.",
-            "time": f"{source} takes more than {SECONDS:g} s of processor time, which no conversation needs; it is "
-            "not used.",
-            "output": f"{source} writes more text than any conversation holds; it is not used.",
+            "memory": f"{source} needs too much memory for a conversation and was stopped.",
+            "time": f"{source} needs more than {SECONDS:g} s of CPU time for a conversation and was stopped.",
+            "output": f"{source} writes too much text for a conversation and was stopped.",
         }[kind]
     )

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder: tokenizer.json with tokenizer_config.json."""
+"""Load the tokenizer of a Hugging Face folder from tokenizer.json and tokenizer_config.json."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ FILE, _CONFIG = "tokenizer.json", "tokenizer_config.json"
 
 
 def from_folder(folder: str | Path) -> Tokenizer:
-    """The tokenizer saved in a folder."""
+    """Load the tokenizer saved in a folder."""
     folder = Path(folder)
     file = read_tokenizer(check_present(folder))
     core, note = _core(file)
     config = _read(folder / _CONFIG)
     names = _special_names(config, folder / _CONFIG)
     control = {token.content: token.id for token in file.added if token.special and token.content}
-    # What the library finds by itself, where it is the core, is not looked for here.
+    # If the `tokenizers` library encodes the text, it finds these tokens itself.
     found = {} if note else {t.content: t.id for t in file.added if not t.special and t.content}
     bos_id, eos_id = (file.ids(names[name])[0] if name in names else None for name in ("bos_token", "eos_token"))
     ends = {i for token, i in control.items() if token in END_TOKENS} | _generation_ends(folder)
@@ -45,29 +45,32 @@ def from_folder(folder: str | Path) -> Tokenizer:
 
 
 def check_present(folder: Path) -> Path:
-    """The tokenizer.json of a folder; FeatherbackError if there is none."""
+    """Return the path of the folder's tokenizer.json; raises FeatherbackError if it is missing."""
     path = folder / FILE
     if not path.is_file():
-        raise FeatherbackError(f"{folder} holds no {FILE}; save it with AutoTokenizer's save_pretrained.")
+        raise FeatherbackError(
+            f"{folder} contains no {FILE}. Save it with transformers: "
+            f"AutoTokenizer.from_pretrained(MODEL).save_pretrained({str(folder)!r})"
+        )
     return path
 
 
 def _core(file: TokenizerFile) -> tuple[Core, str | None]:
-    """The native core, or the library's and why."""
+    """Return the native core, or the library's core and a note that says why."""
     try:
         return native_core(file), None
     except UnknownTokenizerError as unknown:
         note = (
-            f"{file.path} describes {unknown}, which Featherback's own tokenizer does not know; the `tokenizers` "
-            "library reads it, which takes more memory than a budget accounts for."
+            f"{file.path} needs {unknown}, which Featherback's own tokenizer does not support. The `tokenizers` "
+            "library reads it instead, which takes more memory than the budget accounts for."
         )
-    from featherback.data.tokenizers.library import library_core  # 25 MB, and some 150 with its vocabulary
+    from featherback.data.tokenizers.library import library_core  # takes 25 MB, and about 150 MB with a vocabulary
 
     try:
         return library_core(str(file.path), file.steps), note
     except FeatherbackError:
         raise
-    except Exception as error:  # the library has no exception of its own for it
+    except Exception as error:  # the library raises plain Exceptions
         raise FeatherbackError(f"{file.path} is not a readable tokenizer: {error}.") from error
 
 
@@ -105,6 +108,6 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
         except UnicodeDecodeError:
             raise FeatherbackError(f"{file} is not UTF-8 text.") from None
     template = config.get("chat_template")
-    if isinstance(template, list):  # several, by name
+    if isinstance(template, list):  # several templates by name
         template = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}.get("default")
     return template if isinstance(template, str) else None

@@ -1,7 +1,7 @@
-"""The tokenizer stored in a GGUF file: byte-level BPE ("gpt2") and SentencePiece BPE ("llama").
+"""Load the tokenizer of a GGUF file: byte-level BPE ("gpt2") or SentencePiece BPE ("llama").
 
-The vocabulary is read where it lies in the mapped file (csrc/text); the only Python strings made are the names of
-control and user-defined tokens.
+The vocabulary is read directly from the mapped file (csrc/text). Python strings are made only for the names of control
+and user-defined tokens.
 """
 
 from __future__ import annotations
@@ -21,35 +21,36 @@ from featherback.errors import FeatherbackError
 # GGML's token types.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
-# Pre-tokenizers by the name in tokenizer.ggml.pre: text is cut by each of these expressions (csrc/text/cuts.cpp) in
-# turn. "default" is what llama.cpp does for a file without that name, so that training sees the tokens that serving
-# will.
+# Pre-tokenizers by the name in tokenizer.ggml.pre. Each of these expressions (csrc/text/cuts.cpp) splits the text in
+# turn. "default" is what llama.cpp does for a file without that name, so that training and serving use the same tokens.
 PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
     "default": ("punctuation", "gpt2", "digits", "ascii-triple"),
     "gpt-2": ("gpt2",),
     "smollm": ("digit", "gpt2"),
     "qwen2": ("llama3-digits",),
+    "qwen35": ("llama3-marks",),
     "llama-bpe": ("llama3",),
     "llama3": ("llama3",),
     "llama-v3": ("llama3",),
     "lfm2": ("llama3",),
+    "gpt-4o": ("gpt-4o",),
 }
 _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3", "lfm2")
 
 
 def from_gguf(path: str | Path) -> Tokenizer:
-    """The tokenizer stored in a GGUF file, or in the first part of a split one."""
+    """Load the tokenizer of a GGUF file, or of the first part of a split one."""
     file = open_gguf(path)
     try:
         tokenizer = _build(file)
-        file.drop_header()  # encoding reads little of it again
+        file.drop_header()  # encoding rarely needs it again
         return tokenizer
     finally:
         file.close()  # the encoder keeps the map
 
 
 def check_known(path: str | Path) -> None:
-    """FeatherbackError if the tokenizer in a GGUF file is of a kind that is not known. Its vocabulary is not read."""
+    """Raise FeatherbackError if a GGUF file has no tokenizer of a known type. The vocabulary is not read."""
     file = open_gguf(path)
     try:
         _facts(file)
@@ -58,18 +59,21 @@ def check_known(path: str | Path) -> None:
 
 
 def _facts(file: GGUFFile) -> dict[str, Scalar]:
-    """What the metadata tell of the tokenizer, their prefix left out; FeatherbackError if it is not known."""
+    """Return the tokenizer's metadata without the prefix of the keys.
+
+    Raises FeatherbackError if its type is unknown.
+    """
     facts = {k.removeprefix("tokenizer.ggml."): v for k, v in file.metadata.items() if k.startswith("tokenizer.ggml.")}
     kind = facts.get("model")
     if kind is None or "tokenizer.ggml.tokens" not in file.arrays:
-        raise FeatherbackError(f"{file.path} holds no tokenizer (tokenizer.ggml.model and tokenizer.ggml.tokens).")
+        raise FeatherbackError(f"{file.path} contains no tokenizer (tokenizer.ggml.model and tokenizer.ggml.tokens).")
     if kind not in ("gpt2", "llama"):
-        raise FeatherbackError(f"{file.path} has a tokenizer of type {kind!r}; supported are 'gpt2' and 'llama'.")
+        raise FeatherbackError(f"{file.path} has the tokenizer type {kind!r}; expected one of: gpt2, llama.")
     if kind == "gpt2" and (pre := str(facts.get("pre", "default"))) not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
         raise FeatherbackError(
-            f"{file.path} needs the pre-tokenizer {pre!r}, which is not supported (known: {known}); cutting "
-            "text differently from the model's own tokenizer would train on wrong tokens."
+            f"{file.path} needs the pre-tokenizer {pre!r}, which is not supported; expected one of: {known}. "
+            "Another pre-tokenizer would split text into tokens that the model does not expect."
         )
     return facts
 
@@ -109,7 +113,7 @@ def _build(file: GGUFFile) -> Tokenizer:
 
 
 def _strings(file: GGUFFile, key: str) -> tuple[int, int]:
-    """Where an array of strings begins in the file, and how many there are."""
+    """Return the offset of an array of strings in the file, and their number."""
     found = file.arrays[key]
     if found.type != STRING:
         raise FeatherbackError(f"{file.path} is damaged: {key} does not hold strings.")
@@ -117,7 +121,7 @@ def _strings(file: GGUFFile, key: str) -> tuple[int, int]:
 
 
 def _numbers(file: GGUFFile, key: str, what: str) -> NDArray[np.generic]:
-    """An array with a number for each token."""
+    """Return an array with one number per token."""
     n = file.arrays["tokenizer.ggml.tokens"].count
     if file.arrays[key].type == STRING:
         raise FeatherbackError(f"{file.path} is damaged: {key} does not hold numbers.")
@@ -135,7 +139,7 @@ def _types(file: GGUFFile) -> NDArray[np.int32]:
 
 
 def _names(core: _native.TextEncoder, chosen: NDArray[np.bool_]) -> dict[str, int]:
-    """Tokens by their text; one without any can stand for none."""
+    """Map the texts of the chosen tokens to their ids. Tokens without text are ignored."""
     names = ((core.token(i), i) for i in np.flatnonzero(chosen).tolist())
     return {name: i for name, i in names if name}
 
@@ -145,7 +149,7 @@ def _token(file: GGUFFile, facts: Mapping[str, Scalar], n_vocab: int, key: str) 
     if value is None:
         return None
     if not isinstance(value, int) or not 0 <= value < n_vocab:
-        raise FeatherbackError(f"{file.path} is damaged: {key} is {value!r}, the vocabulary has {n_vocab} tokens.")
+        raise FeatherbackError(f"{file.path} is damaged: {key} is {value!r}, but the vocabulary has {n_vocab} tokens.")
     return value
 
 
@@ -159,7 +163,7 @@ def _byte_level(file: GGUFFile, types: NDArray[np.int32], pre: str) -> _native.T
             types=types,
             merges=_strings(file, "tokenizer.ggml.merges"),
             cuts=PRE_TOKENIZERS[pre],
-            composes=pre == "qwen2",  # Qwen's own tokenizer composes characters first
+            composes=pre in ("qwen2", "qwen35"),  # Qwen's own tokenizer composes characters first
             whole_words=pre in _LLAMA3_NAMES,
         )
     except ValueError as error:

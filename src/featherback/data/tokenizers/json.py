@@ -1,7 +1,7 @@
-"""A Hugging Face tokenizer.json: its facts, and the native encoder for what it describes.
+"""Read a Hugging Face tokenizer.json and build the native encoder for it.
 
-The file is read as a stream (csrc/text/json_vocabulary.cpp): of its tables of tokens and merges no Python object is
-made; all else in it is the `facts`, a dictionary.
+The file is read as a stream (csrc/text/json_vocabulary.cpp). The tables of tokens and merges never become Python
+objects; everything else in the file is in the dictionary `facts`.
 """
 
 from __future__ import annotations
@@ -18,39 +18,53 @@ from featherback import _native
 from featherback.core.files import open_regular
 from featherback.data.tokenizers.gguf import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from featherback.data.tokenizers.tokenizer import SpacePrefix
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 
-# What the files write, and the cut of csrc/text/cuts.cpp that does it.
+# Regular expressions in the files, and the equivalent cuts in csrc/text/cuts.cpp.
 _GPT2 = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 _LLAMA3 = (
     r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"""
     r"""|\s*[\r\n]+|\s+(?!\S)|\s+"""
 )
+_QWEN35 = (
+    r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"""
+    r"""|\s*[\r\n]+|\s+(?!\S)|\s+"""
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_GPT4O = "|".join(
+    (
+        rf"""[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+        rf"""[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+        r"""\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+    )
+)
 EXPRESSIONS = {
     _GPT2: "gpt2",
     _LLAMA3 % "": "llama3-digits",
     _LLAMA3 % "{1,3}": "llama3",
+    _QWEN35: "llama3-marks",
+    _GPT4O: "gpt-4o",
     r"\p{N}": "digit",
     r"\p{N}+": "digits",
 }
 _MALFORMED = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError
 )  # fmt: skip
-"""What the parts of a file raise that are not what they should be."""
+"""Exceptions that malformed parts of a file cause."""
 _MOST_TOKENS = 1 << 22
 _MOST_STRING, _MOST_STEPS, _MOST_GROWTH = 1 << 13, 64, 64
-"""Of the facts: the longest known expression has 500 characters, the longest sequence of steps ten."""
-_CHARACTER_MAP = "precompiled_charsmap"  # a table, which has its own check
+"""Limits for the facts. The longest known expression has 500 characters, and the longest sequence ten steps."""
+_CHARACTER_MAP = "precompiled_charsmap"  # a table with its own check (precompiled.py)
 _STEPS = ("normalizers", "pretokenizers", "processors", "decoders", "single", "pair")
 
 
 class UnknownTokenizerError(Exception):
-    """What the native encoders do not know, in words."""
+    """The native encoders do not support the tokenizer. The message names the unsupported part."""
 
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token that is found in text before anything else is done."""
+    """A token that is matched in the text before any other step."""
 
     id: int
     content: str
@@ -58,12 +72,12 @@ class AddedToken:
     lstrip: bool
     rstrip: bool
     plain: bool
-    """Found wherever it is spelled: not only as a whole word, and in the text as it was given."""
+    """Whether it is matched anywhere in the original text, not only as a whole word or after normalisation."""
 
 
 @dataclass(frozen=True)
 class TokenizerFile:
-    """A tokenizer.json, its leading-space rule taken out of the steps for `Tokenizer` to apply."""
+    """A tokenizer.json. Its rule for leading spaces is removed from the steps, and `Tokenizer` applies it."""
 
     path: Path
     vocabulary: _native.JsonVocabulary
@@ -74,17 +88,17 @@ class TokenizerFile:
     space_prefix: SpacePrefix
     space_like: str
     begins_with: int | None
-    """The token that the file's post-processor puts before a text."""
+    """The id that the file's post-processor puts before a text."""
 
     def ids(self, *tokens: str) -> list[int | None]:
-        """The numbers of tokens, None for what is no token."""
+        """Return the ids of tokens, None for unknown ones."""
         added = {token.content: token.id for token in self.added}
         found = self.vocabulary.find(list(tokens))
         return [added.get(token, i if i >= 0 else None) for token, i in zip(tokens, found, strict=True)]
 
 
 def read_tokenizer(path: Path) -> TokenizerFile:
-    """FeatherbackError if the file cannot be read or is no tokenizer."""
+    """Read a tokenizer.json. Raises FeatherbackError if it cannot be read or is not a valid tokenizer."""
     try:
         with open_regular(path) as file:
             vocabulary = _native.read_vocabulary(file.fileno())
@@ -94,7 +108,7 @@ def read_tokenizer(path: Path) -> TokenizerFile:
             _check_growth(name, facts.get(name))
         added = tuple(map(_added, facts.get("added_tokens") or ()))
         if not isinstance(facts["model"], dict):
-            raise TypeError("its model is no object")
+            raise TypeError("its model is not an object")
         steps = {key: facts.get(key) for key in ("normalizer", "pre_tokenizer")}
         rule, space_like = _take_space_prefix(steps)
         return TokenizerFile(path, vocabulary, facts, added, steps, rule, space_like, _begins_with(facts))
@@ -105,25 +119,27 @@ def read_tokenizer(path: Path) -> TokenizerFile:
 
 
 def _check_sizes(value: Any, name: str = "") -> None:
-    """ValueError for a string, or a list of steps, that is longer than in any tokenizer: what the steps of a tokenizer
-    put into a text they put into each piece of it."""
+    """Raise ValueError for a string or a list of steps longer than in any real tokenizer.
+
+    A step that inserts text does so in each piece of the text, so a long insertion could fill the memory.
+    """
     if isinstance(value, str):
         if len(value) > _MOST_STRING and name != _CHARACTER_MAP:
-            raise ValueError(f"its {shown(name)} has {len(value)} characters, the most that is read is {_MOST_STRING}")
+            raise ValueError(f"its {excerpt(name)} has {len(value)} characters; at most {_MOST_STRING} are allowed")
     elif isinstance(value, list) and len(value) > _MOST_STEPS and name in _STEPS:
-        raise ValueError(f"its {shown(name)} has {len(value)} entries, the most that is read is {_MOST_STEPS}")
+        raise ValueError(f"its {excerpt(name)} has {len(value)} entries; at most {_MOST_STEPS} are allowed")
     elif isinstance(value, (list, dict)):
         for key, each in value.items() if isinstance(value, dict) else ((name, each) for each in value):
             if isinstance(value, dict) and len(key) > _MOST_STRING:
-                raise ValueError(f"it has a key of {len(key)} characters, the most that is read is {_MOST_STRING}")
+                raise ValueError(f"it has a key of {len(key)} characters; at most {_MOST_STRING} are allowed")
             _check_sizes(each, key)
 
 
 def _check_growth(name: str, step: Any) -> None:
-    """ValueError for steps that together make much more of a text than any tokenizer does, each of them small."""
+    """Raise ValueError for small steps that together lengthen a text more than any real tokenizer does."""
     steps = list(_nested(step))
     if len(steps) > _MOST_STEPS:
-        raise ValueError(f"its {name} has {len(steps)} steps, the most that is read is {_MOST_STEPS}")
+        raise ValueError(f"its {name} has {len(steps)} steps; at most {_MOST_STEPS} are allowed")
     growth, put = 1.0, 0
     for each in steps:
         content, pattern = each.get("content"), each.get("pattern")
@@ -134,13 +150,13 @@ def _check_growth(name: str, step: Any) -> None:
         put += len(prepended) if isinstance(prepended, str) else 0
     if growth > _MOST_GROWTH or put > _MOST_STRING:
         raise ValueError(
-            f"the steps of its {name} make a text longer than any tokenizer does; the most that is read is "
-            f"{_MOST_GROWTH} times as long"
+            f"the steps of its {name} can lengthen a text too much; at most {_MOST_GROWTH} times as long and "
+            f"{_MOST_STRING} more characters are allowed"
         )
 
 
 def _nested(step: Any) -> Iterator[dict[str, Any]]:
-    """A step and those within it."""
+    """Yield a step and the steps nested in it."""
     if isinstance(step, list):
         for each in step:
             yield from _nested(each)
@@ -151,17 +167,20 @@ def _nested(step: Any) -> Iterator[dict[str, Any]]:
 
 
 def native_core(file: TokenizerFile) -> _native.TextEncoder:
-    """The encoder of the file's model; UnknownTokenizerError if there is none, FeatherbackError for a wrong file."""
+    """Build the native encoder.
+
+    Raises UnknownTokenizerError if the file needs unsupported steps, and FeatherbackError if it is invalid.
+    """
     model = file.facts["model"]
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         _require(not model.get(key), f"a model with {key}")
-    # Files written before the type was said hold byte-pair encodings as well, known by their merges.
+    # Old files do not name the type. They hold byte-pair encodings too, recognised by their merges.
     _require(model.get("type", "BPE") == "BPE" and file.vocabulary.size > 0, f"a {model.get('type')} model")
-    _require(all(token.plain for token in file.added), "added tokens that depend on what is around them")
+    _require(all(token.plain for token in file.added), "added tokens that match only whole words or normalised text")
     try:
         cuts = [step["type"] for step in _steps(file.steps["pre_tokenizer"], "pretokenizers")]
         if cuts[-1:] == ["ByteLevel"]:
-            _require("ByteLevel" not in cuts[:-1], "bytes in place of characters before the last cut")
+            _require("ByteLevel" not in cuts[:-1], "a ByteLevel pre-tokenizer that is not the last one")
             return _byte_level(file, model)
         return _sentencepiece(file, model)
     except _MALFORMED as error:
@@ -169,10 +188,11 @@ def native_core(file: TokenizerFile) -> _native.TextEncoder:
 
 
 def _byte_level(file: TokenizerFile, model: Mapping[str, Any]) -> _native.TextEncoder:
-    _require(not model.get("byte_fallback") and model.get("unk_token") is None, "an unknown token beside bytes")
+    _require(not model.get("byte_fallback") and model.get("unk_token") is None, "bytes with an unknown token")
     normalizer = [step["type"] for step in _steps(file.steps["normalizer"], "normalizers")]
     _require(normalizer in ([], ["NFC"]), f"the normalizer {' + '.join(normalizer)}")
-    _require([step["type"] for step in _steps(file.facts.get("decoder"), "decoders")] == ["ByteLevel"], "its decoder")
+    decoder = [step["type"] for step in _steps(file.facts.get("decoder"), "decoders")]
+    _require(decoder == ["ByteLevel"], f"the decoder {' + '.join(decoder)}")
     cuts = []
     for step in _steps(file.steps["pre_tokenizer"], "pretokenizers"):
         cuts += _cuts(step)
@@ -193,7 +213,7 @@ def _byte_level(file: TokenizerFile, model: Mapping[str, Any]) -> _native.TextEn
 
 
 def _cuts(step: Mapping[str, Any]) -> list[str]:
-    """The native cuts of one pre-tokenizer."""
+    """Return the native cuts of one pre-tokenizer."""
     kind = step["type"]
     if kind == "ByteLevel":
         return ["gpt2"] if step.get("use_regex", True) else []
@@ -203,7 +223,7 @@ def _cuts(step: Mapping[str, Any]) -> list[str]:
     expression = step["pattern"].get("Regex")
     _require(
         expression in EXPRESSIONS and step["behavior"] == "Isolated" and not step["invert"],
-        "a pre-tokenizer with an expression of its own",
+        "a pre-tokenizer with an unknown regular expression",
     )
     return [EXPRESSIONS[expression]]
 
@@ -213,10 +233,10 @@ def _sentencepiece(file: TokenizerFile, model: Mapping[str, Any]) -> _native.Tex
         _require(_is_space_mark(step), f"the normalizer {step['type']}")
     for step in _steps(file.steps["pre_tokenizer"], "pretokenizers"):
         marks = step["type"] == "Metaspace" and step.get("replacement") == "▁" and step.get("split") is False
-        # Gemma's, which finds no space any more
+        # Gemma's split, which finds no spaces after the normalizer
         _require(marks or _is_idle_split(step, file.steps), f"the pre-tokenizer {step['type']}")
-    _require(_marks_spaces(file.steps), "spaces that are no part of a token")
-    _require(not model.get("ignore_merges"), "whole words beside merges")
+    _require(_marks_spaces(file.steps), "a model that does not mark spaces with ▁")
+    _require(not model.get("ignore_merges"), "ignore_merges with a SentencePiece model")
     decoder = [step["type"] for step in _steps(file.facts.get("decoder"), "decoders")]
     strips = {("Replace", "ByteFallback", "Fuse", "Strip"): True, ("Replace", "ByteFallback", "Fuse"): False}
     _require(tuple(decoder) in strips, f"the decoder {' + '.join(decoder)}")
@@ -225,7 +245,7 @@ def _sentencepiece(file: TokenizerFile, model: Mapping[str, Any]) -> _native.Tex
     spelled = file.ids(*names)
     unknown = file.ids(str(model["unk_token"]))[0] if model.get("unk_token") is not None else None
     complete = bool(names) and None not in spelled
-    _require(complete or (unknown is not None and model.get("fuse_unk")), "characters that no token stands for")
+    _require(complete or (unknown is not None and model.get("fuse_unk")), "characters without a token")
     for token in file.added:
         vocabulary.add(token.id, token.content)
     types = _types(file)
@@ -255,7 +275,7 @@ def _marks_spaces(steps: Mapping[str, Any]) -> bool:
 
 
 def _is_idle_split(step: Mapping[str, Any], steps: Mapping[str, Any]) -> bool:
-    """Whether a step cuts at spaces that the normalizer has replaced."""
+    """Whether a step splits at spaces, all of which the normalizer has replaced."""
     replaced = any(map(_is_space_mark, _steps(steps["normalizer"], "normalizers")))
     return bool(replaced and step["type"] == "Split" and step["pattern"] == {"String": " "})
 
@@ -288,11 +308,11 @@ def _begins_with(facts: Mapping[str, Any]) -> int | None:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object, each key of which must be there once: readers differ in which of two they take."""
+    """Make a dictionary; ValueError for a repeated key, because readers differ in which value they use."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {shown(key)} is there twice")
+            raise ValueError(f"the key {excerpt(key)} appears twice")
         found[key] = value
     return found
 
@@ -300,7 +320,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _added(values: Mapping[str, Any]) -> AddedToken:
     number, content = values["id"], values["content"]
     if type(number) is not int or not 0 <= number < _MOST_TOKENS or not isinstance(content, str):
-        raise TypeError("an added token without number or content")
+        raise TypeError("an added token has no valid id or content")
     return AddedToken(
         number,
         content,
@@ -312,7 +332,7 @@ def _added(values: Mapping[str, Any]) -> AddedToken:
 
 
 def _take_space_prefix(steps: dict[str, Any]) -> tuple[SpacePrefix, str]:
-    """Take the leading-space rule out of `steps`, for Tokenizer to apply: (rule, characters that count as a space)."""
+    """Remove the leading-space rule from `steps`. Returns the rule and the characters that count as a space."""
     before = _steps(steps["normalizer"], "normalizers")
     if before[:1] == [{"type": "Prepend", "prepend": "▁"}] and any(map(_is_space_mark, before)):
         steps["normalizer"] = {"type": "Sequence", "normalizers": before[1:]}
@@ -323,7 +343,7 @@ def _take_space_prefix(steps: dict[str, Any]) -> tuple[SpacePrefix, str]:
         if step["type"] == "Metaspace":
             scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
             if scheme not in ("always", "first", "never"):
-                raise ValueError(f"the prepend scheme {scheme!r}")
+                raise ValueError(f"unknown prepend_scheme {scheme!r}")
             rule, space_like = ("each" if scheme == "always" else scheme), " ▁"
             step["prepend_scheme"] = "never"
             step.pop("add_prefix_space", None)
@@ -334,7 +354,7 @@ def _take_space_prefix(steps: dict[str, Any]) -> tuple[SpacePrefix, str]:
 
 
 def _steps(state: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
-    """The members of a sequence of normalizers or pre-tokenizers, or the one there is."""
+    """Return the members of a sequence of normalizers or pre-tokenizers, or the single step."""
     if state is None:
         return []
     return list(state[key]) if state["type"] == "Sequence" else [state]

@@ -1,5 +1,7 @@
-"""The `tokenizers` library as a tokenizer's core: for the tokenizers of Hugging Face folders that the native encoders
-do not know. It holds every token as a string: for a vocabulary of 150,000 some 150 MB."""
+"""Use the `tokenizers` library for tokenizers of Hugging Face folders that the native encoders do not support.
+
+It keeps every token as a string, which takes about 150 MB for a vocabulary of 150,000.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from tokenizers import Tokenizer as Library
 from featherback._native import SPACED
 from featherback.data.tokenizers.precompiled import check_precompiled
 from featherback.data.tokenizers.tokenizer import Ids, Part
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 
 
 class LibraryCore:
-    """Any model that a folder may hold."""
+    """A tokenizer core that calls the library."""
 
     def __init__(self, library: Library, path: str) -> None:
         library.encode_special_tokens = True
@@ -41,7 +43,7 @@ class LibraryCore:
             prefix = " " * (token == SPACED)
             encoding = self._encoding(prefix + text[start:end])
             ids.extend(encoding.ids)
-            if places:  # the prefix itself is no character of the text
+            if places:  # the prefix is not part of the text
                 found = np.array(encoding.offsets, np.int64).reshape(-1, 2)
                 offsets.append(np.maximum(found + (start - len(prefix)), start))
         return np.array(ids, np.uint32), np.concatenate(offsets).astype(np.uint32) if places else None
@@ -51,10 +53,10 @@ class LibraryCore:
             return self._library.encode(text, add_special_tokens=False)
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
-        except BaseException as error:  # its panics are not Exceptions
-            text.encode()  # half a surrogate pair is told as such
+        except BaseException as error:  # panics of the library are not Exceptions
+            text.encode()  # half a surrogate pair raises its own error
             raise FeatherbackError(
-                f"The `tokenizers` library cannot encode {shown(text)} with {self._path}: {error}."
+                f"The `tokenizers` library cannot encode {excerpt(text)} with {self._path}: {error}."
             ) from error
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -62,7 +64,7 @@ class LibraryCore:
 
 
 def library_core(path: str, steps: Mapping[str, Any]) -> LibraryCore:
-    """The tokenizer of a tokenizer.json, with `steps` ("normalizer", "pre_tokenizer") in place of its own."""
+    """Load a tokenizer.json with the library, and replace its "normalizer" and "pre_tokenizer" by `steps`."""
     check_precompiled(Path(path), steps["normalizer"])
     library = Library.from_file(path)
     library.no_truncation()

@@ -1,4 +1,4 @@
-"""A model's tokenizer, wherever the model keeps it."""
+"""Load the tokenizer of a GGUF file or a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.engine.formats.split import open_gguf
 
 TIMES_GGUF, TIMES_JSON, BESIDE = 2.25, 3.25, 500_000
-"""Bytes held for each byte in which a vocabulary is stored, measured with 49,000 and 152,000 tokens, and for code."""
+"""Bytes of memory per byte of stored vocabulary, measured with 49,000 and 152,000 tokens, and bytes for the code."""
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer of a model: a GGUF file, or a Hugging Face folder with a tokenizer.json."""
+    """Load the tokenizer of a model: a GGUF file, or a Hugging Face folder with a tokenizer.json."""
     path = Path(path)
     if not path.is_dir():
         return from_gguf(path)
@@ -23,16 +23,16 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def check_tokenizer(path: str | os.PathLike[str]) -> None:
-    """FeatherbackError if the model's tokenizer is missing, or of an unknown kind. Its vocabulary is not read."""
+    """Raise FeatherbackError if the model's tokenizer is missing or of unknown type. The vocabulary is not read."""
     path = Path(path)
     (check_present if path.is_dir() else check_known)(path)
 
 
 def tokenizer_bytes(path: str | os.PathLike[str]) -> int:
-    """Bytes that a process comes to hold at most when it loads the model's tokenizer.
+    """Estimate the most bytes of memory that loading the model's tokenizer takes.
 
-    They grow with the vocabulary as it is stored: the mapped pages, and the tables that are made of it. Where the
-    `tokenizers` library has to read it (`Tokenizer.note`) it is more. FeatherbackError as from `check_tokenizer`.
+    The estimate grows with the stored size of the vocabulary, for its mapped pages and the tables built from it. If the
+    `tokenizers` library has to read it (`Tokenizer.note`), it takes more. Raises the same errors as `check_tokenizer`.
     """
     path = Path(path)
     if path.is_dir():

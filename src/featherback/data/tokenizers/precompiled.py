@@ -1,4 +1,4 @@
-"""A table in tokenizer.json that the `tokenizers` library does not check: where it is wrong, the library aborts."""
+"""Check a table in tokenizer.json. If it is damaged, the `tokenizers` library would abort the process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SIZE = struct.Struct("<I")
 
 
 def check_precompiled(path: Path, normalizer: Any) -> None:
-    """FeatherbackError if the table of a Precompiled normalizer, in those of the tokenizer.json at `path`, is not one.
+    """Raise FeatherbackError if the table of a Precompiled normalizer is invalid.
 
-    In base64: the size of a trie in bytes (u32), the trie as u32s, and the replacements in UTF-8.
+    The table is base64 of: the size of a trie in bytes (u32), the trie as u32 numbers, and the replacements in UTF-8.
     """
     for encoded in _tables(normalizer):
         try:
@@ -47,10 +47,10 @@ def _tables(value: Any) -> Iterator[Any]:
 
 
 def _check_trie(units: NDArray[np.uint32], text: NDArray[np.uint8]) -> None:
-    """ValueError if a link of a double-array trie (Darts-clone) leads outside, or a value to no character of `text`.
+    """Raise ValueError if a double-array trie (Darts-clone) links outside itself, or a value outside `text`.
 
-    A unit is a value (bit 31 set) or a node: bits 10 to 30 and 9 say by how much its own place differs from that of its
-    value, which it has if bit 8 is set, and this from its children's by a byte.
+    A unit is a value (bit 31 set) or a node. In a node, bits 10 to 30 and 9 hold the offset (XOR) from its own index to
+    that of its value, which exists if bit 8 is set. A child's index is that index XOR a byte.
     """
     if units.size == 0:
         raise ValueError

@@ -1,8 +1,7 @@
-"""Text to token ids and back, with special tokens under the caller's control.
+"""Convert text to token ids and back. The caller decides where special tokens are recognised.
 
-Text from a user or a data set may spell a control token such as <|im_end|>. Whether that text *becomes* the
-token is never left to the tokenizer: control tokens are found here, and only where the caller says the text
-may hold them.
+Text from a user or a data set may contain the name of a control token such as <|im_end|>. The tokenizer never decides
+whether such text becomes the token. Control tokens are found here, and only where the caller allows them.
 """
 
 from __future__ import annotations
@@ -23,33 +22,35 @@ Span = tuple[int, int]
 
 
 Part = tuple[int, int, int]
-"""Of a text: a token and the characters [start, end) that spell it; PLAIN for text to encode, SPACED for text to encode
-as if a space stood before it, which is no character of the text."""
+"""A part of a text: (token id, start, end). PLAIN marks text to encode; SPACED, text to encode after an added space."""
 
 Ids = NDArray[np.uint32]
 
 
 class Core(Protocol):
-    """What a tokenizer does with stretches of plain text: no special token, no leading-space rule, nothing put around
-    them. Half a surrogate pair raises UnicodeEncodeError."""
+    """Encodes plain text, without special tokens, leading-space rule or post-processing.
+
+    Half a surrogate pair raises UnicodeEncodeError.
+    """
 
     @property
     def n_vocab(self) -> int:
-        """Number of ids, those of special tokens included."""
+        """The number of ids, including special tokens."""
 
     def encode(self, text: str, parts: Sequence[Part], places: bool) -> tuple[Ids, NDArray[np.uint32] | None]:
-        """Token ids of the parts, which follow one another; with `places` also the half-open range of characters of
-        `text` that each stands for, (n, 2). Threads may call it at the same time."""
+        """Encode consecutive parts of `text`. Thread-safe.
+
+        With `places`, also return the range of characters [start, end) of each token, shape (n, 2).
+        """
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the tokens, special ones included."""
+        """Return the text of the tokens, including special tokens."""
 
 
 SpacePrefix = Literal["never", "first", "each"]
 
-# Control tokens that end a turn or a document, in the model families of today. A file names one or two of
-# them as "eos" and "eot"; a chat model may still end its turn with another, and a decoder that misses it
-# never stops.
+# Control tokens that end a turn or a document in common model families. A file names one or two of them as "eos" and
+# "eot", but a chat model may end its turn with another one. A decoder that misses it never stops.
 END_TOKENS = frozenset(
     (
         *("</s>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>"),
@@ -61,31 +62,31 @@ END_TOKENS = frozenset(
 
 @dataclass
 class Tokenizer:
-    """A vocabulary with its facts. Build one with `loader.load_tokenizer`."""
+    """A vocabulary with its special tokens and rules. Load one with `loader.load_tokenizer`."""
 
     core: Core
     control: dict[str, int]
-    """Control tokens (<s>, <|im_start|> ...): matched only where special tokens are asked for."""
+    """Control tokens (<s>, <|im_start|> ...), matched only where the caller allows special tokens."""
     always: dict[str, int] = field(default_factory=dict)
     """Tokens that are matched in any text (GGUF's user-defined ones)."""
     space_prefix: SpacePrefix = "never"
-    """SentencePiece's leading space: before no stretch of text, the first, or each after a special token."""
+    """SentencePiece's leading space: never, before the first part, or also after each special token."""
     space_like: str = ""
-    """Characters that a text begins with that gets no leading space."""
+    """A text that begins with one of these characters gets no leading space."""
     add_bos: bool = False
     bos_id: int | None = None
     eos_id: int | None = None
     end_ids: frozenset[int] = frozenset()
-    """Every token at which generation stops."""
+    """All tokens at which generation stops."""
     chat_template: str | None = None
     template_source: str = "The model's chat template"
-    """What errors call it, with its file."""
+    """Name of the template in errors, with its file."""
     special_names: dict[str, str] = field(default_factory=dict)
-    """What a chat template may refer to: bos_token, eos_token, unk_token, pad_token."""
+    """Variables for the chat template: bos_token, eos_token, unk_token, pad_token."""
     widths: dict[str, tuple[bool, bool]] = field(default_factory=dict)
-    """Special tokens that swallow white space to their left, right."""
+    """Whether a special token removes white space to its left and right."""
     note: str | None = None
-    """What the user should know of how it was read."""
+    """A note for the user about how the tokenizer was loaded."""
 
     def __post_init__(self) -> None:
         self._special = self.control | self.always
@@ -96,7 +97,7 @@ class Tokenizer:
 
     @property
     def n_vocab(self) -> int:
-        """Number of ids, those of the added tokens included."""
+        """The number of ids, including added tokens."""
         return self.core.n_vocab
 
     @property
@@ -104,45 +105,50 @@ class Tokenizer:
         return self.chat_template is not None
 
     def encode(self, text: str, special: bool = False, bos: bool = False, continues: bool = False) -> list[int]:
-        """Token ids of a text. `special`: control tokens spelled in it become tokens. `bos`: begin with BOS
-        if the model is used with one. `continues`: the text goes on from earlier text, so it gets no leading
-        space."""
+        """Encode a text as token ids.
+
+        `special`: names of control tokens become tokens. `bos`: begin with BOS if the model uses it. `continues`: the
+        text continues earlier text, so it gets no leading space.
+        """
         found: list[int] = self.encode_array(text, special, bos, continues).tolist()
         return found
 
     def encode_array(self, text: str, special: bool = False, bos: bool = False, continues: bool = False) -> Ids:
-        """`encode` without a Python number for each token; threads may call it at the same time."""
+        """Encode a text as an array, like `encode`. Thread-safe."""
         begin = [(self.bos_id, 0, 0)] if bos and self.add_bos and self.bos_id is not None else []
-        with _whole_characters():
+        with _reject_half_surrogates():
             return self.core.encode(text, [*begin, *self._parts(text, special, (), continues)], False)[0]
 
     def encode_with_offsets(
         self, text: str, special: bool = False, protected: Sequence[Span] = ()
     ) -> tuple[Ids, NDArray[np.uint32]]:
-        """Token ids and the half-open range of characters each stands for, (n, 2). With `special`, a control token's
-        text becomes the token unless it touches a `protected` span (sorted, disjoint)."""
-        with _whole_characters():
+        """Encode a text as token ids and their ranges of characters [start, end), shape (n, 2).
+
+        With `special`, the name of a control token becomes the token, unless it overlaps a `protected` span. These
+        spans are sorted and disjoint.
+        """
+        with _reject_half_surrogates():
             ids, places = self.core.encode(text, self._parts(text, special, protected), True)
         assert places is not None
         return ids, places
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
-        """Text of the tokens; `special` shows control tokens, else they are left out."""
+        """Return the text of the tokens. Control tokens are included only with `special`."""
         kept = [int(i) for i in ids if special or self._names.get(int(i)) not in self.control]
         return self.core.decode(kept)
 
     def stream(self) -> StreamDecoder:
-        """A decoder for tokens that come one at a time."""
+        """Return a decoder for tokens that arrive one at a time."""
         return StreamDecoder(self)
 
     def name(self, token: int) -> str | None:
-        """The text of a control or user-defined token; None for any other."""
+        """Return the text of a control or user-defined token; None for other tokens."""
         return self._names.get(token)
 
     def control_tokens(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """The control tokens spelled in `text`: (token, start, end)."""
-        with _whole_characters():
-            for token, start, end in self._stretches(text, True, ()):
+        """Yield (token, start, end) for each control token whose name is in `text`."""
+        with _reject_half_surrogates():
+            for token, start, end in self._split(text, True, ()):
                 if token is not None and self._names[token] in self.control:
                     yield token, start, end
 
@@ -157,11 +163,14 @@ class Tokenizer:
                 start,
                 end,
             )
-            for token, start, end in self._stretches(text, special, protected)
+            for token, start, end in self._split(text, special, protected)
         ]
 
-    def _stretches(self, text: str, special: bool, protected: Sequence[Span]) -> Iterator[tuple[int | None, int, int]]:
-        """Cut at special tokens: (token, start, end), token None for plain text, of which none is empty."""
+    def _split(self, text: str, special: bool, protected: Sequence[Span]) -> Iterator[tuple[int | None, int, int]]:
+        """Split a text at special tokens.
+
+        Yield (token, start, end); token is None for plain text, which is never empty.
+        """
         names = self._special_names if special else self._always_names
         finder = self._special_finder if special else self._always_finder
         done = unguarded = 0
@@ -189,7 +198,7 @@ class Tokenizer:
             yield None, done, len(text)
 
     def _is_spaced(self, text: str, start: int, continues: bool) -> bool:
-        """Whether a space goes before the stretch that begins at `start`."""
+        """Whether a space is added before the part that begins at `start`."""
         rule = self.space_prefix
         if continues or rule == "never" or (rule == "first" and start):
             return False
@@ -197,35 +206,35 @@ class Tokenizer:
 
 
 @contextmanager
-def _whole_characters() -> Iterator[None]:
+def _reject_half_surrogates() -> Iterator[None]:
     try:
         yield
     except UnicodeEncodeError:
-        raise FeatherbackError("The text holds half a surrogate pair, which is not valid Unicode.") from None
+        raise FeatherbackError("The text contains half a surrogate pair, which is not valid Unicode.") from None
 
 
 class StreamDecoder:
-    """Decode one token at a time: `push` returns the text that has become certain."""
+    """Decodes one token at a time. `push` returns the text that can no longer change."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
-        self._start = 0  # where the decoded window begins: one certain piece before what is not yet told
-        self._told = 0
+        self._start = 0  # start of the decoded window: one finished piece before the text that was not returned yet
+        self._returned = 0
 
     def push(self, token: int) -> str:
-        """Text added by this token; empty while it ends inside a character."""
+        """Add a token and return its text; empty while the text ends inside a character."""
         self._ids.append(token)
-        before = self._tokenizer.decode(self._ids[self._start : self._told])
+        before = self._tokenizer.decode(self._ids[self._start : self._returned])
         now = self._tokenizer.decode(self._ids[self._start :])
         if now.endswith("�") or len(now) <= len(before):
             return ""
-        self._start, self._told = self._told, len(self._ids)
+        self._start, self._returned = self._returned, len(self._ids)
         return now[len(before) :]
 
     def flush(self) -> str:
-        """The rest, with a replacement character for an unfinished one."""
-        before = self._tokenizer.decode(self._ids[self._start : self._told])
+        """Return the remaining text, with a replacement character for an unfinished one."""
+        before = self._tokenizer.decode(self._ids[self._start : self._returned])
         rest = self._tokenizer.decode(self._ids[self._start :])[len(before) :]
-        self._start = self._told = len(self._ids)
+        self._start = self._returned = len(self._ids)
         return rest

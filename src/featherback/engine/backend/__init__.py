@@ -1,4 +1,4 @@
-"""A device: operations on arrays, scratch memory, stored matrices. `cpu` computes, `counting` only counts."""
+"""Devices: operations on arrays, scratch memory and stored matrices. `cpu` computes; `counting` only counts."""
 
 from __future__ import annotations
 
@@ -7,5 +7,8 @@ from featherback.engine.backend.protocol import Backend
 
 
 def of(compute: str) -> Backend:
-    """The device on which everything runs, computing in "bf16", "int16" or "fp32". Nothing else chooses a device."""
+    """Return the device on which everything runs, computing in "bf16", "int16" or "fp32".
+
+    No other place chooses one.
+    """
     return CPU(compute)

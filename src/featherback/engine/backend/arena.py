@@ -1,7 +1,7 @@
-"""One block of scratch memory with stack discipline.
+"""A block of scratch memory that is used as a stack.
 
-Every activation is taken from it. Its size is planned, so its peak is a number known in advance, and neither the
-allocator's rounding nor its fragmentation adds to it.
+Every activation is allocated in it. Its size is planned, so its peak is known in advance, and neither rounding nor
+fragmentation of an allocator adds to it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALIGNMENT = 64
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    """Bytes that an array occupies in an arena."""
+    """Return the number of bytes that an array occupies in an arena."""
     nbytes = dtype.itemsize
     for extent in shape:
         nbytes *= extent
@@ -29,9 +29,9 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 class Arena:
-    """`nbytes` of anonymous memory; pages become resident when first written.
+    """`nbytes` of anonymous memory. Its pages become resident when they are first written.
 
-    FeatherbackError if the system refuses as much.
+    Raises FeatherbackError if the system cannot provide that much.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -40,15 +40,15 @@ class Arena:
             self._memory = mmap.mmap(-1, self.capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError):
             raise FeatherbackError(
-                f"The system refuses {shown_mb(self.capacity)} of scratch memory; "
-                "use a smaller batch or sequence length."
+                f"The system cannot provide {shown_mb(self.capacity)} of scratch memory. "
+                "Use a smaller batch or sequence length."
             ) from None
         self._top = 0
         self.high_water = 0
-        """Most bytes ever in use at once."""
+        """Maximum number of bytes that were in use at once."""
 
     def take(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """An uninitialised array, valid until the frame it was taken in ends; `name` is for the ledger and errors."""
+        """Return an uninitialised array, valid until its frame ends. `name` is for the ledger and for errors."""
         kind = np.dtype(dtype)
         start, self._top = self._top, self._top + aligned(shape, kind)
         if self._top > self.capacity:
@@ -61,7 +61,7 @@ class Arena:
 
     @contextmanager
     def frame(self) -> Iterator[None]:
-        """Everything taken inside is given back at the end."""
+        """Free, at the end of the context, all arrays that were allocated inside."""
         top = self._top
         try:
             yield

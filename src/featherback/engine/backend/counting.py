@@ -1,7 +1,7 @@
 """A device that computes nothing and counts everything: arrays are shapes, memory is a sum, operations are costs.
 
-The same layers and methods run on it as on a real one, so what they will hold and how long they will take is not
-described a second time anywhere.
+The same layers and methods run on it as on a real device. So there is no second description of what they hold and how
+long they take.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featherback.engine import backend, kernels
 from featherback.engine.backend.arena import aligned
@@ -26,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Blank:
-    """An array of which only shape and type are known."""
+    """An array of which only the shape and the type are known."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -44,7 +43,7 @@ class Blank:
 
     @property
     def nbytes(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return self.size * self.dtype.itemsize
 
     def __getitem__(self, key: slice | tuple[slice, ...]) -> Blank:
@@ -53,13 +52,13 @@ class Blank:
         return Blank(cut + self.shape[len(cut) :], self.dtype)
 
     def reshape(self, *shape: int) -> Blank:
-        """The same elements in another shape."""
+        """Return the same elements in another shape."""
         return Blank(shape, self.dtype)
 
 
 @dataclass
 class Entry:
-    """One array of the ledger: its shape, type, and the moments of its birth and death."""
+    """One array of the ledger: its shape and type, and the moments at which it is allocated and freed."""
 
     name: str
     shape: tuple[int, ...]
@@ -69,12 +68,12 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it occupies in the arena."""
+        """Number of bytes that it occupies in the arena."""
         return aligned(self.shape, self.dtype)
 
 
 class Ledger:
-    """An arena without memory: every array taken from it is written down, with the moments of its birth and death."""
+    """An arena without memory. It records every array with the moments at which it is allocated and freed."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -85,7 +84,7 @@ class Ledger:
         self._fullest = 0
 
     def take(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> Blank:
-        """An array is born; it dies with the frame that it was taken in."""
+        """Record an array. It is freed with the frame in which it was allocated."""
         self._now += 1
         entry = Entry(name, tuple(shape), np.dtype(dtype), self._now)
         self.entries.append(entry)
@@ -97,7 +96,7 @@ class Ledger:
 
     @contextmanager
     def frame(self) -> Iterator[None]:
-        """What is taken inside dies at the end."""
+        """Record, at the end of the context, that all arrays allocated inside are freed."""
         depth = len(self._live)
         yield
         self._now += 1
@@ -107,23 +106,23 @@ class Ledger:
         del self._live[depth:]
 
     def live_at_peak(self) -> list[Entry]:
-        """The arrays alive when most bytes were."""
+        """Return the arrays that are allocated at the peak."""
         return [e for e in self.entries if e.born <= self._fullest and (e.dies > self._fullest or e.dies < 0)]
 
     @property
     def peak_moment(self) -> int:
-        """When most bytes were alive."""
+        """The moment at which most bytes are allocated."""
         return self._fullest
 
 
 @dataclass(frozen=True, slots=True)
 class BlankMatrix:
-    """A stored weight of which only shape and row size are known, or a rectangle of one."""
+    """A stored weight of which only shape, type and row size are known, or a rectangle of one."""
 
     shape: tuple[int, int]
     row_bytes: int
     name: str = ""
-    """Of a matrix that lies in a file; "" in memory."""
+    """The matrix's name in its file; "" for a matrix in memory."""
     type: int = int(TensorType.F32)
     """A `TensorType`."""
 
@@ -136,7 +135,7 @@ class BlankMatrix:
         return self.shape[1]
 
     def slice(self, rows: tuple[int, int] | None = None, cols: tuple[int, int] | None = None) -> BlankMatrix:
-        """The rectangle [rows) x [cols); whole rows are what a file has mapped."""
+        """Return the rectangle [rows) x [cols). Whole rows of a file count as mapped."""
         height, width = (last - first for first, last in (rows or (0, self.shape[0]), cols or (0, self.shape[1])))
         return BlankMatrix((height, width), self.row_bytes, self.name, self.type)
 
@@ -148,18 +147,21 @@ class BlankMatrix:
 
 @dataclass
 class Work:
-    """What a pass computes."""
+    """The work of a pass, in operations and bytes."""
 
     products: float = 0.0  # floating-point operations of matrix products with stored weights
-    lora: float = 0.0  # of an adapter's skinny products: lora_in, lora_gradient
-    attention: float = 0.0
+    lora: float = (
+        0.0  # floating-point operations of small products: an adapter's lora_in and lora_gradient, the delta rule
+    )
+    attention: float = 0.0  # floating-point operations of attention
     moved: float = 0.0  # bytes read and written by operations that compute little
-    calls: float = 0
+    calls: float = 0  # number of operations
     unpacked: float = 0.0  # stored weights that products unpack
+    read: float = 0.0  # bytes of experts that are read from their file, or from the page cache
     thread_scratch: int = 0  # most bytes of a thread's own buffers
 
     def plus(self, other: Work, times: float = 1) -> Work:
-        """The sum of this and `times` the other."""
+        """Return the sum of this work and `times` the other."""
         return Work(
             self.products + times * other.products,
             self.lora + times * other.lora,
@@ -167,13 +169,14 @@ class Work:
             self.moved + times * other.moved,
             self.calls + times * other.calls,
             self.unpacked + times * other.unpacked,
+            self.read + times * other.read,
             max(self.thread_scratch, other.thread_scratch),
         )
 
 
 @dataclass
 class CountingOperations:
-    """Operations that add to `work`."""
+    """Operations that add their cost to `work`."""
 
     compute: str
     work: Work = field(default_factory=Work)
@@ -181,18 +184,18 @@ class CountingOperations:
     most_mapped: int = 0
 
     def release(self, matrix: BlankMatrix) -> None:
-        """A stored weight, or rows of it, has been used."""
+        """Note that a stored weight, or rows of it, is no longer in use."""
         self.mapped.pop(matrix.name, None)
 
     def _use(self, matrix: BlankMatrix | kernels.Matrix) -> None:
         self.work.unpacked += matrix.shape[0] * matrix.shape[1]
-        if isinstance(matrix, BlankMatrix) and matrix.name:  # the decoder counts with its real weights
+        if isinstance(matrix, BlankMatrix) and matrix.name:  # the decoder is counted with the real Matrix
             self.mapped[matrix.name] = most_mapped(matrix.nbytes)
             self.most_mapped = max(self.most_mapped, sum(self.mapped.values()))
 
     @cached_property
     def _kind(self) -> dict[str, bool]:
-        """Of the products, as their costs ask for it."""
+        """Keyword arguments that select the kind of product in the kernels' cost functions."""
         return {"bf16": self.compute == "bf16", "fixed": self.compute == "int16"}
 
     def _count(self, kind: str, cost: tuple[float, int]) -> None:
@@ -219,6 +222,12 @@ class CountingOperations:
         outputs, inputs = w.shape
         self._count("products", kernels.linear_backward_cost(len(dy), inputs, outputs, rank, **self._kind))
 
+    def dequantize(self, w: BlankMatrix, out: Blank) -> None:
+        """Counts a pass over the output, and the stored weight as mapped until it is released."""
+        self._use(w)
+        self.work.moved += out.nbytes
+        self.work.calls += 1
+
     def lora_in(self, x: Blank, a: Blank, h: Blank, scale: float, **_: Any) -> None:
         self._count("lora", kernels.lora_in_cost(len(x), x.shape[1], len(a)))
 
@@ -244,8 +253,19 @@ class CountingOperations:
             "attention", kernels.attention_backward_cost(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap, prefix)
         )
 
-    def to_host(self, x: Blank) -> NDArray[np.float64]:
-        return np.zeros(x.shape)
+    def delta_rule(
+        self, q: Blank, k: Blank, v: Blank, decay: Blank, beta: Blank, y: Any, k_heads: int, v_heads: int,
+        tiled: bool, cu: Any, **_: Any,
+    ) -> None:  # fmt: skip
+        dims = q.shape[1] // k_heads, v.shape[1] // v_heads
+        self._count("lora", kernels.delta_rule_cost(cu, k_heads, v_heads, *dims))
+
+    def delta_rule_backward(
+        self, dy: Blank, q: Blank, k: Blank, v: Blank, decay: Any, beta: Any, dq: Any, dk: Any, dv: Any, ddecay: Any,
+        dbeta: Any, k_heads: int, v_heads: int, tiled: bool, cu: Any, **_: Any,
+    ) -> None:  # fmt: skip
+        dims = q.shape[1] // k_heads, v.shape[1] // v_heads
+        self._count("lora", kernels.delta_rule_backward_cost(cu, k_heads, v_heads, *dims))
 
     def total(self, x: Blank) -> float:
         return 0.0
@@ -255,12 +275,15 @@ class CountingOperations:
         return 0.0
 
     def smallest(self, x: Blank, count: int) -> float:
-        """Once in many steps: not counted."""
+        """Not counted, because it runs once in many steps."""
         return 0.0
 
     def rotary_table(self, frequencies: Any, positions: Any, cos: Blank, sin: Blank) -> None:
-        """Its calls do not count: where a sequence's length decides on its rotation, their number depends on how chunks
-        cut sequences, and each takes a few microseconds."""
+        """Count the bytes, but not the calls.
+
+        Where a sequence's length decides on its rotation, the number of calls depends on how chunks cut sequences. A
+        call takes only a few microseconds.
+        """
         self.work.moved += cos.nbytes + sin.nbytes
 
     def negatives(self, x: Blank) -> tuple[float, int]:
@@ -272,19 +295,19 @@ class CountingOperations:
         return 0.0
 
     def _elementwise(self, *arrays: Any) -> None:
-        """NumPy's own loops, over pieces that the caches hold: no thread is woken."""
+        """Count bytes only: NumPy's loops over pieces that fit in the caches wake no thread."""
         self.work.moved += sum(a.nbytes for a in arrays if isinstance(a, Blank))
 
     add = subtract = multiply = divide = sqrt = sign = clip = matmul = replace_negatives = _elementwise
     row_means = column_sums = row_squares = column_squares = _elementwise
 
     def encode(self, x: Blank, codes: Blank) -> None:
-        """It computes more than it moves: as long as five passes."""
+        """Counted as five passes, because it computes more than it moves."""
         self.work.moved += 5 * (x.nbytes + codes.nbytes)
         self.work.calls += 1
 
     def decode(self, codes: Blank, out: Blank) -> None:
-        """As long as two."""
+        """Counted as two passes."""
         self.work.moved += 2 * (codes.nbytes + out.nbytes)
         self.work.calls += 1
 
@@ -293,7 +316,7 @@ class CountingOperations:
         return BlankMatrix((height, width), width * matrix.dtype.itemsize)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        """Any other operation: a pass over its arrays."""
+        """Return any other operation: it counts as one pass over its arrays."""
         if name.startswith("_"):
             raise AttributeError(name)
 
@@ -306,7 +329,7 @@ class CountingOperations:
 
 
 class Counting:
-    """The device's types and the CPU's costs, without arithmetic."""
+    """A device with the CPU's types and costs, but without arithmetic."""
 
     def __init__(self, compute: str) -> None:
         self.ops = CountingOperations(compute)
@@ -315,7 +338,7 @@ class Counting:
 
     @staticmethod
     def host(x: Blank, *, write: bool = False) -> AbstractContextManager[Any]:
-        return nullcontext(x)
+        return nullcontext(np.zeros(x.shape, x.dtype))
 
     @staticmethod
     def held(values: Any, *, changing: bool = False) -> AbstractContextManager[Any]:
@@ -326,14 +349,14 @@ class Counting:
         return values
 
     def gather_rows(self, stored: Any, ids: Any, out: Blank) -> None:
-        """There is nothing to gather."""
+        """Do nothing: there are no rows to gather."""
 
     def release(self, matrix: BlankMatrix, around: int) -> None:
-        """Nothing is mapped."""
+        """Do nothing: nothing is mapped."""
 
     @staticmethod
     def arena(nbytes: int) -> Ledger:
-        """A ledger, however large."""
+        """Return a ledger, which has no limit."""
         return Ledger()
 
     @staticmethod
@@ -342,8 +365,10 @@ class Counting:
             return stored
         return BlankMatrix(stored.shape, stored.row_bytes, type=int(stored.type))
 
-    def each(self, tiles: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-        """The first and the last, and one of those between, which are alike: its work counts for all of them."""
+    def each(self, tiles: Sequence[T]) -> Iterator[T]:
+        """Yield the first tile, one tile between, and the last. The work of the middle tile counts for all tiles
+        between.
+        """
         if len(tiles) < 3:
             yield from tiles
             return

@@ -1,4 +1,4 @@
-"""The CPU: NumPy arrays, the native kernels, stored weights multiplied as they lie."""
+"""The CPU as a device: NumPy arrays, the native kernels, and stored weights that products read in place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class CPUOperations:
-    """The native kernels as they are, and row operations that NumPy does at the memory's own speed."""
+    """The native kernels, and row operations for which NumPy is as fast as memory."""
 
     linear = staticmethod(kernels.linear)
     linear_backward = staticmethod(kernels.linear_backward)
@@ -34,8 +34,14 @@ class CPUOperations:
     rope = staticmethod(kernels.rope)
     attention = staticmethod(kernels.attention)
     attention_backward = staticmethod(kernels.attention_backward)
+    delta_rule = staticmethod(kernels.delta_rule)
+    delta_rule_backward = staticmethod(kernels.delta_rule_backward)
+    gate, gate_backward = staticmethod(kernels.gate), staticmethod(kernels.gate_backward)
     glu = staticmethod(kernels.glu)
     glu_backward = staticmethod(kernels.glu_backward)
+    gated_recurrence = staticmethod(kernels.gated_recurrence)
+    gated_recurrence_backward = staticmethod(kernels.gated_recurrence_backward)
+    round_rows = staticmethod(kernels.round_rows)
     cross_entropy_tile = staticmethod(kernels.cross_entropy_tile)
     cross_entropy_finish = staticmethod(kernels.cross_entropy_finish)
     encode = staticmethod(kernels.encode)
@@ -43,6 +49,7 @@ class CPUOperations:
     cast = staticmethod(kernels.cast)
     scale_columns = staticmethod(kernels.scale_columns)
     column_dots = staticmethod(kernels.column_dots)
+    row_dots = staticmethod(kernels.row_dots)
     add_normal = staticmethod(add_normal)
     add, subtract = staticmethod(np.add), staticmethod(np.subtract)
     multiply, divide = staticmethod(np.multiply), staticmethod(np.divide)
@@ -82,7 +89,7 @@ class CPUOperations:
 
     @staticmethod
     def orthonormal(x: Array, room: Array) -> None:
-        x[...] = np.linalg.qr(x)[0]  # it brings memory of its own: the room stays untouched, and so is none
+        x[...] = np.linalg.qr(x)[0]  # allocates its own memory, so that `room` stays untouched and costs nothing
 
     @staticmethod
     def fill(out: Array, value: float) -> None:
@@ -91,14 +98,6 @@ class CPUOperations:
     @staticmethod
     def scale(out: Array, factor: float) -> None:
         out *= np.float32(factor)
-
-    @staticmethod
-    def to_host(x: Array) -> NDArray[np.float64]:
-        return x.astype(np.float64)
-
-    @staticmethod
-    def from_host(values: NDArray[np.float64], out: Array) -> None:
-        out[...] = values
 
     @staticmethod
     def total(x: Array) -> float:
@@ -127,8 +126,8 @@ class CPUOperations:
         np.less_equal(x, np.float32(limit), out=x, casting="unsafe")
 
     @staticmethod
-    def take_rows(x: Array, rows: NDArray[np.intp], out: Array) -> None:
-        np.take(x, rows, axis=0, out=out, mode="clip")  # "raise" would copy
+    def take_rows(x: Array, rows: NDArray[np.integer[Any]], out: Array) -> None:
+        kernels.take_rows(x, rows.astype(np.int32, copy=False), out)
 
     @staticmethod
     def put_rows(values: Array, rows: NDArray[np.intp], x: Array) -> None:
@@ -140,8 +139,11 @@ class CPUOperations:
 
     @staticmethod
     def add_rows(values: Array, rows: NDArray[np.int32], out: Array, *, factors: Array | None = None) -> None:
+        if factors is None:
+            kernels.add_rows(values, rows, out)
+            return
         for t in np.flatnonzero((rows >= 0) & (rows < len(out))):
-            out[rows[t]] += values[t] if factors is None else factors[t] * values[t]
+            out[rows[t]] += factors[t] * values[t]
 
     @staticmethod
     def transpose(x: Array, out: Array) -> None:
@@ -153,9 +155,14 @@ class CPUOperations:
         softcap: float = 0.0,
     ) -> None:  # fmt: skip
         gap = target_logit.astype(np.float64) - reference
-        below = np.exp(-np.maximum(gap, 0))  # both over the larger of the reference's and the target's exponential
+        below = np.exp(-np.maximum(gap, 0))  # relative to the larger of the reference's and the target's exponential
         shares[...] = scale * below / (sum * below + np.exp(np.minimum(gap, 0)))
         pulls[...] = -sum if not softcap else -sum * (1 - np.square(target_logit / softcap))
+
+    @staticmethod
+    def sinks_gradient(sinks: Array, lse: Array, delta: Array, out: Array) -> None:
+        for head, sink in enumerate(sinks):
+            out[head] = -np.exp(sink - lse[head]) @ delta[head]
 
     @staticmethod
     def zero_rows(x: Array, rows: NDArray[np.intp]) -> None:
@@ -209,7 +216,7 @@ class CPUOperations:
     def rotary_table(
         inverse_frequencies: NDArray[np.float32], positions: NDArray[np.int32], cos: Array, sin: Array
     ) -> None:
-        # The angle is a float32 product, as when the models were trained.
+        # The angle is a float32 product, as it was when the models were trained.
         np.multiply(positions.astype(np.float32)[:, None], inverse_frequencies[None], out=cos)
         np.sin(cos, out=sin)
         np.cos(cos, out=cos)
@@ -221,7 +228,7 @@ class CPUOperations:
 
 
 class FixedPointOperations(CPUOperations):
-    """Products with weights in fixed point."""
+    """Operations whose products with weights use fixed-point arithmetic."""
 
     linear = staticmethod(partial(kernels.linear, fixed=True))
     linear_backward = staticmethod(partial(kernels.linear_backward, fixed=True))
@@ -264,7 +271,7 @@ class CPU:
         return kernels.matrix(stored)
 
     @staticmethod
-    def each(tiles: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+    def each(tiles: Sequence[T]) -> Sequence[T]:
         return tiles
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""A device with scratch memory."""
+"""A device together with its scratch memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from featherback.engine.backend.protocol import Array, Backend, Operations, Scra
 
 @dataclass(frozen=True)
 class Device:
-    """Operations, and memory for what they work on."""
+    """Operations, and the memory for their arrays."""
 
     backend: Backend
     scratch: Scratch
@@ -20,9 +20,9 @@ class Device:
         return self.backend.ops
 
     def frame(self) -> AbstractContextManager[None]:
-        """Arrays taken inside are given back at the end."""
+        """Free, at the end of the context, all arrays that were allocated inside."""
         return self.scratch.frame()
 
     def floats(self, name: str, *shape: int) -> Array:
-        """An uninitialised float32 array of the current frame."""
+        """Allocate an uninitialised float32 array in the current frame."""
         return self.scratch.take(name, shape)

@@ -1,7 +1,8 @@
-"""Blocks of numbers held in 8 bits and a scale each.
+"""Blocks of numbers stored as 8-bit codes with one scale each.
 
-The code is this project's own: level k of a block is (k / most)^(2^roots) of its largest magnitude, so that square
-roots and a comparison find it. Rounding is at random, each way with the probability that keeps the mean.
+The code is this project's own: level k of a block stands for its largest magnitude times (k / most)^(2^roots). So
+square roots and a comparison find the level of a value. Rounding is stochastic: up or down with the probability that
+preserves the mean.
 """
 
 from __future__ import annotations
@@ -16,43 +17,43 @@ from featherback.core.noise import PIECE, Key, numbers
 
 BLOCK = 256
 _HELD = BLOCK // 4 + 1
-"""float32 elements that hold a block: its codes, and its scale."""
+"""float32 elements that store one block: its codes and its scale."""
 _PIECE = 4 * PIECE // BLOCK
-"""Blocks that are computed with at once."""
+"""Number of blocks that are processed at once."""
 
 Float32 = NDArray[np.float32]
 
 
 def held_size(size: int) -> int:
-    """float32 elements that hold so many values."""
+    """Return the number of float32 elements that store `size` values."""
     return -(-size // BLOCK) * _HELD
 
 
 def room(size: int) -> int:
-    """float32 elements that `pack` and `unpack` hold meanwhile."""
+    """Return the number of float32 elements that `pack` and `unpack` need temporarily."""
     return 11 * min(_PIECE * BLOCK, size)
 
 
 class Code(NamedTuple):
-    """Magnitudes from 0 to 1 in levels (k / most)^(2^roots); up to 127 the eighth bit is the sign."""
+    """Magnitudes from 0 to 1 as levels (k / most)^(2^roots). If `most` is at most 127, the eighth bit is the sign."""
 
     most: int
     roots: int
-    least: int  # level of what is not zero; 0: it may vanish
+    least: int  # lowest level of a value that is not zero; 0: it may be rounded to zero
 
     @property
     def signed(self) -> bool:
         return self.most < 128
 
     def value(self, k: Float32) -> Float32:
-        """The magnitude of level k, which is overwritten."""
+        """Return the magnitude of level k. Overwrites k."""
         k *= np.float32(1 / self.most)
         for _ in range(self.roots):
             k *= k
         return k
 
     def nearest(self, magnitudes: Float32, chance: Float32) -> Float32:
-        """The level below or above each, as `chance` in (0, 1), which is overwritten, has it."""
+        """Return the level below or above each magnitude, as `chance` in (0, 1) decides. Overwrites `chance`."""
         root = np.sqrt(magnitudes)
         for _ in range(1, self.roots):
             np.sqrt(root, out=root)
@@ -66,7 +67,7 @@ class Code(NamedTuple):
 
 
 def unpack(held: Float32, code: Code, out: Float32) -> None:
-    """out (n,) = what is held."""
+    """out (n,) = the stored values."""
     for first, codes, scales in _pieces(held):
         values = code.value((codes & 127 if code.signed else codes).astype(np.float32))
         if code.signed:
@@ -80,7 +81,7 @@ def unpack(held: Float32, code: Code, out: Float32) -> None:
 
 
 def pack(x: Float32, code: Code, key: Key, held: Float32) -> None:
-    """Hold x (n,). What is drawn depends on the key and the place alone."""
+    """Store x (n,) in `held`. The random numbers depend only on the key and the place."""
     for first, codes, scales in _pieces(held):
         values = np.zeros(codes.shape, np.float32)
         there = x[first * BLOCK : first * BLOCK + values.size]
@@ -96,7 +97,7 @@ def pack(x: Float32, code: Code, key: Key, held: Float32) -> None:
 
 
 def _pieces(held: Float32) -> Iterator[tuple[int, NDArray[np.uint8], Float32]]:
-    """Blocks some at a time: the first of them, their codes (n, BLOCK) and scales (n, 1), to be read or written."""
+    """Yield some blocks at a time: index of the first, codes (n, BLOCK) and scales (n, 1), as writable views."""
     blocks = held.size // _HELD
     codes = held[: blocks * BLOCK // 4].view(np.uint8).reshape(blocks, BLOCK)
     scales = held[blocks * BLOCK // 4 :].reshape(blocks, 1)

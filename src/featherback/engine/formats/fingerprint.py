@@ -1,7 +1,8 @@
-"""Whether a file is still the one it was, for little: sizes, headers and samples, never a whole model.
+"""A cheap check whether a file has changed. It reads sizes, headers and samples, never a whole model.
 
-What it catches: another model, another quantisation or fine-tune, other metadata, a file cut short or zeroed in part.
-What it does not: a change within a tensor of more than SAMPLE * 3 bytes that spares its beginning, middle and end.
+It detects another model, another quantisation or fine-tune, other metadata, and a file that was truncated or partly
+zeroed. It misses a change inside a tensor of more than 3 * SAMPLE bytes that leaves its beginning, middle and end as
+they were.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from featherback.engine.formats.store import TensorStore
 from featherback.errors import FeatherbackError
 
 SAMPLE = 4096
-"""Bytes of each of a tensor's three samples."""
+"""Bytes of each of the three samples of a tensor."""
 WHOLE = 64 << 20
-"""Bytes up to which a file of no known structure is read whole."""
+"""Size in bytes up to which a file of unknown structure is read whole."""
 PIECE = 1 << 16
 """Bytes read at once, and of each sample of a longer file."""
 
@@ -27,38 +28,40 @@ Stretch = tuple[int, int]
 
 
 def of_store(store: TensorStore) -> str:
-    """A checksum of a model's configuration, its tensors' names, types and shapes, and samples of every tensor.
+    """Return a checksum of a model: its configuration, the names, types and shapes of its tensors, and samples of each.
 
-    FeatherbackError if it cannot be read.
+    Raises FeatherbackError if a file cannot be read.
     """
     checksum, path = 0, store.path
     if path.is_dir():
-        checksum = _sum(path / CONFIG, _everything(path / CONFIG), checksum)
+        checksum = _continued(path / CONFIG, _data_stretches(path / CONFIG), checksum)
     by_file: dict[Path, list[Stretch]] = {}
     for name, info in store.tensors.items():
         by_file.setdefault(store.file_of(name), []).append((info.offset, info.offset + info.nbytes))
         checksum = zlib.crc32(f"{name} {info.type.name} {info.shape}\n".encode(), checksum)
     if not path.is_dir() and path not in by_file:  # the first part of a split model, without tensors
-        checksum = _sum(path, _everything(path), checksum)
+        checksum = _continued(path, _data_stretches(path), checksum)
     for path, tensors in sorted(by_file.items(), key=lambda entry: entry[0].name):
         header = (0, min(begin for begin, _ in tensors))
         samples = (sample for tensor in sorted(tensors) for sample in _samples(*tensor))
-        checksum = _sum(path, iter([header, *samples]), checksum)
+        checksum = _continued(path, iter([header, *samples]), checksum)
     return f"{checksum:08x}"
 
 
 def of_data(path: Path) -> str:
-    """The same of a file of data, or of all in a folder: its size, and its bytes; of a file above WHOLE bytes a
-    thousand samples."""
+    """Return a checksum of a data file, or of all files in a folder: sizes and bytes.
+
+    A file of more than WHOLE bytes contributes a thousand samples.
+    """
     checksum = 0
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     for file in files:
         checksum = zlib.crc32(bytes(file.relative_to(path)), checksum)
-        checksum = _sum(file, _everything(file), checksum)
+        checksum = _continued(file, _data_stretches(file), checksum)
     return f"{checksum:08x}"
 
 
-def _everything(path: Path) -> Iterator[Stretch]:
+def _data_stretches(path: Path) -> Iterator[Stretch]:
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -76,8 +79,8 @@ def _samples(begin: int, end: int) -> Iterator[Stretch]:
     yield from ((at, at + SAMPLE) for at in (begin, middle, end - SAMPLE))
 
 
-def _sum(path: Path, stretches: Iterator[Stretch], checksum: int) -> int:
-    """The checksum so far, continued over the size of a file and these stretches of it."""
+def _continued(path: Path, stretches: Iterator[Stretch], checksum: int) -> int:
+    """Continue a checksum over the size of a file and these stretches of it."""
     try:
         with open(path, "rb", buffering=0) as file:
             checksum = zlib.crc32(b"%d" % os.fstat(file.fileno()).st_size, checksum)

@@ -1,4 +1,4 @@
-"""Weights as they lie on disk: a matrix, and those of a layer."""
+"""Weights as they are stored on disk: a matrix, and the weights of a layer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from featherback.engine.formats.types import TensorType
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Matrix:
-    """A read-only weight matrix W (rows, cols) = (out_features, in_features), still quantised, row by row.
+    """A read-only weight matrix W (rows, cols) = (out_features, in_features), still quantised, stored row by row.
 
-    `data` is a one-dimensional uint8 view, usually of a memory map: holding a Matrix costs no memory, and
-    reading it brings in file pages that the system can drop again. `file` and `offset` say where the same bytes
-    can be read instead (None: nowhere).
+    `data` is a one-dimensional uint8 view, usually of a memory map. So holding a Matrix costs no memory, and reading it
+    brings in file pages that the system can drop again. `file` and `offset` say where the same bytes can be read with
+    positioned reads; `file` is None for a matrix in memory.
     """
 
     data: NDArray[np.uint8]
@@ -34,9 +34,9 @@ class Matrix:
 
     @property
     def home(self) -> Path:
-        """The file that holds it; ValueError if it is in memory only."""
+        """The file that holds it. Raises ValueError if it is only in memory."""
         if self.file is None:
-            raise ValueError("this matrix does not lie in a file")
+            raise ValueError("this matrix is not stored in a file")
         return self.file
 
     @property
@@ -55,23 +55,23 @@ class Matrix:
         return self.rows * self.row_bytes
 
     def rows_between(self, first: int, last: int) -> Matrix:
-        """Rows [first, last), without a copy."""
+        """Return rows [first, last) as a view."""
         start, end = first * self.row_bytes, last * self.row_bytes
         return Matrix(self.data[start:end], self.type, last - first, self.cols, self.file, self.offset + start)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LayerWeights:
-    """The weights of one decoder layer by name, as its block lists them."""
+    """The weights of one decoder layer, by the names that its block uses."""
 
     matrices: Mapping[str, Matrix]  # (out_features, in_features)
     vectors: Mapping[str, NDArray[np.float32]]  # (n,)
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes of the vectors that are copies, converted or with an offset added: views of the file are read-only."""
+        """Bytes of the vectors that are copies, because they were converted or an offset was added."""
         return sum(vector.nbytes for vector in self.vectors.values() if vector.flags.writeable)
 
     def with_matrices(self, matrices: Mapping[str, Matrix]) -> LayerWeights:
-        """The same vectors with other matrices."""
+        """Return the same vectors with other matrices."""
         return replace(self, matrices=matrices)

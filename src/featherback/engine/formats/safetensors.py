@@ -1,6 +1,6 @@
 """Lean readers of safetensors (https://github.com/huggingface/safetensors#format): one file, or a folder.
 
-The `safetensors` package is not used here, as it hands out copies where views of the memory map are wanted.
+The `safetensors` package is not used because it returns copies, and views of the memory map are needed.
 """
 
 import json
@@ -15,30 +15,31 @@ from numpy.typing import NDArray
 from featherback.core.files import read_json
 from featherback.engine.formats.mapping import MappedFile, corrupt, truncated
 from featherback.engine.formats.types import TensorInfo, TensorType
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MAX_HEADER = 4 << 20  # bytes: 40,000 tensors; what JSON becomes in memory can be twenty times as much
+MAX_HEADER = 4 << 20  # bytes: 40,000 tensors; parsed JSON can take twenty times as much memory
 LARGEST = 1 << 128
 MAX_DIMENSIONS = 8
 TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
-WORDS = "U32"
+WORDS = {"U32": 1, "U8": 4}
+"""Type of packed weights -> the number of its elements that a float32 has room for."""
 
 
 class SafetensorsFile:
     """A safetensors file, memory-mapped.
 
-    Opening raises FeatherbackError if the file is not a safetensors file, is truncated or corrupt, or holds a
-    tensor that is not F32, F16 or BF16. With `packed`, U32 is known as well: `words` names such tensors, which are
-    listed as F32, of the same size.
+    Raises FeatherbackError if the file is not a safetensors file, is truncated or corrupt, or holds a tensor that is
+    not F32, F16 or BF16. `packed`: the type of packed weights, U32 or U8, which is accepted too: `words` names these
+    tensors, which are listed as F32 of the same size in bytes.
     """
 
-    def __init__(self, path: str | Path, packed: bool = False) -> None:
+    def __init__(self, path: str | Path, packed: str | None = None) -> None:
         self.path = Path(path)
         self._file = MappedFile(self.path)
-        types = {**TYPES, WORDS: TensorType.F32} if packed else TYPES
+        types = {**TYPES, packed: TensorType.F32} if packed else TYPES
         try:
             header, start = _read_header(self._file)
             notes = header.pop("__metadata__", None)
@@ -46,35 +47,34 @@ class SafetensorsFile:
             self.tensors: dict[str, TensorInfo] = {
                 name: _read_tensor_info(self._file, name, entry, start, types) for name, entry in header.items()
             }
-            self.words = {name for name, entry in header.items() if entry["dtype"] == WORDS}
+            self.words = {name for name, entry in header.items() if entry["dtype"] == packed}
             _check_overlap(self.path, self.tensors)
         except BaseException:
             self._file.close()
             raise
 
     def data(self, name: str) -> NDArray[np.uint8]:
-        """The bytes of a tensor: a one-dimensional read-only view of the memory map."""
+        """Return the bytes of a tensor: a one-dimensional read-only view of the memory map."""
         info = self.tensors[name]
         return self._file.view(info.offset, info.nbytes)
 
     def file_of(self, name: str) -> Path:
-        """This file, whatever the tensor."""
+        """Return this file, for any tensor."""
         return self.path
 
     def close(self) -> None:
-        """Close the memory map; views taken from it stay valid."""
+        """Close the memory map. Views taken from it stay valid."""
         self._file.close()
 
 
 class SafetensorsFolder:
-    """The weights of a Hugging Face folder: `model.safetensors`, or the parts its index names.
+    """The weights of a Hugging Face folder: `model.safetensors`, or the parts that its index lists.
 
-    Opening raises FeatherbackError like SafetensorsFile, and if there are no weights, a part is missing, or two parts
-    hold the same tensor. `packed` and
-    `words`: as there.
+    Raises FeatherbackError as SafetensorsFile does, and if there are no weights, a part is missing, or two parts hold
+    the same tensor. `packed` and `words` are as in SafetensorsFile.
     """
 
-    def __init__(self, path: str | Path, packed: bool = False) -> None:
+    def __init__(self, path: str | Path, packed: str | None = None) -> None:
         self.path = Path(path)
         self._files: list[SafetensorsFile] = []
         self._home: dict[str, SafetensorsFile] = {}
@@ -84,8 +84,8 @@ class SafetensorsFolder:
                 self._files.append(file)
                 if twice := self._home.keys() & file.tensors.keys():
                     raise FeatherbackError(
-                        f"{self._home[min(twice)].path} and {file.path} both hold the tensor {shown(min(twice))}; the "
-                        "folder is a mixture of two models."
+                        f"{self._home[min(twice)].path} and {file.path} both hold the tensor {excerpt(min(twice))}. "
+                        "The folder mixes two models. Download the model into an empty folder."
                     )
                 self._home |= dict.fromkeys(file.tensors, file)
         except BaseException:
@@ -95,82 +95,92 @@ class SafetensorsFolder:
         self.words = {name for file in self._files for name in file.words}
 
     def data(self, name: str) -> NDArray[np.uint8]:
-        """The bytes of a tensor: a one-dimensional read-only view of the memory map."""
+        """Return the bytes of a tensor: a one-dimensional read-only view of the memory map."""
         return self._home[name].data(name)
 
     def file_of(self, name: str) -> Path:
-        """The part that holds the tensor."""
+        """Return the part that holds the tensor."""
         return self._home[name].path
 
     def close(self) -> None:
-        """Close the memory maps; views taken from them stay valid."""
+        """Close the memory maps. Views taken from them stay valid."""
         for file in self._files:
             file.close()
 
 
 def _parts(folder: Path) -> list[str]:
-    """The names of the files that hold a model's weights."""
+    """Return the names of the files that hold a model's weights."""
     if (folder / SINGLE).is_file():
         return [SINGLE]
     if not (folder / INDEX).is_file():
-        raise FeatherbackError(f"{folder} has neither {SINGLE} nor {INDEX}; only safetensors weights are read.")
+        raise FeatherbackError(f"{folder} has neither {SINGLE} nor {INDEX}; weights must be in the safetensors format.")
     index = read_json(folder / INDEX)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise FeatherbackError(f"{folder / INDEX} has no weight_map.")
+        raise FeatherbackError(f"{folder / INDEX} has no weight_map. Download it again.")
     for part in weight_map.values():
         if not isinstance(part, str) or Path(part).name != part or not part.isprintable():
-            raise FeatherbackError(f"{folder / INDEX} names {part!r}, which is not a file of its own folder.")
+            raise FeatherbackError(
+                f"{folder / INDEX} lists {part!r}, which is not the name of a file in that folder. Download the model "
+                f"again."
+            )
     return sorted(set(weight_map.values()))
 
 
 def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
-    """The header and the offset of the data behind it."""
+    """Return the header, and the offset at which the data begins."""
     length = int.from_bytes(file.buffer[:8], "little")
     if length > MAX_HEADER:
-        raise corrupt(file.path, f"a header of {length} bytes")
+        raise corrupt(file.path, f"its header has {length} bytes")
     if 8 + length > file.size:
         raise truncated(file.path)
     try:
         header = json.loads(file.buffer[8 : 8 + length])
     except (ValueError, RecursionError):
-        raise corrupt(file.path, "a header that is not JSON") from None
+        raise corrupt(file.path, "its header is not JSON") from None
     if not isinstance(header, dict):
-        raise corrupt(file.path, "a header that is not a JSON object")
+        raise corrupt(file.path, "its header is not a JSON object")
     return header, 8 + length
 
 
 def _check_overlap(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
-    """FeatherbackError if tensors share bytes: a small file could then fill the memory of who reads it."""
+    """Raise FeatherbackError if tensors share bytes, because a small file could then exhaust the reader's memory."""
     end = 0
     for info in sorted(tensors.values(), key=lambda info: (info.offset, info.nbytes)):
         if info.offset < end:
-            raise corrupt(path, f"the tensor {info.name!r} overlapping another")
+            raise corrupt(path, f"the tensor {info.name!r} overlaps another")
         end = info.offset + info.nbytes
 
 
 def _read_tensor_info(
     file: MappedFile, name: str, entry: Any, start: int, types: Mapping[str, TensorType]
 ) -> TensorInfo:
-    """One entry of the header, its byte range checked."""
+    """Return one entry of the header, with its byte range checked."""
     try:
         kind, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         numbers = (*shape, begin, end)
     except (TypeError, KeyError, ValueError):
-        raise corrupt(file.path, f"a malformed entry of the tensor {name!r}") from None
+        raise corrupt(file.path, f"malformed entry of the tensor {name!r}") from None
     if (
         len(shape) > MAX_DIMENSIONS
         or not isinstance(kind, str)
         or not all(type(number) is int and 0 <= number < LARGEST for number in numbers)
     ):
-        raise corrupt(file.path, f"a malformed entry of the tensor {name!r}")
+        raise corrupt(file.path, f"malformed entry of the tensor {name!r}")
     if kind not in types:
         raise FeatherbackError(
             f"Tensor {name!r} of {file.path} has the type {kind!r}, which is not supported (supported: "
             f"{' '.join(TYPES)})."
         )
+    if (each := WORDS.get(kind, 1)) > 1:
+        if not shape or shape[-1] % each:
+            raise FeatherbackError(
+                f"Tensor {name!r} of {file.path} has the type {kind!r} and the shape {shape}; the last size must be a "
+                f"multiple of {each}."
+            )
+        shape = (*shape[:-1], shape[-1] // each)
     if end - begin != math.prod(shape) * types[kind].block_bytes:
-        raise corrupt(file.path, f"the tensor {name!r}, whose {end - begin} bytes do not fit its shape {shape}")
+        raise corrupt(file.path, f"the tensor {name!r} has {end - begin} bytes, which do not fit its shape {shape}")
     if start + end > file.size:
         raise truncated(file.path, f": tensor {name!r} ends at byte {start + end} of {file.size}")
     return TensorInfo(name, types[kind], shape, start + begin, end - begin)

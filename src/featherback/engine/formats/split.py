@@ -1,6 +1,6 @@
-"""A model in several GGUF files, as llama-gguf-split cuts them: NAME-00001-of-00003.gguf and so on.
+"""A model in several GGUF files, as written by llama-gguf-split: NAME-00001-of-00003.gguf and so on.
 
-The first part has the model's metadata, and perhaps tensors; each says how many there are, and which it is.
+The first part has the model's metadata, and may have tensors. Each part states the number of parts and its own.
 """
 
 import re
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from featherback.engine.formats.gguf import GGUFFile
 from featherback.engine.formats.mapping import corrupt
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 COUNT, NUMBER, TENSORS = "split.count", "split.no", "split.tensors.count"  # parts are numbered from 0
 
 
 def part_names(name: str) -> list[str]:
-    """The names of all parts of the model of which the file `name` is a part; `name` alone if it is none."""
+    """Return the names of all parts of the model that the file `name` belongs to. If it is not split: only `name`."""
     if (match := _PART.fullmatch(name)) is None:
         return [name]
     stem, number, count = match[1], int(match[2]), int(match[3])
@@ -28,9 +28,9 @@ def part_names(name: str) -> list[str]:
 
 
 def open_gguf(path: str | Path) -> GGUFFile:
-    """The GGUF file at `path`, or all parts of a split model where `path` is one of them.
+    """Open the GGUF file at `path`, or all parts of a split model if `path` is one of them.
 
-    FeatherbackError like GGUFFile, and if a part is missing or is not the one that its name says.
+    Raises FeatherbackError as GGUFFile does, and if a part is missing or its name and its content disagree.
     """
     path = Path(path)
     names = part_names(path.name)
@@ -41,22 +41,22 @@ def open_gguf(path: str | Path) -> GGUFFile:
         return file
     file.close()
     raise FeatherbackError(
-        f"{path} is one of {shown(count)} parts of a split model; its file must be named as one, like "
-        f"model-00001-of-00003.gguf, and lie beside the others."
+        f"{path} is one of {excerpt(count)} parts of a split model. Rename it to its original name, like "
+        f"model-00001-of-00003.gguf, and put all parts in one folder."
     )
 
 
 class SplitGGUF(GGUFFile):
-    """The first part of a split model, with the tensors of the others."""
+    """The first part of a split model, with the tensors of the other parts."""
 
     def __init__(self, paths: list[Path]) -> None:
-        """Open the parts, in their order."""
+        """Open the parts, given in order."""
         for path in paths:
             if not path.exists():
                 raise FeatherbackError(
-                    f"{path} is missing: the {len(paths)} parts of a split model must lie in one folder."
+                    f"{path} is missing: the {len(paths)} parts of a split model must be in one folder."
                 )
-        self._home: dict[str, GGUFFile] = {}  # of what does not lie in the first
+        self._home: dict[str, GGUFFile] = {}  # by tensor, for those that are not in the first part
         self._others: list[GGUFFile] = []
         super().__init__(paths[0])
         try:
@@ -65,46 +65,48 @@ class SplitGGUF(GGUFFile):
                 part = GGUFFile(path)
                 self._others.append(part)
                 _check_part(part, number, len(paths))
+                self.i2_s |= part.i2_s
                 for name, info in part.tensors.items():
                     if name in self.tensors:
-                        raise corrupt(path, f"the tensor {name!r}, as another part does")
+                        raise corrupt(path, f"the tensor {name!r} is also in another part")
                     self.tensors[name], self._home[name] = info, part
             announced = self.metadata.get(TENSORS, len(self.tensors))
             if announced != len(self.tensors):
                 raise FeatherbackError(
-                    f"The {len(paths)} parts of {self.path} hold {len(self.tensors)} tensors, but the first announces "
-                    f"{shown(announced)}; download them again, all from one place."
+                    f"The {len(paths)} parts of {self.path} hold {len(self.tensors)} tensors, but the first part says "
+                    f"{excerpt(announced)}. Download all parts again, from one place."
                 )
         except BaseException:
             self.close()
             raise
 
     def data(self, name: str) -> NDArray[np.uint8]:
-        """The bytes of a tensor: a one-dimensional read-only view of its part's memory map."""
+        """Return the bytes of a tensor: a one-dimensional read-only view of its part's memory map."""
         return self._home[name].data(name) if name in self._home else super().data(name)
 
     def file_of(self, name: str) -> Path:
-        """The part that holds the tensor."""
+        """Return the part that holds the tensor."""
         return self._home[name].path if name in self._home else self.path
 
     def close(self) -> None:
-        """Close the memory maps; views taken from them stay valid."""
+        """Close the memory maps. Views taken from them stay valid."""
         super().close()
         for part in self._others:
             part.close()
 
 
 def _check_part(file: GGUFFile, number: int, count: int) -> None:
-    """FeatherbackError if the file's metadata and its name tell different numbers."""
+    """Raise FeatherbackError if the file's name and its metadata disagree about the part."""
     said = file.metadata.get(COUNT)
     if said != count:
         raise FeatherbackError(
-            f"{file.path} is named as one of {count} parts, but its key {COUNT} is {shown(said)}; parts of different "
-            f"downloads do not fit together."
+            f"The name of {file.path} says that there are {count} parts, but its key {COUNT} is {excerpt(said)}. "
+            f"Download all parts again, from one place."
         )
     said = file.metadata.get(NUMBER)
     if said != number:
-        found = f"part {said + 1}" if type(said) is int else f"{NUMBER} {shown(said)}"
+        found = f"part {said + 1}" if type(said) is int else f"{NUMBER} {excerpt(said)}"
         raise FeatherbackError(
-            f"{file.path} is named as part {number + 1} of {count}, but holds {found}; name the files in their order."
+            f"The name of {file.path} says part {number + 1} of {count}, but its content says {found}. "
+            f"Give the parts their original names."
         )

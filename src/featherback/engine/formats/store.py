@@ -1,4 +1,4 @@
-"""What every weight file offers, whatever its format, and how tensors are taken out of it."""
+"""The interface that weight files of all formats share, and functions that read tensors from it."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from featherback.errors import FeatherbackError
 
 
 class TensorStore(Protocol):
-    """A file, or a folder of files, of named tensors that are mapped into memory."""
+    """A file, or a folder of files, with named tensors that are mapped into memory."""
 
     @property
     def path(self) -> Path:
@@ -22,29 +22,29 @@ class TensorStore(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor by name."""
+        """All tensors, by name."""
 
     def data(self, name: str) -> NDArray[np.uint8]:
-        """The bytes of a tensor: a one-dimensional read-only view of the memory map."""
+        """Return the bytes of a tensor: a one-dimensional read-only view of the memory map."""
 
     def file_of(self, name: str) -> Path:
-        """The file in which `tensors[name].offset` counts."""
+        """Return the file to which `tensors[name].offset` refers."""
 
     def close(self) -> None:
-        """Close the memory map; views taken from it stay valid."""
+        """Close the memory map. Views taken from it stay valid."""
 
 
 def matrix(store: TensorStore, name: str) -> Matrix:
-    """The tensor `name`, still quantised, without a copy. Of three dimensions, its matrices one below the other."""
+    """Return the tensor `name`, still quantised, as a view. A three-dimensional tensor is stacked into one matrix."""
     info = store.tensors[name]
     *rows, cols = info.shape
     return Matrix(store.data(name), info.type, math.prod(rows), cols, store.file_of(name), info.offset)
 
 
 def floats(store: TensorStore, name: str) -> NDArray[np.float32]:
-    """The unquantised tensor `name` as float32 in its own shape: a view if stored so, else a converted copy.
+    """Return the unquantised tensor `name` as float32 in its own shape: a view if it is stored so, else a copy.
 
-    FeatherbackError if it is quantised.
+    Raises FeatherbackError if it is quantised.
     """
     info, data = store.tensors[name], store.data(name)
     if info.type is TensorType.F32:

@@ -1,25 +1,25 @@
-"""Number formats of stored tensors, with the ids and block layouts of ggml (csrc/quant/formats.h lists them)."""
+"""Number formats of stored tensors, with ggml's ids and block layouts (csrc/quant/formats.h lists them)."""
 
 from dataclasses import dataclass
 
 from featherback._native import TensorType
 from featherback.errors import FeatherbackError
 
-# Formats that exist but are not supported: known only so that the refusal can name them.
+# Formats that exist but are not supported. They are listed so that the error can name them.
 FOREIGN = {
     9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 
 
-OWN = (TensorType.AFFINE8,)
-"""Formats that are not ggml's: they stand in the files of `models.converted` alone."""
+OWN = (TensorType.AFFINE8, TensorType.TERNARY)
+"""Formats that are not ggml's. Only the files of `models.converted` contain them."""
 _BY_ID = {int(kind): kind for kind in TensorType}
 
 
 def tensor_type(ggml_id: int, tensor: str, own: bool = False) -> TensorType:
-    """The format with this ggml id; FeatherbackError naming tensor and format if it is not supported.
+    """Return the format with this ggml id. Raises FeatherbackError, naming tensor and format, if it is not supported.
 
-    `own`: whether the file may have those of OWN.
+    `own`: whether the file may use the formats in OWN.
     """
     kind = _BY_ID.get(ggml_id)
     if kind is None or (kind in OWN and not own):
@@ -31,7 +31,7 @@ def tensor_type(ggml_id: int, tensor: str, own: bool = False) -> TensorType:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies in its file."""
+    """The place and the type of a tensor in its file."""
 
     name: str
     type: TensorType

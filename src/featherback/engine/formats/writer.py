@@ -1,4 +1,4 @@
-"""A lean writer of GGUF files: tensors are bytes, or streams of bytes that are never gathered in memory."""
+"""A lean writer of GGUF files. Tensors are bytes, or streams of bytes that are never collected in memory."""
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ class OutTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor; FeatherbackError if its rows do not fill whole blocks."""
+        """Bytes of the tensor. Raises FeatherbackError if its rows do not fill whole blocks."""
         rows = 1
         for size in self.shape[:-1]:
             rows *= size
@@ -40,12 +40,12 @@ class OutTensor:
 
 
 def tensor_of_bytes(name: str, kind: TensorType, shape: tuple[int, ...], data: Buffer) -> OutTensor:
-    """A tensor whose bytes are at hand."""
+    """Return a tensor with the given bytes."""
     return OutTensor(name, kind, shape, lambda: (data,))
 
 
 def tensor_of_array(name: str, weights: ArrayLike, kind: TensorType = TensorType.F32) -> OutTensor:
-    """A tensor of float32 `weights`, to be stored as `kind`."""
+    """Return a tensor of float32 `weights`, to be stored as `kind`."""
     array = np.asarray(weights, dtype=np.float32)
     return tensor_of_bytes(name, kind, array.shape, quantize(array, kind).data)
 
@@ -53,13 +53,13 @@ def tensor_of_array(name: str, weights: ArrayLike, kind: TensorType = TensorType
 def write_gguf(
     path: str | Path, metadata: Mapping[str, Value], tensors: Sequence[OutTensor], alignment: int = DEFAULT_ALIGNMENT
 ) -> None:
-    """Write a GGUF file, whole or not at all: it takes its name once every byte is on disk.
+    """Write a GGUF file atomically: it gets its name once every byte is on the disk.
 
-    Metadata values: str, bool, list of str, NumPy arrays and scalars (stored in their own type), int (as
-    uint32, or int64 where that is too small) and float (as float32), or the bytes of a value as `GGUFFile.value` has
-    them. Tensors lie at multiples of `alignment`, which general.alignment must say if it is not the default.
-    ValueError if a stream of tensor bytes has another length than announced; FeatherbackError if the file cannot be
-    written.
+    Metadata values are str, bool, list of str, NumPy arrays and scalars (stored in their own type), int (stored as
+    uint32, or as int64 if that is too small), float (stored as float32), or the bytes that `GGUFFile.value` returns.
+    Tensors start at multiples of `alignment`; if it is not the default, general.alignment must state it.
+
+    Raises ValueError if a tensor's stream has the wrong length, and FeatherbackError if the file cannot be written.
     """
     with atomic_file(Path(path)) as file:
         for part in _header(metadata, tensors, alignment):
@@ -71,7 +71,7 @@ def write_gguf(
 
 
 def file_bytes(metadata: Mapping[str, Value], tensors: Sequence[OutTensor], alignment: int = DEFAULT_ALIGNMENT) -> int:
-    """Bytes of the file that `write_gguf` would write."""
+    """Return the size in bytes of the file that `write_gguf` would write."""
     sizes = [sum(len(part) for part in _header(metadata, tensors, alignment)), *(t.nbytes for t in tensors)]
     return sum(-(-size // alignment) * alignment for size in sizes)
 
@@ -83,7 +83,7 @@ def _header(metadata: Mapping[str, Value], tensors: Sequence[OutTensor], alignme
         yield _value(value)
     offset = 0
     for tensor in tensors:
-        shape = tensor.shape[::-1]  # ggml counts from the fastest
+        shape = tensor.shape[::-1]  # ggml lists the fastest dimension first
         yield _string(tensor.name)
         yield struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, tensor.type, offset)
         offset += -(-tensor.nbytes // alignment) * alignment
@@ -107,7 +107,7 @@ def _string(text: str) -> bytes:
 
 
 def _value(value: Value) -> Buffer:
-    """A metadata value with its type in front."""
+    """Return a metadata value, preceded by its type."""
     if isinstance(value, memoryview):
         return value
     if isinstance(value, str):

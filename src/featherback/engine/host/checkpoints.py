@@ -1,4 +1,4 @@
-"""Rows per token that wait outside the scratch memory: the inputs of the blocks, a residual stream in chunks."""
+"""Arrays with a row per token outside the scratch memory: the blocks' inputs, and a residual stream in chunks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from featherback.errors import FeatherbackError
 
 
 class Checkpoints:
-    """One (T, D) array per layer, bf16 (uint16) or float32; in RAM (`folder` None) or an unnamed file of `folder`."""
+    """One (T, D) array per layer, bf16 (uint16) or float32, in RAM (`folder` None) or an unnamed file in `folder`."""
 
     def __init__(
         self, device: Backend, layers: int, max_tokens: int, width: int, dtype: np.dtype[Any], folder: Path | None
@@ -35,7 +35,10 @@ class Checkpoints:
             raise FeatherbackError(f"Cannot keep checkpoints in {folder}: {error.strerror}.") from error
 
     def save(self, layer: int, x: Array, first: int, scratch: Array) -> None:
-        """Keep `x` (T, D) as rows [first, first + T) of `layer`; `scratch` (T, D) of this type may be overwritten."""
+        """Store `x` (T, D) as rows [first, first + T) of `layer`.
+
+        `scratch` (T, D), of this type, may be overwritten.
+        """
         if self._arrays is not None:
             with self._device.held(self._arrays[layer, first : first + len(x)], changing=True) as kept:
                 self._device.ops.cast(x, kept)
@@ -50,16 +53,16 @@ class Checkpoints:
             raise FeatherbackError(f"Cannot write the checkpoint of layer {layer}: {error.strerror}.") from error
 
     def load(self, layer: int, out: Array, first: int) -> None:
-        """Copy rows [first, first + T) of `layer` into `out` (T, D), of the checkpoints' type."""
+        """Copy rows [first, first + T) of `layer` into `out` (T, D), which has the checkpoints' type."""
         with self._device.host(out, write=True) as values:
             whole = self._arrays is not None or read_at(self._descriptor(), values, self._offset(layer, first))
             if self._arrays is not None:
                 values[...] = self._arrays[layer, first : first + len(out)]
         if not whole:
-            raise FeatherbackError(f"The checkpoint of layer {layer} could not be read back whole.")
+            raise FeatherbackError(f"The checkpoint of layer {layer} could not be read back completely.")
 
     def close(self) -> None:
-        """Give the space back."""
+        """Free the space."""
         self._arrays = None
         if self._file is not None:
             self._file.close()

@@ -1,4 +1,4 @@
-"""Stop at a clean place when asked to."""
+"""Stopping at a safe point when a signal asks for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from featherback.core import signals
 
 _SIGNALS = signals.ENDING
 INTERRUPTED = 130
-"""Exit status of a program that a signal ended."""
+"""Exit status of a program that was ended by a signal."""
 
 _MOST_HELD = 4096
 
@@ -22,15 +22,15 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 class StoppedError(Exception):
-    """Work was left before its end, because a signal asked for it."""
+    """Raised to leave work before its end, because a signal asked for it."""
 
 
 class Interrupt:
-    """While entered, a first SIGINT, SIGTERM or SIGHUP only sets `requested`; a second raises KeyboardInterrupt.
+    """Within the context, a first SIGINT, SIGTERM or SIGHUP only sets `requested`; a second raises KeyboardInterrupt.
 
-    A signal that was ignored stays so (`nohup`). Outside the main thread, where Python delivers none, it does nothing.
-    `held`: what `held_signals` gave the program that this process was before; those that came meanwhile count.
-    `signals`: those that are meant, if not all three.
+    A signal that was ignored stays ignored (`nohup`). Outside the main thread, where Python delivers no signals, it
+    does nothing. `held` is the value that `held_signals` gave to this process's previous program: signals that arrived
+    in between count. `signals` are those to handle, by default all three.
     """
 
     def __init__(self, held: int | None = None, signals: Collection[signal.Signals] = _SIGNALS) -> None:
@@ -42,11 +42,11 @@ class Interrupt:
         self._before = _handle(self._on_signal, self._signals)
         held, self._held = self._held, None
         if held is not None:
-            _let_come(held, self._on_signal)
+            _deliver(held, self._on_signal)
         return self
 
     def check(self) -> None:
-        """StoppedError if a signal came."""
+        """Raise StoppedError if a signal has arrived."""
         if self.requested:
             raise StoppedError
 
@@ -61,7 +61,7 @@ class Interrupt:
 
 @contextmanager
 def ended_by_signals(held: int | None = None) -> Iterator[None]:
-    """While entered, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that what was begun is undone.
+    """Within the context, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that cleanup code runs.
 
     `held`: as for `Interrupt`.
     """
@@ -72,18 +72,18 @@ def ended_by_signals(held: int | None = None) -> Iterator[None]:
     before = _handle(end)
     try:
         if held is not None:
-            _let_come(held, end)
+            _deliver(held, end)
         yield
     finally:
         _restore(before)
 
 
 def exit_with(program: Callable[[], int]) -> NoReturn:
-    """Run a program, and end this process with the status that it gives, or 130 if one of the signals came first.
+    """Run a program, and end this process with its status, or with 130 if a signal arrived first.
 
-    It is the program's from the first line to the last: signals that were blocked until now come inside, and once its
-    status is known they are ignored, also while the interpreter ends. Those that were ignored stay so. What the
-    program was before (`held_signals`) is for the program to take up: its signals stay blocked.
+    Signals that were blocked until now arrive inside the program. Once the program's status is known, signals are
+    ignored, also while the interpreter shuts down. Signals that were ignored stay ignored. If another program ran in
+    this process before (`held_signals`), its signals stay blocked until the program handles them.
     """
     over, status = False, INTERRUPTED
 
@@ -105,11 +105,11 @@ def exit_with(program: Callable[[], int]) -> NoReturn:
 
 @contextmanager
 def held_signals() -> Iterator[int]:
-    """While entered, signals wait for the program that takes this one's place by `exec`, which gets the number given.
+    """Within the context, keep signals for the program that replaces this one by `exec`. Yields a number to pass to it.
 
-    Blocked signals outlast `exec`. Threads of our own never get one (`signals.waiting`); if a library's takes one, it
-    writes its number to a pipe, the end of which is what is given. If there is no `exec` after all, the signals come at
-    the end.
+    Blocked signals survive `exec`. Threads of our own never receive them (`signals.waiting`). If a library's thread
+    receives one, its number is written to a pipe, and the yielded number is the descriptor of the pipe's reading end.
+    Without an `exec` the signals arrive when the context ends.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -126,9 +126,9 @@ def held_signals() -> Iterator[int]:
         os.close(writer)
 
 
-def _let_come(held: int, handler: Handler) -> None:
-    """Have `handler` called for the signals that `held_signals` held, and let the next ones through."""
-    came = os.read(held, _MOST_HELD)  # never waits: the other end closed with the program before
+def _deliver(held: int, handler: Handler) -> None:
+    """Call `handler` for the signals that `held_signals` kept, and let further ones through."""
+    came = os.read(held, _MOST_HELD)  # never waits, because the writing end closed with the previous program
     os.close(held)
     try:
         for number in sorted(set(came) & set(_SIGNALS)):
@@ -138,7 +138,7 @@ def _let_come(held: int, handler: Handler) -> None:
 
 
 def _handle(handler: Handler, signals: Collection[signal.Signals] = _SIGNALS) -> dict[signal.Signals, Any]:
-    """Have `handler` called for those of the signals that are not ignored; what was there before."""
+    """Install `handler` for the signals that are not ignored. Returns the previous handlers."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     wanted = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]

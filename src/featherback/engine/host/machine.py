@@ -1,5 +1,4 @@
-"""What this machine computes and copies per second, measured with the kernels, its memory, and what a bare process
-holds."""
+"""Speeds of this machine, measured with the kernels; its memory; and the memory of a process without a model."""
 
 from __future__ import annotations
 
@@ -19,20 +18,20 @@ from featherback.engine.formats.types import TensorType
 from featherback.engine.host import remembered
 
 MOST_TIMED = 512
-"""Tokens that operations are timed with, where a batch has more."""
+"""Maximum number of tokens with which operations are timed."""
 PRODUCT_ROWS, PRODUCT_OUTPUTS = 128, 512
-"""Of the products whose rates are compared, at most."""
+"""Largest sizes of the products whose speeds are compared."""
 CODE_TO_COME = 1_000_000
-"""Bytes of code that a run brings in beyond a rehearsed step: other tensor types' kernels, files, JSON."""
+"""Bytes of code that a run loads in addition to a rehearsed step: kernels of other tensor types, files, JSON."""
 VARIATION = 500_000
-"""Bytes: twice what the baselines of a hundred fresh processes were seen to differ by."""
+"""Bytes: twice the largest difference seen between the baselines of a hundred fresh processes."""
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _MOST_SIZES = 32
-"""Baselines of one kind that are remembered."""
+"""Maximum number of baselines of one kind that are remembered."""
 
 
 class Widths(Protocol):
-    """The sizes of a model that operations are timed with; its configuration has them."""
+    """The sizes of a model that operations are timed with. Its configuration provides them."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -48,24 +47,25 @@ class Widths(Protocol):
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates of the kernels in use."""
+    """Speeds of the kernels in use."""
 
-    product_rate: float  # floating-point operations per second of products with stored weights, once unpacked
-    attention_rate: float  # the same of attention
+    product_rate: float  # floating-point operations per second of products with stored weights, without unpacking
+    attention_rate: float  # floating-point operations per second of attention
     copy_rate: float  # bytes per second through the page cache
     unpack_rate: float = math.inf  # stored weights unpacked per second
-    memory: int | None = None  # bytes that processes can have here in all; None: not asked
+    memory: int | None = None  # bytes that all processes here can have together; None: unknown
+    disk_rate: float = math.inf  # bytes per second of the disk that holds the model, past the page cache
 
     @classmethod
     def measure(cls, config: Widths, tokens: int, compute: str) -> Machine:
-        """About a fifth of a second of real kernels, on made-up 4-bit weights of the model's width."""
+        """Time the real kernels for about a fifth of a second, on made-up 4-bit weights of the model's width."""
         t = min(tokens, MOST_TIMED)
         product, unpack = _rates_apart(config, t, compute)
         return cls(product, _attention_rate(config, t), _copy_rate(), unpack, memory_total())
 
 
 class _Product:
-    """A product with made-up weights of a model's width, with `outputs` rows at most."""
+    """A product with made-up weights of a model's width, with at most `outputs` rows."""
 
     def __init__(self, config: Widths, outputs: int, kind: TensorType = TensorType.Q4_0) -> None:
         self.outputs = min(config.intermediate_size, outputs) // 256 * 256 or 256
@@ -74,14 +74,14 @@ class _Product:
         self._weight = kernels.Matrix(stored, int(kind), self.outputs, self.inputs)
 
     def of(self, rows: int, compute: str) -> Callable[[], object]:
-        """What multiplies that many rows."""
+        """Return a function that multiplies that many rows."""
         x = np.zeros((rows, self.inputs), kernels.OPERANDS[compute])
         out, linear = np.empty((rows, self.outputs), np.float32), backend.of(compute).ops.linear
         return lambda: linear(x, self._weight, out)
 
 
 def product_rates(config: Widths, tokens: int, kind: TensorType) -> dict[str, float]:
-    """compute -> operations per second of a product with stored weights: about a tenth of a second in all."""
+    """Return the operations per second of a product by compute, in about a tenth of a second altogether."""
     product, rows = _Product(config, PRODUCT_OUTPUTS, kind), min(tokens, PRODUCT_ROWS)
     seconds = _seconds(*(product.of(rows, compute) for compute in kernels.OPERANDS))
     operations = 2 * rows * product.inputs * product.outputs
@@ -89,9 +89,9 @@ def product_rates(config: Widths, tokens: int, kind: TensorType) -> dict[str, fl
 
 
 def _rates_apart(config: Widths, tokens: int, compute: str) -> tuple[float, float]:
-    """(operations per second once weights are unpacked, weights unpacked per second).
+    """Return (operations per second without unpacking, weights unpacked per second).
 
-    A product takes operations / rate + weights / unpack rate: two lengths tell both.
+    A product takes operations / rate + weights / unpack rate, so two lengths determine both.
     """
     product, few = _Product(config, 2048), max(8, tokens // 8)
     inputs, outputs = product.inputs, product.outputs
@@ -114,19 +114,22 @@ def _attention_rate(config: Widths, tokens: int) -> float:
 
 def _copy_rate() -> float:
     source, target = np.zeros(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8)
-    # a system call copies at about a quarter
+    # a system call copies at about a quarter of this speed
     return source.nbytes / _seconds(lambda: np.copyto(target, source))[0] / 4
 
 
 def memory_total(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
-    """Bytes of the machine, or less if the process's cgroup (v1 or v2) allows less: the same at any moment."""
+    """Return the bytes of memory of the machine, or of the process's cgroup (v1 or v2) if that allows less.
+
+    Constant.
+    """
     return min([_physical(), *(limit for limit, _ in _cgroup_limits(proc, groups))])
 
 
 def memory_limit(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
-    """Bytes that this process can have now: its own and what is free, or less if its cgroup (v1 or v2) allows less.
+    """Return the bytes that this process can have now: its own plus what is free, within its cgroup (v1 or v2).
 
-    What other processes of the cgroup hold is not free; file pages are, since the system takes them back.
+    Memory of other processes in the cgroup is not free. File pages are, because the system can take them back.
     """
     own_footprint, own_rss = kernels.memory_now()
     limits = [_physical()]
@@ -142,7 +145,7 @@ def _physical() -> int:
 
 
 def _cgroup_limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
-    """(bytes allowed, bytes that only its processes can free) of this process's cgroup and of those around it."""
+    """Yield (bytes allowed, bytes that only its processes can free) for this process's cgroup and those around it."""
     for line in _lines(proc / "self" / "cgroup"):  # hierarchy:controllers:/path
         if line.count(":") < 2:
             continue
@@ -153,7 +156,7 @@ def _cgroup_limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
             root, name, held = groups / "memory", "memory.limit_in_bytes", "total_rss "
         else:
             continue
-        # In a container the path can be the host's, of which only the root is to be seen.
+        # In a container the path can be that of the host, of which only the root is visible.
         group = root / path.lstrip("/")
         for folder in (group, *group.parents):
             used = sum(int(line.split()[1]) for line in _lines(folder / "memory.stat") if line.startswith(held))
@@ -165,7 +168,7 @@ def _cgroup_limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
 
 
 def is_ram_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
-    """Whether files under `path`, which need not exist yet, would lie in memory (Linux: tmpfs or ramfs)."""
+    """Return whether files under `path`, which need not exist yet, would be in memory (Linux: tmpfs or ramfs)."""
     home = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     device = home.stat().st_dev
     name = f"{os.major(device)}:{os.minor(device)}"
@@ -176,49 +179,49 @@ def is_ram_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool
 
 @dataclass(frozen=True)
 class Baseline:
-    """Bytes a training process holds before it has a model, with the code that comes in as it is called."""
+    """Bytes that a training process holds before it has a model, including code that is loaded on first use."""
 
     footprint: int
     rss: int
 
     @classmethod
     def here(cls) -> Baseline:
-        """Of this process, now."""
+        """Measure this process now."""
         footprint, rss = kernels.memory_now()
         return cls(footprint, rss + CODE_TO_COME)
 
     def settled(self, **what: Any) -> Baseline:
-        """This baseline, with the size that was settled on when one like it was first measured here for `what`.
+        """Return this baseline with the remembered size: that of the first similar baseline for `what` on this machine.
 
-        Two processes that do the same differ by up to VARIATION. The size is that much more than the first of them
-        held, so that none like it holds more, and all have the same plan. One that is larger, or much smaller, has a
-        size of its own.
+        Two processes that do the same work differ by up to VARIATION. The remembered size is the size of the first one
+        plus VARIATION. So no similar process holds more, and all of them get the same plan. A baseline that is larger,
+        or much smaller, gets a size of its own.
         """
-        sizes = remembered.update(remembered.about(baseline=what), self._with_own)
-        return replace(self, rss=next(size for size in sizes if self._is_like(size)))
+        sizes = remembered.update(remembered.about(baseline=what), self._with_own_size)
+        return replace(self, rss=next(size for size in sizes if self._is_similar(size)))
 
-    def _with_own(self, known: Any) -> list[int]:
-        """The sizes that are `known`, with one for this baseline if there is none."""
+    def _with_own_size(self, known: Any) -> list[int]:
+        """Return the `known` sizes, and one for this baseline if there is none."""
         sizes = [size for size in known if type(size) is int] if isinstance(known, list) else []
-        return sizes if any(map(self._is_like, sizes)) else [*sizes, self.rss + VARIATION][-_MOST_SIZES:]
+        return sizes if any(map(self._is_similar, sizes)) else [*sizes, self.rss + VARIATION][-_MOST_SIZES:]
 
-    def _is_like(self, size: int) -> bool:
+    def _is_similar(self, size: int) -> bool:
         return size - 2 * VARIATION <= self.rss <= size
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Of a file of the system, one at a time; none where the system has no such file."""
+    """Yield the lines of a system file; none if the system has no such file."""
     with suppress(OSError), path.open(errors="replace") as file:
         yield from map(str.rstrip, file)
 
 
 def _seconds(*calls: Callable[[], object]) -> list[float]:
-    """The best of a few runs of each call, in turn, so that a slow moment of the machine meets all."""
+    """Return the best time of a few runs of each call. The calls alternate, so that a slow moment affects all."""
     best = [math.inf] * len(calls)
     for number in range(5):
         for i, call in enumerate(calls):
             start = time.perf_counter()
             call()
-            if number:  # the first brings in code and pages
+            if number:  # the first run loads code and pages
                 best[i] = min(best[i], time.perf_counter() - start)
     return best

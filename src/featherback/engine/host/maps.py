@@ -1,4 +1,4 @@
-"""Mapped files that another program cuts short while they are read."""
+"""Mapped files that another program truncates while they are read."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 
-from featherback.core.files import cut_short
+from featherback.core.files import truncated_file_error
 from featherback.engine import kernels
 
 
 class MapWatch:
-    """While entered, a mapped page that has gone reads as zeros instead of ending the process; `check` then says so.
+    """Within the context, a mapped page that has vanished reads as zeros instead of ending the process.
 
-    What was computed since the last `check` is to be thrown away if it raises. An error that leaves the block is
-    replaced by what `check` has to say, of which it may be the consequence. Such a page stays zeros, even if the file
-    comes back: `spoiled` is called to close what has mapped it.
+    `check` then raises, and everything computed since the last `check` must be discarded. An exception that leaves the
+    context is replaced by the one from `check`, because it may be a consequence. Such a page stays zero even if the
+    file comes back, so `spoiled` is called to close whatever has mapped it.
     """
 
     def __init__(self, files: Iterable[Path], spoiled: Callable[[], None] = lambda: None) -> None:
@@ -28,16 +28,17 @@ class MapWatch:
         return self
 
     def check(self) -> None:
-        """FeatherbackError, naming the file, if a page has gone since this was entered, or the end of one."""
+        """Raise FeatherbackError, naming the file, if a page or the end of a file has vanished in this context."""
         shorter = self._shorter()
         if shorter or kernels.lost_pages() != self._lost:
             self._spoiled()
-            raise cut_short(*(shorter or self._known))
+            raise truncated_file_error(*(shorter or self._known))
 
     def _shorter(self) -> list[Path]:
-        """Files that have lost their end. Where that is within a page, the rest of it reads as zeros, without a fault.
+        """Return the files that have become shorter. If the new end is within a page, its rest reads as zeros, without
+        a fault.
 
-        A file that was replaced or deleted stays as it was for whoever has mapped it.
+        A file that was replaced or deleted stays unchanged for the process that has mapped it.
         """
         found = []
         for path, known in self._known.items():

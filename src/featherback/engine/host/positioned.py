@@ -1,4 +1,4 @@
-"""Whole arrays to and from a place in a file. One system call moves at most 2 GiB, and may move less."""
+"""Positioned reads and writes of whole arrays. One system call moves at most 2 GiB, and may move less."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featherback.errors import FeatherbackError
 
 
 def write_at(file: int, array: NDArray[Any], offset: int) -> None:
-    """Write a contiguous array at byte `offset`; OSError if not all of it can be."""
+    """Write a contiguous array at byte `offset`. Raises OSError if not all of it can be written."""
     left = array.data.cast("B")
     while left.nbytes:
         done = os.pwrite(file, left, offset)
@@ -23,7 +23,10 @@ def write_at(file: int, array: NDArray[Any], offset: int) -> None:
 
 
 def read_at(file: int, out: NDArray[Any], offset: int, needed: int | None = None) -> bool:
-    """Fill a contiguous array from byte `offset`; False if the file ends before `needed` bytes (default: all)."""
+    """Fill a contiguous array from byte `offset`.
+
+    Returns False if the file ends before `needed` bytes (default: all).
+    """
     left = out.data.cast("B")
     spare = 0 if needed is None else left.nbytes - needed
     while left.nbytes > spare:
@@ -35,7 +38,7 @@ def read_at(file: int, out: NDArray[Any], offset: int, needed: int | None = None
 
 
 def write_exactly(file: int, path: Path, array: NDArray[Any], offset: int) -> None:
-    """Write a contiguous array into the file `path`; FeatherbackError if not all of it can be."""
+    """Write a contiguous array into the file `path`. Raises FeatherbackError if not all of it can be written."""
     try:
         write_at(file, array, offset)
     except OSError as error:
@@ -43,10 +46,10 @@ def write_exactly(file: int, path: Path, array: NDArray[Any], offset: int) -> No
 
 
 def read_exactly(file: int, path: Path, out: NDArray[Any], offset: int, needed: int | None = None) -> None:
-    """Fill `out` from the file `path`; FeatherbackError if it ends before `needed` bytes (default: all)."""
+    """Fill `out` from the file `path`. Raises FeatherbackError if it ends before `needed` bytes (default: all)."""
     try:
         whole = read_at(file, out, offset, needed)
     except OSError as error:
         raise FeatherbackError(f"Cannot read {path}: {error.strerror}.") from error
     if not whole:
-        raise FeatherbackError(f"{path} is shorter than it was made: was it changed by another program?")
+        raise FeatherbackError(f"{path} is shorter than it was; another program may have changed it. Restore it.")

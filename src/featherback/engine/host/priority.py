@@ -1,4 +1,4 @@
-"""How much of the processor this process leaves to others."""
+"""The processor priority of this process."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import os
 import sys
 
 LOWEST = 19
-"""The weakest priority that systems have."""
+"""The lowest priority that systems have."""
 
 
-def step_back(niceness: int) -> None:
-    """Lower the priority of this process, and of what it starts, to `niceness` (0 to LOWEST).
+def lower_priority(niceness: int) -> None:
+    """Lower the priority of this process, and of processes that it starts, to `niceness` (0 to LOWEST).
 
-    A process that is below already stays there: none but the superuser may raise a priority.
+    A process with a lower priority keeps it, because only the superuser may raise a priority.
     """
     threads = [0]  # this process
-    if sys.platform == "linux":  # where each thread has a priority of its own
+    if sys.platform == "linux":  # each thread has its own priority on Linux
         threads = [int(name) for name in os.listdir("/proc/self/task")]
     for thread in threads:
         try:
             if os.getpriority(os.PRIO_PROCESS, thread) < niceness:
                 os.setpriority(os.PRIO_PROCESS, thread, niceness)
-        except ProcessLookupError:  # a thread that has ended meanwhile
+        except ProcessLookupError:  # the thread has ended meanwhile
             continue

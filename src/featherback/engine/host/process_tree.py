@@ -1,4 +1,4 @@
-"""A process and what it started, as the system tells of them (Linux: /proc)."""
+"""The memory of a process and its descendants, as the system reports it (Linux: /proc)."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def held_together(pid: int) -> int:
-    """Bytes that a process and its descendants have in memory, what they share counted once; 0 if nobody tells."""
+def tree_pss(pid: int) -> int:
+    """Return the bytes that a process and its descendants hold, with shared memory counted once; 0 if unknown."""
     return sum(sizes(process, "smaps_rollup").get("Pss", 0) for process in tree(pid))
 
 
-def held_alone(pid: int) -> int:
-    """The same as if no other program shared their files: what others run changes it little. 0 if nobody tells."""
+def tree_unshared_rss(pid: int) -> int:
+    """Return the bytes of a process and its descendants, as if no other program shared their files; 0 if unknown.
+
+    Other programs hardly affect this number.
+    """
     anonymous, files = 0, dict[str, int]()
     for process in tree(pid):
         own_anonymous, own_files = _mapped(process)
         anonymous += own_anonymous
-        for name, size in own_files.items():  # processes of one program touch the same of it
+        for name, size in own_files.items():  # processes of one program touch the same parts of it
             files[name] = max(files.get(name, 0), size)
     return anonymous + sum(files.values())
 
 
 def _mapped(pid: int) -> tuple[int, dict[str, int]]:
-    """Bytes of a process's memory that are no file's, and those that are, by file."""
+    """Return a process's bytes that belong to no file, and its file-backed bytes by file."""
     anonymous, files, name = 0, dict[str, int](), ""
     try:
         lines = Path(f"/proc/{pid}/smaps").read_text(errors="replace").splitlines()
@@ -42,7 +45,7 @@ def _mapped(pid: int) -> tuple[int, dict[str, int]]:
 
 
 def tree(pid: int) -> Iterator[int]:
-    """A process and its descendants, but not those about to become another program: their memory is their parent's."""
+    """Yield a process and its descendants, except those about to become another program: they share its memory."""
     yield pid
     own = _command(pid)
     try:
@@ -55,7 +58,7 @@ def tree(pid: int) -> Iterator[int]:
 
 
 def _command(pid: int) -> bytes | None:
-    """Its arguments; None if it is gone."""
+    """Return the process's command line, or None if the process is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -63,7 +66,7 @@ def _command(pid: int) -> bytes | None:
 
 
 def sizes(pid: int, file: str = "status") -> dict[str, int]:
-    """Bytes of /proc/PID/FILE by name; nothing if the process is gone or the system has no /proc."""
+    """Return the sizes in /proc/PID/FILE in bytes, by name; empty if the process is gone or there is no /proc."""
     try:
         lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
     except OSError:

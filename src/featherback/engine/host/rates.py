@@ -1,8 +1,9 @@
-"""The rates that plans are compared by. They are fixed, so that the same command has the same plan and the same bits.
+"""The fixed rates by which plans are compared, so that the same command has the same plan and the same bits.
 
-They decide what is worth keeping and which tiles to take: for that their ratios count, which differ much less between
-two machines with the same instructions than between two moments of a busy one. The seconds that are shown are
-predicted with measured rates (`Machine.measure`). docs/decisions/same-bits.md compares the plans of both.
+They decide which intermediates are worth keeping and which tiles to use. Only their ratios matter for that, and ratios
+differ much less between two machines with the same instructions than between two moments on a busy machine. The seconds
+shown to the user are predicted with measured rates (`Machine.measure`). docs/decisions/same-bits.md compares the plans
+of both.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from featherback.engine.host.machine import Machine
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one thread, in 10^9 per second."""
+    """Rates of one thread, in 10^9 per second."""
 
-    products: Mapping[str, float]  # compute -> floating-point operations, once weights are unpacked
+    products: Mapping[str, float]  # compute -> floating-point operations, without unpacking
     unpacked: Mapping[str, float]  # compute -> stored weights
     attention: float  # floating-point operations
 
@@ -35,18 +36,20 @@ NOMINAL = {
     "avx2": _rates((105, 140, 105), (4, 3.1, 4.2), 68),
     "avx512": _rates((107, 162, 107), (6, 4.2, 6), 78),
     "avx512bf16": _rates((225, 182, 107), (12, 4.2, 6.5), 78),
-    # Not measured: NEON's instruction runs in narrower cores.
+    # Not measured. Cores with this NEON instruction are narrower.
     "neon_bf16": _rates((100, 50, 30), (4, 3, 3), 24),
     "reference": _rates((1, 1, 1), (1, 1, 1), 1),
 }
 """By instruction set, as the kernels name it."""
 
+DISK = 2e9
+"""Bytes per second from the disk."""
 COPIED = 10e9
-"""Bytes per second through the page cache, on any number of threads."""
+"""Bytes per second through the page cache, for any number of threads."""
 
 
 def nominal(compute: str, threads: int, memory: int | None = None) -> Machine:
-    """The instruction set in use on so many threads; `memory`: bytes that a process can have."""
+    """Return the rates of the current instruction set on `threads` threads. `memory`: bytes that a process can have."""
     rates = NOMINAL[kernels.current()]
     return Machine(
         product_rate=threads * rates.products[compute] * 1e9,
@@ -54,4 +57,5 @@ def nominal(compute: str, threads: int, memory: int | None = None) -> Machine:
         copy_rate=COPIED,
         unpack_rate=threads * rates.unpacked[compute] * 1e9,
         memory=memory,
+        disk_rate=DISK,
     )

@@ -1,11 +1,11 @@
-"""Files held open for positioned reads, with clear errors."""
+"""Files kept open for positioned reads, with clear errors."""
 
 from __future__ import annotations
 
 import fcntl
 import mmap
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,26 +18,40 @@ from featherback.engine.formats.matrix import LayerWeights, Matrix
 from featherback.errors import FeatherbackError
 
 BLOCK = 4096
-"""Bytes: offsets, lengths and addresses of direct reads are multiples of it."""
+"""Offsets, lengths and addresses of direct reads are multiples of this many bytes."""
+
+
+class Stacks(Protocol):
+    """The part of a block that the readers use."""
+
+    @property
+    def stacks(self) -> Mapping[str, int]:
+        """Matrices that are read expert by expert: name -> experts."""
 
 
 class Weights(Protocol):
-    """A model as far as its files are read: `models.Model` is one."""
+    """The part of a model that the readers of its file use. `models.Model` implements it."""
 
     @property
-    def blocks(self) -> Sequence[object]:
+    def blocks(self) -> Sequence[Stacks]:
         """One for each layer."""
 
     @property
     def tables(self) -> list[Matrix]:
-        """The embedding and the head; one matrix where they are the same."""
+        """The embedding and the head; a single matrix if they are the same."""
 
     def layer(self, index: int) -> LayerWeights:
-        """Those of a layer."""
+        """Return the weights of a layer."""
+
+
+def without_stacks(model: Weights, index: int, weights: LayerWeights) -> list[Matrix]:
+    """Return the matrices of a layer that are read as a whole."""
+    stacks = model.blocks[index].stacks
+    return [matrix for name, matrix in weights.matrices.items() if name not in stacks]
 
 
 def runs(matrices: Iterable[Matrix], gap: int = BLOCK) -> list[list[Matrix]]:
-    """Matrices that lie within `gap` bytes of each other in a file, together, in the order of the file."""
+    """Group matrices that are within `gap` bytes of each other in a file. Groups are in file order."""
     found: list[list[Matrix]] = []
     for m in sorted(matrices, key=lambda m: (str(m.home), m.offset)):
         last = found[-1][-1] if found else None
@@ -48,8 +62,8 @@ def runs(matrices: Iterable[Matrix], gap: int = BLOCK) -> list[list[Matrix]]:
     return found
 
 
-def without_map(model: Weights) -> list[LayerWeights]:
-    """The layers' weights, norms and biases copied out of the map, of which nothing is left in memory.
+def layers_without_map(model: Weights) -> list[LayerWeights]:
+    """Return the layers' weights, with norms and biases copied, and leave nothing of the map in memory.
 
     Reading a norm in place may map 2 MB around it, so a layer's pages are dropped before the next layer is read.
     """
@@ -62,38 +76,38 @@ def without_map(model: Weights) -> list[LayerWeights]:
 
 
 def drop_maps(matrices: Iterable[Matrix]) -> None:
-    """Drop all mapped pages of these matrices' files: headers and norms that were read, and their surroundings."""
+    """Drop all mapped pages of these matrices' files, including headers and norms that were read."""
     files = {id(m.data.base): m.data.base for m in matrices if isinstance(m.data.base, np.ndarray)}
     for file in files.values():
         kernels.drop_pages(file)
 
 
 def copied(weights: LayerWeights) -> LayerWeights:
-    """The same matrices, with norms and biases copied out of the map."""
+    """Return the same matrices, with norms and biases copied out of the map."""
     return replace(weights, vectors={name: np.array(value) for name, value in weights.vectors.items()})
 
 
 class OpenFiles:
-    """A descriptor a path, opened when first asked for by one of the functions below."""
+    """One descriptor per path, opened on first use by one of the functions below."""
 
     def __init__(self, opener: Callable[[Path], int]) -> None:
         self._open, self._files = opener, dict[Path, int]()
 
     def __getitem__(self, path: Path) -> int:
-        """FeatherbackError if the file cannot be opened."""
+        """Return the descriptor. Raises FeatherbackError if the file cannot be opened."""
         if path not in self._files:
             self._files[path] = self._open(path)
         return self._files[path]
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all descriptors."""
         for file in self._files.values():
             os.close(file)
         self._files.clear()
 
 
 def plain(path: Path) -> int:
-    """For reads through the page cache in order."""
+    """Open a file for sequential reads through the page cache."""
     try:
         return os.open(path, os.O_RDONLY)
     except OSError as error:
@@ -101,7 +115,7 @@ def plain(path: Path) -> int:
 
 
 def scattered(path: Path) -> int:
-    """For reads here and there: the system reads no further than it is asked to."""
+    """Open a file for scattered reads, without read-ahead by the system."""
     file = plain(path)
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
@@ -109,9 +123,9 @@ def scattered(path: Path) -> int:
 
 
 def direct(path: Path) -> int:
-    """For aligned reads that leave no trace in the page cache, where the file system can do that."""
+    """Open a file for aligned reads that bypass the page cache, if the file system supports that."""
     if hasattr(os, "O_DIRECT"):
-        with suppress(OSError):  # some refuse to open so (those in memory), some to read
+        with suppress(OSError):  # some file systems reject the flag when opening (those in memory), others when reading
             file = os.open(path, os.O_RDONLY | os.O_DIRECT)
             try:
                 os.preadv(file, [mmap.mmap(-1, BLOCK)], 0)

@@ -1,8 +1,8 @@
-"""What was measured on this machine, kept in the user's cache, so that the same command finds the same again.
+"""Measurements of this machine, stored in the user's cache, so that the same command gets the same results again.
 
-A file holds what it is about beside what was found. Contents that are about anything else, or that cannot be read, are
-ignored, and it is measured anew. Where the cache cannot be written, every run measures for itself. The folder is its
-owner's alone.
+A file holds the subject of the measurement beside its result. A file about another subject, or an unreadable one, is
+ignored, and the measurement is repeated. If the cache cannot be written, every run measures for itself. Only the user
+can read the folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from featherback.core.files import cache_place, json_checksum, read_json, write_json
+from featherback.core.files import default_cache_folder, json_checksum, read_json, write_json
 from featherback.core.private import make_private_folder
 from featherback.engine import kernels
 from featherback.errors import FeatherbackError
@@ -24,17 +24,17 @@ from featherback.version import __version__
 
 try:
     import fcntl
-except ImportError:  # Windows has no such locks
+except ImportError:  # Windows does not have these locks
     fcntl = None  # type: ignore[assignment]
 
 FOLDER = "measured"
 _MOST = 1 << 16  # bytes of a file
 _CPU = ("model name", "CPU implementer", "CPU part")
-"""Lines of /proc/cpuinfo that tell one CPU from another."""
+"""Lines of /proc/cpuinfo that distinguish one CPU from another."""
 
 
 def about(**what: Any) -> dict[str, Any]:
-    """`what` was measured, with the machine and the versions that it was measured on; values as JSON has them."""
+    """Return the subject of a measurement: `what`, with the machine and the versions. Values are as in JSON."""
     machine = {
         "featherback": __version__,
         "python": platform.python_version(),
@@ -47,7 +47,7 @@ def about(**what: Any) -> dict[str, Any]:
 
 
 def recall(subject: Mapping[str, Any]) -> Any:
-    """What is remembered of a subject, as JSON values to be checked; None: nothing."""
+    """Return the result that is remembered for a subject, as unchecked JSON values, or None."""
     try:
         content = read_json(_path(subject), _MOST)
     except FeatherbackError:
@@ -56,12 +56,12 @@ def recall(subject: Mapping[str, Any]) -> Any:
 
 
 def update(subject: Mapping[str, Any], change: Callable[[Any], Any]) -> Any:
-    """Remember what `change` makes of what was remembered (None: nothing), and return it.
+    """Store and return `change(known)`, where `known` is the remembered result, or None.
 
-    Other processes wait meanwhile: two that measured at the same time both use what the first of them found.
+    Other processes wait meanwhile. So if two measure at the same time, both use the result of the first.
     """
     path = _path(subject)
-    with suppress(OSError):  # then the file cannot be written either
+    with suppress(OSError):  # if it fails, the file cannot be written either
         make_private_folder(path.parent)
     with _locked(path.parent):
         known = recall(subject)
@@ -73,12 +73,12 @@ def update(subject: Mapping[str, Any], change: Callable[[Any], Any]) -> Any:
 
 
 def _path(subject: Mapping[str, Any]) -> Path:
-    return cache_place() / FOLDER / f"{json_checksum(subject)}.json"
+    return default_cache_folder() / FOLDER / f"{json_checksum(subject)}.json"
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Inside, no other process is here, where the system has locks and there is such a folder."""
+    """Exclude other processes within the context, if the system has locks and the folder exists."""
     descriptor = None
     if fcntl is not None:
         with suppress(OSError):
@@ -92,7 +92,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _cpu() -> str:
-    """The model of the CPU."""
+    """Return the model of the CPU."""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         named = [line.partition(":")[2].strip() for line in file if line.startswith(_CPU)]
         if named:

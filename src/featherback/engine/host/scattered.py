@@ -1,7 +1,7 @@
-"""Rows at scattered places of a matrix on disk: embeddings, or the head's rows of a batch's targets.
+"""Reading scattered rows of a matrix on disk: embeddings, or the head's rows for a batch's targets.
 
-Touched in a mapping, every row would bring up to two megabytes of pages around it, and unmapping them costs a call
-every few rows. Positioned reads bring the row and leave the process's memory alone.
+Through a mapping, every row would bring in up to two megabytes of pages around it, and unmapping them would cost a call
+every few rows. Positioned reads fetch only the row and do not grow the process.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from featherback.engine.host.reading import OpenFiles, scattered
 from featherback.errors import FeatherbackError
 
 ROWS = 256
-"""Rows asked for at once."""
+"""Number of rows requested at once."""
 
 
 def check_ids(ids: NDArray[np.integer[Any]], rows: int) -> None:
-    """FeatherbackError for a token id that a table of so many rows does not have."""
+    """Raise FeatherbackError for a token id outside a table with this many rows."""
     if ids.size and not 0 <= ids.min() <= ids.max() < rows:
         wrong = ids.min() if ids.min() < 0 else ids.max()
-        raise FeatherbackError(f"A token id is {wrong}; the model's embedding has 0 to {rows - 1}.")
+        raise FeatherbackError(f"A token id is {wrong}; the model's token ids are 0 to {rows - 1}.")
 
 
 class ScatteredRows:
-    """Reads rows of matrices that lie in files, each through a descriptor of its file."""
+    """Reads rows of matrices that are stored in files, through one descriptor per file."""
 
     def __init__(self, device: Backend) -> None:
         self._device = device
         self._files = OpenFiles(scattered)
 
     def gather(self, stored: Matrix, ids: NDArray[np.int32], out: Array) -> None:
-        """out (n, D) = rows `ids`, dequantised. FeatherbackError if there is no such row, or no reading the file."""
+        """out (n, D) = rows `ids`, dequantised. Raises FeatherbackError for a missing row or an unreadable file."""
         check_ids(ids, stored.rows)
         file, width = self._files[stored.home], stored.row_bytes
         for start in range(0, len(ids), ROWS):
             offsets = [stored.offset + int(i) * width for i in ids[start : start + ROWS]]
             rows = np.empty((len(offsets), width), np.uint8)
-            if hasattr(os, "posix_fadvise"):  # all of them, before the first is waited for
+            if hasattr(os, "posix_fadvise"):  # request all rows before waiting for the first
                 for offset in offsets:
                     os.posix_fadvise(file, offset, width, os.POSIX_FADV_WILLNEED)
             for row, offset in zip(rows, offsets, strict=True):

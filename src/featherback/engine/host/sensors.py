@@ -1,6 +1,6 @@
-"""What may make a run wait: a machine on battery, or too hot, by the operating system's own sensors.
+"""Sensors that can make a run pause: battery power and heat, as the operating system reports them.
 
-Linux: /sys/class/power_supply and /sys/class/thermal. macOS: `pmset -g batt`; heat is not to be had there.
+Linux: /sys/class/power_supply and /sys/class/thermal. macOS: `pmset -g batt`, and no heat.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from featherback.errors import FeatherbackError
 
 SYSTEM = Path("/sys")
 LOOK_SECONDS = 5.0
-"""Seconds between looks: some sensors take milliseconds to read."""
+"""Seconds between readings, because some sensors take milliseconds."""
 _BEFORE_SHUTDOWN = 10.0  # °C below the temperature at which the kernel turns the machine off
-_COOLER = 5.0  # °C below its limit a zone must be for the run to go on: no coming and going
+_COOLER = 5.0  # °C below its limit that a zone must reach before the run goes on, so that it does not flicker
 
 Sensor = Callable[[], str | None]
-"""Why to wait, in words, or None."""
+"""Returns why the run must pause, in words, or None."""
 
 
 class Sensors:
-    """Those of `kinds` (keys of KINDS). FeatherbackError if this machine has none of a kind.
+    """The sensors of the given `kinds` (keys of KINDS). Raises FeatherbackError if this machine lacks one.
 
-    `system`: where Linux shows its devices. `every`: seconds for which an answer holds.
+    `system`: where Linux shows its devices. `every`: seconds for which a reading is valid.
     """
 
     def __init__(self, kinds: Collection[str] = (), system: Path = SYSTEM, every: float = LOOK_SECONDS) -> None:
@@ -36,7 +36,7 @@ class Sensors:
         self._reason: str | None = None
 
     def reason(self) -> str | None:
-        """Why to wait now; None: nothing is in the way."""
+        """Return why the run must pause now, or None."""
         if self._sensors and time.monotonic() >= self._next:
             self._reason = next((said for sensor in self._sensors if (said := sensor())), None)
             self._next = time.monotonic() + self._every
@@ -44,14 +44,14 @@ class Sensors:
 
 
 def battery(system: Path = SYSTEM) -> Sensor:
-    """Whether the machine itself, not a mouse, is running on a battery."""
+    """Return a sensor that says whether the machine runs on battery. Batteries of mice and the like do not count."""
     if sys.platform == "darwin":
         return mac_battery()
     supplies = system / "class" / "power_supply"
     if not _batteries(supplies):
         raise FeatherbackError(
-            f"{argument('pause_on', 'battery')} is not available: this machine shows no battery in {supplies}. "
-            f"Leave battery out, or name {argument('pause_on', 'none')}."
+            f"{argument('pause_on', 'battery')} is not available: this machine reports no battery in {supplies}. "
+            f"Remove battery, or use {argument('pause_on', 'none')}."
         )
 
     def reason() -> str | None:
@@ -64,27 +64,27 @@ def battery(system: Path = SYSTEM) -> Sensor:
 
 
 def mac_battery(ask: Callable[[], str] | None = None) -> Sensor:
-    """The same on macOS. `ask`: what `pmset -g batt` prints."""
+    """Return the same sensor for macOS. `ask` returns the output of `pmset -g batt`."""
     ask = ask or _pmset
     if "Battery-" not in ask():  # "InternalBattery-0"
         raise FeatherbackError(
-            f"{argument('pause_on', 'battery')} is not available: pmset shows no battery of this machine. "
-            f"Leave battery out, or name {argument('pause_on', 'none')}."
+            f"{argument('pause_on', 'battery')} is not available: pmset shows no battery in this machine. "
+            f"Remove battery, or use {argument('pause_on', 'none')}."
         )
     return lambda: "on battery" if "'Battery Power'" in ask() else None
 
 
 def heat(system: Path = SYSTEM) -> Sensor:
-    """Whether a zone has reached the temperature at which the kernel slows the machine down.
+    """Return a sensor that says whether a zone has reached the temperature at which the kernel slows the machine down.
 
-    That is its lowest passive or hot trip point; where there is none, a little less than the critical one.
+    That is its lowest passive or hot trip point, or, if it has none, a little less than the critical one.
     """
     folder = system / "class" / "thermal"
     zones = {zone: limit for zone in _folders(folder) if (limit := _limit(zone)) is not None}
     if not zones:
         raise FeatherbackError(
-            f"{argument('pause_on', 'heat')} is not available: this system shows no temperature with a limit in "
-            f"{folder}. Leave heat out, or name {argument('pause_on', 'none')}."
+            f"{argument('pause_on', 'heat')} is not available: this system reports no temperature sensor "
+            f"with a limit in {folder}. Remove heat, or use {argument('pause_on', 'none')}."
         )
     hot: set[Path] = set()
 
@@ -106,7 +106,7 @@ KINDS: dict[str, Callable[[Path], Sensor]] = {"battery": battery, "heat": heat}
 
 
 def _pmset() -> str:
-    import subprocess  # a training process elsewhere does without it
+    import subprocess  # not needed by training processes on other systems
 
     try:
         return subprocess.run(["pmset", "-g", "batt"], capture_output=True, text=True, check=False).stdout
@@ -118,7 +118,7 @@ def _batteries(supplies: Path) -> list[Path]:
     return [
         supply
         for supply in _folders(supplies)
-        if _is_battery(supply) and _read(supply / "scope") != "Device"  # of a mouse or a headset
+        if _is_battery(supply) and _read(supply / "scope") != "Device"  # the battery of a mouse or a headset
     ]
 
 
@@ -127,11 +127,11 @@ def _is_battery(supply: Path) -> bool:
 
 
 def _limit(zone: Path) -> float | None:
-    """The temperature of a zone at which to wait, in °C; None if it has none."""
+    """Return the temperature of a zone at which to pause, in °C, or None if it has none."""
     trips: dict[str, list[float]] = {}
     for file in zone.glob("trip_point_*_type"):
         degrees = _degrees(file.with_name(file.name.replace("_type", "_temp")))
-        if degrees is not None and degrees > 0:  # points that are switched off are far below
+        if degrees is not None and degrees > 0:  # disabled trip points are far below zero
             trips.setdefault(_read(file), []).append(degrees)
     if slowed := trips.get("passive", []) + trips.get("hot", []):
         return min(slowed)
@@ -152,7 +152,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _read(file: Path) -> str:
-    """A line of the system's; empty if it cannot be read, as when the device has gone."""
+    """Return a line of a system file, or "" if it cannot be read, for example because the device has gone."""
     with suppress(OSError, UnicodeDecodeError):
         return file.read_text(encoding="ascii").strip()
     return ""

@@ -1,8 +1,8 @@
-"""Weights read past the system's page cache, for a machine whose memory cannot hold the model's file as well.
+"""Weights read past the system's page cache, for a machine whose memory cannot also hold the model's file.
 
-There, a mapped page that is dropped must come from the disk again, page by page, and the cache throws out the very
-pages that were read ahead. Here two buffers take turns: one is in use while a thread fills the other, in reads of
-megabytes that the cache never sees (O_DIRECT on Linux, F_NOCACHE on macOS).
+On such a machine, a mapped page that is dropped must come from the disk again, page by page, and the cache drops the
+very pages that were read ahead. Here two buffers alternate: one is in use while a thread fills the other, with reads of
+megabytes that bypass the cache (O_DIRECT on Linux, F_NOCACHE on macOS).
 """
 
 from __future__ import annotations
@@ -18,67 +18,83 @@ from numpy.typing import NDArray
 from featherback.engine.backend.arena import Arena
 from featherback.engine.backend.protocol import Array, Backend, Handle
 from featherback.engine.formats.matrix import LayerWeights, Matrix
+from featherback.engine.host.expert_pages import ExpertPages
 from featherback.engine.host.positioned import read_exactly
-from featherback.engine.host.reading import BLOCK, OpenFiles, Weights, direct, runs, without_map
+from featherback.engine.host.reading import BLOCK, OpenFiles, Weights, direct, layers_without_map, runs, without_stacks
 from featherback.engine.host.scattered import ScatteredRows
 
 Bytes = NDArray[np.uint8]
 
 
 class WeightStream:
-    """Hands out a model's weights from two buffers; `rows`: most rows of the head that are asked for at once.
+    """Provides a model's weights from two buffers. `rows`: the most rows of the head that are requested at once.
 
-    FeatherbackError if the file cannot be read.
+    Raises FeatherbackError if the file cannot be read.
     """
 
     def __init__(self, model: Weights, device: Backend, rows: int) -> None:
         self.model = model
-        self._layers = without_map(model)
+        self._layers = layers_without_map(model)
         self._files, self._scattered = OpenFiles(direct), ScatteredRows(device)
-        size = buffer_bytes([list(weights.matrices.values()) for weights in self._layers], model.tables[-1], rows)
+        self._whole = [without_stacks(model, index, weights) for index, weights in enumerate(self._layers)]
+        self._experts, self._current = ExpertPages(device, resident=False), 0
+        size = buffer_bytes(self._whole, model.tables[-1], rows)
         memories = [Arena(size).take("streamed weights", (size,), np.uint8) for _ in range(2)]
         self._buffers = [Buffer(memory, self._files) for memory in memories]
         self._last = self._buffers[0]
 
     @contextmanager
     def layer(self, index: int, then: int | None = None) -> Iterator[LayerWeights]:
-        weights = self._layers[index]
-        names, matrices = zip(*weights.matrices.items(), strict=True)
-        held = self._hold(matrices)
+        """Yield the weights of a layer in a buffer, and start reading layer `then`."""
+        weights, stored = self._layers[index], self._whole[index]
+        self._current = index
+        held = dict(zip(map(id, stored), self._buffered(stored), strict=True))
         if then is not None and 0 <= then < len(self._layers):
-            self._expect(tuple(self._layers[then].matrices.values()))
-        yield weights.with_matrices(dict(zip(names, held, strict=True)))
+            self._read_ahead(self._whole[then])
+        yield weights.with_matrices({name: held.get(id(m), m) for name, m in weights.matrices.items()})
 
     @contextmanager
     def rows(self, stored: Matrix, first: int, last: int) -> Iterator[Matrix]:
-        (held,) = self._hold((stored.rows_between(first, last),))
+        """Yield rows [first, last) of the head in a buffer, and start reading the following rows."""
+        (held,) = self._buffered((stored.rows_between(first, last),))
         following = min(stored.rows, 2 * last - first)
         if following > last:
-            self._expect((stored.rows_between(last, following),))
+            self._read_ahead((stored.rows_between(last, following),))
         yield held
 
     def gather(self, stored: Matrix, ids: NDArray[np.int32], out: Array) -> None:
+        """out (n, D) = rows `ids`, dequantised."""
         self._scattered.gather(stored, ids, out)
 
     def release(self, matrix: Handle) -> None:
-        """Nothing: buffers stay."""
+        """Do nothing: the buffers stay allocated."""
+
+    def expect(self, name: str, first: int, last: int) -> None:
+        """Start reading rows [first, last) of a stack of the layer in use. Experts are mapped, not streamed."""
+        self._experts.expect(self._layers[self._current].matrices[name].rows_between(first, last))
+
+    def release_expert(self, matrix: Handle) -> None:
+        """Unmap a used expert, or a part of it."""
+        self._experts.release(matrix)
 
     def close(self) -> None:
+        """End the threads, and close the files."""
         for buffer in self._buffers:
             buffer.close()
+        self._experts.close()
         self._files.close()
         self._scattered.close()
 
-    def _hold(self, matrices: Sequence[Matrix]) -> list[Matrix]:
-        """These matrices in a buffer, which is then the one in use."""
+    def _buffered(self, matrices: Sequence[Matrix]) -> list[Matrix]:
+        """Return these matrices in a buffer, which becomes the one in use."""
         found = next((b for b in self._buffers if b.holds(matrices)), None)
         self._last = found or self._spare()
         if found is None:
             self._last.fill(matrices)
         return self._last.take()
 
-    def _expect(self, matrices: Sequence[Matrix]) -> None:
-        """Fill the buffer that is not in use."""
+    def _read_ahead(self, matrices: Sequence[Matrix]) -> None:
+        """Start filling the buffer that is not in use."""
         if not any(buffer.holds(matrices) for buffer in self._buffers):
             self._spare().fill(matrices)
 
@@ -87,7 +103,7 @@ class WeightStream:
 
 
 class Buffer:
-    """Memory (bytes,), aligned to blocks, that a thread of its own fills."""
+    """Memory (bytes,), aligned to blocks, that its own thread fills."""
 
     def __init__(self, memory: Bytes, files: OpenFiles) -> None:
         self._memory, self._files = memory, files
@@ -101,12 +117,12 @@ class Buffer:
         self._thread.start()
 
     def holds(self, matrices: Sequence[Matrix]) -> bool:
-        """Whether these are what it was last filled with."""
+        """Return whether the buffer was last filled with these matrices."""
         wanted = [(m.file, m.offset, m.nbytes) for m in matrices]
         return [(m.file, m.offset, m.nbytes) for m in self._content] == wanted
 
     def fill(self, matrices: Sequence[Matrix]) -> None:
-        """Begin to read them; the earlier content is lost, and so is the error of a read that was not waited for."""
+        """Start reading the matrices. The previous content is lost, and so is an error that nobody waited for."""
         if self._closing:
             raise ValueError("the stream is closed")
         self._ready.wait()
@@ -115,7 +131,7 @@ class Buffer:
         self._wanted.release()
 
     def take(self) -> list[Matrix]:
-        """The matrices, once they are read."""
+        """Wait until the matrices are read, and return them."""
         self._ready.wait()
         if self._error is not None:
             self._content, error, self._error = [], self._error, None
@@ -123,7 +139,7 @@ class Buffer:
         return self._held
 
     def close(self) -> None:
-        """End the thread; matrices taken stay valid until they die."""
+        """End the thread. Matrices that were taken stay valid while they are referenced."""
         self._closing = True
         self._wanted.release()
         self._thread.join()
@@ -135,7 +151,7 @@ class Buffer:
                 return
             try:
                 self._held = self._read()
-            except Exception as error:  # raised where the data are waited for
+            except Exception as error:  # raised again in `take`
                 self._error = error
             self._ready.set()
 
@@ -155,12 +171,12 @@ class Buffer:
 
 
 def buffer_bytes(layers: Sequence[Sequence[Matrix]], head: Matrix, rows: int) -> int:
-    """Bytes of one buffer: the largest layer, or that many rows of the head, from block to block of the file."""
+    """Return the bytes of one buffer: the largest layer, or `rows` rows of the head, in whole blocks of the file."""
     sizes = [sum(end - begin for begin, end in map(whole_blocks, runs(layer))) for layer in layers]
     return max(*sizes, min(rows, head.rows) * head.row_bytes + 2 * BLOCK)
 
 
 def whole_blocks(run: Sequence[Matrix]) -> tuple[int, int]:
-    """[begin, end) of a run in its file, outwards to whole blocks."""
+    """Return [begin, end) of a run in its file, extended to whole blocks."""
     end = max(m.offset + m.nbytes for m in run)
     return run[0].offset // BLOCK * BLOCK, -(-end // BLOCK) * BLOCK

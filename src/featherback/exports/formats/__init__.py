@@ -1,4 +1,4 @@
-"""Formats of adapter files: each module here is one, and holds it as `FORMAT`. Adding a format is adding a file."""
+"""Formats of adapter files. Each module defines one format as `FORMAT`; to add a format, add a module."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ FORMATS: Registry[Format] = Registry(__name__, "FORMAT", "adapter format", share
 
 
 LOADED = 3
-"""Times a layer of an adapter that is held while it is read: as stored, as float32, and laid out."""
+"""Copies of a layer that are in memory while an adapter is read: as stored, as float32, and in the layout."""
 
 
 def detect(path: Path) -> Format:
-    """The format of the adapter at `path`; FeatherbackError if there is none, or more than one, or a model."""
+    """Find the format of the adapter at `path`. Raises FeatherbackError if it is none, several, or a model."""
     if is_model(path):
         raise FeatherbackError(
-            f"{path} is a model, not an adapter: train one with "
-            f"`{quoted('featherback', 'train', path, '--data', 'DATA', '--out', 'RUN')}`, and name RUN here."
+            f"{path} is a model, not an adapter; train an adapter with "
+            f"`{quoted('featherback', 'train', path, '--data', 'DATA', '--out', 'RUN')}`, then name RUN here."
         )
     found = [FORMATS[name] for name in FORMATS.names if FORMATS[name].recognises(path)]
     if len(found) == 1:
         return found[0]
     if len(found) > 1:
         raise FeatherbackError(
-            f"{path} holds adapters of several formats: {', '.join(each.title for each in found)}; keep one of them."
+            f"{path} holds adapters in several formats: {', '.join(each.title for each in found)}; remove all but one."
         )
     titles = ", ".join(FORMATS[name].title for name in FORMATS.names)
     if not path.exists():
-        raise FeatherbackError(f"There is no adapter {path}; name one of: {titles}.")
+        raise FeatherbackError(f"There is no adapter {path}; expected one of: {titles}.")
     if trained := next((each for each in results(path) if each.exists()), None):
         raise FeatherbackError(
-            f"{path} holds no adapter, but a trained model: open {trained} as one, without "
+            f"{path} holds a trained model, not an adapter: name {trained} as the model, and remove "
             f"{arguments('adapter', 'from')}."
         )
-    raise FeatherbackError(f"{path} is not an adapter that Featherback reads: {titles}.")
+    raise FeatherbackError(f"{path} is not an adapter; expected one of: {titles}.")
 
 
 def is_model(path: Path) -> bool:
-    """Whether a whole model is at `path`: a GGUF file that says so, or a folder with a model's configuration alone."""
+    """Whether `path` is a whole model: a GGUF model, or a folder with a model's config.json and no adapter."""
     if path.is_dir():
         adapters = (FORMATS[name].recognises(path) for name in FORMATS.names)
         return (path / CONFIG).is_file() and not any(adapters)
@@ -63,7 +63,7 @@ def is_model(path: Path) -> bool:
         return False
     try:
         file = GGUFFile(path)
-    except FeatherbackError:  # told when it is opened
+    except FeatherbackError:  # reported when the file is opened
         return False
     metadata = dict(file.metadata)
     file.close()
@@ -71,9 +71,9 @@ def is_model(path: Path) -> bool:
 
 
 def place_of(path: Path) -> Path:
-    """Where the adapter lies that `path` names: the directory of a .safetensors file, else `path` itself.
+    """The place of the adapter that `path` names: the directory of a .safetensors file, else `path` itself.
 
-    FeatherbackError if that is a run with a link out of it.
+    Raises FeatherbackError if the place is a run with a link out of it.
     """
     place = path.parent if path.suffix == ".safetensors" and path.is_file() else path
     private.check_run(place)
@@ -81,17 +81,20 @@ def place_of(path: Path) -> Path:
 
 
 def form(model: Model, path: str | Path) -> Form:
-    """What the adapter of `model` at `path` is, its values unread; FeatherbackError naming all that does not fit."""
+    """Read the form of the adapter at `path`, but not its values.
+
+    Raises FeatherbackError, which names every tensor that does not fit `model`.
+    """
     path = place_of(Path(path))
     with _opened(detect(path), path, model) as stored:
         return stored.form
 
 
 def load(model: Model, path: str | Path, file: str | Path | None = None, format: Format | None = None) -> Adapter:
-    """Read the adapter of `model` at `path`, in the format `format` or in that which it has.
+    """Read the adapter of `model` at `path`.
 
-    `file`: for its parameters (None: in RAM). Beside them LOADED times a layer is held, and nothing stays of it.
-    FeatherbackError naming everything that does not fit.
+    `file`: the file for its parameters; None: in RAM. `format`: its format; None: detect it. While reading, LOADED
+    copies of a layer are in memory. Raises FeatherbackError, which names every tensor that does not fit.
     """
     path = place_of(Path(path))
     with _opened(format or detect(path), path, model) as stored:
@@ -112,7 +115,7 @@ def load(model: Model, path: str | Path, file: str | Path | None = None, format:
 
 @contextmanager
 def _opened(format: Format, path: Path, model: Model) -> Iterator[StoredAdapter]:
-    """The adapter at `path`. One that does not fit names the model that it was trained on, if it says which."""
+    """Open the adapter at `path`. If it does not fit, the error names the base model that the adapter records."""
     try:
         with format.open(path, model) as stored:
             yield stored

@@ -1,8 +1,8 @@
 """GGUF LoRA files, as llama.cpp's convert_lora_to_gguf.py writes and its loader reads them.
 
-For each adapted tensor `<name>.lora_a` (rank, in) and `<name>.lora_b` (out, rank), the rows of B in the order of the
-GGUF model's own rows. llama.cpp multiplies by `adapter.lora.alpha` / rank, the rank being the tensor's; where that is
-not a projection's scale, its B is multiplied by the ratio. An alpha of 0 means a scale of 1.
+Each adapted tensor has `<name>.lora_a` (rank, in) and `<name>.lora_b` (out, rank), with the rows of B in the order of
+the GGUF model's rows. llama.cpp multiplies by `adapter.lora.alpha` / rank of the tensor. If a projection has another
+scale, its B is multiplied by the ratio. An alpha of 0 means a scale of 1.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import cast
 import numpy as np
 
 from featherback.core.files import open_regular
+from featherback.core.naming import argument
 from featherback.engine import kernels
 from featherback.engine.formats.gguf import MAGIC, GGUFFile
 from featherback.engine.formats.quantize import quantize
 from featherback.engine.formats.store import matrix
 from featherback.engine.formats.types import TensorType
 from featherback.engine.formats.writer import OutTensor, Value, write_gguf
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 from featherback.exports.base_model import hub_name
 from featherback.exports.formats.base import (
     Factor,
@@ -45,7 +46,7 @@ from featherback.models.model import Model
 from featherback.nn.adapters.lora import LoRAKind, check_alpha
 
 TYPES = (TensorType.F32, TensorType.F16, TensorType.BF16)
-"""What factors are stored as."""
+"""The types in which factors can be stored."""
 ALPHA, INVOCATION = "adapter.lora.alpha", "adapter.alora.invocation_tokens"
 
 
@@ -58,7 +59,7 @@ class GGUF(Format):
         try:
             with open_regular(path) as file:
                 return file.read(len(MAGIC)) == MAGIC
-        except OSError:  # told when it is opened
+        except OSError:  # reported when the file is opened
             return True
 
     @contextmanager
@@ -77,17 +78,17 @@ class GGUF(Format):
     def save(
         self, adapter: Adapter, path: Path, base_model: str | None = None, kind: TensorType = TensorType.F32
     ) -> None:
-        """Write the adapter as one file, whole or not at all, its factors as `kind`, one of `TYPES`.
+        """Write the adapter as one file, atomically, with factors of the type `kind`, one of `TYPES`.
 
-        `base_model`: the base's name on the Hub (default: `hub_name`). Where there is none, its file's name is written.
-        FeatherbackError if it cannot be written, holds NaN or infinity, or `kind` cannot hold its values.
+        `base_model`: the base model's name on the Hub; default: `hub_name`, or else the name of its file. Raises
+        FeatherbackError if writing fails, if a value is not finite, or if `kind` cannot hold the values.
         """
         pair_at = pairs_of(adapter, "gguf", self.title)
         model, layout = adapter.model, layout_of(adapter.model)
         alpha = float(np.float32(_effective_alpha(cast(LoRAKind, adapter.form.kind))))
         metadata: dict[str, Value] = {
             "general.type": "adapter",
-            "general.architecture": model.family.architecture,
+            "general.architecture": model.config.architecture,
             "adapter.type": "lora",
             ALPHA: alpha,
         }
@@ -106,14 +107,14 @@ class GGUF(Format):
 
 
 class _Values:
-    """The factors of an adapter as bytes, in the order in which they are written."""
+    """The factors of an adapter as bytes, in the order of the file."""
 
     def __init__(self, adapter: Adapter, pair_at: PairAt, alpha: float, kind: TensorType) -> None:
         self._model, self._pair_at, self._alpha, self._kind = adapter.model, pair_at, alpha, kind
         self._factors = factors(adapter)
 
     def next(self, factor: Factor) -> Iterator[memoryview]:
-        """The bytes of the next factor, which is `factor`."""
+        """Yield the bytes of the next factor, which must be `factor`."""
         found, values = next(self._factors)
         assert found == factor
         (layer, target), part = factor
@@ -124,10 +125,14 @@ class _Values:
             wanted = _effective_alpha(pair)
             if np.float32(wanted) != np.float32(self._alpha):
                 values = rescaled(values, factor, wanted / self._alpha)
+        else:
+            values = np.ascontiguousarray(values[:, gguf_columns(self._model, layer, target)])
         with np.errstate(over="ignore"):
             stored = quantize(values, self._kind)
         if self._kind is TensorType.F16 and not np.isfinite(stored.view(np.float16)).all():
-            raise FeatherbackError(f"{target} of layer {layer} has a value that F16 cannot hold; choose F32 or BF16.")
+            raise FeatherbackError(
+                f"{target} of layer {layer} has a value that F16 cannot hold; choose {argument('type', 'f32')} or bf16."
+            )
         yield stored.data
 
 
@@ -141,13 +146,12 @@ class _Stored(StoredAdapter):
         values = np.empty(stored.shape, np.float32)
         kernels.dequantize(kernels.matrix(stored), values)
         if factor.part == "B":
-            order = np.argsort(gguf_rows(self._model, *factor.place))
-            return np.ascontiguousarray(values[order])
-        return values
+            return np.ascontiguousarray(values[np.argsort(gguf_rows(self._model, *factor.place))])
+        return np.ascontiguousarray(values[:, np.argsort(gguf_columns(self._model, *factor.place))])
 
 
 def layout_of(model: Model) -> Layout:
-    """llama.cpp's names: those of the GGUF model's tensors, whatever `model` was read from."""
+    """llama.cpp's names of the factors. They follow the tensors of a GGUF model, also for a Hugging Face folder."""
     return Layout(
         {
             f"{model.family.gguf_names[target].format(layer)}.lora_{part.lower()}": Factor((layer, target), part)
@@ -159,36 +163,43 @@ def layout_of(model: Model) -> Layout:
 
 
 def gguf_rows(model: Model, layer: int, target: str) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    """Index (out,) such that rows in Hugging Face's order, taken by it, are in the order of a GGUF file."""
-    return model.blocks[layer].row_order(target, hf_to_gguf_rows, interleaved=model.family.gguf_interleaved)
+    """Return an index (out,) such that `hf_rows[index]` is in the order of a GGUF file."""
+    return model.blocks[layer].row_order(target, hf_to_gguf_rows, interleaved=model.family.gguf_interleaved, tiled=True)
+
+
+def gguf_columns(model: Model, layer: int, target: str) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    """Return an index (in,) such that `hf_columns[:, index]` is in the order of a GGUF file."""
+    return model.blocks[layer].column_order(target, tiled=True)
 
 
 def _effective_alpha(pair: LoRAKind) -> float:
-    """What divided by the rank is the scale."""
+    """The scale times the rank."""
     return pair.scale * pair.rank if pair.rslora else pair.alpha
 
 
 def _alpha(file: GGUFFile, model: Model) -> float:
-    """The file's alpha; FeatherbackError if it is no LoRA of this architecture."""
+    """Read the file's alpha. Raises FeatherbackError if it is not a LoRA for this architecture."""
     for key, wanted in (
         ("general.type", "adapter"),
         ("adapter.type", "lora"),
-        ("general.architecture", model.family.architecture),
+        ("general.architecture", model.config.architecture),
     ):
         if (value := file.metadata.get(key)) != wanted:
             if key == "general.architecture":
                 raise MisfitError(
                     f"The adapter {file.path}",
                     model,
-                    [f"it is of architecture {shown(value)}, the model of {wanted!r}"],
+                    [f"its architecture is {excerpt(value)}, but the model's is {wanted!r}"],
                 )
             what = {
-                "general.type": f"{file.path} is a GGUF of type {shown(value)}, not an adapter",
-                "adapter.type": f"{file.path} is an adapter of type {shown(value)}, not a LoRA",
+                "general.type": f"{file.path} is a GGUF of type {excerpt(value)}, not an adapter",
+                "adapter.type": f"{file.path} is an adapter of type {excerpt(value)}, not a LoRA",
             }[key]
             raise FeatherbackError(f"{what}.")
     if INVOCATION in file.arrays:
-        raise FeatherbackError(f"{file.path} is an activated LoRA ({INVOCATION}), not a plain one.")
+        raise FeatherbackError(
+            f"{file.path} is an activated LoRA (it has {INVOCATION}), which is not supported. Use a plain LoRA."
+        )
     alpha = "of many values" if ALPHA in file.arrays else file.metadata.get(ALPHA, 0)
     return 0.0 if alpha == 0 and type(alpha) is not bool else check_alpha(str(file.path), ALPHA, alpha)
 

@@ -1,7 +1,7 @@
 """Adapters of mlx-lm (https://github.com/ml-explore/mlx-lm): adapter_config.json and adapters.safetensors.
 
-y = x W^T + scale (x lora_a) lora_b with lora_a (in, rank) and lora_b (rank, out). One rank and one scale hold for the
-whole adapter: factors of a smaller rank are filled up with zeros, and of another scale multiplied by its ratio.
+y = x W^T + scale (x lora_a) lora_b with lora_a (in, rank) and lora_b (rank, out). The whole adapter has one rank and
+one scale: factors of a smaller rank are padded with zeros, and factors with another scale are multiplied by the ratio.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from featherback.core.files import make_folder, read_json, write_json
 from featherback.engine.formats.safetensors import SafetensorsFile
 from featherback.engine.formats.store import floats
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 from featherback.exports.base_model import base_model_name
 from featherback.exports.formats.base import (
     Factor,
@@ -28,8 +28,8 @@ from featherback.exports.formats.base import (
     check_modules,
     factors,
     form_of,
+    named_projections,
     pairs_of,
-    places,
     ranks_of,
     rescaled,
 )
@@ -65,9 +65,9 @@ class MLX(Format):
             file.close()
 
     def save(self, adapter: Adapter, directory: Path, base_model: str | None = None) -> None:
-        """Write the adapter into `directory`, which is made if need be; each file appears whole or not at all.
+        """Write the adapter into `directory`, which is created if needed. Each file is written atomically.
 
-        FeatherbackError if it cannot be written, or holds NaN or infinity.
+        Raises FeatherbackError if writing fails, or if a value is not finite.
         """
         pair_at, usual = pairs_of(adapter, "mlx", self.title), cast(LoRAKind, adapter.form.kind)
         make_folder(directory)
@@ -92,21 +92,27 @@ class _Stored(StoredAdapter):
 
 
 def layout_of(model: Model) -> Layout:
-    """mlx-lm's names: of modules they are Hugging Face's."""
-    names = {f"{module}.lora_{part.lower()}": Factor(place, part) for place, module in places(model) for part in "AB"}
+    """mlx-lm's names of the factors, with Hugging Face's names of the modules."""
+    names = {
+        f"{module}.lora_{part.lower()}": Factor(place, part)
+        for place, module in named_projections(model)
+        for part in "AB"
+    }
     return Layout(names, transposed=True)
 
 
 def _scale(file: Path) -> float:
-    """The scale of the adapter that a configuration describes; FeatherbackError if it is no plain LoRA."""
+    """Read the scale from a configuration. Raises FeatherbackError if it does not describe a plain LoRA."""
     entries = read_json(file)
     if not isinstance(entries, dict):
-        raise FeatherbackError(f"{file} describes no adapter: it is not a JSON object.")
+        raise FeatherbackError(f"{file} does not describe an adapter: it is not a JSON object.")
     if (kind := entries.get("fine_tune_type")) not in KINDS:
-        raise FeatherbackError(f"{file} describes no plain LoRA (fine_tune_type = {shown(kind)}).")
+        raise FeatherbackError(
+            f"{file} describes an unsupported adapter: fine_tune_type is {excerpt(kind)}, not 'lora'."
+        )
     parameters = entries.get("lora_parameters")
     if not isinstance(parameters, dict):
-        raise FeatherbackError(f"{file} describes no adapter: it has no lora_parameters.")
+        raise FeatherbackError(f"{file} does not describe an adapter: it has no lora_parameters.")
     return check_alpha(str(file), "scale", parameters.get("scale"))
 
 
@@ -126,7 +132,10 @@ def _tensors(adapter: Adapter, pair_at: PairAt, usual: float) -> Iterator[tuple[
 
 
 def _configuration(adapter: Adapter, scale: float, base_model: str) -> dict[str, Any]:
-    """mlx-lm makes pairs in the last `num_layers` layers, of the modules in `keys`; those not in the file are zero."""
+    """The adapter_config.json.
+
+    mlx-lm makes pairs in the last `num_layers` layers for the modules in `keys`; pairs missing in the file are zero.
+    """
     layers = [layer for layer in range(adapter.parameters.layers) if adapter.layout.kinds(layer)]
     return {
         "fine_tune_type": "lora",

@@ -1,7 +1,8 @@
 """PEFT directories: adapter_config.json and adapter_model.safetensors (https://github.com/huggingface/peft).
 
-PEFT takes the keys of rank_pattern and alpha_pattern, and exclude_modules and target_modules where they are text, for
-regular expressions. Those of a foreign file are not run; names are, and what else is there is refused by name.
+PEFT treats the keys of rank_pattern and alpha_pattern as regular expressions, and also exclude_modules and
+target_modules if they are strings. Regular expressions of a foreign file are not run: keys must be names of modules,
+and anything else is rejected.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from featherback.core.files import make_folder, read_json, write_json
 from featherback.engine.formats.safetensors import SafetensorsFile
 from featherback.engine.formats.store import floats
 from featherback.engine.formats.types import TensorInfo
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 from featherback.exports.base_model import base_model_name
 from featherback.exports.formats.base import (
     Factor,
@@ -29,10 +30,10 @@ from featherback.exports.formats.base import (
     factors,
     form_of,
     module_names,
-    places,
+    named_projections,
 )
 from featherback.exports.safetensors_writer import write_safetensors
-from featherback.models.form import Form, Place
+from featherback.models.form import Form, LayerTarget
 from featherback.models.lora import Adapter
 from featherback.models.model import Model
 from featherback.nn.adapters import KINDS
@@ -44,7 +45,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 PREFIX = "base_model.model."
 
-# Entries of adapter_config.json that change what any adapter computes, with the values that change nothing.
+# Entries of adapter_config.json that affect every kind of adapter, with the values that have no effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bias": ("none", None),
     "fan_in_fan_out": (False, None),
@@ -54,7 +55,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "target_parameters": (None, []),
 }
 _OFF: tuple[Any, ...] = (None, False, {}, [])
-# Of what stands in use_... or ..._config, unknown entries are taken to change what is computed; this does not.
+# Unknown entries use_... and ..._config are assumed to have an effect; these have none.
 _INERT = ("runtime_config",)
 _SWITCH = re.compile(r"use_.*|.*_config")
 
@@ -71,10 +72,11 @@ class PEFT(Format):
             raise FeatherbackError(f"{path} is not an adapter directory (it has no {CONFIG_FILE}).")
         configuration = read_json(path / CONFIG_FILE)
         if not isinstance(configuration, dict):
-            raise FeatherbackError(f"{path / CONFIG_FILE} describes no adapter: it is not a JSON object.")
+            raise FeatherbackError(f"{path / CONFIG_FILE} does not describe an adapter: it is not a JSON object.")
         if not (path / WEIGHTS_FILE).is_file() and (path / PICKLE).is_file():
             raise FeatherbackError(
-                f"{path / PICKLE} is a pickle, which is never loaded; save the adapter as {WEIGHTS_FILE} with PEFT."
+                f"{path / PICKLE} is a pickle, which Featherback never loads; open the adapter with PEFT and save it "
+                f"as {WEIGHTS_FILE}: save_pretrained(folder, safe_serialization=True)."
             )
         config = _Configuration(path / CONFIG_FILE, configuration, model)
         file = SafetensorsFile(path / WEIGHTS_FILE)
@@ -90,10 +92,10 @@ class PEFT(Format):
             file.close()
 
     def save(self, adapter: Adapter, directory: Path, base_model: str | None = None) -> None:
-        """Write the adapter into `directory`, which is made if need be; each file appears whole or not at all.
+        """Write the adapter into `directory`, which is created if needed. Each file is written atomically.
 
-        `base_model`: what the configuration calls the base (default: `base_model_name`). FeatherbackError if it cannot
-        be written, or holds NaN or infinity: what was there before is untouched.
+        `base_model`: the base model's name in the configuration; default: `base_model_name`. Raises FeatherbackError if
+        writing fails, or if a value is not finite; the files that were there before stay unchanged.
         """
         make_folder(directory)
         shapes = {PREFIX + name: shape for name, shape in adapter.shapes().items()}
@@ -121,10 +123,10 @@ def _check_tensors(
     model: Model,
     tensors: Mapping[str, TensorInfo],
     names: Mapping[str, Factor],
-    kinds: Mapping[Place, Kind],
+    kinds: Mapping[LayerTarget, Kind],
     title: str,
 ) -> None:
-    """FeatherbackError listing every tensor that is missing, unknown or of another shape."""
+    """Raise MisfitError, listing every tensor that is missing, unknown or of another shape."""
     by_factor = {factor: name for name, factor in names.items()}
     wanted = {
         by_factor[Factor(place, name)]: part.stored
@@ -136,20 +138,20 @@ def _check_tensors(
         if name not in names:
             problems.append(f"{name} is not a {title} tensor of this model")
         elif name not in wanted:
-            problems.append(f"{name} is of a module that its configuration leaves out")
+            problems.append(f"{name} belongs to a module that the configuration leaves out")
         elif info.shape != wanted[name]:
-            problems.append(f"{name} is {info.shape}, not {wanted[name]}")
+            problems.append(f"{name} has shape {info.shape}, not {wanted[name]}")
     if problems:
         raise MisfitError(where, model, problems)
 
 
-def _parts(model: Model, place: Place, kind: Kind) -> dict[str, Part]:
+def _parts(model: Model, place: LayerTarget, kind: Kind) -> dict[str, Part]:
     layer, target = place
     return kind.parts(target, model.blocks[layer].projections[target])
 
 
 class _Configuration:
-    """An adapter_config.json; FeatherbackError if it describes no kind of adapter that there is."""
+    """An adapter_config.json. Raises FeatherbackError if it describes an unsupported adapter."""
 
     def __init__(self, file: Path, entries: Mapping[str, Any], model: Model) -> None:
         self.where, self.entries, self._model = str(file), entries, model
@@ -157,46 +159,47 @@ class _Configuration:
         neutral = {**_NEUTRAL, **self.kind.peft_neutral}
         inert = (*_INERT, *self.kind.peft_read)
         strange = [
-            f"{key} = {shown(value)}"
+            f"{key} = {excerpt(value)}"
             for key, value in entries.items()
             if (key in neutral and value not in neutral[key])
             or (_SWITCH.fullmatch(key) and key not in inert and value not in _OFF)
         ]
         if strange:
             raise FeatherbackError(
-                f"{file} describes an adapter that is not a plain {self.kind.title} ({', '.join(strange)})."
+                f"{file} has settings that Featherback does not support for {self.kind.title}: {', '.join(strange)}."
             )
         self.usual = self.kind.from_peft(self)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An entry."""
+        """Return an entry."""
         return self.entries.get(name, default)
 
     def switch(self, name: str) -> bool:
-        """An entry that is true or false."""
+        """Return an entry that must be true or false."""
         value = self.entries.get(name)
         if value is not None and not isinstance(value, bool):
-            raise FeatherbackError(f"{self.where} has {name} {shown(value)}; it must be true or false.")
+            raise FeatherbackError(f"The entry {name} of {self.where} is {excerpt(value)}; it must be true or false.")
         return bool(value)
 
     def targets(self, names: Sequence[str]) -> set[str]:
-        """The projections whose modules have these names, or names that end in them."""
+        """The projections whose modules' names equal one of these names, or end with one after a dot."""
         return {
             target
-            for (_, target), module in places(self._model)
+            for (_, target), module in named_projections(self._model)
             if any(f".{module}".endswith(f".{name}") for name in names)
         }
 
     def names(self, model: Model) -> dict[str, Factor]:
-        """PEFT's name of every tensor that an adapter of this kind can have."""
+        """PEFT's name -> factor, for every tensor that an adapter of this kind can have."""
         return {
             f"{PREFIX}{module}.{part.peft}": Factor(place, name)
-            for place, module in places(model)
+            for place, module in named_projections(model)
             for name, part in _parts(model, place, self.usual).items()
         }
 
-    def kinds(self, model: Model, there: set[Place]) -> dict[Place, Kind]:
-        """What the file must have; `there`: the projections that it has, where the configuration is no list."""
+    def kinds(self, model: Model, there: set[LayerTarget]) -> dict[LayerTarget, Kind]:
+        """The kind of each adapted projection. `there`: the projections in the file, used if the configuration has a
+        regular expression instead of a list."""
         own = {
             setting: _by_module(
                 model,
@@ -210,11 +213,11 @@ class _Configuration:
         wanted = self._wanted(model, there)
         return {
             place: replace(self.usual, **{name: found[module] for name, found in own.items() if module in found})
-            for place, module in places(model)
+            for place, module in named_projections(model)
             if place in wanted
         }
 
-    def _wanted(self, model: Model, there: set[Place]) -> set[Place]:
+    def _wanted(self, model: Model, there: set[LayerTarget]) -> set[LayerTarget]:
         targets, excluded = self.entries.get("target_modules"), self.entries.get("exclude_modules")
         if isinstance(targets, str) or isinstance(excluded, str):
             return there
@@ -226,12 +229,15 @@ class _Configuration:
             ("layers_to_transform", layers, int),
         ):
             if value is not None and not (isinstance(value, list) and all(type(x) is kind for x in value)):
-                raise FeatherbackError(f"{self.where} has {name} {shown(value)}, which cannot be read.")
+                listed = "names" if kind is str else "numbers"
+                raise FeatherbackError(
+                    f"The entry {name} of {self.where} is {excerpt(value)}; it must be a list of {listed}."
+                )
         if targets is None:
             targets = [target for _, target in there]
         targeted, left_out, some = frozenset(targets), frozenset(excluded or []), frozenset(layers or [])
         wanted = set()
-        for place, module in places(model):
+        for place, module in named_projections(model):
             named, ends = module in targeted, _ends(module)
             chosen = named or (not targeted.isdisjoint(ends) and (not some or place[0] in some))
             if chosen and left_out.isdisjoint(ends):
@@ -239,34 +245,35 @@ class _Configuration:
         return wanted
 
     def _entries(self, name: str) -> Iterator[tuple[str, Any]]:
-        """The entries of rank_pattern or alpha_pattern, each a module's name, or the end of one; "^": all of it."""
+        """Yield the entries of rank_pattern or alpha_pattern: (end of a module's name, or "^" and the name, value)."""
         pattern = self.entries.get(name) or {}
         if not isinstance(pattern, dict):
-            raise FeatherbackError(f"{self.where} has {name} {shown(pattern)}, which cannot be read.")
+            raise FeatherbackError(f"The entry {name} of {self.where} is {excerpt(pattern)}; it must be a JSON object.")
         for key, value in pattern.items():
             plain = key.replace(r"\.", ".")
             if not re.fullmatch(r"\^?[\w.-]+", plain):
                 raise FeatherbackError(
-                    f"{self.where} has the regular expression {shown(key)} in {name}; only names of modules are read."
+                    f"The entry {name} of {self.where} holds the regular expression {excerpt(key)}; only names of "
+                    f"modules are supported."
                 )
             yield plain, value
 
 
 def kind_in(entries: Mapping[str, Any]) -> type[Kind]:
-    """The kind of adapter that a configuration seems to describe; LoRA where it describes none."""
+    """The kind of adapter that a configuration describes; LoRA if it describes no known kind."""
     return next((KINDS[name] for name in KINDS.names if KINDS[name].in_peft(entries)), KINDS["lora"])
 
 
 def _ends(module: str) -> list[str]:
-    """A module's name, and every end of it that begins behind a dot: what PEFT takes for its name."""
+    """A module's name and every end of it that begins after a dot. PEFT accepts each of them as the name."""
     parts = module.split(".")
     return [".".join(parts[first:]) for first in range(len(parts))]
 
 
 def _by_module(model: Model, entries: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Module -> the value of the first entry of rank_pattern or alpha_pattern whose key matches it."""
+    """Module -> value of the first entry whose key matches the module."""
     modules: dict[str, list[str]] = {}
-    for _, module in places(model):
+    for _, module in named_projections(model):
         for key in (f"^{module}", *_ends(module)):
             modules.setdefault(key, []).append(module)
     found: dict[str, Any] = {}
@@ -282,14 +289,18 @@ def _tensors(adapter: Adapter) -> Iterator[tuple[str, Float32]]:
 
 
 def _configuration(adapter: Adapter, base_model: str) -> dict[str, Any]:
-    form = adapter.form
-    unusual = {adapter.module(*place): kind for place, kind in form.exceptions.items()}
-    named = module_names(adapter.model, form.targets)
+    form, layers = adapter.form, adapter.layers
+    some = len(layers) < adapter.parameters.layers and form.kind.peft_layers
+    exceptions = {place: kind for place, kind in form.exceptions.items() if not some or place[0] in layers}
+    unusual = {adapter.module(*place): kind for place, kind in exceptions.items()}
+    modules = {module_names(adapter.model, [target])[0]: target for target in form.targets}
     others = module_names(adapter.model, set(adaptable(adapter.model.blocks)).difference(form.targets))
-    modules = _modules(adapter)
-    if None not in unusual.values() and set(named).isdisjoint(others):
-        modules = {module_names(adapter.model, [target])[0]: target for target in form.targets}
-    targets = {"target_modules": list(modules), **_excluded(adapter.model.naming.others)}
+    if None in unusual.values() or not modules.keys().isdisjoint(others):  # short names would match too many modules
+        modules, some = _modules(adapter), False
+    chosen: dict[str, Any] = {"target_modules": list(modules)}
+    if some:
+        chosen["layers_to_transform"] = list(layers)
+    targets = {**chosen, **_excluded(adapter.model.naming.others)}
     return {
         "peft_type": form.kind.peft_type,
         "task_type": "CAUSAL_LM",
@@ -299,13 +310,13 @@ def _configuration(adapter: Adapter, base_model: str) -> dict[str, Any]:
 
 
 def _excluded(others: tuple[str, ...]) -> dict[str, str]:
-    """The entry that keeps PEFT from adapting modules of the same names in the model's other parts."""
+    """The entry that excludes modules with the same names in other parts of the model, such as a vision model."""
     parts = "|".join(re.escape(name) for name in others)
     return {"exclude_modules": rf"(.*\.)?({parts}).*"} if parts else {}
 
 
 def _modules(adapter: Adapter) -> dict[str, str]:
-    """The whole names of the modules that are adapted, and the projection that each is."""
+    """Full name of each adapted module -> its target."""
     return {
         adapter.module(layer, target): target
         for layer in range(adapter.parameters.layers)

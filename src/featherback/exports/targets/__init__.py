@@ -1,4 +1,4 @@
-"""Where an adapter can be taken: each module here is one place, held as `TARGET`. Adding a place is adding a file."""
+"""Targets of `export`. Each module defines one target as `TARGET`; to add a target, add a module."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ if TYPE_CHECKING:
     from featherback.exports.targets.base import Target
 
 TARGETS: Registry[Target] = Registry(
-    __name__, "TARGET", "export target", shared=("base", "base_of", "chat_parts", "report", "whole", "words")
+    __name__, "TARGET", "export target", shared=("base", "base_of", "chat_parts", "report", "whole", "commands")
 )

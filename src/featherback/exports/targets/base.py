@@ -1,4 +1,4 @@
-"""What every export is asked, and what it answers."""
+"""The interface of an export target: requests, results, and checks that all targets share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from featherback.core.files import check_room
+from featherback.core.files import check_free_space
 from featherback.core.naming import argument, argument_is
 from featherback.engine.formats.quantize import quantizable
 from featherback.engine.formats.types import TensorType
@@ -19,77 +19,88 @@ from featherback.models.lora import Adapter
 from featherback.models.model import Model
 
 QUANTIZABLE = tuple(kind for kind in TensorType if quantizable(kind))
-"""What weights can be stored as."""
+"""The types in which weights can be stored."""
 HEADER = 1 << 20
-"""Bytes, more than any adapter's header and configuration."""
+"""Room for an adapter's header and configuration, in bytes: more than any needs."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """An adapter, opened with its model, and where it is to go."""
+    """An adapter to export, opened with its model, and the destination."""
 
     adapter: Adapter
     out: Path
-    kind: TensorType | None = None  # of what is stored; None: the target's own choice
-    base_model: str | None = None  # what the base is called; None: what its file says
+    kind: TensorType | None = None  # type of the stored tensors; None: the target chooses
+    base_model: str | None = None  # the base model's name; None: from its file
 
 
 @dataclass(frozen=True)
 class WholeRequest:
-    """A model that a run trained, opened, and where it is to go."""
+    """A trained model to export, opened, and the destination."""
 
     model: Model
     out: Path
-    kind: TensorType | None = None  # of its matrices; None: as they were trained
-    base: Model | None = None  # what it was trained from, if that is still there
+    kind: TensorType | None = None  # type of the matrices; None: as they were trained
+    base: Model | None = None  # the model that training began with, if it still exists
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The result of an export."""
 
     path: Path
     next: str
-    """The command line to type next."""
+    """The command to type next."""
     notes: list[str] = field(default_factory=list)
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Measured numbers, for programs."""
+    """Measured figures, for programs."""
 
 
 class Target(ABC):
-    """A program, or a kind of file, that an adapter can be taken to."""
+    """A program, or a kind of file, for which adapters are exported."""
 
     help: ClassVar[str]
-    """What is written, in a few words."""
+    """The result in a few words, for the help."""
     types: ClassVar[tuple[TensorType, ...]] = ()
-    """What --type may be; none: it may not be named."""
+    """The values of --type; empty: --type is rejected."""
     whole_types: ClassVar[tuple[TensorType, ...]] = ()
-    """What it may be where a run trained the model itself."""
+    """The values of --type for a run that trained a whole model."""
     format: ClassVar[Format | None] = None
-    """Of the adapter that the folder holds, if that is what is written."""
+    """The format of the adapter in the written folder; None if the target writes something else."""
+
+    any_family: ClassVar[bool] = False
+    """Whether it also stores adapters of families that no other program has."""
 
     @abstractmethod
     def name(self, request: Request, stem: str) -> str:
-        """The name of what is written where the user names none; `stem`: that of the run or adapter."""
+        """The default name of the result. `stem`: the name of the run or adapter."""
 
     @abstractmethod
     def write(self, request: Request) -> Exported:
-        """Write `request.out`, whole or not at all; FeatherbackError if that is not possible."""
+        """Write `request.out` atomically. Raises FeatherbackError if that is not possible."""
 
     def whole_name(self, request: WholeRequest, stem: str) -> str:
-        """The same for a model that a run trained; FeatherbackError if this target takes adapters only."""
+        """The default name for a trained model. Raises FeatherbackError if this target only exports adapters."""
         raise _adapters_only(request.model)
 
     def write_whole(self, request: WholeRequest) -> Exported:
-        """Write `request.out`, whole or not at all; FeatherbackError if that is not possible."""
+        """Write the trained model to `request.out` atomically. Raises FeatherbackError if that is not possible."""
         raise _adapters_only(request.model)
 
     def check(self, request: Request | WholeRequest) -> None:
-        """FeatherbackError if this target cannot store the request's type, or another adapter lies in its folder."""
+        """Raise FeatherbackError if the target cannot store the request's model or type, or would damage an adapter."""
+        model = request.model if isinstance(request, WholeRequest) else request.adapter.model
+        if model.family.folders_only and not self.any_family:
+            raise FeatherbackError(
+                f"{model.family.called} cannot be exported as {self.help}, because {model.family.folders_only}; use "
+                f"{argument('to', 'peft')}."
+            )
         types = self.whole_types if isinstance(request, WholeRequest) else self.types
         if request.kind is not None and request.kind not in types:
             known = ", ".join(kind.name.lower() for kind in types)
-            refusal = f"expected one of: {known}" if known else "this target stores its own; leave it out"
+            refusal = (
+                f"expected one of: {known}" if known else f"this target stores one type only; remove {argument('type')}"
+            )
             raise FeatherbackError(f"{argument_is('type', request.kind.name.lower())}; {refusal}.")
         if self.format is not None:
             _check_no_other_adapter(request.out, self.format)
@@ -97,37 +108,37 @@ class Target(ABC):
 
 def _adapters_only(model: Model) -> FeatherbackError:
     return FeatherbackError(
-        f"{model.path} is a whole model, trained without an adapter: programs that read models open it as it is; "
-        f"{argument('to', 'merged')}, gguf or ollama write it for others."
+        f"{model.path} is a whole model, not an adapter. Programs that read models can open it as it is; to convert "
+        f"it, use {argument('to', 'merged')}, {argument('to', 'gguf')} or {argument('to', 'ollama')}."
     )
 
 
 def check_adapter_room(request: Request, kind: TensorType = TensorType.F32) -> None:
-    """FeatherbackError if the disk of `request.out` has no room for the adapter, its factors stored as `kind`."""
+    """Raise FeatherbackError if the disk of `request.out` has no room for the adapter with factors of type `kind`."""
     values = request.adapter.layer_size * request.adapter.parameters.layers
-    check_room(request.out, kind.block_bytes * values + HEADER)
+    check_free_space(request.out, kind.block_bytes * values + HEADER)
 
 
 def _check_no_other_adapter(out: Path, own: Format) -> None:
-    """FeatherbackError if `out` holds an adapter in a format other than `own`: names of their files are the same."""
+    """Raise FeatherbackError if `out` holds an adapter in another format than `own`: their file names overlap."""
     for name in FORMATS.names:
         if FORMATS[name] is not own and FORMATS[name].recognises(out):
             raise FeatherbackError(
-                f"{out} holds an adapter in another format ({FORMATS[name].title}), which this one would spoil; "
+                f"{out} holds an adapter in another format ({FORMATS[name].title}), which this one would damage; "
                 f"choose another {argument('out')}."
             )
 
 
 def check_not_base(out: Path, model: Model) -> None:
-    """FeatherbackError if `out` is the base model, or one of its files."""
+    """Raise FeatherbackError if `out` is the base model or one of its files."""
     if out.exists() and any(path.exists() and out.samefile(path) for path in (model.path, *model.files)):
-        raise FeatherbackError(f"{out} is the base itself; choose another {argument('out')}.")
+        raise FeatherbackError(f"{out} is the base model itself; choose another {argument('out')}.")
 
 
 def check_out(out: Path, source: Path, model: Model, force: bool) -> None:
-    """FeatherbackError if `out` is where the adapter or its base lies, or is there already and `force` is not set.
+    """Raise FeatherbackError if `out` is the adapter or its base model, or exists and `force` is not set.
 
-    In a folder that is there, files are replaced one by one and others left alone.
+    In an existing folder, the export replaces its own files one by one and leaves others unchanged.
     """
     check_not_base(out, model)
     if out.exists() and out.resolve() == source.resolve():
@@ -135,5 +146,5 @@ def check_out(out: Path, source: Path, model: Model, force: bool) -> None:
     there = any(out.iterdir()) if out.is_dir() else out.exists()
     if there and not force:
         raise FeatherbackError(
-            f"{out} is there already; choose another {argument('out')}, or replace it with {argument('force', True)}."
+            f"{out} already exists; choose another {argument('out')}, or replace it with {argument('force', True)}."
         )

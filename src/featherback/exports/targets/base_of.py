@@ -1,4 +1,4 @@
-"""Which model an adapter belongs to."""
+"""Find the base model of an adapter or a run."""
 
 from __future__ import annotations
 
@@ -8,35 +8,41 @@ from featherback import models
 from featherback.core.files import read_json
 from featherback.core.naming import argument, argument_is
 from featherback.engine.formats import fingerprint
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 from featherback.exports.base_model import MOST_RECORD, RUN_FILE, recorded_names
 from featherback.models.hub.locate import locate
 from featherback.models.model import Model
 
 
 def model_path(adapter: Path, named: str | None) -> Path:
-    """The model that the user `named`, or that the run or the adapter's configuration names, if it is here.
+    """Return the path of the base model: `named` by the user, or recorded in the run or the adapter.
 
-    FeatherbackError asking for its name otherwise.
+    Raises FeatherbackError, which asks for the name, if no recorded model is on this machine.
     """
     if named is not None:
         return locate(named)
     found = recorded_names(adapter)
     for name in found:
-        if _is_here(name):
+        if _exists(name):
             return Path(name)
-    told = f"it names {shown(found[0])}, which is not here" if found else "it does not say on which it was trained"
-    raise FeatherbackError(f"Name the model of {adapter} with {argument('model')}: {told}.")
+    if found:
+        raise FeatherbackError(
+            f"{adapter} was trained on {excerpt(found[0])}, which is not on this machine. If the model is elsewhere, "
+            f"add {argument('model', 'PATH')}."
+        )
+    raise FeatherbackError(
+        f"{adapter} does not say which model it was trained on. Add the model: {argument('model', 'PATH')}."
+    )
 
 
 def base_of_run(run: Path, named: str | None) -> Model | None:
-    """What the model of `run` was trained from, opened, if it is here and is what it was then.
+    """Open the model that the training in `run` began with; None if it is not on this machine or has changed.
 
-    `named`: what the user says it is: FeatherbackError if that is another model.
+    `named`: the user's name of that model. Raises FeatherbackError if it is another model.
     """
     record = read_json(run / RUN_FILE, MOST_RECORD) if (run / RUN_FILE).is_file() else {}
     known = record.get("model") if isinstance(record, dict) else None
-    found = [locate(named)] if named is not None else [Path(name) for name in recorded_names(run) if _is_here(name)]
+    found = [locate(named)] if named is not None else [Path(name) for name in recorded_names(run) if _exists(name)]
     for path in found:
         try:
             base = models.load(path)
@@ -46,12 +52,15 @@ def base_of_run(run: Path, named: str | None) -> Model | None:
             if named is not None:
                 raise
     if named is not None:
-        raise FeatherbackError(f"{argument_is('model', named)}, which is not the model that {run} was trained from.")
+        raise FeatherbackError(
+            f"{argument_is('model', named)}, but {run} was trained from another model. Give the model that it was "
+            f"trained from."
+        )
     return None
 
 
-def _is_here(name: str) -> bool:
+def _exists(name: str) -> bool:
     try:
         return Path(name).exists()
-    except OSError:  # a name that no file can have
+    except OSError:  # not a valid file name
         return False

@@ -1,7 +1,7 @@
-"""A chat template as the pieces of text between the messages, found by rendering conversations with it.
+"""Split a chat template into the pieces of text between the messages, by rendering conversations with it.
 
-Ollama's templates are another language than the models' own. Most templates, though, do no more than put the same text
-before and after every message of a role; then the pieces say all, and a template in any language can be made of them.
+Ollama's templates use another language than the models' own. But most templates only put the same text before and after
+every message of a role. Then the pieces describe the template completely, and can be written in any language.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from featherback.errors import FeatherbackError
 Messages = Sequence[Mapping[str, str]]
 
 S, A, B, C = "Qxsystem", "Qxfirst", "Qxanswer", "Qxsecond"
-"""Contents that no template writes."""
+"""Contents of messages that do not occur in any template."""
 
 
 def _message(role: str, content: str) -> dict[str, str]:
@@ -30,21 +30,21 @@ ANSWER, SECOND = _message("assistant", B), _message("user", C)
 
 @dataclass(frozen=True)
 class ChatParts:
-    """What stands around messages. `system` None: the template has no place for a system message."""
+    """The text around messages. `system` None: the template has no place for a system message."""
 
-    start: str  # of a conversation without a system message
-    user: tuple[str, str]  # before and after
-    assistant: tuple[str, str]
-    answer: str  # what asks for an answer
-    system: tuple[str, str] | None  # before it, and from it to the first user's words
+    start: str  # at the beginning of a conversation without a system message
+    user: tuple[str, str]  # before and after a user's message
+    assistant: tuple[str, str]  # before and after an answer
+    answer: str  # at the end, to ask for an answer
+    system: tuple[str, str] | None  # before the system message, and between it and the first user's message
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All the pieces."""
+        """All pieces."""
         return (self.start, *self.user, *self.assistant, self.answer, *(self.system or ()))
 
     def render(self, messages: Messages) -> str:
-        """A conversation, up to where the assistant is to answer."""
+        """Render a conversation, up to the place of the next answer."""
         text, rest = self.start, messages
         if messages[0]["role"] == "system":
             assert self.system is not None
@@ -56,12 +56,15 @@ class ChatParts:
         return text + self.answer
 
     def go_template(self) -> str:
-        """The same as one of Ollama's templates, in Go's language. Nothing trims, as text may end in line breaks."""
+        """Write the pieces as an Ollama template, in Go's template language.
+
+        No action trims white space, because pieces may end in line breaks.
+        """
         user = f"{_go(self.user[0])}{{{{ .Content }}}}{_go(self.user[1])}"
         start = _go(self.start)
         if self.system is not None:
             before, glue = map(_go, self.system)
-            # The system message is the first of .Messages, so the first user's words are the second.
+            # The system message is the first of .Messages, so the first user's message is the second.
             with_system = f"{before}{{{{ $.System }}}}{glue}{{{{ .Content }}}}{_go(self.user[1])}"
             user = f"{{{{ if and $.System (eq $i 1) }}}}{with_system}{{{{ else }}}}{user}{{{{ end }}}}"
             start = f"{{{{ if not .System }}}}{start}{{{{ end }}}}" if start else ""
@@ -77,15 +80,16 @@ class ChatParts:
 
 
 def chat_parts(tokenizer: Tokenizer) -> ChatParts | None:
-    """The pieces of a tokenizer's chat template, checked against it; None if it does more than put pieces together.
+    """Split a tokenizer's chat template into pieces, and check them against the template.
 
-    Without the beginning-of-text token, if the model is used with one: whoever tokenises puts it there.
+    Returns None if there is no template, or if it does more than put pieces together. A beginning-of-text token is
+    removed if the tokenizer adds one itself.
     """
     if tokenizer.chat_template is None:
         return None
     template = ChatTemplate(tokenizer)
     try:
-        parts = _found(template)
+        parts = _split(template)
     except (FeatherbackError, ValueError):
         return None
     for messages in (
@@ -98,24 +102,24 @@ def chat_parts(tokenizer: Tokenizer) -> ChatParts | None:
     bos = tokenizer.special_names.get("bos_token", "") if tokenizer.add_bos else ""
     system = None if parts.system is None else (parts.system[0].removeprefix(bos), parts.system[1])
     parts = replace(parts, start=parts.start.removeprefix(bos), system=system)
-    # Where every turn begins with it, whoever tokenises would put a second one before the first.
+    # If every turn begins with the token, the tokenizer would add a second one before the first turn.
     return None if bos and any(bos in text for text in parts.texts) else parts
 
 
-def _found(template: ChatTemplate) -> ChatParts:
-    """The pieces; ValueError or FeatherbackError if they are not where they are looked for."""
+def _split(template: ChatTemplate) -> ChatParts:
+    """Find the pieces. Raises ValueError or FeatherbackError if the template cannot be split."""
     head, after_user = template.render([FIRST]).split(A)
     _, asked = template.render([FIRST], add_generation_prompt=True).split(A)
     _, after_answer = template.render([FIRST, ANSWER]).split(B)
-    # Of an answer that others follow: Qwen 3 writes more before the last.
+    # The text before an answer that is not the last: Qwen 3 writes more before the last one.
     _, rest = template.render([FIRST, ANSWER, SECOND]).split(A)
     turn, rest = rest.split(B)
     between, _ = rest.split(C)
     if not (asked.startswith(after_user) and turn.startswith(after_user) and between.startswith(after_answer)):
-        raise ValueError("a message changes what stands around another")
+        raise ValueError("a message changes the text around another one")
     before_user = between[len(after_answer) :]
     if not head.endswith(before_user):
-        raise ValueError("the first message begins otherwise")
+        raise ValueError("the first message begins with other text")
     return ChatParts(
         head.removesuffix(before_user),
         (before_user, after_user),
@@ -135,12 +139,12 @@ def _system(template: ChatTemplate) -> tuple[str, str] | None:
 
 
 _SPECIAL = re.compile(r"\{(?=\{|$)|[^ !#-z|}~\n\t]")
-"""A brace that could begin an action with what follows it; what may be a quote, three of which would end the
-Modelfile's text, or a character that cannot be seen, which Ollama drops."""
+"""Characters that must be escaped: a brace that could begin an action, a quote (three of them would end the text in
+the Modelfile), and invisible characters, which Ollama drops."""
 
 
 def _go(text: str) -> str:
-    """Text within a Go template that stands in a Modelfile."""
+    """Escape text for a Go template in a Modelfile."""
     return _SPECIAL.sub(lambda found: _constant(found[0]), text)
 
 

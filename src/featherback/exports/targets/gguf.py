@@ -1,4 +1,4 @@
-"""A GGUF LoRA file, for llama.cpp and whatever is built on it."""
+"""A GGUF LoRA file, for llama.cpp and programs built on it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from featherback.core.terminal import quoted
 from featherback.engine.formats.types import TensorType
 from featherback.exports.formats.gguf import FORMAT, TYPES
 from featherback.exports.targets.base import QUANTIZABLE, Exported, Request, Target, WholeRequest, check_adapter_room
+from featherback.exports.targets.commands import first_part, try_adapter
 from featherback.exports.targets.whole import check_gguf, suffix, write_model
-from featherback.exports.targets.words import first_part, try_adapter
 
 
 class GGUF(Target):
@@ -23,11 +23,11 @@ class GGUF(Target):
         check_adapter_room(request, kind)
         FORMAT.save(adapter, request.out, request.base_model, kind)
         model = adapter.model
-        notes = [f"factors as {kind.name}; they apply to any GGUF of the same model, however quantised"]
+        notes = [f"stored as {kind.name}; it works with any GGUF of the same model, whatever the quantisation"]
         if model.source == "gguf":
             return Exported(request.out, quoted("llama-cli", "-m", first_part(model), "--lora", request.out), notes)
         notes.append(
-            f"llama.cpp applies it to a GGUF of {model.path}, which its convert_hf_to_gguf.py makes: "
+            f"llama.cpp needs a GGUF of {model.path}; make one with its convert_hf_to_gguf.py, then type: "
             f"{quoted('llama-cli', '-m', 'MODEL.gguf', '--lora', request.out)}"
         )
         return Exported(request.out, try_adapter(model, request.out), notes)

@@ -1,4 +1,4 @@
-"""The model with the adapter in its weights: a GGUF file, or a Hugging Face folder if that is what the base is."""
+"""The model with the adapter merged into its weights: a GGUF file, or a Hugging Face folder if the base is one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from featherback.errors import FeatherbackError
 from featherback.exports.merged_gguf import MergedGGUF
 from featherback.exports.merged_hf import MergedHF
 from featherback.exports.targets.base import QUANTIZABLE, Exported, Request, Target, WholeRequest, check_not_base
+from featherback.exports.targets.commands import try_out
 from featherback.exports.targets.report import merge_facts, merge_notes
 from featherback.exports.targets.whole import suffix, write_model
-from featherback.exports.targets.words import try_out
 from featherback.models.lora import Adapter
 
 
 class Merged(Target):
-    help = "the model with the adapter in its weights: GGUF, or a Hugging Face folder if the base is one"
+    help = "the model with the adapter merged into it: GGUF, or a Hugging Face folder if the base is one"
     types = whole_types = QUANTIZABLE
 
     def name(self, request: Request, stem: str) -> str:
@@ -47,8 +47,8 @@ class Merged(Target):
     def _folder(self, request: Request) -> MergedHF:
         if request.out.suffix == ".gguf":
             raise FeatherbackError(
-                f"{request.adapter.model.path} is a Hugging Face folder, and is merged into one; name a folder as "
-                f"{argument('out')}, and make a GGUF of it with llama.cpp's convert_hf_to_gguf.py."
+                f"{request.adapter.model.path} is a Hugging Face folder, so the merged model is one too. Name a folder "
+                f"as {argument('out')}, then make a GGUF of it with llama.cpp's convert_hf_to_gguf.py."
             )
         merged = MergedHF(request.adapter, request.kind)
         with atomic_folder(request.out) as folder:
@@ -57,7 +57,7 @@ class Merged(Target):
 
 
 def write_merged_gguf(adapter: Adapter, out: Path, kind: TensorType | None) -> MergedGGUF:
-    """Merge into a GGUF file; FeatherbackError if `out` is the base itself."""
+    """Merge into a GGUF file. Raises FeatherbackError if `out` is the base model itself."""
     check_not_base(out, adapter.model)
     merged = MergedGGUF(adapter, kind)
     merged.write(out)

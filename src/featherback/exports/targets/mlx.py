@@ -1,4 +1,4 @@
-"""An adapter directory of mlx-lm."""
+"""An adapter directory for mlx-lm."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from featherback.core.terminal import quoted
 from featherback.exports.base_model import base_model_name
 from featherback.exports.formats.mlx import FORMAT
 from featherback.exports.targets.base import Exported, Request, Target, check_adapter_room
-from featherback.exports.targets.words import try_adapter
+from featherback.exports.targets.commands import try_adapter
 
 
 class MLX(Target):
-    help = "an adapter directory of mlx-lm"
+    help = "an adapter directory for mlx-lm"
     format = FORMAT
 
     def name(self, request: Request, stem: str) -> str:
@@ -27,8 +27,8 @@ class MLX(Target):
             FORMAT.save(request.adapter, folder, base)
         if base == str(model.path.absolute()) and model.source == "gguf":
             note = (
-                f"mlx-lm opens Hugging Face folders and names on the Hub, not {model.path.name}: give it the model "
-                f"that the file was made of, {_command('OWNER/NAME', out)}"
+                f"mlx-lm cannot open {model.path.name}; give it the Hugging Face model that the file was made from: "
+                f"{_command('OWNER/NAME', out)}"
             )
             return Exported(out, try_adapter(model, out), [note])
         return Exported(out, _command(base, out))

@@ -1,7 +1,7 @@
-"""A folder for `ollama create`: a Modelfile, and the adapter or the merged model beside it.
+"""A folder for `ollama create`: a Modelfile, with the adapter or the merged model beside it.
 
-Ollama runs some architectures in llama.cpp, which applies adapters, and others in an engine of its own, which refuses
-them ("loras are not yet implemented"); these need a merged model.
+Ollama runs some architectures in llama.cpp, which applies adapters. It runs others in its own engine, which rejects
+adapters ("loras are not yet implemented"); for these the folder holds the merged model.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from featherback.exports.targets.base import (
     check_not_base,
 )
 from featherback.exports.targets.chat_parts import ChatParts, chat_parts
+from featherback.exports.targets.commands import first_part
 from featherback.exports.targets.merged import write_merged_gguf
 from featherback.exports.targets.report import merge_facts, merge_notes
 from featherback.exports.targets.whole import suffix, write_model
-from featherback.exports.targets.words import first_part
 from featherback.models.model import Model
 
-OWN_ENGINE = ("gemma3", "gemma3n", "gemma4", "llama4", "mistral3", "olmo3", "qwen3", "qwen3moe")
-"""Architectures that Ollama's own engine runs: `OllamaEngineRequired` in its fs/ggml/ggml.go."""
+OWN_ENGINE = ("gemma3", "gemma3n", "gemma4", "gpt-oss", "llama4", "mistral3", "olmo3", "qwen3", "qwen3moe")
+"""Architectures that Ollama runs in its own engine: `OllamaEngineRequired` in its fs/ggml/ggml.go."""
 MODELFILE, ADAPTER, MODEL = "Modelfile", "adapter.gguf", "model.gguf"
 CONTEXT = 4096
-"""Most tokens of context that are asked for; a user may ask for more."""
+"""The largest num_ctx in a Modelfile. Users can set a larger one."""
 
 
 class Ollama(Target):
-    help = "a Modelfile with the adapter, or with the merged model where Ollama applies no adapters"
+    help = "a Modelfile with the adapter, or with the merged model if Ollama cannot apply the adapter"
     types = whole_types = QUANTIZABLE
 
     def name(self, request: Request, stem: str) -> str:
@@ -58,17 +58,13 @@ class Ollama(Target):
             if own or request.kind is not None or not applied:
                 merged = write_merged_gguf(request.adapter, folder / MODEL, request.kind)
                 source = [f"FROM ./{MODEL}"]
-                why = (
-                    "applies no adapters"
-                    if own
-                    else f"would also take the adapter: leave {argument('type')} out for it"
-                )
-                notes = [f"merged, as {argument('type')} asks: Ollama's engine for {architecture} {why}"]
-                if own and request.kind is None:
-                    notes = [f"merged: Ollama's engine for {architecture} {why}"]
-                elif not applied:
-                    notes = [f"merged: Ollama applies no {kind.title}"]
-                notes += merge_notes(merged)
+                if not applied and not (own and request.kind is None):
+                    reason = f"Ollama cannot apply {kind.title}"
+                elif own:
+                    reason = f"Ollama's engine for {architecture} cannot apply adapters"
+                else:
+                    reason = f"{argument('type')} was given; without it, Ollama applies the adapter to the base model"
+                notes = [f"merged: {reason}", *merge_notes(merged)]
                 facts = merge_facts(merged)
             else:
                 check_not_base(folder / ADAPTER, model)
@@ -76,8 +72,8 @@ class Ollama(Target):
                 FORMAT.save(request.adapter, folder / ADAPTER, request.base_model)
                 source = [f"FROM {_path(first_part(model))}", f"ADAPTER ./{ADAPTER}"]
                 notes = [
-                    f"Ollama applies adapters to {architecture}; with {argument('type')} it gets a merged model "
-                    f"instead, which does not need the base's file"
+                    f"Ollama applies the adapter to the base model's file, which must stay where it is; for a merged "
+                    f"model, which does not need that file, add {argument('type', 'q8_0')}"
                 ]
             notes += _write_modelfile(folder, source, model)
         return Exported(request.out, create_command(request.out), notes, facts)
@@ -94,7 +90,8 @@ class Ollama(Target):
             if request.kind is None:
                 source = [f"FROM {_path(model.path)}"]
                 notes = [
-                    f"the Modelfile names the trained model where it lies; with {argument('type')} the folder holds it"
+                    f"the Modelfile names the trained model's file, which must stay where it is; to write a copy into "
+                    f"the folder, add {argument('type', 'q8_0')}"
                 ]
             else:
                 source = [f"FROM ./{MODEL}"]
@@ -111,7 +108,7 @@ def _no_gguf(model: Model, remedy: str) -> FeatherbackError:
 
 
 def _write_modelfile(folder: Path, source: list[str], model: Model) -> list[str]:
-    """Write the Modelfile that begins with `source`, and what should be said of it."""
+    """Write the Modelfile, beginning with the lines `source`, and return notes about it."""
     tokenizer = load_tokenizer(model.path)
     parts = chat_parts(tokenizer)
     lines = [*source, *_template(parts), *_parameters(parts, tokenizer)]
@@ -119,26 +116,28 @@ def _write_modelfile(folder: Path, source: list[str], model: Model) -> list[str]
     write_bytes(folder / MODELFILE, ("\n".join(lines) + "\n").encode())
     if parts is None:
         return [
-            "no TEMPLATE was written: the model has no chat template, or one that pieces of text do not make up; "
-            "Ollama takes the one that it knows for the model, or none"
+            "no TEMPLATE was written: the model has no chat template, or one that Ollama's format cannot express; "
+            "Ollama uses its own template for the model, if it has one"
         ]
     if parts.system is None:
-        return ["the model's chat template has no place for a system message: Ollama leaves it out"]
+        return ["the model's chat template has no place for a system message: Ollama will ignore it"]
     return []
 
 
 def create_command(out: Path) -> str:
-    """The command line by which Ollama takes a folder, and talks with what is in it."""
+    """The command that imports a folder into Ollama and starts a chat with the model."""
     name = re.sub(r"[^a-z0-9._-]", "-", out.name.removesuffix("-ollama").lower()).strip("-._") or "model"
     create = quoted("ollama", "create", name, "-f", out / MODELFILE)
     return f"{create} && {quoted('ollama', 'run', name)}"
 
 
 def _path(path: Path) -> str:
-    """A path as a Modelfile takes it; FeatherbackError for one that it cannot name."""
+    """Return the absolute path. Raises FeatherbackError if a Modelfile cannot contain it."""
     text = str(path.absolute())
     if not text.isprintable() or '"' in text or text.endswith(" "):
-        raise FeatherbackError(f"A Modelfile cannot name {text!r}; give the base a plain name.")
+        raise FeatherbackError(
+            f"A Modelfile cannot name {text!r}; rename the base model, without quotes or a space at the end."
+        )
     return text
 
 
@@ -147,7 +146,7 @@ def _template(parts: ChatParts | None) -> list[str]:
 
 
 def _parameters(parts: ChatParts | None, tokenizer: Tokenizer) -> list[str]:
-    """The texts at which an answer ends: tokens that end one, and those that begin a user's turn."""
+    """The PARAMETER lines with the texts that end an answer: end tokens, and the tokens that begin a user's turn."""
     stops = [tokenizer.name(token) for token in sorted(tokenizer.end_ids)]
     if parts is not None:
         around = parts.assistant[1] + parts.user[0]

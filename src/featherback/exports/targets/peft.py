@@ -10,20 +10,22 @@ from featherback.core.terminal import quoted
 from featherback.exports.base_model import base_model_name
 from featherback.exports.formats.peft import FORMAT
 from featherback.exports.targets.base import Exported, Request, Target, check_adapter_room
-from featherback.exports.targets.words import first_part, try_adapter
+from featherback.exports.targets.commands import first_part, try_adapter
 from featherback.models.converted import ConvertedWeights
 from featherback.models.model import Model
 
 HEAD_DIMS: dict[str, int | None] = {"llama": None, "qwen2": None, "qwen3": 128}
-"""Architectures whose GGUF files transformers opens as what they are, and the head size that it takes for granted.
+"""Architectures whose GGUF files transformers computes correctly -> the head size that it assumes (None: any).
 
-It opens others too, but leaves out keys of theirs (Gemma's scale and caps), and scalings of rotary frequencies.
+transformers opens other architectures too, but ignores some of their keys (Gemma's scale and caps) and scalings of
+rotary frequencies.
 """
 
 
 class PEFT(Target):
     help = "a PEFT directory"
     format = FORMAT
+    any_family = True
 
     def name(self, request: Request, stem: str) -> str:
         return f"{stem}-peft"
@@ -38,26 +40,23 @@ class PEFT(Target):
         is_path = base == str(model.path.absolute())
         if not is_path or _opens_folder(model):
             return Exported(request.out, _python(_AUTO.format(out=str(request.out))), notes)
-        place = (
-            f"which is a path here: name the model's place on the Hub with {argument('base_model')}, so that others "
-            f"find it"
-        )
+        advice = f"name the model on the Hub with {argument('base_model', 'OWNER/NAME')}, so that others can find it"
         if not _opens_gguf(model):
             notes.append(
-                f"transformers cannot open {model.path.name}, {place}. PEFT then opens the adapter as it stands: "
+                f"transformers cannot open {model.path.name}; {advice}. PEFT then opens the adapter with: "
                 f"{_python(_AUTO.format(out=str(request.out)))}"
             )
             return Exported(request.out, try_adapter(model, request.out), notes)
-        notes.append(f"transformers opens it as floats, {place}")
+        notes.append(f"transformers converts the model at this path to floats; {advice}")
         return Exported(request.out, _python(_program(first_part(model), request.out)), notes)
 
 
 _AUTO = "from peft import AutoPeftModelForCausalLM as Auto; model = Auto.from_pretrained({out!r})"
-"""For a base that transformers finds by the name in adapter_config.json."""
+"""Code for a base model that transformers finds by its name in adapter_config.json."""
 
 
 def _program(base: Path, out: Path) -> str:
-    """For a base that is a GGUF file."""
+    """Code for a base model that is a GGUF file."""
     place = base.absolute()
     return (
         "from peft import PeftModel; from transformers import AutoModelForCausalLM as Auto; "
@@ -71,13 +70,13 @@ def _python(program: str) -> str:
 
 
 def _opens_folder(model: Model) -> bool:
-    """Whether transformers opens the base as a folder: not one of MLX's own packing."""
+    """Whether transformers can open the base model as a folder. It cannot open MLX's packed weights."""
     packed = isinstance(model.store, ConvertedWeights) and model.quantize == "none"
     return model.source != "gguf" and not packed
 
 
 def _opens_gguf(model: Model) -> bool:
-    """Whether transformers opens the base as a GGUF file, and computes what it says."""
+    """Whether transformers can open the base model as a GGUF file, and computes the same model."""
     config, architecture = model.config, model.family.architecture
     if model.source != "gguf" or len(model.files) > 1 or architecture not in HEAD_DIMS:
         return False

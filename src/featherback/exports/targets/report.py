@@ -1,4 +1,4 @@
-"""What storing changed weights cost, in words: an adapter's merge, or a whole training in another number format."""
+"""Notes and figures about the rounding of changed weights: after a merge, or after conversion of a trained model."""
 
 from __future__ import annotations
 
@@ -14,51 +14,52 @@ from featherback.exports.merged_hf import MergedHF
 from featherback.exports.merging import ENOUGH, MergeCost
 
 LOST = 10.0
-"""Times the size of an update at which an error leaves nothing to be said of it."""
+"""If the rounding error is this many times the update, the update counts as lost."""
 
 
 def merge_notes(merged: MergedGGUF | MergedHF) -> list[str]:
-    """Lines about a merge: the types, why they are these, and what storing the merged weights did to the update."""
+    """Notes about a merge: the types, the reasons for them, and how much of the update survives the rounding."""
     merge = merged.merge
-    notes = [f"merged: {_matrices(merged.types)}; everything else is the base's, byte for byte"]
+    notes = [f"merged: {_matrices(merged.types)}; everything else was copied byte for byte"]
     for kind, chosen in merge.unwritable.items():
-        notes.append(f"{kind.name} cannot be written by Featherback: {chosen.name} was chosen in its place")
+        notes.append(f"Featherback cannot write {kind.name}; it used {chosen.name} instead")
     if merge.finer:
         before = sum(info.nbytes for info in merged.adapter.model.store.tensors.values())
         kinds = Counter[str]()
         for (own, kind), count in merge.finer.items():
-            kinds[f"{kind.name} in place of {own.name}"] += count
+            kinds[f"{kind.name} instead of {own.name}"] += count
         listed = ", ".join(f"{name} in {count} matrices" for name, count in kinds.most_common())
         notes.append(
-            f"finer types keep the update: {listed}, where the base's would keep about "
-            f"{_percent(merge.own_cost.surviving)} of it; the weights take {shown_mb(merged.nbytes, 1)}, the base's "
-            f"{shown_mb(before, 1)}"
+            f"finer types keep the update: {listed}; the base model's types would keep about "
+            f"{_percent(merge.own_cost.surviving)} of it. The merged weights take {shown_mb(merged.nbytes, 1)}; the "
+            f"base model's weights take {shown_mb(before, 1)}"
         )
     return [*notes, *cost_notes(merge.cost, "the adapter's update")]
 
 
 def cost_notes(cost: MergeCost, update: str) -> list[str]:
-    """Lines about how much of an `update` of weights survived that they were stored, and what keeps more of it."""
+    """Notes about how much of an update survives the rounding, and how to keep more. `update`: its name."""
     notes = [
-        f"error of storing them: {_percent(cost.relative_error)} of the weights (relative Frobenius norm); {update} is "
-        f"{_percent(cost.relative_update)} of them"
+        f"rounding error: {_percent(cost.relative_error)} of the weights (relative Frobenius norm); size of {update}: "
+        f"{_percent(cost.relative_update)} of the weights"
     ]
     if cost.noise > LOST:
-        notes.append(f"{update} is lost in that error, which is {cost.noise:.0f} times its size")
+        notes.append(f"{update} is lost: the rounding error is {cost.noise:.0f} times as large as the update")
     elif cost.update:
         notes.append(
-            f"of {update} {_percent(cost.surviving)} survives, beside an error of {cost.noise:.2g} times its size"
+            f"{_percent(cost.surviving)} of {update} survives; the rounding error is {cost.noise:.2g} times as large "
+            "as the update"
         )
     if cost.update and not cost.keeps_enough:
         lost = f"most of {update} is lost: " if cost.surviving < 0.5 else ""
         notes.append(
-            f"{lost}to keep {ENOUGH:.0%} of it, leave {argument('type')} out, or name a finer type, such as q8_0 or f16"
+            f"{lost}to keep {ENOUGH:.0%} of it, remove {argument('type')}, or choose a finer type, such as q8_0 or f16"
         )
     return notes
 
 
 def cost_facts(cost: MergeCost) -> dict[str, Any]:
-    """The same as numbers."""
+    """The figures of `cost_notes`."""
     return {
         "relative_error": cost.relative_error,
         "relative_update": cost.relative_update,
@@ -68,12 +69,12 @@ def cost_facts(cost: MergeCost) -> dict[str, Any]:
 
 
 def merge_facts(merged: MergedGGUF | MergedHF) -> dict[str, Any]:
-    """A merge as numbers."""
+    """The figures of `merge_notes`."""
     return {"types": type_counts(merged.types), **cost_facts(merged.merge.cost)}
 
 
 def type_counts(types: Mapping[TensorType, int]) -> dict[str, int]:
-    """Matrices by the name of their type."""
+    """Name of the type -> number of matrices."""
     return {kind.name: count for kind, count in types.items()}
 
 

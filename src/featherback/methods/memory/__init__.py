@@ -1,1 +1,1 @@
-"""What a method holds, where, and at which time: the plan, its dry run, the planner, the resources of a plan."""
+"""Memory of a method: the plan, its dry run, the planner, and the resources that a plan allocates."""

@@ -1,4 +1,4 @@
-"""What is to be trained, as far as memory and time depend on it."""
+"""Everything about a training job that memory and time depend on."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ from featherback.optim.rules.adamw import AdamW
 class Job(StoredSizes):
     """A model's sizes and the options of a run."""
 
-    method: type[Any]  # a methods.Method
-    options: Any = None  # the method's; None: the defaults
-    form: Form | None = field(default_factory=Form)  # of the adapter, the same in every layer; None: there is none
+    method: type[Any]  # a subclass of methods.Method
+    options: Any = None  # of the method; None: its defaults
+    form: Form | None = field(default_factory=Form)  # of the adapter in every layer; None: no adapter
     objective: Objective = NEXT_TOKEN
-    tokens: int = 256  # most tokens a batch holds
-    sequence: int = 256  # most tokens a sequence holds
+    tokens: int = 256  # most tokens per batch
+    sequence: int = 256  # most tokens per sequence
     compute: str = "bf16"
     rule: Rule = field(default_factory=AdamW)  # the optimiser
     threads: int = 1
     whole: Whole | None = None  # None: an adapter is trained
-    files: bool = True  # False: the run directory lies in memory, where a file would save none
-    accounts: dict[Any, Any] = field(default_factory=dict, compare=False)  # dry runs that were made
+    files: bool = True  # False: the run directory is in memory, so files would save none
+    accounts: dict[Any, Any] = field(default_factory=dict, compare=False)  # results of dry runs
 
     @classmethod
     def of(cls, model: Model, **options: Any) -> Job:
-        """The job of training `model`; `options` are this class's other fields."""
+        """Return the job of training `model`. `options` are the other fields of this class."""
         job = super().of(model, **options)
         assert isinstance(job, cls)
         return job if job.whole is None else job._in_copy(model, job.whole)
 
     def _in_copy(self, model: Model, whole: Whole) -> Job:
-        """The same where the weights are trained, in a copy of the model that stores them as `whole` says."""
+        """Return the same job for a copy of the model that stores its weights as `whole` says."""
         stored = [
             {name: whole.stored(matrix, Place(name, layer)) for name, matrix in matrices.items()}
             for layer, matrices in enumerate(self.stored)
         ]
-        tables = zip((EMBEDDING, HEAD), model.tables)  # tied, they are one
+        tables = zip((EMBEDDING, HEAD), model.tables)  # one table if they are tied
         outside = [whole.stored(BlankMatrix(m.shape, m.row_bytes), Place(part)) for part, m in tables]
         return replace(
             self,
@@ -67,7 +67,7 @@ class Job(StoredSizes):
 
     @classmethod
     def of_shape(cls, config: ModelConfig, stored: TensorType, **options: Any) -> Job:
-        """The job of training a model of this shape, every matrix stored as `stored`."""
+        """Return the job of training a model of this shape, with every matrix stored as `stored`."""
         blocks = families.blocks(config)
         layers = [
             {
@@ -76,7 +76,11 @@ class Job(StoredSizes):
             }
             for block in blocks
         ]
-        sizes = [total(matrix.nbytes for matrix in layer.values()) for layer in layers]
+        sizes = [
+            total(matrix.nbytes for name, matrix in layer.items() if name not in block.stacks)
+            for block, layer in zip(blocks, layers)
+        ]
+        experts = total(layer[name].nbytes for block, layer in zip(blocks, layers) for name in block.stacks)
         head = BlankMatrix((config.vocab_size, config.hidden_size), stored.row_bytes(config.hidden_size))
         return cls(
             config=config,
@@ -84,78 +88,94 @@ class Job(StoredSizes):
             stored=layers,
             head=head,
             layer_mapped=most_mapped(max(sizes)),
-            weight_bytes=sum(sizes) + (1 if config.tie_word_embeddings else 2) * head.nbytes,
+            weight_bytes=sum(sizes) + experts + (1 if config.tie_word_embeddings else 2) * head.nbytes,
             **options,
         )
 
     @cached_property
-    def returned(self) -> int:
-        """Layers that a step goes back through."""
+    def backward_count(self) -> int:
+        """Number of layers with a backward pass in a step."""
         options = self.options or self.method.options_class()
-        return int(self.method.returned(self.layers, options))
+        return int(self.method.count_backward(self.layers - self.lowest, options))
+
+    @cached_property
+    def lowest(self) -> int:
+        """The lowest layer that trains anything. Those below it only run forward."""
+        return 0 if self.form is None else self.layout.lowest
 
     @cached_property
     def precision(self) -> str | None:
-        """That in which intermediates may be kept; None: they never are."""
+        """The precision in which intermediates may be kept. None: they are never kept."""
         precision: str | None = (self.options or self.method.options_class()).precision
         return precision
 
     @cached_property
-    def alike(self) -> list[int]:
-        """For each layer the first one that is like it: the same block and types, as much of it trained."""
+    def first_equal(self) -> list[int]:
+        """For each layer, the first layer equal to it: same block, tensor types and trained parts.
+
+        Layers below the lowest trained one differ from those above it.
+        """
         first: dict[object, int] = {}
         found = []
         for number, (block, stored) in enumerate(zip(self.blocks, self.stored, strict=True)):
-            trained = () if self.whole is None else self.whole.wanted_in(number, block)
+            trained: object = () if self.whole is None else self.whole.trained_parts(number, block)
+            if self.form is not None:
+                trained = number < self.lowest, tuple(self.layout.kinds(number).items())
             types = tuple((name, matrix.type) for name, matrix in stored.items())
             found.append(first.setdefault((id(block), types, trained), number))
         return found
 
     @cached_property
     def layer_floats(self) -> int:
-        """Adapter parameters of the largest layer."""
+        """Number of adapter parameters in the largest layer."""
         return self.layout.size
+
+    @property
+    def adapted(self) -> int:
+        """Number of layers with trained values of an adapter."""
+        return len(self.layout.adapted)
 
     @cached_property
     def layout(self) -> Layout:
-        """Where the adapter's values lie."""
+        """The layout of the adapter's values."""
         assert self.form is not None
         return Layout(self.blocks, self.form)
 
     @cached_property
     def trained_floats(self) -> int:
-        """Of the largest layer: parameters, gradients, the optimiser's states, and what was measured for them."""
+        """Float32 values of the largest layer: parameters, gradients, optimiser states and measured values."""
         states = state_sizes(self.rule, self.layout.slots).values()
         return 2 * self.layer_floats + sum(states) + self.layout.fixed.size
 
     @cached_property
     def state_bytes(self) -> int:
-        """What is trained and what belongs to it, where it does not pass through scratch memory: of an adapter,
-        parameters, gradients and states; of a model's own weights, the states.
+        """Bytes of trained values that are not in scratch memory.
+
+        For an adapter: parameters, gradients and optimiser states. For a whole model: the optimiser states.
         """
         if self.whole is None:
-            return 4 * self.layers * self.trained_floats
+            return 4 * self.adapted * self.trained_floats
         rule, trained = self.whole.rule, self.whole.trained(self.config, self.blocks).items()
         return 4 * sum(sum(rule.state_sizes(shape, place.role).values()) for place, shape in trained)
 
     @cached_property
     def disk_bytes(self) -> int:
-        """Bytes on disk that a run comes to at most, without scratch files."""
+        """The most bytes that a run takes on disk, without scratch files."""
         if self.whole is not None:
             return disk.of_whole_model(self.weight_bytes, self.state_bytes)
         states = sum(state_sizes(self.rule, self.layout.slots).values())
-        return 4 * self.layers * disk.of_adapter(self.layer_floats, states)
+        return 4 * self.adapted * disk.of_adapter(self.layer_floats, states)
 
     @cached_property
     def buffer_bytes(self) -> int:
-        """Bytes that an adapter's norm and optimiser hold; of a model's own weights, they are in scratch memory."""
+        """Bytes held while an adapter's norm is computed and its optimiser runs. For whole models: 0 (in scratch)."""
         if self.whole is not None:
             return 0
         return norm_bytes(self.layer_floats) + step_bytes(self.rule, self.layout.slots)
 
     @cached_property
     def moved_states(self) -> int:
-        """Bytes that a step reads and writes of what `state_bytes` counts, if that is in files."""
+        """Bytes of `state_bytes` that a step reads and writes, if they are in files."""
         if self.whole is None:
-            return 4 * self.layers * (4 * self.layer_floats + 2 * self.trained_floats)
+            return 4 * self.adapted * (4 * self.layer_floats + 2 * self.trained_floats)
         return 2 * self.state_bytes

@@ -1,5 +1,7 @@
-"""The choices that trade memory against time. They change the gradients by rounding at most, unless the user asked for
-intermediates of less precision."""
+"""The plan: choices that trade memory against time.
+
+They change gradients only by rounding, unless the user allows intermediates of lower precision.
+"""
 
 from __future__ import annotations
 
@@ -13,53 +15,56 @@ from featherback.models.architecture.config import ModelConfig
 Place = Literal["ram", "file"]
 
 LEAST, MOST = BUDGETS = ("least", "max")
-"""Budgets that are named by a word: the least that will do, and all that gives speed."""
+"""Budgets with a name: the least that is enough, and the one beyond which nothing gets faster."""
 
 Weights = Literal["resident", "paged", "by_matrix", "streamed"]
-"""resident: stay mapped. paged: a layer is unmapped after use, the next one read ahead. by_matrix: the same, matrix by
-matrix. streamed: read past the page cache through two buffers."""
+"""resident: weights stay mapped. paged: a layer is unmapped after use, the next one read ahead. by_matrix: the same,
+matrix by matrix. streamed: weights are read past the page cache, through two buffers."""
 
 MLP_STEP = 256
-"""Tiles of F are multiples of it: whole blocks of every tensor type, and of the kernels' reduction steps."""
+"""MLP tiles are multiples of this, so that they contain whole blocks of every tensor type and whole reduction steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How one training process lays out its memory."""
+    """The memory layout of one training process."""
 
-    tokens: int  #: most tokens a batch holds
-    compute: str = "bf16"  #: "bf16", "int16" or "fp32": operands of the matrix products
+    tokens: int  #: most tokens per batch
+    compute: str = "bf16"  #: "bf16", "int16" or "fp32": type of the operands of matrix products
     rates: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """10^9 operations per second of each compute's products, if `compute` was chosen by them."""
-    chunk: int | None = None  #: tokens that pass a block together; None: all of a batch
-    mlp_tile: int = 2 * MLP_STEP  #: columns of F at a time
-    vocab_tile: int = 1024  #: columns of the vocabulary at a time
-    keep_h: bool = True  #: keep what adapters read, T x rank, between recomputation and gradient
+    """Measured speed of each compute in 10^9 operations per second, if `compute` was chosen automatically."""
+    chunk: int | None = None  #: tokens that pass a block together; None: the whole batch
+    mlp_tile: int = 2 * MLP_STEP  #: MLP columns computed at a time
+    vocab_tile: int = 1024  #: vocabulary columns computed at a time
+    keep_h: bool = True  #: keep adapters' x A^T (T x rank) between recomputation and gradient
     keep: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """Intermediate of a block -> in how many layers, from the first of those that a step goes back through, it stays
-    from the forward to the backward pass."""
+    """Intermediate of a block -> number of layers that keep it from the forward to the backward pass, counted from the
+    first layer with a backward pass."""
     encodings: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Intermediate that is kept -> how it is stored, where that is not exact."""
-    checkpoints: Place = "ram"  #: where block inputs wait for the backward pass
-    states: Place = "ram"  #: where an adapter's parameters, gradients and optimiser states live
+    """Kept intermediate -> its encoding, unless it is exact."""
+    checkpoints: Place = "ram"  #: where block inputs are stored until the backward pass
+    states: Place = "ram"  #: where an adapter's parameters, gradients and optimiser states are stored
     weights: Weights = "resident"
-    predicted_rss_mb: float | None = None  #: resident peak of the whole process, in 10^6 bytes
-    predicted_footprint_mb: float | None = None  #: what only this process can free of it
-    predicted_step_seconds: float | None = None  #: time of a step on this machine
-    least_mb: int | None = None  #: the least budget that would do, in 10^6 bytes
-    least_step_seconds: float | None = None  #: time of a step within it
-    fastest_mb: int | None = None  #: the budget that gives all the speed that memory can, in 10^6 bytes
-    fastest_step_seconds: float | None = None  #: time of a step within it
+    predicted_rss_mb: float | None = None  #: peak RSS of the whole process, in 10^6 bytes
+    predicted_footprint_mb: float | None = None  #: its private part, in 10^6 bytes
+    predicted_step_seconds: float | None = None  #: time per step on this machine
+    predicted_reading_seconds: float | None = None
+    """Seconds of a step for reading weights from the disk, if the page cache cannot hold them. They overlap with
+    computing."""
+    least_mb: int | None = None  #: the least budget that is enough, in 10^6 bytes
+    least_step_seconds: float | None = None  #: time per step with this budget
+    fastest_mb: int | None = None  #: the least budget with the shortest step, in 10^6 bytes
+    fastest_step_seconds: float | None = None  #: time per step with this budget
     free_mb: int | None = None
-    """The free memory that the plan was made for, in 10^6 bytes, where that was less than it would take otherwise."""
+    """Free memory that the plan was limited to, in 10^6 bytes. None: free memory did not limit it."""
 
     @property
     def needed(self) -> int:
-        """Bytes of the predicted resident peak; 0 if none is."""
+        """The predicted peak RSS in bytes; 0 if there is no prediction."""
         return round((self.predicted_rss_mb or 0) * MB)
 
     def budget(self, asked: int | str | None) -> int | None:
-        """A budget in bytes; that of a word is the plan's."""
+        """Convert a budget to bytes. A named budget has the plan's value."""
         if not isinstance(asked, str):
             return asked
         found = {LEAST: self.least_mb, MOST: self.fastest_mb}[asked]
@@ -67,21 +72,19 @@ class Plan:
 
     @property
     def chunk_tokens(self) -> int:
-        """Most tokens that pass a block together."""
+        """Maximum number of tokens that pass a block together."""
         return min(self.tokens, self.chunk or self.tokens)
 
     @property
     def chunked(self) -> bool:
-        """Whether a full batch passes a block in more than one piece."""
+        """Whether a full batch passes a block in several chunks."""
         return self.chunk_tokens < self.tokens
 
-    def kept(self, layer: int) -> tuple[str, ...]:
-        """The intermediates that a layer keeps."""
-        return tuple(name for name, layers in self.keep.items() if layer < layers)
+    def kept(self, position: int) -> tuple[str, ...]:
+        """Return the intermediates that a layer keeps. `position`: its index among the layers with a backward pass."""
+        return tuple(name for name, layers in self.keep.items() if position < layers)
 
     @classmethod
     def default(cls, config: ModelConfig, *, tokens: int, compute: str = "bf16") -> Plan:
-        """Everything in RAM: for a machine with memory to spare, or a single gradient."""
-        return cls(
-            tokens=tokens, compute=compute, mlp_tile=min(512, -(-config.intermediate_size // MLP_STEP) * MLP_STEP)
-        )
+        """Return a plan with everything in RAM, for a machine with memory to spare or for a single gradient."""
+        return cls(tokens=tokens, compute=compute, mlp_tile=min(512, -(-config.widest_unit // MLP_STEP) * MLP_STEP))

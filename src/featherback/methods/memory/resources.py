@@ -1,4 +1,4 @@
-"""What a method works with: a device, its scratch memory, the weights, and what waits in RAM or in files."""
+"""The resources of a method: a device, scratch memory, the weights, and stores in RAM or in files."""
 
 from __future__ import annotations
 
@@ -23,49 +23,57 @@ from featherback.models.model import Model
 
 
 class WeightSource(Protocol):
-    """Hands out a model's weights while they are needed."""
+    """Provides a model's weights while they are needed."""
 
     def layer(self, index: int, then: int | None = None) -> AbstractContextManager[LayerWeights]:
-        """The weights of layer `index`; `then` is the layer that will be needed next."""
+        """Provide the weights of layer `index`. `then`: the layer needed next."""
 
     def rows(self, stored: StoredMatrix, first: int, last: int) -> AbstractContextManager[StoredMatrix]:
-        """Rows [first, last) of a matrix whose rows are visited in order; the next ones are fetched meanwhile."""
+        """Provide rows [first, last) of a matrix that is read in order. The next rows are fetched meanwhile."""
 
     def gather(self, stored: StoredMatrix, ids: NDArray[np.int32], out: Array) -> None:
-        """out (n, D) = rows `ids` of the matrix, dequantised."""
+        """Copy rows `ids` of the matrix, dequantised, to `out` (n, D)."""
 
     def release(self, matrix: Any) -> None:
-        """A weight of the layer in use, or some of its rows, is no longer needed."""
+        """Release a weight of the layer in use, or some of its rows: it is no longer needed."""
+
+    def release_expert(self, matrix: Any) -> None:
+        """Release rows of a stack of experts of the layer in use. Experts are read and released one by one."""
+
+    def expect(self, name: str, first: int, last: int) -> None:
+        """Note that rows [first, last) of a stack of the layer in use are needed next."""
 
     def close(self) -> None:
-        """Release buffers and close files."""
+        """Free buffers and close files."""
 
 
 class TokenStore(Protocol):
-    """Rows per token that wait outside the scratch memory, an array (T, D) per slot."""
+    """Stores rows per token outside the scratch memory: an array (T, D) per slot."""
 
     def save(self, slot: int, x: Array, first: int, scratch: Array) -> None:
-        """Keep x (n, D) as the rows from `first` on; `scratch` (n, D) of the store's type may be overwritten."""
+        """Store x (n, D) as the rows from `first` on. `scratch` (n, D), of the store's type, may be overwritten."""
 
     def load(self, slot: int, out: Array, first: int) -> None:
-        """out (n, D) of the store's type = the rows from `first` on."""
+        """Load the rows from `first` on into `out` (n, D), of the store's type."""
 
     def close(self) -> None:
-        """Give the space back."""
+        """Free the space."""
 
 
 @dataclass(frozen=True)
 class Resources(Device):
-    """All that a method may use; `methods.memory.dry_run` has the same without memory. `scratch` holds what dies within
-    a phase of a step."""
+    """Everything that a method uses. `scratch` holds arrays that are freed within a phase of a step.
 
-    kept: Scratch  # intermediates that stay from the forward to the backward pass
+    `methods.memory.dry_run` has a version without memory.
+    """
+
+    kept: Scratch  # intermediates kept from the forward to the backward pass
     weights: WeightSource
-    checkpoints: TokenStore | None  # block inputs, a slot per layer that it comes to; None: there is no backward pass
-    residual: TokenStore | None  # the residual stream, then its gradient, where tokens pass in chunks
+    checkpoints: TokenStore | None  # block inputs, one slot per layer with a backward pass; None: no backward pass
+    residual: TokenStore | None  # the residual stream, then its gradient, if tokens pass in chunks
 
     def close(self) -> None:
-        """Close files."""
+        """Close the files."""
         self.weights.close()
         for store in (self.checkpoints, self.residual):
             if store is not None:
@@ -73,16 +81,16 @@ class Resources(Device):
 
 
 def source(model: Model, device: Backend, weights: Weights, rows: int, changing: bool = False) -> WeightSource:
-    """A model's weights for a device, as a plan or a layout has them; `rows`: most of the head's that are in use."""
+    """Return a model's weights for a device, read as `weights` says. `rows`: most rows of the head in use at a time."""
     return WeightStream(model, device, rows) if weights == "streamed" else WeightPager(model, device, weights, changing)
 
 
 def resources(
     model: Model, plan: Plan, scratch: int, kept: int, *, checkpoints: int, folder: Path | None, changing: bool = False
 ) -> Resources:
-    """The resources of a plan on this machine: `scratch` and `kept` in bytes; `folder` for what it keeps in files.
+    """Allocate the resources of a plan on this machine. `scratch`, `kept`: bytes. `folder`: where files are created.
 
-    `checkpoints`: how many block inputs wait for a backward pass. `changing`: the weights are trained themselves.
+    `checkpoints`: number of block inputs to store for a backward pass. `changing`: the weights themselves are trained.
     """
     device, config = backend.of(plan.compute), model.config
     place = None if plan.checkpoints == "ram" else folder

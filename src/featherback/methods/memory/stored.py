@@ -1,4 +1,4 @@
-"""The sizes of a model's stored weights, as far as memory depends on them."""
+"""The sizes of a model's stored weights that memory depends on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from featherback.engine.backend.counting import BlankMatrix
 from featherback.engine.formats.mapping import FOLIO, most_mapped
 from featherback.engine.host.pager import mapped
-from featherback.engine.host.reading import BLOCK
+from featherback.engine.host.reading import BLOCK, without_stacks
 from featherback.methods.memory.plan import Weights
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.model import Model
@@ -20,19 +20,19 @@ from featherback.nn.block import Block
 
 @dataclass(frozen=True, kw_only=True)
 class StoredSizes:
-    """A model's blocks, and the shape and size of each of its matrices."""
+    """The blocks of a model, with shape and stored size of each matrix."""
 
     config: ModelConfig
     blocks: Sequence[Block]
-    stored: Sequence[dict[str, BlankMatrix]]  # the matrices of each layer
+    stored: Sequence[dict[str, BlankMatrix]]  # matrices of each layer
     head: BlankMatrix
-    layer_mapped: int  # most bytes of the file that a layer in use may have mapped
+    layer_mapped: int  # most bytes of the file that a layer in use maps
     weight_bytes: int  # of all weights, as stored
-    vector_copies: int = 0  # bytes of norms and biases that the file does not hold as they are used
+    vector_copies: int = 0  # bytes of norms and biases that are converted when they are loaded
 
     @classmethod
     def of(cls, model: Model, **others: Any) -> StoredSizes:
-        """Those of an open model; `others` are a subclass's fields."""
+        """Return the sizes of an open model. `others`: fields of a subclass."""
         weights = [model.layer(i) for i in range(model.config.num_hidden_layers)]
         layers = [layer.matrices for layer in weights]
         stored = [
@@ -43,7 +43,7 @@ class StoredSizes:
         sizes: dict[str, Any] = {
             "stored": stored,
             "head": outside[-1],
-            "layer_mapped": max(mapped(layer.values()) for layer in layers),
+            "layer_mapped": max(mapped(without_stacks(model, index, layer)) for index, layer in enumerate(weights)),
             "weight_bytes": total(m.nbytes for layer in stored for m in layer.values())
             + total(m.nbytes for m in outside),
             "vector_copies": total(layer.copied_bytes for layer in weights),
@@ -57,35 +57,57 @@ class StoredSizes:
 
     @cached_property
     def layer_bytes(self) -> int:
-        """The matrices of the largest layer, as stored."""
-        return max(total(matrix.nbytes for matrix in layer.values()) for layer in self.stored)
+        """Bytes of the matrices of the largest layer, as stored, without experts."""
+        return max(
+            total(matrix.nbytes for name, matrix in layer.items() if name not in block.stacks)
+            for block, layer in zip(self.blocks, self.stored)
+        )
+
+    @cached_property
+    def expert_mapped(self) -> int:
+        """Most bytes of the file that an expert in use maps, in one of its stacks after the other."""
+        return max(
+            total(most_mapped(layer[name].nbytes // count) for name, count in block.stacks.items())
+            for block, layer in zip(self.blocks, self.stored)
+        )
+
+    @cached_property
+    def expert_bytes(self) -> int:
+        """Bytes of all experts, as stored."""
+        return total(layer[name].nbytes for block, layer in zip(self.blocks, self.stored) for name in block.stacks)
 
     @cached_property
     def vector_bytes(self) -> int:
-        """Norms and biases of all layers."""
+        """Bytes of the norms and biases of all layers."""
         return 4 * sum(math.prod(shape) for block in self.blocks for shape in block.vectors.values())
 
-    def resident(self, weights: Weights, vocab_tile: int, by_matrix: int) -> int:
-        """Bytes of the weights' file that are resident at the peak; `vocab_tile`: rows of the head in use at once.
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of the weights that are read as a whole: all but experts."""
+        return self.weight_bytes - self.expert_bytes
 
-        `by_matrix`: most bytes that are mapped if each matrix is released after use, from a dry run.
+    def resident(self, weights: Weights, vocab_tile: int, by_matrix: int) -> int:
+        """Return the bytes of the weights' file that are resident at the peak.
+
+        `vocab_tile`: rows of the head in use at a time. `by_matrix`: most bytes mapped if each matrix is released after
+        use, from a dry run.
         """
         if weights == "resident":
-            return self.weight_bytes + FOLIO  # with norms, and what lies around the ends
+            return self.weight_bytes + FOLIO  # includes norms, and the pages at both ends
         if weights == "streamed":
-            return 0
-        layer = by_matrix if weights == "by_matrix" else self.layer_mapped
+            return self.expert_mapped
+        layer = by_matrix if weights == "by_matrix" else self.layer_mapped + self.expert_mapped
         return max(layer, most_mapped(vocab_tile * self.head.row_bytes))
 
-    def held_beside(self, weights: Weights, vocab_tile: int) -> int:
-        """Bytes that only this process has: the two buffers of streamed weights, and copies of norms and biases."""
+    def private_bytes(self, weights: Weights, vocab_tile: int) -> int:
+        """Return the bytes private to this process: buffers of streamed weights, copies of norms and biases."""
         if weights != "streamed":
             return self.vector_copies
-        # With the norms that lie between the matrices.
+        # Includes the norms that are stored between the matrices.
         buffer = max(self.layer_bytes, vocab_tile * self.head.row_bytes)
         return 2 * (buffer + 16 * BLOCK + 8 * self.config.hidden_size) + self.vector_bytes
 
 
 def total(sizes: Iterable[int]) -> int:
-    """The sum of bytes."""
+    """Return the sum of bytes."""
     return sum(sizes)

@@ -1,1 +1,1 @@
-"""Training a model's own weights: the copy that changes, their gradients, their optimiser. No adapter is involved."""
+"""Train a model's own weights: the working copy, the gradients and the optimiser. No adapter is involved."""

@@ -1,4 +1,4 @@
-"""A random direction through all trained weights, and the gradient along some of them: nothing of it is ever held."""
+"""Random directions through all trained weights, and the gradient along them. No direction is ever held in memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from featherback.nn.roles import EMBEDDING, HEAD
 
 
 @dataclass(frozen=True)
-class Moved:
-    """theta + factor z, z ~ N(0, I) of a direction: the `nn.context.Moves` of a model's weights."""
+class PerturbedWeights:
+    """theta + factor z, z ~ N(0, I), for a model's weights. Implements `nn.context.Perturbations`."""
 
     ops: Operations
     key: Key
     factor: float
-    trained: Collection[tuple[str, int | None]]  # parts and layers
+    trained: Collection[tuple[str, int | None]]  # (part, layer) of each trained weight
     tied: bool
 
     def moves(self, part: str, layer: int | None) -> bool:
@@ -37,12 +37,12 @@ class Moved:
 
 @dataclass(frozen=True)
 class DirectionGradient:
-    """The gradient of a weight (rows, cols) along some directions: the sum of their slopes times z."""
+    """The gradient of a weight (rows, cols) along random directions: the sum of slope times z."""
 
     ctx: Context
     place: Place
     shape: tuple[int, int]
-    along: Sequence[Moved]  # by their slopes
+    along: Sequence[PerturbedWeights]  # the directions, with slopes as factors
     few: None = None
 
     def tiles(self, height: int) -> Iterator[tuple[slice, Array]]:
@@ -51,7 +51,7 @@ class DirectionGradient:
             with ctx.frame():
                 gradient = ctx.floats("gradient along directions", last - first, cols)
                 ctx.ops.fill(gradient, 0)
-                # Of a vector, first_row counts elements.
+                # For a vector, first_row counts elements.
                 corner = (0, first_row) if rows == 1 else (first_row + first, 0)
                 for moved in self.along:
                     moved.add(part, layer, corner, gradient)

@@ -1,4 +1,4 @@
-"""A model's weights in training, and what their optimiser remembers, in files: some rows at a time are in memory."""
+"""A model's weights in training, and their optimiser states, in files. Only a few rows are in memory at a time."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _PURPOSE = crc32(b"rounding")
 
 
 class WeightFiles:
-    """The weights of a model whose files are the run's own: BF16, rounded at random, or F32.
+    """The weights of a model whose files belong to the run: BF16 with stochastic rounding, or F32.
 
-    Rounding is up or down with the probability that keeps the mean (Gupta et al., ICML 2015, section 3): most steps are
-    smaller than the distance of two such numbers, and rounded to the nearest would never be taken. The numbers drawn
-    depend on the seed, the step, the weight and the place in it alone.
+    Rounding goes up or down with the probabilities that preserve the mean (Gupta et al., ICML 2015, section 3). Most
+    steps are smaller than the distance between two BF16 numbers, and rounding to nearest would drop them. The random
+    numbers depend only on the seed, the step, the weight and the position in it.
     """
 
     def __init__(self, model: Model, seed: int, numbers: Mapping[Place, int]) -> None:
@@ -45,7 +45,7 @@ class WeightFiles:
                 raise FeatherbackError(f"Cannot write {path}: {error.strerror}.") from error
 
     def read(self, ctx: Context, place: Place, rows: slice, out: Float32) -> None:
-        """out (n, cols) = rows of a weight."""
+        """Read rows of a weight into `out` (n, cols)."""
         file, kind, offset = self._find(place, rows, out.shape[1])
         with self._raw(ctx, kind, out) as raw:
             with ctx.backend.host(raw, write=True) as values:
@@ -54,7 +54,7 @@ class WeightFiles:
                 ctx.ops.cast(raw, out)
 
     def write(self, ctx: Context, place: Place, rows: slice, values: Float32, step: int) -> None:
-        """Store values (n, cols) of the optimiser's step `step`."""
+        """Store values (n, cols) after the optimiser's step `step`."""
         file, kind, offset = self._find(place, rows, values.shape[1])
         with self._raw(ctx, kind, values) as raw:
             if raw is not values:
@@ -70,17 +70,17 @@ class WeightFiles:
         self._files.clear()
 
     def _find(self, place: Place, rows: slice, cols: int) -> tuple[Path, TensorType, int]:
-        """File, type and first byte of rows of a weight."""
+        """Return file, type and byte offset of rows of a weight."""
         name, store = self._model.stored_name(place.part, place.layer), self._model.store
         info = store.tensors[name]
-        element = place.first_row + rows.start * cols  # of a vector, first_row counts elements
+        element = place.first_row + rows.start * cols  # for a vector, first_row counts elements
         if len(info.shape) > 1:
             element = (place.first_row + rows.start) * cols
         return store.file_of(name), info.type, info.offset + element * info.type.block_bytes
 
     @contextmanager
     def _raw(self, ctx: Context, kind: TensorType, values: Float32) -> Iterator[NDArray[Any]]:
-        """Room for values as they are stored: their own, if that is how."""
+        """Provide an array for values in their stored type; the values' own array if they are stored as float32."""
         if kind is TensorType.F32:
             yield values
             return
@@ -89,10 +89,10 @@ class WeightFiles:
 
 
 class StateFile:
-    """The states of a rule for every weight, flat and one after the other, zero at first."""
+    """The optimiser states of every weight, flat and one after the other. They start as zeros."""
 
     def __init__(self, rule: Rule, weights: Iterable[tuple[Place, tuple[int, int]]], path: Path | None = None) -> None:
-        """`path`: the file that they lie in, made or overwritten; None: in RAM."""
+        """`path`: the file for the states, created or overwritten. None: in RAM."""
         self.path, self._places, self.size = path, dict[tuple[Place, str], tuple[int, int]](), 0
         for place, shape in weights:
             for name, size in rule.state_sizes(shape, place.role).items():
@@ -107,7 +107,7 @@ class StateFile:
 
     @contextmanager
     def part(self, ctx: Context, place: Place, name: str, first: int, count: int | None) -> Iterator[Float32]:
-        """Elements of a state, flat, to be changed in place inside."""
+        """Provide elements of a state, flat, for changing in place."""
         start, size = self._places[place, name]
         count = size - first if count is None else count
         if self._file is None or self.path is None:
@@ -123,14 +123,14 @@ class StateFile:
                 write_exactly(self._file, self.path, there, 4 * (start + first))
 
     def load(self, path: Path) -> None:
-        """Take the states out of a file that `keep` made, where they are in RAM."""
+        """Load states that are in RAM from a file written by `keep`."""
         if self._file is None:
             with open_regular(path) as file:
                 if self.size:
                     read_exactly(file.fileno(), path, self._held, 0)
 
     def keep(self, path: Path) -> None:
-        """Write the states that are in RAM to a file."""
+        """Write states that are in RAM to a file."""
         with atomic_file(path) as file:
             file.write(self._held.data)
 

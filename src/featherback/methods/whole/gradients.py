@@ -1,4 +1,4 @@
-"""The gradients of a model's own weights, computed as they are read: no more than some rows of one exist at a time.
+"""The gradients of a model's own weights. They are computed when they are read, a few rows at a time.
 
 See docs/derivations/whole.md.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 from featherback.core.noise import Key
 from featherback.engine.backend.protocol import Array, Int32, Operations
-from featherback.methods.whole.directions import DirectionGradient, Moved
+from featherback.methods.whole.directions import DirectionGradient, PerturbedWeights
 from featherback.methods.whole.head import HeadGradient
 from featherback.methods.whole.places import Place
 from featherback.nn.context import Context
@@ -32,20 +32,23 @@ class Gradient(Protocol):
 
     @property
     def few(self) -> Iterator[tuple[slice, Array]] | None:
-        """As `tiles`, without rows that are zero; None: any row may be another."""
+        """Like `tiles`, but without rows that are zero. None: any row may be nonzero."""
 
     def tiles(self, height: int) -> Iterator[tuple[slice, Array]]:
-        """Rows in order, at most `height` of them, and their gradient (n, cols), float32, until the next. Ever anew."""
+        """Compute and yield (rows, gradient (n, cols), float32) in order, at most `height` rows at a time.
+
+        An array is valid until the next one. Each call computes the gradient again.
+        """
 
 
-Trains = Callable[[Context, Place, Gradient], None]
-"""What does something with the gradient of a weight, which is no longer needed and may change."""
+TrainWeight = Callable[[Context, Place, Gradient], None]
+"""Uses the gradient of a weight. The weight is no longer needed in this step, so it may be changed."""
 
 
 class WeightGradients:
-    """Hands the gradients of all weights to `train`, one after the other: the head and the embedding come last.
+    """Pass the gradients of all weights to `train`, one after the other. The head and the embedding come last.
 
-    Tied, the two are one: its gradient is the sum of both. Only those of `trained`, with their shapes, are computed.
+    If the two are tied, they have one gradient, the sum of both. Only weights in `trained` (weight -> shape) have one.
     """
 
     def __init__(
@@ -54,12 +57,12 @@ class WeightGradients:
         source: HeadSource,
         embedding_scale: float,
         tied: bool,
-        train: Trains,
+        train: TrainWeight,
         trained: Mapping[Place, tuple[int, int]],
     ) -> None:
         self._head, self._source, self._scale, self._tied = head, source, embedding_scale, tied
         self._train, self._trained = train, trained
-        self._done: HeadPass | None = None  # until the step ends
+        self._done: HeadPass | None = None  # from the head's pass to the end of the step
 
     def layer(self, index: int) -> LayerSink:
         return _Layer(self, index)
@@ -68,7 +71,7 @@ class WeightGradients:
         self._done = done
 
     def vector(self, ctx: Context, name: str, gradient: Array) -> None:
-        self.hand(ctx, Place(name), Held(gradient.reshape(1, len(gradient))))
+        self.train_weight(ctx, Place(name), InMemoryGradient(gradient.reshape(1, len(gradient))))
 
     def embedding(self, ctx: Context, ids: Int32, dx: Array) -> None:
         if self._scale != 1:
@@ -78,33 +81,33 @@ class WeightGradients:
         of_head = None if done is None else HeadGradient(ctx, self._head, self._source, done)
         rows = TableGradient(ctx, (self._head.weight.rows, width), ids, dx, of_head if self._tied else None)
         if of_head is not None and not self._tied:
-            self.hand(ctx, Place(HEAD), of_head)
-        self.hand(ctx, Place(EMBEDDING), rows)
+            self.train_weight(ctx, Place(HEAD), of_head)
+        self.train_weight(ctx, Place(EMBEDDING), rows)
 
-    def moved(self, ops: Operations, key: Key, factor: float) -> Moved:
+    def moved(self, ops: Operations, key: Key, factor: float) -> PerturbedWeights:
         names = frozenset((place.part, place.layer) for place in self._trained)
-        return Moved(ops, key, factor, names, self._tied)
+        return PerturbedWeights(ops, key, factor, names, self._tied)
 
     def along(self, ctx: Context, slopes: Sequence[tuple[Key, float]]) -> None:
         moved = [self.moved(ctx.ops, key, slope) for key, slope in slopes]
         for place, shape in self._trained.items():
             self._train(ctx, place, DirectionGradient(ctx, place, shape, moved))
 
-    def hand(self, ctx: Context, place: Place, gradient: Gradient) -> None:
-        """To what trains it, if anything does."""
+    def train_weight(self, ctx: Context, place: Place, gradient: Gradient) -> None:
+        """Pass a gradient to `train` if its weight is trained."""
         if place in self._trained:
             self._train(ctx, place, gradient)
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer's part of WeightGradients."""
+    """The sink of one layer."""
 
     of: WeightGradients
     index: int
 
     def matrix(self, ctx: Context, name: str, first_row: int, dy: Array, x: Array) -> None:
-        self.of.hand(ctx, Place(name, self.index, first_row), ProductGradient(ctx, dy, x))
+        self.of.train_weight(ctx, Place(name, self.index, first_row), ProductGradient(ctx, dy, x))
 
     def bias(self, ctx: Context, name: str, first_row: int, dy: Array) -> None:
         with ctx.frame():
@@ -113,15 +116,17 @@ class _Layer:
             ctx.ops.fill(one, 1)
             ctx.ops.cast(one, ones)
             ctx.ops.linear_backward(ones, ctx.ops.dense(dy), total)
-            self.of.hand(ctx, Place(f"{name.removesuffix('_proj')}_bias", self.index, first_row), Held(total))
+            self.of.train_weight(
+                ctx, Place(f"{name.removesuffix('_proj')}_bias", self.index, first_row), InMemoryGradient(total)
+            )
 
     def vector(self, ctx: Context, name: str, gradient: Array) -> None:
-        self.of.hand(ctx, Place(name, self.index), Held(gradient.reshape(1, len(gradient))))
+        self.of.train_weight(ctx, Place(name, self.index), InMemoryGradient(gradient.reshape(1, len(gradient))))
 
 
 @dataclass(frozen=True)
-class Held:
-    """A gradient that is in memory."""
+class InMemoryGradient:
+    """A gradient that is held in memory."""
 
     values: Array  # (rows, cols)
     few: None = None
@@ -138,7 +143,7 @@ class Held:
 
 @dataclass(frozen=True)
 class ProductGradient:
-    """dW (out, in) = dy^T x of a projection."""
+    """The gradient of a projection: dW (out, in) = dy^T x."""
 
     ctx: Context
     dy: Array  # (T, out), an operand
@@ -162,7 +167,7 @@ class ProductGradient:
 
 @dataclass(frozen=True)
 class TableGradient:
-    """Of the embedding (V, D): row ids[t] gets dx[t]; and of the head that is the same weight, if it is."""
+    """The gradient of the embedding (V, D): dx[t] is added to row ids[t]. If tied, the head's gradient is added."""
 
     ctx: Context
     shape: tuple[int, int]
@@ -180,7 +185,7 @@ class TableGradient:
             yield rows, gradient
 
     def _of_head(self, height: int) -> Iterator[tuple[slice, Array]]:
-        """No gradient: zeros."""
+        """Yield zeros: there is no gradient of the head to add."""
         for first, last in self.ctx.tiles(self.shape[0], height):
             with self.ctx.frame():
                 gradient = self.ctx.floats("gradient of the embedding, tile", last - first, self.shape[1])

@@ -1,4 +1,4 @@
-"""The gradient of the output head's weight, a tile of the vocabulary at a time: docs/derivations/whole.md, loss.md."""
+"""The gradient of the output head's weight, one vocabulary tile at a time: docs/derivations/whole.md, loss.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featherback.nn.span import pieces
 
 @dataclass(frozen=True)
 class HeadGradient:
-    """Of the output head (V, D): its logits are computed again for every reading."""
+    """The gradient of the output head (V, D). Each reading recomputes the logits."""
 
     ctx: Context
     head: Head
@@ -43,7 +43,7 @@ class HeadGradient:
             ctx.ops.cast(done.hidden, weighted)
             ctx.ops.scale_rows(weighted, shares)
             ctx.ops.cast(weighted, operand)
-            beside = None if isinstance(weights.first, float) else Beside.of(ctx, done)
+            extra = None if isinstance(weights.first, float) else ExtraTerms.of(ctx, done)
             again = Softmax.start(ctx, done.targets, over_vocabulary=False)
             ctx.ops.cast(softmax.reference, again.reference)
             for first, last in ctx.tiles(head.weight.rows, height):
@@ -55,24 +55,24 @@ class HeadGradient:
                         ctx.ops.transpose(p, turned)
                         part = gradient[f - first : f - first + logits.shape[1]]
                         ctx.ops.linear_backward(turned, ctx.ops.dense(operand), part)
-                        if beside is not None and beside.evenly is not None and head.softcap:
-                            beside.add_capped(ctx, logits, head.softcap, p, turned, part)
+                        if extra is not None and extra.evenly is not None and head.softcap:
+                            extra.add_capped(ctx, logits, head.softcap, p, turned, part)
                     ctx.ops.add_rows(weighted, ids - first, gradient, factors=pulls)
-                    if beside is not None:
-                        beside.add(ctx, done, first, head.softcap, gradient)
+                    if extra is not None:
+                        extra.add(ctx, done, first, head.softcap, gradient)
                     yield slice(first, last), gradient
 
 
-class Beside(NamedTuple):
-    """The parts of a gradient of the head's weight that cross-entropy does not have."""
+class ExtraTerms(NamedTuple):
+    """The terms of the head's gradient that other objectives add to cross-entropy's."""
 
     hidden: Array  # (n, D)
-    first: Array  # (n,), of `Weights`
-    evenly: Array | None  # (n, D), an operand: what a row gives to each row of W; with a cap, times its slope
-    total: Array | None  # (1, D), the sum of that; with a cap it is not used
+    first: Array  # (n,), `Weights.first`
+    evenly: Array | None  # (n, D), an operand: the share of a row that goes to every row of W, before a cap's slopes
+    total: Array | None  # (1, D), the sum of `evenly`; not used with a cap
 
     @classmethod
-    def of(cls, ctx: Context, done: HeadPass) -> Beside:
+    def of(cls, ctx: Context, done: HeadPass) -> ExtraTerms:
         n, width = done.hidden.shape
         hidden, first = ctx.floats("hidden", n, width), placed(ctx, done.weights.first, n)
         evenly = total = None
@@ -86,7 +86,7 @@ class Beside(NamedTuple):
         return cls(hidden, first, evenly, total)
 
     def add(self, ctx: Context, done: HeadPass, start: int, softcap: float, gradient: Array) -> None:
-        """To the gradient (height, D) of the rows of W from `start` on, all that is known without logits."""
+        """Add to the gradient (height, D) of the rows of W from `start` on everything that needs no logits."""
         targets, stop = done.targets, start + len(gradient)
         ctx.ops.add_rows(self.hidden, targets.ids - start, gradient, factors=self.first)
         mine = np.flatnonzero((targets.further_ids >= start) & (targets.further_ids < stop))
@@ -101,7 +101,7 @@ class Beside(NamedTuple):
             ctx.ops.scale_columns(gradient, None, gradient, bias=self.total.reshape(gradient.shape[1]))
 
     def add_capped(self, ctx: Context, logits: Array, softcap: float, p: Array, turned: Array, part: Array) -> None:
-        """To the gradient (tile, D) of a tile of W, what each row of W gets, by the slopes of its logits (n, tile)."""
+        """Add each row's share to the gradient (tile, D) of a tile of W, by its capped slopes (n, tile)."""
         ctx.ops.softcap(logits, softcap)
         ctx.ops.capped_slopes(logits, softcap)
         ctx.ops.cast(logits, p)
@@ -110,7 +110,7 @@ class Beside(NamedTuple):
 
 
 def filled(ctx: Context, *shape: int) -> Array:
-    """An operand of ones."""
+    """Return an operand filled with ones."""
     floats, ones = ctx.floats("one", *shape), ctx.operands("ones", *shape)
     ctx.ops.fill(floats, 1)
     ctx.ops.cast(floats, ones)

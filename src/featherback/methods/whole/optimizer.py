@@ -1,4 +1,4 @@
-"""Runs an optimiser on a model's own weights, each as soon as its gradient can be computed, a few rows at a time."""
+"""Run an optimiser on a model's own weights, each as soon as its gradient can be computed, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from featherback.engine.backend.protocol import Array
 from featherback.methods.whole.gradients import Gradient
 from featherback.methods.whole.places import Place
 from featherback.nn.context import Context
-from featherback.optim.rule import TILE, Rule, Turn, tile_rows
+from featherback.optim.rule import TILE, Rule, StepArgs, tile_rows
 
 PRODUCT = 4 * TILE
-"""Values of a gradient that are computed at once: a product of few rows would mostly unpack its operands."""
+"""Values of a gradient that are computed together. With fewer rows, a product would mostly unpack its operands."""
 
 
 class WeightRows(Protocol):
-    """Where weights lie, and can be changed."""
+    """Reads and writes weights where they are stored."""
 
     def read(self, ctx: Context, place: Place, rows: slice, out: Array) -> None:
-        """out (n, cols) = rows of a weight, float32."""
+        """Read rows of a weight into `out` (n, cols), float32."""
 
     def write(self, ctx: Context, place: Place, rows: slice, values: Array, step: int) -> None:
-        """Store float32 values (n, cols), rounded as the weight is held. `step` is the optimiser's."""
+        """Store float32 values (n, cols), rounded to the weight's type. `step`: the optimiser's step."""
 
 
 class States(Protocol):
-    """What an optimiser remembers of every weight."""
+    """The optimiser states of every weight."""
 
     def part(
         self, ctx: Context, place: Place, name: str, first: int, count: int | None
     ) -> AbstractContextManager[Array]:
-        """Elements of a state, flat, to be changed in place inside."""
+        """Provide elements of a state, flat, for changing in place."""
 
 
 @dataclass
-class Found:
-    """What a pass over all gradients has found of them."""
+class StepStatistics:
+    """Results of a pass over all gradients."""
 
-    squares: float = 0.0  # of the gradient, summed over all weights
-    finite: bool = True  # the values after the step
+    squares: float = 0.0  # sum of the gradient's squares, over all weights
+    finite: bool = True  # whether all values are finite after the step
 
     @property
     def norm(self) -> float:
@@ -52,18 +52,18 @@ class Found:
 
 @dataclass(frozen=True)
 class WholeOptimizer:
-    """A rule applied to weights as their gradients come; one object for each step."""
+    """Apply a rule to weights as their gradients arrive. One object per step."""
 
     rule: Rule
     weights: WeightRows
     states: States
-    turn: Turn
-    numbers: Mapping[Place, int]  # of every weight: its random numbers depend on it
-    updates: dict[Place, int] = field(default_factory=dict)  # of every weight, counted on: not all change in each step
-    found: Found = field(default_factory=Found)
+    turn: StepArgs
+    numbers: Mapping[Place, int]  # an index per weight, for random numbers
+    updates: dict[Place, int] = field(default_factory=dict)  # step count of each weight
+    found: StepStatistics = field(default_factory=StepStatistics)
 
     def train(self, ctx: Context, place: Place, gradient: Gradient) -> None:
-        """Change a weight by its gradient."""
+        """Update a weight by its gradient."""
         self.updates[place] = self.updates.get(place, 0) + 1
         turn = self.turn._replace(step=self.updates[place])
         self.rule.update(StoredTensor(self, ctx, place, gradient), turn)
@@ -71,18 +71,18 @@ class WholeOptimizer:
 
 @dataclass(frozen=True)
 class NormOnly:
-    """Changes nothing: it finds the norm of all gradients, for a step that is then clipped to it."""
+    """Only compute the norm of all gradients, for a step that then clips it. Weights do not change."""
 
-    found: Found = field(default_factory=Found)
+    found: StepStatistics = field(default_factory=StepStatistics)
 
     def train(self, ctx: Context, place: Place, gradient: Gradient) -> None:
-        """Add the squares of a gradient."""
+        """Add the squares of a gradient to the sum."""
         for _, part in gradient.few or gradient.tiles(product_rows(gradient.shape)):
             self.found.squares += ctx.ops.sum_squares(part)
 
 
 class StoredTensor:
-    """A weight in a file: an `optim.rule.Tensor`."""
+    """A weight in a file. Implements `optim.rule.Tensor`."""
 
     def __init__(self, of: WholeOptimizer, ctx: Context, place: Place, gradient: Gradient) -> None:
         self._of, self._ctx, self._place, self._gradient = of, ctx, place, gradient
@@ -122,5 +122,5 @@ class StoredTensor:
 
 
 def product_rows(shape: tuple[int, int]) -> int:
-    """Rows of a gradient that are computed at once: some whole tiles."""
+    """Return the rows of a gradient that are computed together: some whole tiles."""
     return PRODUCT // TILE * tile_rows(shape)

@@ -1,4 +1,4 @@
-"""Where the weights of a model lie that are trained themselves."""
+"""The trained weights of a model, and where they are stored."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from featherback.nn.roles import EMBEDDING, HEAD, MATRIX, NORM, TABLE
 
 
 class Place(NamedTuple):
-    """A trained weight, or those rows of one that a family stores with others."""
+    """A trained weight. It may consist of some rows of a stored tensor that holds several weights."""
 
-    part: str  # "q_proj", "q_bias", "input_layernorm", or one outside the layers
+    part: str  # "q_proj", "q_bias", "input_layernorm", or a weight outside the layers
     layer: int | None = None
-    first_row: int = 0  # of the stored weight; of a vector, the first element
+    first_row: int = 0  # in the stored tensor; for a vector, the first element
 
     def __str__(self) -> str:
         rows = f", from row {self.first_row}" if self.first_row else ""
@@ -24,23 +24,23 @@ class Place(NamedTuple):
 
     @property
     def role(self) -> str:
-        """As optimisers know it."""
+        """The weight's role for optimisers: MATRIX or TABLE."""
         return TABLE if self.part in (EMBEDDING, HEAD) else MATRIX
 
     @property
     def name(self) -> str:
-        """As --freeze knows it: "embed_tokens", "layers.3.q_proj"."""
+        """The name for --freeze: "embed_tokens", "layers.3.q_proj"."""
         return self.part if self.layer is None else f"layers.{self.layer}.{self.part}"
 
     def is_one_of(self, patterns: Sequence[str]) -> bool:
-        """Whether a pattern matches its name: "embed_tokens", "layers.3.q_proj", "*norm"."""
+        """Whether one of the patterns matches the name: "embed_tokens", "layers.3.q_proj", "*norm"."""
         return any(fnmatchcase(self.name, pattern) for pattern in patterns)
 
 
-def trained_places(
+def trained_weights(
     blocks: Sequence[Block], vocabulary: int, width: int, tied: bool
 ) -> Iterator[tuple[Place, tuple[int, int]]]:
-    """Every weight with its shape (rows, cols), a vector being one row, in the order of the file's parts."""
+    """Yield every weight with its shape (rows, cols), in the order of the file's tensors. A vector is one row."""
     yield Place(EMBEDDING), (vocabulary, width)
     if not tied:
         yield Place(HEAD), (vocabulary, width)
@@ -57,6 +57,8 @@ def trained_places(
         for name, shape in block.projections.items():
             if name not in stored:
                 yield Place(name, layer), shape
+                if (bias := f"{name.removesuffix('_proj')}_bias") in block.vectors:
+                    yield Place(bias, layer), (1, shape[0])
         for name, sizes in block.vectors.items():
             if not name.endswith("_bias"):
                 yield Place(name, layer), (1, prod(sizes))

@@ -1,1 +1,1 @@
-"""A model's description, without its weights: its configuration, how files state it, the names of its parts."""
+"""The description of a model without its weights: the configuration, how files store it, the names of the parts."""

@@ -1,4 +1,4 @@
-"""What Featherback needs to know of a model, in Hugging Face's names."""
+"""The configuration of a model, with Hugging Face's names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COUNTS = (
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ModelConfig:
-    """Shapes and constants of a decoder; FeatherbackError if they cannot be right."""
+    """Shapes and constants of a decoder. Raises FeatherbackError if they contradict each other."""
 
     architecture: str  # a key of `families.FAMILIES`
     hidden_size: int
@@ -36,11 +36,11 @@ class ModelConfig:
     rope_theta: float
     max_position_embeddings: int
     tie_word_embeddings: bool
-    attention_bias: bool  # q, k and v have biases; o never
-    rope_interleaved: bool  # rotate neighbours (GGUF llama) instead of halves; see `permute`
-    rope_scaling: Scaling | None = None  # how the frequencies differ from powers of rope_theta
-    rotary_dim: int | None = None  # columns of a head that are rotated, its first; None: all
-    windows: tuple[int, ...] = ()  # most keys a query sees, layer by layer (0: all before it); empty: 0 in all
+    attention_bias: bool  # q, k and v have biases; o never has one
+    rope_interleaved: bool  # rotate neighbouring columns (GGUF llama) instead of halves; see `permute`
+    rope_scaling: Scaling | None = None  # None: the frequencies are plain powers of rope_theta
+    rotary_dim: int | None = None  # number of rotated columns, the first of each head; None: all
+    windows: tuple[int, ...] = ()  # for each layer, the most keys that a query sees (0: no limit); empty: no limits
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -58,8 +58,8 @@ class ModelConfig:
             raise FeatherbackError(f"The model's head_dim is {self.head_dim}; rotary embedding needs an even one.")
         if self.windows and (len(self.windows) != self.num_hidden_layers or min(self.windows) < 0):
             raise FeatherbackError(
-                f"The model's attention windows are {self.windows}; each of its {self.num_hidden_layers} layers "
-                f"needs one, or 0."
+                f"The model's attention windows are {self.windows}; it needs one for each of its "
+                f"{self.num_hidden_layers} layers, 0 for no window."
             )
         rotated = self.head_dim if self.rotary_dim is None else self.rotary_dim
         if rotated % 2 or not 0 < rotated <= self.head_dim:
@@ -68,18 +68,23 @@ class ModelConfig:
             )
 
     def require_positive(self, *names: str) -> None:
-        """FeatherbackError if one of these numbers is not finite and positive."""
+        """Raise FeatherbackError unless all of these fields are finite and positive."""
         for name in names:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise FeatherbackError(f"The model's {name} is {value}; it must be finite and positive.")
 
     @property
+    def widest_unit(self) -> int:
+        """The width of the widest gated unit."""
+        return self.intermediate_size
+
+    @property
     def q_size(self) -> int:
-        """Rows of the query projection."""
+        """The number of rows of the query projection."""
         return self.num_attention_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
-        """Rows of the key projection, and of the value projection."""
+        """The number of rows of the key projection, and of the value projection."""
         return self.num_key_value_heads * self.head_dim

@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file, read with their types checked."""
+"""Read the metadata of a GGUF file and check its types."""
 
 from collections.abc import Collection
 from typing import Any
@@ -9,16 +9,18 @@ from numpy.typing import NDArray
 from featherback.engine.formats.gguf import SCALARS, GGUFFile
 from featherback.engine.formats.store import floats
 from featherback.engine.formats.types import TensorInfo
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 
 SCALING_TYPE, SCALING_FACTOR = "rope.scaling.type", "rope.scaling.factor"
 ROTARY_DIM = "rope.dimension_count"
 THETA, LOCAL_THETA = "rope.freq_base", "rope.freq_base_swa"
-USUAL_THETA = 10_000.0  # where the file does not say
+USUAL_THETA = 10_000.0  # if the file does not state it
 
-# Keys that change what a model computes in ways Featherback does not follow, and the values accepted.
+# Keys whose effect Featherback does not implement, with the values that have no effect.
 NEUTRAL: dict[str, tuple[float | str, ...]] = {
     "expert_count": (0,),
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
     "attention.causal": (True,),
     "attention.scale": (0,),
     "attention.clamp_kqv": (0,),
@@ -38,44 +40,51 @@ NEUTRAL: dict[str, tuple[float | str, ...]] = {
 
 
 class GGUFKeys:
-    """Typed access to `<architecture>.<key>` in a file's metadata, with errors that name the key."""
+    """Typed access to the metadata `<architecture>.<key>` of a file. All errors name the key."""
 
     def __init__(self, file: GGUFFile, architecture: str) -> None:
         self.file, self.architecture = file, architecture
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number; FeatherbackError if it is missing without a default, or not a whole number."""
+        """Return a whole number. Raises FeatherbackError if it has another type, or is missing without a default."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.wrong(key, value, "a whole number")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number; FeatherbackError if it is missing without a default, or not a number."""
+        """Return a number. Raises FeatherbackError if it has another type, or is missing without a default."""
         value = self._value(key, default)
         if isinstance(value, (bool, str)):
             raise self.wrong(key, value, "a number")
         return float(value)
 
+    def flag(self, key: str, default: bool) -> bool:
+        """Return a boolean. Raises FeatherbackError if it has another type."""
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, value, "True or False")
+        return value
+
     def text(self, key: str) -> str | None:
-        """A string, None if it is missing; FeatherbackError if it is not a string."""
+        """Return a string, or None if the key is missing. Raises FeatherbackError if it is not a string."""
         value = self.file.metadata.get(f"{self.architecture}.{key}")
         if value is not None and not isinstance(value, str):
             raise self.wrong(key, value, "a string")
         return value
 
     def integers(self, key: str, count: int) -> list[int]:
-        """A list of this many whole numbers, or one that stands for all."""
+        """Return `count` whole numbers. The file may hold a list, or one number for all."""
         full = f"{self.architecture}.{key}"
         if full not in self.file.arrays:
-            return [self.integer(key)] * min(count, len(self.file.tensors))  # of a corrupt file, fewer
+            return [self.integer(key)] * min(count, len(self.file.tensors))  # the count of a corrupt file may be huge
         info = self.file.arrays[full]
         if SCALARS.get(info.type, "?") not in "BbHhIiQq" or info.count != count:
             raise self.wrong(key, "a list", f"a list of {count} whole numbers")
         return [int(value) for value in self.file.array(full)]
 
     def flags(self, key: str, count: int) -> list[bool] | None:
-        """A list of this many booleans, None if there is no list; FeatherbackError if it is another list."""
+        """Return a list of `count` booleans, or None if there is no list. Raises FeatherbackError for other lists."""
         full = f"{self.architecture}.{key}"
         if full not in self.file.arrays:
             return None
@@ -85,25 +94,30 @@ class GGUFKeys:
         return [bool(value) for value in self.file.array(full)]
 
     def linear_scaling(self) -> float:
-        """What positions are divided by before they are rotated; FeatherbackError if they are scaled in another way."""
+        """Return the divisor of the positions (linear rotary scaling).
+
+        Raises FeatherbackError if the scaling is not linear.
+        """
         factor, kind = self.number(SCALING_FACTOR, 0) or 1.0, self._value(SCALING_TYPE, "linear")
         if kind == "none":
             return 1.0
         if kind != "linear" and factor != 1:
-            raise self.wrong(SCALING_TYPE, kind, "only 'linear'")
+            raise self.wrong(SCALING_TYPE, kind, "'linear'")
         return factor
 
     def tensor(self, name: str, dimensions: int) -> TensorInfo:
-        """A tensor with this many dimensions, from which the configuration is read."""
+        """Return a tensor that the configuration depends on. Raises FeatherbackError unless it has these dimensions."""
         info = self.file.tensors.get(name)
         if info is None:
             raise FeatherbackError(f"{self.file.path} has no tensor {name}; it does not hold a whole model.")
         if len(info.shape) != dimensions:
-            raise FeatherbackError(f"Tensor {name} of {self.file.path} has the wrong shape {info.shape}.")
+            raise FeatherbackError(
+                f"Tensor {name} of {self.file.path} has shape {info.shape}; it must have {dimensions} dimensions."
+            )
         return info
 
     def vector(self, name: str, count: int) -> NDArray[np.float32]:
-        """The values of a tensor (count,), copied."""
+        """Return a copy of a tensor's values, shape (count,). Raises FeatherbackError for another shape."""
         info = self.tensor(name, 1)
         if info.shape != (count,):
             raise FeatherbackError(f"Tensor {name} of {self.file.path} has shape {info.shape}, not ({count},).")
@@ -119,23 +133,23 @@ class GGUFKeys:
         return value
 
     def wrong(self, key: str, value: object, wanted: str) -> FeatherbackError:
-        """The error of a key whose value Featherback cannot follow."""
+        """The error about a key with an unsupported value. `wanted`: the supported values, in words."""
         full = f"{self.architecture}.{key}"
         return FeatherbackError(
-            f"The metadata key {full} of {self.file.path} is {shown(value)}; {wanted} is supported."
+            f"The metadata key {full} of {self.file.path} is {excerpt(value)}; supported: {wanted}."
         )
 
     def refuse_unsupported(self, head_dim: int, followed: Collection[str]) -> None:
-        """FeatherbackError for any key whose value would make the model compute something else than we do.
+        """Raise FeatherbackError if a key has an effect that Featherback does not implement.
 
         `followed`: keys that the family reads itself.
         """
         for key, accepted in NEUTRAL.items():
             if key not in followed and self._value(key, accepted[0]) not in accepted:
-                raise self.wrong(key, self._value(key, None), f"only {accepted[-1]!r}")
+                raise self.wrong(key, self._value(key, None), repr(accepted[-1]))
         theta = self.number(THETA, USUAL_THETA)
         if LOCAL_THETA not in followed and (local := self.number(LOCAL_THETA, theta)) != theta:
-            raise self.wrong(LOCAL_THETA, local, f"only that of {THETA}, {theta:g},")
+            raise self.wrong(LOCAL_THETA, local, f"{theta:g}, the value of {THETA}")
         for key in (ROTARY_DIM, "attention.value_length"):
             if key not in followed and (size := self.integer(key, head_dim)) != head_dim:
-                raise self.wrong(key, size, f"only the head size {head_dim}")
+                raise self.wrong(key, size, f"{head_dim}, the head size")

@@ -1,4 +1,4 @@
-"""The part of a model's configuration that every family writes alike into GGUF metadata."""
+"""The part of the configuration that is stored in the same GGUF metadata by every family."""
 
 from collections.abc import Collection
 from typing import Any
@@ -19,10 +19,10 @@ WINDOW_PATTERN = "attention.sliding_window_pattern"
 
 
 def common_config(keys: GGUFKeys, window_period: int | None, followed: Collection[str] = ()) -> dict[str, Any]:
-    """Arguments of ModelConfig read alike for every family; FeatherbackError if one is absent or unfit.
+    """Read the arguments of ModelConfig that every family stores in the same way.
 
-    `window_period`: as `layer_windows` has it. `followed`: keys beyond these that the family follows; others must have
-    their neutral values.
+    `window_period`: the `period` of `layer_windows`. `followed`: further keys that the family reads itself; all other
+    keys must have no effect. Raises FeatherbackError if a key is missing or unsupported.
     """
     file = keys.file
     width, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
@@ -53,13 +53,13 @@ def common_config(keys: GGUFKeys, window_period: int | None, followed: Collectio
 
 
 def layer_windows(keys: GGUFKeys, layers: int, context: int, period: int | None, default: int = 0) -> tuple[int, ...]:
-    """ModelConfig's `windows`. Which layers have the file's window is said by a list of booleans, or by a period.
+    """Read the `windows` of ModelConfig. The file has a list of the layers with a window, or a period.
 
-    `period` holds where the file says neither; None: such a file is refused, unless the window is the whole context.
-    `default`: the window where the file has none.
+    `period`: used if the file has neither; None: such a file is rejected, unless the window is the whole context.
+    `default`: the window if the file states none.
     """
     window = min(keys.integer(WINDOW, default), context)
-    if window <= 0 or layers > len(keys.file.tensors):  # a corrupt count of layers is refused with the tensors
+    if window <= 0 or layers > len(keys.file.tensors):  # a corrupt count of layers is rejected later, with the tensors
         return ()
     local = keys.flags(WINDOW_PATTERN, layers)
     if local is None:
@@ -67,18 +67,20 @@ def layer_windows(keys: GGUFKeys, layers: int, context: int, period: int | None,
         if stated < 0:
             if window == context:
                 return ()
-            raise keys.wrong(WINDOW, window, f"only the whole context, or a window with {WINDOW_PATTERN},")
+            raise keys.wrong(
+                WINDOW, window, f"{context}, the whole context, or a window together with {WINDOW_PATTERN}"
+            )
         local = local_layers(layers, stated)
     return tuple(window if is_local else 0 for is_local in local)
 
 
 def local_layers(layers: int, period: int) -> list[bool]:
-    """Which layers have a window, if every `period`-th has none (0: all of them have it)."""
+    """Whether each layer has a window, if every `period`-th has none (0: all have one)."""
     return [period == 0 or (layer + 1) % period != 0 for layer in range(layers)]
 
 
 def window_keys(windows: tuple[int, ...], period: int | None) -> dict[str, Value]:
-    """The inverse of `layer_windows`."""
+    """The metadata from which `layer_windows` reads these windows."""
     if not windows:
         return {}
     local = [window > 0 for window in windows]
@@ -89,7 +91,7 @@ def window_keys(windows: tuple[int, ...], period: int | None) -> dict[str, Value
 
 
 def _even_split(file: GGUFFile, width: int, heads: int) -> int:
-    """The head size where the file does not give one."""
+    """The head size of a file that does not state it. Raises FeatherbackError if the width does not divide evenly."""
     if heads < 1 or width % heads:
         raise FeatherbackError(f"{file.path} has {heads} attention heads, which do not divide its width {width}.")
     return width // heads

@@ -1,4 +1,4 @@
-"""The part of a model's configuration that every family writes alike into Hugging Face's config.json."""
+"""The part of the configuration that is stored in the same entries of config.json by every family."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from featherback.models import rope
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.rope.base import Plain
 
-# Entries that change what a model computes in ways Featherback does not follow, and the values accepted.
+# Entries whose effect Featherback does not implement, with the values that have no effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "is_causal": (True,),
@@ -18,10 +18,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 def common_config(
     config: HFConfig, architecture: str, followed: Collection[str] = (), rotation: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Arguments of ModelConfig read alike for every family; FeatherbackError if one is absent or unfit.
+    """Read the arguments of ModelConfig that every family stores in the same way.
 
-    `followed`: entries beyond these that the family follows; others must have their neutral values. `rotation`: what
-    the family takes for the entries about rotary embedding, in place of `config.rope()`.
+    `followed`: further entries that the family reads itself; all other entries must have no effect. `rotation`: the
+    entries about rotary embedding, if the family reads them itself; default: `config.rope()`. Raises FeatherbackError
+    if an entry is missing or unsupported.
     """
     for name, accepted in NEUTRAL.items():
         if name not in followed and config.entries.get(name, accepted[0]) not in accepted:
@@ -53,7 +54,7 @@ def common_config(
 
 
 def _rotary_dim(config: HFConfig, rotation: Mapping[str, Any], head_dim: int, followed: Collection[str]) -> int | None:
-    """ModelConfig's `rotary_dim`; FeatherbackError if the family rotates whole heads but the entries say otherwise."""
+    """Read the `rotary_dim` of ModelConfig. Raises FeatherbackError if the family only rotates whole heads."""
     name = "partial_rotary_factor"
     entries = rotation if rotation.get(name) is not None else config.entries
     part = config.number(name, 1, entries)
@@ -65,7 +66,7 @@ def _rotary_dim(config: HFConfig, rotation: Mapping[str, Any], head_dim: int, fo
 
 
 def late_windows(config: HFConfig) -> tuple[int, ...]:
-    """ModelConfig's `windows` as Qwen has them: from layer `max_window_layers` on, if `use_sliding_window` is set."""
+    """Read Qwen's `windows`: the layers from `max_window_layers` on, if `use_sliding_window` is true."""
     if not config.flag("use_sliding_window", False):
         return ()
     first = config.integer("max_window_layers", 28)

@@ -1,26 +1,27 @@
-"""Entries of a config.json, read with their types checked."""
+"""Read the entries of a config.json and check their types."""
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
-LARGEST = 1 << 31  # no size of a model comes near
-MOST_LAYERS = 1 << 16  # more are a corrupt file
+LARGEST = 1 << 31  # larger sizes mean a corrupt file
+MOST_LAYERS = 1 << 16  # more layers mean a corrupt file
 
 
 class HFConfig:
-    """Typed access to a config.json, with errors that name the file and the entry."""
+    """Typed access to a config.json. All errors name the file and the entry."""
 
     def __init__(self, path: Path, entries: Mapping[str, Any]) -> None:
         self.path, self.entries = path, entries
 
     def integer(self, name: str, default: int | None = None, among: Mapping[str, Any] | None = None) -> int:
-        """A whole number; FeatherbackError if it is something else, or absent (or null) without a default.
+        """Return a whole number.
 
-        `among`: the mapping it is taken from, if not all entries.
+        `among`: the mapping to read from; default: all entries. Raises FeatherbackError if the entry has another type,
+        or is missing or null without a default.
         """
         value = self._value(self.entries if among is None else among, name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not abs(value) < LARGEST:
@@ -28,7 +29,7 @@ class HFConfig:
         return value
 
     def number(self, name: str, default: float, among: Mapping[str, Any] | None = None) -> float:
-        """A number, from the mapping `among` if that is given."""
+        """Return a number, read from `among` (default: all entries)."""
         value = self._value(self.entries if among is None else among, name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.unsupported(name, value)
@@ -38,28 +39,28 @@ class HFConfig:
             raise self.unsupported(name, value) from None
 
     def numbers(self, name: str, count: int, among: Mapping[str, Any]) -> list[float]:
-        """A list of this many numbers."""
+        """Return a list of `count` numbers, read from `among`."""
         values = self._value(among, name, None)
         if not isinstance(values, list) or len(values) != count:
             raise self.unsupported(name, values, (f"a list of {count} numbers",))
         return [self.number(name, 0, {name: value}) for value in values]
 
     def flag(self, name: str, default: bool, among: Mapping[str, Any] | None = None) -> bool:
-        """True or false."""
+        """Return a boolean, read from `among` (default: all entries)."""
         value = self._value(self.entries if among is None else among, name, default)
         if not isinstance(value, bool):
             raise self.unsupported(name, value)
         return value
 
     def unsupported(self, name: str, value: object, known: Collection[str] = ()) -> FeatherbackError:
-        """The error of an entry whose value Featherback cannot follow; `known` are values that it can."""
+        """The error about an entry with an unsupported value. `known`: the supported values."""
         listed = f" (supported: {', '.join(known)})" if known else ""
-        return FeatherbackError(f"The entry {name} of {self.path} is {shown(value)}, which is not supported{listed}.")
+        return FeatherbackError(f"The entry {name} of {self.path} is {excerpt(value)}, which is not supported{listed}.")
 
     def windows(self, window: int, is_local: Callable[[int], bool]) -> tuple[int, ...]:
-        """ModelConfig's `windows`. `window` (0: none) is that of the layers that the entry `layer_types` names.
+        """Read the `windows` of ModelConfig: `window` (0: none) for each local layer.
 
-        `is_local` says which these are where there is no such entry.
+        The entry `layer_types` lists the local layers; without it, `is_local` decides.
         """
         layers, types = self.integer("num_hidden_layers"), self.entries.get("layer_types")
         if layers > MOST_LAYERS:
@@ -81,7 +82,9 @@ class HFConfig:
         return value
 
     def rope(self) -> Mapping[str, Any]:
-        """The entries about rotary embedding, whether in one place (transformers 5) or in two (before)."""
+        """Return the entries about rotary embedding, which are in one entry (transformers 5) or in two (earlier
+        versions).
+        """
         rope: dict[str, Any] = {}
         for name in ("rope_scaling", "rope_parameters"):
             part = self.entries.get(name) or {}

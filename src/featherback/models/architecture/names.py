@@ -1,4 +1,4 @@
-"""What the parts of a model are called: the projections an adapter can target, and the tensors of files."""
+"""Names of the parts of a model: the projections that adapters target, and the tensors of files."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -7,13 +7,15 @@ from featherback.errors import FeatherbackError, expected
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
+NOT_YET = ("experts", "router")
+"""Parts of a mixture of experts that adapters cannot change yet."""
 
 
 def parse_targets(targets: str | Iterable[str], projections: Iterable[str]) -> tuple[str, ...]:
-    """Those of `projections`, in their order, that "all", "q,v", "q_proj,down_proj" or a list of such names means.
-    "q|qkv": q, or qkv where there is no q.
+    """Return the chosen projections, in the order of `projections`.
 
-    FeatherbackError for an unknown name or for none at all.
+    `targets`: "all", "q,v", "q_proj,down_proj", or a list of such names. "q|qkv" means q, or qkv if there is no q.
+    Raises FeatherbackError for an unknown name, and if nothing is chosen.
     """
     known = tuple(projections)
     given = targets.split(",") if isinstance(targets, str) else list(targets)
@@ -25,31 +27,42 @@ def parse_targets(targets: str | Iterable[str], projections: Iterable[str]) -> t
             chosen.update(known)
         elif found := [each for each in full if each in known]:
             chosen.add(found[0])
+        elif name in NOT_YET:
+            raise FeatherbackError(
+                f"LoRA target {name!r}: experts and routers cannot be LoRA targets yet; choose some of "
+                f"{short(known)}, or all."
+            )
         else:
             raise FeatherbackError(f"Unknown LoRA target {name!r}; {expected(name, [*short(known).split(','), 'all'])}")
     if not chosen:
-        raise FeatherbackError("No LoRA target is named; choose some projections, or all.")
+        raise FeatherbackError(f"The list of LoRA targets is empty; choose some of {short(known)}, or all.")
     return tuple(target for target in known if target in chosen)
 
 
 def short(targets: Iterable[str], separator: str = ",") -> str:
-    """Projections as a user writes them: "q,v"."""
+    """Join the names of projections as a user writes them: "q,v"."""
     return separator.join(target.removesuffix("_proj") for target in targets)
 
 
 Names = Mapping[str, str]
-"""Part of the model: name in the file. `{}` is the layer."""
+"""Part of the model -> its name in the file, in which `{}` stands for the layer."""
+
+
+def without(parts: Iterable[str], names: Names) -> dict[str, str]:
+    """Return the names without those of some parts."""
+    left_out = set(parts)
+    return {part: name for part, name in names.items() if part not in left_out}
 
 
 class Naming(NamedTuple):
-    """What a file, or a folder, calls the parts of its model."""
+    """The names of a model's parts in a file or a folder."""
 
     tensors: Names
-    """As they are stored."""
+    """Names of the stored tensors."""
     modules: Names
-    """As transformers has them, and so PEFT."""
+    """Names of the modules in transformers, which PEFT uses."""
     others: tuple[str, ...] = ()
-    """How the names of tensors begin that no text goes through, as those of images."""
+    """Prefixes of tensors that text does not use, such as those of a vision model."""
 
 
 GGUF_NAMES: Names = {
@@ -71,7 +84,7 @@ GGUF_NAMES: Names = {
     "q_norm": "blk.{}.attn_q_norm.weight",
     "k_norm": "blk.{}.attn_k_norm.weight",
 }
-"""As most families have them; a family adds what it alone has."""
+"""The names in most families. A family adds its own."""
 
 _LAYER = "model.layers.{}."
 HF_NAMES: Names = {
@@ -88,7 +101,7 @@ HF_NAMES: Names = {
 
 
 def hf_module(names: Names, layer: int, target: str) -> str:
-    """The Hugging Face name of a projection: "model.layers.3.self_attn.q_proj"."""
+    """The name of a projection in Hugging Face's model, such as "model.layers.3.self_attn.q_proj"."""
     if not target.endswith("_proj"):
         raise ValueError(f"not a projection: {target}")
     return names[target].format(layer).removesuffix(".weight")

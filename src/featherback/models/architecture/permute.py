@@ -1,8 +1,8 @@
-"""The row order of llama-family q and k projections in GGUF.
+"""The row order of q and k in GGUF files of the llama family.
 
-Both orders describe the same heads. Hugging Face rotates column i of a head together with column
-i + head_dim/2 (half-split); GGUF's llama rotates neighbours (interleaved), so its converter reorders the
-rows of q and k: within a head, GGUF row 2i + j is Hugging Face row i + j * head_dim/2.
+Both orders describe the same heads. Hugging Face rotates column i of a head together with column i + head_dim/2
+(half-split). GGUF's llama rotates neighbouring columns (interleaved), so its converter reorders the rows of q and k:
+within a head, GGUF row 2i + j is Hugging Face row i + j * head_dim/2.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ Index = NDArray[np.intp]
 
 
 def hf_to_gguf_rows(n_heads: int, rows: int) -> Index:
-    """Index (rows,) such that `hf_array[index]` is in GGUF order, for any array of shape (rows, ...)."""
+    """Return an index (rows,) such that `hf_array[index]` is in GGUF order, for arrays of shape (rows, ...)."""
     head_dim, rest = divmod(rows, n_heads)
     if rest or head_dim % 2:
         raise ValueError(f"{rows} rows do not make {n_heads} heads of even size")
@@ -20,5 +20,5 @@ def hf_to_gguf_rows(n_heads: int, rows: int) -> Index:
 
 
 def gguf_to_hf_rows(n_heads: int, rows: int) -> Index:
-    """Index (rows,) such that `gguf_array[index]` is in Hugging Face order; undoes `hf_to_gguf_rows`."""
+    """Return an index (rows,) such that `gguf_array[index]` is in Hugging Face order: the inverse permutation."""
     return np.argsort(hf_to_gguf_rows(n_heads, rows))

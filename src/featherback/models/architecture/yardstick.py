@@ -1,4 +1,4 @@
-"""The Qwen2.5 family's shapes: the yardstick of the memory tables, and of what a given memory can train."""
+"""The shapes of the Qwen2.5 models, which the tables of memory use as examples of model sizes."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ QWEN2_5: dict[str, ModelConfig] = {
     "32B": _qwen(5120, 27_648, 64, 40, 8),
     "72B": _qwen(8192, 29_568, 80, 64, 8),
 }
-"""Smallest first."""
+"""Size -> configuration, the smallest first."""

@@ -1,88 +1,110 @@
-"""What a model family says of itself. Each other module of this folder is one family and holds it as `FAMILY`."""
+"""The interface of a model family. Each other module of this folder defines one family as `FAMILY`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from featherback.engine.formats.safetensors import SafetensorsFolder
 from featherback.engine.formats.writer import Value
 from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.experts import ExpertsConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names, Naming
 from featherback.models.rope import TENSORS as ROPE_TENSORS
 from featherback.models.rope.base import Plain
+from featherback.models.source import Source
 from featherback.nn.attention import Attention
 from featherback.nn.block import Block
+from featherback.nn.experts import Experts
 from featherback.nn.glu import GatedUnit
+from featherback.nn.loss import Head
 from featherback.nn.rope import Rotary
+from featherback.nn.shared_expert import SharedExpert
 
 
 class Family(ABC):
-    """How configurations are read, what tensors are called, and what a layer computes."""
+    """How to read a family's configurations, the names of its tensors, and the computation of its layers."""
 
     architecture: ClassVar[str]
-    """GGUF's general.architecture."""
+    """The `general.architecture` of GGUF files."""
     called: ClassVar[str]
-    """The models that people know it by."""
+    """The names of the models, for people."""
+    other_architectures: ClassVar[tuple[str, ...]] = ()
+    """Other values of `general.architecture` with the same keys and tensors."""
     model_types: ClassVar[tuple[str, ...]]
     """The model_type entries of config.json."""
     gguf_names: ClassVar[Names] = GGUF_NAMES
     hf_names: ClassVar[Names] = HF_NAMES
     also_used: ClassVar[tuple[str, ...]] = ROPE_TENSORS
-    """Tensors outside the layers that the configuration is read from."""
+    """Tensors outside the layers that `read_gguf` reads."""
     window_period: ClassVar[int | None] = None
-    """In a GGUF file with a window but no list of its layers: every n-th has none. 0: all have it; None: refused."""
+    """For GGUF files with a window but no list of layers: every n-th layer has none. 0: all have it; None: reject."""
     gguf_interleaved: ClassVar[bool] = False
-    """Whether GGUF files hold rows of q and k for a rotation of neighbours: see `models.architecture.permute`."""
+    """Whether GGUF files store the rows of q and k in interleaved order: see `models.architecture.permute`."""
+    folders_only: ClassVar[str] = ""
+    """Why there are neither GGUF files nor merged models of the family, as a clause; empty: there are."""
     hf_norm_offset: ClassVar[float] = 0.0
-    """What Hugging Face's norm weights lack: its Gemma multiplies by 1 + w. GGUF files hold the sum."""
+    """Added to Hugging Face's norm weights: its Gemma multiplies by 1 + w. GGUF files store the sum."""
 
     @property
     def projections(self) -> tuple[str, ...]:
-        """What an adapter may target in a layer, by the names that PEFT uses."""
+        """The projections that an adapter may target, with PEFT's names."""
         return tuple(name for name in self.hf_names if name.endswith("_proj"))
 
     @abstractmethod
     def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
-        """The configuration of a GGUF file."""
+        """Read the configuration of a GGUF file."""
 
     @abstractmethod
     def read_hf(self, config: HFConfig) -> ModelConfig:
-        """The configuration of a Hugging Face folder."""
+        """Read the configuration of a Hugging Face folder."""
 
     def naming(self, config: HFConfig | None) -> Naming:
-        """The names in the Hugging Face folder with this config.json; None: in a GGUF file."""
+        """The names of the parts in a Hugging Face folder with this config.json; None: in a GGUF file."""
         return Naming(self.gguf_names if config is None else self.hf_names, self.hf_names)
 
     @abstractmethod
     def blocks(self, config: ModelConfig) -> list[Block]:
-        """The layers in order. Layers that are alike may be one object."""
+        """Return the layers in order. Equal layers may be the same object."""
 
     def embedding_scale(self, config: ModelConfig) -> float:
-        """What embeddings are multiplied by."""
+        """The factor of the embeddings."""
         return 1.0
 
     def norm_eps(self, config: ModelConfig) -> float:
-        """eps of the residual stream's norms, the last among them."""
+        """The eps of the norms of the residual stream, including the last norm."""
         return config.rms_norm_eps
 
     def logit_divisor(self, config: ModelConfig) -> float:
-        """What logits are divided by."""
+        """The divisor of the logits."""
         return 1.0
 
     def logit_softcap(self, config: ModelConfig) -> float:
-        """cap, where logits become cap tanh(logits / cap); 0: they stay."""
+        """The cap of the logits, which become cap tanh(logits / cap); 0: no cap."""
         return 0.0
 
+    def top_vectors(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the vectors outside the layers, besides the last norm."""
+        return {}
+
+    def head(self, config: ModelConfig, norm: Any, weight: Any, vectors: Mapping[str, Any]) -> Head:
+        """Return the output head. `norm` (D,), `weight` (V, D), and the `top_vectors` by name."""
+        return Head(norm, weight, self.norm_eps(config), self.logit_softcap(config), self.logit_divisor(config))
+
+    def conversion(self, folder: SafetensorsFolder, config: ModelConfig) -> Source | None:
+        """Return the conversion of a folder's weights, if the family's are not used as they are stored."""
+        return None
+
     def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
-        """The metadata, without the architecture's prefix, that only this family writes: the inverse of read_gguf."""
+        """The GGUF metadata that only this family has, without the architecture's prefix: the inverse of read_gguf."""
         return {}
 
 
 def rotary(config: ModelConfig) -> Rotary:
-    """The rotation that a configuration's own entries describe."""
+    """Make the rotary embedding of a configuration."""
     plain = (config.rope_theta, config.head_dim, config.rope_interleaved)
     scaling, rotated = config.rope_scaling, config.rotary_dim
     if scaling is None:
@@ -92,7 +114,7 @@ def rotary(config: ModelConfig) -> Rotary:
 
 
 def by_window(config: ModelConfig, block_of: Callable[[int], Block]) -> list[Block]:
-    """The layers in order: `block_of` their window, one object for all that are alike."""
+    """Return the layers in order, each made by `block_of(window)`; layers with the same window are one object."""
     windows = config.windows or (0,) * config.num_hidden_layers
     made = {window: block_of(window) for window in set(windows)}
     return [made[window] for window in windows]
@@ -101,9 +123,9 @@ def by_window(config: ModelConfig, block_of: Callable[[int], Block]) -> list[Blo
 def silu_block(
     config: ModelConfig, turn: Rotary | None, window: int, fused_mlp: str | None = None, **attention: Any
 ) -> Block:
-    """m = x + attention(rms(x) g);   y = m + mlp(rms(m) g'), with SiLU.
+    """Make a block with SiLU: m = x + attention(rms(x) g);   y = m + mlp(rms(m) g').
 
-    `fused_mlp`: as `GatedUnit` has it. `attention`: further arguments of `Attention`.
+    `fused_mlp`: the argument `fused` of `GatedUnit`. `attention`: further arguments of `Attention`.
     """
     return Block(
         [
@@ -113,8 +135,33 @@ def silu_block(
     )
 
 
+def expert_block(config: ExpertsConfig, turn: Rotary | None, window: int, **attention: Any) -> Block:
+    """Make a block with experts: m = x + attention(rms(x) g);   y = m + experts(rms(m) g').
+
+    `attention`: further arguments of `Attention`.
+    """
+    first = Attention(**attention_sizes(config), rotary=turn, bias=config.attention_bias, window=window, **attention)
+    return Block([first, mixture(config)])
+
+
+def mixture(config: ExpertsConfig, *, shared_is_gated: bool = False, eps: float = 0.0, **others: Any) -> Experts:
+    """Make the branch of experts. `eps`: of the sum of sigmoids. `others`: further arguments of `Experts`."""
+    shared = None
+    if config.shared_size:
+        shared = SharedExpert(config.hidden_size, config.shared_size, gated=shared_is_gated)
+    return Experts(
+        hidden_size=config.hidden_size,
+        expert_size=config.expert_size,
+        gating=config.gating(eps),
+        eps=config.rms_norm_eps,
+        shared=shared,
+        fused=config.gate_up_fused,
+        **others,
+    )
+
+
 def attention_sizes(config: ModelConfig) -> dict[str, Any]:
-    """The arguments of `Attention` that every configuration has."""
+    """The arguments of `Attention` that follow from every configuration."""
     return {
         "hidden_size": config.hidden_size,
         "heads": config.num_attention_heads,
@@ -126,7 +173,7 @@ def attention_sizes(config: ModelConfig) -> dict[str, Any]:
 
 
 def mlp_sizes(config: ModelConfig) -> dict[str, Any]:
-    """The arguments of `GatedUnit` that every configuration has."""
+    """The arguments of `GatedUnit` that follow from every configuration."""
     return {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,

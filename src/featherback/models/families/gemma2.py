@@ -1,8 +1,8 @@
 """Gemma 2: GELU, four norms per block, soft caps on scores and logits, local layers among global ones.
 
-Every other layer is local, the first among them: a query sees a window of the tokens before. What a GGUF file leaves to
-the reader is what llama.cpp takes: a window of 4096, caps of 50 on scores and 30 on logits, and scores multiplied by
-head_dim^-1/2, in the 27B model by (hidden_size / heads)^-1/2. `Gemma` is what Gemma 3 shares.
+Every other layer is local, beginning with the first: a query sees only a window of the tokens before it. If a GGUF file
+does not state them, llama.cpp's values are used: a window of 4096, caps of 50 on scores and 30 on logits, and scores
+multiplied by head_dim^-1/2, or by (hidden_size / heads)^-1/2 in the 27B model. Gemma 3 shares the class `Gemma`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from featherback.nn.rope import Rotary
 
 SCALE = "attention.scale"
 ATTENTION_CAP, FINAL_CAP = "attn_logit_softcapping", "final_logit_softcapping"
-CAPS: Mapping[str, float] = {ATTENTION_CAP: 50.0, FINAL_CAP: 30.0}  # where a file does not say
+CAPS: Mapping[str, float] = {ATTENTION_CAP: 50.0, FINAL_CAP: 30.0}  # if a file does not state them
 PERIOD = 2  # every other layer is global
 WINDOW_SIZE = 4096
 
@@ -47,12 +47,12 @@ HF_DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 256_000,
     **CAPS,
 }
-"""What transformers takes where config.json does not say."""
+"""The defaults of transformers for missing entries of config.json."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GemmaConfig(ModelConfig):
-    attention_scale: float  # of the scores, float32
+    attention_scale: float  # factor of the scores, float32
     attention_softcap: float = 0.0
     final_softcap: float = 0.0
 
@@ -62,7 +62,9 @@ class GemmaConfig(ModelConfig):
         for name in ("attention_softcap", "final_softcap"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise FeatherbackError(f"The model's {name} is {value}; it must be finite, and 0 if there is none.")
+                raise FeatherbackError(
+                    f"The model's {name} is {value}; it must be a finite number that is not negative, 0 for no cap."
+                )
 
 
 class GemmaBlock(Block):
@@ -95,7 +97,7 @@ class GemmaBlock(Block):
 
 
 class Gemma(Family):
-    """What Gemma 2 and 3 share."""
+    """The parts that Gemma 2 and 3 share."""
 
     gguf_names: ClassVar[Names] = {
         **GGUF_NAMES,
@@ -111,19 +113,19 @@ class Gemma(Family):
     also_used = ()
     hf_norm_offset = 1.0
     layers_27b: ClassVar[int]
-    """How llama.cpp knows the model whose scores are scaled otherwise."""
+    """The number of layers of the 27B model, whose scores have another scale. llama.cpp recognises it in this way."""
     caps: ClassVar[Mapping[str, float]] = dict.fromkeys(CAPS, 0.0)
-    """Where a GGUF file does not say."""
+    """The caps of a GGUF file that does not state them."""
 
     def scale_in_gguf(self, keys: GGUFKeys, common: Mapping[str, Any]) -> float:
-        """What scores are multiplied by, float32."""
+        """Read the factor of the scores, float32."""
         width = common["head_dim"]
         if common["num_hidden_layers"] == self.layers_27b:
             width = common["hidden_size"] // common["num_attention_heads"]
         return keys.number(SCALE, 0) or inverse_root(width)
 
     def caps_in_gguf(self, keys: GGUFKeys) -> dict[str, Any]:
-        """The arguments of GemmaConfig about caps."""
+        """Read the caps, as arguments of GemmaConfig."""
         attention, final = (keys.number(key, self.caps[key]) for key in (ATTENTION_CAP, FINAL_CAP))
         return {"attention_softcap": attention, "final_softcap": final}
 
@@ -175,9 +177,9 @@ class Gemma2(Gemma):
 
 
 def with_defaults(config: HFConfig, defaults: Mapping[str, Any]) -> HFConfig:
-    """The entries, and `defaults` where there is none; FeatherbackError for another activation or mask.
+    """Return the entries, with `defaults` for missing ones and for null. A cap that is null means no cap.
 
-    An entry that is null is none, but a cap that is null is 0: there is no cap.
+    Raises FeatherbackError for an activation or a mask that differs from the default.
     """
     entries = {name: 0 if value is None and name in CAPS else value for name, value in config.entries.items()}
     given = {name: value for name, value in entries.items() if value is not None}
@@ -189,7 +191,7 @@ def with_defaults(config: HFConfig, defaults: Mapping[str, Any]) -> HFConfig:
 
 
 def hf_scores(config: HFConfig) -> dict[str, Any]:
-    """The arguments of GemmaConfig about scores and logits, and the biases before them."""
+    """Read the attention's bias and scale and the caps, as arguments of GemmaConfig."""
     return {
         "attention_bias": config.flag("attention_bias", False),
         "attention_scale": inverse_root(config.number("query_pre_attn_scalar", 0)),
@@ -199,7 +201,7 @@ def hf_scores(config: HFConfig) -> dict[str, Any]:
 
 
 def inverse_root(size: float) -> float:
-    """size^-1/2 in float32; infinite for 0, which no configuration may have."""
+    """Return size^-1/2 in float32, or infinity for 0, which GemmaConfig then rejects."""
     return float(np.float32(size**-0.5)) if size > 0 else math.inf
 
 

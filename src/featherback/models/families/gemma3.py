@@ -1,10 +1,10 @@
-"""Gemma 3's text model: Gemma 2 with norms of query and key heads, and five local layers for a global one.
+"""Gemma 3's text model: Gemma 2 with norms of query and key heads, and five local layers for each global one.
 
-Global and local layers rotate by different bases. Three things that `config.json` states a GGUF file may leave to the
-reader, and they are then what llama.cpp takes: every sixth layer is global, the local base is 10,000, and scores are
-multiplied by head_dim^-1/2, in the 27B model by (hidden_size / heads)^-1/2. Caps are rare, and stated.
+Global and local layers rotate with different bases. If a GGUF file does not state them, llama.cpp's values are used:
+every sixth layer is global, the local base is 10,000, and scores are multiplied by head_dim^-1/2, or by
+(hidden_size / heads)^-1/2 in the 27B model. Caps are rare, and are used only if the file states them.
 
-A Hugging Face folder may also hold a model of images. It is left alone: text goes through none of it.
+A Hugging Face folder may also hold a vision model, which text does not use. It is not changed.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ HF_DEFAULTS: Mapping[str, Any] = {
     "use_bidirectional_attention": False,
     "vocab_size": 262_208,
 }
-"""What transformers takes where config.json does not say."""
+"""The defaults of transformers for missing entries of config.json."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Gemma3Config(GemmaConfig):
-    """`rope_theta` is that of the global layers: those without a window."""
+    """`rope_theta` is the base of the global layers, which have no window."""
 
     local_theta: float = LOCAL_BASE
-    rope_divisor: float = 1.0  # of positions, in global layers
+    rope_divisor: float = 1.0  # divides the positions, in global layers
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,7 +119,7 @@ class Gemma3(Gemma):
 
 
 def _text_part(config: HFConfig) -> HFConfig:
-    """The entries about the text model: all of them, or one, where there is a model of images beside it."""
+    """The entries about the text model: `text_config` if there is a vision model, else all entries."""
     if config.entries["model_type"] != WITH_IMAGES:
         return config
     text = config.entries.get("text_config")
@@ -130,7 +130,10 @@ def _text_part(config: HFConfig) -> HFConfig:
 
 
 def _rope(config: HFConfig) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The entries about rotary embedding of global and local layers: by kind (transformers 5), or flat (before)."""
+    """The entries about rotary embedding, for global and for local layers.
+
+    transformers 5 stores them by kind of layer, earlier versions in flat entries.
+    """
     found: dict[str, dict[str, Any]] = {}
     for name in ("rope_parameters", "rope_scaling"):
         found[name] = config.entries.get(name, {})
@@ -147,7 +150,7 @@ def _rope(config: HFConfig) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 
 def _divisor(config: HFConfig, rope: Mapping[str, Any]) -> float:
-    """Of positions, by the entries about rotary embedding."""
+    """The divisor of the positions. Raises FeatherbackError if the scaling is not linear."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear"):
         raise config.unsupported("rope_type", kind)

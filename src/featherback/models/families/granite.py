@@ -1,17 +1,17 @@
-"""Granite 3 (dense): Llama with four multipliers: of embeddings, of what a block adds to them, of scores, of logits.
+"""Granite 3 (dense): Llama with four multipliers: of embeddings, of each branch's output, of scores, of logits.
 
     x_0 = e E[t];   m = x + s attention(rms(x) g);   y = m + s mlp(rms(m) g');   logits = rms(x_L) g W^T / c
 
-Divided by s, the residual stream is that of a Llama whose embeddings are multiplied by e / s: a norm does not see the
-factor but in its eps, rms(x, eps) = rms(x / s, eps / s^2). So this is how it is held, and no layer multiplies. 1 / c
-goes with the weights of the last norm.
+The residual stream divided by s is the stream of a Llama whose embeddings are multiplied by e / s. A norm depends on
+the factor only through its eps: rms(x, eps) = rms(x / s, eps / s^2). So the stream is stored divided by s, and no layer
+multiplies. The weights of the last norm include 1 / c.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from featherback.engine.formats.writer import Value
 from featherback.models.architecture import hf_config
@@ -28,15 +28,15 @@ MULTIPLIERS: Mapping[str, tuple[str, str]] = {
     "attention_scale": ("attention.scale", "attention_multiplier"),
     "logit_divisor": ("logit_scale", "logits_scaling"),
 }
-"""Field of GraniteConfig: the key in a GGUF file, the entry in config.json."""
-ROTATES = "rope.scaling.finetuned"  # llama.cpp's switch of Granite's rotary embedding
+"""Field of GraniteConfig -> (key in a GGUF file, entry in config.json)."""
+ROTATES = "rope.scaling.finetuned"  # llama.cpp's switch for Granite's rotary embedding
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GraniteConfig(ModelConfig):
     embedding_scale: float  # e
     residual_scale: float  # s
-    attention_scale: float  # of the scores
+    attention_scale: float  # factor of the scores
     logit_divisor: float  # c
 
     def __post_init__(self) -> None:
@@ -47,23 +47,29 @@ class GraniteConfig(ModelConfig):
 class Granite(Family):
     architecture = "granite"
     called = "Granite 3"
-    model_types = ("granite",)
+    model_types: ClassVar[tuple[str, ...]] = ("granite",)
     gguf_interleaved = True
 
     def read_gguf(self, keys: GGUFKeys) -> GraniteConfig:
-        """A multiplier that is absent or 0 is none, as in llama.cpp; the logits' must be there."""
-        common = common_config(keys, self.window_period, [key for key, _ in MULTIPLIERS.values()])
+        return GraniteConfig(**self.read_fields(keys))
+
+    def read_fields(self, keys: GGUFKeys, followed: Collection[str] = ()) -> dict[str, Any]:
+        """Read the arguments of GraniteConfig. `followed`: further keys that the family reads itself.
+
+        A missing multiplier, or 0, means 1, as in llama.cpp; the logits' is required.
+        """
+        common = common_config(keys, self.window_period, [*followed, *(key for key, _ in MULTIPLIERS.values())])
         if keys.file.metadata.get(f"{keys.architecture}.{ROTATES}", True) is not True:
-            raise keys.wrong(ROTATES, False, "only rotary embedding in all layers")
-        return GraniteConfig(
+            raise keys.wrong(ROTATES, False, "True (rotary embedding in all layers)")
+        return {
             **common,
-            attention_bias=False,
-            rope_interleaved=self.gguf_interleaved,
-            embedding_scale=keys.number("embedding_scale", 0) or 1.0,
-            residual_scale=keys.number("residual_scale", 0) or 1.0,
-            attention_scale=keys.number("attention.scale", 0) or common["head_dim"] ** -0.5,
-            logit_divisor=keys.number("logit_scale"),
-        )
+            "attention_bias": False,
+            "rope_interleaved": self.gguf_interleaved,
+            "embedding_scale": keys.number("embedding_scale", 0) or 1.0,
+            "residual_scale": keys.number("residual_scale", 0) or 1.0,
+            "attention_scale": keys.number("attention.scale", 0) or common["head_dim"] ** -0.5,
+            "logit_divisor": keys.number("logit_scale"),
+        }
 
     def read_hf(self, config: HFConfig) -> GraniteConfig:
         for name in ("attention_bias", "mlp_bias"):

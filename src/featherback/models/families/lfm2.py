@@ -1,13 +1,13 @@
 """LFM2: gated short convolutions, and attention in some layers; both before a gated unit.
 
-`config.json` says which layers have which by `layer_types`, or lists those of attention; a GGUF file has the key-value
-heads of each layer, of which a convolution has none. The width of the gated unit is computed from what `config.json`
-says as transformers does; in a GGUF file it stands as it is. The last norm is called that of the embedding.
+`config.json` has the kind of each layer (`layer_types`), or a list of the attention layers. A GGUF file has the number
+of key-value heads of each layer, which is 0 for a convolution. The width of the gated unit is computed from entries of
+`config.json`, as in transformers; a GGUF file states it. The last norm is named after the embedding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -45,15 +45,15 @@ HF_DEFAULTS: Mapping[str, Any] = {
     "tie_word_embeddings": True,
     "vocab_size": 65_536,
 }
-"""What transformers takes where config.json does not say."""
+"""The defaults of transformers for missing entries of config.json."""
 OTHER_NAMES = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
-"""Entries that count in place of others."""
+"""Entry -> the entry that it replaces."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Lfm2Config(ModelConfig):
-    taps: int  # of the convolutions
-    convolves: tuple[bool, ...]  # layer by layer; attention in the others
+    taps: int  # number of taps of a convolution
+    convolves: tuple[bool, ...]  # for each layer: a convolution, else attention
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,8 +61,8 @@ class Lfm2Config(ModelConfig):
             raise FeatherbackError(f"The model's convolutions have {self.taps} taps; 2 to {MOST_TAPS} are supported.")
         if len(self.convolves) != self.num_hidden_layers:
             raise FeatherbackError(
-                f"The model says of {len(self.convolves)} layers whether they convolve; it has "
-                f"{self.num_hidden_layers}."
+                f"The model's list of convolution and attention layers has {len(self.convolves)} entries; it needs one "
+                f"for each of its {self.num_hidden_layers} layers."
             )
 
 
@@ -94,18 +94,23 @@ class Lfm2(Family):
     }
 
     def read_gguf(self, keys: GGUFKeys) -> Lfm2Config:
-        common = common_config(keys, self.window_period, (KV_HEADS,))
+        return Lfm2Config(**self.read_fields(keys))
+
+    def read_fields(self, keys: GGUFKeys, followed: Collection[str] = ()) -> dict[str, Any]:
+        """Read the arguments of Lfm2Config. `followed`: further keys that the family reads itself."""
+        common = common_config(keys, self.window_period, (KV_HEADS, *followed))
         heads = keys.integers(KV_HEADS, common["num_hidden_layers"])
         kinds = {count for count in heads if count}
         if len(kinds) > 1:
-            raise keys.wrong(KV_HEADS, sorted(kinds), "one number for all layers of attention")
-        return Lfm2Config(
-            **common | {"num_key_value_heads": kinds.pop() if kinds else common["num_attention_heads"]},
-            attention_bias=False,
-            rope_interleaved=False,
-            taps=keys.integer(TAPS),
-            convolves=tuple(count == 0 for count in heads),
-        )
+            raise keys.wrong(KV_HEADS, sorted(kinds), "the same number in all layers with attention")
+        return {
+            **common,
+            "num_key_value_heads": kinds.pop() if kinds else common["num_attention_heads"],
+            "attention_bias": False,
+            "rope_interleaved": False,
+            "taps": keys.integer(TAPS),
+            "convolves": tuple(count == 0 for count in heads),
+        }
 
     def read_hf(self, config: HFConfig) -> Lfm2Config:
         given = {name: value for name, value in config.entries.items() if value is not None}
@@ -135,7 +140,7 @@ class Lfm2(Family):
 
 
 def _width(config: HFConfig) -> int:
-    """Of the gated unit: two thirds of the entry, times a factor, rounded up to a multiple."""
+    """The width of the gated unit: two thirds of the entry, times a factor, rounded up to a multiple."""
     width = config.integer("intermediate_size")
     if not config.flag("block_auto_adjust_ff_dim", True):
         return width
@@ -150,14 +155,14 @@ def _width(config: HFConfig) -> int:
 
 
 def _convolves(config: HFConfig) -> tuple[bool, ...]:
-    """By the types of the layers, or by the list of those that have attention; without either, all have."""
+    """Whether each layer is a convolution: from `layer_types`, or `full_attn_idxs`; without either, none is."""
     layers, types = config.integer("num_hidden_layers"), config.entries.get("layer_types")
     if not 0 < layers <= MOST_LAYERS:
         raise config.unsupported("num_hidden_layers", layers)
     if types is None:
         attending = config.entries.get("full_attn_idxs", list(range(layers)))
         if not isinstance(attending, list) or any(type(layer) is not int for layer in attending):
-            raise config.unsupported("full_attn_idxs", attending, ("a list of layers",))
+            raise config.unsupported("full_attn_idxs", attending, ("a list of layer numbers",))
         listed = set(attending)
         types = [GLOBAL if layer in listed else CONV for layer in range(layers)]
     if not isinstance(types, list) or len(types) != layers or not {CONV, GLOBAL}.issuperset(map(str, types)):

@@ -1,37 +1,51 @@
-"""Llama 2 and 3, Mistral, Ministral, SmolLM 2, and others that share this architecture."""
+"""Llama 2 and 3, Mistral, Ministral, Mixtral, SmolLM 2, and others that share this architecture."""
 
 from __future__ import annotations
 
-from featherback.models.architecture import hf_config
+from typing import ClassVar
+
+from featherback.engine.formats.writer import Value
+from featherback.models.architecture import experts, hf_config
 from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.experts import ExpertsConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
 from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
-from featherback.models.families.base import Family, by_window, rotary, silu_block
+from featherback.models.architecture.names import GGUF_NAMES, Names
+from featherback.models.families.base import Family, by_window, expert_block, rotary, silu_block
 from featherback.nn.block import Block
 
-MISTRAL_WINDOW = 4096  # what transformers takes where the config.json of a Mistral or Ministral does not say
+MISTRAL_WINDOW = 4096  # transformers' default if the config.json of a Mistral or Ministral has no window
 
 
 class Llama(Family):
     architecture = "llama"
-    called = "Llama 2, Llama 3, Mistral, Ministral, SmolLM 2"
-    model_types = ("llama", "mistral", "ministral")
+    called = "Llama 2, Llama 3, Mistral, Ministral, Mixtral, SmolLM 2"
+    model_types = ("llama", "mistral", "ministral", "mixtral")
+    gguf_names: ClassVar[Names] = {**GGUF_NAMES, **experts.GGUF_NAMES}
     window_period = 0
     gguf_interleaved = True
 
     def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
-        """Biases of q, k and v are rare, but allowed."""
-        common = common_config(keys, self.window_period)
-        return ModelConfig(
-            **common,
-            attention_bias=any(self.gguf_names[f"{x}_bias"].format(0) in keys.file.tensors for x in "qkv"),
-            rope_interleaved=self.gguf_interleaved,
-        )
+        """Read the configuration. Biases of q, k and v are rare, but supported. A Mixtral has experts."""
+        routed = keys.integer(experts.COUNT, 0) != 0
+        fields = {
+            **common_config(keys, self.window_period, experts.FOLLOWED if routed else ()),
+            "attention_bias": any(self.gguf_names[f"{x}_bias"].format(0) in keys.file.tensors for x in "qkv"),
+            "rope_interleaved": self.gguf_interleaved,
+        }
+        if not routed:
+            return ModelConfig(**fields)
+        return ExpertsConfig(**fields, **experts.read_experts(keys, fields["intermediate_size"], normalised=True))
 
     def read_hf(self, config: HFConfig) -> ModelConfig:
-        """Every layer of a Mistral has its window, unless that is null; a Ministral may name those that have it."""
+        """Read the configuration.
+
+        Every layer of a Mistral has the window, unless it is null. A Ministral may list the layers with the window.
+        """
         window, kind = 0, config.entries.get("model_type")
+        if kind == "mixtral":
+            raise experts.unsupported_folder(config.path, "Mixtral")
         if kind == "mistral" and (types := config.entries.get("layer_types")) is not None:
             raise config.unsupported("layer_types", types)
         if kind in ("mistral", "ministral"):
@@ -45,7 +59,12 @@ class Llama(Family):
 
     def blocks(self, config: ModelConfig) -> list[Block]:
         turn = rotary(config)
+        if isinstance(config, ExpertsConfig):
+            return by_window(config, lambda window: expert_block(config, turn, window))
         return by_window(config, lambda window: silu_block(config, turn, window))
+
+    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
+        return experts.expert_keys(config) if isinstance(config, ExpertsConfig) else {}
 
 
 FAMILY = Llama()

@@ -1,4 +1,4 @@
-"""OLMo 2: norms behind attention and MLP, none before; and one of all heads of a query together, and of a key."""
+"""OLMo 2: norms after attention and MLP instead of before, and a norm over all heads of a query, and of a key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from featherback.nn.block import Block
 from featherback.nn.glu import GatedUnit
 from featherback.nn.rope import Rotary
 
-EPS = 1e-5  # what transformers takes where config.json does not say
+EPS = 1e-5  # transformers' default if config.json does not state it
 
 
 class Olmo2Block(Block):
@@ -57,7 +57,7 @@ class Olmo2(Family):
         return ModelConfig(**common, attention_bias=False, rope_interleaved=False)
 
     def read_hf(self, config: HFConfig) -> ModelConfig:
-        if config.flag("attention_bias", False):  # o would have one as well
+        if config.flag("attention_bias", False):  # then o has a bias too, which is not supported
             raise config.unsupported("attention_bias", True)
         common = hf_config.common_config(config, "olmo2")
         return ModelConfig(**common | {"rms_norm_eps": config.number("rms_norm_eps", EPS)}, attention_bias=False)

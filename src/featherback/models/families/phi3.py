@@ -1,8 +1,8 @@
 """Phi-3: like Llama, but q, k and v are rows of one projection, and gate and up of another.
 
-Adapters sit on the fused projections, as PEFT's do: one A for all parts, their rows of B one below the other. A window
-holds in every layer. (llama.cpp ignores it.) Phi-3 128k and Phi-4-mini stretch rotary embedding by LongRoPE, and
-Phi-4-mini rotates three quarters of a head.
+Adapters target the fused projections, as in PEFT: one A for all parts, and a B with the rows of the parts one below the
+other. A window applies in every layer. (llama.cpp ignores it.) Phi-3 128k and Phi-4-mini use LongRoPE, and Phi-4-mini
+rotates three quarters of each head.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from featherback.nn.block import Block
 QKV, GATE_UP = "qkv_proj", "gate_up_proj"
 APART = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "q_bias", "k_bias", "v_bias")
 HF_DEFAULTS = {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}
-"""What transformers takes where config.json does not say."""
+"""The defaults of transformers for missing entries of config.json."""
 LONG_ROPE = "longrope"
 HF_NAMES_OF_LONG_ROPE = (LONG_ROPE, "su", "yarn")
 
 
 def _fused(names: Names, qkv: str, gate_up: str) -> Names:
-    """The names with fused projections in place of their parts."""
+    """Replace the names of the parts by those of the fused projections."""
     return {QKV: qkv, GATE_UP: gate_up} | {part: name for part, name in names.items() if part not in APART}
 
 

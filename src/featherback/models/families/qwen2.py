@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5: like llama, with biases on q, k and v, and rotary halves in their original order."""
+"""Qwen 2 and 2.5: like Llama, with biases on q, k and v. GGUF keeps Hugging Face's row order of q and k."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 3 (dense): Qwen 2 with a norm of each query and key head in place of biases."""
+"""Qwen 3 (dense): Qwen 2 with a norm of each query head and key head instead of biases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.families.base import Family, by_window, rotary, silu_block
 from featherback.nn.block import Block
 
-HEAD_DIM = 128  # what transformers takes where config.json does not say
+HEAD_DIM = 128  # transformers' default if config.json does not state it
 
 
 class Qwen3(Family):
@@ -31,7 +31,7 @@ class Qwen3(Family):
         )
 
     def blocks(self, config: ModelConfig) -> list[Block]:
-        """q, k = rope(rms(lin(n)) g): the norm is of a head, and its weight g (head_dim,) all heads share."""
+        """Make the layers. q, k = rope(rms(lin(n)) g): the norm is per head, and all heads share g (head_dim,)."""
         turn = rotary(config)
         return by_window(config, lambda window: silu_block(config, turn, window, qk_norm="heads"))
 

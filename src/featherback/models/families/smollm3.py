@@ -1,7 +1,7 @@
-"""SmolLM 3: like Llama, but some layers, every fourth unless `config.json` lists them, do not rotate queries and keys.
+"""SmolLM 3: like Llama, but some layers do not rotate queries and keys: every fourth, or those that config.json lists.
 
-A GGUF file has no place for the list: its reader takes every fourth, as llama.cpp does. Rows of q and k lie in llama's
-order there in all layers.
+GGUF has no key for the list, so every fourth layer of a GGUF file does not rotate, as in llama.cpp. In all layers the
+rows of q and k are in llama's order there.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ HF_DEFAULTS: Mapping[str, Any] = {
     "use_sliding_window": False,
     "vocab_size": 128_256,
 }
-"""What transformers takes where config.json does not say."""
+"""The defaults of transformers for missing entries of config.json."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SmolLM3Config(ModelConfig):
-    rope_layers: tuple[bool, ...] = ()  # which rotate queries and keys; empty: all but every fourth
+    rope_layers: tuple[bool, ...] = ()  # whether each layer rotates queries and keys; empty: all but every fourth
 
     def rotates(self, layer: int) -> bool:
         """Whether a layer rotates queries and keys."""
@@ -55,7 +55,10 @@ class SmolLM3(Family):
         return SmolLM3Config(**common, attention_bias=False, rope_interleaved=self.gguf_interleaved)
 
     def read_hf(self, config: HFConfig) -> SmolLM3Config:
-        """A window, if one is in use, is that of the layers which do not rotate, unless they are listed."""
+        """Read the configuration.
+
+        If windows are in use, the layers that do not rotate have the window, unless `layer_types` lists others.
+        """
         given = {name: value for name, value in config.entries.items() if value is not None}
         config = HFConfig(config.path, {**HF_DEFAULTS, **given})
         layers = config.integer("num_hidden_layers")
@@ -85,17 +88,20 @@ class SmolLM3(Family):
     def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
         assert isinstance(config, SmolLM3Config)
         if config.rope_layers:
-            raise FeatherbackError("GGUF cannot tell which layers of a SmolLM 3 rotate, if not three of four.")
+            raise FeatherbackError(
+                "GGUF cannot store this SmolLM 3: in GGUF, three of every four layers use rotary embedding, and this "
+                "model uses it in other layers. Export it in another format."
+            )
         return {}
 
 
 def _all_but_every(period: int, layers: int) -> tuple[bool, ...]:
-    """Which layers rotate, if every `period`-th does not."""
+    """Whether each layer rotates, if every `period`-th does not."""
     return tuple((layer + 1) % period != 0 for layer in range(layers))
 
 
 def _rope_layers(config: HFConfig, layers: int) -> tuple[bool, ...]:
-    """By the list of config.json, which may go on after the last layer, or by its interval."""
+    """Whether each layer rotates: from the list in config.json, which may be too long, or from its interval."""
     listed = config.entries.get("no_rope_layers")
     if listed is None:
         period = config.integer("no_rope_layer_interval")

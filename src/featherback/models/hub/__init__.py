@@ -1,1 +1,1 @@
-"""What MODEL means (`locate`), and how a model gets into the cache (`fetch`)."""
+"""Find a model by its name (`locate`), and download a model into the cache (`fetch`)."""

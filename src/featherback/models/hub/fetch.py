@@ -1,4 +1,4 @@
-"""`fetch`: a model by its name here or on Hugging Face, verified, in the cache."""
+"""`fetch`: download a model into the cache and verify it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ def fetch(
     progress: Callable[[str], None] | None = None,
     verify: bool = False,
 ) -> Path:
-    """The path of a model: a name of the catalogue ("smollm2-135m"), or a Hugging Face repository
-    "OWNER/NAME[:FILE]".
+    """Download a model and return its path.
 
-    A verified copy in the cache is used as it is; `verify` hashes it again. `progress` is called with a short
-    description of what takes time. Raises FeatherbackError if the model cannot be downloaded or fails its check.
+    `name_or_repo`: a name of the catalogue ("smollm2-135m"), or a Hugging Face repository as "OWNER/NAME[:FILE]".
+    `cache_dir`: the cache's folder; default: `$FEATHERBACK_CACHE` or the system's. `progress`: called with a short
+    description of each slow step. `verify`: hash a copy in the cache again, instead of trusting its record.
+
+    Raises FeatherbackError if the model cannot be downloaded, or if its checksum is wrong.
     """
     tell = progress or (lambda _: None)
     if model := CATALOGUE.get(name_or_repo.lower()):
@@ -33,8 +35,8 @@ def fetch(
     if match is None or Path(name_or_repo).exists():
         known = ", ".join(CATALOGUE)
         raise FeatherbackError(
-            f"No model is known as {name_or_repo!r}. Known names: {known}; or name a Hugging Face "
-            "repository as OWNER/NAME or OWNER/NAME:FILE. A model on this disk needs no fetching."
+            f"Unknown model {name_or_repo!r}; expected {known}, or a Hugging Face repository as OWNER/NAME or "
+            "OWNER/NAME:FILE. A model that is already on this disk need not be fetched."
             f"{did_you_mean(near(name_or_repo, CATALOGUE))}"
         )
     return fetch_repository(match["repository"], match["file"], cache_folder(cache_dir) / OWN, tell, verify)

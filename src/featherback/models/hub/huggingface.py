@@ -1,4 +1,4 @@
-"""A model from the Hugging Face hub, through its own client (the extra "hub")."""
+"""Download a model from the Hugging Face Hub, with its own client (the extra "hub")."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from featherback.models.hub.choose import choose
 def fetch_repository(
     repository: str, wanted: str | None, folder: Path, tell: Callable[[str], None], verify: bool
 ) -> Path:
-    """A GGUF file of a repository, or the folder of its safetensors if it holds no GGUF.
+    """Download a GGUF file of a repository, or its safetensors folder if it has no GGUF, and return the path.
 
-    `wanted` is a file name or an unambiguous part of one ("Q4_K_M"). Large files are checked against the
-    SHA-256 that the hub names. Without a connection, a file fetched before and named exactly is found again.
+    `wanted`: a file name, or a part of one that fits only one file ("Q4_K_M"). Large files are checked against the
+    SHA-256 of the Hub. Without a connection, a file that was fetched before is found by its exact name.
     """
     try:
         import huggingface_hub as hub
@@ -36,15 +36,15 @@ def fetch_repository(
             paths.append(Path(hub.hf_hub_download(repository, name, revision=info.sha, cache_dir=folder)))
     except FeatherbackError:
         raise
-    except Exception as error:  # the client's exceptions are many and differ from version to version
+    except Exception as error:  # the client has many exceptions, which differ between versions
         cached = hub.try_to_load_from_cache(repository, wanted, cache_dir=folder) if wanted else None
         if isinstance(cached, str):
-            tell(f"Hugging Face cannot be reached; using the copy fetched before: {cached}")
+            tell(f"Hugging Face cannot be reached; using the copy fetched earlier: {cached}")
             return Path(cached)
         if _no_connection(error):
             raise FeatherbackError(
-                f"Cannot fetch {repository}: Hugging Face cannot be reached from here; check the connection and try "
-                f"again, or train a model file that is on this disk."
+                f"Cannot fetch {repository}: Hugging Face cannot be reached. Check the connection and try again, or "
+                f"use a model that is already on this disk."
             ) from error
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise FeatherbackError(f"Cannot fetch {repository} from Hugging Face: {reason}") from error
@@ -54,9 +54,9 @@ def fetch_repository(
 
 
 def _no_connection(error: BaseException | None) -> bool:
-    """Whether an error of the client, or one of its causes, is that the server did not answer."""
+    """Whether an error of the client, or one of its causes, means that the server did not answer."""
     while error is not None:
-        named = type(error).__name__  # of the HTTP library, which differs from version to version
+        named = type(error).__name__  # the HTTP library differs between versions of the client
         if isinstance(error, (ConnectionError, TimeoutError, socket.gaierror)) or any(
             word in named for word in ("Connect", "Timeout", "Proxy", "Offline")
         ):
@@ -66,7 +66,7 @@ def _no_connection(error: BaseException | None) -> bool:
 
 
 def _sha256(file: Any) -> str | None:
-    """The SHA-256 of a large file; the hub has none for small ones."""
+    """The SHA-256 of a large file; the Hub has none for small ones."""
     lfs = getattr(file, "lfs", None)
     return lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
 
@@ -76,7 +76,7 @@ def _check(path: Path, sha256: str | None, verify: bool) -> None:
         return
     found = file_sha256(path)
     if found != sha256:
-        path.resolve().unlink(missing_ok=True)  # the client keeps a link to the content
+        path.resolve().unlink(missing_ok=True)  # `path` is the client's link to the content
         path.unlink(missing_ok=True)
         raise FeatherbackError(
             f"The download of {path.name} is damaged (SHA-256 {found}, expected {sha256}). It was deleted; try again."

@@ -1,4 +1,4 @@
-"""What a user means by MODEL."""
+"""Find the model that a user named."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from itertools import islice
 from pathlib import Path
 
 from featherback.core.cache import is_verified
-from featherback.core.files import cache_place
+from featherback.core.files import default_cache_folder
 from featherback.errors import FeatherbackError, did_you_mean, near
 from featherback.models.hub import stores
 from featherback.models.hub.catalogue import CATALOGUE, is_repository
 from featherback.models.hub.stores.base import MOST_ENTRIES
 
-_CONFIG = "config.json"  # of a Hugging Face or MLX folder
+_CONFIG = "config.json"  # marks a Hugging Face or MLX folder
 
 
 def locate(model: str | os.PathLike[str]) -> Path:
-    """The path of a model: a GGUF file, a Hugging Face folder, the name of a model in the cache, the
-    OWNER/NAME of a fetched one, or "STORE:NAME".
+    """Return the path of a model.
 
-    FeatherbackError if there is none, saying how to get it.
+    `model`: a GGUF file, a Hugging Face folder, the short name or the OWNER/NAME of a fetched model, or "STORE:NAME".
+    Raises FeatherbackError if there is no such model; the message says how to get it.
     """
     path = Path(model)
     try:
         if path.exists():
             return path
-    except OSError as error:  # a name that no file can have
+    except OSError as error:  # not a valid file name
         raise FeatherbackError(f"Cannot read {model}: {error.strerror}.") from error
     name = str(model).lower()
     if known := CATALOGUE.get(name):
-        cached = cache_place() / name / known.filename
+        cached = default_cache_folder() / name / known.filename
         if is_verified(cached, known.sha256):
             return cached
         raise FeatherbackError(f"The model {name} has not been fetched; get it with: featherback fetch {name}")
@@ -44,14 +44,14 @@ def locate(model: str | os.PathLike[str]) -> Path:
         )
     elsewhere = ", ".join(f"{prefix}:NAME" for prefix in stores.STORES.names)
     unknown = (
-        f"There is no model {model}: name a GGUF file, a Hugging Face folder, {', '.join(CATALOGUE)}, or a model of "
-        f"another program as {elsewhere}; `featherback models` lists those on this machine."
+        f"There is no model {model}. MODEL is a GGUF file, a Hugging Face folder, {', '.join(CATALOGUE)}, or another "
+        f"program's model as {elsewhere}; `featherback models` lists the models on this machine."
     )
     raise FeatherbackError(unknown + did_you_mean(_near(str(model))))
 
 
 def _near(model: str) -> list[str]:
-    """What may have been meant by a name that no model has: a known name, a store's, or what lies in that folder."""
+    """Names of models that resemble an unknown name: short names, models of stores, and files of the same folder."""
     named = {name: name for name in CATALOGUE}
     named |= {name.partition(":")[2]: name for name in stores.names()}  # "qwen2.5:0.5b": "ollama:qwen2.5:0.5b"
     path = Path(model)
@@ -61,7 +61,7 @@ def _near(model: str) -> list[str]:
 
 
 def _models_in(folder: Path) -> list[Path]:
-    """The GGUF files of a folder, and the folders in it that hold a model; none where it cannot be read."""
+    """The GGUF files and model folders in a folder; empty if it cannot be read."""
     try:
         entries = list(islice(folder.iterdir(), MOST_ENTRIES))
         return [each for each in entries if each.suffix == ".gguf" or (each / _CONFIG).is_file()]

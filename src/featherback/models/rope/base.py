@@ -1,4 +1,4 @@
-"""What a stretched rotary embedding says of itself. Each other module of this folder is one: its class, `SCALING`."""
+"""The interface of a rotary scaling. Each other module of this folder defines one class as `SCALING`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from featherback.models.architecture.hf_entries import HFConfig
 Float32 = NDArray[np.float32]
 
 MOST_HEAD_DIM = 1 << 14
-"""Rotary tables are made by it, before any tensor tells its size."""
+"""Limits the size of rotary tables, which are made before the tensors are checked."""
 
 ORIGINAL = "rope.scaling.original_context_length"
 
 
 @dataclass(frozen=True)
 class Plain:
-    """The embedding before it is stretched."""
+    """A rotary embedding without scaling."""
 
-    dim: int  # columns of a head that are rotated
+    dim: int  # number of rotated columns of a head
     theta: float
-    context: int  # most tokens of a text, once stretched
+    context: int  # most tokens of a text, with the scaling
 
     def __post_init__(self) -> None:
         if self.dim > MOST_HEAD_DIM:
@@ -39,7 +39,7 @@ class Plain:
 
     @property
     def frequencies(self) -> NDArray[np.float64]:
-        """theta^(-2i/dim): (dim/2,)."""
+        """The inverse frequencies theta^(-2i/dim), shape (dim/2,), float64."""
         with np.errstate(all="ignore"):
             return float(self.theta) ** (-np.arange(0, self.dim, 2) / self.dim)
 
@@ -49,49 +49,52 @@ class Scaling(ABC):
     """How the frequencies of a rotary embedding differ from theta^(-2i/dim)."""
 
     hf_types: ClassVar[tuple[str, ...]]
-    """The entries rope_type of config.json."""
+    """The values of rope_type in config.json."""
     gguf_type: ClassVar[str | None] = None
-    """The entry rope.scaling.type of a GGUF file, if it has one there."""
+    """The value of rope.scaling.type in GGUF files; None if they have no value for this scaling."""
     gguf_tensors: ClassVar[tuple[str, ...]] = ()
-    """Tensors of a GGUF file that it reads."""
+    """The tensors of GGUF files that it reads."""
     gguf_followed: ClassVar[tuple[str, ...]] = ()
-    """Metadata keys that it reads where other scalings want their neutral values."""
+    """Metadata keys that it reads. Other scalings require neutral values of them."""
 
     @classmethod
     @abstractmethod
     def read_hf(cls, config: HFConfig, rope: Mapping[str, Any], plain: Plain) -> Scaling:
-        """From the entries `rope` of a config.json that has one of the `hf_types`, as transformers takes them."""
+        """Read the scaling from the entries `rope` of a config.json, as transformers does."""
 
     @classmethod
     @abstractmethod
     def read_gguf(cls, keys: GGUFKeys, kind: str | None, plain: Plain) -> Scaling | None:
-        """From a GGUF file, None if it has not this scaling. `kind`: its rope.scaling.type, if it has one."""
+        """Read the scaling from a GGUF file; None if it has another one. `kind`: the file's rope.scaling.type."""
 
     @abstractmethod
     def factors(self, plain: Plain) -> Float32:
-        """What divides the inverse frequencies: (dim/2,)."""
+        """The divisors of the inverse frequencies, shape (dim/2,), float32."""
 
     @property
     def attention_factor(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """The factor of cosines and sines."""
         return 1.0
 
     @property
     def beyond(self) -> tuple[int, Float32] | None:
-        """(n, factors) where sequences of more than n tokens have other factors."""
+        """(n, factors), if sequences of more than n tokens have other factors; None otherwise."""
         return None
 
     @abstractmethod
     def gguf_keys(self) -> dict[str, Value]:
-        """The metadata that tells it, without the architecture's prefix; FeatherbackError if none can."""
+        """The scaling as GGUF metadata, without the architecture's prefix.
+
+        Raises FeatherbackError if GGUF cannot store it.
+        """
 
     def gguf_arrays(self) -> dict[str, Float32]:
-        """The `gguf_tensors` that tell it."""
+        """The scaling as tensors of a GGUF file."""
         return {}
 
 
 def positive(name: str, value: float) -> float:
-    """`value`; FeatherbackError if it is not finite and positive, in float32 too."""
+    """Return `value`. Raises FeatherbackError unless it is finite and positive, also in float32."""
     with np.errstate(all="ignore"):
         stored = float(np.float32(value))
     if not (math.isfinite(stored) and stored > 0):
@@ -100,16 +103,16 @@ def positive(name: str, value: float) -> float:
 
 
 def checked(factors: ArrayLike) -> Float32:
-    """Frequency factors in float32; FeatherbackError if they are not all finite and positive."""
+    """Convert frequency factors to float32. Raises FeatherbackError unless all are finite and positive."""
     with np.errstate(all="ignore"):
         divisors = np.asarray(factors, np.float32)
     if not (np.isfinite(divisors).all() and (divisors > 0).all()):
-        raise FeatherbackError("The model's rotary frequency factors are not all finite and positive.")
+        raise FeatherbackError("The model's rotary frequency factors must all be finite and positive.")
     return divisors
 
 
 def original_context(config: HFConfig, rope: Mapping[str, Any], plain: Plain) -> int:
-    """The context before stretching. What stands beside the entries about rotary embedding goes before them."""
+    """The context before scaling. An entry outside the entries about rotary embedding has precedence."""
     name = "original_max_position_embeddings"
     entries = config.entries if config.entries.get(name) is not None else rope
     return int(positive("rotary scaling's original_context", config.integer(name, plain.context, entries)))

@@ -1,4 +1,4 @@
-"""Positions divided by a factor."""
+"""Linear scaling: positions are divided by a factor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Linear(Scaling):
 
     @classmethod
     def read_gguf(cls, keys: GGUFKeys, kind: str | None, plain: Plain) -> Linear | None:
-        """A factor without a type is that of positions."""
+        """Read the scaling. A file with a factor but no type has linear scaling."""
         factor = keys.number(SCALING_FACTOR, 0)
         return cls(factor) if kind in (None, "linear") and factor not in (0, 1) else None
 

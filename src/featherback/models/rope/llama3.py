@@ -1,4 +1,4 @@
-"""Llama 3's stretching: low frequencies are divided by a factor, high ones stay, and between the two it is blended."""
+"""Llama 3's scaling: low frequencies are divided by a factor, high ones stay, and those between are interpolated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROPE_FREQS = "rope_freqs.weight"
 
 @dataclass(frozen=True, eq=False)
 class Llama3(Scaling):
-    divisors: Float32  # (dim/2,), of the inverse frequencies, as llama.cpp's `rope_freqs.weight` has them
+    divisors: Float32  # (dim/2,), divide the inverse frequencies; llama.cpp's tensor `rope_freqs.weight`
 
     hf_types = ("llama3",)
     gguf_tensors = (ROPE_FREQS,)
@@ -46,10 +46,10 @@ class Llama3(Scaling):
 
 
 def llama3_factors(plain: Plain, factor: float, low: float, high: float, context: int) -> Float32:
-    """What divides the inverse frequencies (dim/2,).
+    """Compute the divisors of the inverse frequencies, shape (dim/2,).
 
-    Frequencies that turn more than `high` times in the original context stay, those that turn less than `low` times are
-    divided by `factor`, and between the two the *inverse* of the divisor is interpolated.
+    Frequencies that turn more than `high` times in the original context stay. Those that turn fewer than `low` times
+    are divided by `factor`. Between the two, the *inverse* of the divisor is interpolated.
     """
     with np.errstate(all="ignore"):
         turns = context * plain.frequencies / (2 * math.pi)

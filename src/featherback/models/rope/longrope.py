@@ -1,4 +1,4 @@
-"""LongRoPE: one set of factors for sequences within the original context, another for longer ones."""
+"""LongRoPE: one set of factors for sequences within the original context, and another for longer ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ATTENTION = "rope.scaling.attn_factor"
 @dataclass(frozen=True, eq=False)
 class LongRope(Scaling):
     short: Float32  # (dim/2,), divide the inverse frequencies
-    long: Float32  # (dim/2,), of sequences of more than `original_context` tokens
+    long: Float32  # (dim/2,), for sequences of more than `original_context` tokens
     original_context: int
     stated_attention_factor: float
 

@@ -1,4 +1,4 @@
-"""YaRN: like Llama 3's stretching with a ramp over the index of the frequency, and sharper attention scores."""
+"""YaRN: like Llama 3's scaling, but interpolated over the frequency's index, and with sharper attention scores."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from featherback.models.architecture.gguf_keys import SCALING_FACTOR, SCALING_TY
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.rope.base import ORIGINAL, Float32, Plain, Scaling, checked, original_context, positive
 
-BETA_FAST, BETA_SLOW = 32.0, 1.0  # where a file does not say
+BETA_FAST, BETA_SLOW = 32.0, 1.0  # if a file does not state them
 GGUF_BETA_FAST, GGUF_BETA_SLOW = "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"
 GGUF_EXTRAPOLATION, GGUF_ATTENTION = "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"
 
 
 @dataclass(frozen=True, eq=False)
 class Yarn(Scaling):
-    """Frequencies with more than `beta_fast` turns in `original_context` stay, those with fewer than `beta_slow` are
-    divided by `factor`, and between their indices (rounded outwards if `truncate`) the frequency is interpolated.
+    """YaRN's parameters.
+
+    Frequencies with more than `beta_fast` turns in `original_context` stay. Those with fewer than `beta_slow` turns are
+    divided by `factor`. Between their indices (rounded outwards if `truncate`) the frequency is interpolated.
     """
 
     factor: float
@@ -31,7 +33,7 @@ class Yarn(Scaling):
     beta_fast: float = BETA_FAST
     beta_slow: float = BETA_SLOW
     truncate: bool = True
-    stated_attention_factor: float | None = None  # None: it follows from `factor`
+    stated_attention_factor: float | None = None  # None: computed from `factor`
 
     hf_types = ("yarn",)
     gguf_type = "yarn"
@@ -62,7 +64,7 @@ class Yarn(Scaling):
 
     @classmethod
     def read_gguf(cls, keys: GGUFKeys, kind: str | None, plain: Plain) -> Yarn | None:
-        """Keys on which transformers, which they come from, and llama.cpp differ must have their neutral values."""
+        """Read the scaling. Keys that transformers and llama.cpp treat differently must have neutral values."""
         if kind != cls.gguf_type or keys.number(SCALING_FACTOR) == 1:
             return None
         found = cls(
@@ -73,7 +75,7 @@ class Yarn(Scaling):
         )
         for key, neutral in ((GGUF_EXTRAPOLATION, 1.0), (GGUF_ATTENTION, found.attention_factor)):
             if not math.isclose(stated := keys.number(key, neutral), neutral, rel_tol=1e-6):
-                raise keys.wrong(key, stated, f"only {neutral:.7g}")
+                raise keys.wrong(key, stated, f"{neutral:.7g}")
         return found
 
     def factors(self, plain: Plain) -> Float32:
@@ -87,10 +89,10 @@ class Yarn(Scaling):
             return checked(1 / (1 - divided + divided / self.factor))
 
     def _index(self, plain: Plain, turns: float) -> float:
-        """Of the frequency, a fraction, that turns so often in the original context."""
+        """The index (a fraction) of the frequency with this number of turns in the original context."""
         if plain.theta == 1:
-            raise FeatherbackError("The model's rope_theta is 1; YaRN needs another.")
-        # Differences of logarithms: quotients may leave the range of floats.
+            raise FeatherbackError("The model's rope_theta is 1; YaRN needs a different value.")
+        # Differences of logarithms, because quotients may leave the range of floats.
         turning = math.log(self.original_context) - math.log(turns) - math.log(2 * math.pi)
         return plain.dim * turning / (2 * math.log(plain.theta))
 
@@ -101,7 +103,9 @@ class Yarn(Scaling):
 
     def gguf_keys(self) -> dict[str, Value]:
         if not self.truncate or self.stated_attention_factor is not None:
-            raise FeatherbackError("GGUF cannot tell YaRN with an attention factor of its own, or not truncated.")
+            raise FeatherbackError(
+                "GGUF cannot store this YaRN scaling: GGUF has no key for attention_factor, or for truncate = false."
+            )
         return {
             SCALING_TYPE: self.gguf_type,
             SCALING_FACTOR: self.factor,

@@ -1,4 +1,7 @@
-"""Kinds of adapters (LoRA, DoRA): each module here is one, and holds its class as `KIND`. To add one, add a file."""
+"""Kinds of adapters, such as LoRA and DoRA. Each module here is one, with its class as `KIND`.
+
+To add one, add a file.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ KINDS: Registry[type[Kind]] = Registry(__name__, "KIND", "adapter", shared=("bas
 
 
 def kind_of(options: Mapping[str, Any]) -> type[Kind]:
-    """The kind that a user's options choose; DoRA may be chosen by a switch of its own."""
+    """Return the adapter kind that the options select. DoRA can also be selected by its own switch."""
     return KINDS["dora" if options.get("dora") else options.get("adapter") or "lora"]
 
 
 def made(options: Mapping[str, Any]) -> Kind:
-    """The kind that the options choose, with its settings. FeatherbackError for a value that a setting cannot have."""
+    """Return the adapter kind that the options select, with its settings. Raises FeatherbackError for a bad value."""
     kind = kind_of(options)
     return kind(**{entry.name: options[entry.name] for entry in fields(kind) if entry.name in options})

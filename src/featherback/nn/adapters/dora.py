@@ -1,7 +1,10 @@
-"""DoRA (Liu et al., 2024): y = c (x W^T + h B^T) + bias with c = m / n and n_i = ||W_i + s B_i A||, around LoRA.
+"""DoRA (Liu et al., 2024, arXiv 2402.09353): LoRA with a trained length m_i for each row i of the adapted weight.
 
-W_i and B_i: row i. c, m, n (out,): one value per output. m is trained. The gradient treats n as a constant, as in PEFT.
-So du = c dy replaces dy, and dm = the sum over tokens of dy (y - bias) / m. See docs/derivations/dora.md.
+Forward:   y = c (x W^T + h B^T) + bias,   c = m / n,   n_i = ||W_i + s B_i A||,   h = s x A^T
+Backward:  du = c dy replaces dy in LoRA's gradients;   dm = sum over tokens of dy (y - bias) / m
+
+W_i and B_i are rows. c, m and n (out,) hold one value per output. m is trained. n is treated as a constant in the
+gradient, as in the paper's section 4.3 and in PEFT. See docs/derivations/dora.md.
 """
 
 from __future__ import annotations
@@ -23,9 +26,9 @@ from featherback.nn.context import Context
 
 @dataclass(slots=True)
 class DoRAAtProjection(LoRAAtProjection):
-    """LoRA's factors, and m (out,), c = m / n (out,), and the array that dm is added to (None: not wanted).
+    """LoRA's factors, m (out,), c = m / n (out,), and the array that dm is added to (None: not wanted).
 
-    A tile of inputs has LoRA's factors only: m and c apply to the whole sum.
+    A tile of inputs has only LoRA's factors, because m and c apply to the whole sum.
     """
 
     m: Array = field(kw_only=True)
@@ -43,19 +46,22 @@ class DoRAAtProjection(LoRAAtProjection):
         )  # fmt: skip
 
     def finish(self, ctx: Context, out: Array, bias: Array | None) -> None:
+        """y (T, out) = c u + bias, in place; u = x W^T + h B^T."""
         ctx.ops.scale_columns(out, self.c, out, bias=bias)
 
     def collect(self, ctx: Context, dy: Array, y: Array | None, bias: Array | None) -> None:
+        """y = c u + bias and c = m / n, so dm (out,) += sum over tokens of dy (y - bias) / m."""
         if self.dm is not None:
             ctx.ops.column_dots(dy, y, self.dm, less=bias, over=self.m)
 
-    def weigh(self, ctx: Context, dy: Array) -> None:
+    def scale_gradient(self, ctx: Context, dy: Array) -> None:
+        """y = c u + bias, so du (T, out) = c dy, in place."""
         ctx.ops.scale_columns(dy, self.c, dy)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoRAKind(LoRAKind):
-    """LoRA, and a trained length m_i of each row of W."""
+    """LoRA, with a trained length m_i for each row of W."""
 
     title: ClassVar[str] = "DoRA"
     formats: ClassVar[Collection[str]] = ()
@@ -72,29 +78,29 @@ class DoRAKind(LoRAKind):
         return {**LoRAKind.parts(self, target, shape), "m": m}
 
     def fixed(self, shape: Shape) -> int:
-        """One value per output: ||W_i||^2."""
+        """Return the number of outputs: one fixed value ||W_i||^2 for each."""
         return shape[0]
 
     def prepared(self, shape: Shape) -> int:
-        """One value per output: c_i."""
+        """Return the number of outputs: one prepared value c_i for each."""
         return shape[0]
 
     def measure(self, rows: BlockRows, out: Float32, target: str, layer: int) -> None:
-        """Write ||W_i||^2. FeatherbackError for a row of zeros, which has no direction."""
+        """Write ||W_i||^2. Raises FeatherbackError for a row of zeros, which has no direction."""
         for first, last, values in rows:
             np.square(values, out=values)
             out[first:last] = values.sum(axis=1, dtype=np.float64)
         if not out.all():
             raise FeatherbackError(
-                f"{target} of layer {layer} has a row of zeros, which DoRA cannot give a length; leave "
-                f"{argument('dora')} out, or {target} out of {argument('targets')}."
+                f"{target} of layer {layer} has a row of zeros, which DoRA cannot normalise. Remove "
+                f"{argument('dora')}, or remove {target} from {argument('targets')}."
             )
 
     def prepare(self, ctx: Context, weight: Matrix, setup: Setup, fixed: Array) -> None:
-        """c = m / n, n_i^2 = ||W_i||^2 + 2 s B_i . P_i, P (out, r) = (W + s/2 B A) A^T.
+        """c = m / n with n_i^2 = ||W_i||^2 + 2 s B_i . P_i, where P (out, r) = (W + s/2 B A) A^T.
 
-        P^T is a forward pass of the projection with the rows of A as tokens, and s / 2 as scale. It is made and freed
-        tile by tile of outputs.
+        P^T is the projection's forward pass with the rows of A as tokens and s / 2 as scale. It is computed tile by
+        tile of outputs, and each tile is freed at once.
         """
         lora, m, c = LoRAKind.attach(self, setup), setup.values["m"], setup.prepared
         a, rank = lora.a, len(lora.a)
@@ -113,7 +119,7 @@ class DoRAKind(LoRAKind):
                 ctx.release(rows)
 
     def initialise(self, values: Values, fixed: Float32 | None, key: Key) -> None:
-        """LoRA's values, and m_i = ||W_i||: training starts at the base model."""
+        """Write LoRA's initial values and m_i = ||W_i||, so that training starts at the base model."""
         LoRAKind.initialise(self, values, fixed, key)
         assert fixed is not None
         np.sqrt(fixed, out=values["m"])
@@ -126,7 +132,7 @@ class DoRAKind(LoRAKind):
         )  # fmt: skip
 
     def change_of(self, before: Float32, values: Values, first: int, last: int) -> Float32:
-        """c (W + s B A) - W for these rows."""
+        """Return c (W + s B A) - W for these rows."""
         adapted = before + LoRAKind.change_of(self, before, values, first, last)
         lengths = np.sqrt(np.square(adapted).sum(axis=1, dtype=np.float64)).astype(np.float32)
         adapted *= (values["m"][first:last] / lengths)[:, None]

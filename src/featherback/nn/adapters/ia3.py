@@ -1,7 +1,9 @@
-"""IA3 (Liu et al., 2022): y = l (x W^T + bias), or in feed-forward modules y = (l x) W^T + bias; only l is trained.
+"""IA3 (Liu et al., 2022, arXiv 2205.05638): a trained scale l of the outputs, or of the inputs of feed-forward modules.
 
-The gradient of an output's l is the sum of dy u over the tokens, with u = x W^T + bias. y = l u does not say u where l
-is 0, so u is computed again in the backward pass. See docs/derivations/ia3.md.
+Forward:   y = l u,  u = x W^T + bias;   or y = (l x) W^T + bias
+Backward:  du = l dy,  dl = sum over tokens of dy u;   or dx = l dx',  dl = sum over tokens of x dx',  dx' = dy W
+
+u cannot be recovered from y = l u where l is 0, so the backward pass computes u again. See docs/derivations/ia3.md.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ import numpy as np
 
 from featherback.core.noise import Key
 from featherback.engine.backend.protocol import Array
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 from featherback.nn.adapters.base import AtProjection, Entries, Float32, Kind, Part, Setup, Shape, Values
 from featherback.nn.context import Context
 
 
 @dataclass(slots=True)
 class ScaledOutput(AtProjection):
-    """l (out,), and where its gradient accumulates (None: it is not wanted)."""
+    """l (out,), and the array that its gradient is added to (None: not wanted)."""
 
     name: str
     l: Array  # noqa: E741
@@ -33,9 +35,11 @@ class ScaledOutput(AtProjection):
         return ScaledOutput(self.name, self.l[first:last], None if self.dl is None else self.dl[first:last])
 
     def finish(self, ctx: Context, out: Array, bias: Array | None) -> None:
+        """y (T, out) = l u, in place."""
         ctx.ops.scale_columns(out, self.l, out)
 
     def product_backward(self, ctx: Context, u: Array, dy: Array, du: Array) -> None:
+        """y = l u, so dl (out,) += sum over tokens of dy u, and du (T, out) = l dy."""
         if self.dl is not None:
             ctx.ops.column_dots(dy, u, self.dl)
         ctx.ops.scale_columns(dy, self.l, du)
@@ -43,7 +47,7 @@ class ScaledOutput(AtProjection):
 
 @dataclass(slots=True)
 class ScaledInput(AtProjection):
-    """l (in,), and where its gradient accumulates (None: it is not wanted)."""
+    """l (in,), and the array that its gradient is added to (None: not wanted)."""
 
     name: str
     l: Array  # noqa: E741
@@ -54,11 +58,13 @@ class ScaledInput(AtProjection):
         return ScaledInput(self.name, self.l[first:last], None if self.dl is None else self.dl[first:last])
 
     def change(self, ctx: Context, x: Array) -> Array:
+        """x' (T, in) = l x."""
         scaled = ctx.operands(f"input of {self.name}, scaled", *x.shape)
         ctx.ops.scale_columns(x, self.l, scaled)
         return scaled
 
     def change_backward(self, ctx: Context, x: Array, d_changed: Array, dx: Array, *, accumulate: bool) -> None:
+        """x' = l x, so dl (in,) += sum over tokens of x dx', and dx (T, in) (+)= l dx'."""
         if self.dl is not None:
             ctx.ops.column_dots(d_changed, x, self.dl)
         ctx.ops.scale_columns(d_changed, self.l, dx, accumulate=accumulate)
@@ -66,7 +72,7 @@ class ScaledInput(AtProjection):
 
 @dataclass(frozen=True, kw_only=True)
 class IA3Kind(Kind):
-    """`feedforward`: the targets whose inputs are scaled; of all others the outputs are."""
+    """IA3. `feedforward` lists the targets whose inputs are scaled; all others have their outputs scaled."""
 
     title: ClassVar[str] = "IA3"
     targets: ClassVar[tuple[str, ...]] = ("k|qkv", "v|qkv", "down")
@@ -87,11 +93,11 @@ class IA3Kind(Kind):
     def parts(self, target: str, shape: Shape) -> dict[str, Part]:
         out, inputs = shape
         if target in self.feedforward:
-            return {"l": Part("l of inputs", (inputs,), "ia3_l", (1, inputs))}
+            return {"l": Part("l of inputs", (inputs,), "ia3_l", (1, inputs), by_input=True)}
         return {"l": Part("l", (out,), "ia3_l", (out, 1), by_output=True)}
 
     def initialise(self, values: Values, fixed: Float32 | None, key: Key) -> None:
-        """Ones: it starts as no change."""
+        """Write ones, which change nothing."""
         for l in values.values():  # noqa: E741
             l[...] = 1
 
@@ -100,6 +106,7 @@ class IA3Kind(Kind):
         return (ScaledOutput if slot == "l" else ScaledInput)(setup.name, l, setup.gradients.get(slot))
 
     def change_of(self, before: Float32, values: Values, first: int, last: int) -> Float32:
+        """Return (l - 1) W for rows [first, last) of W, with l along rows or columns."""
         l = values["l"][first:last, None] if "l" in values else values["l of inputs"]  # noqa: E741
         change: Float32 = before * (l - np.float32(1))
         return change
@@ -110,15 +117,16 @@ class IA3Kind(Kind):
     peft_type: ClassVar[str] = "IA3"
     peft_mark: ClassVar[str] = ".ia3_"
     peft_neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"peft_type": ("IA3",)}
+    peft_layers: ClassVar[bool] = False
 
     @classmethod
     def from_peft(cls, entries: Entries) -> IA3Kind:
         named = entries.get("feedforward_modules")
-        if named is None:  # PEFT's default for the families here
+        if named is None:  # PEFT's default for the model families supported here
             return cls()
         if not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
             raise FeatherbackError(
-                f"{entries.where} has feedforward_modules {shown(named)}; only a list of module names is read."
+                f"{entries.where} has feedforward_modules {excerpt(named)}; it must be a list of module names."
             )
         return cls(feedforward=tuple(sorted(entries.targets(named))))
 

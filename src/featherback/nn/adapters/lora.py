@@ -1,8 +1,10 @@
-"""LoRA (Hu et al., 2021): y = x W^T + h B^T with h = s x A^T, s = alpha / rank; A (rank, in), B (out, rank).
+"""LoRA (Hu et al., 2021, arXiv 2106.09685): y = x W^T + h B^T with h = s x A^T, s = alpha / rank.
 
-B is stored transposed, so that the same kernels read both factors along rows. Backward, from dy (T, out): dh = s dy B
-(T, r); dA = dh^T x; dB^T = h^T dy; dx += dh A (docs/derivations/linear.md). With dropout, M x replaces x, s / (1 - p)
-replaces s, and dx += M (dh A) (docs/derivations/dropout.md).
+A is (rank, in), B (out, rank). B is stored transposed, so that the same kernels read both factors along rows.
+
+Backward, from dy (T, out):   dh = s dy B (T, r);   dA = dh^T x;   dB^T = h^T dy;   dx += dh A
+
+With dropout, M x replaces x, s / (1 - p) replaces s, and dx += M (dh A). See docs/derivations/linear.md and dropout.md.
 """
 
 from __future__ import annotations
@@ -16,20 +18,21 @@ import numpy as np
 
 from featherback.core.noise import Key, uniform
 from featherback.engine.backend.protocol import Array
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 from featherback.nn.adapters.base import AtProjection, Entries, Float32, Kind, Part, Setup, Shape, Values
 from featherback.nn.adapters.dropout import Mask
 from featherback.nn.context import Context
 
 LEAST_ALPHA, MOST_ALPHA = 1e-30, 1e30
-"""Far beyond any use, and float32 still holds them."""
+"""Accepted range of alpha. It is far beyond any use, and float32 can still hold it."""
 
 
 @dataclass(slots=True)
 class LoRAAtProjection(AtProjection):
-    """A (r, in) and B^T (r, out), float32, and the arrays that dA, dB^T are added to (None: not wanted).
+    """A (r, in) and B^T (r, out), float32, and the arrays that dA and dB^T are added to (None: not wanted).
 
-    All are views of the layer's flat vectors, which `methods.assembly.layer_weights` and the sink take and free.
+    All are views of the layer's flat vectors, which are owned by `methods.assembly.layer_weights` and the gradient
+    sink.
     """
 
     name: str
@@ -60,6 +63,7 @@ class LoRAAtProjection(AtProjection):
     def read(
         self, ctx: Context, x: Array, h: Array | None = None, dh: Array | None = None, *, accumulate: bool = False
     ) -> None:
+        """h (T, r) (+)= s x A^T; dA (r, in) += dh^T x. With dropout x is M x."""
         if self.mask is None:
             self._read(ctx, x, h, dh, accumulate)
             return
@@ -75,27 +79,33 @@ class LoRAAtProjection(AtProjection):
             ctx.ops.lora_gradient(dh, x, self.da, accumulate=True)
 
     def read_backward(self, ctx: Context, dy: Array, dh: Array, *, accumulate: bool = False) -> None:
+        """h b = h B^T was added to the product, and h = s x A^T, so dh (T, r) (+)= s dy B."""
         ctx.ops.lora_in(dy, self.b, dh, self.scale, accumulate=accumulate)
 
     def add_to_input(self, ctx: Context, dh: Array, dx: Array) -> None:
+        """h = s x A^T, so dx (T, in) += dh A, with the s in dh. With dropout dx += M (dh A)."""
         if self.mask is None:
             ctx.ops.linear_backward(dh, ctx.ops.dense(self.a), dx, accumulate=True)
             return
         with ctx.frame():
-            a = ctx.floats(f"A of {self.name}, columns of a tile", *self.a.shape)  # a product reads whole rows
+            a = ctx.floats(f"A of {self.name}, columns of a tile", *self.a.shape)  # a product needs contiguous rows
             ctx.ops.cast(self.a, a)
             through = ctx.floats(f"gradient of the input of {self.name}, not dropped", *dx.shape)
             ctx.ops.linear_backward(dh, ctx.ops.dense(a), through)
             self.mask.drop(ctx, through, dx, accumulate=True)
 
     def collect_b(self, ctx: Context, h: Array | None, dy: Array) -> None:
+        """y = x W^T + h B^T, so dB^T (r, out) += h^T dy."""
         if self.db is not None:
             ctx.ops.lora_gradient(h, dy, self.db, accumulate=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoRAKind(Kind):
-    """LoRA. s = alpha / rank, or alpha / sqrt(rank) with `rslora`. `dropout`: the share of inputs dropped."""
+    """LoRA. s = alpha / rank, or alpha / sqrt(rank) with `rslora`.
+
+    `dropout` is the probability of dropping an input.
+    """
 
     title: ClassVar[str] = "LoRA"
     formats: ClassVar[Collection[str]] = ("gguf", "mlx")
@@ -125,7 +135,7 @@ class LoRAKind(Kind):
 
     @property
     def scale(self) -> float:
-        """alpha / rank, or, rank-stabilised (Kalajdzievski, 2023), alpha / sqrt(rank)."""
+        """s: alpha / rank, or alpha / sqrt(rank) if rank-stabilised (Kalajdzievski, 2023, arXiv 2312.03732)."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     @property
@@ -142,17 +152,20 @@ class LoRAKind(Kind):
     def parts(self, target: str, shape: Shape) -> dict[str, Part]:
         a, b = (self.rank, shape[1]), (self.rank, shape[0])
         return {
-            "A": Part("A", a, "lora_A.weight", a),
+            "A": Part("A", a, "lora_A.weight", a, by_input=True),
             "B": Part("B^T", b, "lora_B.weight", b[::-1], transposed=True, by_output=True),
         }
 
     def initialise(self, values: Values, fixed: Float32 | None, key: Key) -> None:
-        """A: Kaiming-uniform with a = sqrt(5), as in nn.Linear and PEFT. B: zeros, so that it changes nothing yet."""
+        """Write A Kaiming-uniform with a = sqrt(5), as nn.Linear and PEFT do.
+
+        B stays zero, so that nothing changes yet.
+        """
         a = values["A"]
         a[...] = (2 * uniform(key, a.size) - 1).reshape(a.shape) * a.shape[1] ** -0.5
 
     def rate(self, slot: str, ratio: float) -> float:
-        """1 for A, `ratio` for B (LoRA+) and for any other tensor, as in PEFT."""
+        """Return 1 for A, and `ratio` for B (LoRA+) and any other tensor, as in PEFT."""
         return 1.0 if slot == "A" else ratio
 
     def attach(self, setup: Setup) -> LoRAAtProjection:
@@ -164,6 +177,7 @@ class LoRAKind(Kind):
         return LoRAAtProjection(setup.name, setup.values["A"], setup.values["B^T"], scale, da, db, mask)
 
     def change_of(self, before: Float32, values: Values, first: int, last: int) -> Float32:
+        """Return s B A for rows [first, last) of W."""
         change: Float32 = np.ascontiguousarray(values["B^T"][:, first:last].T) @ values["A"]
         change *= np.float32(self.scale)
         return change
@@ -175,7 +189,7 @@ class LoRAKind(Kind):
         "lora_bias": (False, None),
         "layer_replication": (None, []),
         "alora_invocation_tokens": (None, []),
-        # PiSSA, OLoRA, CorDA and LoftQ also change the base model, so their adapters do not fit it.
+        # PiSSA, OLoRA, CorDA and LoftQ also change the base model, so their adapters do not fit the original one.
         "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),
     }
     peft_read: ClassVar[Collection[str]] = (
@@ -200,7 +214,7 @@ class LoRAKind(Kind):
         if setting == "alpha":
             return check_alpha(where, "alpha", value)
         if type(value) is not int or value < 1:
-            raise FeatherbackError(f"{where} has {name} {shown(value)}; it must be a positive whole number.")
+            raise FeatherbackError(f"{where} has {name} {excerpt(value)}; it must be a positive whole number.")
         return value
 
     def peft_entries(
@@ -225,10 +239,10 @@ class LoRAKind(Kind):
 
 
 def check_alpha(where: str, name: str, alpha: object) -> float:
-    """`alpha` as a float. FeatherbackError unless it is a number in the accepted range."""
+    """Return `alpha` as a float. Raises FeatherbackError unless it is a number in the accepted range."""
     if type(alpha) not in (int, float) or not LEAST_ALPHA <= alpha <= MOST_ALPHA:  # type: ignore[operator]
         raise FeatherbackError(
-            f"{where} has {name} {shown(alpha)}; it must be a number from {LEAST_ALPHA:g} to {MOST_ALPHA:g}."
+            f"{where} has {name} {excerpt(alpha)}; it must be a number from {LEAST_ALPHA:g} to {MOST_ALPHA:g}."
         )
     return float(alpha)  # type: ignore[arg-type]
 

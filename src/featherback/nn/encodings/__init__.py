@@ -1,4 +1,4 @@
-"""How an intermediate is stored from the forward to the backward pass: one module here per encoding, its `ENCODING`."""
+"""Encodings: how an intermediate is stored between forward and backward pass. Each module here is one, `ENCODING`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ EXACT = "exact"
 
 
 class Encoding:
-    """Rows in a type that layers compute with, which is what an encoding is unless it says otherwise."""
+    """Rows in a type that layers compute with. Subclasses override this default."""
 
     precision = EXACT
-    """What a user must ask for, with --keep-precision, to have it."""
+    """The value of --keep-precision that enables it."""
     in_place = True
-    """Whether layers may write and read the stored rows themselves."""
+    """Whether layers may write and read the stored rows directly."""
 
     def row(self, width: int, operand: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
-        """Elements that `width` columns are stored in, and their type. `operand`: what products read."""
+        """Return the number and type of the elements that store `width` columns.
+
+        `operand`: the type that products read.
+        """
         return width, operand
 
     def part(self, first: int, last: int) -> slice:
-        """Where columns [first, last) of a row are stored. Tiles begin at multiples of 256."""
+        """Return where columns [first, last) of a row are stored. Tiles begin at multiples of 256."""
         return slice(first, last)
 
     def store(self, ops: Operations, values: Array, stored: Array) -> None:
@@ -33,10 +36,10 @@ class Encoding:
         ops.cast(values, stored)
 
     def load(self, ops: Operations, stored: Array, values: Array) -> None:
-        """The inverse, as near as the encoding gets."""
+        """values (T, columns) = stored (T, elements), as precisely as the encoding allows."""
         ops.cast(stored, values)
 
 
 ENCODINGS: Registry[Encoding] = Registry(__name__, "ENCODING", "encoding")
 PRECISIONS = (EXACT, *sorted({ENCODINGS[name].precision for name in ENCODINGS.names} - {EXACT}))
-"""What --keep-precision can be."""
+"""The values that --keep-precision accepts."""

@@ -1,4 +1,4 @@
-"""In float32, whatever the products compute in."""
+"""Float32, whatever type the products read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FLOAT = np.dtype(np.float32)
 
 
 class Float32(Encoding):
-    """Of factors of the attention scores, whose rounding exponentials would amplify."""
+    """For the factors of attention scores, because exponentials would amplify their rounding."""
 
     def row(self, width: int, operand: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
         return width, FLOAT

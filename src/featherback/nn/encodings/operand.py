@@ -1,4 +1,4 @@
-"""As matrix products read it: bf16 or float32."""
+"""The type that matrix products read: bf16 or float32."""
 
 from featherback.nn.encodings import Encoding
 

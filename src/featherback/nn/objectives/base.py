@@ -1,13 +1,14 @@
-"""A loss is a function of the log-probabilities of targets; docs/derivations/loss.md has what follows from its slopes.
+"""The interface of objectives: a loss is a function of the log-probabilities of targets.
 
-The head computes each row's log-probabilities and, once, unscaled, the gradient of each. An objective reads the former
-and returns its value and its derivative by each of them, with which the head weighs the latter.
+The head computes each row's log-probabilities and, once, the unscaled gradient of each. An objective receives the
+log-probabilities and returns the loss and its derivative by each of them. The head multiplies the gradients by these
+derivatives (docs/derivations/loss.md).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,19 +23,19 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PerTarget:
-    """A number per target: its log-probability, or the derivative of a loss by that. A float stands for equal ones."""
+    """A number per target: its log-probability, or a loss's derivative by it. A float means that all are equal."""
 
-    first: Numbers | float  # (n,), of each supervised row's first target
-    further: Numbers  # (E,), of the targets that rows have beside it
+    first: Numbers | float  # (n,), of the first target of each supervised row
+    further: Numbers  # (E,), of all other targets
     mean: Numbers | float = 0.0  # (n,), of the mean over the vocabulary, for an objective `over_vocabulary`
 
     @classmethod
     def joined(cls, spans: Sequence[PerTarget]) -> PerTarget:
-        """Those of consecutive spans as one, without means."""
+        """Join the numbers of consecutive spans, without means."""
         return cls(*(np.concatenate([getattr(span, name) for span in spans]) for name in ("first", "further")))
 
-    def parted(self, spans: Sequence[PerTarget]) -> Iterator[PerTarget]:
-        """The inverse of `joined`: as many for each span as that has."""
+    def split_by_span(self, spans: Sequence[PerTarget]) -> Iterator[PerTarget]:
+        """Invert `joined`: yield the numbers of each of the spans."""
         first = further = 0
         for span in spans:
             rows = slice(first, first := first + np.size(span.first))
@@ -42,30 +43,51 @@ class PerTarget:
             yield PerTarget(self.first if isinstance(self.first, float) else self.first[rows], self.further[more])
 
     def times(self, factor: float) -> PerTarget:
+        """Return the numbers multiplied by `factor`."""
         return PerTarget(factor * self.first, factor * self.further, factor * self.mean)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A sum over answers or pairs, and how many they are."""
+
+    total: float
+    count: int
+
+
+Measures = Mapping[str, Measured]
+"""What a run shows of a batch besides its loss: "chosen_reward", "rejected_reward", "accuracy"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objective(ABC):
-    """A loss, its options the fields of a subclass, each made by `options.option`.
+    """A loss. Its options are the fields of a subclass, each made by `options.option`.
 
-    FeatherbackError, naming the option, for a value that an option cannot have.
+    Raises FeatherbackError, naming the option, for a value that is not acceptable.
     """
 
-    whole_batch: ClassVar[bool] = False  # a row's derivative depends on other rows: all must have passed the head
-    over_vocabulary: ClassVar[bool] = False  # reads each row's mean log-probability; not with `whole_batch`
+    whole_batch: ClassVar[bool] = False  # a row's derivative depends on the whole batch, which must pass the head first
+    over_vocabulary: ClassVar[bool] = False  # reads each row's mean log-probability; not possible with `whole_batch`
+    data_form: ClassVar[str | None] = None  # the form of its data: "pairs" or "labels"; None: answers to imitate
+    most_answers: ClassVar[int] = 1  # answers that an example may have: more than one if it holds preferences
+    over_prompt: ClassVar[bool] = False  # tokens of prompts are targets too, with the weight 0 in their answer
+    needs_reference: ClassVar[bool] = False  # compares log-probabilities with those before training
 
     def __post_init__(self) -> None:
         check(self)
 
     @abstractmethod
     def __call__(self, targets: Targets, logp: PerTarget) -> tuple[float, PerTarget]:
-        """The summed loss (nats) of rows, and its derivative by each of their log-probabilities.
+        """Return the summed loss (nats) and its derivative by each log-probability.
 
-        They are a batch's, or a span's unless `whole_batch`. It must not fail, whatever the log-probabilities are:
+        The rows are a batch's, or a span's unless `whole_batch`. It must not fail for any log-probabilities, because
         memory is counted with zeros.
         """
 
+    def measures(self, targets: Targets, logp: PerTarget) -> Measures:
+        """Return what a run shows of a batch besides its loss."""
+        return {}
+
     def fullest(self, batch: Batch) -> Batch:
-        """`batch`, every token supervised, with as many further targets as a batch can have: memory is counted so."""
+        """Return `batch` with every token supervised and as many further targets as possible, for counting memory."""
         return batch

@@ -12,7 +12,10 @@ from featherback.nn.objectives.base import Objective, PerTarget
 
 @dataclass(frozen=True, kw_only=True)
 class NextToken(Objective):
-    """- sum over targets of weight log p. Derivatives are constant: rows are scaled as the head computes them."""
+    """- sum over targets of weight * log p.
+
+    The derivatives are constant, so the head scales rows as it computes them.
+    """
 
     def __call__(self, targets: Targets, logp: PerTarget) -> tuple[float, PerTarget]:
         first, further = targets.weights, targets.further_weights

@@ -1,4 +1,4 @@
-"""Next-token loss with label smoothing (Szegedy et al., 2016): as `torch.nn.functional.cross_entropy` has it."""
+"""Next-token loss with label smoothing (Szegedy et al., 2016), as in `torch.nn.functional.cross_entropy`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featherback.nn.objectives.next_token import NEXT_TOKEN
 
 @dataclass(frozen=True, kw_only=True)
 class Smoothed(Objective):
-    """(1 - e) times next-token loss + e times the mean over the vocabulary of -log p, times the token's weight."""
+    """(1 - e) * next-token loss + e * mean over the vocabulary of - log p, multiplied by the token's weight."""
 
     over_vocabulary: ClassVar[bool] = True
 

@@ -1,1 +1,1 @@
-"""Update rules. Each module here is one optimiser and holds its class as `RULE`: adding one is adding a file."""
+"""Update rules. Each module is one optimiser and holds its class as `RULE`. To add an optimiser, add a file."""

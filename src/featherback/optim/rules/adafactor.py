@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from featherback.optim.rule import Turn
+from featherback.optim.rule import StepArgs
 from featherback.optim.rules.adalomo import AdaLomo
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adafactor(AdaLomo):
-    """R, C and U as AdaLomo has them from here;  s = min(lr, 1 / sqrt(step)) max(1e-3, rms(p))
+    """R, C and U as in AdaLomo.  s = min(lr, 1 / sqrt(step)) max(1e-3, rms(p))
     p = p (1 - lr weight_decay) - s U
 
-    lr is relative, but the decay is not, as in PyTorch.
+    lr is relative to the tensor's size, the decay is not, as in PyTorch.
     """
 
     FULL_LEARNING_RATE: ClassVar[float] = 1e-3
 
-    def rates(self, turn: Turn, size: float) -> tuple[float, float]:
+    def rates(self, turn: StepArgs, size: float) -> tuple[float, float]:
         return min(turn.lr, turn.step**-0.5) * size, turn.lr * self.weight_decay
 
 

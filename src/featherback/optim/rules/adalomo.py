@@ -1,4 +1,4 @@
-"""AdaLomo: factored second moments and steps as large as the weights ask for (Lv et al., 2024, arXiv 2310.10195)."""
+"""AdaLomo: factored second moments, and steps relative to a weight's size (Lv et al., 2024, arXiv 2310.10195)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from featherback.core.options import option
 from featherback.engine.backend.protocol import Array
 from featherback.nn.roles import MATRIX
-from featherback.optim.rule import Rule, Tensor, Turn, as_matrix, pieces
+from featherback.optim.rule import Rule, StepArgs, Tensor, as_matrix, pieces
 
 POWER = 0.8
 EPS = 1e-30
 """Added to squared gradients."""
 LEAST_SIZE = 1e-3
-"""Tensors that are smaller learn as if they were of this size."""
+"""Tensors with a smaller rms are updated as if they had this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +26,14 @@ class AdaLomo(Rule):
     U = g / sqrt(R C / mean(R));  U /= max(1, rms(U))
     s = lr max(1e-3, rms(p));  p = p (1 - s weight_decay) - s U
 
-    lr is relative: the share of a tensor's size that a step changes. A vector is one row, and R C / mean(R) is C then.
+    lr is relative: the share of a tensor's size that a step changes. A vector is one row; R C / mean(R) is then C.
 
-    Two readings of the gradient do, the first also for rms(U): its square is mean(R) sum_j w_j / C_j over the number of
-    values, with w_j = sum_i g_ij^2 / R_i, and a row's R is known once that row has been read.
+    The gradient is read twice. The first reading also gives rms(U): the mean of U^2 is mean(R) sum_j w_j / C_j divided
+    by the number of values, with w_j = sum_i g_ij^2 / R_i. A row's R is known once that row has been read.
     """
 
     FULL_LEARNING_RATE: ClassVar[float] = 5e-4
-    FOR_ADAPTERS: ClassVar[bool] = False  # one half of an adapter begins as zeros, which have no size
+    FOR_ADAPTERS: ClassVar[bool] = False  # an adapter's B starts as zeros, so it has no size to be relative to
 
     weight_decay: float = option(0.0, least=0, help="Decoupled weight decay.")
 
@@ -41,19 +41,19 @@ class AdaLomo(Rule):
         rows, cols = as_matrix(shape)
         return {"rows": rows, "columns": cols}  # R, C
 
-    def update(self, tensor: Tensor, turn: Turn) -> None:
+    def update(self, tensor: Tensor, turn: StepArgs) -> None:
         with tensor.on.frame():
             by_column = tensor.on.floats("1 / sqrt(C)", tensor.shape[1])
             mean, rate, decay = self._read(tensor, turn, by_column)
             self._step(tensor, mean, rate, decay, by_column)
 
-    def _read(self, tensor: Tensor, turn: Turn, by_column: Array) -> tuple[float, float, float]:
-        """mean(R), and what U, as it is before it is shortened, and the values are multiplied by; R and C are new."""
+    def _read(self, tensor: Tensor, turn: StepArgs, by_column: Array) -> tuple[float, float, float]:
+        """Read the gradient once and update R and C. Return mean(R), the factor on U before clipping, and the decay."""
         on, ops, (rows, cols) = tensor.on, tensor.on.ops, tensor.shape
         fresh = turn.step**-POWER
         squares = row_sum = 0.0
         with on.frame():
-            # Of g^2, and of g^2 / R: in double.
+            # Column sums of g^2 and of g^2 / R, in double.
             sums, weighted = (on.scratch.take(name, (cols,), np.float64) for name in ("sums", "weighted sums"))
             ops.fill(sums, 0)
             ops.fill(weighted, 0)
@@ -110,8 +110,8 @@ class AdaLomo(Rule):
                             ops.multiply(step, by_column, step)
                             ops.subtract(values[piece], step, values[piece])
 
-    def rates(self, turn: Turn, size: float) -> tuple[float, float]:
-        """What U and the values are multiplied by, of a tensor of this size."""
+    def rates(self, turn: StepArgs, size: float) -> tuple[float, float]:
+        """Return the factors on U and on the values (the decay), for a tensor with rms `size`."""
         return turn.lr * size, turn.lr * size * self.weight_decay
 
 

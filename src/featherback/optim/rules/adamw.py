@@ -9,7 +9,7 @@ from typing import ClassVar
 from featherback.core.options import option
 from featherback.engine.backend.device import Device
 from featherback.engine.backend.protocol import Array
-from featherback.optim.rule import Elementwise, Turn
+from featherback.optim.rule import Elementwise, StepArgs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +26,10 @@ class AdamW(Elementwise):
 
     beta1: float = option(0.9, least=0, below=1, help="Decay of the gradient's running mean.")
     beta2: float = option(0.999, least=0, below=1, help="Decay of the squared gradient's running mean.")
-    eps: float = option(1e-8, above=0, help="Added to the root of the squared gradient's mean.")
+    eps: float = option(1e-8, above=0, help="Added to the root of the squared gradient's running mean.")
     weight_decay: float = option(0.0, least=0, help="Decoupled weight decay.")
 
-    def change(self, on: Device, values: Array, gradient: Array, states: Sequence[Array], turn: Turn) -> None:
+    def change(self, on: Device, values: Array, gradient: Array, states: Sequence[Array], turn: StepArgs) -> None:
         m, v = states
         betas, decay = (self.beta1, self.beta2), self.weight_decay
         on.ops.adamw(values, gradient, m, v, turn.lr, *betas, self.eps, decay, turn.step, turn.grad_scale)

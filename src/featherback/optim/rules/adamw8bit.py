@@ -1,7 +1,7 @@
-"""AdamW with moments held in 8 bits, in blocks with a scale each (after Dettmers et al., ICLR 2022, arXiv 2110.02861).
+"""AdamW with moments stored in 8 bits, in blocks with a scale (after Dettmers et al., ICLR 2022, arXiv 2110.02861).
 
-The code is `engine.backend.levels`. Rounding is at random: a second moment that decays by a thousandth a step would
-otherwise never leave its level.
+The encoding is `engine.backend.levels`. Rounding is stochastic: a second moment that decays by a thousandth per step
+would otherwise never leave its level.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOM = "room for rounding"
 _PURPOSE = crc32(b"adamw8bit")
 
 FIRST = levels.Code(127, 1, least=0)
-# A second moment that vanished beside a first that did not would make a step of any length.
+# A second moment that is rounded to zero while the first is not would make a step of any length.
 SECOND = levels.Code(255, 2, least=1)
 
 

@@ -1,7 +1,7 @@
-"""APOLLO: gradients scaled as Adam would scale a random sketch of them (Zhu et al., MLSys 2025, arXiv 2412.05270).
+"""APOLLO: scale gradients as Adam would scale a random sketch of them (Zhu et al., MLSys 2025, arXiv 2412.05270).
 
-The code is this project's own. As in the authors', the limiter bounds the scaled gradient without Adam's correction of
-bias, moments stay when the projection changes, and vectors and tables have Adam itself.
+This is an independent implementation. It follows the authors' code: the limiter bounds the scaled gradient before the
+bias correction, moments stay when the projection changes, and vectors and tables use Adam itself.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from featherback.core.options import option
 from featherback.engine.backend.device import Device
 from featherback.engine.backend.protocol import Array
 from featherback.nn.roles import MATRIX
-from featherback.optim.rule import Rule, Tensor, Turn, as_matrix, pieces
+from featherback.optim.rule import Rule, StepArgs, Tensor, as_matrix, pieces
 from featherback.optim.rules.adamw import AdamW
 
 _PURPOSE = crc32(b"apollo")
 TINY = 1e-8
-"""Added to what divides lengths."""
+"""Added to lengths before dividing by them."""
 GROWTH = 1.01
-"""A scaled gradient is at most so many times as long as that of the step before."""
+"""The scaled gradient may be at most this many times as long as in the step before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledGradient(Rule):
-    """For a matrix, with P, normal numbers of variance 1 / rank, on the side of its smaller dimension:
+    """For a matrix, with P (normal, variance 1 / rank) applied to its smaller dimension:
     S = g P^T;  m = beta1 m + (1 - beta1) S;  v = beta2 v + (1 - beta2) S^2;  N = m / (sqrt(v) + eps)
-    G = g |N| / (|S| + 1e-8);  G is shortened to 1.01 times its length in the step before
+    G = g |N| / (|S| + 1e-8);  G is limited to 1.01 times its length in the step before
     p = p (1 - lr weight_decay) - lr sqrt(1 - beta2^step) / (1 - beta1^step) sqrt(apollo_scale) G
     """
 
-    FOR_ADAPTERS: ClassVar[bool] = False  # their matrices are sketches already
+    FOR_ADAPTERS: ClassVar[bool] = False  # adapters' matrices are already as small as sketches
     FULL_WIDTH_POWER: ClassVar[float] = AdamW.FULL_WIDTH_POWER
 
     beta1: float = option(0.9, least=0, below=1, help="Decay of the gradient's running mean.")
     beta2: float = option(0.999, least=0, below=1, help="Decay of the squared gradient's running mean.")
-    eps: float = option(1e-6, above=0, help="Added to the root of the squared gradient's mean.")
+    eps: float = option(1e-6, above=0, help="Added to the root of the squared gradient's running mean.")
     weight_decay: float = option(0.0, least=0, help="Decoupled weight decay.")
-    apollo_scale: float = option(1.0, above=0, help="Square of a factor of the scaled gradient.")
-    update_gap: int = option(200, least=1, help="Steps after which a new projection is drawn.")
+    apollo_scale: float = option(1.0, above=0, help="Updates are multiplied by the square root of this scale.")
+    update_gap: int = option(200, least=1, help="Steps between new random projections.")
 
     @abstractmethod
     def rank(self, shape: tuple[int, int]) -> int:
-        """Rows of the sketch of a matrix."""
+        """Return the rank of the sketch of a matrix."""
 
     @abstractmethod
     def factors(self, on: Device, normalised: Array, sketched: Array) -> None:
-        """normalised = |N| / |S|, from the squares of both, summed for each index of the larger dimension."""
+        """Overwrite `normalised` with |N| / |S|. Both arrays hold squares, summed per index of the larger dimension."""
 
     def state_sizes(self, shape: tuple[int, ...], role: str = MATRIX) -> dict[str, int]:
         if _plain(as_matrix(shape), role):
@@ -59,7 +59,7 @@ class ScaledGradient(Rule):
         size = self.rank(as_matrix(shape)) * max(as_matrix(shape))
         return {"first_moment": size, "second_moment": size, "length": 1}
 
-    def update(self, tensor: Tensor, turn: Turn) -> None:
+    def update(self, tensor: Tensor, turn: StepArgs) -> None:
         if _plain(tensor.shape, tensor.role):
             return self._adam(turn.step).update(tensor, turn)
         on, ops, larger = tensor.on, tensor.on.ops, max(tensor.shape)
@@ -87,8 +87,8 @@ class ScaledGradient(Rule):
                             ops.multiply(gradient[piece], own[piece] if tall else own, step)
                             ops.subtract(values[piece], step, values[piece])
 
-    def _read_rows(self, tensor: Tensor, turn: Turn, normalised: Array, sketched: Array, squares: Array) -> None:
-        """Squares of N, of S and of the gradient, not scaled, summed for each row of a tall matrix."""
+    def _read_rows(self, tensor: Tensor, turn: StepArgs, normalised: Array, sketched: Array, squares: Array) -> None:
+        """Compute the squares of N, of S and of the unscaled gradient, summed per row of a tall matrix."""
         on, ops, rank = tensor.on, tensor.on.ops, self.rank(tensor.shape)
         with on.frame():
             projection = self._projection(tensor, turn, (rank, tensor.shape[1]))
@@ -101,8 +101,8 @@ class ScaledGradient(Rule):
                     ops.row_squares(sketch, sketched[part])
                     ops.row_squares(gradient, squares[part])
 
-    def _read_columns(self, tensor: Tensor, turn: Turn, normalised: Array, sketched: Array, squares: Array) -> None:
-        """The same for each column of a wide one, whose sketch is known when all rows have been read."""
+    def _read_columns(self, tensor: Tensor, turn: StepArgs, normalised: Array, sketched: Array, squares: Array) -> None:
+        """Compute the same per column of a wide matrix. Its sketch is complete only after all rows have been read."""
         on, ops, (rows, cols) = tensor.on, tensor.on.ops, tensor.shape
         rank = self.rank(tensor.shape)
         with on.frame():
@@ -119,7 +119,7 @@ class ScaledGradient(Rule):
                 ops.add(normalised, sums, normalised)
             ops.column_squares(sketch, sketched)
 
-    def _projection(self, tensor: Tensor, turn: Turn, shape: tuple[int, int]) -> Array:
+    def _projection(self, tensor: Tensor, turn: StepArgs, shape: tuple[int, int]) -> Array:
         key = (_PURPOSE, turn.seed, (turn.step - 1) // self.update_gap, *tensor.key)
         drawn = tensor.on.floats("P", math.prod(shape))
         tensor.on.ops.fill(drawn, 0)
@@ -127,7 +127,7 @@ class ScaledGradient(Rule):
         return drawn.reshape(*shape)
 
     def _normalised(self, tensor: Tensor, sketch: Array, first: int) -> Iterator[tuple[slice, Array]]:
-        """N, some rows at a time, of a sketch whose moments lie from row `first` on; and these, brought up to date."""
+        """Yield N, some rows at a time, and update the moments. `first`: the moments' row for the sketch's row 0."""
         on, ops, cols = tensor.on, tensor.on.ops, sketch.shape[1]
         for piece in pieces(on, sketch.shape):
             s = sketch[piece]
@@ -149,20 +149,21 @@ class ScaledGradient(Rule):
                 yield piece, n
 
     def _adam(self, step: int) -> AdamW:
-        """Adam whose eps is added before the correction of bias, as the authors' is."""
+        """Return AdamW with eps added before the bias correction, as in the authors' code."""
         eps = self.eps / math.sqrt(1 - self.beta2**step)
         return AdamW(beta1=self.beta1, beta2=self.beta2, eps=eps, weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Apollo(ScaledGradient):
-    __doc__ = f"{ScaledGradient.__doc__}\n    |N| and |S| are lengths for each index of the larger dimension."
+    __doc__ = f"{ScaledGradient.__doc__}\n    |N| and |S| are computed per index of the larger dimension."
 
-    # The sketch makes steps sqrt(rank / smaller dimension) as large as AdamW's; the paper's 0.01 is for pretraining.
+    # With the sketch, steps are sqrt(rank / smaller dimension) times as large as AdamW's. The paper's rate of 0.01 is
+    # for pretraining.
     FULL_LEARNING_RATE: ClassVar[float] = 2 * AdamW.FULL_LEARNING_RATE
 
     apollo_rank: int = option(
-        0, least=0, help="Rank of gradients' sketches; 0 = a quarter of a matrix' smaller dimension."
+        0, least=0, help="Rank of the gradients' sketches; 0 = a quarter of a matrix's smaller dimension."
     )
 
     def rank(self, shape: tuple[int, int]) -> int:
@@ -177,7 +178,7 @@ class Apollo(ScaledGradient):
 
 
 def _plain(shape: tuple[int, int], role: str) -> bool:
-    """Whether Adam itself is used."""
+    """Whether this tensor uses Adam itself."""
     return shape[0] == 1 or role != MATRIX
 
 

@@ -1,4 +1,4 @@
-"""APOLLO-Mini: APOLLO with sketches of rank 1 and one factor a matrix (Zhu et al., MLSys 2025, arXiv 2412.05270)."""
+"""APOLLO-Mini: APOLLO with sketches of rank 1 and one factor per matrix (Zhu et al., MLSys 2025, arXiv 2412.05270)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from featherback.optim.rules.apollo import TINY, ScaledGradient
 
 @dataclass(frozen=True, kw_only=True)
 class ApolloMini(ScaledGradient):
-    __doc__ = f"{ScaledGradient.__doc__}\n    The rank is 1; |N| and |S| are lengths of the whole."
+    __doc__ = f"{ScaledGradient.__doc__}\n    The rank is 1; |N| and |S| are computed over the whole matrix."
 
-    # Steps are sqrt(128 / smaller dimension) as large as AdamW's.
+    # Steps are sqrt(128 / smaller dimension) times as large as AdamW's.
     FULL_LEARNING_RATE: ClassVar[float] = 2 * AdamW.FULL_LEARNING_RATE
 
-    apollo_scale: float = option(128.0, above=0, help="Square of a factor of the scaled gradient.")
+    apollo_scale: float = option(128.0, above=0, help="Updates are multiplied by the square root of this scale.")
 
     def rank(self, shape: tuple[int, int]) -> int:
         return 1

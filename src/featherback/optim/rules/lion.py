@@ -1,4 +1,4 @@
-"""Lion: the sign of a momentum (Chen et al., NeurIPS 2023, arXiv 2302.06675). Half of AdamW's states."""
+"""Lion: steps by the sign of a momentum (Chen et al., NeurIPS 2023, arXiv 2302.06675). Half of AdamW's state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 from featherback.core.options import option
 from featherback.engine.backend.device import Device
 from featherback.engine.backend.protocol import Array
-from featherback.optim.rule import Elementwise, Turn, piece_rows, pieces
+from featherback.optim.rule import Elementwise, StepArgs, piece_rows, pieces
 from featherback.optim.rules.adamw import AdamW
 
 
@@ -17,18 +17,20 @@ from featherback.optim.rules.adamw import AdamW
 class Lion(Elementwise):
     """u = sign(beta1 m + (1 - beta1) g);  p = p (1 - lr weight_decay) - lr u;  m = beta2 m + (1 - beta2) g"""
 
-    # Three to ten times smaller than AdamW's, the paper says, as every value moves by a whole step.
+    # The paper advises a rate three to ten times smaller than AdamW's, because every value moves by a whole step.
     LEARNING_RATE: ClassVar[float] = AdamW.LEARNING_RATE / 5
     FULL_LEARNING_RATE: ClassVar[float] = AdamW.FULL_LEARNING_RATE / 5
     WIDTH_POWER: ClassVar[float] = AdamW.WIDTH_POWER
     FULL_WIDTH_POWER: ClassVar[float] = AdamW.FULL_WIDTH_POWER
     STATES: ClassVar[tuple[str, ...]] = ("first_moment",)  # m
 
-    beta1: float = option(0.9, least=0, below=1, help="Share of the momentum in a step.")
+    beta1: float = option(
+        0.9, least=0, below=1, help="Weight of the momentum in each step; the gradient's weight is 1 - beta1."
+    )
     beta2: float = option(0.99, least=0, below=1, help="Decay of the momentum.")
     weight_decay: float = option(0.0, least=0, help="Decoupled weight decay.")
 
-    def change(self, on: Device, values: Array, gradient: Array, states: Sequence[Array], turn: Turn) -> None:
+    def change(self, on: Device, values: Array, gradient: Array, states: Sequence[Array], turn: StepArgs) -> None:
         ops = on.ops
         with on.frame():
             names = ("gradient, scaled", "step", "term")

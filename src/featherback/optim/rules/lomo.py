@@ -1,7 +1,7 @@
 """LOMO: gradient descent fused into the backward pass (Lv et al., ACL 2024, arXiv 2306.09782).
 
-On whole models every optimiser here is fused so, and --max-grad-norm is for every one. What is LOMO's own is the other
-clipping that it offers, which needs no pass to find a norm; with both, the norm is clipped first.
+On whole models every optimiser here is fused that way and supports --max-grad-norm. LOMO adds clipping by
+value, which needs no pass to compute a norm. If both are set, the norm is clipped first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from featherback.core.options import option
 from featherback.engine.backend.device import Device
 from featherback.engine.backend.protocol import Array
-from featherback.optim.rule import Turn, piece_rows, pieces
+from featherback.optim.rule import StepArgs, piece_rows, pieces
 from featherback.optim.rules.sgd import SGD
 
 
@@ -20,9 +20,9 @@ from featherback.optim.rules.sgd import SGD
 class LOMO(SGD):
     """c = min(max(g, -clip_value), clip_value);  p = p (1 - lr weight_decay) - lr c"""
 
-    clip_value: float = option(0.0, least=0, help="Bound of each element of a gradient; 0 = off.")
+    clip_value: float = option(0.0, least=0, help="Clip each element of the gradient to this magnitude; 0 = off.")
 
-    def change(self, on: Device, values: Array, gradient: Array, states: Sequence[Array], turn: Turn) -> None:
+    def change(self, on: Device, values: Array, gradient: Array, states: Sequence[Array], turn: StepArgs) -> None:
         if self.clip_value == 0:
             return super().change(on, values, gradient, states, turn)
         with on.frame():

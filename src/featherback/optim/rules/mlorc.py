@@ -1,4 +1,4 @@
-"""MLorc: AdamW whose moments are kept as products of thin matrices (Shen et al., AISTATS 2026, arXiv 2506.01897)."""
+"""MLorc: AdamW with moments stored as products of thin matrices (Shen et al., AISTATS 2026, arXiv 2506.01897)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zlib import crc32
 from featherback.core.options import option
 from featherback.engine.backend.protocol import Array
 from featherback.nn.roles import MATRIX
-from featherback.optim.rule import Tensor, Turn, as_matrix, pieces, tiles
+from featherback.optim.rule import StepArgs, Tensor, as_matrix, pieces, tiles
 from featherback.optim.rules.adamw import AdamW
 
 _PURPOSE = crc32(b"mlorc")
@@ -21,17 +21,17 @@ MOMENTS = ("first", "second")
 @dataclass(frozen=True, kw_only=True)
 class MLorc(AdamW):
     """m = beta1 Qm Bm + (1 - beta1) g
-    v = beta2 w + (1 - beta2) g^2, where w is Qv Bv, its negative elements replaced by the mean of their magnitudes
+    v = beta2 w + (1 - beta2) g^2, where w is Qv Bv with negative elements replaced by the mean of their magnitudes
     p = p (1 - lr weight_decay) - lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps);  t = step
-    Q = an orthonormal basis of A Omega, B = Q^T A, for A = m and v, with normal numbers Omega (columns, mlorc_rank)
+    Q = an orthonormal basis of A Omega, B = Q^T A, for A = m and v; Omega is normal, (columns, mlorc_rank)
 
-    Q B is the product of a randomised SVD's three factors (Halko, Martinsson and Tropp, 2011) without oversampling, as
-    the authors take it: the SVD of B would change its factors and nothing else. Vectors have AdamW.
+    Q B is the product of the three factors of a randomised SVD (Halko, Martinsson, Tropp, 2011) without oversampling,
+    as in the authors' code: the SVD of B would change the factors but not their product. Vectors use AdamW.
     """
 
-    FOR_ADAPTERS: ClassVar[bool] = False  # their matrices are as thin as the factors
+    FOR_ADAPTERS: ClassVar[bool] = False  # adapters' matrices are already as thin as the factors
 
-    mlorc_rank: int = option(4, least=1, help="Rank in which moments are kept.")
+    mlorc_rank: int = option(4, least=1, help="Rank of the stored moments.")
 
     def state_sizes(self, shape: tuple[int, ...], role: str = MATRIX) -> dict[str, int]:
         rows, cols = as_matrix(shape)
@@ -40,7 +40,7 @@ class MLorc(AdamW):
         rank = self._rank((rows, cols))
         return {f"{name}_{part}": rank * n for name in MOMENTS for part, n in (("left", rows), ("right", cols))}
 
-    def update(self, tensor: Tensor, turn: Turn) -> None:
+    def update(self, tensor: Tensor, turn: StepArgs) -> None:
         rows, cols = tensor.shape
         if rows == 1:
             return super().update(tensor, turn)
@@ -65,8 +65,8 @@ class MLorc(AdamW):
                 with tensor.state(f"{name}_right") as held:
                     ops.cast(right, held.reshape(rank, cols))
 
-    def _find_bases(self, tensor: Tensor, turn: Turn, negative: float, bases: Sequence[Array]) -> None:
-        """The orthonormal bases (rows, rank) of both moments' images."""
+    def _find_bases(self, tensor: Tensor, turn: StepArgs, negative: float, bases: Sequence[Array]) -> None:
+        """Compute orthonormal bases (rows, rank) of the ranges of both moments."""
         on, ops, (rows, cols) = tensor.on, tensor.on.ops, tensor.shape
         rank, key = self._rank(tensor.shape), (_PURPOSE, turn.seed, turn.step, *tensor.key)
         with on.frame():
@@ -87,9 +87,9 @@ class MLorc(AdamW):
         return min(self.mlorc_rank, *shape)
 
     def _moments(
-        self, tensor: Tensor, part: slice, gradient: Array, negative: float, turn: Turn
+        self, tensor: Tensor, part: slice, gradient: Array, negative: float, turn: StepArgs
     ) -> Iterator[tuple[slice, tuple[Array, Array]]]:
-        """m and v, which may be overwritten, for some rows of a tile at a time."""
+        """Yield m and v for some rows of a tile at a time. The caller may overwrite them."""
         on, ops, rank, cols = tensor.on, tensor.on.ops, self._rank(tensor.shape), tensor.shape[1]
         with (
             _left(tensor, "first", part, rank) as first,
@@ -114,7 +114,7 @@ class MLorc(AdamW):
                     ops.add(v, g, v)
                     yield piece, (m, v)
 
-    def _step(self, tensor: Tensor, values: Array, m: Array, v: Array, turn: Turn) -> None:
+    def _step(self, tensor: Tensor, values: Array, m: Array, v: Array, turn: StepArgs) -> None:
         ops = tensor.on.ops
         ops.divide(v, 1 - self.beta2**turn.step, v)
         ops.sqrt(v, v)
@@ -126,7 +126,7 @@ class MLorc(AdamW):
 
 
 def _mean_of_negative(tensor: Tensor, rank: int) -> float:
-    """The mean magnitude of what is negative of the second moment as it is kept."""
+    """Return the mean magnitude of the negative elements of the stored second moment."""
     on, ops, cols = tensor.on, tensor.on.ops, tensor.shape[1]
     total, count = 0.0, 0
     with tensor.state("second_right") as right:
@@ -134,7 +134,7 @@ def _mean_of_negative(tensor: Tensor, rank: int) -> float:
             with _left(tensor, "second", part, rank) as left:
                 for piece in pieces(on, (len(left), cols)):
                     with on.frame():
-                        kept = on.floats("v as it is kept", len(left[piece]), cols)
+                        kept = on.floats("v as stored", len(left[piece]), cols)
                         ops.matmul(left[piece], right.reshape(rank, cols), kept)
                         below, number = ops.negatives(kept)
                         total, count = total - below, count + number
@@ -143,7 +143,7 @@ def _mean_of_negative(tensor: Tensor, rank: int) -> float:
 
 @contextmanager
 def _left(tensor: Tensor, name: str, part: slice, rank: int) -> Iterator[Array]:
-    """Rows of a moment's left factor (n, rank)."""
+    """Provide rows of a moment's left factor (n, rank)."""
     with tensor.state(f"{name}_left", part.start * rank, (part.stop - part.start) * rank) as held:
         yield held.reshape(part.stop - part.start, rank)
 

@@ -1,6 +1,6 @@
-"""Other programs that record runs (`--log-to`), one file each; a module imports its program, and is imported if asked.
+"""Loggers: other programs that record runs (`--log-to`), one module each, imported only if the user asks for it.
 
-An entry is called as its program's package is.
+An entry has the name of the program's package.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ LOGGERS: Registry[type[Callback]] = Registry(
 
 
 def check_installed(names: Iterable[str]) -> None:
-    """FeatherbackError, saying what to install, if a program is missing. Imports none."""
+    """Raise FeatherbackError, with the install command, if a program is missing. Imports none of them."""
     for name in names:
         if find_spec(name) is None:
             raise FeatherbackError(
-                f"{argument('log_to', name)} needs {name}, which is not installed: "
-                f"pip install 'featherback[{name}]', or leave it out."
+                f"{argument('log_to', name)} needs {name}, which is not installed: pip install 'featherback[{name}]'."
             )
 
 
 def loggers(names: Iterable[str]) -> Iterator[Callback]:
-    """A callback for each name; FeatherbackError as from `check_installed`."""
+    """Yield a callback for each name; raises FeatherbackError like `check_installed`, or if an import fails."""
     for name in names:
         check_installed([name])
         try:
             logger = LOGGERS[name]
         except ImportError as error:
-            raise FeatherbackError(f"{argument('log_to', name)}: {name} cannot be used: {error}.") from error
+            raise FeatherbackError(
+                f"{argument('log_to', name)} cannot be used: importing {name} failed: {error}."
+            ) from error
         yield logger()

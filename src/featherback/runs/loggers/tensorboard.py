@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run's folder `tensorboard`."""
+"""Logs to TensorBoard: writes event files to the run's folder `tensorboard`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from featherback.runs.loggers.scalars import scalars
 
 
 class TensorBoard(Callback):
-    """`tensorboard --logdir RUN/tensorboard` shows it, also while the run goes on."""
+    """Writes the losses of a run. `tensorboard --logdir RUN/tensorboard` shows them, also during training."""
 
     _writer: Writer | None = None
 

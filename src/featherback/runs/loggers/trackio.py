@@ -1,4 +1,4 @@
-"""trackio: in its own folder of this machine (TRACKIO_DIR); `trackio show` shows it."""
+"""Logs to trackio: data go to its local folder (TRACKIO_DIR); `trackio show` shows them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from featherback.runs.loggers.scalars import scalars
 
 
 class Trackio(Callback):
-    """A run of the project "featherback"."""
+    """Logs a run to the trackio project "featherback"."""
 
     _run: Any = None
 
     def begin(self, event: Begin) -> None:
-        with redirect_stdout(sys.stderr):  # it tells where it writes; standard output may be read by a program
+        with redirect_stdout(sys.stderr):  # trackio prints its path, and standard output may be read by a program
             self._run = trackio.init(
                 project="featherback", name=Path(event.run).name, config=dict(event.configuration), resume="allow"
             )

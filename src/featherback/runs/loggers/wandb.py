@@ -1,4 +1,4 @@
-"""Weights & Biases, offline: in the run's folder `wandb`; nothing leaves the machine until `wandb sync` is run."""
+"""Logs to Weights & Biases, offline, in the run's folder `wandb`. Only `wandb sync` sends the data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featherback.runs.loggers.scalars import scalars
 
 
 class WandB(Callback):
-    """A run of the project "featherback". W&B keeps a process of its own, whose memory is its own."""
+    """Logs a run to the W&B project "featherback". W&B starts a separate process, whose memory is not budgeted."""
 
     _run: Any = None
 

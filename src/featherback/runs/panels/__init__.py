@@ -1,4 +1,4 @@
-"""The options of training, one module for each panel of the help: its fields, their checks and what follows from them.
+"""The options of training, one module per group of the help: fields, checks, and values derived from them.
 
-A rule that concerns two panels is in runs.config, which composes them.
+Rules that concern two groups are in runs.config, which combines all groups.
 """

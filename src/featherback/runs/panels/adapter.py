@@ -1,4 +1,4 @@
-"""Options of the adapter: its form, and what it starts from."""
+"""Options of the adapter: its form, and the adapter it starts from."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from featherback.core.naming import argument
-from featherback.core.options import Panel, option, spelled
+from featherback.core.options import Alias, Panel, option, spelled
 from featherback.errors import FeatherbackError
 from featherback.models import families
+from featherback.models.architecture.layer_choice import EVERY, chosen_layers, written_layers
 from featherback.models.architecture.names import parse_targets, short
 from featherback.nn.adapters import KINDS, kind_of
 from featherback.nn.block import adaptable
 from featherback.runs import parse
+from featherback.runs.panels import aliases
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,9 +25,12 @@ if TYPE_CHECKING:
     from featherback.models.model import Model
 
 USUAL: Mapping[str, Any] = {
-    "adapter": "lora", "rank": 8, "alpha": 16.0, "targets": ("all",), "rslora": False, "dora": False
+    "adapter": "lora", "rank": 8, "alpha": 16.0, "targets": ("all",), "layers": EVERY, "rslora": False, "dora": False
 }  # fmt: skip
-"""The form of an adapter, where nothing is said of it and training starts from none."""
+"""The default form of an adapter that does not start from another one."""
+
+DISK = "disk"
+"""The value of --hidden-states that keeps them."""
 
 _option = partial(option, only_for="lora")
 
@@ -36,42 +41,78 @@ class AdapterOptions(Panel):
 
     start: str | None = _option(
         None,
-        help="Start from this run or adapter (PEFT, MLX or GGUF), with its rank, alpha, targets, rsLoRA and DoRA, not "
-        "with its dropout. none: from no adapter.",
+        help="Continue from this run or adapter (PEFT, MLX or GGUF). Its rank, alpha, targets, layers, rsLoRA and DoRA "
+        "are used, but not its dropout. none: start a new adapter.",
         parse=parse.start,
         flags=("--from",),
         is_path=True,
         metavar="PATH",
     )
-    # None of those in USUAL stands for the value there, or that of the adapter of `start`: for_model settles it.
+    # For the names in USUAL, None means the value there, or the value of the adapter in `start`. for_model decides.
     adapter: str | None = _option(
         None,
-        help="Kind of adapter. ia3: trained scales of keys, values and the inputs of down.",
+        help="Kind of adapter. ia3 trains one scale per key, value and input of down.",
         choices=KINDS.names,
         shown_default=USUAL["adapter"],
     )
-    rank: int | None = _option(None, help="Rank of the LoRA matrices.", least=1, shown_default=str(USUAL["rank"]))
+    rank: int | None = _option(
+        None,
+        help="Rank of the LoRA matrices. A larger rank trains more parameters.",
+        brief="LoRA rank; more trains more parameters",
+        least=1,
+        shown_default=str(USUAL["rank"]),
+        aliases=("--lora-r", "--lora-rank"),
+    )
     alpha: float | None = _option(
-        None, help="The adapter is scaled by alpha / rank.", above=0, shown_default=str(USUAL["alpha"])
+        None,
+        help="LoRA alpha. The adapter's output is multiplied by alpha / rank.",
+        above=0,
+        shown_default=f"{USUAL['alpha']:g}",
+        aliases=("--lora-alpha",),
     )
     rslora: bool | None = _option(
         None,
-        help="Scale the adapter by alpha / sqrt(rank) instead (rsLoRA, for large ranks); the default --lr is divided "
-        "by sqrt(rank).",
+        help="Multiply the adapter's output by alpha / sqrt(rank) instead (rsLoRA, for large ranks). The default --lr "
+        "is then divided by sqrt(rank).",
+        aliases=("--use-rslora",),
     )
     dora: bool | None = _option(
-        None, help="Train the lengths of the weights' rows apart from their directions (DoRA); a step takes longer."
+        None,
+        help="Train the length and the direction of each weight row separately (DoRA). Steps take longer.",
+        aliases=("--use-dora",),
     )
     lora_dropout: float = _option(
-        0.0, help="Share of the adapter's inputs that is dropped in training.", least=0, below=1
+        0.0, help="Probability of dropping each input of the adapter during training.", least=0, below=1
     )
     targets: tuple[str, ...] | None = _option(
         None,
-        help="Projections to adapt: all, or a list such as q,v. "
-        f"Some models have each of {short(families.PROJECTIONS, ', ')}.",
+        help=f"Target modules: all, or a list such as q,v. Known names: {short(families.PROJECTIONS, ', ')}. Not every "
+        "model has all of them.",
+        aliases=(Alias("--target-modules", aliases.targets), Alias("--lora-target-modules", aliases.targets)),
         parse=parse.targets,
         words=("all", *short(families.PROJECTIONS).split(",")),
         shown_default=",".join(USUAL["targets"]),
+    )
+    layers: tuple[str, ...] | None = _option(
+        None,
+        help="Layers that get an adapter: all, last:8, last:25%, or a list such as 0,5,10-20, counted from 0. The "
+        "layers below the lowest one need no backward pass.",
+        brief="Layers that get an adapter, such as last:25%",
+        aliases=(Alias("--num-layers", aliases.num_layers), "--layers-to-transform"),
+        hints=("--lora-layers", "--lora-num-layers", "--trainable-layers", "--unfreeze"),
+        parse=parse.layers,
+        words=("all",),
+        metavar="LAYERS",
+        shown_default=",".join(USUAL["layers"]),
+    )
+
+    hidden_states: str = _option(
+        DISK,
+        help="With --layers, where later epochs begin. disk: the inputs of the lowest trained layer are kept in the "
+        "run's directory, 4 bytes per token and unit of the model's width, and later epochs begin there. recompute: "
+        "all layers run in every epoch.",
+        choices=(DISK, "recompute"),
+        free_on_resume=True,
     )
 
     def check_rules(self) -> None:
@@ -81,45 +122,48 @@ class AdapterOptions(Panel):
         for entry in fields(self):
             if entry.name in others and getattr(self, entry.name) not in (None, False, entry.default):
                 name, kind = spelled(type(self), entry.name), argument("adapter", chosen)
-                raise FeatherbackError(f"{name} means nothing with {kind}; leave one out.")
-        if chosen == "dora":  # --dora says the same
+                raise FeatherbackError(f"{name} has no effect with {kind}. Remove one of the two.")
+        if chosen == "dora":  # the same as --dora
             object.__setattr__(self, "dora", True)
             object.__setattr__(self, "adapter", USUAL["adapter"])
         if self.dora and self.lora_dropout:
             raise FeatherbackError(
-                f"{argument('lora_dropout')} is not for DoRA, where it would also drop what the frozen weights read: "
-                f"leave one out."
+                f"{argument('lora_dropout')} does not work with DoRA, because it would also drop inputs of the frozen "
+                f"weights. Remove one of the two."
             )
 
     @property
     def form(self) -> Form:
-        """Rank, alpha and targets of the adapter, where it starts from none or `starting_from` was asked."""
+        """Rank, alpha and targets of a new adapter, or of the one that `starting_from` has filled in."""
         from featherback.models.form import Form
 
         return Form.of(**self._named_form, dropout=self.lora_dropout)
 
     @property
     def _named_form(self) -> dict[str, Any]:
-        """Rank, alpha and the others of USUAL."""
+        """The values of the options in USUAL. An option that was not given has its default."""
         named = {name: getattr(self, name) for name in USUAL}
         kind = kind_of(named)
-        usual = {**kind().options(), "targets": kind.targets}
+        usual = {**kind().options(), "targets": kind.targets, "layers": USUAL["layers"]}
         return {name: usual[name] if value is None else value for name, value in named.items()}
 
     def starting_from(self, form: Form, model: Model) -> Self:
-        """These options with what an adapter of `model` says, which is of this form; FeatherbackError for one that was
-        named otherwise.
+        """These options with the form of an existing adapter of `model` filled in.
+
+        Raises FeatherbackError if the user set one of its values to something else.
         """
         own = {name: form.options[name] for name in USUAL}
         for name, value in own.items():
             named = getattr(self, name)
             if name == "targets" and named is not None:
                 named = parse_targets(named, adaptable(model.blocks))
+            if name == "layers" and named is not None:
+                named = written_layers(chosen_layers(named, len(model.blocks)), len(model.blocks))
             if named not in (None, value):
                 option = spelled(type(self), name)
                 raise FeatherbackError(
-                    f"{option} is {written(named)}, but the adapter in {self.start} has {written(value)}; leave "
-                    f"{option} out: training starts from an adapter as it is."
+                    f"{option} is {written(named)}, but the adapter in {self.start} has {written(value)}. Remove "
+                    f"{option}: an existing adapter keeps its form."
                 )
         found = replace(self, **own)
         for block in model.blocks:
@@ -128,12 +172,12 @@ class AdapterOptions(Panel):
                 if form.widest.kind.parts(target, shape) != found.form.kind.parts(target, shape):
                     kind = argument("adapter", own["adapter"])
                     raise FeatherbackError(
-                        f"The adapter in {self.start} adapts {target} in a way that {kind} does not; training cannot "
-                        f"start from it."
+                        f"The adapter in {self.start} adapts {target} in a way that {kind} does not support. Training "
+                        f"cannot start from it."
                     )
         return found
 
 
 def written(value: object) -> object:
-    """As the user writes it."""
-    return "left out" if value is None else short(value) if isinstance(value, tuple) else value
+    """An option's value as the user would write it."""
+    return "unset" if value is None else short(value) if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""Options of the data: which files, how long a sequence is, what makes a batch."""
+"""Options of the data: files, sequence length and batches."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from featherback.core.naming import argument
 from featherback.core.options import Panel, option
 from featherback.data.packing import Batching
-from featherback.data.source import STDIN, Source, columns_of, what_is_long
-from featherback.errors import FeatherbackError, shown
+from featherback.data.source import STDIN, Source, columns_of, treatment_of_long
+from featherback.errors import FeatherbackError, excerpt
 from featherback.runs import parse
 
 SEQUENCE = 256
-"""Tokens of a sequence, unless examples need more."""
+"""Default sequence length in tokens, if no example is longer."""
 
 _files = partial(option, None, parse=parse.paths, is_path=True, several=True, metavar="PATH", free_on_resume=True)
 
@@ -23,76 +23,159 @@ _files = partial(option, None, parse=parse.paths, is_path=True, several=True, me
 class DataOptions(Panel):
     title = "Data"
 
-    data: tuple[str, ...] | None = _files(  # for the record; the run has its own token file. None: only to resume
-        help="Chats, prompts with answers, or text, in JSON, CSV, Parquet, .txt, a folder, or - (standard input). "
-        "May be named again. A resumed run has its own."
+    data: tuple[str, ...] | None = _files(  # for the record: the run has its own token file. None only when resuming
+        help="Training data: chats, prompts with answers, or text, in a JSON, CSV, Parquet or .txt file, a folder, or "
+        "- for standard input. Repeat the option for more files. Not needed with --resume.",
+        brief="Your examples: CSV, JSON, Parquet, text, or a folder",
+        hints=(
+            "--dataset",
+            "--dataset-name",
+            "--dataset-path",
+            "--train-data",
+            "--train-file",
+            "--train-dataset",
+            "--input",
+            "--data-path",
+            "--file",
+        ),
     )
-    seq_len: int | None = option(  # None: until the data are known
+    seq_len: int | None = option(  # None until the data are known
         None,
-        help="Longest sequence, in tokens. Text is cut into such; a longer chat is refused, unless --cut.",
+        help="Maximum sequence length in tokens. Longer texts are split. Longer chats are rejected, or truncated with "
+        f"--cut. The default is the longest example, and at least {SEQUENCE} unless --batch-size is given.",
+        brief="Maximum tokens per example",
         least=2,
-        shown_default=f"what the longest example needs, and at least {SEQUENCE} unless --batch-size is named",
+        shown_default="longest example",
+        aliases=("--max-seq-length", "--max-length"),
+        hints=(
+            "--context-length",
+            "--block-size",
+            "--cutoff-len",
+            "--model-max-length",
+            "--max-seq-len",
+            "--max-len",
+            "--max-tokens",
+            "--sequence-length",
+            "--seq-length",
+        ),
     )
-    cut: bool = option(False, help="Cut chats that are too long at the end, and say how many.")
+    cut: bool = option(
+        False,
+        help="Truncate chats that are longer than --seq-len, and print how many.",
+        hints=("--truncate", "--truncation"),
+    )
     batch_size: int | None = option(
         None,
-        help="Examples in a batch, whatever their lengths; a piece of a text counts as one.",
+        help="Examples per batch, whatever their lengths. A piece of a text counts as one example.",
         least=1,
-        shown_default="as many as fit into --batch-tokens",
+        shown_default="packed, see --batch-tokens",
+        aliases=("--per-device-train-batch-size",),
+        hints=("--micro-batch-size", "--train-batch-size", "--bs"),
     )
     batch_tokens: int | None = option(
         None,
-        help="Packing, in place of --batch-size: a batch holds as many whole examples as fit into this many tokens, "
-        "and at least one. They do not see each other.",
+        help="Packing: fill each batch with as many whole examples as fit into this many tokens, and at least one. "
+        "Attention does not cross from one example to the next. Replaces --batch-size.",
         least=2,
         instead_of="batch_size",
         shown_default="--seq-len",
     )
+    packing: bool | None = option(
+        None,
+        help="true: pack examples into batches of --batch-tokens; with --batch-size N, into N x --seq-len tokens. "
+        "false: batches of --batch-size examples.",
+        parse=parse.boolean,
+        metavar="true|false",
+        words=("true", "false"),
+        shown_default="true without --batch-size",
+    )
     eval_data: tuple[str, ...] | None = _files(
-        help="Held-out data, whose loss is measured; the best adapter, or model, is kept."
+        help="Held-out data. Their loss is measured during training, and the best adapter (or model) is kept.",
+        brief="Held-out examples, to measure progress and keep the best",
+        hints=(
+            "--eval-dataset",
+            "--valid-data",
+            "--validation-data",
+            "--val-data",
+            "--test-data",
+            "--eval-file",
+            "--validation-file",
+            "--dev-data",
+        ),
     )
     eval_share: float = option(
         0.05,
-        help="Share of the data that is held out where no --eval-data are named: 4 to 64 examples, of 40 or more.",
+        help="Share of the data to hold out if --eval-data is not given: at least 4 and at most 64 examples. "
+        "With fewer than 40 examples, nothing is held out.",
+        hints=("--val-split", "--validation-split", "--test-size", "--val-set-size", "--eval-split"),
         least=0,
         below=1,
     )
     columns: tuple[str, ...] | None = option(
         None,
-        help="What a key is called in the data: --map prompt=question, and again for others.",
+        help="Name of a column in your data: --map prompt=question. Repeat the option for more columns.",
+        hints=("--column", "--columns", "--text-column", "--prompt-column", "--text-field", "--dataset-text-field"),
         flags=("--map",),
         parse=parse.columns,
         several=True,
         metavar="KEY=COLUMN",
     )
     skip_bad: bool = option(
-        False, help="Leave out examples that cannot be used, and list them, instead of ending with the first."
+        False, help="Skip examples that cannot be used, and list them, instead of stopping at the first."
     )
 
     def check_rules(self) -> None:
         super().check_rules()
         if (*(self.data or ()), *(self.eval_data or ())).count(STDIN) > 1:
-            raise FeatherbackError("Standard input (-) can be named once.")
+            raise FeatherbackError("Standard input (-) can be used only once.")
+        self._settle_packing()
+
+    def _settle_packing(self) -> None:
+        """Turn `packing` into `batch_size` and `batch_tokens`; raises FeatherbackError if they contradict it."""
+        size, limit = self.batch_size, self.batch_tokens
+        if self.packing and size is not None:
+            on, batch = argument("packing", True), argument("batch_size", size)
+            if self.seq_len is None:
+                raise FeatherbackError(
+                    f"{on} with {batch} fills each batch with {size} times {argument('seq_len')} tokens, and "
+                    f"{argument('seq_len')} is missing. Add it, for example {argument('seq_len', 1024)}."
+                )
+            object.__setattr__(self, "batch_tokens", size * self.seq_len)
+            object.__setattr__(self, "batch_size", None)
+        elif self.packing is False and limit is not None:
+            off, batch = argument("packing", False), argument("batch_tokens", limit)
+            raise FeatherbackError(f"{off} contradicts {batch}, which packs examples. Remove one of the two.")
+        elif self.packing is False and size is None:
+            example = argument("batch_size", 4)
+            raise FeatherbackError(f"{argument('packing', False)} needs a number of examples: add {example}.")
+        object.__setattr__(self, "packing", None)
 
     def source(self, paths: tuple[str, ...]) -> Source:
-        """How data are read."""
-        long = what_is_long(self.seq_len, self.cut)
+        """The data in `paths`, with the options for reading them."""
+        long = treatment_of_long(self.seq_len, self.cut)
         return Source(paths, columns_of(self.columns or ()), self.skip_bad, long)
 
     @property
     def sequence(self) -> int:
-        """The longest sequence, as far as it is known."""
+        """The maximum sequence length in tokens; the default until the data are known."""
         return SEQUENCE if self.seq_len is None else self.seq_len
 
     @property
     def batching(self) -> Batching:
-        """Which examples make a batch, as far as the sequence length is known."""
-        return Batching(self.sequence, self.batch_tokens, self.batch_size)
+        """How examples are grouped into batches; with the default sequence length until the data are known."""
+        return Batching(self.sequence * self.most_answers, self.batch_tokens, self.batch_size)
+
+    @property
+    def most_answers(self) -> int:
+        """The most answers of an example, each of which may be as long as `sequence` with the prompt."""
+        return 1
 
     @property
     def batch_in_checksums(self) -> dict[str, int | None]:
-        """The batch's fields in the checksums of a run. Where it is packed into whole sequence lengths, they are as
-        versions that knew nothing else recorded it, so that their checksums stay.
+        """The batch's fields as they enter a run's checksums.
+
+        A batch that is packed into a multiple of the sequence length is written as early versions wrote it, because
+        their checksums must stay valid.
         """
         lengths, rest = divmod(self.batching.full, self.sequence)
         if self.batch_size is None and not rest:
@@ -101,14 +184,16 @@ class DataOptions(Panel):
 
 
 def packed_before(batch_size: Any, seq_len: Any) -> dict[str, int | None]:
-    """The fields of a batch as versions without --batch-tokens recorded it, all of whose batches were packed: their
-    batch size counted sequence lengths. FeatherbackError if the length is unknown and needed.
+    """Return the batch options of a run that was recorded before --batch-tokens existed.
+
+    All batches were packed then, and the batch size counted sequence lengths. Raises FeatherbackError if the sequence
+    length is needed and missing.
     """
     if batch_size in (None, 1):
         return {"batch_size": None, "batch_tokens": None}
     if isinstance(batch_size, int) and isinstance(seq_len, int):
         return {"batch_size": None, "batch_tokens": batch_size * seq_len}
     raise FeatherbackError(
-        f"An earlier version of Featherback wrote batch_size: {shown(batch_size)}, which meant so many times seq_len "
-        f"tokens, and no seq_len is there; begin another run, with {argument('batch_tokens')}."
+        f"The run was made by an earlier version of Featherback: its batch_size is {excerpt(batch_size)}, which then "
+        f"meant a multiple of seq_len, but seq_len is missing. Start a new run with {argument('batch_tokens')}."
     )

@@ -1,4 +1,4 @@
-"""Options of the optimisation: gradients, steps, update rule, learning rate."""
+"""Options of the optimisation: gradient method, steps, update rule and learning rate."""
 
 from __future__ import annotations
 
@@ -7,56 +7,58 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from featherback import methods, optim
-from featherback.core.options import Panel, choice, option
+from featherback.core.options import Alias, Panel, choice, option
 from featherback.errors import FeatherbackError
 from featherback.nn import objectives
 from featherback.nn.objectives.base import Objective
 from featherback.runs import parse
+from featherback.runs.panels import aliases
 
 NEXT_TOKEN = "next_token"
-"""The objective of runs that name none, and of all runs of versions that had no other."""
+"""The default objective, and the only one in early versions."""
 DEFAULT_EPOCHS = 3
-MOST_EPOCHS = 10_000  # their batches are counted before the first step
+MOST_EPOCHS = 10_000  # all batches are counted before the first step
 CLIP = 1.0
-"""Norm that the gradient of an adapter is clipped to."""
-_SMALL, _LARGE = 576, 4096  # widths, of models of 0.1B and 8B parameters
-
-
-def _learning_rates() -> str:
-    """The default of --lr, in words."""
-
-    def rates(rules: Any, usual: Any) -> str:
-        found: dict[str, list[str]] = {}
-        for name in rules:
-            small, large = (f"{usual(name, width):g}" for width in (_SMALL, _LARGE))
-            rate = small if small == large else f"{small} at a width of {_SMALL} to {large} at {_LARGE}"
-            found.setdefault(rate, []).append(name)
-        return "; ".join(f"{', '.join(named)}: {rate}" for rate, named in found.items())
-
-    own = [(name, methods.METHODS[name]) for name in methods.METHODS.names]
-    fixed = {name: method.FULL_LEARNING_RATE for name, method in own if method.can_train_weights}
-    whichever = "; ".join(f"{name}: {rate:g} with any" for name, rate in fixed.items() if rate)
-    adapters = rates(optim.for_adapters(), optim.default_learning_rate)
-    return f"{adapters}. Whole models: {rates(optim.RULES.names, optim.full_learning_rate)}; {whichever}"
+"""Default maximum norm of an adapter's gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimisationOptions(Panel):
     title = "Optimisation"
 
-    method: str = choice("mesp", help="How gradients are computed or estimated.", own=methods.OPTIONS)
-    method_options: Mapping[str, Any] = field(default_factory=dict)  # in the end all those of its method
+    method: str = choice(
+        "mesp", help="Gradient method. mesp and mebp are exact; the others approximate.", own=methods.OPTIONS
+    )
+    method_options: Mapping[str, Any] = field(default_factory=dict)  # once checked: all options of the method
     objective: str = choice(
         NEXT_TOKEN,
-        help="The loss that training minimises. Held-out data are measured by next-token loss.",
+        help="Training loss. smoothed: next_token with label smoothing. The others learn from preferences: pairs of a "
+        "better and a worse answer, or answers with a label (kto). The held-out loss is next_token; for preferences it "
+        "is the objective's own.",
         own=objectives.OPTIONS,
     )
-    objective_options: Mapping[str, Any] = field(default_factory=dict)  # in the end all those of its objective
-    accumulate: int = option(1, help="Batches per step.", least=1)
-    steps: int | None = option(None, help="Optimiser steps.", least=1, free_on_resume=True)
+    objective_options: Mapping[str, Any] = field(default_factory=dict)  # once checked: all options of the objective
+    accumulate: int = option(
+        1,
+        help="Gradient accumulation: batches per optimizer step.",
+        least=1,
+        aliases=("--gradient-accumulation-steps",),
+        hints=("--grad-accum", "--grad-accumulation-steps"),
+    )
+    steps: int | None = option(
+        None,
+        help="Optimizer steps. Replaces --epochs.",
+        least=1,
+        free_on_resume=True,
+        aliases=("--max-steps",),
+        hints=("--iters", "--iterations", "--num-steps", "--num-iters", "--train-steps"),
+    )
     epochs: float | None = option(
         None,
-        help="Passes over the data, instead of --steps; 0.5 is half of them.",
+        help="Passes over the data. 0.5 trains on half of the data.",
+        brief="Passes over your examples",
+        aliases=("--num-epochs", "--num-train-epochs"),
+        hints=("--n-epochs",),
         above=0,
         most=MOST_EPOCHS,
         instead_of="steps",
@@ -64,53 +66,72 @@ class OptimisationOptions(Panel):
         shown_default=str(DEFAULT_EPOCHS),
     )
     learning_rate: float | None = option(
-        None, help="Peak learning rate.", above=0, flags=("--lr", "--learning-rate"), shown_default=_learning_rates
+        None,
+        help="Peak learning rate. The default also depends on --optimizer and --train.",
+        brief="Learning rate",
+        above=0,
+        flags=("--lr",),
+        shown_default="by model size",
+        aliases=("--learning-rate",),
+        hints=("--rate", "--peak-lr", "--max-lr", "--step-size"),
     )
     loraplus_ratio: float = option(
         1.0,
-        help="B's learning rate is this times A's, which is --lr (LoRA+, whose authors take 16); the default --lr is "
-        "divided by the root of this.",
+        help="LoRA+: the learning rate of B is --lr times this number, and the learning rate of A is --lr. The authors "
+        "of LoRA+ use 16. The default --lr is divided by the square root of this number.",
         above=0,
         only_for="lora",
     )
-    optimizer: str = choice("adamw", help="Update rule.", own=optim.OPTIONS)
-    optimizer_options: Mapping[str, Any] = field(default_factory=dict)  # in the end all those of its rule
-    schedule: str = option("cosine", help="Learning rate after the warm-up.", choices=tuple(optim.SCHEDULES))
+    optimizer: str = choice(
+        "adamw", help="Update rule.", own=optim.OPTIONS, aliases=(Alias("--optim", aliases.optimizer),)
+    )
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict)  # once checked: all options of the optimizer
+    schedule: str = option(
+        "cosine",
+        help="Learning rate schedule after the warm-up.",
+        choices=tuple(optim.SCHEDULES),
+        aliases=(Alias("--lr-scheduler-type", aliases.schedule),),
+        hints=("--lr-scheduler", "--scheduler", "--lr-schedule", "--scheduler-type", "--decay"),
+    )
     warmup: float = option(
         0,
-        help="Steps over which the learning rate rises; below 1, that share of all steps.",
+        help="Warm-up: steps over which the learning rate rises to its peak. Below 1: a share of all steps.",
+        aliases=(Alias("--warmup-ratio", aliases.warmup_ratio), Alias("--warmup-steps", aliases.warmup_steps)),
+        hints=("--num-warmup-steps", "--warm-up"),
         parse=parse.warmup,
         least=0,
         metavar="STEPS|SHARE",
     )
     keep: str = option(
         "better",
-        help="What is kept: the mean of the steps' adapters, or the last if that is better in the end; or always "
-        "the last.",
+        help="Which adapter to keep. better: the average of the adapters of all steps, or the last adapter if that is "
+        "better. last: always the last adapter.",
         choices=("better", "last"),
         only_for="lora",
     )
     max_grad_norm: float | None = option(
         None,
-        help="Clip the gradient to this norm. 0: never. A whole model's takes a second backward pass.",
+        help="Clip the gradient to this norm. 0: never. With --train full, clipping needs a second backward pass.",
+        hints=("--grad-clip", "--gradient-clipping", "--clip-grad-norm", "--grad-clip-norm"),
         least=0,
         shown_default=f"{CLIP:g}; 0 with --train full",
     )
 
     @property
     def criterion(self) -> Objective:
-        """The objective with its options."""
+        """The training loss, with its options."""
         return objectives.OPTIONS.make(self.objective, self.objective_options)
 
     @property
     def peak_learning_rate(self) -> float:
-        """The learning rate after warm-up, once the model is known; FeatherbackError if a record has lost it."""
+        """The learning rate after the warm-up. Raises FeatherbackError if the run's record has none."""
         if self.learning_rate is None:
             raise FeatherbackError(
-                "The run's configuration has no learning rate: it is of an earlier version of Featherback, or damaged."
+                "The run's configuration has no learning rate: it is damaged, or was written by an earlier version of "
+                "Featherback."
             )
         return self.learning_rate
 
     def warmup_steps(self, steps: int) -> int:
-        """Those over which the learning rate rises, in a run of so many."""
+        """Number of warm-up steps in a run of `steps` steps."""
         return int(self.warmup) if self.warmup >= 1 else round(self.warmup * steps)

@@ -1,4 +1,4 @@
-"""Options of the run: memory, compute, measurements, and what it leaves behind."""
+"""Options of the run: memory, compute, evaluation, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -18,34 +18,39 @@ from featherback.runs.loggers import LOGGERS
 
 COMPUTE = tuple(kernels.OPERANDS)
 AUTO = "auto"
-"""The --compute that is chosen by measuring (runs.choose)."""
+"""The value of --compute that measures and chooses (runs.choose)."""
 PLANNED = ("memory", "threads", "log_to")
-"""Options that a run may change and its plan depends on."""
+"""Options that affect the memory plan and may change when a run is resumed."""
 MEASUREMENTS = 10
-"""Of the held-out loss in a run, unless named otherwise."""
+"""Default number of times that a run measures the held-out loss."""
 MEASURING = 0.2
-"""Most of a run's time that they may take then: a forward pass is a third of a step."""
+"""Largest share of a run's time for these measurements. A forward pass counts as a third of a step."""
 PATIENCE = 3
-"""Of those measurements without a new best, after which a run ends."""
+"""Default number of measurements without a new best after which a run stops."""
 
 _free = partial(option, free_on_resume=True)
 
 
-def _some_of(known: Collection[str], write: str, help: str) -> Any:
-    """The option to name some of these words, or none."""
+def _some_of(known: Collection[str], write: str, help: str, aliases: tuple[str, ...] = ()) -> Any:
+    """An option whose value is a list of some of the `known` words, or none."""
     parsed = partial(parse.listed, known, write)
-    return _free(None, help=f"{help}: {','.join(known)}.", parse=parsed, words=(*known, "none"), metavar="WHAT")
+    return _free(
+        None, help=f"{help}: {','.join(known)}.", parse=parsed, words=(*known, "none"), metavar="LIST", aliases=aliases
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Panel):
     title = "Run"
 
-    # Peak of the resident memory, in bytes; a word of `Plan.budget` until there is a plan, then what that came to.
+    # Peak resident memory in bytes. A word such as "least" stays until the plan has replaced it by an amount.
     memory: int | str | None = _free(
         None,
-        help="Memory budget, never exceeded: 96MB, 1.5GB; a number alone means MB. least: the least that will do; max: "
-        "all that gives speed.",
+        help="Memory budget, never exceeded: 96MB or 1.5GB. A number without a unit means MB. least: the smallest "
+        "budget that works. max: the smallest budget with the full speed.",
+        brief="Memory limit, such as 96MB",
+        shown_default="a quarter of RAM",
+        hints=("--max-memory", "--memory-limit", "--ram", "--budget", "--mem"),
         parse=parse.size,
         given=parse.megabytes,
         written=parse.written_size,
@@ -55,63 +60,87 @@ class RunOptions(Panel):
     )
     quantize: str = option(
         NONE,
-        help="Quantise the weights of a Hugging Face folder, once, into a file in the cache.",
+        help="Quantise the weights of a Hugging Face folder. The result is cached, so this happens once.",
+        hints=("--quantization", "--quant", "--bits"),
         choices=(NONE, *QUANTIZE),
     )
     compute: str = option(
         AUTO,
-        help="What the matrix products multiply: bf16, fixed point of 16 bits, or float32, the most exact. auto: the "
-        "most exact of the fastest.",
+        help="Number format of matrix products: bf16, int16 (16-bit fixed point) or fp32, the most exact. auto: "
+        "the fastest format on this machine. If several are about equally fast, the most exact of them is used.",
+        hints=("--dtype", "--precision", "--mixed-precision", "--torch-dtype"),
         choices=(AUTO, *COMPUTE),
     )
-    threads: int | None = _free(None, help="Threads to compute with.", least=1, shown_default="one per core")
+    threads: int | None = _free(
+        None,
+        help="Number of threads.",
+        least=1,
+        shown_default="one per core",
+        hints=("--num-threads", "--n-threads", "--cpus", "--num-workers", "--workers"),
+    )
     seed: int = option(
-        0, help="Seed of an adapter's initial values, of the data's order, and of all else that is drawn.", least=0
+        0,
+        help="Random seed: initial adapter, order of the data, and everything else that is random.",
+        least=0,
+        hints=("--random-seed", "--random-state"),
     )
     eval_every: int | None = _free(
         None,
-        help="Steps between measurements of the held-out loss.",
+        help=f"Steps between measurements of the held-out loss. By default there are {MEASUREMENTS} measurements, "
+        "fewer if they take long.",
         least=1,
-        shown_default=f"{MEASUREMENTS} times in all, or less often if that takes long",
+        shown_default=f"{MEASUREMENTS} times",
+        aliases=("--eval-steps",),
+        hints=("--steps-per-eval", "--val-every"),
     )
     patience: int | None = _free(
         None,
-        help="Stop after this many measurements without a new best, or far above the loss before training.",
+        help="Stop early if the held-out loss reaches no new minimum in this many measurements in a row, or if all "
+        "of them are far above the loss before training. If --eval-every is given, the default is never.",
         least=1,
-        shown_default=f"{PATIENCE}, unless --eval-every is named",
+        shown_default=str(PATIENCE),
+        hints=("--early-stopping-patience", "--early-stopping"),
     )
     nice: int | None = _free(
         None,
-        help=f"Let other programs go first: the whole command's priority, 0 to {LOWEST} (the weakest).",
+        help=f"Let other programs run first: priority of the whole command, from 0 to {LOWEST} (lowest).",
         least=0,
         most=LOWEST,
     )
     pause_on: tuple[str, ...] | None = _some_of(
         KINDS,
         f"{', '.join(KINDS)}, {','.join(KINDS)} or none",
-        help="Wait, without losing anything, while the machine is on battery or too hot",
+        help="Pause while the machine runs on battery or is too hot",
     )
     log_to: tuple[str, ...] | None = _some_of(
         LOGGERS.names,
         f"none, or a list of {', '.join(LOGGERS.names)}",
-        help="Record the run with other programs as well",
+        help="Record the run in other programs as well",
+        aliases=("--report-to",),
     )
     samples: int = _free(
         2,
-        help="How many examples (held-out ones, if any) the model answers before and after, for the report; 0: none.",
+        help="Number of examples for which the report shows the model's answers before and after training. Held-out "
+        "examples are used if there are any.",
         least=0,
     )
-    save_every: int = _free(50, help="Steps between checkpoints.", least=1)
+    save_every: int = _free(
+        50,
+        help="Steps between checkpoints.",
+        least=1,
+        aliases=("--save-steps",),
+        hints=("--checkpoint-every", "--checkpoint-steps"),
+    )
     keep_checkpoints: bool = _free(
-        False, help="Keep the last checkpoints when all steps are done, so that the run can be resumed to more."
+        False, help="Keep the last checkpoints of a finished run, so that --resume can add more steps."
     )
 
     @property
     def budget(self) -> int | None:
-        """Bytes that the run may take; None: none is named, or a word whose amount is not known before the plan."""
+        """The memory budget in bytes; None without one, or while it is a word that the plan has not yet replaced."""
         return None if isinstance(self.memory, str) else self.memory
 
     @property
     def stops_after(self) -> int | None:
-        """Measurements without a new best after which the run ends; None: never."""
+        """Number of measurements without a new best after which the run stops; None: never."""
         return PATIENCE if self.patience is None and self.eval_every is None else self.patience

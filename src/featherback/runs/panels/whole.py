@@ -1,4 +1,4 @@
-"""Options of training a whole model: its own weights, in a copy."""
+"""Options of training a copy of the whole model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from featherback.core.options import Panel, option
 from featherback.runs import parse
 
 TRAINED = ("lora", "full")
-"""What --train can be: an adapter, or the model's own weights."""
+"""Values of --train: an adapter, or the model's own weights."""
 MASTER = "bf16"
 
 _option = partial(option, only_for="full")
@@ -21,19 +21,25 @@ class WholeOptions(Panel):
 
     train: str = option(
         "lora",
-        help="What is trained: an adapter beside the model, or the model's own weights, in a copy.",
+        help="lora: train a small adapter. full: train a copy of the whole model.",
         choices=TRAINED,
+        hints=("--fine-tune-type", "--finetuning-type", "--full", "--full-finetuning", "--full-finetune"),
     )
     master: str | None = _option(
         None,
-        help="How weights are held while they are trained; bf16 is rounded at random.",
+        help="Number format of the weights while they are trained. bf16 uses stochastic rounding.",
         choices=("bf16", "fp32"),
         shown_default=MASTER,
     )
-    dequantize: bool = _option(False, help="Train a quantised model: its copy is as --master has it, and as large.")
+    dequantize: bool = _option(
+        False,
+        help="Train a quantised model: its weights are first copied in the format of --master, which takes more disk "
+        "space.",
+    )
     freeze: tuple[str, ...] | None = _option(
         None,
-        help="Weights that stay as they are: a list of names and patterns, such as embed_tokens,layers.0.*,*norm.",
+        help="Weights that are not trained: a list of names and patterns, such as embed_tokens,layers.0.*,*norm.",
+        hints=("--freeze-layers", "--frozen"),
         parse=parse.patterns,
         metavar="NAMES",
     )

@@ -1,4 +1,4 @@
-"""`report.html` and `loss.svg`: pictures of a run, made from its directory alone, finished or not.
+"""Write `report.html` and `loss.svg`: charts of a run, drawn from its directory, whether or not it has finished.
 
-Runs of any length are read line by line and drawn from at most `totals.MOST` points a curve, extremes kept.
+Runs of any length work: metrics are read line by line, and a curve has at most `totals.MOST` points, with its extremes.
 """

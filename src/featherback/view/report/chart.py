@@ -1,4 +1,4 @@
-"""Line charts as SVG, in light and dark."""
+"""Draw line charts as SVG, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from featherback.view.report.curves import Curves
 from featherback.view.report.text import escaped
 
 LARGE, SMALL = (1000, 340), (380, 230)
-"""Width and height; letters are as large in both where the page gives both their width."""
+"""Width and height. The page scales both so that letters have the same size."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 46, 34
-_ROW = 18  # height of a row of the legend, of which _TOP has room for one
-_FOLD = 10  # times the lowest value, from which on a logarithmic axis shows more
-_LEGEND_CHARACTER, _LEGEND_GAP = (6.4, 34)  # width of a letter of 12 px, and of a legend's stroke with its spaces
+_ROW = 18  # height of a row of the legend; _TOP has room for one
+_FOLD = 10  # a logarithmic axis is used if the highest value is this many times the lowest
+_LEGEND_CHARACTER, _LEGEND_GAP = (6.4, 34)  # width of a 12 px letter; of a legend's stroke with its margins
 
 COLOURS = """
 :root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--text:#1c2128;--quiet:#5b6470;--grid:#e4e7eb;--raw:#a9c7ea;
@@ -23,7 +23,7 @@ COLOURS = """
 @media(prefers-color-scheme:dark){:root{--page:#0e1116;--card:#161b22;--text:#e6e9ee;--quiet:#98a2b0;--grid:#2a313b;
 --raw:#3a679f;--mean:#62a8f5;--held:#f0934a;--limit:#f2686c;--second:#93c55f}}
 """
-"""The colours of everything, for either scheme."""
+"""Every colour, for the light and the dark scheme."""
 
 STYLE = """
 .chart text{font:12px system-ui,sans-serif;fill:var(--quiet)}
@@ -38,7 +38,7 @@ STYLE = """
 
 @dataclass(frozen=True)
 class Line:
-    """A curve. `kind`: its class in STYLE. `dots`: with its points shown."""
+    """A curve. `kind`: its class in STYLE. `dots`: also show its points."""
 
     kind: str
     label: str
@@ -55,10 +55,10 @@ def chart(
     attributes: str = "",
     by_ratio: bool = False,
 ) -> str:
-    """An `<svg>`, with these `attributes`, of the curves that have points, from step 0 on.
+    """Return an `<svg>` element of the curves that have points. The x axis begins at step 0.
 
-    `limits`: (label, y) of lines across. `by_ratio`: on a logarithmic axis, which the title then names, where the
-    values differ so much that it shows more.
+    `limits`: (label, y) of horizontal lines. `attributes`: added to the element. `by_ratio`: use a logarithmic axis
+    if the values span more than a factor of ten, and say so in the title.
     """
     width, height = size
     lines = [line for line in lines if line.points]
@@ -109,7 +109,7 @@ def chart(
 
 
 def _legend(entries: Sequence[tuple[str, str]], width: int) -> tuple[list[str], int]:
-    """The parts of a legend under the title, from left to right, and the rows that they take."""
+    """Return the legend's elements, from left to right under the title, and the number of rows they take."""
     parts, x, rows = [], float(_LEFT), 1
     for kind, label in entries:
         wide = round(len(label) * _LEGEND_CHARACTER + _LEGEND_GAP)
@@ -123,7 +123,7 @@ def _legend(entries: Sequence[tuple[str, str]], width: int) -> tuple[list[str], 
 
 
 def loss_chart(curves: Curves, attributes: str = "", size: tuple[int, int] = LARGE) -> str:
-    """Every step's loss, its moving average, the held-out loss."""
+    """Chart each step's loss, its moving average and the held-out loss."""
     smoothed = curves.span > 1
     own = "each step" if curves.losses.whole else "each step (lowest, highest)"
     lines = [
@@ -131,23 +131,27 @@ def loss_chart(curves: Curves, attributes: str = "", size: tuple[int, int] = LAR
         Line("mean", f"moving average of {curves.span} steps", curves.averages.points if smoothed else ()),
         Line("held", "held-out", curves.held_out, dots=len(curves.held_out) <= 60),
     ]
-    return chart("Loss, nats per token", lines, size, attributes=attributes, by_ratio=True)
+    unit = ", nats per token" if curves.per_token else ""
+    return chart(f"Loss{unit}", lines, size, attributes=attributes, by_ratio=True)
 
 
 def loss_svg(curves: Curves) -> str:
-    """The loss as a picture of its own."""
+    """Return the loss chart as a standalone SVG file."""
     drawn = loss_chart(curves, ' xmlns="http://www.w3.org/2000/svg"')
     style = f"<style>{COLOURS}{STYLE}svg{{background:var(--card)}}</style>"
     return drawn.replace(">", f">{style}", 1) + "\n"
 
 
 def counted(number: int) -> str:
-    """12 500, with a narrow space."""
+    """Format a number as 12 500, with narrow spaces."""
     return f"{number:,}".replace(",", "\u202f")
 
 
 def _ratio_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten, or over many powers only these, from below `low` to above `high`."""
+    """Return axis ticks at 1, 2 and 5 times powers of ten that enclose `low` and `high`.
+
+    Over more than three powers of ten: the powers only.
+    """
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     units = (1, 2, 5) if last - first <= 3 else (1,)
     ticks = [unit * 10.0**power for power in range(first, last + 1) for unit in units]
@@ -157,7 +161,7 @@ def _ratio_ticks(low: float, high: float) -> list[float]:
 
 
 def _ticks(low: float, high: float, wanted: int) -> list[float]:
-    """Round numbers, about as many as `wanted`, from below `low` to above `high`."""
+    """Return about `wanted` round numbers that enclose `low` and `high`."""
     span = max(high - low, 1e-3 * max(abs(high), 1e-6))
     power = 10.0 ** math.floor(math.log10(span / wanted))
     unit = next(power * m for m in (1, 2, 5, 10) if power * m >= span / wanted)

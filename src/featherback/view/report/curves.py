@@ -1,4 +1,4 @@
-"""What a run's pictures are drawn from: its metrics, read line by line."""
+"""The series that a run's charts show, read line by line from its metrics."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from featherback.runs.run_directory import RunDirectory, is_number
 from featherback.runs.totals import Average, Point, Series, span_of
 
 _FEWER = 720
-"""Points of the curves that are drawn small, or are smooth."""
+"""Maximum number of points of a curve that is smooth or drawn small."""
 
 
 class Curves:
-    """The series of a run. `span`: steps of the loss's moving average. `before`: the held-out loss before training, if
-    it was measured. `best`: the step and held-out loss of the adapter that is kept."""
+    """The series of a run.
+
+    `span`: steps in the loss's moving average. `before`: the held-out loss before training, or None. `best`: step and
+    held-out loss of the adapter that is kept, or None. `measures`: those of preferences; empty series without them.
+    `per_token`: the losses are nats per token.
+    """
 
     def __init__(self, run: RunDirectory) -> None:
         self.steps = sum(1 for _ in run.metrics())
@@ -19,13 +23,18 @@ class Curves:
         average = Average(self.span)
         self.losses, self.averages = Series(), Series(_FEWER)
         self.rates, self.footprint, self.rss, self.speed = (Series(_FEWER) for _ in range(4))
+        self.measures = {name: Series(_FEWER) for name in ("chosen_reward", "rejected_reward", "accuracy")}
+        self.per_token = run.config.criterion.data_form is None
         for line in run.metrics():
             step = line["step"]
             self.losses.add(step, line["loss"])
             self.averages.add(step, average.add(line["loss"]))
             self.speed.add(step, line["tokens"] / max(line["seconds"], 1e-9))
+            for name, measure in self.measures.items():
+                if is_number(value := line.get(name)):
+                    measure.add(step, value)
             for series, name in ((self.rates, "lr"), (self.footprint, "footprint_mb"), (self.rss, "rss_mb")):
-                if is_number(value := line.get(name)):  # another could not be drawn
+                if is_number(value := line.get(name)):  # anything else cannot be drawn
                     series.add(step, value)
         held_out = Series(_FEWER)
         self.before: float | None = None

@@ -1,4 +1,4 @@
-"""report.html: one file that needs nothing else, no network and no script."""
+"""Write report.html: one self-contained file without scripts or links to the network."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from featherback.core.files import atomic_file, write_bytes
 from featherback.core.options import described, flags
+from featherback.core.sizes import MB, shown_mb
 from featherback.core.terminal import quoted
-from featherback.runs.config import CHOICES, PANELS, TrainConfig, without_meaning
+from featherback.runs.config import CHOICES, PANELS, TrainConfig, unused_options
 from featherback.runs.events import Sample
-from featherback.runs.outcome import again, is_worse, verdict
+from featherback.runs.outcome import held_out_measures, is_worse, repeat_command, worse_message
 from featherback.runs.run_directory import RunDirectory
 from featherback.version import __version__
 from featherback.view.report.chart import COLOURS, SMALL, STYLE, Line, chart, counted, loss_chart, loss_svg
 from featherback.view.report.curves import Curves
-from featherback.view.report.text import escaped, quietened
+from featherback.view.report.text import escape_with_small_tokens, escaped
 from featherback.view.reporter import duration
 
-_MB = 1e6
 _MADE_WITH = ("versions", "machine", "plan")
 REPORT, PICTURE = "report.html", "loss.svg"
 COUNTS = {
@@ -28,17 +28,18 @@ COUNTS = {
     "sequences": "sequences",
     "tokens": "tokens",
     "supervised_tokens": "tokens to predict",
-    "seq_len": "tokens of a sequence, at most",
-    "longest": "tokens of the longest example",
-    "truncated": "examples cut",
-    "truncated_tokens": "tokens cut off them",
-    "dropped": "examples left out: nothing to predict",
-    "skipped": "records that cannot be used",
-    "duplicates": "copies of other examples",
+    "seq_len": "longest sequence allowed, in tokens",
+    "longest": "longest example, in tokens",
+    "truncated": "examples truncated",
+    "truncated_tokens": "tokens removed by truncation",
+    "dropped": "examples skipped: no tokens to predict",
+    "skipped": "records skipped: unusable",
+    "equal": "pairs skipped: equal answers",
+    "duplicates": "duplicate examples",
     "empty_answers": "examples with an empty answer",
-    "spelled_control": "examples that spell a control token",
+    "spelled_control": "examples that contain the text of a control token",
 }
-"""Of the record's counts of the data, those that are shown, as people name them."""
+"""Counts of the data that the report shows -> their labels."""
 _PAGE = """
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--text);font:15px/1.5 system-ui,sans-serif}
@@ -58,7 +59,7 @@ table{border-collapse:collapse;width:100%;font-size:14px}
 td,th{padding:4px 12px 4px 0;vertical-align:top;text-align:left;border-top:1px solid var(--grid);overflow-wrap:anywhere}
 tr:first-child>*{border-top:0}td:first-child,th{color:var(--quiet);font-weight:400}
 td:first-child{width:150px;min-width:130px;overflow-wrap:normal}
-.said td{white-space:pre-wrap}hr{border:0;height:20px}
+.answers td{white-space:pre-wrap}hr{border:0;height:20px}
 small{font-size:11px;color:var(--quiet);opacity:.8;margin:0 .35em}
 @media(max-width:640px){main{padding:20px 12px 32px}.card{padding:12px}.wide{display:none}.narrow{display:block}
 td:first-child{width:104px;min-width:96px}.tile b{font-size:19px}
@@ -73,9 +74,9 @@ _HEAD = (
 
 
 def write_report(run: RunDirectory) -> Path:
-    """Write report.html and loss.svg into the run's directory, each whole or not at all; the report's path.
+    """Write report.html and loss.svg into the run's directory, each atomically, and return the report's path.
 
-    FeatherbackError if the record or the metrics are damaged, or the disk is full.
+    Raises FeatherbackError if the record or the metrics are damaged, or the disk is full.
     """
     run.make_private()
     curves = Curves(run)
@@ -88,7 +89,7 @@ def write_report(run: RunDirectory) -> Path:
 
 
 def page(run: RunDirectory, curves: Curves) -> Iterator[str]:
-    """The report, piece by piece."""
+    """Yield the report's HTML, piece by piece."""
     record, config = run.record, run.config
     title = escaped(run.path.absolute().name)
     yield f"{_HEAD}<title>{title} - Featherback</title>\n<style>{COLOURS}{STYLE}{_PAGE}</style></head>\n"
@@ -97,8 +98,8 @@ def page(run: RunDirectory, curves: Curves) -> Iterator[str]:
     if isinstance(failure, Mapping) and failure.get("reason"):
         yield f'<p class="bad">Failed after step {escaped(failure.get("step"))}: {escaped(failure["reason"])}</p>'
     if is_worse(record.get("summary", {})):
-        advice = f"Train again: {quoted(*again(record, str(run.path)))}"
-        yield f'<p class="bad">{escaped(verdict(record, advice))}</p>'
+        advice = f"Train again: {quoted(*repeat_command(record, str(run.path)))}"
+        yield f'<p class="bad">{escaped(worse_message(record, advice))}</p>'
     yield '</header>\n<section class="grid-4">'
     for name, value, more in _tiles(record, config, curves):
         words = f"<span>{escaped(name)}</span><b>{escaped(value)}</b><span>{escaped(more)}</span>"
@@ -109,6 +110,7 @@ def page(run: RunDirectory, curves: Curves) -> Iterator[str]:
         _memory_chart(config, curves),
         chart("Speed, tokens per second", [Line("mean", "", curves.speed.points)], from_zero=True),
         chart("Learning rate", [Line("mean", "", curves.rates.points)], from_zero=True),
+        *_preference_charts(curves),
     ):
         yield f'<div class="card">{drawn}</div>\n'
     yield f"</section>{_samples(record)}"
@@ -116,7 +118,7 @@ def page(run: RunDirectory, curves: Curves) -> Iterator[str]:
     yield f'<section class="card"><h2>Options</h2><div class="grid-2">{"".join(_options(config))}</div></section>\n'
     yield '<section class="card"><h2>Made with</h2><div class="grid-2">'
     yield from (f"<div><h3>{part.capitalize()}</h3>{_made_with(record, part)}</div>" for part in _MADE_WITH)
-    yield "</div></section>\n<footer><p>Drawn from run.json and metrics.jsonl by Featherback "
+    yield "</div></section>\n<footer><p>Made from run.json and metrics.jsonl by Featherback "
     yield f"{escaped(__version__)}.</p></footer></main></body></html>\n"
 
 
@@ -125,12 +127,12 @@ def _subtitle(record: Mapping[str, Any], config: TrainConfig) -> str:
     begun = str(record.get("created", ""))[:16].replace("T", " ")
     trained = "all weights" if config.train == "full" else config.form.kind.briefly
     return f"{base}, {trained}, {config.method}; {record.get('status', 'unknown')}" + (
-        f"; begun {begun} UTC" if begun else ""
+        f"; started {begun} UTC" if begun else ""
     )
 
 
 def _tiles(record: Mapping[str, Any], config: TrainConfig, curves: Curves) -> Iterator[tuple[str, str, str]]:
-    """Name, value, and what else there is to say."""
+    """Yield name, value and remark of each tile at the top."""
     averages, summary = curves.averages.points, record.get("summary", {})
     if averages:
         over = f"average of {counted(curves.span)} steps, " if curves.span > 1 else ""
@@ -143,41 +145,55 @@ def _tiles(record: Mapping[str, Any], config: TrainConfig, curves: Curves) -> It
             before = f"{curves.before:.4f} before training"
             against = f"worse than the {before}" if best > curves.before else before
             yield "Held-out loss", f"{best:.4f}", f"at step {counted(int(step))}, kept; {against}"
+    if (changed := held_out_measures(summary)) is not None:
+        first, *others = changed.removeprefix("held-out ").split(", ")
+        name, _, value = first.partition(" ")
+        yield f"Held-out {name}", value, ", ".join(others)
     if curves.rss.points:
         peak = max([y for _, y in curves.rss.extremes] + [summary.get("peak_rss_mb", 0)])
-        of = "no budget named" if config.budget is None else f"budget {config.budget / _MB:.0f} MB"
+        of = "no budget set" if config.budget is None else f"budget {shown_mb(config.budget)}"
         yield "Peak memory, resident", f"{peak:.1f} MB", of
     if curves.speed.points:
         speeds = curves.speed.points
         mean = summary.get("tokens_per_second") or sum(y for _, y in speeds) / len(speeds)
         seconds = summary.get("seconds")
-        took = f"{counted(curves.steps)} steps" + (
+        steps = f"{counted(curves.steps)} steps" + (
             f" in {duration(seconds)}" if isinstance(seconds, (int, float)) else ""
         )
-        yield "Speed", f"{mean:.0f} tokens/s", took
+        yield "Speed", f"{mean:.0f} tokens/s", steps
+
+
+def _preference_charts(curves: Curves) -> Iterator[str]:
+    """Yield the charts of preferences; none for other objectives."""
+    chosen, rejected, accuracy = curves.measures.values()
+    if chosen.points or rejected.points:
+        lines = [Line("mean", "chosen", chosen.points), Line("second", "rejected", rejected.points)]
+        yield chart("Rewards", lines)
+    if accuracy.points:
+        yield chart("Pairs with the higher reward for chosen", [Line("mean", "", accuracy.points)], from_zero=True)
 
 
 def _memory_chart(config: TrainConfig, curves: Curves) -> str:
     lines = [Line("mean", "resident", curves.rss.points), Line("second", "footprint", curves.footprint.points)]
-    limits = [] if config.budget is None else [(f"budget {config.budget / _MB:.0f} MB", config.budget / _MB)]
+    limits = [] if config.budget is None else [(f"budget {shown_mb(config.budget)}", config.budget / MB)]
     return chart("Memory, MB", lines, limits=limits, from_zero=True)
 
 
 def _samples(record: Mapping[str, Any]) -> str:
-    """What was answered before and after."""
+    """Return the section with answers before and after training."""
     names = [field.name for field in fields(Sample)]
     parts = [
-        _table(((name, each[name]) for name in names), quietened)
+        _table(((name, each[name]) for name in names), escape_with_small_tokens)
         for each in record.get("samples", [])
         if isinstance(each, Mapping) and all(isinstance(each.get(name), str) for name in names)
     ]
     if not parts:
         return ""
-    return f'<section class="card said"><h2>Answers before and after</h2>{"<hr>".join(parts)}</section>'
+    return f'<section class="card answers"><h2>Answers before and after</h2>{"<hr>".join(parts)}</section>'
 
 
 def _data(record: Mapping[str, Any], config: TrainConfig) -> str:
-    """What was prepared, the training data beside the held-out data."""
+    """Return the table of the prepared data: training data beside held-out data."""
     found = {name: counts for name, counts in record.get("data", {}).items() if isinstance(counts, Mapping)}
     columns = {"train": ("trained on", config.data), "eval": ("held out", config.eval_data)}
     shown = [(*columns[name], found[name]) for name in columns if name in found]
@@ -192,19 +208,19 @@ def _data(record: Mapping[str, Any], config: TrainConfig) -> str:
 
 
 def _origin(paths: Sequence[str] | None, counts: Mapping[str, Any]) -> str:
-    """Where tokens are from."""
+    """Describe where the examples come from."""
     if before := counts.get("sequences_before"):
         return f"{counts.get('sequences')} of {before} sequences"
-    return "given from Python" if paths is None else _said(paths)
+    return "given from Python" if paths is None else _text(paths)
 
 
 def _options(config: TrainConfig) -> Iterator[str]:
-    """The run's options, under the names that the command line has for them, in its groups."""
-    vain, values = without_meaning(type(config), config.train), config.to_json()
+    """Yield the run's options, named and grouped as on the command line."""
+    unused, values = unused_options(type(config), config.train), config.to_json()
     places = {"MODEL": config.model, flags(TrainConfig, "out")[0]: config.out}
     yield f"<div><h3>Files</h3>{_table(places.items())}</div>"
     for panel in PANELS:
-        fields = [name for name in described(panel) if name not in vain]
+        fields = [name for name in described(panel) if name not in unused]
         rows = [(flags(panel, name)[0], values[name]) for name in fields]
         for own in (own for own in CHOICES if own.choice in fields):
             rows += [(f"--{name.replace('_', '-')}", value) for name, value in values[own.field].items()]
@@ -220,12 +236,12 @@ def _made_with(record: Mapping[str, Any], part: str) -> str:
 
 
 def _table(rows: Iterable[tuple[str, object]], shown: Callable[[str], str] = escaped) -> str:
-    """Names beside values, these as `shown` makes them HTML."""
-    body = "".join(f"<tr><td>{escaped(name)}</td><td>{shown(_said(value))}</td></tr>" for name, value in rows)
+    """Return an HTML table of names and values. `shown` escapes a value."""
+    body = "".join(f"<tr><td>{escaped(name)}</td><td>{shown(_text(value))}</td></tr>" for name, value in rows)
     return f"<table>{body}</table>"
 
 
-def _said(value: object) -> str:
+def _text(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
     if isinstance(value, Mapping):

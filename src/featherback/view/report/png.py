@@ -1,4 +1,4 @@
-"""The report's pictures as a PNG, drawn by matplotlib: an extra, for papers and slides."""
+"""Draw the report's charts as one PNG, for papers and slides. Needs matplotlib (the `png` extra)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PNG = "report.png"
 
 
 def write_png(run: RunDirectory) -> Path:
-    """Write report.png into the run's directory; FeatherbackError if matplotlib is not installed."""
+    """Write report.png into the run's directory; raises FeatherbackError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise FeatherbackError(
-            "A PNG is drawn by matplotlib, which is not installed: pip install 'featherback[png]', or take loss.svg."
+            "Cannot draw a PNG: matplotlib is not installed. Run: pip install 'featherback[png]', or use loss.svg."
         ) from None
     run.make_private()
     curves, budget = Curves(run), run.config.budget

@@ -1,4 +1,4 @@
-"""Text in HTML and SVG. (The standard library's `html` brings a table of two thousand names into memory.)"""
+"""Escape text for HTML and SVG. (The standard library's `html` loads a table of two thousand names.)"""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _SPECIAL = re.compile(
     r"<\|(?P<pipes>[\w .:-]{1,40})\|>|<(?P<plain>/?(?:s|bos|eos|pad|unk|start_of_turn|end_of_turn))>"
     r"|\[(?P<square>/?INST)\]"
 )
-"""Tokens of chat templates, as models spell them, with their name."""
+"""Special tokens of common chat templates."""
 
 
-def quietened(text: str) -> str:
-    """A text with the special tokens in it as small names: `<|im_start|>` as im_start."""
+def escape_with_small_tokens(text: str) -> str:
+    """Escape a text for HTML, with special tokens shown small: `<|im_start|>` as "im_start"."""
     parts, at = [], 0
     for found in _SPECIAL.finditer(text):
         name = next(group for group in found.groups() if group)
@@ -28,5 +28,5 @@ def quietened(text: str) -> str:
 
 
 def escaped(value: object) -> str:
-    """What a name or an option says, as text that is nothing else; control characters as in a terminal."""
+    """Escape a value for HTML. Control characters are replaced as they are on a terminal."""
     return clean(str(value)).translate(_ENTITIES)

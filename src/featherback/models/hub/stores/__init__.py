@@ -1,5 +1,6 @@
-"""Where other programs keep models: each module here is one store and holds it as `STORE`. Adding a store is adding a
-file; its name is what stands before the colon of "ollama:qwen2.5:0.5b".
+"""Stores of models of other programs. Each module defines one store as `STORE`; to add a store, add a module.
+
+The module's name is the part before the first colon: "ollama" in "ollama:qwen2.5:0.5b".
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from featherback.core.registry import Registry
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 from featherback.models.hub.stores.base import Store, is_closed
 
 STORES: Registry[Store] = Registry(__name__, "STORE", "store", shared=("base",))
@@ -18,9 +19,9 @@ _MOST_NEAR = 5
 
 
 def find(name: str) -> Path | None:
-    """The model named "STORE:NAME"; None if `name` names no store.
+    """Return the path of the model "STORE:NAME"; None if `name` does not begin with a store.
 
-    FeatherbackError if the store has no such model, naming those that it has, or if it cannot be used.
+    Raises FeatherbackError if the store has no such model, with similar names, or if the model cannot be used.
     """
     prefix, colon, rest = name.partition(":")
     if not colon or prefix not in STORES.names:
@@ -34,24 +35,24 @@ def find(name: str) -> Path | None:
     if not folders:
         looked = ", ".join(map(str, store.folders()))
         absent = f"{store.title} is not on this machine ({looked})"
-        raise FeatherbackError(f"There is no model {shown(name)}: {absent}{barred}.")
+        raise FeatherbackError(f"There is no model {excerpt(name)}: {absent}{barred}.")
     near = [f"{prefix}:{other}" for other in _near(rest, list(store.names()))]
-    said = f"near it: {', '.join(near)}" if near else "it holds no models"
+    similar = f"similar names: {', '.join(near)}" if near else "it holds no models"
     where = ", ".join(map(str, folders))
     raise FeatherbackError(
-        f"There is no model {shown(name)} in {store.title} ({where}); {said}{barred}. Get others with: {store.get}"
+        f"There is no model {excerpt(name)} in {store.title} ({where}); {similar}{barred}. Get it with: {store.get}"
     )
 
 
 def names() -> Iterator[str]:
-    """Every model in every store, as `find` takes it."""
+    """Yield the name of every model in every store, in the form that `find` takes."""
     for prefix in STORES.names:
         for name in dict.fromkeys(STORES[prefix].names()):
             yield f"{prefix}:{name}"
 
 
 def _near(wanted: str, known: list[str]) -> list[str]:
-    """Those of the known names that are most like the one wanted; the first few if none is."""
+    """The known names that resemble `wanted` most; the first few if none does."""
     folded = {name.lower(): name for name in known}
     like = [name for name in folded if wanted.lower() in name]
     like += get_close_matches(wanted.lower(), folded, _MOST_NEAR, 0.4)

@@ -1,4 +1,4 @@
-"""What a store of models is. Each other module of this folder is one and holds it as `STORE`."""
+"""The interface of a store of models. Each other module of this folder defines one store as `STORE`."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
 from typing import ClassVar
 
-_LONGEST = 255  # bytes of an entry's name, on every system
+_LONGEST = 255  # bytes of a file name, on every system
 MOST_ENTRIES = 10_000
-"""Of one folder, beyond which nobody looks: a store has hundreds."""
+"""Entries of a folder that are read at most. Real stores have hundreds."""
 
 
 class Store(ABC):
-    """Where another program keeps models. A name is what follows "STORE:" where a user names one."""
+    """The models of another program. Names are without the prefix "STORE:"."""
 
     title: ClassVar[str]
-    """For people: "Ollama's store"."""
+    """The store's name for people, such as "Ollama's store"."""
     get: ClassVar[str]
-    """The command that brings a model there."""
+    """The command that downloads a model into the store."""
 
     @abstractmethod
     def folders(self) -> list[Path]:
-        """Where it may be on this machine. A model in one of the first hides its namesakes."""
+        """The folders in which the store may be, the preferred ones first."""
 
     @abstractmethod
     def names(self) -> Iterator[str]:
-        """Every model in it, whether it can be opened or not."""
+        """Yield the name of every model in the store, whether or not it can be opened."""
 
     @abstractmethod
     def path(self, name: str) -> Path | None:
-        """The GGUF file or Hugging Face folder of this name, None if it has none.
+        """Return the GGUF file or Hugging Face folder of a model; None if the store does not have it.
 
-        FeatherbackError if it is there and cannot be used, or if `name` stands for several.
+        Raises FeatherbackError if the model cannot be used, or if `name` fits several models.
         """
 
 
 def is_plain(part: str) -> bool:
-    """Whether a part of a name can name an entry of a folder, and nothing elsewhere."""
+    """Whether a part of a name is a plain file name, which cannot lead out of a folder."""
     if part in ("", ".", "..") or "\0" in part or PurePath(part).name != part:
         return False
     return len(part.encode("utf-8", "surrogatepass")) <= _LONGEST
 
 
 def is_closed(folder: Path) -> bool:
-    """Whether the folder is there, or may be, and this user may not look into it."""
+    """Whether this user lacks the permission to read the folder."""
     try:
         with os.scandir(folder):
             return False
@@ -56,17 +56,17 @@ def is_closed(folder: Path) -> bool:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders in `folder`, in order; none where it cannot be read."""
+    """The folders in `folder`, sorted; empty if it cannot be read."""
     return [Path(entry.path) for entry in _entries(folder) if _is(entry, os.DirEntry.is_dir)]
 
 
 def files(folder: Path) -> list[Path]:
-    """The files in `folder`, or what links to files, in order; none where it cannot be read."""
+    """The files in `folder` and the links to files, sorted; empty if it cannot be read."""
     return [Path(entry.path) for entry in _entries(folder) if _is(entry, os.DirEntry.is_file)]
 
 
 def files_below(folder: Path, depth: int) -> list[str]:
-    """The files in `folder` and in `depth` levels of folders, named from there with "/", at most MOST_ENTRIES."""
+    """The files in `folder` and in `depth` levels of subfolders, as paths with "/". At most MOST_ENTRIES."""
     found = [path.name for path in files(folder)]
     for inner in subfolders(folder) if depth else ():
         if len(found) >= MOST_ENTRIES:

@@ -1,7 +1,7 @@
-"""The cache of Hugging Face's client, and what `featherback fetch` keeps in one of its own.
+"""The cache of Hugging Face's client, and the cache of the same form that `featherback fetch` uses.
 
-models--OWNER--NAME/refs/main names a revision, and snapshots/REVISION has its files, as far as they were downloaded. A
-name is OWNER/NAME, or OWNER/NAME:FILE where there are several GGUF files; a part of the file's name will do.
+models--OWNER--NAME/refs/main names a revision, and snapshots/REVISION has its downloaded files. A name is OWNER/NAME,
+or OWNER/NAME:FILE if there are several GGUF files. FILE may be any unambiguous part of a file's name.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from featherback.core.files import cache_place, read_bytes
+from featherback.core.files import default_cache_folder, read_bytes
 from featherback.errors import FeatherbackError
 from featherback.models.hub.choose import choices, choose
 from featherback.models.hub.stores.base import Store, files_below, is_plain, subfolders
 
 PREFIX = "models--"
 OWN = "hub"
-"""The folder of our own cache that the client keeps for us."""
-_DEPTH = 2  # of folders within a repository
-_MOST_REVISION = 200  # bytes of its name
+"""The folder of Featherback's cache that Hugging Face's client manages."""
+_DEPTH = 2  # levels of folders in a repository
+_MOST_REVISION = 200  # bytes of a revision's name
 
 
 class HuggingFace(Store):
@@ -29,10 +29,10 @@ class HuggingFace(Store):
     def folders(self) -> list[Path]:
         for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
             if configured := os.environ.get(variable):
-                return [Path(configured), cache_place() / OWN]
+                return [Path(configured), default_cache_folder() / OWN]
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         home = Path(os.environ.get("HF_HOME") or caches / "huggingface")
-        return [home / "hub", cache_place() / OWN]
+        return [home / "hub", default_cache_folder() / OWN]
 
     def names(self) -> Iterator[str]:
         for root in self.folders():
@@ -55,7 +55,7 @@ class HuggingFace(Store):
 
 
 def _snapshot(folder: Path) -> Path | None:
-    """The revision that "main" was last, or the newest that is there."""
+    """The folder of the revision "main", or else of the newest revision."""
     try:
         revision = read_bytes(folder / "refs" / "main", _MOST_REVISION).decode("ascii", "replace").strip()
     except FeatherbackError:

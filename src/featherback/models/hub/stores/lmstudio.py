@@ -1,6 +1,7 @@
-"""LM Studio's store: PUBLISHER/MODEL/ holds GGUF files, or the files of a folder of safetensors.
+"""LM Studio's store: PUBLISHER/MODEL/ holds GGUF files, or a folder of safetensors.
 
-A name is PUBLISHER/MODEL, or PUBLISHER/MODEL/FILE where there are several; a part of the file's name will do.
+A name is PUBLISHER/MODEL, or PUBLISHER/MODEL/FILE if there are several files. FILE may be any unambiguous part of a
+file's name.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 from featherback.models.hub.choose import choices, choose
 from featherback.models.hub.stores.base import Store, files_below, is_plain, subfolders
 
-_DEPTH = 1  # of folders within a model's
+_DEPTH = 1  # levels of folders in a model's folder
 
 
 class LMStudio(Store):

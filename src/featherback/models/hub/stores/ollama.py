@@ -1,4 +1,4 @@
-"""Ollama's store: manifests/HOST/NAMESPACE/NAME/TAG is JSON that names blobs/sha256-..., of which one is the GGUF.
+"""Ollama's store: manifests/HOST/NAMESPACE/NAME/TAG is JSON that lists files in blobs/sha256-...; one is the GGUF.
 
 A name is NAME[:TAG], NAMESPACE/NAME[:TAG] or HOST/NAMESPACE/NAME[:TAG], as `ollama list` shows it.
 """
@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from featherback.core.files import read_json
-from featherback.errors import FeatherbackError, shown
+from featherback.errors import FeatherbackError, excerpt
 from featherback.models.hub.stores.base import Store, files, is_plain, subfolders
 
-HOST, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"  # where a name does not say
+HOST, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"  # defaults for missing parts of a name
 MODEL = "application/vnd.ollama.image.model"
 ADAPTER = "application/vnd.ollama.image.adapter"
-MOST_MANIFEST = 1 << 20  # bytes; they have a thousand
+MOST_MANIFEST = 1 << 20  # bytes; real manifests have about a thousand
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _SERVICE = Path("/usr/share/ollama/.ollama/models")
-"""Of the service that Ollama's installer sets up on Linux."""
+"""The store of the service that Ollama's installer sets up on Linux."""
 
 
 class Ollama(Store):
@@ -53,7 +53,7 @@ class Ollama(Store):
 
 
 def _parts(name: str) -> list[str]:
-    """Host, namespace, name and tag."""
+    """Split a name into host, namespace, name and tag."""
     *before, last = name.split("/")
     stem, _, tag = last.partition(":")
     return [*(HOST, NAMESPACE)[: max(0, 2 - len(before))], *before, stem, tag or TAG]
@@ -66,19 +66,19 @@ def _short(host: str, namespace: str, name: str, tag: str) -> str:
 
 
 def _model(folder: Path, manifest: Path, name: str) -> Path:
-    """The GGUF file that a manifest names."""
+    """Return the GGUF file of a manifest."""
     layers = _layers(manifest)
     models = [layer for layer in layers if layer.get("mediaType") == MODEL]
     if len(models) != 1:
         raise FeatherbackError(
-            f"{shown(name)} of Ollama's store cannot be trained: its manifest {manifest} names {len(models)} GGUF "
-            f"files where one is needed."
+            f"{excerpt(name)} of Ollama's store cannot be trained: its manifest {manifest} lists {len(models)} GGUF "
+            f"files; it must list exactly one."
         )
     path = _blob(folder, manifest, models[0], name)
     if any(layer.get("mediaType") == ADAPTER for layer in layers):
         raise FeatherbackError(
-            f"{shown(name)} of Ollama's store has an adapter of its own, which would be left out; to do without it, "
-            f"name the model it sits on: {path}."
+            f"{excerpt(name)} of Ollama's store has its own adapter, which training would ignore; to train without "
+            f"that adapter, name the base model: {path}."
         )
     return path
 
@@ -87,7 +87,7 @@ def _layers(manifest: Path) -> list[dict[str, Any]]:
     entries = read_json(manifest, MOST_MANIFEST)
     layers = entries.get("layers") if isinstance(entries, dict) else None
     if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
-        raise FeatherbackError(f"{manifest} is no manifest of Ollama's: it has no list of layers.")
+        raise FeatherbackError(f"{manifest} is not an Ollama manifest: it has no list of layers.")
     return layers
 
 
@@ -95,18 +95,19 @@ def _blob(folder: Path, manifest: Path, layer: dict[str, Any], name: str) -> Pat
     digest = layer.get("digest")
     match = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
     if match is None:
-        raise FeatherbackError(f"{manifest} is damaged: it names a file by {shown(digest)}, which is no SHA-256.")
+        raise FeatherbackError(f"{manifest} is damaged: it names a file by {excerpt(digest)}, which is not a SHA-256.")
     for mark in "-:":  # early versions wrote colons
         path = folder / "blobs" / f"sha256{mark}{match[1]}"
         if os.path.isfile(path):
             if (size := layer.get("size")) != (found := path.stat().st_size):
                 raise FeatherbackError(
-                    f"{path} has {found} bytes where the manifest of {shown(name)} says {shown(size)}; get it again "
+                    f"{path} has {found} bytes, but the manifest of {excerpt(name)} says {excerpt(size)}; get it again "
                     f"with: ollama pull {name}"
                 )
             return path
     raise FeatherbackError(
-        f"{folder / 'blobs'} lacks the file of {shown(name)}, sha256-{match[1]}; get it again with: ollama pull {name}"
+        f"{folder / 'blobs'} lacks the file of {excerpt(name)}, sha256-{match[1]}; get it again with: ollama pull "
+        f"{name}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The command that tries out what was written, in Featherback itself."""
+"""Commands to try an export with Featherback itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featherback.models.model import Model
 
 
 def try_out(model: Path, *options: object) -> str:
-    """The command line that lets `model` answer, with `options`; that looks at it, if it has no tokenizer to answer."""
+    """The command that lets `model` answer, with `options`; or that inspects it, if it has no tokenizer."""
     try:
         check_tokenizer(model)
     except FeatherbackError:
@@ -22,11 +22,11 @@ def try_out(model: Path, *options: object) -> str:
 
 
 def try_adapter(model: Model, adapter: Path) -> str:
-    """The same of an adapter on its base."""
+    """The command that lets a model answer with an adapter."""
     named = () if model.quantize == NONE else ("--quantize", model.quantize)
     return try_out(model.path, *named, "--adapter", adapter)
 
 
 def first_part(model: Model) -> Path:
-    """The GGUF file that other programs are given: the first of a model in several."""
+    """The model's file for other programs: of a split GGUF, the first part."""
     return model.path.with_name(part_names(model.path.name)[0])

@@ -1,0 +1,82 @@
+"""gpt-oss: attention with sinks, and experts with biases and a clipped activation.
+
+Each head has a sink, a logit that takes part in the softmax of every row. Of every two layers, the first has a window.
+The norm before the experts is stored as `post_attention_norm`. The limits of YaRN's interpolation are not rounded, as
+the model's published configuration says; GGUF files do not state it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from featherback.engine.formats.writer import Value
+from featherback.models.architecture import experts
+from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.experts import GATING, SOFTMAX_OF_SELECTED, ExpertsConfig
+from featherback.models.architecture.gguf_keys import GGUFKeys
+from featherback.models.architecture.gguf_metadata import common_config
+from featherback.models.architecture.hf_entries import HFConfig
+from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, MLP, Names, without
+from featherback.models.families.base import Family, attention_sizes, by_window, mixture, rotary
+from featherback.models.rope.yarn import Yarn
+from featherback.nn.attention import Attention
+from featherback.nn.block import Block
+
+PERIOD = 2  # every second layer has no window
+
+BIASES: Names = {
+    "o_bias": "blk.{}.attn_output.bias",
+    "router_bias": "blk.{}.ffn_gate_inp.bias",
+    "gate_exps_bias": "blk.{}.ffn_gate_exps.bias",
+    "up_exps_bias": "blk.{}.ffn_up_exps.bias",
+    "down_exps_bias": "blk.{}.ffn_down_exps.bias",
+}
+
+
+class GptOss(Family):
+    architecture = "gpt-oss"
+    called = "gpt-oss"
+    model_types = ("gpt_oss",)
+    gguf_names: ClassVar[Names] = {
+        **without(MLP, GGUF_NAMES),
+        **experts.GGUF_NAMES,
+        **BIASES,
+        "post_attention_layernorm": "blk.{}.post_attention_norm.weight",
+        "sinks": "blk.{}.attn_sinks.weight",
+    }
+    hf_names: ClassVar[Names] = without(MLP, HF_NAMES)
+    window_period = PERIOD
+
+    def read_gguf(self, keys: GGUFKeys) -> ExpertsConfig:
+        common = common_config(keys, self.window_period, experts.FOLLOWED)
+        found = experts.read_experts(keys, common["intermediate_size"], normalised=True, gating=SOFTMAX_OF_SELECTED)
+        if found["sigmoid_gating"] or not found["weights_normalised"]:
+            raise keys.wrong(
+                GATING, keys.integer(GATING, 0), f"{SOFTMAX_OF_SELECTED} (softmax of the selected experts)"
+            )
+        own = {"shared_size": 0, "gate_up_fused": False}  # tensors of such parts are then rejected by their names
+        return ExpertsConfig(**common, **found | own, attention_bias=True, rope_interleaved=False)
+
+    def read_hf(self, config: HFConfig) -> ModelConfig:
+        raise experts.unsupported_folder(config.path, self.called)
+
+    def blocks(self, config: ModelConfig) -> list[Block]:
+        assert isinstance(config, ExpertsConfig)
+        scaling = config.rope_scaling
+        unrounded = replace(scaling, truncate=False) if isinstance(scaling, Yarn) else scaling
+        turn = rotary(replace(config, rope_scaling=unrounded))
+        sizes = attention_sizes(config)
+
+        def block(window: int) -> Block:
+            first = Attention(**sizes, rotary=turn, window=window, bias=True, output_bias=True, sinks=True)
+            return Block([first, mixture(config, activation="clipped_silu", bias=True)])
+
+        return by_window(config, block)
+
+    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
+        assert isinstance(config, ExpertsConfig)
+        return experts.expert_keys(config)
+
+
+FAMILY = GptOss()

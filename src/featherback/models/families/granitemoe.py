@@ -1,0 +1,60 @@
+"""Granite 3 with experts (1B-A400M, 3B-A800M): Granite with a mixture of experts, some with a shared expert.
+
+The four multipliers are Granite's. Adapters do not change the shared expert: transformers stores its gate and up in one
+projection, GGUF files in two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from featherback.engine.formats.writer import Value
+from featherback.models.architecture import experts
+from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.experts import ExpertsConfig
+from featherback.models.architecture.gguf_keys import GGUFKeys
+from featherback.models.architecture.hf_entries import HFConfig
+from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, MLP, Names, without
+from featherback.models.families.base import attention_sizes, by_window, mixture, rotary
+from featherback.models.families.granite import Granite, GraniteConfig
+from featherback.nn.attention import Attention
+from featherback.nn.block import Block
+from featherback.nn.rope import Rotary
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GraniteMoeConfig(GraniteConfig, ExpertsConfig):
+    """Granite's multipliers, and experts."""
+
+
+def _block(config: GraniteMoeConfig, turn: Rotary, window: int) -> Block:
+    first = Attention(**attention_sizes(config), rotary=turn, window=window, scale=config.attention_scale)
+    return Block([first, mixture(config, shared_is_frozen=True)])
+
+
+class GraniteMoe(Granite):
+    architecture = "granitemoe"
+    called = "Granite 3 with experts"
+    model_types: ClassVar[tuple[str, ...]] = ("granitemoe", "granitemoeshared")
+    gguf_names: ClassVar[Names] = {**GGUF_NAMES, **experts.GGUF_NAMES, **experts.SHARED_GGUF_NAMES}
+    hf_names: ClassVar[Names] = without(MLP, HF_NAMES)
+
+    def read_gguf(self, keys: GGUFKeys) -> GraniteMoeConfig:
+        fields = self.read_fields(keys, experts.FOLLOWED)
+        return GraniteMoeConfig(**fields, **experts.read_experts(keys, fields["intermediate_size"], normalised=True))
+
+    def read_hf(self, config: HFConfig) -> GraniteConfig:
+        raise experts.unsupported_folder(config.path, self.called)
+
+    def blocks(self, config: ModelConfig) -> list[Block]:
+        assert isinstance(config, GraniteMoeConfig)
+        turn, held = rotary(config), replace(config, rms_norm_eps=self.norm_eps(config))
+        return by_window(held, lambda window: _block(held, turn, window))
+
+    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
+        assert isinstance(config, GraniteMoeConfig)
+        return {**super().gguf_keys(config), **experts.expert_keys(config)}
+
+
+FAMILY = GraniteMoe()

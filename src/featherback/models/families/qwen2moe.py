@@ -1,0 +1,62 @@
+"""Qwen 1.5 and 2 with experts: Qwen 2 with a mixture of experts, and a shared expert with a gate of its own.
+
+The weights of experts are their softmax over all experts, not normalised, unless the file states otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from featherback.engine.formats.writer import Value
+from featherback.models.architecture import experts
+from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.experts import SHARED_SIZE, ExpertsConfig
+from featherback.models.architecture.gguf_keys import GGUFKeys
+from featherback.models.architecture.gguf_metadata import common_config
+from featherback.models.architecture.hf_entries import HFConfig
+from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, MLP, Names
+from featherback.models.families.base import Family, attention_sizes, by_window, mixture, rotary
+from featherback.nn.attention import Attention
+from featherback.nn.block import Block
+
+
+class Qwen2Moe(Family):
+    architecture = "qwen2moe"
+    called = "Qwen 1.5 and 2 with experts"
+    model_types = ("qwen2_moe",)
+    gguf_names: ClassVar[Names] = {**GGUF_NAMES, **experts.GGUF_NAMES, **experts.SHARED_GGUF_NAMES}
+    hf_names: ClassVar[Names] = {
+        **HF_NAMES,
+        **{target: f"model.layers.{{}}.mlp.shared_expert.{target}.weight" for target in MLP},
+        "shared_gate": "model.layers.{}.mlp.shared_expert_gate.weight",
+    }
+
+    def read_gguf(self, keys: GGUFKeys) -> ExpertsConfig:
+        common = common_config(keys, self.window_period, experts.FOLLOWED)
+        size = common["intermediate_size"] // max(1, keys.integer(experts.USED))
+        found = experts.read_experts(keys, size, normalised=False)
+        return ExpertsConfig(
+            **common,
+            **found | {"shared_size": keys.integer(SHARED_SIZE, 0) or common["intermediate_size"]},
+            attention_bias=True,
+            rope_interleaved=False,
+        )
+
+    def read_hf(self, config: HFConfig) -> ModelConfig:
+        raise experts.unsupported_folder(config.path, self.called)
+
+    def blocks(self, config: ModelConfig) -> list[Block]:
+        assert isinstance(config, ExpertsConfig)
+        turn, branch = rotary(config), mixture(config, shared_is_gated=True)
+
+        def block(window: int) -> Block:
+            return Block([Attention(**attention_sizes(config), rotary=turn, bias=True, window=window), branch])
+
+        return by_window(config, block)
+
+    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
+        assert isinstance(config, ExpertsConfig)
+        return experts.expert_keys(config)
+
+
+FAMILY = Qwen2Moe()

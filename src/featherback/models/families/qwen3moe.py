@@ -1,0 +1,51 @@
+"""Qwen 3 with experts (30B-A3B, 235B-A22B): Qwen 3 with a mixture of experts in place of each gated unit."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from featherback.engine.formats.writer import Value
+from featherback.models.architecture import experts
+from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.experts import ExpertsConfig
+from featherback.models.architecture.gguf_keys import GGUFKeys
+from featherback.models.architecture.gguf_metadata import common_config
+from featherback.models.architecture.hf_entries import HFConfig
+from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, MLP, Names, without
+from featherback.models.families.base import Family, by_window, expert_block, rotary
+from featherback.nn.block import Block
+
+
+class Qwen3Moe(Family):
+    architecture = "qwen3moe"
+    called = "Qwen 3 with experts"
+    model_types = ("qwen3_moe",)
+    gguf_names: ClassVar[Names] = {**without(MLP, GGUF_NAMES), **experts.GGUF_NAMES}
+    hf_names: ClassVar[Names] = without(MLP, HF_NAMES)
+    normalised: ClassVar[bool] = True
+    """Whether the weights of a token's experts add up to 1, unless the file states otherwise."""
+    qk_norm: ClassVar[Literal["heads", "whole"]] = "heads"
+
+    def read_gguf(self, keys: GGUFKeys) -> ExpertsConfig:
+        common = common_config(keys, self.window_period, experts.FOLLOWED)
+        return ExpertsConfig(
+            **common,
+            **experts.read_experts(keys, common["intermediate_size"], normalised=self.normalised),
+            attention_bias=False,
+            rope_interleaved=False,
+        )
+
+    def read_hf(self, config: HFConfig) -> ModelConfig:
+        raise experts.unsupported_folder(config.path, self.called)
+
+    def blocks(self, config: ModelConfig) -> list[Block]:
+        assert isinstance(config, ExpertsConfig)
+        turn = rotary(config)
+        return by_window(config, lambda window: expert_block(config, turn, window, qk_norm=self.qk_norm))
+
+    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
+        assert isinstance(config, ExpertsConfig)
+        return experts.expert_keys(config)
+
+
+FAMILY = Qwen3Moe()

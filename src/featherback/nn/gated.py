@@ -1,0 +1,186 @@
+"""The three products of a gated unit, on given rows with given weights, in tiles of F.
+
+Forward:   out (+)= down(act(gate(n)) * up(n))
+
+A tile is columns [f0, f1) of F: rows of gate and up, columns of down, and the matching slices of their adapters. All
+rows go through a tile together, so each weight is unpacked once. The sums of h and dh (T, r) live through the loop over
+tiles. gate, up, a, da, dgate and dup (T, f1 - f0) are freed with their tile. Two exceptions have size (T, F): gate and
+up if the plan keeps them; and a, dgate and dup where the weights themselves are trained, because dW needs them whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from featherback.engine.backend.protocol import Array
+from featherback.nn.context import Context
+from featherback.nn.kept import NOTHING, Kept
+from featherback.nn.linear import BlockWeights, Projection, Rows, by_stored
+
+FLOAT = np.dtype(np.float32)
+
+
+class GatedWeights(NamedTuple):
+    """The weights of a gated unit: a dense one, or one expert."""
+
+    parts: Mapping[str, Projection]  # "gate" and "up" (F, D)
+    down: Projection  # (D, F), without its bias
+    stored: Mapping[str, Projection]  # the projections that hold gate and up; parts of one share its h
+    bias: Array | None = None  # (D,), added to down(a)
+
+    @classmethod
+    def of(cls, w: BlockWeights, parts: Mapping[str, Rows], down: str) -> GatedWeights:
+        """Return the weights of a block's gated unit. `parts`: the rows of gate and up. `down`: the projection."""
+        stored = {name: w.projections[name] for name in by_stored(parts, parts)}
+        return cls({name: rows.of(w) for name, rows in parts.items()}, w.projections[down], stored)
+
+
+class Gated:
+    """out = down(act(gate(n)) * up(n)) + bias. `size` is F. `activation`: one that `glu` of the backend knows."""
+
+    def __init__(self, size: int, activation: str) -> None:
+        self.size, self.activation = size, activation
+
+    def forward(
+        self, ctx: Context, n: Array, w: GatedWeights, out: Array, kept: Kept = NOTHING, *,
+        again: bool = False, accumulate: bool = False,
+    ) -> None:  # fmt: skip
+        """out (T, D) (+)= down(act(gate(n)) * up(n)), tile by tile. n (T, D) is an operand.
+
+        Intermediates are written to `kept`, where it has arrays for them; with `again` they are read.
+        """
+        with ctx.frame():
+            h = {name: projection.read(ctx, n) for name, projection in w.stored.items()}
+            h_down = w.down.accumulator(ctx, "h", len(n))
+            for f0, f1 in ctx.tiles(self.size, ctx.mlp_tile):
+                down_part = w.down.inputs(f0, f1)
+                tiles = {name: part.outputs(f0, f1) for name, part in w.parts.items()}
+                with ctx.frame():
+                    gate, up = self.gate_and_up(ctx, n, tiles, h, kept, slice(f0, f1), again=again)
+                    place = kept.rows("a", ctx.span)
+                    a = ctx.operands("a tile", len(n), f1 - f0) if place is None else place[:, f0:f1]
+                    ctx.ops.glu(gate, up, a, self.activation)
+                    down_part.add_read(ctx, a, h_down)
+                    self._add_product(ctx, down_part, a, h_down, out, f0, f1, accumulate)
+            ctx.release(w.down.weight)
+            if w.bias is not None:
+                ctx.ops.scale_columns(out, None, out, bias=w.bias)
+            w.down.finish(ctx, out)
+
+    def backward(
+        self, ctx: Context, n: Array, d_out: Array, dn: Array, w: GatedWeights, kept: Kept = NOTHING, *,
+        accumulate: bool = False, resummed: Array | None = None,
+        weigh: Callable[[Array, Array], None] | None = None, finished: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """dn (T, D) (+)= the gradient of n, from d_out (T, D), an operand, the gradient of down(a) before `finish`.
+
+        Gate and up are computed again tile by tile, unless they are kept. `resummed` (T, D): receives down(a), summed
+        from the tiles again, if its adapter reads it. `finished` is called once it is complete. `weigh(da, a)` is
+        called with each tile of da (T, f1 - f0), float32, and of a, before da is used: it may change da.
+        """
+        # (T, r), by stored projection. h of gate and up is complete; their dh is summed over tiles. down reads its
+        # input tile by tile: its h is the sum, and its dh is complete.
+        h = {name: projection.read(ctx, n) for name, projection in w.stored.items()}
+        dh = {name: projection.accumulator(ctx, "dh", len(n)) for name, projection in w.stored.items()}
+        h_down, dh_down = w.down.accumulator(ctx, "h", len(n)), w.down.read_backward(ctx, d_out)
+        whole: dict[str, Array] = {}  # (T, F), if the weights themselves are trained
+        if w.down.sink is not None:
+            whole = {name: ctx.operands(name, len(n), self.size) for name in ("dgate", "dup", "a")}
+        for f0, f1 in ctx.tiles(self.size, ctx.mlp_tile):
+            down_part = w.down.inputs(f0, f1)
+            tiles = {name: part.outputs(f0, f1) for name, part in w.parts.items()}
+            shape = (len(n), f1 - f0)
+            with ctx.frame():  # frees dg, du: gradients of gate and up (T, f1 - f0)
+                dg, du = (
+                    whole[name][:, f0:f1] if whole else ctx.operands(f"{name} tile", *shape)
+                    for name in ("dgate", "dup")
+                )
+                with ctx.frame():  # frees gate, up, da, a (T, f1 - f0)
+                    gate, up = self.gate_and_up(ctx, n, tiles, h, kept, slice(f0, f1), again=True)
+                    da = ctx.floats("da tile", *shape)
+                    kept_a = kept.rows("a", ctx.span)
+                    place = whole.get("a") if kept_a is None else kept_a
+                    a = ctx.operands("a tile", *shape) if place is None else place[:, f0:f1]
+                    # a, if it is read and does not exist yet: `glu_backward` can write it in passing.
+                    needed = bool(whole) or down_part.adapter is not None or weigh is not None
+                    missing_a = a if kept_a is None and needed else None
+                    if missing_a is not None and (down_part.needs_input or weigh is not None):
+                        ctx.ops.glu(gate, up, a, self.activation)
+                        missing_a = None
+                    # y = m + down(a)
+                    down_part.backward_input(ctx, d_out, dh_down, a, da)
+                    if weigh is not None:
+                        weigh(da, a)
+                    # a = act(gate) * up
+                    ctx.ops.glu_backward(da, gate, up, dg, du, self.activation, a=missing_a)
+                    down_part.add_read(ctx, a, h_down, dh_down)
+                    if resummed is not None:
+                        self._add_product(ctx, down_part, a, h_down, resummed, f0, f1)
+                    for name, gradient, product in (("gate", dg, gate), ("up", du, up)):
+                        tiles[name].collect(ctx, gradient, product)
+                        tiles[name].scale_gradient(ctx, gradient)
+                self.input_backward(ctx, tiles, {"gate": dg, "up": du}, n, h, dh, dn, begun=f0 > 0 or accumulate)
+        ctx.release(w.down.weight)
+        if resummed is not None:
+            w.down.finish(ctx, resummed)
+        finished()
+        w.down.collect_b(ctx, w.down.summed(ctx, h_down, "h"), d_out)
+        for name, projection in w.stored.items():
+            projection.backward_read(ctx, dh[name], n, dn)
+        if whole:
+            w.down.give_to_sink(ctx, whole["a"], d_out)
+            for name in ("gate", "up"):
+                w.parts[name].give_to_sink(ctx, n, whole[f"d{name}"])
+
+    def input_backward(
+        self, ctx: Context, tiles: Mapping[str, Projection], gradients: Mapping[str, Array], n: Array,
+        h: Mapping[str, Array | None], dh: Mapping[str, Array | None], dn: Array, *, begun: bool,
+    ) -> None:  # fmt: skip
+        """dn (T, D) (+)= dg W_g + du W_u for a tile, from `gradients` (T, f1 - f0), operands after `scale_gradient`.
+
+        `begun`: dn already holds a sum. dh is summed here; `backward_read` adds it to dn once it is complete.
+        """
+        for name, gradient in gradients.items():
+            part = tiles[name]
+            part.add_read_backward(ctx, gradient, dh[part.name])
+            part.collect_b(ctx, h[part.name], gradient)
+            part.backward_input(ctx, gradient, None, n, dn, accumulate=begun or name != "gate")
+            ctx.release(part.weight)
+
+    def _add_product(
+        self, ctx: Context, down_part: Projection, a: Array, h_down: Array | None, out: Array, f0: int,
+        f1: int, accumulate: bool = False,
+    ) -> None:  # fmt: skip
+        """out (T, D) (+)= a W^T for a tile of a's columns. The last tile also adds h b, because h is complete then."""
+        done = down_part.summed(ctx, h_down, "h") if f1 == self.size else None
+        down_part.product(ctx, a, done, out, accumulate=accumulate or f0 > 0)
+
+    def gate_and_up(
+        self, ctx: Context, n: Array, tiles: Mapping[str, Projection], h: Mapping[str, Array | None],
+        kept: Kept, columns: slice, *, again: bool,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """Return a tile of gate and up, (T, columns) each, both float32 or both operands: in `kept`, or in the current
+        frame.
+
+        `again`: kept ones are read, not written. `h` (T, r): what adapters read from n, by stored projection.
+        """
+        places = {name: kept.rows(name, ctx.span, columns) for name in tiles}
+        both = again and all(place is not None for place in places.values())
+        values = []
+        for name, part in tiles.items():
+            place = places[name]
+            direct = place is not None and (both or place.dtype == FLOAT)  # computed or read directly in its kept array
+            value = place if direct else ctx.floats(f"{name} tile", len(n), columns.stop - columns.start)
+            if again and name in kept:
+                if not direct:
+                    kept.load(ctx, name, value, columns)
+            else:
+                part.forward(ctx, n, h[part.name], value)
+                ctx.release(part.weight)
+                if name in kept and not direct:
+                    kept.store(ctx, name, value, columns)
+            values.append(value)
+        return values[0], values[1]

@@ -1,0 +1,55 @@
+"""Objectives that watch: one that adds up measures while it trains, and one that only keeps log-probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from featherback.data.batch import Batch, Targets
+from featherback.nn.objectives.base import Measured, Numbers, Objective, PerTarget
+from featherback.nn.objectives.preference import sums_of
+
+_SAME = ("whole_batch", "over_vocabulary", "over_prompt", "data_form", "most_answers", "needs_reference")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded(Objective):
+    """Another objective, with the sums of its measures since they were last taken."""
+
+    inner: Objective
+    totals: dict[str, Measured] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in _SAME:
+            object.__setattr__(self, name, getattr(self.inner, name))
+
+    def __call__(self, targets: Targets, logp: PerTarget) -> tuple[float, PerTarget]:
+        for name, each in self.inner.measures(targets, logp).items():
+            before = self.totals.get(name, Measured(0.0, 0))
+            self.totals[name] = Measured(before.total + each.total, before.count + each.count)
+        return self.inner(targets, logp)
+
+    def fullest(self, batch: Batch) -> Batch:
+        return self.inner.fullest(batch)
+
+    def take(self) -> dict[str, float]:
+        """Return the means of the measures, with the margin between the rewards, and forget them."""
+        means = {name: each.total / each.count for name, each in self.totals.items() if each.count}
+        self.totals.clear()
+        if means.keys() >= {"chosen_reward", "rejected_reward"}:
+            means["margin"] = means["chosen_reward"] - means["rejected_reward"]
+        return means
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerSums(Objective):
+    """Keeps the log-probability of each answer. Its loss is 0."""
+
+    whole_batch: ClassVar[bool] = True
+    found: list[Numbers] = field(default_factory=list)  # of each batch (A,)
+
+    def __call__(self, targets: Targets, logp: PerTarget) -> tuple[float, PerTarget]:
+        self.found.append(sums_of(targets, logp)[0])
+        return 0.0, PerTarget(0.0, np.zeros(len(targets.further_rows)))

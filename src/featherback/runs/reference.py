@@ -1,0 +1,130 @@
+"""The stage that computes the log-probabilities of all answers before training, for preferences.
+
+The reference is the model without an adapter or, if the run continues an adapter, with its first state. The values are
+written to a file in the run directory, batch by batch. A run that is resumed computes only what is missing.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from featherback.core.naming import argument
+from featherback.data.logp_file import LogpFile, given_file, key_of
+from featherback.runs.stages import PreparedRun, StageTools
+
+if TYPE_CHECKING:
+    from featherback.data.marked import MarkedFile
+    from featherback.models.model import Model
+    from featherback.runs.run_directory import RunDirectory
+
+
+def reference(prepared: PreparedRun, means: StageTools) -> PreparedRun:
+    """Compute what is missing of a run's reference log-probabilities, if its objective needs them.
+
+    If a signal raises KeyboardInterrupt, the values so far are kept and the run can be resumed.
+    """
+    run = prepared.run
+    if not prepared.needs_reference:
+        return prepared
+    try:
+        _compute(run, means)
+    except KeyboardInterrupt:
+        run.update(status="interrupted")
+        again = argument("resume", True)
+        means.note(f"interrupted before the first step; to start {run.path}, repeat the command with {again}")
+        run.release()
+        raise
+    except BaseException:
+        run.release()
+        raise
+    return prepared
+
+
+def reference_file(run: RunDirectory, name: str, tokens: MarkedFile) -> LogpFile:
+    """Return the file of the reference log-probabilities of a run's tokens `name`: "train" or "eval"."""
+    config = run.config
+    start = None if config.start is None else _checksum_of(run.start)
+    key = key_of(model=run.record.get("model"), start=start, tokens=tokens.checksum, compute=run.plan.compute)
+    return LogpFile(run.tokens / f"{name}.logps", key, len(tokens))
+
+
+def _compute(run: RunDirectory, means: StageTools) -> None:
+    from featherback import methods
+    from featherback.core.sizes import MB
+    from featherback.core.terminal import Progress
+    from featherback.data.marked import MarkedFile
+    from featherback.data.packing import rows
+    from featherback.engine import kernels
+    from featherback.engine.host.maps import MapWatch
+    from featherback.nn.objectives.recorded import AnswerSums
+    from featherback.runs.account import own_peak
+
+    config, began, done = run.config, time.monotonic(), 0
+    files = {name: MarkedFile(run.tokens / f"{name}.tokens") for name in run.record["data"]}
+    for name, file in files.items():
+        _take_given(reference_file(run, name, file), file)
+    missing = {name: file for name, file in files.items() if len(reference_file(run, name, file).read()) < len(file)}
+    if not missing:
+        return
+    count = sum(map(len, missing.values()))
+    model = means.open(config.model, config.quantize)
+    kernels.set_threads(config.threads or kernels.default_threads())
+    run.begin_work()
+    try:
+        adapter = None if config.start is None else _first_adapter(run, model)
+        with Progress("log-probabilities before training") as shown, MapWatch(model.files, model.close) as maps:
+            method = methods.create(
+                "mesp", model, adapter, run.plan_of(model.blocks), run.work, objective=config.criterion
+            )
+            for name, tokens in missing.items():
+                tokens.check(model.config.vocab_size)
+                with reference_file(run, name, tokens) as out:
+                    first = len(out.read())
+                    done += first
+                    for row in rows(tokens, config.batching, shuffle=False):
+                        row = row[row >= first]
+                        if not row.size:
+                            continue
+                        sums = AnswerSums()
+                        method.loss(tokens.batch(row), objective=sums)
+                        maps.check()
+                        out.append(int(row[0]), np.concatenate(sums.found).reshape(-1, 2))
+                        tokens.drop_pages()
+                        done += row.size
+                        if shown.is_due():
+                            left = (time.monotonic() - began) * (count - done) / max(1, done)
+                            shown.show(f"{done} of {count} examples, {left:.0f} s left")
+            method.close()
+        if adapter is not None:
+            adapter.close()
+    finally:
+        run.remove_work()
+    peak = own_peak() / MB
+    run.update(reference={"examples": count, "seconds": time.monotonic() - began, "peak_rss_mb": peak})
+
+
+def _take_given(out: LogpFile, tokens: MarkedFile) -> None:
+    """Write the values that the data give, if they give all of them. Held-out examples were taken from another file."""
+    whole = tokens.whole or tokens
+    given = given_file(whole.path, len(whole)).read()
+    if len(given) == len(whole) and len(out.read()) < len(tokens):
+        with out:
+            done = len(out.read())
+            out.append(done, given[np.searchsorted(whole.starts, tokens.starts[done:])])
+
+
+def _first_adapter(run: RunDirectory, model: Model):  # type: ignore[no-untyped-def]
+    from featherback.runs.beginning import first_adapter
+
+    return first_adapter(run, model, run.work / "reference.f32" if run.plan.states == "file" else None)
+
+
+def _checksum_of(folder: Path) -> str:
+    """Return a checksum of the files of an adapter."""
+    from featherback.engine.formats import fingerprint
+
+    return fingerprint.of_data(folder)
