@@ -43,13 +43,14 @@ def dense(seed: int = 0) -> BitNetForCausalLM:
 
 
 def quantised(weights: torch.Tensor) -> torch.Tensor:
-    """Masters made ternary by transformers, but for the mean: it sums in float32, and the last bit of such a sum depends
-    on instruction set and threads. The scale is that of the float64 mean.
+    """Masters made ternary by transformers, with the scale of their mean in float64.
+
+    transformers adds in float32. The last bit of that sum depends on the instruction set and the number of threads.
     """
     ternary = WeightQuant.apply(weights)
     inverse = 1 / weights.abs().double().mean().float().clamp(min=1e-5)
     found = (torch.sign(ternary).float() / inverse).to(weights.dtype)
-    torch.testing.assert_close(ternary, found, rtol=1e-6 if weights.dtype is torch.float32 else 8e-3, atol=0)
+    torch.testing.assert_close(ternary, found, rtol=1e-5 if weights.dtype is torch.float32 else 8e-3, atol=0)
     return found
 
 
