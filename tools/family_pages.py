@@ -119,7 +119,8 @@ def tables(architecture: str) -> Iterator[str]:
         "does not know the family" if entry.transformers is None else f"`{architecture}`{_changed(entry.transformers)}"
     )
     yield f"| transformers' own GGUF loader: logits | {loader} |"
-    yield f"| llama.cpp's converter: the metadata that it writes | {'; '.join(f'`{name}`' for name in entry.hf)} |"
+    written = "; ".join(f"`{name}`" for name in entry.hf)
+    yield f"| llama.cpp's converter: the metadata that it writes | {written or 'not compared'} |"
     bound = f", within {entry.llama_cpp_bound:g} of the largest logit"
     yield f"| llama.cpp: logits (`make test-llamacpp`) | {_compared(architecture, entry.llama_cpp, bound)} |"
     yield f"| mlx-lm: logits (`make test-mlx`) | {_compared(architecture, entry.mlx)} |"

@@ -128,8 +128,8 @@ def describe_states(run: RunDirectory, model: Model) -> str:
     files = {name: TokenFile(run.tokens / f"{name}.tokens") for name in run.record["data"]}
     size = shown_mb(states_bytes(files, model.config.hidden_size), 1)
     return (
-        f"no backward pass below layer {lowest}; a second pass over the data begins there, with hidden states from "
-        f"the disk (up to {size})"
+        f"no backward pass below layer {lowest}; later epochs begin there, with hidden states read from the disk "
+        f"(up to {size})"
     )
 
 

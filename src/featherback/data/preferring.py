@@ -56,7 +56,7 @@ class AnswerWriter:
             if self._first is self._last:
                 raise FeatherbackError(
                     f"{self._where} is the only usable example; {argument('objective', 'kto')} needs at least two, "
-                    "because it compares each answer with one to another prompt."
+                    "because it compares each answer with an answer to another prompt."
                 )
             self._write_labelled(self._first, self._last)
         self._writer.metadata.update(form=self._source.form, longest=self._longest)

@@ -82,7 +82,9 @@ def begin(
         )
     shares = all(branch.shares_prefixes(batch.longest) for block in model.blocks for branch in block.branches)
     if batch.prefix is not None and not shares:
-        raise FeatherbackError("The batch shares prompts, which this model cannot do. Prepare the data again.")
+        raise FeatherbackError(
+            "The batch has shared prompts, which the model does not support. Prepare the data again."
+        )
     provided = partial(_sweep, model, adapter, plan, resources, draw, moves)
     stored = None if states is None else states.of(batch, _spans(batch, plan))
     if stored is not None and not stored.are_stored():

@@ -117,7 +117,7 @@ class Convolution:
                     ops.scale_columns(du[sequence.start + back : stop], taps[back], earlier, accumulate=True)
 
     def leave_to_previous_span(self, ctx: Context, du: Array, carry: Rows) -> None:
-        """Leave the first R rows of du to the span before; rows of other sequences than its last become zeros."""
+        """Pass the first R rows of du to the span before. Rows outside that span's last sequence become zeros."""
         first, _ = next(ctx.span.sequences)
         rows = self.rows
         found = 0

@@ -85,10 +85,10 @@ class Head:
     ) -> None:  # fmt: skip
         """x (T, D), float32, the final residual stream, becomes dx: the gradient of the loss with respect to x.
 
-        `score` receives the log-probabilities and returns the loss's derivative by each. If it returns None, because
-        they are not known yet, x becomes the gradient of the sum of - log p over all first targets, and `apart` (E, D)
-        the gradient of log p of each further target minus log p of its row's first target. With a `sink`, which trains
-        norm and weight, the arrays that it needs stay in the caller's frame.
+        `score` receives the log-probabilities and returns the loss's derivative with respect to each. If it returns
+        None, because they are not known yet, x becomes the gradient of the sum of - log p over all first targets, and
+        `apart` (E, D) the gradient of log p of each further target minus log p of its row's first target. With a
+        `sink`, which trains norm and weight, the arrays that it needs stay in the caller's frame.
         """
         rows = targets.rows
         if not rows.size:

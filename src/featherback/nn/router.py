@@ -119,7 +119,7 @@ class Gating:
             if not np.isfinite(scores).all():
                 raise FeatherbackError(
                     f"{where} gives NaN or infinite scores, so no experts can be selected: the model's file is "
-                    "damaged, or the training has diverged, and a lower learning rate helps."
+                    "damaged, or training has diverged. Check the file, or train with a lower learning rate."
                 )
             if self.sigmoid:
                 scores = _sigmoid(scores)
@@ -140,7 +140,7 @@ class Gating:
             if not unscaled.any(axis=1).all() or not np.isfinite(unscaled).all():
                 raise FeatherbackError(
                     f"{where} routes a token to no expert, because all of its scores are 0: the model's file is "
-                    "damaged, or the training has diverged, and a lower learning rate helps."
+                    "damaged, or training has diverged. Check the file, or train with a lower learning rate."
                 )
             np.multiply(unscaled, np.float32(self.scale), out=found[part])
         return found

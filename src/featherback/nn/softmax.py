@@ -21,7 +21,7 @@ ROWS = 256
 """Number of supervised tokens whose loss is finished at a time."""
 
 Score = Callable[[PerTarget], PerTarget | None]
-"""Maps log-probabilities to the loss's derivative by each, or to None if the derivative is not known yet."""
+"""Maps log-probabilities to the loss's derivative with respect to each, or to None if that is not known yet."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Weights:
     def of(
         cls, ctx: Context, slopes: PerTarget, targets: Targets, softmax: Softmax, vocabulary: int, softcap: float
     ) -> Weights:
-        """Return the weights for the scaled loss's derivative by each log-probability, `slopes`."""
+        """Return the weights for `slopes`: the scaled loss's derivative with respect to each log-probability."""
         if softmax.further is None and softmax.logits is None:
             return cls(-slopes.first, 0.0, np.empty(0), 0.0)
         beside = np.zeros(len(targets.rows)) + slopes.mean

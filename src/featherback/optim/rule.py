@@ -131,7 +131,7 @@ class Rule(ABC):
 
     @abstractmethod
     def update(self, tensor: Tensor, turn: StepArgs) -> None:
-        """Update a tensor's values and states. The gradient is `turn.grad_scale` times the tensor's."""
+        """Update a tensor's values and states, with `turn.grad_scale` times its gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,8 +68,8 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         full = argument("train", "full")
         if self.train == "full" and self.layers is not None:
             raise FeatherbackError(
-                f"{argument('layers')} chooses the layers of an adapter, but {full} has none. To leave layers of the "
-                f"model as they are, use {argument('freeze', 'layers.0.*,layers.1.*')} instead."
+                f"{argument('layers')} chooses the layers of an adapter, but {full} trains no adapter. To leave "
+                f"layers of the model as they are, use {argument('freeze', 'layers.0.*,layers.1.*')} instead."
             )
         if named := self._unused_option():
             remedy = f"only works with {full}; add {full}, or remove {named}"

@@ -80,9 +80,9 @@ class TrainOptions(TypedDict, total=False):
     layers_to_transform: str | Sequence[str] | None
     """The same as `layers`."""
     hidden_states: Literal['disk', 'recompute']
-    """With --layers, where later epochs begin. disk: the inputs of the lowest trained layer are kept in the
-    run's directory, 4 bytes per token and unit of the model's width, and later epochs begin there. recompute:
-    all layers run in every epoch. Default: disk."""
+    """With --layers: how later epochs begin. disk: with the inputs of the lowest trained layer, which the first
+    epoch writes to the run's directory (4 bytes per token and unit of the model's width). recompute: with all
+    layers, as in the first epoch. Default: disk."""
     # Whole model
     train: Literal['lora', 'full']
     """lora: train a small adapter. full: train a copy of the whole model. Default: lora."""
@@ -125,8 +125,8 @@ class TrainOptions(TypedDict, total=False):
     better and a worse answer, or answers with a label (kto). The held-out loss is next_token; for preferences
     it is the objective's own. Default: next_token."""
     beta: float
-    """How strongly preferences are weighed. With a reference, smaller values let answers move further. Only
-    with --objective dpo, ipo, kto, orpo, robust_dpo or simpo. Default: 0.1."""
+    """How strongly preferences count. With a reference, smaller values let answers move further. Only with
+    --objective dpo, ipo, kto, orpo, robust_dpo or simpo. Default: 0.1."""
     label_smoothing: float
     """dpo, simpo: Share of pairs that may be labelled the wrong way round. robust_dpo: Share of pairs that are
     labelled the wrong way round. smoothed: Share of each target that is spread evenly over the vocabulary.
@@ -138,7 +138,7 @@ class TrainOptions(TypedDict, total=False):
     undesirable_weight: float
     """Weight of the loss of unwanted answers. Only with --objective kto. Default: 1.0."""
     simpo_gamma: float
-    """Margin by which beta times the scores shall differ. Only with --objective simpo. Default: 0.5."""
+    """Margin by which beta times the scores should differ. Only with --objective simpo. Default: 0.5."""
     accumulate: int
     """Gradient accumulation: batches per optimizer step. Default: 1."""
     gradient_accumulation_steps: int

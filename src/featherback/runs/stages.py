@@ -1,10 +1,10 @@
 """The stages of `featherback train`: the lists `NEW` for a new run and `RESUMED` for a resumed one.
 
-Each stage is a function. It takes a value (`Asked`, `Named`, `Planned`, `Prepared`) and returns the value of the next
-stage. Two runners execute the lists. The runner of the command line (`cli/begin.py`) starts a new program for most
-stages. Each program replaces the one before, so `--memory` limits each separately, and values are passed as JSON. The
-runner of the Python API (`runs/launch.py`) calls the same functions in its own process. Runners pass their tools to the
-stages as `Means`.
+Each stage is a function. It takes a value (`NewRunOptions`, `ResumeOptions`, `PlannedRun`, `PreparedRun`) and returns
+the value of the next stage. Two runners execute the lists. The runner of the command line (`cli/begin.py`) starts a new
+program for most stages. Each program replaces the one before, so `--memory` limits each separately, and values are
+passed as JSON. The runner of the Python API (`runs/launch.py`) calls the same functions in its own process. Runners
+pass their tools to the stages as `StageTools`.
 
 This module imports next to nothing, because a program's memory counts while it measures the training process.
 """

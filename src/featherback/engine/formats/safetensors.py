@@ -25,14 +25,14 @@ LARGEST = 1 << 128
 MAX_DIMENSIONS = 8
 TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
 WORDS = {"U32": 1, "U8": 4}
-"""Type of packed weights -> the number of its elements that a float32 has room for."""
+"""Type of packed weights -> the number of its elements that take as many bytes as a float32."""
 
 
 class SafetensorsFile:
     """A safetensors file, memory-mapped.
 
     Raises FeatherbackError if the file is not a safetensors file, is truncated or corrupt, or holds a tensor that is
-    not F32, F16 or BF16. `packed`: the type of packed weights, U32 or U8, which is accepted too: `words` names these
+    not F32, F16 or BF16. `packed`: a type of packed weights, U32 or U8, that is accepted as well. `words` names these
     tensors, which are listed as F32 of the same size in bytes.
     """
 

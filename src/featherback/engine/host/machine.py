@@ -74,7 +74,7 @@ class _Product:
         self._weight = kernels.Matrix(stored, int(kind), self.outputs, self.inputs)
 
     def of(self, rows: int, compute: str) -> Callable[[], object]:
-        """Return a function that multiplies that many rows."""
+        """Return a function that multiplies `rows` rows by the weight."""
         x = np.zeros((rows, self.inputs), kernels.OPERANDS[compute])
         out, linear = np.empty((rows, self.outputs), np.float32), backend.of(compute).ops.linear
         return lambda: linear(x, self._weight, out)

@@ -36,7 +36,7 @@ _PIECE = 1 << 16
 
 
 def file_bytes(sequences: int, tokens: int, width: int) -> int:
-    """Return the size of the file for so many rows of `width` floats."""
+    """Return the size in bytes of a file with `tokens` rows of `width` floats."""
     return _sections(sequences, tokens)[-1] + tokens * width * 4
 
 

@@ -18,13 +18,13 @@ _RANGE = re.compile(r"(?P<first>\d{1,7})(-(?P<last>\d{1,7}))?")
 def layer_words(given: str | int | Iterable[str | int]) -> tuple[str, ...]:
     """Return the entries of a choice that is given as text, as a number, or as a list of both.
 
-    Raises FeatherbackError for an entry that has no meaning in any model.
+    Raises FeatherbackError for an entry that no model could have.
     """
     entries = str(given).split(",") if isinstance(given, (str, int)) else given
     words = tuple(str(entry).strip() for entry in entries)
     for word in words:
         if word != ALL and not _LAST.fullmatch(word) and not _RANGE.fullmatch(word):
-            raise FeatherbackError(f"{argument('layers', word)} has no meaning; write {FORMS}.")
+            raise FeatherbackError(f"{argument('layers', word)} is not a choice of layers; write {FORMS}.")
     return words
 
 
@@ -32,7 +32,7 @@ def chosen_layers(choice: Iterable[str], layers: int) -> tuple[int, ...]:
     """Return the indices of the chosen layers of a model with `layers` layers, ascending.
 
     A share is rounded down to whole layers, but one layer is always chosen. Raises FeatherbackError for an entry that
-    has no meaning, that chooses nothing, or that names a layer which the model does not have.
+    is not a choice of layers, that chooses nothing, or that names a layer which the model does not have.
     """
     found: set[int] = set()
     for word in layer_words(choice):

@@ -1,6 +1,6 @@
 """LFM2 with experts (8B-A1B, 24B-A2B): the first layers have a gated unit, the others a mixture of experts.
 
-The weights of experts are sigmoids, divided by their sum. A bias that is added to them only selects the experts.
+The weights of experts are sigmoids, divided by their sum. A bias is added to them for the selection of experts only.
 """
 
 from __future__ import annotations

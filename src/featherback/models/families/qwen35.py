@@ -175,7 +175,8 @@ def by_kind(config: DeltaConfig, delta: Block, attention: Block) -> list[Block]:
 def delta_in_gguf(keys: GGUFKeys, common: Mapping[str, Any]) -> dict[str, Any]:
     """Read the delta nets of a GGUF file, as arguments of DeltaConfig."""
     if further := keys.integer(FURTHER_TOKENS, 0):
-        raise keys.wrong(FURTHER_TOKENS, further, "0: convert the model without the layers that predict further tokens")
+        remedy = "0 (convert the model without its layers that predict further tokens)"
+        raise keys.wrong(FURTHER_TOKENS, further, remedy)
     heads, inner = keys.integer(V_HEADS), keys.integer(INNER)
     if heads < 1 or inner % heads:
         raise keys.wrong(V_HEADS, heads, f"a number of heads that divides {INNER}, {inner}")

@@ -1,8 +1,8 @@
 """The interface of objectives: a loss is a function of the log-probabilities of targets.
 
 The head computes each row's log-probabilities and, once, the unscaled gradient of each. An objective receives the
-log-probabilities and returns the loss and its derivative by each of them. The head multiplies the gradients by these
-derivatives (docs/derivations/loss.md).
+log-probabilities and returns the loss and its derivative with respect to each of them. The head multiplies the
+gradients by these derivatives (docs/derivations/loss.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PerTarget:
-    """A number per target: its log-probability, or a loss's derivative by it. A float means that all are equal."""
+    """A number per target: its log-probability, or a loss's derivative with respect to it. A float: all are equal."""
 
     first: Numbers | float  # (n,), of the first target of each supervised row
     further: Numbers  # (E,), of all other targets
@@ -78,7 +78,7 @@ class Objective(ABC):
 
     @abstractmethod
     def __call__(self, targets: Targets, logp: PerTarget) -> tuple[float, PerTarget]:
-        """Return the summed loss (nats) and its derivative by each log-probability.
+        """Return the summed loss (nats) and its derivative with respect to each log-probability.
 
         The rows are a batch's, or a span's unless `whole_batch`. It must not fail for any log-probabilities, because
         memory is counted with zeros.

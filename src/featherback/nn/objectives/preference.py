@@ -1,7 +1,7 @@
 """What objectives on preferences have in common: the log-probability of whole answers.
 
 An objective on pairs is a function of the scores of a chosen and a rejected answer. `Pairwise.compare` returns it with
-its derivatives by the scores; everything else is here. docs/derivations/loss.md lists the formulas.
+its derivatives with respect to the scores; everything else is here. docs/derivations/loss.md lists the formulas.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ class Preference(Objective):
     most_answers: ClassVar[int] = 2
 
     beta: float = option(
-        0.1,
-        above=0,
-        help="How strongly preferences are weighed. With a reference, smaller values let answers move further.",
+        0.1, above=0, help="How strongly preferences count. With a reference, smaller values let answers move further."
     )
 
     def fullest(self, batch: Batch) -> Batch:
@@ -59,7 +57,7 @@ class Pairwise(Preference):
 
     @abstractmethod
     def compare(self, chosen: Numbers, rejected: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """Return the loss of each pair (P,), and its derivatives by the scores of the chosen and the rejected answer.
+        """Return the loss of each pair (P,), and its derivatives with respect to the chosen and the rejected score.
 
         A score is the answer's log-probability, minus the reference's if `needs_reference`, and divided by the answer's
         length if `per_token`.
@@ -127,7 +125,7 @@ def sums_of(targets: Targets, logp: PerTarget) -> tuple[Numbers, Numbers]:
 
 
 def per_target(targets: Targets, slopes: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the derivative by each first (n,) and further (E,) target, from that by each answer's sum (A,)."""
+    """Turn `slopes` (A,), the derivatives by answers' sums, into those by first (n,) and further (E,) targets."""
     first = slopes[targets.sequences]
     return first if targets.weights is None else first * targets.weights, slopes[targets.further_sequences]
 

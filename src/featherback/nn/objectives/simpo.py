@@ -16,7 +16,7 @@ class SimPO(Pairwise):
 
     per_token: ClassVar[bool] = True
 
-    simpo_gamma: float = option(0.5, least=0, help="Margin by which beta times the scores shall differ.")
+    simpo_gamma: float = option(0.5, least=0, help="Margin by which beta times the scores should differ.")
     label_smoothing: float = option(
         0.0, least=0, below=0.5, help="Share of pairs that may be labelled the wrong way round."
     )

@@ -108,9 +108,9 @@ class AdapterOptions(Panel):
 
     hidden_states: str = _option(
         DISK,
-        help="With --layers, where later epochs begin. disk: the inputs of the lowest trained layer are kept in the "
-        "run's directory, 4 bytes per token and unit of the model's width, and later epochs begin there. recompute: "
-        "all layers run in every epoch.",
+        help="With --layers: how later epochs begin. disk: with the inputs of the lowest trained layer, which the "
+        "first epoch writes to the run's directory (4 bytes per token and unit of the model's width). recompute: "
+        "with all layers, as in the first epoch.",
         choices=(DISK, "recompute"),
         free_on_resume=True,
     )

@@ -17,12 +17,12 @@ _OPTIMIZERS = {
 
 
 def optimizer(given: Any) -> Any:
-    """An optimizer by the name that transformers has for it: "adamw_torch" is "adamw"."""
+    """Translate transformers' name of an optimizer: "adamw_torch" is "adamw"."""
     return next((ours for ours, theirs in _OPTIMIZERS.items() if given in theirs), given)
 
 
 def schedule(given: Any) -> Any:
-    """A schedule by the name that transformers has for it: "constant_with_warmup" is "constant"."""
+    """Translate transformers' name of a schedule: "constant_with_warmup" is "constant"."""
     return "constant" if given == "constant_with_warmup" else given
 
 
@@ -32,7 +32,7 @@ def targets(given: Any) -> Any:
 
 
 def num_layers(given: Any) -> Any:
-    """The last layers, by the number that mlx-lm has for them: 8 is "last:8", and -1 is "all"."""
+    """Translate mlx-lm's number of layers, counted from the last: 8 is "last:8", and -1 is "all"."""
     count = _number(given)
     if count == -1:
         return "all"
