@@ -262,12 +262,6 @@ def test_absurd_counts(tmp_path: Path, metadata: dict[str, Any], message: str) -
     assert str(caught.value).count("\n") == 0
 
 
-@pytest.mark.parametrize("targets", ["experts", "router", "q,experts"])
-def test_experts_and_routers_are_no_targets(all_twins: dict[str, Twins], targets: str) -> None:
-    with pytest.raises(FeatherbackError, match=r"experts and routers cannot be LoRA targets yet; choose some of q"):
-        LoRA(all_twins["qwen3moe"].model, 4, targets=targets)
-
-
 def test_whole_models_with_experts_are_not_trained(all_twins: dict[str, Twins]) -> None:
     with pytest.raises(FeatherbackError, match=r"experts.*train an adapter"):
         Whole(SGD()).check(all_twins["qwen3moe"].model)

@@ -92,7 +92,8 @@ def convert(model: PreTrainedModel, path: Path, architecture: str) -> None:
         if part == "conv":
             array = array.squeeze(1)
         found = names.get_name(earlier(name), (".weight", ".bias"))
-        writer.add_tensor(f"{found}.weight" if ".experts." in name and not found.endswith(".weight") else found, array)
+        bare = (".experts." in name or name.endswith(".sinks")) and not found.endswith((".weight", ".bias"))
+        writer.add_tensor(f"{found}.weight" if bare else found, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -45,7 +45,7 @@ def plan(
     Example: featherback plan model.gguf --memory 96MB --seq-len 512
     """
     from featherback.cli.options import open_model, set_threads
-    from featherback.cli.preamble import describe_batch
+    from featherback.cli.preamble import describe_batch, describe_size
     from featherback.methods import OPTIONS
     from featherback.runs.config import TrainConfig
     from featherback.runs.outlook import combinations, largest_models, outlook
@@ -67,7 +67,9 @@ def plan(
         say(dumps({"methods": [asdict(row) for row in rows], "largest": [list(row) for row in family]}))
         return
     whole = config.whole
-    trained = config.form.kind.briefly if whole is None else f"all weights in {whole.kind.name}"
+    trained = f"all weights in {whole.kind.name}" if whole is not None else config.form.kind.briefly
+    if whole is None and (size := describe_size(config.form, opened)):
+        trained += f" with {size}"
     asked = _describe_budget(config)
     say(
         f"{opened.path.name}, {describe_batch(config)} per batch, {trained}, "

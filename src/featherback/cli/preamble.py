@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from featherback.data.report import PrepareReport
     from featherback.data.token_file import TokenFile
     from featherback.methods.memory.plan import Plan
+    from featherback.models.form import Form
     from featherback.models.model import Model
     from featherback.runs.config import TrainConfig
     from featherback.runs.run_directory import RunDirectory
@@ -110,7 +111,19 @@ def describe_trained(config: TrainConfig, model: Model) -> tuple[str, str]:
     targets = short(parse_targets(form.targets, adaptable(model.blocks)))
     chosen = "" if form.layers == EVERY else f", in layers {','.join(form.layers)} of {len(model.blocks)}"
     origin = "" if config.start is None else f", continued from {_short(config.start)}"
-    return "adapter", f"{form.kind.describe()}, on {targets}{chosen}{origin}"
+    size = describe_size(form, model)
+    return "adapter", f"{size and f'{size}, '}{form.kind.describe()}, on {targets}{chosen}{origin}"
+
+
+def describe_size(form: Form, model: Model) -> str:
+    """The size of an adapter that changes experts, which can be very large; empty for other adapters."""
+    from featherback.models.architecture.names import on_request
+    from featherback.models.form import Layout
+
+    layout = Layout(model.blocks, form)
+    if not any(on_request(target) for target in layout.form.targets):
+        return ""
+    return f"{layout.values / 1e6:.4g}M weights ({shown_mb(4 * layout.values)})"
 
 
 def describe_states(run: RunDirectory, model: Model) -> str:

@@ -7,6 +7,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from featherback.core.naming import argument
 from featherback.errors import FeatherbackError
 from featherback.models.architecture.layer_choice import EVERY, chosen_layers, written_layers
 from featherback.models.architecture.names import parse_targets, short
@@ -99,9 +100,16 @@ class Layout:
         )
 
     def _check_weights(self) -> None:
-        """Raise FeatherbackError if a kind reads weights of a branch that hides them."""
+        """Raise FeatherbackError if a kind reads weights of a branch that hides them, or cannot adapt experts."""
         for layer, block in enumerate(self._blocks):
             kinds = self.kinds(layer)
+            for name in block.requested & kinds.keys():
+                if not kinds[name].adapts_experts:
+                    what = "dropout" if getattr(kinds[name], "dropout", 0) else kinds[name].title
+                    raise FeatherbackError(
+                        f"{short([name])} cannot be adapted with {what}, only with LoRA without dropout; remove "
+                        f"experts and router from {argument('targets')}, or use plain LoRA."
+                    )
             for branch in block.branches:
                 for name in (name for name in branch.projections if branch.hides_weights and name in kinds):
                     if kinds[name].fixed(branch.projections[name]):
@@ -114,6 +122,11 @@ class Layout:
     def size(self) -> int:
         """Values of a layer's flat vector."""
         return self.slots.size
+
+    @property
+    def values(self) -> int:
+        """Number of trained values of all layers."""
+        return sum(slot.size for layer in range(self.slots.layers) for slot in self.slots.layer(layer))
 
     @property
     def most_rank(self) -> int:
@@ -142,7 +155,7 @@ class Layout:
     def parts(self, layer: int, target: str) -> dict[str, Part]:
         """The trained tensors of a projection by name; empty if it is not adapted."""
         kind = self.form.at(layer, target)
-        return {} if kind is None else kind.parts(target, self._blocks[layer].projections[target])
+        return {} if kind is None else kind.parts(target, self._blocks[layer].shape(target))
 
     def view(self, layer: int, flat: Any) -> dict[str, dict[str, Any]]:
         """Return target -> slot -> trained tensor, as views of a layer's flat vector, shape (size,)."""
@@ -163,8 +176,8 @@ class Layout:
 
     def _value_counts(self, layer: int, name: str) -> dict[str, tuple[int, ...]]:
         """target -> shape of its "fixed" or "prepared" values (n,), if there are any."""
-        shapes = self._blocks[layer].projections
-        sizes = {target: getattr(kind, name)(shapes[target]) for target, kind in self.kinds(layer).items()}
+        shape = self._blocks[layer].shape
+        sizes = {target: getattr(kind, name)(shape(target)) for target, kind in self.kinds(layer).items()}
         return {target: (size,) for target, size in sizes.items() if size}
 
 

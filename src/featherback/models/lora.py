@@ -47,10 +47,9 @@ class Adapter:
             self._initialise(seed)
 
     def __repr__(self) -> str:
-        values = sum(slot.size for layer in range(self.layout.slots.layers) for slot in self.layout.slots.layer(layer))
         return (
             f"{self.form.kind.title}({self.form.widest.kind.describe()}, on {short(self.targets)}, "
-            f"{described_layers(self.form.layers)}{values:,} values, of {self.model.path.name!r})"
+            f"{described_layers(self.form.layers)}{self.layout.values:,} values, of {self.model.path.name!r})"
         )
 
     @property

@@ -39,18 +39,14 @@ def bundles(blocks: Iterable[Block], outputs: bool = False) -> list[tuple[str, .
 def adaptable(blocks: Iterable[Block]) -> tuple[str, ...]:
     """Return the names of the projections that an adapter may change.
 
-    The projections of all first branches come first, then the projections of all second branches, and so on.
+    The projections of all first branches come first, then the projections of all second branches, and so on. Those
+    that are adapted only on request come last.
     """
     places = zip_longest(*({id(block): block.branches for block in blocks}.values()))
-    branches = (branch for place in places for branch in place if branch is not None)
-    return tuple(
-        dict.fromkeys(
-            name
-            for branch in branches
-            for name in branch.projections
-            if name not in branch.stacks and name not in branch.frozen
-        )
-    )
+    branches = [branch for place in places for branch in place if branch is not None]
+    names = [name for branch in branches for name in branch.projections if name not in branch.frozen]
+    requested = {name for branch in branches for name in branch.requested}
+    return tuple(dict.fromkeys(sorted(names, key=lambda name: name in requested)))
 
 
 class Block:
@@ -81,15 +77,22 @@ class Block:
         """Projections that hold a matrix for each of E experts: name -> E."""
         return {name: count for branch in self.branches for name, count in branch.stacks.items()}
 
+    def shape(self, target: str) -> tuple[int, ...]:
+        """Return the shape of a projection (out, in); of a stack of experts (E, out, in)."""
+        rows, cols = self.projections[target]
+        count = self.stacks.get(target)
+        return (rows, cols) if count is None else (count, rows // count, cols)
+
+    @property
+    def requested(self) -> frozenset[str]:
+        """The projections that adapters change only on request, and that PEFT knows as parameters, not as modules."""
+        return frozenset(name for branch in self.branches for name in branch.requested)
+
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every weight as files store it, by name: norms, then projections, then the rest."""
         norms = {name: shape for name, shape in self.vectors.items() if name.endswith("norm")}
-        stacks = self.stacks
-        matrices: dict[str, tuple[int, ...]] = {
-            name: (stacks[name], rows // stacks[name], cols) if name in stacks else (rows, cols)
-            for name, (rows, cols) in self.projections.items()
-        }
+        matrices = {name: self.shape(name) for name in self.projections}
         return norms | matrices | self.vectors
 
     @property

@@ -73,6 +73,8 @@ class Branch(ABC):
     """Projections (out, in) that a file stores as one tensor (E, out / E, in): name -> E."""
     frozen: Sequence[str] = ()
     """Projections that adapters cannot change."""
+    requested: Sequence[str] = ()
+    """Projections that adapters change only on request."""
     heads_of_parts: Mapping[str, int] = {}
     """Parts with rotated heads, whose paired rows are neighbours (interleaved) in some files: name -> heads."""
     interleaved_heads: Mapping[str, int] = {}

@@ -4,8 +4,10 @@ Forward:   n = rms(m) g;   z = n W_r^T;   y = m + sum over the selected e of w_e
 Backward:  da_e = dy W_d,  dw_e = da_e a_e  per token;  then da_e *= w_e, and on as in a dense unit;   dz from dw;
            dn = sum over e of what expert_e's gate and up pass back + dz W_r
 
-dw_e = dy . expert_e(n) = (dy W_d) . a_e, so no product with W_d is computed again. dz W_r is part of dn although the
+dw_e = dy . expert_e(n) = (dy W_d) . a_e, so no product with W_d is computed again. dz W_r is part of dn even if the
 router itself is frozen. The weights w are those of `nn.router`.
+
+An adapter may have a pair A, B for each expert, and one for the router (`nn.adapters.stacked`).
 
 Tokens are sorted by expert. One expert after the other reads its rows of n, and adds its rows of the result, so each
 expert is read and unpacked once per span. Its weights are released after use, and the next expert is read ahead.
@@ -80,12 +82,12 @@ class Experts(Branch):
         self.vectors: dict[str, tuple[int, ...]] = {pre_norm: (hidden_size,)}
         if biased:
             self.vectors[SELECTION] = (gating.experts,)
-        self.frozen: tuple[str, ...] = (ROUTER,)
+        self.requested = (*self.heights, ROUTER)
         if bias:
             self.vectors[f"{ROUTER}_bias"] = (gating.experts,)
             self.vectors |= {f"{name}_bias": (gating.experts, height) for name, height in self.heights.items()}
         if shared is not None:
-            self.frozen += tuple(shared.projections) if shared_is_frozen else ()
+            self.frozen = tuple(shared.projections) if shared_is_frozen else ()
             self.projections |= shared.projections
             self.vectors |= shared.vectors
         self.input, self.output = "m", "mlp_out"
@@ -145,7 +147,7 @@ class Experts(Branch):
             own = ctx.of_experts()
             for group, weights in self._each(own, routing, w):
                 self._expert_backward(own, dy, n, dn, routing, group, weights)
-            self._router_backward(ctx, z, dn, routing, w)
+            self._router_backward(ctx, z, n, dn, routing, w)
             norm_backward(ctx, dn, m, w, self.pre_norm, self.eps, dy)
 
     def _expert_backward(
@@ -160,12 +162,7 @@ class Experts(Branch):
             ctx.ops.take_rows(n, rows, x)
             ctx.ops.take_rows(dy, rows, d_out)
             self._start_dw(ctx, d_out, weights, dw)
-
-            def weigh(da: Array, a: Array) -> None:
-                ctx.ops.row_dots(da, a, dw, accumulate=True)
-                ctx.ops.scale_rows(da, factors)
-
-            self.gated.backward(ctx, x, d_out, dx, weights, weigh=weigh)
+            self.gated.backward(ctx, x, d_out, dx, weights, dots=dw, factors=factors)
             ctx.ops.add_rows(dx, rows, dn)
             with ctx.backend.host(dw) as found:
                 routing.gradients[group.first : group.last] = found
@@ -207,9 +204,8 @@ class Experts(Branch):
 
         return ctx.backend.most(found, Routing.expected(len(z), gating.experts, gating.used))
 
-    def _router_backward(self, ctx: Context, z: Array, dn: Array, routing: Routing, w: BlockWeights) -> None:
-        """dn (T, D) += dz W_r, with dz (T, E) from z (T, E) and the gradients of the weights."""
-        router = w.projections[ROUTER]
+    def _router_backward(self, ctx: Context, z: Array, n: Array, dn: Array, routing: Routing, w: BlockWeights) -> None:
+        """dn (T, D) += dz W_r, with dz (T, E) from z (T, E) and the gradients of the weights. n (T, D) was routed."""
         with ctx.frame():
             dz, operand = ctx.floats("dz", *z.shape), ctx.operands("dz, operand", *z.shape)
 
@@ -219,8 +215,7 @@ class Experts(Branch):
 
             ctx.backend.most(found, None)
             ctx.ops.cast(dz, operand)
-            router.backward_input(ctx, operand, None, None, dn, accumulate=True)
-            ctx.release(router.weight)
+            w.projections[ROUTER].backward(ctx, n, operand, dn, accumulate=True)
 
     def _each(self, ctx: Context, routing: Routing, w: BlockWeights) -> Iterator[tuple[Group, GatedWeights]]:
         """Yield the groups with their experts' weights. While an expert is in use, the next one is read ahead."""

@@ -72,20 +72,22 @@ class Gated:
 
     def backward(
         self, ctx: Context, n: Array, d_out: Array, dn: Array, w: GatedWeights, kept: Kept = NOTHING, *,
-        accumulate: bool = False, resummed: Array | None = None,
-        weigh: Callable[[Array, Array], None] | None = None, finished: Callable[[], None] = lambda: None,
+        accumulate: bool = False, resummed: Array | None = None, dots: Array | None = None,
+        factors: Array | None = None, finished: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         """dn (T, D) (+)= the gradient of n, from d_out (T, D), an operand, the gradient of down(a) before `finish`.
 
         Gate and up are computed again tile by tile, unless they are kept. `resummed` (T, D): receives down(a), summed
-        from the tiles again, if its adapter reads it. `finished` is called once it is complete. `weigh(da, a)` is
-        called with each tile of da (T, f1 - f0), float32, and of a, before da is used: it may change da.
+        from the tiles again, if its adapter reads it. `finished` is called once it is complete. `dots` (T,), float32:
+        d_out . down(a) is added, without W's bias. `factors` (T,): the rows of down(a) were multiplied by them, and
+        d_out is the gradient of the product.
         """
         # (T, r), by stored projection. h of gate and up is complete; their dh is summed over tiles. down reads its
         # input tile by tile: its h is the sum, and its dh is complete.
         h = {name: projection.read(ctx, n) for name, projection in w.stored.items()}
         dh = {name: projection.accumulator(ctx, "dh", len(n)) for name, projection in w.stored.items()}
         h_down, dh_down = w.down.accumulator(ctx, "h", len(n)), w.down.read_backward(ctx, d_out)
+        dh_weighted = dh_down if dh_down is None or factors is None else self._weighted(ctx, dh_down, factors)
         whole: dict[str, Array] = {}  # (T, F), if the weights themselves are trained
         if w.down.sink is not None:
             whole = {name: ctx.operands(name, len(n), self.size) for name in ("dgate", "dup", "a")}
@@ -105,18 +107,20 @@ class Gated:
                     place = whole.get("a") if kept_a is None else kept_a
                     a = ctx.operands("a tile", *shape) if place is None else place[:, f0:f1]
                     # a, if it is read and does not exist yet: `glu_backward` can write it in passing.
-                    needed = bool(whole) or down_part.adapter is not None or weigh is not None
+                    needed = bool(whole) or down_part.adapter is not None or dots is not None
                     missing_a = a if kept_a is None and needed else None
-                    if missing_a is not None and (down_part.needs_input or weigh is not None):
+                    if missing_a is not None and (down_part.needs_input or dots is not None):
                         ctx.ops.glu(gate, up, a, self.activation)
                         missing_a = None
                     # y = m + down(a)
                     down_part.backward_input(ctx, d_out, dh_down, a, da)
-                    if weigh is not None:
-                        weigh(da, a)
+                    if dots is not None:  # d_out . down(a) = da . a
+                        ctx.ops.row_dots(da, a, dots, accumulate=True)
+                    if factors is not None:
+                        ctx.ops.scale_rows(da, factors)
                     # a = act(gate) * up
                     ctx.ops.glu_backward(da, gate, up, dg, du, self.activation, a=missing_a)
-                    down_part.add_read(ctx, a, h_down, dh_down)
+                    down_part.add_read(ctx, a, h_down, dh_weighted)
                     if resummed is not None:
                         self._add_product(ctx, down_part, a, h_down, resummed, f0, f1)
                     for name, gradient, product in (("gate", dg, gate), ("up", du, up)):
@@ -127,6 +131,8 @@ class Gated:
         if resummed is not None:
             w.down.finish(ctx, resummed)
         finished()
+        if h_down is not None and factors is not None:  # down(a) = ... + h b, so db = h^T (factors d_out)
+            ctx.ops.scale_rows(h_down, factors)
         w.down.collect_b(ctx, w.down.summed(ctx, h_down, "h"), d_out)
         for name, projection in w.stored.items():
             projection.backward_read(ctx, dh[name], n, dn)
@@ -149,6 +155,16 @@ class Gated:
             part.collect_b(ctx, h[part.name], gradient)
             part.backward_input(ctx, gradient, None, n, dn, accumulate=begun or name != "gate")
             ctx.release(part.weight)
+
+    def _weighted(self, ctx: Context, dh: Array, factors: Array) -> Array:
+        """Return the rows of dh (T, r) multiplied by `factors` (T,): an operand of the current frame."""
+        weighted = ctx.operands("dh of down, weighted", *dh.shape)
+        with ctx.frame():
+            product = ctx.floats("dh of down, product", *dh.shape)
+            ctx.ops.cast(dh, product)
+            ctx.ops.scale_rows(product, factors)
+            ctx.ops.cast(product, weighted)
+        return weighted
 
     def _add_product(
         self, ctx: Context, down_part: Projection, a: Array, h_down: Array | None, out: Array, f0: int,

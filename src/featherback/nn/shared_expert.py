@@ -61,12 +61,9 @@ class SharedExpert:
             weights.down.scale_gradient(ctx, d_out)
             u = ctx.floats("output of the shared expert", *dy.shape) if weights.down.needs_output else None
 
-            def add_dots(da: Array, a: Array) -> None:
-                ctx.ops.row_dots(da, a, dots, accumulate=True)
-
             self.gated_unit.backward(
                 ctx, n, d_out, dn, weights, accumulate=True, resummed=u,
-                weigh=add_dots if self.gated else None,
+                dots=dots if self.gated else None,
                 finished=lambda: weights.down.collect(ctx, dy, u),
             )  # fmt: skip
             if gates is not None:

@@ -64,8 +64,15 @@ def joined(state: Mapping[str, Any]) -> dict[str, Any]:
 def separate(state: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors of a model with gate and up apart, under names that llama.cpp's converter knows."""
     found = dict[str, Any]()
+    in_turns = any(name.endswith("gate_up_proj_bias") for name in state)  # gpt-oss, with matrices (E, in, out)
     for name, tensor in state.items():
         name = name.replace("block_sparse_moe.router", "block_sparse_moe.gate")
+        if in_turns and ".experts." in name:
+            stem, _, part = name.partition(".experts.")
+            kind, rows = ("bias", tensor) if part.endswith("_bias") else ("weight", tensor.transpose(1, 2))
+            named = {"gate_proj": rows[:, ::2], "up_proj": rows[:, 1::2]} if "gate_up" in part else {"down_proj": rows}
+            found |= {f"{stem}.experts.{each}.{kind}": rows.contiguous() for each, rows in named.items()}
+            continue
         stem, mark, _ = name.partition(".experts.")
         if name.endswith(".experts.gate_up_proj"):
             stem = re.sub("block_sparse_moe|feed_forward", "mlp", stem)

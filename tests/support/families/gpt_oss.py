@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from featherback.engine.formats.types import TensorType
 from featherback.models.architecture.experts import ExpertsConfig
+from tests.support.families import converter
 from tests.support.families.base import YARN, Cases, Family
 from tests.support.families.experts import EXPERTS, names, settings
 from tests.support.families.qwen3 import TINY_QWEN3
 from tests.support.families.twin import Twin, entry, layer_types, rope
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader
+    from gguf import GGUFReader, GGUFWriter
 
 TINY_GPT_OSS = ExpertsConfig(
     **{
@@ -93,11 +94,36 @@ def variants() -> Cases:
     }  # fmt: skip
 
 
+def converted(writer: GGUFWriter, c: Any) -> None:
+    converter.usual(writer, c)
+    writer.add_sliding_window(c.sliding_window)
+    writer.add_expert_count(c.num_local_experts)
+    writer.add_expert_used_count(c.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(c.intermediate_size)
+
+
+EXPERTS_OF_HF = {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 9}
+
+
 FAMILY = Family(
     TINY_GPT_OSS,
     TYPES,
     twin,
     variants=variants,
+    hf={
+        "gpt-oss": EXPERTS_OF_HF | {"rope_parameters": {"rope_type": "default", "rope_theta": 15e4}},
+        "gpt-oss, yarn": EXPERTS_OF_HF
+        | {
+            "rope_parameters": {
+                **converter.YARN,
+                "rope_theta": 15e4,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+            }
+        },
+    },
+    converted=converted,
     llama_cpp={"rope_scaling": None},  # it rounds the limits of YaRN
     mlx=None,
     hf_type="gpt_oss",

@@ -22,7 +22,7 @@ from featherback.models.loader import results
 from featherback.models.lora import Adapter
 from featherback.models.model import Model
 
-FORMATS: Registry[Format] = Registry(__name__, "FORMAT", "adapter format", shared=("base",))
+FORMATS: Registry[Format] = Registry(__name__, "FORMAT", "adapter format", shared=("base", "peft_parameters"))
 
 
 LOADED = 3

@@ -74,7 +74,10 @@ class Format(ABC):
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes of low-rank pairs in a format: name -> factor. `transposed`: A is (in, r) and B is (r, out)."""
+    """Names and shapes of low-rank pairs in a format: name -> factor. `transposed`: A is (in, r) and B is (r, out).
+
+    The pairs of a stack of experts are A (E, r, in) and B (E, out, r), never transposed.
+    """
 
     names: Mapping[str, Factor]
     transposed: bool = False
@@ -82,23 +85,27 @@ class Layout:
     def shape(self, model: Model, factor: Factor, rank: int) -> tuple[int, ...]:
         """The shape of the stored tensor."""
         layer, target = factor.place
-        out_features, in_features = model.blocks[layer].projections[target]
+        *stack, out_features, in_features = model.blocks[layer].shape(target)
         shape = (rank, in_features) if factor.part == "A" else (out_features, rank)
-        return shape[::-1] if self.transposed else shape
+        return (*stack, *shape) if stack else shape[::-1] if self.transposed else shape
 
     def rank(self, model: Model, factor: Factor, shape: tuple[int, ...]) -> int | None:
         """The rank of a tensor with this shape; None if no rank gives the shape."""
-        if len(shape) != 2:
+        layer, target = factor.place
+        stack = len(model.blocks[layer].shape(target)) - 2
+        if len(shape) != stack + 2:
             return None
-        rank = shape[(factor.part == "B") ^ self.transposed]
+        rank = shape[stack + ((factor.part == "B") ^ (self.transposed and not stack))]
         return rank if rank > 0 and self.shape(model, factor, rank) == shape else None
 
 
 def named_projections(model: Model) -> Iterator[tuple[LayerTarget, str]]:
-    """Yield every projection of a model with its name in Hugging Face's model."""
+    """Yield every projection of a model that an adapter may change, with its name in Hugging Face's model."""
+    known = frozenset(adaptable(model.blocks))
     for layer, block in enumerate(model.blocks):
         for target in block.projections:
-            yield (layer, target), hf_module(model.naming.modules, layer, target)
+            if target in known:
+                yield (layer, target), hf_module(model.naming.modules, layer, target)
 
 
 def module_names(model: Model, targets: Iterable[str]) -> list[str]:
@@ -162,12 +169,15 @@ def describe(model: Model) -> str:
     return f"{model.family.architecture}, {config.num_hidden_layers} layers of width {config.hidden_size}"
 
 
-def check_modules(where: str, model: Model, names: Mapping[str, TensorInfo], mark: str) -> None:
+def check_modules(
+    where: str, model: Model, names: Mapping[str, TensorInfo], mark: str, modules: Iterable[str]
+) -> None:  # fmt: skip
     """Raise FeatherbackError if the tensors belong to unknown modules.
 
-    `mark`: the text after the module in a tensor's name, such as ".lora_".
+    `mark`: the text after the module in a tensor's name, such as ".lora_". `modules`: the last parts of the names of
+    the modules that an adapter may have.
     """
-    known = module_names(model, adaptable(model.blocks))
+    known = list(dict.fromkeys(modules))
     stems = [name.split(mark)[0] for name in names if ".layers." in name and mark in name]
     found = dict.fromkeys(stem.rsplit(".", 1)[-1] for stem in stems)
     if not found:
@@ -195,7 +205,7 @@ def form_of(
         raise FeatherbackError(f"{where} holds no LoRA pair.")
     sizes: Counter[int] = Counter()
     for (layer, target), kind in kinds.items():
-        parts = kind.parts(target, model.blocks[layer].projections[target]).values()
+        parts = kind.parts(target, model.blocks[layer].shape(target)).values()
         sizes[layer] += sum(math.prod(part.shape) for part in parts)
     if len(sizes) * max(sizes.values()) > 16 * sum(sizes.values()):
         raise FeatherbackError(

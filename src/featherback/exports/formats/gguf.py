@@ -35,6 +35,7 @@ from featherback.exports.formats.base import (
     StoredAdapter,
     factors,
     form_of,
+    named_projections,
     pairs_of,
     ranks_of,
     rescaled,
@@ -118,17 +119,19 @@ class _Values:
         found, values = next(self._factors)
         assert found == factor
         (layer, target), part = factor
+        stacked = values.ndim == 3  # experts: their rows and columns have one order everywhere
         if part == "B":
             pair = self._pair_at(layer, target)
             assert pair is not None
-            values = values[gguf_rows(self._model, layer, target)]
+            if not stacked:
+                values = values[gguf_rows(self._model, layer, target)]
             wanted = _effective_alpha(pair)
             if np.float32(wanted) != np.float32(self._alpha):
                 values = rescaled(values, factor, wanted / self._alpha)
-        else:
+        elif not stacked:
             values = np.ascontiguousarray(values[:, gguf_columns(self._model, layer, target)])
         with np.errstate(over="ignore"):
-            stored = quantize(values, self._kind)
+            stored = quantize(values.reshape(-1, values.shape[-1]), self._kind)
         if self._kind is TensorType.F16 and not np.isfinite(stored.view(np.float16)).all():
             raise FeatherbackError(
                 f"{target} of layer {layer} has a value that F16 cannot hold; choose {argument('type', 'f32')} or bf16."
@@ -145,6 +148,9 @@ class _Stored(StoredAdapter):
         stored = matrix(self._file, self._names[factor])
         values = np.empty(stored.shape, np.float32)
         kernels.dequantize(kernels.matrix(stored), values)
+        layer, target = factor.place
+        if len(shape := self._model.blocks[layer].shape(target)) == 3:
+            return values.reshape(shape[0], -1, values.shape[1])
         if factor.part == "B":
             return np.ascontiguousarray(values[np.argsort(gguf_rows(self._model, *factor.place))])
         return np.ascontiguousarray(values[:, np.argsort(gguf_columns(self._model, *factor.place))])
@@ -155,8 +161,7 @@ def layout_of(model: Model) -> Layout:
     return Layout(
         {
             f"{model.family.gguf_names[target].format(layer)}.lora_{part.lower()}": Factor((layer, target), part)
-            for layer, block in enumerate(model.blocks)
-            for target in block.projections
+            for (layer, target), _ in named_projections(model)
             for part in "AB"
         }
     )

@@ -2,6 +2,7 @@
 
 y = x W^T + scale (x lora_a) lora_b with lora_a (in, rank) and lora_b (rank, out). The whole adapter has one rank and
 one scale: factors of a smaller rank are padded with zeros, and factors with another scale are multiplied by the ratio.
+Experts have lora_a (E, rank, in) and lora_b (E, out, rank), with gate and up apart.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from featherback.core.files import make_folder, read_json, write_json
+from featherback.core.naming import argument
 from featherback.engine.formats.safetensors import SafetensorsFile
 from featherback.engine.formats.store import floats
 from featherback.errors import FeatherbackError, excerpt
@@ -34,6 +36,7 @@ from featherback.exports.formats.base import (
     rescaled,
 )
 from featherback.exports.safetensors_writer import write_safetensors
+from featherback.models.architecture.names import hf_module
 from featherback.models.form import Form
 from featherback.models.lora import Adapter
 from featherback.models.model import Model
@@ -56,8 +59,9 @@ class MLX(Format):
         file = SafetensorsFile(path / WEIGHTS_FILE)
         try:
             where = f"The adapter in {path}"
-            check_modules(where, model, file.tensors, ".lora_")
             layout = layout_of(model)
+            modules = (name.split(".lora_")[0].rsplit(".", 1)[-1] for name in layout.names)
+            check_modules(where, model, file.tensors, ".lora_", modules)
             ranks = ranks_of(where, model, file.tensors, layout)
             kinds = {place: LoRAKind(rank=rank, alpha=scale * rank) for place, rank in ranks.items()}
             yield _Stored(form_of(where, model, kinds), file, layout)
@@ -70,6 +74,11 @@ class MLX(Format):
         Raises FeatherbackError if writing fails, or if a value is not finite.
         """
         pair_at, usual = pairs_of(adapter, "mlx", self.title), cast(LoRAKind, adapter.form.kind)
+        if "gate_up_exps" in adapter.targets:
+            raise FeatherbackError(
+                f"{self.title[0].upper()}{self.title[1:]} keeps gate and up of experts apart, and the adapter of "
+                f"{adapter.model.path.name} has one pair for both; export it with {argument('to', 'peft')} or gguf."
+            )
         make_folder(directory)
         layout, rank = layout_of(adapter.model), adapter.layout.most_rank
         shapes = {
@@ -88,17 +97,24 @@ class _Stored(StoredAdapter):
         self._names = {factor: name for name, factor in layout.names.items()}
 
     def factor(self, factor: Factor) -> Float32:
-        return floats(self._file, self._names[factor]).T
+        values = floats(self._file, self._names[factor])
+        return values if values.ndim == 3 else values.T
 
 
 def layout_of(model: Model) -> Layout:
-    """mlx-lm's names of the factors, with Hugging Face's names of the modules."""
+    """mlx-lm's names of the factors."""
     names = {
-        f"{module}.lora_{part.lower()}": Factor(place, part)
-        for place, module in named_projections(model)
+        f"{_module(model, *place)}.lora_{part.lower()}": Factor(place, part)
+        for place, _ in named_projections(model)
         for part in "AB"
+        if place[1] != "gate_up_exps"
     }
     return Layout(names, transposed=True)
+
+
+def _module(model: Model, layer: int, target: str) -> str:
+    """The name of a projection in mlx-lm's model: mostly Hugging Face's."""
+    return hf_module({**model.naming.modules, **model.family.mlx_names}, layer, target)
 
 
 def _scale(file: Path) -> float:
@@ -120,15 +136,14 @@ def _tensors(adapter: Adapter, pair_at: PairAt, usual: float) -> Iterator[tuple[
     rank = adapter.layout.most_rank
     for factor, values in factors(adapter):
         (layer, target), part = factor
-        stored = values.T
-        missing = rank - min(stored.shape[part == "A"], rank)
-        if missing:
-            widths = [(0, 0), (0, missing)] if part == "A" else [(0, missing), (0, 0)]
-            stored = np.pad(stored, widths)
+        axis = values.ndim - (2 if part == "A" else 1)
+        if missing := rank - min(values.shape[axis], rank):
+            values = np.pad(values, [(0, missing if each == axis else 0) for each in range(values.ndim)])
+        stored = values if values.ndim == 3 else values.T
         pair = pair_at(layer, target)
         if part == "B" and pair is not None and pair.scale != usual:
             stored = rescaled(stored, factor, pair.scale / usual)
-        yield f"{adapter.module(layer, target)}.lora_{part.lower()}", np.ascontiguousarray(stored)
+        yield f"{_module(adapter.model, layer, target)}.lora_{part.lower()}", np.ascontiguousarray(stored)
 
 
 def _configuration(adapter: Adapter, scale: float, base_model: str) -> dict[str, Any]:
@@ -145,7 +160,7 @@ def _configuration(adapter: Adapter, scale: float, base_model: str) -> dict[str,
             "rank": adapter.layout.most_rank,
             "scale": scale,
             "dropout": 0.0,
-            "keys": [adapter.module(0, target).split(".layers.0.")[1] for target in adapter.targets],
+            "keys": [_module(adapter.model, 0, target).split(".layers.0.")[1] for target in adapter.targets],
         },
     }
 

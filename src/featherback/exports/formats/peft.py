@@ -1,5 +1,7 @@
 """PEFT directories: adapter_config.json and adapter_model.safetensors (https://github.com/huggingface/peft).
 
+Experts and routers are parameters in PEFT, not modules: see `peft_parameters`.
+
 PEFT treats the keys of rank_pattern and alpha_pattern as regular expressions, and also exclude_modules and
 target_modules if they are strings. Regular expressions of a foreign file are not run: keys must be names of modules,
 and anything else is rejected.
@@ -11,8 +13,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from featherback.core.files import make_folder, read_json, write_json
 from featherback.engine.formats.safetensors import SafetensorsFile
@@ -32,12 +37,15 @@ from featherback.exports.formats.base import (
     module_names,
     named_projections,
 )
+from featherback.exports.formats.peft_parameters import GATE_UP, Parameter, halved, kind_of, parameters, routers, stems
 from featherback.exports.safetensors_writer import write_safetensors
+from featherback.models.architecture.names import on_request
 from featherback.models.form import Form, LayerTarget
 from featherback.models.lora import Adapter
 from featherback.models.model import Model
 from featherback.nn.adapters import KINDS
 from featherback.nn.adapters.base import Kind, Part
+from featherback.nn.adapters.lora import LoRAKind
 from featherback.nn.block import adaptable
 
 CONFIG_FILE = "adapter_config.json"
@@ -52,7 +60,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modules_to_save": (None, []),
     "layers_pattern": (None, [], "", "layers", ["layers"]),
     "trainable_token_indices": (None, [], {}),
-    "target_parameters": (None, []),
 }
 _OFF: tuple[Any, ...] = (None, False, {}, [])
 # Unknown entries use_... and ..._config are assumed to have an effect; these have none.
@@ -82,12 +89,19 @@ class PEFT(Format):
         file = SafetensorsFile(path / WEIGHTS_FILE)
         try:
             where = f"The adapter in {path}"
-            check_modules(where, model, file.tensors, config.kind.peft_mark)
+            modules = [module.rsplit(".", 1)[-1] for _, module in _modules_of(model)]
+            held = [stem.rsplit(".", 1)[-1] for stem in config.joined]
+            check_modules(where, model, file.tensors, config.kind.peft_mark, [*modules, *held])
             names = config.names(model)
             there = {names[name].place for name in file.tensors if name in names}
             kinds = config.kinds(model, there)
-            _check_tensors(where, model, file.tensors, names, kinds, config.kind.title)
-            yield _Stored(form_of(where, model, kinds, config.usual), file, names)
+            _check_tensors(where, model, file.tensors, names, kinds, config)
+            stored = _Stored(file, names, config.joined)
+            for parameter, kind in config.joined.values():
+                own = halved(kind) if parameter.called == GATE_UP and stored.diagonal else kind
+                kinds |= dict.fromkeys(parameter.places, own)
+            stored.form = form_of(where, model, kinds, config.usual)
+            yield stored
         finally:
             file.close()
 
@@ -98,8 +112,7 @@ class PEFT(Format):
         writing fails, or if a value is not finite; the files that were there before stay unchanged.
         """
         make_folder(directory)
-        shapes = {PREFIX + name: shape for name, shape in adapter.shapes().items()}
-        write_safetensors(directory / WEIGHTS_FILE, shapes, _tensors(adapter), {"format": "pt"})
+        write_safetensors(directory / WEIGHTS_FILE, _shapes(adapter), _tensors(adapter), {"format": "pt"})
         base = base_model or base_model_name(adapter.model)
         write_json(directory / CONFIG_FILE, _configuration(adapter, base))
 
@@ -109,13 +122,46 @@ class PEFT(Format):
             (directory / name).unlink(missing_ok=True)
 
 
+Joined = Mapping[str, tuple[Parameter, LoRAKind]]
+"""The beginning of the names of a joined pair -> the parameter, and the pair's rank and alpha."""
+
+
 class _Stored(StoredAdapter):
-    def __init__(self, form: Form, file: SafetensorsFile, names: Mapping[str, Factor]) -> None:
-        self.form, self._file = form, file
+    form: Form
+
+    def __init__(self, file: SafetensorsFile, names: Mapping[str, Factor], joined: Joined) -> None:
+        self._file = file
         self._names = {factor: name for name, factor in names.items()}
+        self._joined = {
+            place: (stem, parameter, number)
+            for stem, (parameter, _) in joined.items()
+            for number, place in enumerate(parameter.places)
+        }
+        both = [(stem, parameter) for stem, (parameter, _) in joined.items() if parameter.called == GATE_UP]
+        self.diagonal = bool(both) and all(each.is_diagonal(self._of(stem, "B")) for stem, each in both)
+        """Whether every joined pair of gate and up consists of a pair for each."""
 
     def factor(self, factor: Factor) -> Float32:
-        return floats(self._file, self._names[factor])
+        if factor.place not in self._joined:
+            return floats(self._file, self._names[factor])
+        stem, parameter, number = self._joined[factor.place]
+        split = self.diagonal and parameter.called == GATE_UP
+        return parameter.parted(factor.part, self._of(stem, factor.part), number, split)
+
+    def _of(self, stem: str, part: str) -> Float32:
+        return floats(self._file, _tensor_name(stem, part))
+
+
+def _tensor_name(stem: str, part: str) -> str:
+    """The name of PEFT's lora_A or lora_B of a parameter."""
+    return f"{PREFIX}{stem}.lora_{part}.weight"
+
+
+def _modules_of(model: Model) -> Iterator[tuple[LayerTarget, str]]:
+    """Yield the projections that are modules in PEFT, or wrapped as if they were, with their names: all but stacks."""
+    for place, module in named_projections(model):
+        if place[1] not in model.blocks[place[0]].stacks:
+            yield place, module
 
 
 def _check_tensors(
@@ -124,7 +170,7 @@ def _check_tensors(
     tensors: Mapping[str, TensorInfo],
     names: Mapping[str, Factor],
     kinds: Mapping[LayerTarget, Kind],
-    title: str,
+    config: _Configuration,
 ) -> None:
     """Raise MisfitError, listing every tensor that is missing, unknown or of another shape."""
     by_factor = {factor: name for name, factor in names.items()}
@@ -133,10 +179,16 @@ def _check_tensors(
         for place, kind in kinds.items()
         for name, part in _parts(model, place, kind).items()
     }
+    joined = {
+        _tensor_name(stem, part): shape
+        for stem, (parameter, pair) in config.joined.items()
+        for part, shape in zip("AB", parameter.shapes(pair.rank))
+    }
+    wanted |= joined
     problems = [f"{name} is missing" for name in wanted if name not in tensors]
     for name, info in tensors.items():
-        if name not in names:
-            problems.append(f"{name} is not a {title} tensor of this model")
+        if name not in names and name not in joined:
+            problems.append(f"{name} is not a {config.kind.title} tensor of this model")
         elif name not in wanted:
             problems.append(f"{name} belongs to a module that the configuration leaves out")
         elif info.shape != wanted[name]:
@@ -147,7 +199,7 @@ def _check_tensors(
 
 def _parts(model: Model, place: LayerTarget, kind: Kind) -> dict[str, Part]:
     layer, target = place
-    return kind.parts(target, model.blocks[layer].projections[target])
+    return kind.parts(target, model.blocks[layer].shape(target))
 
 
 class _Configuration:
@@ -169,6 +221,9 @@ class _Configuration:
                 f"{file} has settings that Featherback does not support for {self.kind.title}: {', '.join(strange)}."
             )
         self.usual = self.kind.from_peft(self)
+        known = [*(each.name for each in parameters(model)), *(name for _, name in routers(model))]
+        self.parameters = self._target_parameters(known)
+        self.joined = self._joined()
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return an entry."""
@@ -185,7 +240,7 @@ class _Configuration:
         """The projections whose modules' names equal one of these names, or end with one after a dot."""
         return {
             target
-            for (_, target), module in named_projections(self._model)
+            for (_, target), module in _modules_of(self._model)
             if any(f".{module}".endswith(f".{name}") for name in names)
         }
 
@@ -193,16 +248,23 @@ class _Configuration:
         """PEFT's name -> factor, for every tensor that an adapter of this kind can have."""
         return {
             f"{PREFIX}{module}.{part.peft}": Factor(place, name)
-            for place, module in named_projections(model)
+            for place, module in _modules_of(model)
             for name, part in _parts(model, place, self.usual).items()
         }
 
     def kinds(self, model: Model, there: set[LayerTarget]) -> dict[LayerTarget, Kind]:
         """The kind of each adapted projection. `there`: the projections in the file, used if the configuration has a
         regular expression instead of a list."""
+        wanted, own = self._wanted(model, there), dict(routers(model))
+        named = {own.get(place, module): place for place, module in _modules_of(model) if place in wanted}
+        return {named[module]: kind for module, kind in self._own_kinds(named).items()}
+
+    def _own_kinds(self, names: Iterable[str]) -> dict[str, Kind]:
+        """Return the kind of each of these modules or parameters, with the settings of its own."""
+        names = list(names)
         own = {
-            setting: _by_module(
-                model,
+            setting: _by_name(
+                names,
                 (
                     (key, self.kind.peft_setting(self.where, setting, f"{setting} {key}", value))
                     for key, value in self._entries(entry)
@@ -210,12 +272,36 @@ class _Configuration:
             )
             for setting, entry in self.kind.peft_patterns.items()
         }
-        wanted = self._wanted(model, there)
         return {
-            place: replace(self.usual, **{name: found[module] for name, found in own.items() if module in found})
-            for place, module in named_projections(model)
-            if place in wanted
+            name: replace(self.usual, **{setting: found[name] for setting, found in own.items() if name in found})
+            for name in names
         }
+
+    def _joined(self) -> Joined:
+        """Return the adapted parameters of experts."""
+        experts = {each.name: each for each in parameters(self._model) if each.name in self.parameters}
+        kinds = self._own_kinds(experts)
+        found = {experts[name]: kind for name, kind in kinds.items() if isinstance(kind, LoRAKind)}
+        return {stem: (parameter, found[parameter]) for stem, parameter in stems(found).items()}
+
+    def _target_parameters(self, names: Sequence[str]) -> set[str]:
+        """The full names of the parameters in the entry target_parameters, of these `names`."""
+        entry = self.entries.get("target_parameters") or []
+        if not (isinstance(entry, list) and all(isinstance(each, str) for each in entry)):
+            raise FeatherbackError(
+                f"The entry target_parameters of {self.where} is {excerpt(entry)}; it must be a list of names."
+            )
+        if entry and not self.usual.adapts_experts:
+            raise FeatherbackError(
+                f"{self.where} has target_parameters, which Featherback does not support for {self.kind.title}."
+            )
+        found = {each: [name for name in names if f".{name}".endswith(f".{each}")] for each in entry}
+        if strange := [each for each, matches in found.items() if not matches]:
+            raise FeatherbackError(
+                f"{self.where} has target_parameters {excerpt(strange[0])}, but experts and routers are the only "
+                f"parameters that Featherback adapts, and {self._model.path} has none of this name."
+            )
+        return {name for matches in found.values() for name in matches}
 
     def _wanted(self, model: Model, there: set[LayerTarget]) -> set[LayerTarget]:
         targets, excluded = self.entries.get("target_modules"), self.entries.get("exclude_modules")
@@ -236,8 +322,11 @@ class _Configuration:
         if targets is None:
             targets = [target for _, target in there]
         targeted, left_out, some = frozenset(targets), frozenset(excluded or []), frozenset(layers or [])
-        wanted = set()
-        for place, module in named_projections(model):
+        own = dict(routers(model))
+        wanted = {place for place, name in own.items() if name in self.parameters}
+        for place, module in _modules_of(model):
+            if place in own:
+                continue
             named, ends = module in targeted, _ends(module)
             chosen = named or (not targeted.isdisjoint(ends) and (not some or place[0] in some))
             if chosen and left_out.isdisjoint(ends):
@@ -270,36 +359,90 @@ def _ends(module: str) -> list[str]:
     return [".".join(parts[first:]) for first in range(len(parts))]
 
 
-def _by_module(model: Model, entries: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Module -> value of the first entry whose key matches the module."""
-    modules: dict[str, list[str]] = {}
-    for _, module in named_projections(model):
-        for key in (f"^{module}", *_ends(module)):
-            modules.setdefault(key, []).append(module)
+def _by_name(names: Iterable[str], entries: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Name of a module or parameter -> value of the first entry whose key matches it."""
+    by_key: dict[str, list[str]] = {}
+    for name in names:
+        for key in (f"^{name}", *_ends(name)):
+            by_key.setdefault(key, []).append(name)
     found: dict[str, Any] = {}
     for key, value in entries:
-        for module in modules.get(key, ()):
-            found.setdefault(module, value)
+        for name in by_key.get(key, ()):
+            found.setdefault(name, value)
     return found
 
 
+def _adapted_parameters(adapter: Adapter) -> dict[Parameter, LoRAKind]:
+    """The parameters of experts that the adapter changes, with the rank and alpha of the joined pair."""
+    found = {}
+    for parameter in parameters(adapter.model):
+        pairs = [adapter.form.at(*place) for place in parameter.places]
+        if (kind := kind_of(pair for pair in pairs if isinstance(pair, LoRAKind))) is not None:
+            found[parameter] = kind
+    return found
+
+
+def _shapes(adapter: Adapter) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of each stored tensor, in the order of `_tensors`."""
+    adapted, shapes = _adapted_parameters(adapter), dict[str, tuple[int, ...]]()
+    for layer in adapter.layout.adapted:
+        for target in adapter.layout.kinds(layer):
+            if target not in adapter.model.blocks[layer].stacks:
+                for name, part in adapter.layout.parts(layer, target).items():
+                    shapes[PREFIX + adapter.name(layer, target, name)] = part.stored
+        for stem, parameter in stems([each for each in adapted if each.layer == layer]).items():
+            for name, shape in zip("AB", parameter.shapes(adapted[parameter].rank)):
+                shapes[_tensor_name(stem, name)] = shape
+    return shapes
+
+
 def _tensors(adapter: Adapter) -> Iterator[tuple[str, Float32]]:
-    for (place, part), values in factors(adapter):
-        yield PREFIX + adapter.name(*place, part), values
+    adapted = _adapted_parameters(adapter)
+    for layer, found in groupby(factors(adapter), lambda each: each[0].place[0]):
+        stacks: dict[LayerTarget, dict[str, Float32]] = {}
+        for (place, part), values in found:
+            if place[1] in adapter.model.blocks[layer].stacks:
+                stacks.setdefault(place, {})[part] = values
+            else:
+                yield PREFIX + adapter.name(*place, part), values
+        for stem, parameter in stems([each for each in adapted if each.layer == layer]).items():
+            pairs = [_pair(adapter, place, stacks.get(place), adapted[parameter]) for place in parameter.places]
+            for part, values in zip("AB", parameter.joined(pairs)):
+                yield _tensor_name(stem, part), values
+
+
+def _pair(
+    adapter: Adapter, place: LayerTarget, values: Mapping[str, Float32] | None, joined: LoRAKind
+) -> tuple[Float32, Float32] | None:
+    """The pair of a stack, with the scale of the `joined` pair; None if the stack is not adapted."""
+    if values is None:
+        return None
+    own = adapter.form.at(*place)
+    assert isinstance(own, LoRAKind)
+    return values["A"], values["B"] if own.scale == joined.scale else values["B"] * np.float32(own.scale / joined.scale)
 
 
 def _configuration(adapter: Adapter, base_model: str) -> dict[str, Any]:
     form, layers = adapter.form, adapter.layers
     some = len(layers) < adapter.parameters.layers and form.kind.peft_layers
-    exceptions = {place: kind for place, kind in form.exceptions.items() if not some or place[0] in layers}
+    exceptions = {
+        place: kind
+        for place, kind in form.exceptions.items()
+        if (not some or place[0] in layers) and not on_request(place[1])
+    }
     unusual = {adapter.module(*place): kind for place, kind in exceptions.items()}
-    modules = {module_names(adapter.model, [target])[0]: target for target in form.targets}
-    others = module_names(adapter.model, set(adaptable(adapter.model.blocks)).difference(form.targets))
+    own = [target for target in form.targets if not on_request(target)]
+    modules = {module_names(adapter.model, [target])[0]: target for target in own}
+    rest = (target for target in adaptable(adapter.model.blocks) if target not in own and not on_request(target))
+    others = module_names(adapter.model, rest)
     if None in unusual.values() or not modules.keys().isdisjoint(others):  # short names would match too many modules
         modules, some = _modules(adapter), False
     chosen: dict[str, Any] = {"target_modules": list(modules)}
     if some:
         chosen["layers_to_transform"] = list(layers)
+    if named := _named_parameters(adapter):
+        chosen["target_parameters"] = list(named)
+        unusual |= {name: kind for name, kind in named.items() if kind != form.kind}
     targets = {**chosen, **_excluded(adapter.model.naming.others)}
     return {
         "peft_type": form.kind.peft_type,
@@ -315,12 +458,33 @@ def _excluded(others: tuple[str, ...]) -> dict[str, str]:
     return {"exclude_modules": rf"(.*\.)?({parts}).*"} if parts else {}
 
 
+def _named_parameters(adapter: Adapter) -> dict[str, Kind]:
+    """The entries of target_parameters with the kind of each: ends of names if every layer has the same, else names."""
+    found: dict[str, Kind] = {each.name: kind for each, kind in _adapted_parameters(adapter).items()}
+    for place, name in routers(adapter.model):
+        if (kind := adapter.form.at(*place)) is not None:
+            found[name] = kind
+    known = [*(each.name for each in parameters(adapter.model)), *(name for _, name in routers(adapter.model))]
+    ends: dict[str, set[Kind | None]] = {}
+    for name in known:
+        ends.setdefault(_end(name), set()).add(found.get(name))
+    if all(len(kinds) == 1 for end, kinds in ends.items() if kinds != {None}):
+        return {_end(name): kind for name, kind in found.items()}
+    return found
+
+
+def _end(name: str) -> str:
+    """The end of a parameter's name that is the same in every layer: "mlp.experts.down_proj"."""
+    return name.split(".layers.", 1)[1].split(".", 1)[1]
+
+
 def _modules(adapter: Adapter) -> dict[str, str]:
     """Full name of each adapted module -> its target."""
     return {
         adapter.module(layer, target): target
         for layer in range(adapter.parameters.layers)
         for target in adapter.layout.kinds(layer)
+        if not on_request(target)
     }
 
 

@@ -10,7 +10,7 @@ from featherback.engine.formats.writer import Value
 from featherback.errors import FeatherbackError
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.names import Names
+from featherback.models.architecture.names import STACKS, Names
 from featherback.nn.router import Gating
 
 MOST_EXPERTS = 4096
@@ -31,6 +31,27 @@ GGUF_NAMES: Names = {
     "down_exps": "blk.{}.ffn_down_exps.weight",
 }
 """Names of the tensors of experts in GGUF files."""
+
+
+def hf_names(module: str = "mlp", router: str = "gate") -> Names:
+    """Return the names of experts and router in Hugging Face's model, where `module` of a layer holds them.
+
+    It joins gate and up of all experts in one parameter `gate_up_proj`. The names of gate and up apart are ours.
+    """
+    place = f"model.layers.{{}}.{module}"
+    stacks = {name: f"{place}.experts.{name.removesuffix('_exps')}_proj" for name in STACKS}
+    return {**stacks, "router": f"{place}.{router}.weight"}
+
+
+def mlx_names(module: str = "mlp", router: str = "gate", stacks: str = "switch_mlp") -> Names:
+    """Return the names of the modules in mlx-lm, which keeps gate and up apart."""
+    place = f"model.layers.{{}}.{module}"
+    return {
+        **{f"{part}_exps": f"{place}.{stacks}.{part}_proj" for part in ("gate", "up", "down")},
+        "router": f"{place}.{router}",
+    }
+
+
 SHARED_GGUF_NAMES: Names = {
     "gate_proj": "blk.{}.ffn_gate_shexp.weight",
     "up_proj": "blk.{}.ffn_up_shexp.weight",

@@ -7,31 +7,35 @@ from featherback.errors import FeatherbackError, expected
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
-NOT_YET = ("experts", "router")
-"""Parts of a mixture of experts that adapters cannot change yet."""
+EXPERTS, ROUTER = "experts", "router"
+"""Targets of a mixture of experts: the stacks of all experts, and the router. "all" does not include them."""
+STACKS = ("gate_exps", "up_exps", "gate_up_exps", "down_exps")
+"""The stacks, each with a matrix for every expert. A model has gate and up, or both in one."""
+
+
+def on_request(target: str) -> bool:
+    """Whether "all" leaves out this projection."""
+    return target == ROUTER or target in STACKS
 
 
 def parse_targets(targets: str | Iterable[str], projections: Iterable[str]) -> tuple[str, ...]:
     """Return the chosen projections, in the order of `projections`.
 
-    `targets`: "all", "q,v", "q_proj,down_proj", or a list of such names. "q|qkv" means q, or qkv if there is no q.
-    Raises FeatherbackError for an unknown name, and if nothing is chosen.
+    `targets`: "all", "q,v", "q_proj,down_proj", "all,experts", or a list of such names. "q|qkv" means q, or qkv if
+    there is no q. Raises FeatherbackError for an unknown name, and if nothing is chosen.
     """
     known = tuple(projections)
     given = targets.split(",") if isinstance(targets, str) else list(targets)
     names = [name.strip() for name in given if name.strip()]
     chosen: set[str] = set()
     for name in names:
-        full = [each if each.endswith("_proj") else f"{each}_proj" for each in name.split("|")]
+        full = [each if each in known else f"{each}_proj" for each in name.split("|")]
         if name == "all":
-            chosen.update(known)
+            chosen.update(each for each in known if not on_request(each))
+        elif name == EXPERTS and (stacks := [each for each in known if each in STACKS]):
+            chosen.update(stacks)
         elif found := [each for each in full if each in known]:
             chosen.add(found[0])
-        elif name in NOT_YET:
-            raise FeatherbackError(
-                f"LoRA target {name!r}: experts and routers cannot be LoRA targets yet; choose some of "
-                f"{short(known)}, or all."
-            )
         else:
             raise FeatherbackError(f"Unknown LoRA target {name!r}; {expected(name, [*short(known).split(','), 'all'])}")
     if not chosen:
@@ -40,8 +44,11 @@ def parse_targets(targets: str | Iterable[str], projections: Iterable[str]) -> t
 
 
 def short(targets: Iterable[str], separator: str = ",") -> str:
-    """Join the names of projections as a user writes them: "q,v"."""
-    return separator.join(target.removesuffix("_proj") for target in targets)
+    """Join the names of projections as a user writes them: "q,v". All stacks of experts together are "experts"."""
+    names = list(targets)
+    whole = "down_exps" in names and ("gate_up_exps" in names or {"gate_exps", "up_exps"} <= set(names))
+    written = (EXPERTS if whole and target in STACKS else target.removesuffix("_proj") for target in names)
+    return separator.join(dict.fromkeys(written))
 
 
 Names = Mapping[str, str]
@@ -102,6 +109,6 @@ HF_NAMES: Names = {
 
 def hf_module(names: Names, layer: int, target: str) -> str:
     """The name of a projection in Hugging Face's model, such as "model.layers.3.self_attn.q_proj"."""
-    if not target.endswith("_proj"):
+    if not (target.endswith("_proj") or on_request(target)):
         raise ValueError(f"not a projection: {target}")
     return names[target].format(layer).removesuffix(".weight")

@@ -46,6 +46,10 @@ class Family(ABC):
     """Whether GGUF files store the rows of q and k in interleaved order: see `models.architecture.permute`."""
     folders_only: ClassVar[str] = ""
     """Why there are neither GGUF files nor merged models of the family, as a clause; empty: there are."""
+    mlx_names: ClassVar[Names] = {}
+    """The modules that mlx-lm names otherwise than transformers."""
+    gate_up_in_turns: ClassVar[bool] = False
+    """Whether transformers' gate_up_proj of experts has the rows of gate and up in turns, not gate's first."""
     hf_norm_offset: ClassVar[float] = 0.0
     """Added to Hugging Face's norm weights: its Gemma multiplies by 1 + w. GGUF files store the sum."""
 

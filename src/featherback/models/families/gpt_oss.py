@@ -45,7 +45,9 @@ class GptOss(Family):
         "post_attention_layernorm": "blk.{}.post_attention_norm.weight",
         "sinks": "blk.{}.attn_sinks.weight",
     }
-    hf_names: ClassVar[Names] = without(MLP, HF_NAMES)
+    hf_names: ClassVar[Names] = {**without(MLP, HF_NAMES), **experts.hf_names(router="router")}
+    mlx_names: ClassVar[Names] = experts.mlx_names(router="router", stacks="experts")
+    gate_up_in_turns = True
     window_period = PERIOD
 
     def read_gguf(self, keys: GGUFKeys) -> ExpertsConfig:

@@ -38,7 +38,8 @@ class GraniteMoe(Granite):
     called = "Granite 3 with experts"
     model_types: ClassVar[tuple[str, ...]] = ("granitemoe", "granitemoeshared")
     gguf_names: ClassVar[Names] = {**GGUF_NAMES, **experts.GGUF_NAMES, **experts.SHARED_GGUF_NAMES}
-    hf_names: ClassVar[Names] = without(MLP, HF_NAMES)
+    hf_names: ClassVar[Names] = {**without(MLP, HF_NAMES), **experts.hf_names("block_sparse_moe", "router")}
+    mlx_names: ClassVar[Names] = experts.mlx_names("block_sparse_moe", "router.layer")
 
     def read_gguf(self, keys: GGUFKeys) -> GraniteMoeConfig:
         fields = self.read_fields(keys, experts.FOLLOWED)

@@ -52,6 +52,8 @@ class Lfm2Moe(Lfm2):
     called = "LFM2 with experts"
     model_types = ("lfm2_moe",)
     gguf_names: ClassVar[Names] = {**Lfm2.gguf_names, **experts.GGUF_NAMES}
+    hf_names: ClassVar[Names] = {**Lfm2.hf_names, **experts.hf_names("feed_forward")}
+    mlx_names: ClassVar[Names] = experts.mlx_names("feed_forward")
 
     def read_gguf(self, keys: GGUFKeys) -> Lfm2MoeConfig:
         fields = self.read_fields(keys, experts.FOLLOWED)

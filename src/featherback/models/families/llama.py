@@ -11,7 +11,7 @@ from featherback.models.architecture.experts import ExpertsConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
 from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
-from featherback.models.architecture.names import GGUF_NAMES, Names
+from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names
 from featherback.models.families.base import Family, by_window, expert_block, rotary, silu_block
 from featherback.nn.block import Block
 
@@ -23,6 +23,8 @@ class Llama(Family):
     called = "Llama 2, Llama 3, Mistral, Ministral, Mixtral, SmolLM 2"
     model_types = ("llama", "mistral", "ministral", "mixtral")
     gguf_names: ClassVar[Names] = {**GGUF_NAMES, **experts.GGUF_NAMES}
+    hf_names: ClassVar[Names] = {**HF_NAMES, **experts.hf_names()}
+    mlx_names: ClassVar[Names] = experts.mlx_names("block_sparse_moe")
     window_period = 0
     gguf_interleaved = True
 

@@ -29,7 +29,9 @@ class Qwen2Moe(Family):
         **HF_NAMES,
         **{target: f"model.layers.{{}}.mlp.shared_expert.{target}.weight" for target in MLP},
         "shared_gate": "model.layers.{}.mlp.shared_expert_gate.weight",
+        **experts.hf_names(),
     }
+    mlx_names: ClassVar[Names] = experts.mlx_names()
 
     def read_gguf(self, keys: GGUFKeys) -> ExpertsConfig:
         common = common_config(keys, self.window_period, experts.FOLLOWED)

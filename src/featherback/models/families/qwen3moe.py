@@ -21,7 +21,8 @@ class Qwen3Moe(Family):
     called = "Qwen 3 with experts"
     model_types = ("qwen3_moe",)
     gguf_names: ClassVar[Names] = {**without(MLP, GGUF_NAMES), **experts.GGUF_NAMES}
-    hf_names: ClassVar[Names] = without(MLP, HF_NAMES)
+    hf_names: ClassVar[Names] = {**without(MLP, HF_NAMES), **experts.hf_names()}
+    mlx_names: ClassVar[Names] = experts.mlx_names()
     normalised: ClassVar[bool] = True
     """Whether the weights of a token's experts add up to 1, unless the file states otherwise."""
     qk_norm: ClassVar[Literal["heads", "whole"]] = "heads"

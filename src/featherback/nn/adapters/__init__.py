@@ -12,7 +12,7 @@ from typing import Any
 from featherback.core.registry import Registry
 from featherback.nn.adapters.base import Kind
 
-KINDS: Registry[type[Kind]] = Registry(__name__, "KIND", "adapter", shared=("base", "dropout"))
+KINDS: Registry[type[Kind]] = Registry(__name__, "KIND", "adapter", shared=("base", "dropout", "stacked"))
 
 
 def kind_of(options: Mapping[str, Any]) -> type[Kind]:

@@ -131,13 +131,13 @@ class Part(NamedTuple):
 
     def outside(self, values: Float32, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Float32:
         """Return the tensor as PEFT stores it. `rows` (out,), `columns` (in,): the orders of outputs and inputs."""
-        found = (values.T if self.transposed else values).reshape(self.stored)
+        found = (values.swapaxes(-1, -2) if self.transposed else values).reshape(self.stored)
         return np.array(self._ordered(found, rows, columns), order="C")
 
     def inside(self, stored: Float32, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Float32:
         """Invert `outside`. `rows` and `columns` are the inverse orders."""
         found = self._ordered(stored, rows, columns)
-        return (found.T if self.transposed else found).reshape(self.shape)
+        return (found.swapaxes(-1, -2) if self.transposed else found).reshape(self.shape)
 
     def _ordered(self, stored: Float32, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Float32:
         found = stored[rows] if self.by_output else stored
@@ -200,6 +200,11 @@ class Kind(ABC):
     @property
     def draws(self) -> bool:
         """Whether training draws random numbers, so that no two passes over a token are the same."""
+        return False
+
+    @property
+    def adapts_experts(self) -> bool:
+        """Whether it can adapt stacks of experts, whose `shape` is (E, out, in), and routers."""
         return False
 
     @property

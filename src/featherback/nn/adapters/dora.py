@@ -67,6 +67,10 @@ class DoRAKind(LoRAKind):
     formats: ClassVar[Collection[str]] = ()
     needs_output: ClassVar[bool] = True
 
+    @property
+    def adapts_experts(self) -> bool:
+        return False
+
     def describe(self) -> str:
         return f"DoRA of {LoRAKind.describe(self)}"
 
@@ -102,7 +106,7 @@ class DoRAKind(LoRAKind):
         P^T is the projection's forward pass with the rows of A as tokens and s / 2 as scale. It is computed tile by
         tile of outputs, and each tile is freed at once.
         """
-        lora, m, c = LoRAKind.attach(self, setup), setup.values["m"], setup.prepared
+        lora, m, c = self.attach_pair(setup), setup.values["m"], setup.prepared
         a, rank = lora.a, len(lora.a)
         with ctx.frame():
             tokens, h = ctx.operands("A as tokens", *a.shape), ctx.operands("s/2 A A^T", rank, rank)
@@ -125,7 +129,7 @@ class DoRAKind(LoRAKind):
         np.sqrt(fixed, out=values["m"])
 
     def attach(self, setup: Setup) -> DoRAAtProjection:
-        inner = LoRAKind.attach(self, setup)
+        inner = self.attach_pair(setup)
         return DoRAAtProjection(
             inner.name, inner.a, inner.b, inner.scale, inner.da, inner.db, inner.mask,
             m=setup.values["m"], c=setup.prepared, dm=setup.gradients.get("m"),

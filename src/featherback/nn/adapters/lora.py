@@ -4,6 +4,8 @@ A is (rank, in), B (out, rank). B is stored transposed, so that the same kernels
 
 Backward, from dy (T, out):   dh = s dy B (T, r);   dA = dh^T x;   dB^T = h^T dy;   dx += dh A
 
+A stack of E experts has a pair for each: A (E, rank, in), B (E, out, rank); see `stacked.py`.
+
 With dropout, M x replaces x, s / (1 - p) replaces s, and dx += M (dh A). See docs/derivations/linear.md and dropout.md.
 """
 
@@ -21,6 +23,7 @@ from featherback.engine.backend.protocol import Array
 from featherback.errors import FeatherbackError, excerpt
 from featherback.nn.adapters.base import AtProjection, Entries, Float32, Kind, Part, Setup, Shape, Values
 from featherback.nn.adapters.dropout import Mask
+from featherback.nn.adapters.stacked import Stacked, by_expert, stacked_change
 from featherback.nn.context import Context
 
 LEAST_ALPHA, MOST_ALPHA = 1e-30, 1e30
@@ -134,6 +137,10 @@ class LoRAKind(Kind):
         return self.dropout > 0
 
     @property
+    def adapts_experts(self) -> bool:
+        return not self.dropout  # PEFT has none there: it adds the change to the weights
+
+    @property
     def scale(self) -> float:
         """s: alpha / rank, or alpha / sqrt(rank) if rank-stabilised (Kalajdzievski, 2023, arXiv 2312.03732)."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
@@ -150,10 +157,11 @@ class LoRAKind(Kind):
         return {"adapter": "lora", "rank": self.rank, "alpha": self.alpha, "rslora": self.rslora, "dora": False}
 
     def parts(self, target: str, shape: Shape) -> dict[str, Part]:
-        a, b = (self.rank, shape[1]), (self.rank, shape[0])
+        *stack, outputs, inputs = shape
+        a, b, stored = ((*stack, *each) for each in ((self.rank, inputs), (self.rank, outputs), (outputs, self.rank)))
         return {
-            "A": Part("A", a, "lora_A.weight", a, by_input=True),
-            "B": Part("B^T", b, "lora_B.weight", b[::-1], transposed=True, by_output=True),
+            "A": Part("A", a, "lora_A.weight", a, by_input=not stack),
+            "B": Part("B^T", b, "lora_B.weight", stored, transposed=True, by_output=not stack),
         }
 
     def initialise(self, values: Values, fixed: Float32 | None, key: Key) -> None:
@@ -162,13 +170,21 @@ class LoRAKind(Kind):
         B stays zero, so that nothing changes yet.
         """
         a = values["A"]
-        a[...] = (2 * uniform(key, a.size) - 1).reshape(a.shape) * a.shape[1] ** -0.5
+        for expert, own in enumerate(by_expert(a)):
+            place = key if a.ndim == 2 else (*key, expert)
+            own[...] = (2 * uniform(place, own.size) - 1).reshape(own.shape) * own.shape[1] ** -0.5
 
     def rate(self, slot: str, ratio: float) -> float:
         """Return 1 for A, and `ratio` for B (LoRA+) and any other tensor, as in PEFT."""
         return 1.0 if slot == "A" else ratio
 
-    def attach(self, setup: Setup) -> LoRAAtProjection:
+    def attach(self, setup: Setup) -> AtProjection:
+        if len(setup.values["A"].shape) == 3:
+            return Stacked.of(setup, self.attach_pair)
+        return self.attach_pair(setup)
+
+    def attach_pair(self, setup: Setup) -> LoRAAtProjection:
+        """Return the pair A, B at one matrix."""
         mask = None
         if setup.draw is not None and self.dropout:
             mask = Mask.of(self.dropout, setup.draw, setup.layer, setup.name)
@@ -178,6 +194,8 @@ class LoRAKind(Kind):
 
     def change_of(self, before: Float32, values: Values, first: int, last: int) -> Float32:
         """Return s B A for rows [first, last) of W."""
+        if values["A"].ndim == 3:
+            return stacked_change(self.change_of, before, values, first, last)
         change: Float32 = np.ascontiguousarray(values["B^T"][:, first:last].T) @ values["A"]
         change *= np.float32(self.scale)
         return change

@@ -168,7 +168,7 @@ class AdapterOptions(Panel):
         found = replace(self, **own)
         for block in model.blocks:
             for target in block.projections.keys() & set(form.targets):
-                shape = block.projections[target]
+                shape = block.shape(target)
                 if form.widest.kind.parts(target, shape) != found.form.kind.parts(target, shape):
                     kind = argument("adapter", own["adapter"])
                     raise FeatherbackError(
