@@ -27,10 +27,13 @@ from featherback.exports.merged_gguf import MergedGGUF
 from featherback.infer.decoder import Decoder
 from featherback.infer.prompt import encode_prompt
 from featherback.models.lora import LoRA, Pair
-from tests.support.families import FAMILIES, of_peer
+from tests.support.families import FAMILIES, cases, of_peer
 from tests.support.tiny_models import TINY_LLAMA, llama3, tiny, write_tiny
 
-CASES = of_peer(lambda family: family.llama_cpp) | {"llama3-rope": tiny(TINY_LLAMA, rope_scaling=llama3(TINY_LLAMA))}
+CASES = of_peer(lambda family: family.llama_cpp) | {
+    "llama3-rope": tiny(TINY_LLAMA, rope_scaling=llama3(TINY_LLAMA)),
+    "mixtral": cases()["mixtral"][0],
+}
 TOKENS = [1, 5, 9, 2, 77, 31, 8, 100, 4, 4, 60, 3, 17]
 UNUSUAL = {(0, "o_proj"): Pair(2, 6.0), (1, "down_proj"): Pair(7, 12.0), (0, "down_proj"): None}
 QUESTIONS = ("What is the capital of France?", "Name a colour.")
@@ -93,6 +96,28 @@ def test_tiny_models(tmp_path: Path, name: str, unusual: bool) -> None:
     ):
         np.testing.assert_allclose(_their_logits(theirs, TOKENS), wanted, rtol=0, atol=bound * np.abs(wanted).max())
     assert np.abs(ours - base).max() > 8 * bound * np.abs(base).max(), "the adapter changed nothing"
+
+
+@pytest.mark.parametrize("name", [name for name, config in CASES.items() if hasattr(config, "experts_used")])
+def test_experts_and_routers(tmp_path: Path, name: str) -> None:
+    """Pairs of every expert and of the router, as 3-D GGUF LoRA tensors, and merged."""
+    path = write_tiny(tmp_path / "m.gguf", CASES[name], metadata={"tokenizer.ggml.model": "none"})
+    model = models.load(path)
+    adapter = _filled(model, targets="all,experts,router")
+    gguf.FORMAT.save(adapter, tmp_path / "a.gguf")
+    MergedGGUF(adapter).write(tmp_path / "merged.gguf")
+    ours, usual = (_our_logits(model, each, TOKENS) for each in (adapter, _only_usual(adapter)))
+    bound = FAMILIES[CASES[name].architecture].llama_cpp_bound
+    for theirs in (_llama(path, tmp_path / "a.gguf"), _llama(tmp_path / "merged.gguf")):
+        np.testing.assert_allclose(_their_logits(theirs, TOKENS), ours, rtol=0, atol=bound * np.abs(ours).max())
+    assert np.abs(ours - usual).max() > 8 * bound * np.abs(ours).max(), "the pairs of experts changed nothing"
+
+
+def _only_usual(adapter: LoRA) -> LoRA:
+    """The same adapter without experts and router."""
+    usual = LoRA(adapter.model, 4, 12)
+    usual.load_state({name: adapter.state()[name] for name in usual.shapes()})
+    return usual
 
 
 @pytest.mark.parametrize("name", ["llama"])
