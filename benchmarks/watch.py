@@ -37,20 +37,24 @@ def run(
     interval: float = INTERVAL,
     tree: bool = False,
     ends: Container[int] = (0,),
+    given: str | None = None,
 ) -> Outcome:
     """Run `command` to its end, a look every `interval` seconds; FeatherbackError with its last words if it fails.
 
     `ends`: the exit statuses of success. `tree`: look for what its processes hold together as well, which takes the
-    system a millisecond a process.
+    system a millisecond a process. `given`: the standard input.
     """
     start = time.perf_counter()
     places = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # so that it finds this package
     own = {**(os.environ if environment is None else environment), "PYTHONPATH": os.pathsep.join(places)}
-    process = subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        command, env=own, stdin=None if given is None else pipe, stdout=pipe, stderr=pipe, text=True
+    )
     sampler = _Sampler(process.pid, interval, tree)
     sampler.start()
     try:
-        output, errors = process.communicate()
+        output, errors = process.communicate(given)
     except BaseException:
         process.kill()
         process.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, overload
 
 from featherback import models
@@ -15,12 +16,13 @@ from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.infer.conversation import Conversation
-from featherback.infer.decoder import Decoder
 from featherback.infer.defaults import CONTEXT, GENERATED_TOKENS, TEMPERATURE, TOP_P
 from featherback.infer.generate import generate_text
 from featherback.infer.prompt import Prompt, encode_prompt
 from featherback.infer.sampler import Sampler
 from featherback.models import lora
+from featherback.runs.by_name import fields_of
+from featherback.runs.decoders import UNLIMITED, Within, open_decoder
 from featherback.runs.run import Run
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class Generation(TypedDict, total=False):
     top_k: int
     seed: int
     compute: str
+    memory: int | str | None
 
 
 class Model(models.Model):
@@ -73,17 +76,19 @@ class Model(models.Model):
         top_k: int = 0,
         seed: int = 0,
         compute: str = "bf16",
+        memory: int | str | None = None,
     ) -> str | Iterator[str]:
         """Answer a prompt, or a list of messages ([{"role": "user", "content": ...}, ...]).
 
         `stream`: return an iterator over pieces of the answer (str) as they are generated. `system`: a system message.
         `raw`: continue the text without the chat template. `max_tokens`: maximum length of the answer. `temperature`: 0
         always takes the most likely token; higher values vary more. `top_p`: sample only from the most likely tokens up
-        to this total probability. `top_k`: sample only from this many tokens, 0 for all. Raises FeatherbackError,
-        before the first piece, for an unusable option, prompt or adapter.
+        to this total probability. `top_k`: sample only from this many tokens, 0 for all. `memory`: the most that this
+        process may hold, such as "96MB"; weights and cache are then read from the disk as needed. Raises
+        FeatherbackError, before the first piece, for an unusable option, prompt, adapter or budget.
         """
-        sampler = Sampler(temperature, top_p, top_k, seed)
-        pieces = streamed(self, self.tokenizer, prompt, sampler, max_tokens, adapter, system, raw, compute)
+        sampler, within = Sampler(temperature, top_p, top_k, seed), _within(memory)
+        pieces = streamed(self, self.tokenizer, prompt, sampler, max_tokens, adapter, system, raw, compute, within)
         return pieces if stream else "".join(pieces)
 
     def chat(
@@ -97,13 +102,14 @@ class Model(models.Model):
         top_k: int = 0,
         seed: int = 0,
         compute: str = "bf16",
+        memory: int | str | None = None,
     ) -> Conversation:
         """Start a conversation of at most `context` tokens: `chat = model.chat(); chat.ask("Hello")`.
 
         The other options are those of `generate`. Raises FeatherbackError if the model has no chat template.
         """
-        sampler = Sampler(temperature, top_p, top_k, seed)
-        return conversation(self, self.tokenizer, sampler, context, adapter, system, compute)
+        sampler, within = Sampler(temperature, top_p, top_k, seed), _within(memory)
+        return conversation(self, self.tokenizer, sampler, context, adapter, system, compute, within)
 
 
 def streamed(
@@ -116,6 +122,7 @@ def streamed(
     system: str | None = None,
     raw: bool = False,
     compute: str = "bf16",
+    within: Within = UNLIMITED,
 ) -> Iterator[str]:
     """The answer to a prompt, piece by piece.
 
@@ -124,7 +131,7 @@ def streamed(
     if max_tokens < 1:
         raise FeatherbackError(f"{argument_is('max_tokens', max_tokens)}; it must be at least 1.")
     ids = encode_prompt(tokenizer, prompt, system, raw)
-    decoder = Decoder(model, opened(model, adapter), len(ids) + max_tokens, compute)
+    decoder = open_decoder(model, _given(adapter, within), len(ids) + max_tokens, compute, within)
     return generate_text(decoder, tokenizer, ids, sampler, max_tokens)
 
 
@@ -136,13 +143,28 @@ def conversation(
     adapter: Adapter | None = None,
     system: str | None = None,
     compute: str = "bf16",
+    within: Within = UNLIMITED,
 ) -> Conversation:
     """Start a conversation with a model."""
     if context < 1:
         raise FeatherbackError(f"{argument_is('context', context)}; it must be at least 1.")
     template = ChatTemplate(tokenizer)
-    decoder = Decoder(model, opened(model, adapter), context, compute)
+    if within.is_limited:
+        template.start()  # so that its memory counts
+    decoder = open_decoder(model, _given(adapter, within), context, compute, within)
     return Conversation(decoder, tokenizer, template, sampler, system)
+
+
+def _within(memory: int | str | None) -> Within:
+    """The limit that a caller gave, as text or in megabytes, like `train`'s."""
+    return Within(fields_of({"memory": memory}, "featherback.generate")["memory"])
+
+
+def _given(adapter: Adapter | None, within: Within) -> lora.Adapter | Path | None:
+    """The loaded adapter, or its path if it is not loaded yet or should not be."""
+    if isinstance(adapter, Run):
+        return adapter.adapter_path if within.is_limited else adapter.adapter
+    return adapter if adapter is None or isinstance(adapter, lora.Adapter) else Path(adapter)
 
 
 def opened(model: models.Model, adapter: Adapter | None) -> lora.Adapter | None:

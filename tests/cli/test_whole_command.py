@@ -137,6 +137,29 @@ def test_the_least_that_a_refusal_names_is_enough_for_the_whole_command(
     assert _within(command(f"{named}MB"), out) == int(named)
 
 
+DECODING: dict[str, tuple[str, ...]] = {
+    "generate": ("generate", "--prompt", "Hi there", "--max-tokens", "6"),
+    "chat": ("chat", "--max-tokens", "6", "--context", "200", "--temperature", "0"),
+}
+
+
+@pytest.mark.parametrize("case", DECODING)
+def test_answers_stay_within_the_least_budget_that_a_refusal_names(
+    large: Path, first: Path, tmp_path: Path, case: str
+) -> None:
+    name, *options = DECODING[case]
+    adapter = ("--adapter", str(first), "--compute", "fp32")
+    command = [sys.executable, "-m", "featherback", name, str(large), *options, *adapter]
+    free = watch.run(command, tree=True, given="Hello\n")
+    named = least_mb(command)
+    within = watch.run([*command, "--memory", f"{named}MB"], tree=True, given="Hello\n")
+    assert within.tree_mb is not None
+    assert free.tree_mb is not None
+    assert within.tree_mb <= named < free.tree_mb, "without a budget the command takes more, so the check can fail"
+    assert within.output == free.output
+    assert within.output.strip()
+
+
 def _rows(path: Path, lengths: tuple[int, ...]) -> Path:
     rows = [{"prompt": "Hi?", "completion": "some word, " * (length // 11)} for length in lengths]
     if path.suffix == ".jsonl":

@@ -16,7 +16,7 @@ from featherback.engine.budget import Budget, BudgetError
 from featherback.errors import FeatherbackError
 from featherback.infer import needs
 from featherback.infer.layout import layouts
-from featherback.runs import samples
+from featherback.runs import decoders, samples
 from featherback.runs.callback import Callback
 from featherback.runs.events import Note, Sample
 from featherback.runs.outcome import talk
@@ -140,7 +140,7 @@ def test_answers_are_the_same_however_little_memory_there_is(
     run = fb.train(model, chats, out=tmp_path / "run", **OPTIONS)
     expected = run.directory.record["samples"]
     for layout in [*layouts(), *layouts("streamed")]:
-        monkeypatch.setattr(samples, "fitting", lambda *_, layout=layout: layout)
+        monkeypatch.setattr(decoders, "fitting", lambda *_, layout=layout: layout)
         assert [each.values() for each in sample(run.directory, 2)] == expected, layout
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 def least_mb(command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
     """What the refusal of `command`, which has no `--memory`, names at a budget in which nothing runs."""
     words = [*command, "--memory", "1MB"]
-    refused = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    refused = subprocess.run(words, env=environment, input="", capture_output=True, text=True, check=False)
     assert refused.returncode == 2, refused.stdout + refused.stderr
     named = re.findall(r"these options need at least --memory (\d+)MB", refused.stderr)
     assert named, refused.stderr

@@ -14,6 +14,7 @@ import typer
 from featherback.cli.options import (
     AdapterOption,
     ComputeOption,
+    MemoryOption,
     ModelArgument,
     QuantizeOption,
     SeedOption,
@@ -50,6 +51,7 @@ def chat(
     top_k: TopKOption = 0,
     seed: SeedOption = 0,
     *,
+    memory: MemoryOption,
     quantize: QuantizeOption,
     compute: ComputeOption,
     threads: ThreadsOption,
@@ -67,15 +69,18 @@ def chat(
     from featherback.infer.sampler import Sampler
     from featherback.model import conversation
     from featherback.runs.computed import resolve_compute
+    from featherback.runs.decoders import Within
 
     sampler = Sampler(temperature, top_p, top_k, seed)
-    opened, lora = open_model(model, adapter, quantize)
+    opened, _ = open_model(model, quantize=quantize)
+    within = Within(memory, whole=True)
     set_threads(threads)
     compute = resolve_compute(compute, model, adapter)
     failed = False
     with MapWatch(opened.files) as maps:
+        tokenizer = load_tokenizer(opened.path)
         try:
-            talk = conversation(opened, load_tokenizer(opened.path), sampler, context, lora, system, compute)
+            talk = conversation(opened, tokenizer, sampler, context, adapter, system, compute, within)
         except NoTemplateError as error:
             raise FeatherbackError(_no_template_message(model, adapter, quantize)) from error
         ending = "An empty line" if sys.stdin.isatty() else "The end of the input"

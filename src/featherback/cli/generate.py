@@ -10,6 +10,7 @@ import typer
 from featherback.cli.options import (
     AdapterOption,
     ComputeOption,
+    MemoryOption,
     ModelArgument,
     QuantizeOption,
     SeedOption,
@@ -44,6 +45,7 @@ def generate(
     top_k: TopKOption = 0,
     seed: SeedOption = 0,
     *,
+    memory: MemoryOption,
     quantize: QuantizeOption,
     compute: ComputeOption,
     threads: ThreadsOption,
@@ -60,15 +62,17 @@ def generate(
     from featherback.infer.sampler import Sampler
     from featherback.model import streamed
     from featherback.runs.computed import resolve_compute
+    from featherback.runs.decoders import Within
 
     text = _prompt(prompt, model)
     sampler = Sampler(temperature, top_p, top_k, seed)
-    opened, lora = open_model(model, adapter, quantize)
+    opened, _ = open_model(model, quantize=quantize)
+    within = Within(memory, whole=True)
     set_threads(threads)
     compute = resolve_compute(compute, model, adapter)
     with MapWatch(opened.files) as maps:
         tokenizer = load_tokenizer(opened.path)
-        for piece in streamed(opened, tokenizer, text, sampler, max_tokens, lora, system, raw, compute):
+        for piece in streamed(opened, tokenizer, text, sampler, max_tokens, adapter, system, raw, compute, within):
             maps.check()
             say(piece, end="", flush=True)
     say()

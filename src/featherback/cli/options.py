@@ -49,6 +49,13 @@ ComputeOption = Annotated[
         "format that the adapter was trained with, or bf16 if that is unknown."
     ),
 ]
+MemoryOption = Annotated[
+    int | str | None,
+    FromConfig(
+        help="Memory budget, never exceeded: 96MB or 1.5GB. Weights and cache are then read from the disk as needed. "
+        "least: the smallest budget that works. Default: no limit."
+    ),
+]
 QuantizeOption = Annotated[str, FromConfig()]
 ThreadsOption = Annotated[int | None, FromConfig()]
 SequenceOption = Annotated[int | None, FromConfig()]

@@ -44,6 +44,7 @@ class Decoder:
         folder: Path | None = None,
     ) -> None:
         """`folder`: where a cache file is created, if the layout has one."""
+        self.on_close: Callable[[], object] = lambda: None  # what `close` calls last
         kernels.check_compute(compute)
         c = model.config
         self.model, self.compute, self.layout = model, compute, layout
@@ -107,6 +108,7 @@ class Decoder:
         """Free the memory and close the files."""
         self._passes.close()
         del self._passes, self.arenas  # so that a reference to the decoder does not keep them alive
+        self.on_close()
 
     def _pass(self, tokens: Sequence[int], every: bool, length: int) -> Float32:
         ids = np.asarray(tokens, np.int32)

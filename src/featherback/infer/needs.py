@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,11 +90,28 @@ def fitting(
 
     `weights`: how the run that uses the decoder reads its weights. Streamed weights do not fit in the page cache.
     """
-    capacity = min(capacity, model.config.max_position_embeddings)
-    room = budget.room
-    for layout in layouts("streamed" if weights == "streamed" else None):
-        needed = needs(model, adapter, capacity, compute, layout).total + CODE
-        if room is None or needed <= room:
+    if (room := budget.room) is None:
+        return next(layouts("streamed" if weights == "streamed" else None))
+    fewest = sys.maxsize
+    for layout, needed in _choices(model, adapter, capacity, compute, weights):
+        if needed <= room:
             return layout
-    budget.ask(needed, "The smallest decoder")
+        fewest = min(fewest, needed)
+    budget.ask(fewest, "The smallest decoder")
     return layout
+
+
+def smallest(
+    model: Model, adapter: Adapter | None, capacity: int, compute: str, weights: Weights | None = None
+) -> Layout:
+    """Return the layout that needs the least memory. The arguments are those of `fitting`."""
+    return min(_choices(model, adapter, capacity, compute, weights), key=lambda choice: choice[1])[0]
+
+
+def _choices(
+    model: Model, adapter: Adapter | None, capacity: int, compute: str, weights: Weights | None
+) -> Iterator[tuple[Layout, int]]:
+    """Yield each layout with the bytes that it needs, the fastest first."""
+    capacity = min(capacity, model.config.max_position_embeddings)
+    for layout in layouts("streamed" if weights == "streamed" else None):
+        yield layout, needs(model, adapter, capacity, compute, layout).total + CODE

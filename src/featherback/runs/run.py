@@ -58,9 +58,14 @@ class Run:
         With `keep="last"` it is never a mean. Raises FeatherbackError if the run trained the model itself; see
         `trained_model`.
         """
+        return formats.load(self.model, self.adapter_path)
+
+    @property
+    def adapter_path(self) -> Path:
+        """The place of the kept adapter. Raises FeatherbackError if the run trained the model itself."""
         if self.directory.config.train == "full":
             raise FeatherbackError(f"{self.path} trained the model itself, so it has no adapter; use `trained_model`.")
-        return formats.load(self.model, self.path)
+        return self.path
 
     @cached_property
     def trained_model(self) -> Model:

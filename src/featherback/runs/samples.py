@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -19,21 +17,18 @@ from featherback.data.token_file import TokenFile
 from featherback.data.tokenizers.loader import check_tokenizer, load_tokenizer, tokenizer_bytes
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.engine.budget import Budget
-from featherback.engine.formats.mapping import most_mapped
 from featherback.engine.host.interrupt import StoppedError
 from featherback.engine.host.machine import memory_limit
 from featherback.engine.host.reading import drop_maps
 from featherback.errors import FeatherbackError
-from featherback.exports import formats
 from featherback.infer.decoder import Decoder
 from featherback.infer.generate import generate_text
-from featherback.infer.needs import fitting
 from featherback.infer.sampler import Sampler
 from featherback.methods.memory.planner import SPARE
-from featherback.models.form import Layout
 from featherback.models.model import Model, matrices
 from featherback.runs.beginning import base_model
 from featherback.runs.callback import Callback
+from featherback.runs.decoders import Within, open_decoder
 from featherback.runs.events import Note, Sample
 from featherback.runs.run_directory import RunDirectory
 
@@ -103,10 +98,11 @@ def sample(
     trained = models.load(run.path) if config.train == "full" else model
     first = None if config.start is None else run.start
     last = None if config.train == "full" else run.path
-    answers = []
-    with Progress("answers before and after") as progress, TemporaryDirectory(dir=run.path) as folder:
+    answers, capacity = [], max(len(each.prompt) for each in questions) + ANSWER
+    within = Within(budget.limit, run.plan.weights, run.path)
+    with Progress("answers before and after") as progress:
         for opened, place in ((model, first), (trained, last)):
-            with _decoder(run, opened, place, questions, budget, Path(folder)) as decoder:
+            with closing(open_decoder(opened, place, capacity, run.plan.compute, within)) as decoder:
                 answers.append([_answer(decoder, tokenizer, each.prompt, progress, check) for each in questions])
             drop_maps(matrices(opened))
     prompts = (tokenizer.decode(each.prompt, special=True) for each in questions)
@@ -114,30 +110,6 @@ def sample(
     found = [Sample(*each) for each in zip(prompts, expected, *answers, strict=True)]
     run.update(samples=[each.values() for each in found])
     return found
-
-
-@contextmanager
-def _decoder(
-    run: RunDirectory, model: Model, adapter: Path | None, questions: list[_Question], budget: Budget, folder: Path
-) -> Iterator[Decoder]:
-    """Open a decoder that fits in the budget, with the adapter at that path. `folder` holds temporary files."""
-    plan, capacity = run.plan, max(len(each.prompt) for each in questions) + ANSWER
-    lora = None
-    if adapter is not None:
-        form = formats.form(model, adapter)
-        size = Layout(model.blocks, form).size
-        budget.ask(formats.LOADED * 4 * size + most_mapped(4 * size), "The adapter of the answers")
-        lora = formats.load(model, adapter, file=folder / "answers.f32")
-    try:
-        layout = fitting(model, lora, capacity, plan.compute, budget, plan.weights)
-        decoder = Decoder(model, lora, capacity, plan.compute, layout, folder)
-        try:
-            yield decoder
-        finally:
-            decoder.close()
-    finally:
-        if lora is not None:
-            lora.close()
 
 
 def _can_be_read(model: Model) -> bool:

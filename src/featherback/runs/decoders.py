@@ -1,0 +1,115 @@
+"""Open a decoder within a memory budget: the fastest one that fits."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+
+from featherback.core.cache import cache_folder
+from featherback.engine import kernels
+from featherback.engine.budget import Budget, BudgetError
+from featherback.engine.formats.mapping import most_mapped
+from featherback.engine.host.machine import is_ram_disk
+from featherback.engine.host.process_tree import tree_unshared_rss
+from featherback.engine.host.reading import drop_maps
+from featherback.exports import formats
+from featherback.infer.decoder import Decoder
+from featherback.infer.layout import Layout as DecoderLayout
+from featherback.infer.needs import fitting, smallest
+from featherback.methods.memory.plan import LEAST, MOST, Weights
+from featherback.models.form import Layout
+from featherback.models.lora import Adapter
+from featherback.models.model import Model, matrices
+from featherback.runs.account import BETWEEN_RUNS, own_peak
+
+
+@dataclass(frozen=True)
+class Within:
+    """The memory that a decoder may take, and where it puts what does not fit.
+
+    `memory`: the limit of the whole process in bytes; "least" for the smallest decoder; None or "max" for no limit.
+    `weights`: how another phase of the command reads the weights; None: any way. `folder`: for temporary files; None:
+    the system's folder for them, or the cache if that is in memory. `whole`: the limit also covers what the process has
+    held before and its child processes, because it is a command's own process.
+    """
+
+    memory: int | str | None = None
+    weights: Weights | None = None
+    folder: Path | None = None
+    whole: bool = False
+
+    @property
+    def budget(self) -> Budget:
+        """The budget that each phase asks before it allocates."""
+        return Budget(self.memory if isinstance(self.memory, int) else None)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether memory matters more than speed."""
+        return self.memory not in (None, MOST)
+
+
+UNLIMITED = Within()
+
+
+def open_decoder(
+    model: Model, adapter: Adapter | Path | None, capacity: int, compute: str, within: Within = UNLIMITED
+) -> Decoder:
+    """Open the fastest decoder for `capacity` tokens that fits, with the adapter (or the one at a path).
+
+    Its temporary files have no names, so nothing is left if the process is killed. Raises BudgetError, before it
+    allocates, if even the smallest decoder does not fit.
+    """
+    folder, opened = within.folder or _disk(), None
+    if within.is_limited:
+        drop_maps(matrices(model))  # free the pages that were read before
+    if isinstance(adapter, Path):
+        opened = _paged(model, adapter, within, folder) if within.is_limited else formats.load(model, adapter)
+    lora = opened or adapter
+    assert not isinstance(lora, Path)
+    try:
+        layout = _layout(model, lora, capacity, compute, within)
+        decoder = Decoder(model, lora, capacity, compute, layout, folder)
+    except BaseException:
+        if opened is not None:
+            opened.close()
+        raise
+    if opened is not None:
+        decoder.on_close = weakref.finalize(decoder, opened.close)
+    return decoder
+
+
+def _layout(model: Model, lora: Adapter | None, capacity: int, compute: str, within: Within) -> DecoderLayout:
+    """Choose the layout. Raises BudgetError, naming an amount that is enough for the whole process."""
+    if within.memory == LEAST:
+        return smallest(model, lora, capacity, compute, within.weights)
+    limit = within.budget.limit
+    if limit is None or not within.whole:
+        return fitting(model, lora, capacity, compute, within.budget, within.weights)
+    children = max(0, tree_unshared_rss(os.getpid()) - kernels.memory_now()[1])  # a chat template is one
+    peak = own_peak() + children + BETWEEN_RUNS
+    try:
+        layout = fitting(model, lora, capacity, compute, Budget(limit - children), within.weights)
+    except BudgetError as error:
+        raise BudgetError(error.what, limit, max(error.needed + children + BETWEEN_RUNS, peak)) from None
+    if peak > limit + BETWEEN_RUNS:
+        raise BudgetError("The tokenizer or the adapter", limit, peak)
+    return layout
+
+
+def _paged(model: Model, path: Path, within: Within, folder: Path) -> Adapter:
+    """Load the adapter at `path` into a file without a name, from which the decoder reads one layer at a time."""
+    if not within.whole:  # else `_layout` looks at the peak, so that a refusal names an amount for all phases
+        size = Layout(model.blocks, formats.form(model, path)).size
+        within.budget.ask(formats.LOADED * 4 * size + most_mapped(4 * size), "The adapter")
+    with tempfile.TemporaryDirectory(dir=folder, prefix="featherback-") as place:
+        return formats.load(model, path, file=Path(place) / "adapter.f32")
+
+
+def _disk() -> Path:
+    """Return a folder for temporary files that are not in memory."""
+    usual = Path(tempfile.gettempdir())
+    return cache_folder() if is_ram_disk(usual) else usual
