@@ -39,7 +39,7 @@ def expanded(command: Command, signature: Signature, marked: Mapping[str, FromCo
             required = parameter.default is Parameter.empty
             (parameters if required else optional).append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
         elif parameter.kind is not Parameter.VAR_KEYWORD:
-            from_fields.append(_parameter(name, marked[name].help))
+            from_fields.append(_parameter(name, marked[name].help, shown_default=marked[name].shown_default))
         elif marked[name].fields:
             from_fields += [_parameter(field) for field in marked[name].fields]
             for choice in CHOICES:
@@ -115,10 +115,12 @@ def _every_option(elsewhere: Collection[str] = ()) -> list[Parameter]:
     ]
 
 
-def _parameter(name: str, help: str | None = None, panel: str | None = None, needed: bool = True) -> Parameter:
+def _parameter(
+    name: str, help: str | None = None, panel: str | None = None, needed: bool = True, shown_default: str | None = None
+) -> Parameter:
     """The option of a field of TrainConfig.
 
-    `help` replaces the field's own. `needed`: the option is required if the field has no default.
+    `help` and `shown_default` replace the field's own. `needed`: the option is required if the field has no default.
     """
     about = described(TrainConfig)[name]
     default = default_of(TrainConfig, name)
@@ -131,7 +133,7 @@ def _parameter(name: str, help: str | None = None, panel: str | None = None, nee
         help=_with_aliases(help or about.help, about),
         autocompletion=_completed(about),
         rich_help_panel=panel,
-        show_default=about.default_in_words or True,
+        show_default=shown_default or about.default_in_words or True,
     )
     kind = reduce(or_, _as_typed(about, accepted))
     return _option(name, kind, option, Parameter.empty if default is MISSING else default)

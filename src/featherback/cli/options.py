@@ -34,6 +34,7 @@ class FromConfig:
     """
 
     help: str | None = None  # replaces the field's
+    shown_default: str | None = None  # replaces the field's default in the help
     fields: tuple[str, ...] = ()
     own_of: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()  # fields without a default that the command line need not give
@@ -53,7 +54,8 @@ MemoryOption = Annotated[
     int | str | None,
     FromConfig(
         help="Memory budget, never exceeded: 96MB or 1.5GB. Weights and cache are then read from the disk as needed. "
-        "least: the smallest budget that works. Default: no limit."
+        "least: the smallest budget that works.",
+        shown_default="no limit",
     ),
 ]
 QuantizeOption = Annotated[str, FromConfig()]
