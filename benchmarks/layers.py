@@ -105,7 +105,7 @@ class Timed:
         plan = planner.choose(job, BUDGET, Baseline(BASE, BASE), machine)
         self.adapter = Adapter(model, config.form)
         self.optimizer = optim.create("adamw", self.adapter.parameters, self.adapter.layout.slots)
-        self.gradients = self.adapter.parameters.alike(self.adapter.layer_size)
+        self.gradients = self.adapter.parameters.zeros_like(self.adapter.layer_size)
         self.method = methods.create("mesp", model, self.adapter, plan)
         if states is not None:
             self.method.entry_states = EntryStates({tokens.checksum: states}, print)

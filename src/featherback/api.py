@@ -117,7 +117,7 @@ def gradients(
         raise FeatherbackError("There is nothing to train: every label is -100, or every sequence has only one token.")
     plan = Plan.default(model.config, tokens=batch.n_tokens, compute=compute)
     parameters = adapter.parameters
-    gathered = parameters.alike(parameters.size)
+    gathered = parameters.zeros_like(parameters.size)
     total = methods.create(method, model, adapter, plan).gradients(batch, 1 / batch.n_targets, gathered)
     return total / batch.n_targets, adapter.state(gathered)
 

@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     from featherback.models.loader import results
     from featherback.runs.checkpoint import latest_step
     from featherback.runs.events import Note
-    from featherback.runs.outcome import is_worse, over_budget, repeat_command, talk, worse_message
+    from featherback.runs.outcome import chat_command, is_worse, over_budget, repeat_command, worse_message
     from featherback.runs.profile import profiled
     from featherback.runs.run_directory import RunDirectory
     from featherback.runs.trainer import train_run
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
     if is_worse(run.record["summary"]):
         shown.tell(Note(worse_message(run.record, f"Train again: {quoted(*repeat_command(run.record, directory))}")))
         return WORSE
-    shown.tell(Note(f"next: {quoted(*talk(run.record, directory))}"))
+    shown.tell(Note(f"next: {quoted(*chat_command(run.record, directory))}"))
     return INTERRUPTED if interrupt.requested else 0
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from featherback import methods
-from featherback.data.batch import Batch, Taken
+from featherback.data.batch import Batch, FileSequences
 from featherback.data.packing import Batching, batches
 from featherback.data.token_file import TokenFile, TokenFileWriter
 from featherback.engine.host.token_rows import TokenRows, file_bytes
@@ -67,7 +67,7 @@ class Trial:
         return self.method.entry_states
 
     def gradients(self, batch: Batch, step: int = 0) -> Result:
-        gathered = self.adapter.parameters.alike(self.adapter.layer_size)
+        gathered = self.adapter.parameters.zeros_like(self.adapter.layer_size)
         loss = self.method.gradients(batch, 1 / batch.n_targets, gathered, Draw(step=step))
         return Result(loss, self.adapter.state(gathered))
 
@@ -188,7 +188,7 @@ def test_few_tokens_are_not_kept(all_twins: dict[str, Twins], tmp_path: Path) ->
     found = kept.keep(tokens, rows_of(tokens, twins.model, tmp_path / "rows"))
     for sequences in ([0], [0], [1], [1], [2, 0], [3, 1], [0], [3]):
         rows = [tokens.seq(i)[0] for i in sequences]
-        batch = replace(Batch.from_sequences(rows), taken=Taken(tokens.checksum, np.array(sequences)))
+        batch = replace(Batch.from_sequences(rows), source=FileSequences(tokens.checksum, np.array(sequences)))
         assert_equal(kept.gradients(batch), plain.gradients(batch))
     assert (found.computed, found.read) == (2, 1)
 
@@ -255,7 +255,7 @@ def test_a_full_disk(
 def test_batches_without_a_file_pass_as_before(all_twins: dict[str, Twins], tokens: TokenFile, tmp_path: Path) -> None:
     twins, trial = all_twins["smollm3"], Trial(all_twins["smollm3"])
     found = trial.keep(tokens, rows_of(tokens, twins.model, tmp_path / "rows"))
-    batch = replace(next(packed(tokens, 0)), taken=None)
+    batch = replace(next(packed(tokens, 0)), source=None)
     assert_equal(trial.gradients(batch), Trial(twins).gradients(batch))
     assert found.computed == found.read == 0
 

@@ -114,7 +114,7 @@ def work_of(twins: Twins, choice: str, method: str, monkeypatch: pytest.MonkeyPa
         plan = Plan.default(twins.model.config, tokens=batch.n_tokens, compute="fp32")
         at_work = methods.create(method, twins.model, adapter, plan)
         counted.backward = 0  # the dry run counts too
-        at_work.gradients(batch, 1.0, adapter.parameters.alike(adapter.layer_size))
+        at_work.gradients(batch, 1.0, adapter.parameters.zeros_like(adapter.layer_size))
         store = at_work.resources.checkpoints
         assert isinstance(store, Checkpoints)
         assert store._arrays is not None
@@ -207,7 +207,7 @@ def _direction(adapter: LoRA) -> PagedArray:
     """Return MeZO's first direction, for the chosen layers."""
     from featherback.engine import backend
 
-    found = adapter.parameters.alike(adapter.layer_size)
+    found = adapter.parameters.zeros_like(adapter.layer_size)
     for layer in adapter.layers:
         row = np.zeros(adapter.layer_size, np.float32)
         backend.of("fp32").ops.add_normal((0, 0, 0, layer), 1.0, row)

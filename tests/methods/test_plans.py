@@ -82,7 +82,7 @@ def test_every_plan(model: Model, tmp_path: Path, method: str, every: bool, comp
     chunks = 0 if method == "mebp" else 1  # of 32 tokens
     assert len(emitted) == 16 * 2**2 * 4 * (2 + chunks)
     first: Result | None = None
-    alike: dict[tuple[int, int, bool], Result] = {}
+    seen: dict[tuple[int, int, bool], Result] = {}
     tilings = sorted({(p.mlp_tile, p.vocab_tile) for p in emitted})
     for plan in emitted:
         frugal = (plan.checkpoints, plan.states, plan.weights) == ("file", "file", "by_matrix")
@@ -91,11 +91,11 @@ def test_every_plan(model: Model, tmp_path: Path, method: str, every: bool, comp
             continue
         found = with_plan(model, state, batch, plan, method, tmp_path / "work")
         chunked = plan.chunk is not None
-        assert_equal(found, alike.setdefault((plan.mlp_tile, plan.vocab_tile, chunked), found))
+        assert_equal(found, seen.setdefault((plan.mlp_tile, plan.vocab_tile, chunked), found))
         first = first or found
         if method != "mezo":  # whose differences of losses enlarge every rounding
             assert_close(found, first, TILE_BOUND[compute])
-    assert len(alike) == (16 if every else 2) * (1 + chunks)
+    assert len(seen) == (16 if every else 2) * (1 + chunks)
 
 
 def kept_sets(model: Model) -> list[dict[str, int]]:

@@ -308,7 +308,7 @@ def logps(tmp_path: Path) -> LogpFile:
 
 
 def test_log_probabilities_are_read_back(logps: LogpFile) -> None:
-    np.testing.assert_array_equal(logps.whole(), VALUES)
+    np.testing.assert_array_equal(logps.read_all(), VALUES)
 
 
 @pytest.mark.parametrize("size", range(64, 64 + 2 * 56, 13))
@@ -318,7 +318,7 @@ def test_a_file_that_ends_early_goes_on_behind_its_last_good_block(logps: LogpFi
     done = (size - 64) // 56 * 2
     np.testing.assert_array_equal(logps.read(), VALUES[:done])
     with pytest.raises(FeatherbackError, match=f"of {4 - done} of 4 examples"):
-        logps.whole()
+        logps.read_all()
     with logps as out:
         for first in range(done, 4, 2):
             out.append(first, VALUES[first : first + 2])

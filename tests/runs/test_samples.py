@@ -19,7 +19,7 @@ from featherback.infer.layout import layouts
 from featherback.runs import decoders, samples
 from featherback.runs.callback import Callback
 from featherback.runs.events import Note, Sample
-from featherback.runs.outcome import talk
+from featherback.runs.outcome import chat_command
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.samples import ANSWER, BEGINNING, sample
 from featherback.view.reporter import TextReporter
@@ -209,7 +209,7 @@ def test_a_model_that_is_gone_is_said(chats: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_typed_next(record: dict[str, Any], words: str) -> None:
-    assert " ".join(talk(record, "r")).startswith(f"featherback {words}")
+    assert " ".join(chat_command(record, "r")).startswith(f"featherback {words}")
 
 
 def test_a_model_without_a_vocabulary_is_not_asked(tiny_path: Path, tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ class Targets:
     answers: Answers | None = None  # of all original sequences, if the batch holds preferences
 
 
-class Taken(NamedTuple):
-    """Where the sequences of a batch come from."""
+class FileSequences(NamedTuple):
+    """The sequences of a token file that a batch consists of."""
 
     file: int  # the checksum of a token file
     sequences: npt.NDArray[np.int64]  # (S,)  their numbers in it
@@ -80,7 +80,7 @@ class Batch:
     weights: Float64 | None = None  # (T,)  weight of each target in the loss; None: all are 1
     further: ExtraTargets | None = None  # additional targets of some tokens
     answers: Answers | None = None  # for preferences: what each sequence is, by its index before prefixes were shared
-    taken: Taken | None = None  # where the sequences come from, before prefixes were shared; None: not from a file
+    source: FileSequences | None = None  # of all sequences, before prefixes were shared; None: not from a file
     rows: npt.NDArray[np.intp] | None = None  # (T,)  each token's index before prefixes were shared; None: unchanged
 
     @property

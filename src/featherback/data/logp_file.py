@@ -60,7 +60,7 @@ class LogpFile:
         """Return the values (n, 2) of the first n examples: those before the end, or before the first damaged block."""
         return self._read()[0]
 
-    def whole(self) -> Pairs:
+    def read_all(self) -> Pairs:
         """Return the values of all examples. Raises FeatherbackError if some are missing."""
         found = self.read()
         if len(found) < self._count:

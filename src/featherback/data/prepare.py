@@ -108,10 +108,10 @@ def _rehearse(tokenizer: Tokenizer, source: Source, watch: Watch) -> None:
     """Encode a few examples and discard the result, so that `watch` can measure the memory that encoding takes."""
     with Encoder(tokenizer) as encoder:
         encoder.start()
-        watch.look(now=True)
+        watch.sample_memory(now=True)
         for file in data_files(source, room=watch):
             for item in islice(_encoded(encoder, file), REHEARSED):
-                watch.look(now=True)
+                watch.sample_memory(now=True)
                 if isinstance(item, Bad) and not source.skip_bad:
                     break  # the preparation itself will report it
     watch.conclude()
@@ -293,7 +293,7 @@ class _Preparation:
 
     def _report_progress(self) -> None:
         if self.watch:
-            self.watch.look()
+            self.watch.sample_memory()
             self.watch.check()
         now = time.monotonic()
         if self.progress and now - self._reported > PROGRESS_SECONDS:

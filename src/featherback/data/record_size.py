@@ -41,7 +41,7 @@ class RecordRoom(Protocol):
     def refused(self) -> bool:
         """Whether a record was refused. The others are then only measured, to find the memory that all need."""
 
-    def look(self, now: bool = False) -> None:
+    def sample_memory(self, now: bool = False) -> None:
         """Measure the memory in use: at once if `now`, otherwise only from time to time."""
 
     def admits(self, where: str, size: int, takes: int, takes_at_most: int) -> bool:
@@ -56,7 +56,7 @@ class Unbounded:
 
     most, refused = MOST_RECORD, False
 
-    def look(self, now: bool = False) -> None:
+    def sample_memory(self, now: bool = False) -> None:
         pass
 
     def admits(self, where: str, size: int, takes: int, takes_at_most: int) -> bool:

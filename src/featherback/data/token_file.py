@@ -39,7 +39,7 @@ import numpy.typing as npt
 
 from featherback.core import private
 from featherback.core.files import atomic_file, link_file, open_regular
-from featherback.data.batch import IGNORE, Batch, Taken
+from featherback.data.batch import IGNORE, Batch, FileSequences
 from featherback.errors import FeatherbackError
 
 MAGIC = b"FBTOKENS"
@@ -316,7 +316,7 @@ class TokenFile:
             tokens, supervised = self.seq(int(i))
             sequences.append(tokens)
             labels.append(np.where(supervised, tokens, np.int32(IGNORE)))
-        return replace(Batch.from_sequences(sequences, labels), taken=Taken(self.checksum, indices))
+        return replace(Batch.from_sequences(sequences, labels), source=FileSequences(self.checksum, indices))
 
     def lengths(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the number of tokens of each given sequence."""

@@ -19,7 +19,7 @@ from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
 from featherback.models.form import LayerTarget
 from featherback.models.lora import Adapter
-from featherback.models.streams import floats_of, give_back, row_blocks
+from featherback.models.streams import floats_of, row_blocks, unmap_pages
 from featherback.nn.adapters.base import Values
 
 Float32 = NDArray[np.float32]
@@ -174,7 +174,7 @@ class Merge:
                 data = quantize(before + update, kind)
             after = floats_of(Matrix(data, kind, last - first, stored.cols))
             yield Rows(before, update, data, after)
-            give_back(stored.data)
+            unmap_pages(stored.data)
 
     def _values(self, layer: int) -> Mapping[str, Values]:
         """target -> slot -> trained tensor of a layer."""

@@ -17,7 +17,7 @@ from featherback.engine.formats.quantize import quantize, tq2_0_blocks
 from featherback.engine.formats.store import TensorStore, matrix
 from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.engine.formats.writer import OutTensor
-from featherback.models.streams import copied, floats_of, give_back, row_blocks
+from featherback.models.streams import copied, floats_of, row_blocks, unmap_pages
 
 _LARGE = TensorType.TQ2_0.block_size
 
@@ -39,7 +39,7 @@ def _has_large_blocks(stored: Matrix) -> bool:
         sizes = _scales(stored.rows_between(first, last)).reshape(-1, _LARGE // stored.type.block_size)
         if (sizes != sizes[:, :1]).any():
             return False
-    give_back(stored.data)
+    unmap_pages(stored.data)
     return True
 
 
@@ -59,4 +59,4 @@ def _blocks(stored: Matrix, kind: TensorType) -> Iterator[memoryview]:
         else:
             data = quantize(floats_of(rows), kind)
         yield data.reshape(-1).data
-        give_back(stored.data)
+        unmap_pages(stored.data)

@@ -26,7 +26,7 @@ from featherback.exports.merging import MergeCost, stored_type
 from featherback.methods.whole.settings import Whole
 from featherback.models.converted import ConvertedWeights
 from featherback.models.model import Model
-from featherback.models.streams import copied, counted, floats_of, give_back, quantized, row_blocks
+from featherback.models.streams import copied, counted, floats_of, quantized, row_blocks, unmap_pages
 
 PLAIN = (TensorType.F32, TensorType.F16, TensorType.BF16)
 """The types that can be trained without conversion."""
@@ -110,7 +110,7 @@ def _measured(model: Model, base: Model | None, output: OutTensor, cost: MergeCo
         stored = np.frombuffer(data, np.uint8)
         cost.add(base_rows, rows - base_rows, floats_of(Matrix(stored, output.type, last - first, wanted.cols)))
         yield data
-        give_back(before.data)
+        unmap_pages(before.data)
 
 
 def _write(

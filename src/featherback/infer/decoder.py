@@ -80,7 +80,7 @@ class Decoder:
             )
         self.model.check_open()
         wanted = len(tokens)
-        stretched = [rotary.stretches(length) for rotary in self.model.rotaries]
+        stretched = [rotary.uses_long_factors(length) for rotary in self.model.rotaries]
         if self.tokens and stretched != self._stretched:
             tokens = [*self.tokens, *tokens]
             self.rewind(0)

@@ -42,11 +42,11 @@ class EntryStates:
 
     def of(self, batch: Batch, spans: Sequence[Span]) -> StatesOf | None:
         """Return the states of a batch that passes in these spans; None if they are not kept."""
-        taken = batch.taken
-        if self._off or taken is None or taken.file not in self.files or min(span.tokens for span in spans) < LEAST:
+        source = batch.source
+        if self._off or source is None or source.file not in self.files or min(span.tokens for span in spans) < LEAST:
             return None
-        file = self.files[taken.file]
-        return StatesOf(self, file, file.places(taken.sequences, np.diff(batch.cu_seqlens)))
+        file = self.files[source.file]
+        return StatesOf(self, file, file.places(source.sequences, np.diff(batch.cu_seqlens)))
 
     def check_damage(self, file: TokenRows) -> None:
         """Send a note, once, if rows of a file turned out to be damaged."""

@@ -18,7 +18,7 @@ from featherback.engine.formats.quantize import ternary_blocks
 from featherback.engine.formats.types import TensorType
 from featherback.engine.formats.writer import OutTensor
 from featherback.errors import FeatherbackError
-from featherback.models.streams import floats_of, give_back, row_blocks
+from featherback.models.streams import floats_of, row_blocks, unmap_pages
 
 LEAST = 1e-5
 """The least d."""
@@ -38,7 +38,7 @@ def _blocks(matrix: Matrix, kind: TensorType, name: str) -> Iterator[memoryview]
     for first, last in row_blocks(*matrix.shape):
         codes = np.clip(np.rint(floats_of(matrix.rows_between(first, last)) / scale), -1, 1)
         yield _stored(codes, scale, kind).reshape(-1).data
-        give_back(matrix.data)
+        unmap_pages(matrix.data)
 
 
 def _scale(matrix: Matrix, name: str) -> np.float32:
@@ -46,7 +46,7 @@ def _scale(matrix: Matrix, name: str) -> np.float32:
     total = 0.0
     for first, last in row_blocks(*matrix.shape):
         total += float(np.abs(floats_of(matrix.rows_between(first, last))).sum(dtype=np.float64))
-        give_back(matrix.data)
+        unmap_pages(matrix.data)
     if not np.isfinite(total):
         raise FeatherbackError(f"Tensor {name} of {matrix.home} holds a value that is not finite.")
     return np.float32(max(total / (matrix.rows * matrix.cols), LEAST))

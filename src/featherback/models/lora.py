@@ -23,7 +23,7 @@ from featherback.models.architecture.names import hf_module, short
 from featherback.models.architecture.permute import hf_to_gguf_rows
 from featherback.models.form import Form, LayerTarget, Layout
 from featherback.models.model import Model
-from featherback.models.streams import floats_of, give_back, row_blocks
+from featherback.models.streams import floats_of, row_blocks, unmap_pages
 from featherback.nn.adapters import made
 from featherback.nn.block import adaptable
 
@@ -105,7 +105,7 @@ class Adapter:
         for target, found in self.layout.view(layer, flat).items():
             orders = [np.argsort(order) for order in self._orders(layer, target)]
             for name, part in self.layout.parts(layer, target).items():
-                state[self.name(layer, target, name)] = part.outside(found[part.slot], *orders)
+                state[self.name(layer, target, name)] = part.to_stored(found[part.slot], *orders)
         return state
 
     def load_layer_state(self, layer: int, state: State) -> None:
@@ -114,7 +114,7 @@ class Adapter:
         for target, found in self.layout.view(layer, flat).items():
             orders = self._orders(layer, target)
             for name, part in self.layout.parts(layer, target).items():
-                found[part.slot][...] = part.inside(state[self.name(layer, target, name)], *orders)
+                found[part.slot][...] = part.from_stored(state[self.name(layer, target, name)], *orders)
         self.parameters.write(layer, flat)
 
     def state(self, values: PagedArray | None = None) -> State:
@@ -182,7 +182,7 @@ class Adapter:
         """
         if self._fixed is None:
             place = self.parameters.path and self.parameters.path.with_name("squares.f32")
-            self._fixed = self.parameters.alike(self.layout.fixed.size, place)
+            self._fixed = self.parameters.zeros_like(self.layout.fixed.size, place)
             flat = np.zeros(self._fixed.size, np.float32)
             for layer in self._fixed.rows:
                 self.measured.read(layer, flat)
@@ -271,4 +271,4 @@ def _rows_of(stored: Matrix) -> Iterator[tuple[int, int, Float32]]:
     """Yield (first row, last row, values) of a matrix: a few rows at a time, as float32."""
     for first, last in row_blocks(stored.rows, stored.cols):
         yield first, last, floats_of(stored.rows_between(first, last))
-        give_back(stored.data)
+        unmap_pages(stored.data)

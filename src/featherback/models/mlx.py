@@ -26,7 +26,7 @@ from featherback.engine.formats.store import matrix
 from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.engine.formats.writer import OutTensor
 from featherback.errors import FeatherbackError, excerpt
-from featherback.models.streams import copied, floats_of, give_back, row_blocks
+from featherback.models.streams import copied, floats_of, row_blocks, unmap_pages
 
 QUANTIZATION, COPY = "quantization", "quantization_config"
 """Entries of config.json. The second is a copy of the first, for transformers."""
@@ -190,7 +190,7 @@ class MLXFolder:
 
     def _give_back(self, packed: Packed) -> None:
         """Unmap the pages of a matrix."""
-        give_back(self.store.data(packed.words.name), packed.scales.data, packed.biases.data)
+        unmap_pages(self.store.data(packed.words.name), packed.scales.data, packed.biases.data)
 
 
 class _Groupings:

@@ -36,7 +36,7 @@ def floats_of(matrix: Matrix) -> NDArray[np.float32]:
     return values
 
 
-def give_back(*views: NDArray[np.uint8]) -> None:
+def unmap_pages(*views: NDArray[np.uint8]) -> None:
     """Unmap all pages of the files that hold these bytes.
 
     Unmapping only these bytes is not enough: touching the bytes after them maps up to 2 MB around, including pages that
@@ -52,7 +52,7 @@ def copied(data: NDArray[np.uint8]) -> Iterator[memoryview]:
     for at in range(0, data.size, PIECE):
         piece = data[at : at + PIECE]
         yield piece.data
-        give_back(data)
+        unmap_pages(data)
 
 
 def quantized(matrix: Matrix, kind: TensorType, name: str) -> Iterator[memoryview]:
@@ -71,7 +71,7 @@ def quantized(matrix: Matrix, kind: TensorType, name: str) -> Iterator[memoryvie
                 f"remove {argument('quantize')}."
             ) from None
         yield data.data
-        give_back(matrix.data)
+        unmap_pages(matrix.data)
 
 
 def counted(tensors: Iterable[OutTensor], wrote: Callable[[int], None]) -> list[OutTensor]:

@@ -32,7 +32,7 @@ from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.engine.formats.writer import OutTensor
 from featherback.errors import FeatherbackError, excerpt
 from featherback.models.architecture.names import Names
-from featherback.models.streams import copied, floats_of, give_back, row_blocks
+from featherback.models.streams import copied, floats_of, row_blocks, unmap_pages
 
 TITLE = "as a BitNet"
 LABEL = "ternary"
@@ -168,7 +168,7 @@ class TernaryGGUF(_Source):
             shifts = np.arange(GROUPS - 1, -1, -1, dtype=np.uint8)[:, None] * np.uint8(2)
             codes = stored >> shifts & np.uint8(3)  # (blocks, groups, 32)
             yield self._stored(codes.reshape(last - first, cols), scale, info.name)
-            give_back(data)
+            unmap_pages(data)
 
     def _scaled(self, info: TensorInfo, factor: np.float32) -> Iterator[memoryview]:
         whole = matrix(self.store, info.name)
@@ -183,7 +183,7 @@ class TernaryGGUF(_Source):
                 )
             codes = (np.sign(runs) + 1).astype(np.uint8)
             yield ternary_blocks(scale * factor, codes).reshape(-1).data
-            give_back(whole.data)
+            unmap_pages(whole.data)
 
 
 class TernaryFolder(_Source):
@@ -235,7 +235,7 @@ class TernaryFolder(_Source):
         for part in range(GROUPS):
             for first, last in row_blocks(rows // GROUPS, cols):
                 yield self._stored(packed[first:last] >> np.uint8(2 * part) & np.uint8(3), scale, info.name)
-                give_back(data)
+                unmap_pages(data)
 
     def _of_signs(self, info: TensorInfo, scale: np.float32) -> Iterator[memoryview]:
         for values in self._rows(info):
@@ -261,7 +261,7 @@ class TernaryFolder(_Source):
         whole = matrix(self.store, info.name)
         for first, last in row_blocks(whole.rows, whole.cols):
             yield floats_of(whole.rows_between(first, last))
-            give_back(whole.data)
+            unmap_pages(whole.data)
 
 
 def needs_conversion(file: GGUFFile) -> bool:

@@ -153,7 +153,7 @@ class Attention(Branch):
 
     def shares_prefixes(self, longest: int) -> bool:
         """Return whether prefixes may be shared: no window hides a key, no rotation depends on the length."""
-        same_rotation = self.rotary is None or not self.rotary.stretches(longest)
+        same_rotation = self.rotary is None or not self.rotary.uses_long_factors(longest)
         return same_rotation and not 0 < self.window < longest
 
     def carry(self, ctx: Context, tokens: int, kept: Kept = NOTHING, *, backward: bool = False) -> KeyValues:

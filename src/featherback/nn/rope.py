@@ -30,7 +30,7 @@ class Rotary:
         """d, the number of rotated columns of a head."""
         return self.head_dim if self.rotated is None else self.rotated
 
-    def stretches(self, length: int) -> bool:
+    def uses_long_factors(self, length: int) -> bool:
         """Return whether a sequence of this many tokens uses the factors for long ones."""
         return self.beyond is not None and length > self.beyond[0]
 
@@ -42,6 +42,6 @@ class Rotary:
         exponents = np.arange(0, self.dim, 2, dtype=np.float32) / np.float32(self.dim)
         frequencies = np.float32(1) / np.power(np.float32(self.theta), exponents)
         factors = self.factors
-        if self.beyond is not None and self.stretches(length):
+        if self.beyond is not None and self.uses_long_factors(length):
             factors = self.beyond[1]
         return frequencies if factors is None else frequencies / factors

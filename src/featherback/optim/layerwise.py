@@ -45,7 +45,7 @@ class LayerwiseOptimizer:
         self.updates = [0] * parameters.layers
         """Number of updates of each layer. It is the rule's step count."""
         self.states: Mapping[str, PagedArray] = {
-            name: parameters.alike(elements, None if place is None else Path(place) / f"{name}.f32")
+            name: parameters.zeros_like(elements, None if place is None else Path(place) / f"{name}.f32")
             for name, elements in state_sizes(rule, slots).items()
         }
 

@@ -85,7 +85,7 @@ class MemoryWatch:
         self._admitted = False
         self._needed, self._longest = 0, ("", 0)
 
-    def look(self, now: bool = False) -> None:
+    def sample_memory(self, now: bool = False) -> None:
         """Measure the memory in use and remember the peak. Unless `now`, measure at most every 0.2 seconds."""
         if now or time.monotonic() - self._looked > _SECONDS:
             self._most = max(self._most, tree_unshared_rss(os.getpid()))

@@ -25,7 +25,7 @@ LEAST_RISE, RISE = 0.5, 0.25
 """A run is worse if its training loss rose by more than both: nats per token, and a share of the early loss."""
 
 
-def talk(record: Mapping[str, Any], result: str) -> list[str]:
+def chat_command(record: Mapping[str, Any], result: str) -> list[str]:
     """Return the command, as words, that chats with the result of a run.
 
     `record`: its run.json. `result`: its directory.

@@ -55,7 +55,7 @@ def rehearsed_baseline() -> Baseline:
     optimizer.step(gradients, 0.0, optim.clip_scale(optim.global_norm(gradients), 1.0))
     method.loss(batch)
     method.close()
-    return Baseline.here()
+    return Baseline.of_this_process()
 
 
 class _Zeros:

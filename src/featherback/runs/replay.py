@@ -58,7 +58,7 @@ def replay(
     adapter = first_adapter(run, model)
     parameters = adapter.parameters
     optimizer = first_optimizer(config, adapter)
-    gradients = parameters.alike(parameters.size)
+    gradients = parameters.zeros_like(parameters.size)
     plan = replace(run.plan_of(model.blocks), checkpoints="ram", states="ram")
     options = methods.OPTIONS.make(config.method, config.method_options)
     estimator = methods.create(config.method, model, adapter, plan, options=options)

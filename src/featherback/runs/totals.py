@@ -64,14 +64,14 @@ class Series:
         return [(x, mean) for x, mean, _, _ in self._all()]
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether no points have been merged."""
         return self._stretch == 1
 
     @property
     def extremes(self) -> list[Point]:
         """The points in order; if points were merged, the lowest and the highest y of each group."""
-        if self.whole:
+        if self.is_complete:
             return self.points
         return [(x, y) for x, _, low, high in self._all() for y in (low, high)]
 

@@ -88,7 +88,7 @@ class TrainedAdapter:
         self.adapter = first_adapter(run, model, place)
         parameters = self.adapter.parameters
         self.optimizer = first_optimizer(config, self.adapter, states)
-        self.gradients = parameters.alike(parameters.size, states and states / "gradients.f32")
+        self.gradients = parameters.zeros_like(parameters.size, states and states / "gradients.f32")
         options = methods.OPTIONS.make(config.method, config.method_options)
         self.method = methods.create(config.method, model, self.adapter, plan, run.work, options, objective=objective)
         self.log = None if self.method.slopes is None else DirectionLog(run.path / LOG_NAME, run.origin)

@@ -204,7 +204,7 @@ def _marked(run: RunDirectory, name: str, objective: Objective, model: Model) ->
     file = MarkedFile(run.tokens / f"{name}.tokens", objective.over_prompt)
     file.check(model.config.vocab_size)
     if objective.needs_reference:
-        file.reference = reference_file(run, name, file).whole()
+        file.reference = reference_file(run, name, file).read_all()
     return file
 
 

@@ -181,7 +181,7 @@ def test_high_water_with_some_layers(model: Model, name: str, layers: str) -> No
         short = all_supervised(np.random.default_rng(0), model.config.vocab_size, min(64, chunk or 64))
         for step in range(4):  # of LCSB, each goes back through other blocks
             for each in (batch, short):  # in chunks, a short batch passes whole
-                at_work.gradients(each, 1.0, adapter.parameters.alike(adapter.layer_size), Draw(step=step))
+                at_work.gradients(each, 1.0, adapter.parameters.zeros_like(adapter.layer_size), Draw(step=step))
         at_work.loss(batch)
         scratch = at_work.resources.scratch
         assert scratch.high_water == scratch.capacity

@@ -34,7 +34,7 @@ class Run(Kind):
 
     def outlook(self, path: Path, named: str) -> Outlook:
         from featherback.nn.adapters import kind_of
-        from featherback.runs.outcome import describe_worsening, repeat_command, talk
+        from featherback.runs.outcome import chat_command, describe_worsening, repeat_command
         from featherback.runs.run_directory import RunDirectory
 
         record = RunDirectory.open(path).record
@@ -47,11 +47,11 @@ class Run(Kind):
             return Outlook([quoted(*repeat_command(record, named))], notes=notes)
         if record["configuration"].get("train") == "full":
             more = quoted("featherback", "train", named, "--data", DATA, "--out", OTHER_OUT)
-            return Outlook([quoted(*talk(record, named)), more])
+            return Outlook([quoted(*chat_command(record, named)), more])
         kind = kind_of(record["configuration"])
         return Outlook(
             [
-                quoted(*talk(record, named)),
+                quoted(*chat_command(record, named)),
                 quoted("featherback", "export", named, "--to", "gguf" if "gguf" in kind.formats else "merged"),
                 quoted("featherback", "train", model, "--from", named, "--data", DATA, "--out", OTHER_OUT),
             ],

@@ -34,7 +34,7 @@ class Parquet(Records):
         try:
             with data.open() as content:
                 file = parquet.ParquetFile(content, buffer_size=1 << 16, pre_buffer=False)
-                data.room.look(now=True)  # pyarrow itself takes more memory than everything else
+                data.room.sample_memory(now=True)  # pyarrow itself takes more memory than everything else
                 for batch in file.iter_batches(batch_size=_ROWS):
                     # Long rows are turned into objects one at a time.
                     rows = batch.num_rows if batch.nbytes <= SHORT else 1

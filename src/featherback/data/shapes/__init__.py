@@ -12,7 +12,7 @@ from featherback.core.registry import Registry
 from featherback.data.containers.base import Record
 from featherback.data.example import Bad, Example
 from featherback.data.shapes.base import Shape, columns_shown
-from featherback.data.shapes.usual import likely_pair, maps, usual_columns
+from featherback.data.shapes.usual import likely_pair, map_options, usual_columns
 from featherback.errors import FeatherbackError, did_you_mean, excerpt, expected, near
 
 SHAPES: Registry[Shape] = Registry(__name__, "SHAPE", "shape of data", shared=("base", "tools", "turns", "usual"))
@@ -90,6 +90,7 @@ def _unknown(row: Mapping[str, Any]) -> str:
     if any(len(column.split()) > _MOST_WORDS or column.strip()[-1:] in _ENDS for column in row):
         return (
             f"{columns_shown(row)} do not look like column names. If the table has no header line, add one: "
-            f"prompt,completion. Otherwise choose the columns: {maps(likely_pair(list(row)))}."
+            f"prompt,completion. Otherwise choose the columns: {map_options(likely_pair(list(row)))}."
         )
-    return f"expected {shapes}; found {columns_shown(row)}. To choose the columns: {maps(likely_pair(list(row)))}."
+    options = map_options(likely_pair(list(row)))
+    return f"expected {shapes}; found {columns_shown(row)}. To choose the columns: {options}."

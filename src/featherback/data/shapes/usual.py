@@ -47,18 +47,18 @@ def usual_columns(row: Mapping[str, Any]) -> dict[str, str]:
         if len(several) > 1:
             raise FeatherbackError(
                 f"the columns {' and '.join(map(excerpt, several[:3]))} could each be the {what}. Choose the columns "
-                f"to read: {maps(columns)}."
+                f"to read: {map_options(columns)}."
             )
     if beside and not follows:
         pair = {"prompt": questions[0], "completion": answers[0]}
         raise FeatherbackError(
-            f"the column {excerpt(beside[0])} may be part of the question. To train with it: {maps(columns)}. To train "
-            f"without it: {maps(pair)}."
+            f"the column {excerpt(beside[0])} may be part of the question. To train with it: {map_options(columns)}. "
+            f"To train without it: {map_options(pair)}."
         )
     return {key: column for key, column in columns.items() if key != column}
 
 
-def maps(columns: Mapping[str, str]) -> str:
+def map_options(columns: Mapping[str, str]) -> str:
     """The options that read these columns, to paste."""
     return argument("map", [f"{key}={column}" for key, column in columns.items()])
 

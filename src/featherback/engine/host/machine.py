@@ -185,7 +185,7 @@ class Baseline:
     rss: int
 
     @classmethod
-    def here(cls) -> Baseline:
+    def of_this_process(cls) -> Baseline:
         """Measure this process now."""
         footprint, rss = kernels.memory_now()
         return cls(footprint, rss + CODE_TO_COME)

@@ -62,7 +62,7 @@ class PagedArray(LayerRows):
         except OSError as error:
             raise FeatherbackError(f"Cannot create {self.path}: {error.strerror}.") from error
 
-    def alike(self, size: int, path: str | Path | None = None) -> PagedArray:
+    def zeros_like(self, size: int, path: str | Path | None = None) -> PagedArray:
         """Return a new array of zeros that stores the same layers, with rows of `size` elements."""
         return PagedArray(self.layers, size, path, self.rows)
 

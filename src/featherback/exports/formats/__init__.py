@@ -109,7 +109,7 @@ def load(model: Model, path: str | Path, file: str | Path | None = None, format:
                         raise FeatherbackError(f"The adapter in {path} is broken: {name} holds NaN or infinity.")
             if state:
                 adapter.load_layer_state(layer, state)
-            stored.give_back()
+            stored.unmap_pages()
     return adapter
 
 

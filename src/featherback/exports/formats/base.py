@@ -24,7 +24,7 @@ from featherback.models.architecture.names import hf_module
 from featherback.models.form import Form, LayerTarget
 from featherback.models.lora import Adapter
 from featherback.models.model import Model
-from featherback.models.streams import give_back
+from featherback.models.streams import unmap_pages
 from featherback.nn.adapters.base import Kind
 from featherback.nn.adapters.lora import LoRAKind
 from featherback.nn.block import adaptable
@@ -47,10 +47,10 @@ class StoredAdapter(ABC):
     form: Form
     _file: TensorStore
 
-    def give_back(self) -> None:
+    def unmap_pages(self) -> None:
         """Unmap the file's pages. Arrays that are views of the file read it again when they are used."""
         for name in list(self._file.tensors)[:1]:
-            give_back(self._file.data(name))
+            unmap_pages(self._file.data(name))
 
     @abstractmethod
     def factor(self, factor: Factor) -> Float32:

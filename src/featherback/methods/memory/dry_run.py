@@ -103,10 +103,10 @@ def _backward_layers(job: Job, plan: Plan) -> dict[Kind, float]:
     others = job.first_equal[job.lowest :]
     if job.backward_count == len(others):
         return below | Counter((layer, plan.kept(place)) for place, layer in enumerate(others))
-    alike, positions = Counter(others), Counter(map(plan.kept, range(job.backward_count)))
+    equal_layers, positions = Counter(others), Counter(map(plan.kept, range(job.backward_count)))
     return below | {
         (layer, names): count * times / len(others)
-        for (layer, count), (names, times) in product(alike.items(), positions.items())
+        for (layer, count), (names, times) in product(equal_layers.items(), positions.items())
     }
 
 

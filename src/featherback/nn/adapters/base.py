@@ -129,13 +129,13 @@ class Part(NamedTuple):
     by_output: bool = False  # PEFT's rows are outputs, in Hugging Face's order
     by_input: bool = False  # PEFT's columns are inputs, in Hugging Face's order
 
-    def outside(self, values: Float32, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Float32:
+    def to_stored(self, values: Float32, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Float32:
         """Return the tensor as PEFT stores it. `rows` (out,), `columns` (in,): the orders of outputs and inputs."""
         found = (values.swapaxes(-1, -2) if self.transposed else values).reshape(self.stored)
         return np.array(self._ordered(found, rows, columns), order="C")
 
-    def inside(self, stored: Float32, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Float32:
-        """Invert `outside`. `rows` and `columns` are the inverse orders."""
+    def from_stored(self, stored: Float32, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Float32:
+        """Invert `to_stored`. `rows` and `columns` are the inverse orders."""
         found = self._ordered(stored, rows, columns)
         return (found.swapaxes(-1, -2) if self.transposed else found).reshape(self.shape)
 

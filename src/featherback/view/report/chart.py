@@ -125,7 +125,7 @@ def _legend(entries: Sequence[tuple[str, str]], width: int) -> tuple[list[str], 
 def loss_chart(curves: Curves, attributes: str = "", size: tuple[int, int] = LARGE) -> str:
     """Chart each step's loss, its moving average and the held-out loss."""
     smoothed = curves.span > 1
-    own = "each step" if curves.losses.whole else "each step (lowest, highest)"
+    own = "each step" if curves.losses.is_complete else "each step (lowest, highest)"
     lines = [
         Line("raw" if smoothed else "mean", own, curves.losses.extremes),
         Line("mean", f"moving average of {curves.span} steps", curves.averages.points if smoothed else ()),
