@@ -70,7 +70,8 @@ def convert(model: PreTrainedModel, path: Path, architecture: str) -> None:
     c, writer = model.config, gguf.GGUFWriter(path, architecture)
     writer.add_context_length(c.max_position_embeddings)
     writer.add_embedding_length(c.hidden_size)
-    writer.add_feed_forward_length(c.intermediate_size)
+    if getattr(c, "intermediate_size", None) is not None:
+        writer.add_feed_forward_length(c.intermediate_size)
     writer.add_block_count(c.num_hidden_layers)
     writer.add_head_count(c.num_attention_heads)
     writer.add_head_count_kv(c.num_key_value_heads)

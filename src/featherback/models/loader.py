@@ -86,12 +86,13 @@ def _load_gguf(path: Path, kind: type[Model], without_converting: bool) -> Model
         if (stated := file.metadata.get("general.type", "model")) != "model":
             raise FeatherbackError(f"{path} holds a GGUF of type {excerpt(stated)}, not a model.")
         family = families.of_architecture(architecture, path)
-        config = family.read_gguf(GGUFKeys(file, architecture))
-        naming = family.naming(None)
+        keys = GGUFKeys(file, architecture)
+        config, naming = family.read_gguf(keys), family.naming(None)
+        also_used = (*family.also_used, *family.unused(keys))
         if not ternary.needs_conversion(file):
-            return kind(file, config, "gguf", naming, family.also_used)
+            return kind(file, config, "gguf", naming, also_used)
         source = ternary.TernaryGGUF(file)
-        store = _converted(source, config, naming, family.also_used, without_converting)
+        store = _converted(source, config, naming, also_used, without_converting)
     except BaseException:
         file.close()
         raise

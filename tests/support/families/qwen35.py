@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +48,11 @@ def grouped(array: np.ndarray, k_heads: int, v_heads: int) -> np.ndarray:
     return tiles.swapaxes(0, 1).reshape(array.shape)
 
 
-def restored(reader: GGUFReader) -> Any:
-    """What llama.cpp's converter changed, changed back: (part of a block, its values) -> the same in transformers."""
+def restored(reader: GGUFReader, parts: Mapping[str, str] = BLOCK) -> Any:
+    """What llama.cpp's converter changed, changed back: (part of a block, its values) -> the same in transformers.
+
+    `parts`: the names of what is no delta net.
+    """
     k_heads, v_heads = entry(reader, "ssm.group_count"), entry(reader, "ssm.time_step_rank")
     before = 2 * k_heads * entry(reader, "ssm.state_size")
 
@@ -66,16 +70,16 @@ def restored(reader: GGUFReader) -> Any:
         if part == "ssm_dt.bias":
             return f"{LINEAR}.dt_bias", array
         stem, kind = part.rsplit(".", 1)
-        block = BLOCK | DELTA | {"post_attention_norm": "post_attention_layernorm"}
+        block = {**parts} | DELTA | {"post_attention_norm": "post_attention_layernorm"}
         return f"{block[stem]}.{kind}", array
 
     return restore
 
 
-def twin(reader: GGUFReader, head_dim: int) -> Twin:
-    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
-
-    layers, interval = entry(reader, "block_count"), entry(reader, "full_attention_interval")
+def delta_settings(reader: GGUFReader, head_dim: int) -> dict[str, Any]:
+    """What delta nets and the attention beside them add to a configuration of transformers."""
+    layers, interval = entry(reader, "block_count"), entry(reader, "full_attention_interval", 4)
+    recurrent = entry(reader, "attention.recurrent_layers", [(i + 1) % interval != 0 for i in range(layers)])
     heads = entry(reader, "ssm.time_step_rank")
     own = {
         "linear_conv_kernel_dim": entry(reader, "ssm.conv_kernel"),
@@ -83,10 +87,17 @@ def twin(reader: GGUFReader, head_dim: int) -> Twin:
         "linear_value_head_dim": entry(reader, "ssm.inner_size") // heads,
         "linear_num_key_heads": entry(reader, "ssm.group_count"),
         "linear_num_value_heads": heads,
-        "layer_types": ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(layers)],
+        "layer_types": ["linear_attention" if is_delta else "full_attention" for is_delta in recurrent],
         "pad_token_id": None,
     } | rope(reader)
     own["rope_parameters"]["partial_rotary_factor"] = entry(reader, "rope.dimension_count") / head_dim
+    return own
+
+
+def twin(reader: GGUFReader, head_dim: int) -> Twin:
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    own = delta_settings(reader, head_dim)
     return Twin(
         Qwen3_5TextConfig, Qwen3_5ForCausalLM, own, BLOCK | DELTA, norms_from_one=True, restore=restored(reader)
     )
@@ -104,7 +115,9 @@ def converted(writer: GGUFWriter, c: Any) -> None:
     writer.add_ssm_group_count(c.linear_num_key_heads)
     writer.add_ssm_time_step_rank(c.linear_num_value_heads)
     writer.add_ssm_inner_size(c.linear_value_head_dim * c.linear_num_value_heads)
-    writer.add_full_attention_interval(c.layer_types.index("full_attention") + 1)
+    recurrent = [kind == "linear_attention" for kind in c.layer_types]
+    writer.add_array(f"{writer.arch}.attention.recurrent_layers", recurrent)
+    writer.add_full_attention_interval(4)  # which the list overrules
 
 
 def tiled(name: str, array: np.ndarray, c: Any) -> tuple[str, np.ndarray]:
@@ -133,6 +146,20 @@ def tiled(name: str, array: np.ndarray, c: Any) -> tuple[str, np.ndarray]:
     return name.replace("dt_bias", "dt_proj.bias"), array
 
 
+SIZES: dict[str, Any] = {
+    "head_dim": 16,
+    "full_attention_interval": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}
+IRREGULAR = ["linear_attention", "full_attention", "full_attention", "linear_attention", "linear_attention"]
+LLAMA_CPP = {"delta_k_dim": 16, "delta_v_dim": 16, "rms_norm_eps": 1e-6}
+"""It has one size for heads of k and v, and the norms' eps also for the lengths of q and k, as in all real models."""
+
+
 def variants() -> Cases:
     return {
         "qwen35-untied": (
@@ -150,18 +177,9 @@ FAMILY = Family(
     TensorType.F32,
     twin,
     variants=variants,
-    hf={
-        "qwen3.5": {
-            "head_dim": 16,
-            "full_attention_interval": 2,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 12,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 6,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
-        }
-    },
+    hf={"qwen3.5": SIZES, "qwen3.5, irregular": SIZES | {"layer_types": IRREGULAR}},
     hf_type="qwen3_5_text",
     converted=converted,
     written=tiled,
+    llama_cpp=LLAMA_CPP,
 )

@@ -18,16 +18,19 @@ WINDOW = "attention.sliding_window"
 WINDOW_PATTERN = "attention.sliding_window_pattern"
 
 
-def common_config(keys: GGUFKeys, window_period: int | None, followed: Collection[str] = ()) -> dict[str, Any]:
+def common_config(
+    keys: GGUFKeys, window_period: int | None, followed: Collection[str] = (), *, width: int | None = None
+) -> dict[str, Any]:
     """Read the arguments of ModelConfig that every family stores in the same way.
 
     `window_period`: the `period` of `layer_windows`. `followed`: further keys that the family reads itself; all other
-    keys must have no effect. Raises FeatherbackError if a key is missing or unsupported.
+    keys must have no effect. `width`: of the gated units, if the file does not state it; None: it must. Raises
+    FeatherbackError if a key is missing or unsupported.
     """
     file = keys.file
-    width, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     context, layers = keys.integer("context_length"), keys.integer("block_count")
-    head_dim = keys.integer("attention.key_length", 0) or _even_split(file, width, heads)
+    head_dim = keys.integer("attention.key_length", 0) or _even_split(file, hidden, heads)
     theta = keys.number(THETA, USUAL_THETA)
     rotated = keys.integer(ROTARY_DIM, head_dim) if ROTARY_DIM in followed else head_dim
     plain = Plain(rotated, theta, context)
@@ -35,8 +38,8 @@ def common_config(keys: GGUFKeys, window_period: int | None, followed: Collectio
     keys.refuse_unsupported(head_dim, (*followed, *(scaling.gguf_followed if scaling else ())))
     return {
         "architecture": keys.architecture,
-        "hidden_size": width,
-        "intermediate_size": keys.integer("feed_forward_length"),
+        "hidden_size": hidden,
+        "intermediate_size": keys.integer("feed_forward_length", width),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": heads if KV_HEADS in followed else keys.integer(KV_HEADS, heads),

@@ -66,6 +66,10 @@ class Family(ABC):
     def read_hf(self, config: HFConfig) -> ModelConfig:
         """Read the configuration of a Hugging Face folder."""
 
+    def unused(self, keys: GGUFKeys) -> tuple[str, ...]:
+        """The tensors of a GGUF file that text does not use, besides `also_used`."""
+        return ()
+
     def naming(self, config: HFConfig | None) -> Naming:
         """The names of the parts in a Hugging Face folder with this config.json; None: in a GGUF file."""
         return Naming(self.gguf_names if config is None else self.hf_names, self.hf_names)

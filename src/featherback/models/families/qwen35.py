@@ -1,8 +1,8 @@
 """Qwen 3.5 (dense, the text model): gated delta nets, and attention with an output gate in every fourth layer.
 
 Queries and keys are normed by head, and a quarter of each head rotates. The model has three sets of positions, for
-images; in text they are equal, so that the sections of the rotation do not matter. A folder may also hold a vision
-model and layers that predict further tokens, which are not used.
+images; in text they are equal, so that the sections of the rotation do not matter. A model may also hold layers that
+predict further tokens, and a folder a vision model. They are not used.
 
 A GGUF file stores 1 + w for norms but the one inside the delta net, A instead of log(-A), and V heads in another order:
 those that share a K head are not neighbours (`nn.head_order`).
@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import numpy as np
 
 from featherback.engine.formats.writer import Value
 from featherback.errors import FeatherbackError
@@ -30,7 +32,9 @@ from featherback.nn.glu import GatedUnit
 
 TAPS, STATE, GROUPS = "ssm.conv_kernel", "ssm.state_size", "ssm.group_count"
 V_HEADS, INNER, INTERVAL = "ssm.time_step_rank", "ssm.inner_size", "full_attention_interval"
+RECURRENT = "attention.recurrent_layers"
 FURTHER_TOKENS = "nextn_predict_layers"
+SECTIONS = "rope.dimension_sections"
 PERIOD = 4  # every fourth layer is attention, if a file does not say
 DELTA = "linear_attention"
 WITH_IMAGES = "qwen3_5"
@@ -122,7 +126,13 @@ class Qwen35(Family):
 
     def read_gguf(self, keys: GGUFKeys) -> DeltaConfig:
         common = common_config(keys, self.window_period, (ROTARY_DIM,))
-        return DeltaConfig(**common, attention_bias=False, rope_interleaved=False, **delta_in_gguf(keys, common))
+        return DeltaConfig(**(common | delta_in_gguf(keys, common)), attention_bias=False, rope_interleaved=False)
+
+    def unused(self, keys: GGUFKeys) -> tuple[str, ...]:
+        """The tensors of the layers that predict further tokens: the last ones."""
+        layers, further = keys.integer("block_count"), keys.integer(FURTHER_TOKENS, 0)
+        prefixes = tuple(f"blk.{layers - 1 - number}." for number in range(min(further, len(keys.file.tensors))))
+        return tuple(name for name in keys.file.tensors if name.startswith(prefixes))
 
     def read_hf(self, config: HFConfig) -> DeltaConfig:
         config = _text_part(config)
@@ -173,25 +183,33 @@ def by_kind(config: DeltaConfig, delta: Block, attention: Block) -> list[Block]:
 
 
 def delta_in_gguf(keys: GGUFKeys, common: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the delta nets of a GGUF file, as arguments of DeltaConfig."""
-    if further := keys.integer(FURTHER_TOKENS, 0):
-        remedy = "0 (convert the model without its layers that predict further tokens)"
-        raise keys.wrong(FURTHER_TOKENS, further, remedy)
+    """Read the delta nets of a GGUF file, as arguments of DeltaConfig, and the number of layers that text uses."""
     heads, inner = keys.integer(V_HEADS), keys.integer(INNER)
     if heads < 1 or inner % heads:
         raise keys.wrong(V_HEADS, heads, f"a number of heads that divides {INNER}, {inner}")
-    interval, layers = keys.integer(INTERVAL, PERIOD), common["num_hidden_layers"]
-    if interval < 1:
-        raise keys.wrong(INTERVAL, interval, "at least 1")
+    stored, further = common["num_hidden_layers"], keys.integer(FURTHER_TOKENS, 0)
+    if not 0 <= further < max(stored, 1):
+        raise keys.wrong(FURTHER_TOKENS, further, f"0 or more, and less than the {stored} layers of the file")
+    layers = stored - further
     return {
+        "num_hidden_layers": layers,
         "delta_k_heads": keys.integer(GROUPS),
         "delta_v_heads": heads,
         "delta_k_dim": keys.integer(STATE),
         "delta_v_dim": inner // heads,
         "taps": keys.integer(TAPS),
-        "delta_layers": every(interval, min(layers, len(keys.file.tensors) + 1)),  # a corrupt file may claim many
+        "delta_layers": _delta_layers(keys, stored, layers),
         "converted": True,
     }
+
+
+def _delta_layers(keys: GGUFKeys, stored: int, layers: int) -> tuple[bool, ...]:
+    """Read which of the first `layers` layers are delta nets: a list for all `stored` layers, or an interval."""
+    if (listed := keys.flags(RECURRENT, stored)) is not None:
+        return tuple(listed[:layers])
+    if (interval := keys.integer(INTERVAL, PERIOD)) < 1:
+        raise keys.wrong(INTERVAL, interval, "at least 1")
+    return every(interval, min(layers, len(keys.file.tensors) + 1))  # a corrupt file may claim many
 
 
 def delta_in_hf(config: HFConfig) -> dict[str, Any]:
@@ -220,22 +238,19 @@ def delta_in_hf(config: HFConfig) -> dict[str, Any]:
 
 
 def delta_gguf_keys(config: DeltaConfig) -> dict[str, Value]:
-    """The inverse of `delta_in_gguf`. Raises FeatherbackError if no interval gives the model's attention layers."""
-    layers = config.num_hidden_layers
+    """The inverse of `delta_in_gguf`."""
+    layers, rotated = config.num_hidden_layers, config.rotary_dim or config.head_dim
     interval = config.delta_layers.index(False) + 1 if False in config.delta_layers else layers + 1
-    if config.delta_layers != every(interval, layers):
-        raise FeatherbackError(
-            "GGUF cannot store this model: in GGUF the layers with attention are at equal distances, and in this model "
-            "they are not. Export it in another format."
-        )
+    regular = config.delta_layers == every(interval, layers)
     return {
-        ROTARY_DIM: config.rotary_dim or config.head_dim,
+        ROTARY_DIM: rotated,
+        SECTIONS: np.array([(rotated // 2 + 2 - axis) // 3 for axis in range(3)] + [0], np.int32),
         TAPS: config.taps,
         STATE: config.delta_k_dim,
         GROUPS: config.delta_k_heads,
         V_HEADS: config.delta_v_heads,
         INNER: config.delta_v_heads * config.delta_v_dim,
-        INTERVAL: interval,
+        **({INTERVAL: interval} if regular else {RECURRENT: np.array(config.delta_layers)}),
     }
 
 

@@ -1,0 +1,66 @@
+"""Qwen 3.5 with experts (35B-A3B, 122B-A10B, 397B-A17B): Qwen 3.5 with a mixture of experts and a shared expert.
+
+The weights of experts are their softmax over all experts, divided by the sum of the selected. The shared expert has a
+gate of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from featherback.engine.formats.writer import Value
+from featherback.models.architecture import experts
+from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.experts import ExpertsConfig
+from featherback.models.architecture.gguf_keys import ROTARY_DIM, GGUFKeys
+from featherback.models.architecture.gguf_metadata import common_config
+from featherback.models.architecture.hf_entries import HFConfig
+from featherback.models.architecture.names import MLP, Names, without
+from featherback.models.families.base import attention_sizes, mixture, rotary
+from featherback.models.families.qwen35 import DeltaConfig, Qwen35, by_kind, delta_gguf_keys, delta_in_gguf, delta_net
+from featherback.nn.block import Block
+from featherback.nn.gated_attention import GatedAttention
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DeltaMoeConfig(DeltaConfig, ExpertsConfig):
+    """A model of gated delta nets and attention, with a mixture of experts in every layer."""
+
+
+class Qwen35Moe(Qwen35):
+    architecture = "qwen35moe"
+    called = "Qwen 3.5 with experts"
+    model_types = ("qwen3_5_moe", "qwen3_5_moe_text")
+    gguf_names: ClassVar[Names] = {**without(MLP, Qwen35.gguf_names), **experts.GGUF_NAMES, **experts.SHARED_GGUF_NAMES}
+    hf_names: ClassVar[Names] = {
+        **Qwen35.hf_names,
+        **{target: f"model.layers.{{}}.mlp.shared_expert.{target}.weight" for target in MLP},
+        "shared_gate": "model.layers.{}.mlp.shared_expert_gate.weight",
+    }
+
+    def read_gguf(self, keys: GGUFKeys) -> DeltaMoeConfig:
+        size = keys.integer(experts.SIZE)
+        common = common_config(keys, self.window_period, (ROTARY_DIM, *experts.FOLLOWED), width=size)
+        return DeltaMoeConfig(
+            **(common | delta_in_gguf(keys, common)),
+            **experts.read_experts(keys, size, normalised=True),
+            attention_bias=False,
+            rope_interleaved=False,
+        )
+
+    def read_hf(self, config: HFConfig) -> DeltaConfig:
+        raise experts.unsupported_folder(config.path, self.called)
+
+    def blocks(self, config: ModelConfig) -> list[Block]:
+        assert isinstance(config, DeltaMoeConfig)
+        attention = GatedAttention(**attention_sizes(config), rotary=rotary(config))
+        branch = mixture(config, shared_is_gated=True)
+        return by_kind(config, Block([delta_net(config), branch]), Block([attention, branch]))
+
+    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
+        assert isinstance(config, DeltaMoeConfig)
+        return {**delta_gguf_keys(config), **experts.expert_keys(config)}
+
+
+FAMILY = Qwen35Moe()
