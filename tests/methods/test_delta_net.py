@@ -17,6 +17,7 @@ from featherback import methods, models
 from featherback.data.batch import Batch
 from featherback.engine.backend.cpu import CPUOperations
 from featherback.engine.formats.types import TensorType
+from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.exports.formats import FORMATS
 from featherback.infer.decoder import Decoder
@@ -171,6 +172,21 @@ def test_a_planted_fault_of_the_block_is_found(twins: Twins, name: str) -> None:
         check(twins, model)
 
 
+@pytest.mark.parametrize("value", [0.5, float("nan"), float("-inf")])
+def test_a_decay_that_lets_states_grow(twins: Twins, value: float) -> None:
+    model = models.load(twins.path)
+    layer = model.layer
+
+    def damaged(index: int) -> Any:
+        found = layer(index)
+        vectors = {part: np.full_like(v, value) if part == "decay" else v for part, v in found.vectors.items()}
+        return replace(found, vectors=vectors)
+
+    model.layer = damaged  # type: ignore[method-assign]
+    with pytest.raises(FeatherbackError, match=r"The decay A of the delta net of layer 0 holds .*; it must be finite"):
+        check(twins, model)
+
+
 def test_common_beginnings_are_not_shared(twins: Twins) -> None:
     """A later sequence would begin with the state after the common tokens, which the kernel does not take twice."""
     common = list(range(20))
@@ -205,7 +221,9 @@ def test_the_two_orders_of_heads() -> None:
     assert heads.after(3).tiled().tolist() == [0, 1, 2, 3, 6, 4, 7, 5, 8]
 
 
-def test_peft_opens_an_adapter(twins: Twins, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["qwen35", "qwen35moe"])
+def test_peft_opens_an_adapter(all_twins: dict[str, Twins], name: str, tmp_path: Path) -> None:
+    twins = all_twins[name]
     theirs, (tokens,) = reference_model(twins.path), draw((21,), twins.model.config.vocab_size)
     adapter = LoRA(twins.model, 4, 12)
     adapter.load_state(random_adapter(theirs, 4, seed=3))
@@ -217,8 +235,10 @@ def test_peft_opens_an_adapter(twins: Twins, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("case", ["qwen35", "qwen35moe"])
 @pytest.mark.parametrize("name", FORMATS.names)
-def test_an_adapter_comes_back(twins: Twins, name: str, tmp_path: Path) -> None:
+def test_an_adapter_comes_back(all_twins: dict[str, Twins], case: str, name: str, tmp_path: Path) -> None:
+    twins = all_twins[case]
     state = random_adapter(twins.reference, 4)
     adapter = adapter_of(twins.model, state)
     FORMATS[name].save(adapter, tmp_path / "adapter")

@@ -396,6 +396,9 @@ FAULTS: dict[str, tuple[str, Callable[[Model], None]]] = {
     "a shared expert without its gate": ("qwen2moe", with_ungated_shared_expert),
     "no gradient through the shared expert's gate": ("qwen2moe", without_gradient_of_the_gate),
     "no shared expert, Granite": ("granitemoe", without_shared_expert),
+    "no shared expert, Qwen 3.5": ("qwen35moe", without_shared_expert),
+    "a shared expert without its gate, Qwen 3.5": ("qwen35moe", with_ungated_shared_expert),
+    "weights of Qwen 3.5's experts not normalised": ("qwen35moe", with_gating(normalised=False)),
     "an expert too few": ("qwen3moe", with_config(experts_used=2)),
 }
 """Name -> (model, fault)."""

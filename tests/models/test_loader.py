@@ -12,15 +12,19 @@ from featherback.engine.formats.gguf import GGUFFile
 from featherback.engine.formats.types import TensorType
 from featherback.engine.formats.writer import OutTensor, Value, tensor_of_array
 from featherback.errors import FeatherbackError
+from featherback.exports.merged_gguf import MergedGGUF
+from featherback.infer.decoder import Decoder
 from featherback.models import ModelConfig, load
 from featherback.models.architecture.names import STACKS
 from featherback.models.families.gemma2 import GemmaConfig
 from featherback.models.families.gemma3 import Gemma3Config
 from featherback.models.families.granite import GraniteConfig
+from featherback.models.lora import LoRA
 from featherback.models.rope.llama3 import Llama3
 from tests.support.families import BY_ARCHITECTURE, cases
 from tests.support.families.lfm2 import TINY_LFM2
 from tests.support.families.qwen35 import TINY_QWEN35
+from tests.support.families.qwen35moe import TINY_QWEN35MOE
 from tests.support.families.twin import Twin
 from tests.support.tiny_models import (
     TINY_GEMMA2,
@@ -107,6 +111,23 @@ def _file_names(twin: Twin, stored: dict[str, Any]) -> dict[str, str]:
 
 def _head(config: ModelConfig) -> str:
     return "token_embd.weight" if config.tie_word_embeddings else "output.weight"
+
+
+def test_layers_that_predict_further_tokens_are_not_used(tmp_path: Path) -> None:
+    """They are the last ones of the file. The model is the one of a file without them, and a merged file keeps them."""
+    further = {"qwen35.block_count": 4, "qwen35.nextn_predict_layers": 1}
+    extra = (*named("blk.3.attn_norm.weight", 96), *named("blk.3.nextn.enorm.weight", 96))
+    path = write_tiny(tmp_path / "a.gguf", TINY_QWEN35, metadata=further, extra=extra)
+    model, tokens = load(path), [5, 1, 77, 3]
+    assert (model.config.num_hidden_layers, model.config.delta_layers) == (3, (True, False, True))  # type: ignore[attr-defined]
+    alone = load(write_tiny(tmp_path / "b.gguf", TINY_QWEN35))
+    logits = [Decoder(each, compute="fp32").forward(tokens) for each in (model, alone)]
+    assert np.array_equal(*logits)
+    MergedGGUF(LoRA(model, 2)).write(tmp_path / "merged.gguf")
+    assert {info.name for info in extra} <= load(tmp_path / "merged.gguf").store.tensors.keys()
+    wrong = write_tiny(tmp_path / "c.gguf", TINY_QWEN35, extra=extra)
+    with pytest.raises(FeatherbackError, match="not part of a supported qwen35 model"):
+        load(wrong)
 
 
 def test_a_granite_file_may_leave_out_multipliers(tmp_path: Path) -> None:
@@ -199,7 +220,31 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
     "no interval": (TINY_QWEN35, {"qwen35.full_attention_interval": 0}, (), "full_attention_interval .* is 0"),
     "another interval": (TINY_QWEN35, {"qwen35.full_attention_interval": 3}, (), "is missing|not part"),
     "many delta nets": (TINY_QWEN35, {"qwen35.block_count": np.uint32(4_000_000_000)}, (), "layers"),
-    "layers for further tokens": (TINY_QWEN35, {"qwen35.nextn_predict_layers": 1}, (), "nextn_predict_layers .* is 1"),
+    "only layers for further tokens": (
+        TINY_QWEN35,
+        {"qwen35.nextn_predict_layers": 3},
+        (),
+        "nextn_predict_layers .* is 3; .*less than the 3 layers",
+    ),
+    "fewer than no layers for further tokens": (
+        TINY_QWEN35,
+        {"qwen35.nextn_predict_layers": np.int32(-1)},
+        (),
+        "nextn_predict_layers .* is -1",
+    ),
+    "kinds of other layers": (
+        TINY_QWEN35,
+        {"qwen35.attention.recurrent_layers": np.array([True, False])},
+        (),
+        "recurrent_layers .* a list of 3 booleans",
+    ),
+    "other kinds of layers": (
+        TINY_QWEN35,
+        {"qwen35.attention.recurrent_layers": np.array([True, True, False])},
+        (),
+        "not part of a supported qwen35 model",
+    ),
+    "no width of experts": (TINY_QWEN35MOE, {"qwen35moe.expert_feed_forward_length": 0}, (), "experts have the widths"),
     "no taps": (TINY_LFM2, {"lfm2.shortconv.l_cache": 0}, (), "have 0 taps; 2 to 64"),
     "odd heads": (
         TINY_LLAMA,

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.engine.backend.protocol import Array, Backend, Scratch
+from featherback.engine.backend.protocol import Array, Backend, Scratch, TokenStore
 from featherback.infer.layout import Layout
 from featherback.methods.assembly import Adapter, layer_weights
-from featherback.methods.memory.resources import TokenStore, WeightSource
+from featherback.methods.memory.resources import WeightSource
 from featherback.models.model import Model
 from featherback.nn.block import Block
 from featherback.nn.branch import Remembered

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple, Protocol, cast
 from featherback.core.noise import Draw
 from featherback.data.batch import Batch
 from featherback.data.prefixes import share_prefixes
-from featherback.engine.backend.protocol import Array
+from featherback.engine.backend.protocol import Array, TokenStore
 from featherback.engine.formats.matrix import Matrix
 from featherback.errors import FeatherbackError
 from featherback.methods.assembly import Adapter, Parameters, layer_weights
 from featherback.methods.entry import EntryStates, StatesOf
 from featherback.methods.memory.plan import Plan
-from featherback.methods.memory.resources import Resources, TokenStore
+from featherback.methods.memory.resources import Resources
 from featherback.methods.sinks import GradientSink, WeightSink
 from featherback.nn.block import Block
 from featherback.nn.context import Context, Perturbations
@@ -130,6 +130,7 @@ def _sweep(
         expect=resources.weights.expect,
         draw=draw,
         moves=moves,
+        noted=resources.noted,
     )
     # A whole batch uses one set of rotary tables for all blocks. For chunks, `rows` makes them.
     with ctx.at(parts[0], model.rotaries if len(parts) == 1 else ()) as ctx:

@@ -52,7 +52,7 @@ class KeyValues:
 
     k: Array  # (T', K), normed and rotated
     v: Array  # (T', K)
-    k_raw: Array | None = None  # (T', K), k before its norm; None if the norm is in place, or there is none
+    k_raw: Array | None = None  # (T', K), k before its norm; None if nothing reads it later, or there is no norm
     gathered: tuple[Array, Array] | None = None  # dk and dv (T', K), summed over spans; None: one span, or no backward
 
     def seen(self, span: Span) -> tuple[Array, Array]:
@@ -160,14 +160,13 @@ class Attention(Branch):
         """Return arrays for the keys and values of all `tokens`: kept ones, or arrays of the current frame.
 
         Kept ones hold their values in the backward pass. With `backward` and several spans there are also dk and dv,
-        zero.
+        zero, and k before its norm is computed again, span by span, unless it is kept.
         """
         k, v = (kept.arrays[c] if c in kept else ctx.floats(c, tokens, self.kv_size) for c in ("k", "v"))
-        k_raw = None
-        if self.qk_norm and (backward or "k" in kept):  # what is kept of k is the product, before its norm
+        k_raw, gathered, whole = None, None, ctx.tokens >= tokens
+        if self.qk_norm and ("k" in kept or (backward and whole)):  # what is kept of k is the product, before its norm
             k, k_raw = ctx.floats("k, normed", tokens, self.kv_size), k
-        gathered = None
-        if backward and ctx.tokens < tokens:
+        if backward and not whole:
             gathered = ctx.floats("dk", tokens, self.kv_size), ctx.floats("dv", tokens, self.kv_size)
             for gradient in gathered:
                 ctx.ops.fill(gradient, 0)
@@ -314,13 +313,15 @@ class Attention(Branch):
                     h = w.projections[stored].read(ctx, n) if h is None else h
                     for letter in letters:
                         with ctx.frame():
-                            gradient = gradients[letter]
-                            dy = ctx.operands(f"d{letter}, operand", *raw[letter].shape)
-                            self._norm_and_rotate_backward(ctx, letter, w, gradient, raw[letter], dy)
-                            part = self.parts[letter].of(w)
+                            part, product = self.parts[letter].of(w), raw[letter]
+                            if letter == "k" and self.qk_norm and kv.k_raw is None:
+                                product = ctx.floats("k before its norm", *product.shape)
+                                part.forward(ctx, n, h, product)
+                            dy = ctx.operands(f"d{letter}, operand", *product.shape)
+                            self._norm_and_rotate_backward(ctx, letter, w, gradients[letter], product, dy)
                             if part.needs_output:
-                                self._inverse_rope(ctx, letter, raw[letter])
-                                part.collect(ctx, dy, raw[letter])
+                                self._inverse_rope(ctx, letter, product)
+                                part.collect(ctx, dy, product)
                                 part.scale_gradient(ctx, dy)
                             part.backward(ctx, n, dy, dn, h=h, accumulate=dn is dm or letter != "q")
             if self.pre_norm is not None:

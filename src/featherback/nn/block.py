@@ -36,6 +36,13 @@ def bundles(blocks: Iterable[Block], outputs: bool = False) -> list[tuple[str, .
     return list(found | dict.fromkeys(needed))
 
 
+def noted(blocks: Iterable[Block]) -> Remembered | None:
+    """Return what a layer notes for each chunk before its backward pass. All layers that do note the same."""
+    found = {branch.noted for block in blocks for branch in block.branches if branch.noted is not None}
+    assert len(found) < 2, "one store holds the rows of every layer"
+    return next(iter(found), None)
+
+
 def adaptable(blocks: Iterable[Block]) -> tuple[str, ...]:
     """Return the names of the projections that an adapter may change.
 

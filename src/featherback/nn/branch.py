@@ -88,6 +88,9 @@ class Branch(ABC):
     remembered: Mapping[str, Remembered] = {}
     """The arrays that a decoder keeps about earlier tokens, by name."""
 
+    noted: Remembered | None = None
+    """What `rebuild` notes for each chunk in `ctx.noted`, outside the scratch memory: this many rows per chunk."""
+
     def shares_prefixes(self, longest: int) -> bool:
         """Return whether sequences of at most `longest` tokens may share a common prefix, computed once.
 

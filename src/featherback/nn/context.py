@@ -11,7 +11,7 @@ import numpy as np
 
 from featherback.core.noise import Draw
 from featherback.engine.backend.device import Device
-from featherback.engine.backend.protocol import Array, Matrix
+from featherback.engine.backend.protocol import Array, Matrix, TokenStore
 from featherback.nn.rope import Rotary
 from featherback.nn.span import Span, pieces
 
@@ -56,6 +56,7 @@ class Context(Device):
     expect: Callable[[str, int, int], None] = ignore  # (projection, rows [first, last)): will be read soon
     draw: Draw | None = None  # the source of random numbers in training, if the adapter draws any
     moves: Perturbations | None = None  # what zeroth-order methods add to the weights as they are read
+    noted: TokenStore | None = None  # where a branch notes something for each chunk, until its backward pass
     tables: Mapping[Rotary, tuple[Array, Array]] | None = None  # cos and sin (T, dim / 2)
 
     @property

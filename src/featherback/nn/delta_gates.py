@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.engine.backend.protocol import Array
+from featherback.errors import FeatherbackError
 from featherback.nn.context import Context
 from featherback.nn.linear import BlockWeights
 from featherback.nn.span import pieces
@@ -80,10 +81,20 @@ class DeltaGates:
         with ExitStack() as stack:
             rate, step, *read = [stack.enter_context(ctx.backend.host(each)) for each in (*self._stored(w), *given)]
             written = [stack.enter_context(ctx.backend.host(each, write=True)) for each in wanted]
-            yield self._rate(rate), step, read, written
+            yield self._checked(self._rate(rate), w), step, read, written
 
     def _stored(self, w: BlockWeights) -> tuple[Array, Array]:
         return w.vectors[RATE], w.vectors[STEP]
+
+    def _checked(self, rate: Float32, w: BlockWeights) -> Float32:
+        """Return A. Raises FeatherbackError unless it lets states decay."""
+        if not (np.isfinite(rate) & (rate <= 0)).all():
+            layer = next(iter(w.projections.values())).layer
+            raise FeatherbackError(
+                f"The decay A of the delta net of layer {layer} holds {rate.max():g}; it must be finite, and not "
+                f"positive. The model's file is damaged."
+            )
+        return rate
 
     def _rate(self, stored: Float32) -> Float32:
         """Return A (Hv,), which is negative."""

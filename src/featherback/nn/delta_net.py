@@ -6,7 +6,8 @@ Forward:   n = rms(x) g;   p, z, a, b = lin(n);   [q|k|v] = silu(convolution of 
            o = rms(y) g' silu(z), per head;   x += lin_out(o)
 
 The state S (Dk, Dv) of a head begins with zeros in every sequence. The carry holds the states and the rows of p before
-a span and, in a backward pass of several spans, their gradients, which later spans leave to earlier ones.
+a span and, in a backward pass of several spans, their gradients, which later spans leave to earlier ones. The states
+before all spans are noted outside the scratch memory until then.
 
 Memory: p (T, 2 Hk Dk + Hv Dv), z, y (T, Hv Dv) and o are in the state, in the caller's frame. q, k and v are computed
 again in the backward pass. The kernel keeps a head's state of every few tokens, in its own scratch. See
@@ -40,16 +41,26 @@ class DeltaCarry:
 
     rows: convolution.Rows
     state: Array | None  # before the span
-    starts: Array | None = None  # (chunks Hv, Dk Dv): the states before each chunk, in the backward pass
     gradient: Array | None = None  # of the states after the span, in the backward pass
     chunk: int = 0
 
+    def note(self, ctx: Context) -> Array | None:
+        """Note the states before the span for its backward pass, and return them; None if they are zero."""
+        if self.state is None or ctx.noted is None or not ctx.span.positions[0]:
+            return None
+        ctx.noted.save(0, self.state, self._place(ctx), self.state)
+        return self.state
+
     def start(self, ctx: Context) -> Array | None:
         """Return the states before the span, in the backward pass; None if they are zero."""
-        if self.starts is None or self.state is None or not ctx.span.positions[0]:
+        if self.state is None or ctx.noted is None or not ctx.span.positions[0]:
             return None
-        first, heads = ctx.span.start // self.chunk, len(self.state)
-        return self.starts[first * heads : (first + 1) * heads]
+        ctx.noted.load(0, self.state, self._place(ctx))
+        return self.state
+
+    def _place(self, ctx: Context) -> int:
+        assert self.state is not None
+        return ctx.span.start // self.chunk * len(self.state)
 
 
 class DeltaState(NamedTuple):
@@ -86,13 +97,14 @@ class DeltaNet(Branch):
         self.vectors = {pre_norm: (hidden_size,), TAPS: self.convolution.shape, **self.gates.vectors, GAIN: (v_dim,)}
         self.input, self.output = "delta_in", "delta_out"
         self.intermediates, self.bundles = {self.output: Intermediate(hidden_size)}, []
-        self.remembered = {**self.convolution.remembered, "state": Remembered(k_dim * v_dim, rows=v_heads)}
+        self.noted = Remembered(k_dim * v_dim, rows=v_heads)
+        self.remembered = {**self.convolution.remembered, "state": self.noted}
         wide, single = GroupedHeads(k_heads, v_heads, v_dim), GroupedHeads(k_heads, v_heads, 1)
         self.grouped_rows = {QKV: wide.after(2 * self.k_size), Z: wide, A: single, B: single}
         self.grouped_columns = {OUT: wide}
 
     def carry(self, ctx: Context, tokens: int, kept: Kept, *, backward: bool) -> DeltaCarry:
-        """Return arrays for the rows of p and the states before a span; with `backward` also those of all chunks."""
+        """Return arrays for the rows of p and the states before a span; with `backward` also for their gradients."""
         rows = self.convolution.carry(ctx, tokens, backward=backward)
         if ctx.tokens >= tokens:
             return DeltaCarry(rows, None)
@@ -100,10 +112,9 @@ class DeltaNet(Branch):
         state = ctx.floats("states", *shape)
         if not backward:
             return DeltaCarry(rows, state)
-        chunks = -(-tokens // ctx.tokens)
-        starts, gradient = ctx.floats("states before chunks", chunks * shape[0], shape[1]), ctx.floats("dS", *shape)
+        gradient = ctx.floats("dS", *shape)
         ctx.ops.fill(gradient, 0)
-        return DeltaCarry(rows, state, starts, gradient, ctx.tokens)
+        return DeltaCarry(rows, state, gradient, ctx.tokens)
 
     def resumed(self, arrays: Mapping[str, Array]) -> DeltaCarry:
         """Return the carry of a decoder: the last rows of p, and the states."""
@@ -112,11 +123,10 @@ class DeltaNet(Branch):
     def rebuild(self, ctx: Context, x: Callable[[], Array], w: BlockWeights, carry: DeltaCarry, kept: Kept) -> None:
         """Note what is before the span, and compute what is before the next one."""
         self.convolution.note_start(ctx, carry.rows)
-        if (start := carry.start(ctx)) is not None:
-            ctx.ops.cast(carry.state, start)
+        before = carry.note(ctx)
         with ctx.frame():
             p, a, b = self._project(ctx, x(), w, carry.rows.before, (QKV, A, B))
-            self._attend(ctx, w, p, a, b, start, None, carry.state)
+            self._attend(ctx, w, p, a, b, before, None, carry.state)
             self.convolution.keep_last_rows(ctx, p, carry.rows)
 
     def forward(self, ctx: Context, x: Array, w: BlockWeights, carry: DeltaCarry, kept: Kept = NOTHING) -> DeltaState:
@@ -205,33 +215,30 @@ class DeltaNet(Branch):
         """dp (T, C), da and db (T, Hv), operands, from dy. The states' gradient goes to the previous span."""
         tokens, ops, inner = ctx.tokens, ctx.ops, self.convolution
         taps = inner.read_taps(ctx, w)
-        du = ctx.floats("d[q|k|v]", tokens + inner.rows, self.size)
-        u, qkv = ctx.floats("convolution", tokens, self.size), ctx.floats("[q|k|v]", tokens, self.size)
-        inner.forward(ctx, state.p, taps, u)
-        ops.gate(u, None, qkv, "silu")
+        du, qkv = ctx.floats("d[q|k|v]", tokens + inner.rows, self.size), ctx.floats("[q|k|v]", tokens, self.size)
+        dq, dk, dv = self._parts(du[:tokens])
         with ctx.frame():
             gates = self.gates.forward(ctx, state.a, state.b, w)
             gradients = Gates(ctx.floats("ddecay", *gates.decay.shape), ctx.floats("dbeta", *gates.beta.shape))
-            q, k, v = self._parts(qkv)
-            dq, dk, dv = self._parts(du[:tokens])
-            units = tuple(ctx.floats(f"{name} / |{name}|", tokens, self.k_size) for name in "qk")
-            with ctx.frame():
-                lengths = self._lengths(ctx)
-                for part, length, unit in zip((q, k), lengths, units):
-                    ops.rms_norm(part, length, LENGTH_EPS / self.k_dim, unit)
-                ops.delta_rule_backward(
-                    dy, units[0], units[1], v, gates.decay, gates.beta, dq, dk, dv, gradients.decay, gradients.beta,
-                    self.k_heads, self.v_heads, self.tiled, ctx.span.cu_q, before=carry.start(ctx),
-                    dafter=carry.gradient, dbefore=carry.gradient,
-                )  # fmt: skip
-                for part, length, gradient in zip((q, k), lengths, (dq, dk)):
-                    ops.rms_norm_backward(gradient, part, length, LENGTH_EPS / self.k_dim, gradient, accumulate=False)
+            q, k, v = self._normed_parts(ctx, state.p, taps, qkv)
+            ops.delta_rule_backward(
+                dy, q, k, v, gates.decay, gates.beta, dq, dk, dv, gradients.decay, gradients.beta,
+                self.k_heads, self.v_heads, self.tiled, ctx.span.cu_q, before=carry.start(ctx),
+                dafter=carry.gradient, dbefore=carry.gradient,
+            )  # fmt: skip
             of_a, of_b = (ctx.floats(f"d{name}", tokens, self.v_heads) for name in "ab")
             self.gates.backward(ctx, gradients, state.a, state.b, w, of_a, of_b)
             ops.cast(of_a, da)
             ops.cast(of_b, db)
         self._leave_to_previous_span(ctx, carry)
-        ops.gate_backward(du[:tokens], u, None, du[:tokens], None, "silu")
+        # q = silu(u) / |silu(u)|: u is computed again, because its memory became q, k and v
+        inner.forward(ctx, state.p, taps, qkv)
+        with ctx.frame():
+            unnormed = ctx.floats("silu of q or k", tokens, self.k_size)
+            for u, length, gradient in zip(self._parts(qkv), self._lengths(ctx), (dq, dk)):
+                ops.gate(u, None, unnormed, "silu")
+                ops.rms_norm_backward(gradient, unnormed, length, LENGTH_EPS / self.k_dim, gradient, accumulate=False)
+        ops.gate_backward(du[:tokens], qkv, None, du[:tokens], None, "silu")
         inner.backward(ctx, du, state.p, taps, w, carry.rows, qkv)
         ops.cast(qkv, dp)
         inner.leave_to_previous_span(ctx, du, carry.rows)
@@ -263,15 +270,20 @@ class DeltaNet(Branch):
         """y (T, Hv Dv) and the states after the span, from p (R + T, C), a, b (T, Hv) and the states before it."""
         with ctx.frame():
             qkv = ctx.floats("[q|k|v]", ctx.tokens, self.size)
-            self.convolution.forward(ctx, p, self.convolution.read_taps(ctx, w), qkv)
-            ctx.ops.gate(qkv, None, qkv, "silu")
-            q, k, v = self._parts(qkv)
-            for part, length in zip((q, k), self._lengths(ctx)):
-                ctx.ops.rms_norm(part, length, LENGTH_EPS / self.k_dim, part)
+            q, k, v = self._normed_parts(ctx, p, self.convolution.read_taps(ctx, w), qkv)
             gates = self.gates.forward(ctx, a, b, w)
             ctx.ops.delta_rule(
                 q, k, v, *gates, y, self.k_heads, self.v_heads, self.tiled, ctx.span.cu_q, before=before, after=after
             )
+
+    def _normed_parts(self, ctx: Context, p: Array, taps: list[Array], qkv: Array) -> tuple[Array, Array, Array]:
+        """Return q, k and v from p (R + T, C), in the memory of qkv (T, C)."""
+        self.convolution.forward(ctx, p, taps, qkv)
+        ctx.ops.gate(qkv, None, qkv, "silu")
+        q, k, v = self._parts(qkv)
+        for part, length in zip((q, k), self._lengths(ctx)):
+            ctx.ops.rms_norm(part, length, LENGTH_EPS / self.k_dim, part)
+        return q, k, v
 
     def _lengths(self, ctx: Context) -> tuple[Array, Array]:
         """Return the weights (Dk,) with which an RMS norm gives a head of q the length Dk^-1/2, and one of k 1."""

@@ -48,6 +48,19 @@ class Scratch(Protocol):
         """Free, at the end of the context, all arrays that were allocated inside."""
 
 
+class TokenStore(Protocol):
+    """Stores rows outside the scratch memory, such as one per token: an array (T, D) per slot."""
+
+    def save(self, slot: int, x: Array, first: int, scratch: Array) -> None:
+        """Store x (n, D) as the rows from `first` on. `scratch` (n, D), of the store's type, may be overwritten."""
+
+    def load(self, slot: int, out: Array, first: int) -> None:
+        """Load the rows from `first` on into `out` (n, D), of the store's type."""
+
+    def close(self) -> None:
+        """Free the space."""
+
+
 class Operations(Protocol):
     """The operations of a device. `csrc/core/ops.def` documents shapes and types."""
 

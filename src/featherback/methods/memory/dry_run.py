@@ -186,7 +186,7 @@ def run_step(job: Job, plan: Plan, layers: Sequence[int], head: BlankMatrix, led
         adapter = BlankAdapter(job.layout.of_layers(layers), job.form.kind.draws)
     scratch, intermediates, store = ledger or Ledger(), Ledger(), NoStore()
     weights: Any = BlankWeights(job, layers, backend)
-    resources = Resources(backend, scratch, intermediates, weights, store, store)
+    resources = Resources(backend, scratch, intermediates, weights, store, store, store)
     plan = replace(plan, keep=Counter(name for layer in layers for name in plan.kept(layer)))
     batch = _full_batch(job, plan)
     if adapter is not None:

@@ -80,6 +80,11 @@ class Plan:
         """Whether a full batch passes a block in several chunks."""
         return self.chunk_tokens < self.tokens
 
+    @property
+    def chunks(self) -> int:
+        """The number of chunks of a full batch."""
+        return -(-self.tokens // self.chunk_tokens)
+
     def kept(self, position: int) -> tuple[str, ...]:
         """Return the intermediates that a layer keeps. `position`: its index among the layers with a backward pass."""
         return tuple(name for name, layers in self.keep.items() if position < layers)

@@ -24,7 +24,7 @@ from featherback.errors import FeatherbackError
 from featherback.methods.memory.dry_run import FLOAT, account
 from featherback.methods.memory.job import Job
 from featherback.methods.memory.plan import MLP_STEP, Plan, Weights
-from featherback.nn.block import bundles
+from featherback.nn.block import bundles, noted
 
 MLP_TILES = (1, 2, 4, 8)  # times MLP_STEP
 VOCAB_TILES = (256, 512, 1024, 2048)
@@ -99,7 +99,7 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
     if plan.checkpoints == "ram":
         rows = plan.tokens * config.hidden_size
         held += rows * backend.of(plan.compute).operand.itemsize * job.backward_count * job.method.needs_checkpoints
-        held += rows * FLOAT.itemsize * plan.chunked
+        held += rows * FLOAT.itemsize * plan.chunked + _noted_bytes(job, plan)
     if plan.states == "ram":
         held += job.state_bytes
     buffers = job.buffer_bytes
@@ -340,6 +340,14 @@ def sweeps_of(job: Job) -> float:
     return 1 + job.backward_count / job.layers
 
 
+def _noted_bytes(job: Job, plan: Plan) -> int:
+    """Return the bytes that a layer notes for all chunks."""
+    per_chunk = noted(job.blocks)
+    if per_chunk is None or per_chunk.rows is None or not plan.chunked or not job.method.needs_checkpoints:
+        return 0
+    return plan.chunks * per_chunk.rows * per_chunk.width * FLOAT.itemsize
+
+
 def _paging_seconds(job: Job, plan: Plan, machine: Machine, exceeds_page_cache: bool) -> float:
     """Return seconds per step for moving data between files and memory, without experts.
 
@@ -351,6 +359,7 @@ def _paging_seconds(job: Job, plan: Plan, machine: Machine, exceeds_page_cache: 
         moved += 2 * job.backward_count * rows
     if plan.chunked:
         moved += 2 * (job.layers + job.backward_count) * rows
+        moved += 3 * job.backward_count * _noted_bytes(job, plan)  # written once, read twice
     if plan.states == "file":
         moved += job.moved_states
     seconds = moved / machine.copy_rate

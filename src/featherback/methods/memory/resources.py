@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from featherback.engine import backend
 from featherback.engine.backend.device import Device
-from featherback.engine.backend.protocol import Array, Backend, Scratch
+from featherback.engine.backend.protocol import Array, Backend, Scratch, TokenStore
 from featherback.engine.formats.matrix import LayerWeights
 from featherback.engine.formats.matrix import Matrix as StoredMatrix
 from featherback.engine.host.checkpoints import Checkpoints
@@ -20,6 +20,9 @@ from featherback.engine.host.pager import WeightPager
 from featherback.engine.host.stream import WeightStream
 from featherback.methods.memory.plan import Plan, Weights
 from featherback.models.model import Model
+from featherback.nn.block import noted
+
+FLOAT = np.dtype(np.float32)
 
 
 class WeightSource(Protocol):
@@ -47,19 +50,6 @@ class WeightSource(Protocol):
         """Free buffers and close files."""
 
 
-class TokenStore(Protocol):
-    """Stores rows per token outside the scratch memory: an array (T, D) per slot."""
-
-    def save(self, slot: int, x: Array, first: int, scratch: Array) -> None:
-        """Store x (n, D) as the rows from `first` on. `scratch` (n, D), of the store's type, may be overwritten."""
-
-    def load(self, slot: int, out: Array, first: int) -> None:
-        """Load the rows from `first` on into `out` (n, D), of the store's type."""
-
-    def close(self) -> None:
-        """Free the space."""
-
-
 @dataclass(frozen=True)
 class Resources(Device):
     """Everything that a method uses. `scratch` holds arrays that are freed within a phase of a step.
@@ -71,11 +61,12 @@ class Resources(Device):
     weights: WeightSource
     checkpoints: TokenStore | None  # block inputs, one slot per layer with a backward pass; None: no backward pass
     residual: TokenStore | None  # the residual stream, then its gradient, if tokens pass in chunks
+    noted: TokenStore | None  # what the layer in use notes for each chunk (`Branch.noted`); None: nothing
 
     def close(self) -> None:
         """Close the files."""
         self.weights.close()
-        for store in (self.checkpoints, self.residual):
+        for store in (self.checkpoints, self.residual, self.noted):
             if store is not None:
                 store.close()
 
@@ -94,12 +85,15 @@ def resources(
     """
     device, config = backend.of(plan.compute), model.config
     place = None if plan.checkpoints == "ram" else folder
-    sizes = (plan.tokens, config.hidden_size)
+    sizes, per_chunk = (plan.tokens, config.hidden_size), noted(model.blocks)
     return Resources(
         device,
         device.arena(scratch),
         device.arena(kept),
         source(model, device, plan.weights, plan.vocab_tile, changing),
         Checkpoints(device, checkpoints, *sizes, device.operand, place) if checkpoints else None,
-        Checkpoints(device, 1, *sizes, np.dtype(np.float32), place) if plan.chunked else None,
+        Checkpoints(device, 1, *sizes, FLOAT, place) if plan.chunked else None,
+        Checkpoints(device, 1, plan.chunks * per_chunk.rows, per_chunk.width, FLOAT, place)
+        if plan.chunked and checkpoints and per_chunk is not None and per_chunk.rows is not None
+        else None,
     )

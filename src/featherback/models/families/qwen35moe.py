@@ -37,7 +37,9 @@ class Qwen35Moe(Qwen35):
         **Qwen35.hf_names,
         **{target: f"model.layers.{{}}.mlp.shared_expert.{target}.weight" for target in MLP},
         "shared_gate": "model.layers.{}.mlp.shared_expert_gate.weight",
+        **experts.hf_names(),
     }
+    mlx_names: ClassVar[Names] = experts.mlx_names()
 
     def read_gguf(self, keys: GGUFKeys) -> DeltaMoeConfig:
         size = keys.integer(experts.SIZE)
