@@ -146,7 +146,7 @@ IN_CHUNKS: dict[str, Any] = {
 @pytest.mark.parametrize("name", [*FAULTS, *IN_CHUNKS])
 def test_a_planted_fault_is_found(twins: Twins, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (FAULTS | IN_CHUNKS)[name](monkeypatch)
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, FeatherbackError)):  # a decay of the wrong sign is an error of its own
         check(twins, chunk=9 if name in IN_CHUNKS else None)
 
 
