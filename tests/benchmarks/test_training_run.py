@@ -9,6 +9,8 @@ from benchmarks import memory
 from benchmarks.markdown import number, table
 from benchmarks.synthetic import write_synthetic
 from benchmarks.training_run import Measured, train_command, train_synthetic
+from featherback.errors import FeatherbackError
+from tests.support.budget import named_mb
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 SMALL = {"num_hidden_layers": 2, "vocab_size": 2000}
@@ -31,9 +33,12 @@ def test_inside_and_outside_agree(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_budget_is_kept(model: Path, tmp_path: Path) -> None:
-    measured = train_synthetic(model, tokens=64, steps=2, folder=tmp_path, memory=60 * 10**6)
-    assert measured.rss_mb <= 60
-    assert measured.predicted_rss_mb <= 60
+    with pytest.raises(FeatherbackError) as refusal:
+        train_synthetic(model, tokens=64, steps=2, folder=tmp_path, memory=10**6)
+    least = named_mb(str(refusal.value))
+    measured = train_synthetic(model, tokens=64, steps=2, folder=tmp_path, memory=least * 10**6)
+    assert measured.rss_mb <= least
+    assert measured.predicted_rss_mb <= least
 
 
 @pytest.mark.full("a whole command, timed")

@@ -12,6 +12,11 @@ def least_mb(command: Sequence[str], environment: Mapping[str, str] | None = Non
     words = [*command, "--memory", "1MB"]
     refused = subprocess.run(words, env=environment, input="", capture_output=True, text=True, check=False)
     assert refused.returncode == 2, refused.stdout + refused.stderr
-    named = re.findall(r"these options need at least --memory (\d+)MB", refused.stderr)
-    assert named, refused.stderr
+    return named_mb(refused.stderr)
+
+
+def named_mb(refusal: str) -> int:
+    """The budget that the text of a refusal names."""
+    named = re.findall(r"these options need at least --memory (\d+)MB", refusal)
+    assert named, refusal
     return int(named[0])

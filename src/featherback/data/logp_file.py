@@ -2,14 +2,12 @@
 
 Layout, little-endian:
 
-    header   64 bytes: magic, version, CRC-32 of the version, and the key: SHA-256 of what the values depend on
+    header   64 bytes: magic, version, CRC-32 of the version, and the key: a checksum of what the values depend on
     blocks   each: int64 index of the first example, int64 count, float64 (count, 2), CRC-32 of these, 4 bytes of zeros
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import struct
 import zlib
@@ -21,12 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from featherback.core import private
-from featherback.core.files import open_regular
+from featherback.core.files import json_checksum, open_regular
 from featherback.errors import FeatherbackError
 
 MAGIC = b"FBLOGPS\0"
 VERSION = 1
-_HEADER = struct.Struct("<8sII32s16x")
+KEY_BYTES = 32
+_HEADER = struct.Struct(f"<8sII{KEY_BYTES}s16x")
 _BLOCK = struct.Struct("<qq")
 _CHECK = struct.Struct("<I4x")
 _MOST = 1 << 20  # examples in a block
@@ -37,7 +36,7 @@ _GIVEN = ".given"
 
 def key_of(**facts: Any) -> bytes:
     """Return the key of values that depend on these facts."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
+    return json_checksum(dict(sorted(facts.items()))).encode().ljust(KEY_BYTES, b"\0")
 
 
 def given_path(tokens: Path) -> Path:

@@ -2,8 +2,8 @@
 
 The forward pass and the checkpoints are MeSP's. The backward pass recomputes a whole block, including its output, and
 holds every intermediate that autodiff would save until the block is done: normed inputs, q, k and v, attention weights
-(heads x T x T), gate, up, their product and their gradients (T x F), and the block's dequantised weights. The head's
-logits (n x V) and their gradient are also held whole.
+(heads x T x T), gate, up, their product and their gradients (T x F), and the block's dequantised weights, except those
+of experts. The head's logits (n x V) and their gradient are also held whole.
 
 The arithmetic is MeSP's, tile by tile: gradients are equal to the last bit, and only memory and time differ.
 """
@@ -34,7 +34,7 @@ class MeBP(MeSP):
 
     def block_backward(self, ctx: Context, layer: Layer, dy: Array, x: Array) -> None:
         held = replace(_held(ctx), release=keep_mapped)
-        super().block_backward(held, layer._replace(w=_dense(ctx, layer.w)), dy, x)
+        super().block_backward(held, layer._replace(w=_dense(ctx, layer)), dy, x)
 
     def loss_gradient(self, trip: RoundTrip, scale: float) -> float:
         ctx = trip.sweep.ctx
@@ -64,16 +64,22 @@ def _held(ctx: Context) -> Context:
     return replace(ctx, scratch=HoldingScratch(ctx.scratch), autodiff=True)
 
 
-def _dense(ctx: Context, w: BlockWeights) -> BlockWeights:
-    """Return the dequantised weights: in bf16 if the products round them to it anyway, else in float32."""
+def _dense(ctx: Context, layer: Layer) -> BlockWeights:
+    """Return the dequantised weights: in bf16 if the products round them to it anyway, else in float32.
+
+    Stacks of experts stay as they are stored. A product for a few tokens does not round weights to bf16, and an expert
+    can have few.
+    """
     dtype = ctx.backend.dense_type
-    projections = {}
-    for name, projection in w.projections.items():
+    projections = dict(layer.w.projections)
+    for name, projection in layer.w.projections.items():
+        if name in layer.block.stacks:
+            continue
         weight = ctx.scratch.take(f"{name}, dequantised", projection.weight.shape, dtype)
         ctx.ops.dequantize(projection.weight, weight)
         ctx.release(projection.weight)  # the stored weight is not needed again
         projections[name] = projection._replace(weight=ctx.ops.dense(weight))
-    return BlockWeights(projections, w.vectors)
+    return BlockWeights(projections, layer.w.vectors)
 
 
 METHOD = MeBP
