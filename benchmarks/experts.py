@@ -37,7 +37,7 @@ from featherback.methods.memory.job import Job
 from featherback.methods.memory.plan import Plan
 from featherback.methods.mesp import MeSP
 from featherback.methods.sweep import RoundTrip
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from featherback.models.model import Model
 
 TOKENS, LAYERS, RANK = 256, 2, 8

@@ -18,7 +18,7 @@ from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.engine.host.paged import PagedArray
 from featherback.methods.memory.plan import Plan
 from featherback.methods.mezo import MeZOOptions
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from featherback.models.model import Model
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from featherback.engine.host.rates import nominal
 from featherback.engine.host.token_rows import TokenRows
 from featherback.methods.entry import EntryStates
 from featherback.methods.memory import planner
-from featherback.models.lora import Adapter
+from featherback.models.adapter import Adapter
 from featherback.models.model import Model
 from featherback.runs.choose import job_of
 from featherback.runs.config import TrainConfig

@@ -17,7 +17,7 @@ from featherback.engine import kernels
 from featherback.engine.host.meter import Meter
 from featherback.engine.host.paged import PagedArray
 from featherback.methods.memory.plan import Plan
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 
 
 def main(request: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def lora(model: Path, tokens: np.ndarray[Any, Any], work: Path) -> Callable[[], 
     from featherback.data.batch import Batch
     from featherback.engine.host.paged import PagedArray
     from featherback.methods.memory.plan import Plan
-    from featherback.models.lora import LoRA
+    from featherback.models.adapter import LoRA
 
     opened, batch = models.load(model), Batch.from_sequences([tokens])
     adapter = LoRA(opened, 8)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from featherback.api import evaluate, export, gradients, load, merge, plan, train
     from featherback.exports.targets.base import Exported
     from featherback.model import Model
-    from featherback.models.lora import LoRA
+    from featherback.models.adapter import LoRA
     from featherback.runs.callback import Callback
     from featherback.runs.evaluation import Evaluation
     from featherback.runs.run import Run
@@ -45,7 +45,7 @@ _HOMES = {
     "Callback": "featherback.runs.callback",
     "Evaluation": "featherback.runs.evaluation",
     "Exported": "featherback.exports.targets.base",
-    "LoRA": "featherback.models.lora",
+    "LoRA": "featherback.models.adapter",
     "Model": "featherback.model",
     "Run": "featherback.runs.run",
     "evaluate": "featherback.api",

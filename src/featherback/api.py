@@ -23,7 +23,7 @@ from featherback.exports.formats import form
 from featherback.methods.memory.plan import Plan
 from featherback.model import Adapter, Model
 from featherback.model import opened as opened_adapter
-from featherback.models import lora
+from featherback.models import adapter as adapters
 from featherback.runs.by_name import aliases_in, fields_of
 from featherback.runs.callback import Callback, CallbackList, GuardedCallback
 from featherback.runs.choose import plan_for
@@ -86,7 +86,7 @@ def load(model: str | os.PathLike[str], quantize: str = "none") -> Model:
 
 def gradients(
     model: models.Model,
-    adapter: lora.Adapter,
+    adapter: adapters.Adapter,
     tokens: Tokens | Sequence[Tokens],
     labels: Tokens | Sequence[Tokens] | None = None,
     method: str = "mesp",
@@ -233,7 +233,7 @@ def evaluate(
     opened = _opened(model, {} if quantize is None else {"quantize": quantize})
     kernels.set_threads(named["threads"] or kernels.default_threads())
     place = adapter.path if isinstance(adapter, Run) else adapter
-    places = [opened.path] if place is None or isinstance(place, lora.Adapter) else [opened.path, os.fspath(place)]
+    places = [opened.path] if place is None or isinstance(place, adapters.Adapter) else [opened.path, os.fspath(place)]
     examples: Any = None if _is_paths(data) else data
     paths = (_paths_of(data) or ()) if examples is None else ()
     return evaluate_file(

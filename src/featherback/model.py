@@ -20,7 +20,7 @@ from featherback.infer.defaults import CONTEXT, GENERATED_TOKENS, TEMPERATURE, T
 from featherback.infer.generate import generate_text
 from featherback.infer.prompt import Prompt, encode_prompt
 from featherback.infer.sampler import Sampler
-from featherback.models import lora
+from featherback.models import adapter as adapters
 from featherback.runs.by_name import fields_of
 from featherback.runs.decoders import UNLIMITED, Within, open_decoder
 from featherback.runs.run import Run
@@ -28,7 +28,7 @@ from featherback.runs.run import Run
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Adapter = lora.Adapter | Run | str | os.PathLike[str]
+Adapter = adapters.Adapter | Run | str | os.PathLike[str]
 """An adapter, a run, or a path: a run's directory, or an adapter in PEFT, MLX or GGUF format."""
 
 
@@ -160,15 +160,17 @@ def _within(memory: int | str | None) -> Within:
     return Within(fields_of({"memory": memory}, "featherback.generate")["memory"])
 
 
-def _given(adapter: Adapter | None, within: Within) -> lora.Adapter | Path | None:
+def _given(adapter: Adapter | None, within: Within) -> adapters.Adapter | Path | None:
     """The loaded adapter, or its path if it is not loaded yet or should not be."""
     if isinstance(adapter, Run):
         return adapter.adapter_path if within.is_limited else adapter.adapter
-    return adapter if adapter is None or isinstance(adapter, lora.Adapter) else Path(adapter)
+    return adapter if adapter is None or isinstance(adapter, adapters.Adapter) else Path(adapter)
 
 
-def opened(model: models.Model, adapter: Adapter | None) -> lora.Adapter | None:
+def opened(model: models.Model, adapter: Adapter | None) -> adapters.Adapter | None:
     """The loaded adapter; None if there is none."""
     if isinstance(adapter, Run):
         return adapter.adapter
-    return adapter if adapter is None or isinstance(adapter, lora.Adapter) else formats.load(model, os.fspath(adapter))
+    return (
+        adapter if adapter is None or isinstance(adapter, adapters.Adapter) else formats.load(model, os.fspath(adapter))
+    )

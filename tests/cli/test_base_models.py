@@ -9,7 +9,7 @@ import pytest
 
 from featherback import models
 from featherback.exports import formats
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from tests.cli.conftest import Command
 from tests.support.tiny_chat import write_tiny_base
 

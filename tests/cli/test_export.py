@@ -16,7 +16,7 @@ from featherback import models
 from featherback.exports import formats
 from featherback.exports.formats import gguf, mlx
 from featherback.exports.targets import TARGETS
-from featherback.models.lora import LoRA, Pair
+from featherback.models.adapter import LoRA, Pair
 from featherback.runs.run_directory import RunDirectory
 from tests.cli.conftest import Command
 

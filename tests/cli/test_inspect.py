@@ -16,7 +16,7 @@ from featherback.core.sizes import MB
 from featherback.engine.formats.gguf import GGUFFile
 from featherback.engine.formats.writer import tensor_of_array, write_gguf
 from featherback.exports.formats import gguf, mlx, peft
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from featherback.models.model import formats, matrices
 from featherback.runs.config import TrainConfig
 from featherback.runs.outlook import least_memory

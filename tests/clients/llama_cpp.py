@@ -26,7 +26,7 @@ from featherback.exports.formats import gguf
 from featherback.exports.merged_gguf import MergedGGUF
 from featherback.infer.decoder import Decoder
 from featherback.infer.prompt import encode_prompt
-from featherback.models.lora import LoRA, Pair
+from featherback.models.adapter import LoRA, Pair
 from tests.support.families import FAMILIES, cases, of_peer
 from tests.support.tiny_models import TINY_LLAMA, llama3, tiny, write_tiny
 

@@ -23,8 +23,8 @@ from featherback.exports import formats
 from featherback.exports.targets import TARGETS
 from featherback.exports.targets.base import Request
 from featherback.infer.decoder import Decoder
+from featherback.models.adapter import LoRA, Pair
 from featherback.models.architecture.config import ModelConfig
-from featherback.models.lora import LoRA, Pair
 from featherback.models.streams import floats_of
 from tests.models.test_hf_folder import folder_and_gguf
 from tests.support.families import of_peer

@@ -19,7 +19,7 @@ from featherback.exports import formats
 from featherback.exports.formats import gguf, mlx, peft
 from featherback.exports.merged_gguf import MergedGGUF
 from featherback.infer.decoder import Decoder
-from featherback.models.lora import Adapter, LoRA, Pair
+from featherback.models.adapter import Adapter, LoRA, Pair
 from featherback.models.model import Model
 from tests.exports.test_peft import TOKENS
 from tests.support.expert_adapters import peft_of, random_values

@@ -28,8 +28,8 @@ from featherback.exports.base_model import hub_name
 from featherback.exports.formats import gguf, mlx, peft
 from featherback.infer.decoder import Decoder
 from featherback.models import families
+from featherback.models.adapter import LoRA, Pair
 from featherback.models.architecture.permute import hf_to_gguf_rows
-from featherback.models.lora import LoRA, Pair
 from featherback.models.model import Model
 from featherback.nn.adapters.lora import LoRAKind
 from tests.support.families import cases
@@ -263,7 +263,7 @@ def test_a_layer_of_smaller_ranks_holds_nothing_else(tmp_path: Path, monkeypatch
     model = models.load(write_tiny(tmp_path / "m.gguf"))
     full = partial(np.full, fill_value=np.nan)
     poisoned = SimpleNamespace(**{**vars(np), "empty": lambda shape, dtype: full(shape, dtype=dtype)})
-    monkeypatch.setattr("featherback.models.lora.np", poisoned)
+    monkeypatch.setattr("featherback.models.adapter.np", poisoned)
     adapter = _filled(model, targets="q", exceptions={(1, "q_proj"): None})
     row = np.ones(adapter.layer_size, np.float32)
     adapter.parameters.read(1, row)

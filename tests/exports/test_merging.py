@@ -27,8 +27,8 @@ from featherback.exports.merging import Merge, stored_type
 from featherback.exports.targets.base import check_out
 from featherback.exports.targets.report import merge_notes
 from featherback.infer.decoder import Decoder
+from featherback.models.adapter import LoRA
 from featherback.models.architecture.config import ModelConfig
-from featherback.models.lora import LoRA
 from featherback.models.model import Model
 from tests.support.oracle import random_adapter, reference_model
 from tests.support.tiny_models import TINY_LLAMA, TINY_PHI3, TINY_WIDE, write_tiny

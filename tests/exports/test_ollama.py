@@ -22,8 +22,8 @@ from featherback.exports.targets import TARGETS
 from featherback.exports.targets.base import Request
 from featherback.exports.targets.chat_parts import ChatParts, chat_parts
 from featherback.exports.targets.ollama import OWN_ENGINE
+from featherback.models.adapter import LoRA
 from featherback.models.architecture.config import ModelConfig
-from featherback.models.lora import LoRA
 from tests.data import templates
 from tests.data.support import byte_tokenizer
 from tests.support import modelfile

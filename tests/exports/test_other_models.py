@@ -9,7 +9,7 @@ import pytest
 from featherback import models
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, tiny, write_tiny
 
 

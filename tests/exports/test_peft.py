@@ -20,9 +20,9 @@ from featherback.exports.base_model import base_model_name
 from featherback.exports.formats import peft
 from featherback.exports.formats.base import describe
 from featherback.infer.decoder import Decoder
+from featherback.models.adapter import Adapter, LoRA
 from featherback.models.architecture.permute import hf_to_gguf_rows
 from featherback.models.form import Form
-from featherback.models.lora import Adapter, LoRA
 from featherback.models.model import Model
 from tests.support.oracle import random_adapter, reference_model
 from tests.support.tiny_models import TINY_LLAMA, TINY_PHI3, TINY_QWEN2, tiny, write_tiny

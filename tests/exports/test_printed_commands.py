@@ -21,8 +21,8 @@ from featherback.cli.app import run as featherback
 from featherback.exports import formats
 from featherback.exports.targets import TARGETS
 from featherback.infer.decoder import Decoder
+from featherback.models.adapter import LoRA
 from featherback.models.architecture.config import ModelConfig
-from featherback.models.lora import LoRA
 from tests.support import modelfile
 from tests.support.mlx_folder import mlx_folder
 from tests.support.oracle import reference_model

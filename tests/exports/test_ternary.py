@@ -16,7 +16,7 @@ from featherback.exports.formats import gguf as gguf_format
 from featherback.exports.merged_gguf import MergedGGUF
 from featherback.exports.merged_hf import MergedHF
 from featherback.infer.decoder import Decoder
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from tests.support.bitnet_files import folder_of, gguf_of
 from tests.support.oracle import reference_model
 

@@ -14,7 +14,7 @@ from featherback.cli.app import run as command
 from featherback.engine.formats.types import TensorType
 from featherback.exports.merged_gguf import MergedGGUF
 from featherback.models import load
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from tests.support.tiny_models import write_tiny
 
 ADVICE = "note: most of the training is lost: to keep 99% of it, remove --type, or choose a finer type"

@@ -32,10 +32,10 @@ from featherback.exports import formats
 from featherback.exports.formats import gguf, mlx, peft
 from featherback.exports.safetensors_writer import write_safetensors
 from featherback.models import load
+from featherback.models.adapter import LoRA, Pair
 from featherback.models.architecture.names import HF_NAMES
 from featherback.models.hub.stores.ollama import HOST, MODEL, NAMESPACE, TAG, Ollama
 from featherback.models.layout import layer_shapes, top_shapes
-from featherback.models.lora import LoRA, Pair
 from featherback.models.rope.llama3 import Llama3
 from tests.data import templates
 from tests.data.library_tokenizers import FAMILIES, save

@@ -17,8 +17,8 @@ from featherback.infer.generate import generate_tokens
 from featherback.infer.layout import Layout, layouts
 from featherback.infer.passes import FEW
 from featherback.infer.sampler import Sampler
+from featherback.models.adapter import LoRA
 from featherback.models.architecture.config import ModelConfig
-from featherback.models.lora import LoRA
 from featherback.models.rope.linear import Linear
 from featherback.models.rope.longrope import LongRope
 from tests.support.families import MODELS

@@ -22,7 +22,7 @@ from featherback.infer.decoder import Decoder
 from featherback.infer.generate import generate_text, generate_tokens
 from featherback.infer.prompt import encode_prompt
 from featherback.infer.sampler import Sampler
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from featherback.models.model import Model
 from tests.support.oracle import random_adapter, with_adapter
 from tests.support.tiny_chat import write_tiny_chat

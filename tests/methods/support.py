@@ -18,7 +18,7 @@ from featherback.data.batch import Batch
 from featherback.engine.host.paged import PagedArray
 from featherback.methods.base import FIRST, Draw, Options
 from featherback.methods.memory.plan import Plan
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from featherback.models.model import Model
 from featherback.nn.block import adaptable
 from featherback.nn.objectives.base import Objective

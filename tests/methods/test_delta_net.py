@@ -23,7 +23,7 @@ from featherback.exports.formats import FORMATS
 from featherback.infer.decoder import Decoder
 from featherback.infer.layout import Layout
 from featherback.methods.memory.plan import Plan
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from featherback.models.model import Model
 from featherback.nn.convolution import Convolution
 from featherback.nn.delta_gates import DeltaGates, Gates

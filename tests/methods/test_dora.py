@@ -12,7 +12,7 @@ import pytest
 from featherback import models
 from featherback.engine.backend.cpu import CPUOperations
 from featherback.errors import FeatherbackError
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from featherback.models.streams import floats_of
 from featherback.nn.adapters.base import Setup
 from featherback.nn.adapters.dora import DoRAAtProjection, DoRAKind

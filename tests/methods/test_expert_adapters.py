@@ -18,9 +18,9 @@ from featherback.engine.host.paged import PagedArray
 from featherback.errors import FeatherbackError
 from featherback.methods import METHODS
 from featherback.methods.memory.plan import Plan
+from featherback.models.adapter import Adapter, LoRA
 from featherback.models.architecture.names import parse_targets, short
 from featherback.models.form import Form
-from featherback.models.lora import Adapter, LoRA
 from featherback.nn.adapters import stacked
 from featherback.nn.adapters.lora import LoRAAtProjection
 from featherback.nn.block import adaptable

@@ -20,8 +20,8 @@ from featherback.engine.host.paged import PagedArray
 from featherback.errors import FeatherbackError
 from featherback.methods import METHODS
 from featherback.methods.memory.plan import Plan
-from featherback.methods.whole.settings import Whole
-from featherback.models.lora import LoRA
+from featherback.methods.whole.settings import WholeModelSettings
+from featherback.models.adapter import LoRA
 from featherback.models.model import Model
 from featherback.nn.experts import ROUTER, Experts
 from featherback.nn.router import Gating, Routing, expected_experts
@@ -264,7 +264,7 @@ def test_absurd_counts(tmp_path: Path, metadata: dict[str, Any], message: str) -
 
 def test_whole_models_with_experts_are_not_trained(all_twins: dict[str, Twins]) -> None:
     with pytest.raises(FeatherbackError, match=r"experts.*train an adapter"):
-        Whole(SGD()).check(all_twins["qwen3moe"].model)
+        WholeModelSettings(SGD()).check(all_twins["qwen3moe"].model)
 
 
 def test_all_is_attention(all_twins: dict[str, Twins]) -> None:

@@ -12,7 +12,7 @@ from featherback import models
 from featherback.data.batch import Batch
 from featherback.engine.backend.arena import Arena
 from featherback.methods.memory.plan import Plan
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from tests.methods.support import assert_close, assert_equal, with_plan
 from tests.support import families
 from tests.support.tiny_models import TINY_GEMMA3, tiny, write_tiny

@@ -22,8 +22,8 @@ from featherback.exports import formats
 from featherback.exports.formats import FORMATS
 from featherback.infer.decoder import Decoder
 from featherback.infer.layout import Layout
+from featherback.models.adapter import LoRA
 from featherback.models.families.hgrn_bit import BOUNDS, lower_bounds
-from featherback.models.lora import LoRA
 from featherback.models.model import Model
 from featherback.models.streams import floats_of
 from featherback.nn import bit_head, bit_linear
@@ -308,8 +308,8 @@ def test_other_computes(twins: Twins, compute: str) -> None:
 
 def test_ia3(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     """IA3 scales the input of down_proj before its inner norm, and the outputs of the others."""
+    from featherback.models.adapter import Adapter
     from featherback.models.form import Form
-    from featherback.models.lora import Adapter
     from featherback.nn.adapters.ia3 import IA3Kind
 
     identity(monkeypatch, twins)

@@ -26,8 +26,8 @@ from featherback.exports.merged_gguf import MergedGGUF
 from featherback.infer.decoder import Decoder
 from featherback.methods import METHODS
 from featherback.methods.memory.plan import Plan
+from featherback.models.adapter import Adapter
 from featherback.models.form import Form
-from featherback.models.lora import Adapter
 from featherback.nn.adapters import KINDS
 from featherback.nn.adapters.ia3 import IA3Kind, ScaledInput, ScaledOutput
 from featherback.nn.linear import Projection

@@ -18,7 +18,7 @@ from featherback.engine.backend.cpu import CPU
 from featherback.engine.backend.protocol import Array, Operations
 from featherback.engine.host.paged import PagedArray
 from featherback.methods.memory.plan import Plan
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from featherback.nn.context import Context
 from featherback.nn.encodings import ENCODINGS, Encoding
 from featherback.nn.kept import Intermediate, Kept

@@ -19,8 +19,8 @@ from featherback.methods.base import FIRST, Draw
 from featherback.methods.lcsb import LCSB, LCSBOptions
 from featherback.methods.memory.plan import Plan
 from featherback.methods.mesp import MeSP
+from featherback.models.adapter import LoRA
 from featherback.models.form import Layout
-from featherback.models.lora import LoRA
 from tests.methods.conftest import Twins
 from tests.methods.support import Result, adapter_of, assert_close, assert_equal, autograd, ours
 from tests.methods.test_exact_gradients import BOUND, draw

@@ -22,8 +22,8 @@ from featherback.engine.host.paged import PagedArray
 from featherback.exports.merging import Merge
 from featherback.infer.decoder import Decoder
 from featherback.methods.memory.plan import Plan
+from featherback.models.adapter import Adapter
 from featherback.models.form import Form
-from featherback.models.lora import Adapter
 from featherback.models.streams import floats_of
 from featherback.nn.adapters.base import AtProjection, Kind, Part
 from tests.methods.conftest import Twins

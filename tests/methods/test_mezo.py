@@ -14,7 +14,7 @@ from featherback.engine.host.paged import PagedArray
 from featherback.methods.base import FIRST, Draw, Method, Options
 from featherback.methods.memory.plan import Plan
 from featherback.methods.mezo import MeZOOptions
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from tests.methods.conftest import Twins
 from tests.methods.support import adapter_of
 from tests.methods.test_exact_gradients import draw

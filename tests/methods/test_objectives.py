@@ -20,8 +20,8 @@ from featherback.methods.losses import loss_gradient
 from featherback.methods.memory.plan import Plan
 from featherback.methods.mezo import MeZOOptions
 from featherback.methods.whole.head import HeadGradient
-from featherback.methods.whole.settings import Whole
-from featherback.models.lora import LoRA
+from featherback.methods.whole.settings import WholeModelSettings
+from featherback.models.adapter import LoRA
 from featherback.models.model import Model
 from featherback.nn.context import Context
 from featherback.nn.objectives.base import Objective, PerTarget
@@ -201,7 +201,7 @@ def of_head(
     """Return loss of a forward pass, loss of a backward pass, and gradients, of a model without blocks."""
     plan = replace(Plan.default(model.config, tokens=batch.n_tokens, compute=compute), vocab_tile=48, chunk=chunk)
     trained = None if whole else LoRA(model, 2, 16.0, "all")
-    settings = Whole(SGD()) if whole else None
+    settings = WholeModelSettings(SGD()) if whole else None
     method = methods.create("mesp", model, trained, plan, whole=settings, objective=objective)
     sink = Collected(model, method.resources.weights) if whole else None
     with method._begin(batch) as sweep:

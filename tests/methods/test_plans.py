@@ -24,8 +24,8 @@ from featherback.methods import METHODS
 from featherback.methods.memory import planner
 from featherback.methods.memory.job import Job
 from featherback.methods.memory.plan import Plan
+from featherback.models.adapter import LoRA
 from featherback.models.form import Form
-from featherback.models.lora import LoRA
 from featherback.models.model import Model
 from tests.methods.support import Result, assert_close, assert_equal, errors, with_plan
 from tests.support.families import MODELS

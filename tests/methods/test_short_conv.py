@@ -20,7 +20,7 @@ from featherback.infer.decoder import Decoder
 from featherback.infer.layout import Layout
 from featherback.methods.memory.plan import Plan
 from featherback.methods.whole.gradients import WeightGradients
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from featherback.nn.context import Context
 from featherback.nn.convolution import Convolution, Rows
 from featherback.nn.span import Span

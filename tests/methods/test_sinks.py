@@ -11,7 +11,7 @@ import pytest
 
 from featherback import models
 from featherback.engine.formats.types import TensorType
-from featherback.methods.whole.places import Place
+from featherback.methods.whole.trained_weights import WeightId
 from featherback.models.architecture.names import GGUF_NAMES
 from featherback.models.families import FAMILIES
 from featherback.models.families.base import by_window, rotary, silu_block
@@ -44,7 +44,7 @@ def test_by_finite_differences(model: Model, monkeypatch: pytest.MonkeyPatch, pa
     _, gradients = whole_gradients(model, sequences)
     read, rng = Model._vector, np.random.default_rng(0)
     for layer in range(CONFIG.num_hidden_layers):
-        found = gradients[Place(part, layer)].reshape(-1)
+        found = gradients[WeightId(part, layer)].reshape(-1)
         along = np.sign(rng.standard_normal(found.shape)).astype(np.float32)
 
         def moved(step: float, layer: int = layer, along: Any = along) -> float:

@@ -11,7 +11,7 @@ from featherback.methods.base import FIRST, Draw
 from featherback.methods.memory.plan import Plan
 from featherback.methods.mezo import MeZOOptions
 from featherback.methods.sparse_mezo import THRESHOLDS, SparseMeZO, SparseMeZOOptions
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from tests.methods.conftest import Twins
 from tests.methods.support import adapter_of
 from tests.methods.test_exact_gradients import draw

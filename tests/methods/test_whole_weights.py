@@ -14,8 +14,8 @@ from featherback.data.batch import Batch
 from featherback.engine.backend.protocol import Array
 from featherback.methods.memory.plan import Plan
 from featherback.methods.whole.gradients import Gradient, WeightGradients
-from featherback.methods.whole.places import EMBEDDING, HEAD, Place, trained_weights
-from featherback.methods.whole.settings import Whole
+from featherback.methods.whole.settings import WholeModelSettings
+from featherback.methods.whole.trained_weights import EMBEDDING, HEAD, WeightId, trained_weights
 from featherback.models.architecture.permute import gguf_to_hf_rows
 from featherback.models.families.qwen35 import DeltaConfig
 from featherback.models.model import Model
@@ -29,21 +29,21 @@ from tests.support.families.qwen35 import grouped
 from tests.support.oracle import weight_gradients
 
 
-def places_of(model: Model) -> dict[Place, tuple[int, int]]:
+def places_of(model: Model) -> dict[WeightId, tuple[int, int]]:
     config = model.config
     return dict(trained_weights(model.blocks, config.vocab_size, config.hidden_size, config.tie_word_embeddings))
 
 
 def whole_gradients(
     model: Model, sequences: Sequence[Sequence[int]], labels: Labels | None = None, height: int = 7, **plan: Any
-) -> tuple[float, dict[Place, Array]]:
+) -> tuple[float, dict[WeightId, Array]]:
     """Return the mean loss, and the gradient of every weight."""
     batch = Batch.from_sequences(list(sequences), None if labels is None else list(labels))
     chosen = replace(Plan.default(model.config, tokens=batch.n_tokens, compute="fp32"), **plan)
-    method = methods.create("mesp", model, None, chosen, whole=Whole(SGD()))
-    found: dict[Place, Array] = {}
+    method = methods.create("mesp", model, None, chosen, whole=WholeModelSettings(SGD()))
+    found: dict[WeightId, Array] = {}
 
-    def take(ctx: Context, place: Place, gradient: Gradient) -> None:
+    def take(ctx: Context, place: WeightId, gradient: Gradient) -> None:
         assert place not in found
         found[place] = np.full(gradient.shape, np.nan, np.float32)
         for again in range(2):  # what is read twice is the same
@@ -64,7 +64,7 @@ def whole_gradients(
     return loss / batch.n_targets, found
 
 
-def in_transformers(model: Model, found: dict[Place, Array], *, moves: bool = False) -> dict[str, Array]:
+def in_transformers(model: Model, found: dict[WeightId, Array], *, moves: bool = False) -> dict[str, Array]:
     """Convert gradients, or `moves` of the weights, to the names and layouts of transformers."""
     whole: dict[str, dict[int, Array]] = {}
     for place, gradient in found.items():
@@ -85,7 +85,7 @@ def in_transformers(model: Model, found: dict[Place, Array], *, moves: bool = Fa
     return {name: np.concatenate([parts[row] for row in sorted(parts)]) for name, parts in whole.items()}
 
 
-def _stored_otherwise(model: Model, place: Place, gradient: Array, moves: bool) -> Array:
+def _stored_otherwise(model: Model, place: WeightId, gradient: Array, moves: bool) -> Array:
     """Undo what a GGUF file with delta nets has in another order, or as another number."""
     config = model.config
     if place.layer is None or not isinstance(config, DeltaConfig):

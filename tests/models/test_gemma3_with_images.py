@@ -20,7 +20,7 @@ from featherback.exports.formats import peft
 from featherback.infer.decoder import Decoder
 from featherback.infer.generate import generate_tokens
 from featherback.infer.sampler import Sampler
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from tests.methods.support import Result, assert_close, ours
 from tests.support.oracle import reference_model
 from tests.support.tiny_models import TINY_GEMMA3, tiny, write_tiny

@@ -16,7 +16,7 @@ from featherback.engine.formats.gguf import GGUFFile
 from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
 from featherback.models import Model, ModelConfig, load
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from featherback.models.streams import floats_of
 from tests.models.test_hf_folder import folder_and_gguf
 from tests.support.mlx_folder import mlx_folder, mlx_values

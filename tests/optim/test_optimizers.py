@@ -16,7 +16,7 @@ from featherback import models, optim
 from featherback.core.options import described
 from featherback.engine.host.paged import PagedArray
 from featherback.errors import FeatherbackError
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from featherback.nn.slots import SlotTable
 from tests.optim.adalomo import adalomo
 from tests.optim.adamw8bit import AdamW8bit

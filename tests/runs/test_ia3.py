@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 from featherback import models
 from featherback.errors import FeatherbackError
 from featherback.exports.formats import peft
+from featherback.models.adapter import Adapter
 from featherback.models.form import Form
-from featherback.models.lora import Adapter
 from featherback.nn.adapters.ia3 import IA3Kind
 from featherback.runs.changes import with_overrides
 from featherback.runs.config import TrainConfig

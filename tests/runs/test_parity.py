@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from featherback import models
 from featherback.data.token_file import TokenFile
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from featherback.runs.config import TrainConfig
 from featherback.runs.launch import prepare_run
 from featherback.runs.stream import BatchStream

@@ -33,7 +33,7 @@ from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.infer.decoder import Decoder
 from featherback.methods.whole.files import StateFile, WeightFiles
-from featherback.methods.whole.places import Place
+from featherback.methods.whole.trained_weights import WeightId
 from featherback.models.architecture.config import ModelConfig
 from featherback.optim import Schedule
 from featherback.optim.rules.adamw import AdamW
@@ -204,7 +204,7 @@ def test_what_looks_at_weights_first_writes_them_once(
 ) -> None:
     write, writes = WeightFiles.write, Counter[tuple[Any, ...]]()
 
-    def counted(files: WeightFiles, ctx: Any, place: Place, rows: slice, *rest: Any) -> None:
+    def counted(files: WeightFiles, ctx: Any, place: WeightId, rows: slice, *rest: Any) -> None:
         writes[rest[-1], place, rows.start] += 1
         write(files, ctx, place, rows, *rest)
 
@@ -358,7 +358,7 @@ def test_a_disk_without_room_is_said_to_have_none_for_the_model(start: Start, mo
 
 
 def test_states_that_cannot_be_kept_say_where(tmp_path: Path) -> None:
-    states = StateFile(AdamW(), [(Place("norm"), (1, 8))])
+    states = StateFile(AdamW(), [(WeightId("norm"), (1, 8))])
     (tmp_path / "taken").mkdir()
     with pytest.raises(FeatherbackError, match=r"^Cannot write .*taken: "):
         states.keep(tmp_path / "taken")
@@ -367,18 +367,18 @@ def test_states_that_cannot_be_kept_say_where(tmp_path: Path) -> None:
 def test_states_in_memory_are_there_once_while_they_are_read(tmp_path: Path) -> None:
     device = backend.of("fp32")
     on = Device(device, device.arena(0))
-    states = StateFile(AdamW(), [(Place("norm"), (1, 1 << 20))])
-    with states.part(on, Place("norm"), "first_moment", 0, None) as values:
+    states = StateFile(AdamW(), [(WeightId("norm"), (1, 1 << 20))])
+    with states.part(on, WeightId("norm"), "first_moment", 0, None) as values:
         values[...] = np.arange(1 << 20)
     states.keep(tmp_path / "kept")
-    again = StateFile(AdamW(), [(Place("norm"), (1, 1 << 20))])
+    again = StateFile(AdamW(), [(WeightId("norm"), (1, 1 << 20))])
     tracemalloc.start()
     try:
         again.load(tmp_path / "kept")
         assert tracemalloc.get_traced_memory()[1] < states.size
     finally:
         tracemalloc.stop()
-    with again.part(on, Place("norm"), "first_moment", 0, None) as values:
+    with again.part(on, WeightId("norm"), "first_moment", 0, None) as values:
         np.testing.assert_array_equal(values, np.arange(1 << 20))
 
 

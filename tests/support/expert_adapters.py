@@ -15,7 +15,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from featherback.models.model import Model
 from tests.methods.support import Result
 from tests.support.oracle import _loss

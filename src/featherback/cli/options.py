@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from featherback.models.lora import Adapter
+    from featherback.models.adapter import Adapter
     from featherback.models.model import Model
 
 _MODEL = typer.Argument(

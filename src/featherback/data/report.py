@@ -54,7 +54,7 @@ class PrepareReport:
     skipped: int = 0
     """Bad records that were skipped on request."""
     first_skipped: list[str] = field(default_factory=list)
-    """Place and problem of the first skipped records."""
+    """WeightId and problem of the first skipped records."""
     not_read: list[str] = field(default_factory=list)
     """Sentences about files in folders that are not read."""
     unused_keys: list[str] = field(default_factory=list)

@@ -13,8 +13,8 @@ from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.engine.formats.writer import OutTensor, Value, file_bytes, write_gguf
 from featherback.exports.merging import Merge
 from featherback.exports.own_types import copied_to_gguf
+from featherback.models.adapter import Adapter
 from featherback.models.form import LayerTarget
-from featherback.models.lora import Adapter
 
 FILE_TYPES = {
     TensorType.F32: 0, TensorType.F16: 1, TensorType.Q4_0: 2, TensorType.Q4_1: 3, TensorType.Q8_0: 7,

@@ -18,8 +18,8 @@ from featherback.engine.formats.writer import OutTensor
 from featherback.errors import FeatherbackError
 from featherback.exports.merging import Merge
 from featherback.exports.safetensors_writer import write_tensors
+from featherback.models.adapter import Adapter
 from featherback.models.converted import ConvertedWeights
-from featherback.models.lora import Adapter
 from featherback.models.streams import copied
 
 _DTYPES = {TensorType.F32: "float32", TensorType.F16: "float16", TensorType.BF16: "bfloat16"}

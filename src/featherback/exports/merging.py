@@ -17,8 +17,8 @@ from featherback.engine.formats.matrix import Matrix
 from featherback.engine.formats.quantize import quantizable, quantize
 from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
+from featherback.models.adapter import Adapter
 from featherback.models.form import LayerTarget
-from featherback.models.lora import Adapter
 from featherback.models.streams import floats_of, row_blocks, unmap_pages
 from featherback.nn.adapters.base import Values
 

@@ -23,7 +23,7 @@ from featherback.errors import FeatherbackError
 from featherback.exports.merged_gguf import write_with_metadata
 from featherback.exports.merged_hf import write_folder
 from featherback.exports.merging import MergeCost, stored_type
-from featherback.methods.whole.settings import Whole
+from featherback.methods.whole.settings import WholeModelSettings
 from featherback.models.converted import ConvertedWeights
 from featherback.models.model import Model
 from featherback.models.streams import copied, counted, floats_of, quantized, row_blocks, unmap_pages
@@ -32,7 +32,7 @@ PLAIN = (TensorType.F32, TensorType.F16, TensorType.BF16)
 """The types that can be trained without conversion."""
 
 
-def stored_names(model: Model, whole: Whole) -> set[str]:
+def stored_names(model: Model, whole: WholeModelSettings) -> set[str]:
     """The names of the trained weights in the model's files."""
     return {model.stored_name(place.part, place.layer) for place in whole.trained(model.config, model.blocks)}
 

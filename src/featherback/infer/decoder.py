@@ -19,7 +19,7 @@ from featherback.infer.layout import Layout
 from featherback.infer.needs import Needs, needs
 from featherback.infer.passes import Cache, FileCache, Passes, RAMCache
 from featherback.methods.memory.resources import source
-from featherback.models.lora import Adapter
+from featherback.models.adapter import Adapter
 from featherback.models.model import Model
 from featherback.nn.span import Span
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from featherback.methods.memory.plan import Place, Weights
+from featherback.methods.memory.plan import Storage, Weights
 
 CHUNK, MLP_TILE = 256, 512
 
@@ -17,7 +17,7 @@ class Layout:
 
     weights: Weights = "resident"
     """How layers are read. All but "resident" also read the adapter again in every pass."""
-    cache: Place = "ram"
+    cache: Storage = "ram"
     """Where keys and values are stored. "file": only those of the layer in use are in memory."""
     chunk: int = CHUNK
     """Tokens of a prompt that pass the layers together. It bounds the activations, not the prompt's length."""
@@ -41,7 +41,7 @@ def layouts(weights: Weights | None = None) -> Iterator[Layout]:
     if weights in (None, "resident"):
         yield Layout()
     ways: tuple[Weights, ...] = ("paged", "by_matrix") if weights is None else (weights,)
-    places: tuple[Place, ...] = ("ram", "file")
+    places: tuple[Storage, ...] = ("ram", "file")
     for way, place, sizes in product(ways, places, _SMALLER):
         if way != "resident":
             yield Layout(way, place, *sizes)

@@ -19,7 +19,7 @@ from featherback.methods.memory.dry_run import BlankAdapter, BlankWeights, NoSto
 from featherback.methods.memory.plan import Weights
 from featherback.methods.memory.planner import STACK
 from featherback.methods.memory.stored import StoredSizes
-from featherback.models.lora import Adapter
+from featherback.models.adapter import Adapter
 from featherback.models.model import Model
 from featherback.nn.span import Span
 

@@ -10,8 +10,8 @@ from featherback.methods.memory.dry_run import account
 from featherback.methods.memory.job import Job
 from featherback.methods.memory.plan import Plan
 from featherback.methods.memory.resources import resources
-from featherback.methods.whole.settings import Whole
-from featherback.models.lora import Adapter
+from featherback.methods.whole.settings import WholeModelSettings
+from featherback.models.adapter import Adapter
 from featherback.models.model import Model
 from featherback.nn.objectives.base import Objective
 from featherback.nn.objectives.next_token import NEXT_TOKEN
@@ -29,7 +29,7 @@ def create(
     plan: Plan,
     folder: Path | None = None,
     options: Options | None = None,
-    whole: Whole | None = None,
+    whole: WholeModelSettings | None = None,
     objective: Objective = NEXT_TOKEN,
 ) -> Method:
     """Create the method `name` with the resources it needs for a model and its adapter.

@@ -14,7 +14,7 @@ from featherback.methods.memory.resources import WeightSource
 from featherback.nn.adapters.base import AtProjection, Kind, Setup
 from featherback.nn.context import Context
 from featherback.nn.linear import BlockWeights, LayerSink, Projection
-from featherback.nn.moved import WeightPart, vector
+from featherback.nn.perturbed import WeightPart, vector
 from featherback.nn.slots import SlotTable
 
 NONE: Mapping[str, Any] = {}
@@ -64,7 +64,7 @@ class Layout(Protocol):
 class Adapter(Protocol):
     """The parts of an adapter that methods use.
 
-    Implemented by `models.lora.Adapter`, and by its shapes without values.
+    Implemented by `models.adapter.Adapter`, and by its shapes without values.
     """
 
     @property
@@ -110,7 +110,7 @@ def layer_weights(
     with ctx.frame(), source.layer(index, then) as stored:
         stored = replace(stored, vectors={name: ctx.backend.vector(value) for name, value in stored.vectors.items()})
         if adapter is None or index not in adapter.layout.adapted:
-            if ctx.moves is not None:
+            if ctx.perturbations is not None:
                 vectors = {name: vector(ctx, value, WeightPart(name, index)) for name, value in stored.vectors.items()}
                 stored = replace(stored, vectors=vectors)
             yield block_weights(ctx.backend, stored, sink=sink, layer=index)

@@ -105,15 +105,15 @@ class Method(ABC):
 
     def loss(
         self, batch: Batch, parameters: Parameters | None = None, draw: Draw | None = None,
-        moves: Perturbations | None = None, objective: Objective = NEXT_TOKEN,
+        perturbations: Perturbations | None = None, objective: Objective = NEXT_TOKEN,
     ) -> float:  # fmt: skip
         """Return the summed loss (nats) over the batch's supervised tokens. Runs a forward pass only.
 
         `objective`: by default the next-token loss, even if training minimises another one. `parameters`: replace the
-        adapter's own values. `draw`: random numbers as in training (dropout); None: no randomness. `moves`:
+        adapter's own values. `draw`: random numbers as in training (dropout); None: no randomness. `perturbations`:
         perturbations that zeroth-order methods add to the model's own weights.
         """
-        with self._begin(batch, draw, moves) as sweep:
+        with self._begin(batch, draw, perturbations) as sweep:
             for i in sweep.enter():
                 sweep.forward(i, parameters)
             return sweep.loss(objective)
@@ -135,8 +135,8 @@ class Method(ABC):
         return layers
 
     def _begin(
-        self, batch: Batch, draw: Draw | None = None, moves: Perturbations | None = None
+        self, batch: Batch, draw: Draw | None = None, perturbations: Perturbations | None = None
     ) -> AbstractContextManager[Sweep]:
         """Return a sweep of `batch`, positioned before the first block. `draw`: random numbers, in training."""
         draw = draw if self.adapter is not None and self.adapter.draws else None
-        return begin(self.model, self.adapter, self.plan, self.resources, batch, draw, moves, self.entry_states)
+        return begin(self.model, self.adapter, self.plan, self.resources, batch, draw, perturbations, self.entry_states)

@@ -19,7 +19,7 @@ import numpy as np
 from featherback.data.batch import Batch
 from featherback.engine.backend.device import Device
 from featherback.engine.backend.protocol import Array
-from featherback.engine.host.token_rows import Places, TokenRows
+from featherback.engine.host.token_rows import RowNumbers, TokenRows
 from featherback.nn.span import Span
 
 LEAST = 8
@@ -71,7 +71,7 @@ class StatesOf:
 
     states: EntryStates
     file: TokenRows
-    places: Places
+    places: RowNumbers
 
     def are_stored(self) -> bool:
         """Return whether every row is there and intact."""

@@ -105,7 +105,9 @@ class MeZO(Method):
         ops = self.resources.ops
 
         def at(key: Key, factor: float) -> float:
-            return self.loss(batch, draw=draw, moves=sink.moved(ops, key, factor), objective=self.objective)
+            return self.loss(
+                batch, draw=draw, perturbations=sink.perturbation(ops, key, factor), objective=self.objective
+            )
 
         found = list(self._slopes(at, scale, draw))
         with self._begin(batch) as sweep:

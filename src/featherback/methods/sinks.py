@@ -27,7 +27,7 @@ class WeightSink(HeadSink, Protocol):
     def layer(self, index: int) -> LayerSink:
         """Return the sink of one layer."""
 
-    def moved(self, ops: Operations, key: Key, factor: float) -> Perturbations:
+    def perturbation(self, ops: Operations, key: Key, factor: float) -> Perturbations:
         """Return the perturbation `factor` z of all trained weights. z ~ N(0, I) depends only on the key."""
 
     def along(self, ctx: Context, slopes: Sequence[tuple[Key, float]]) -> None:

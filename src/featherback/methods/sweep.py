@@ -34,8 +34,8 @@ from featherback.nn.encodings import ENCODINGS
 from featherback.nn.kept import NOTHING, Kept
 from featherback.nn.linear import BlockWeights, LayerSink
 from featherback.nn.loss import Head
-from featherback.nn.moved import WeightPart, table_rows
 from featherback.nn.objectives.base import Objective, PerTarget
+from featherback.nn.perturbed import WeightPart, table_rows
 from featherback.nn.roles import EMBEDDING
 from featherback.nn.rope import Rotary
 from featherback.nn.span import Span, spans
@@ -66,7 +66,7 @@ def begin(
     resources: Resources,
     batch: Batch,
     draw: Draw | None,
-    moves: Perturbations | None,
+    perturbations: Perturbations | None,
     states: EntryStates | None = None,
 ) -> Iterator[Sweep]:
     """Provide a sweep of `batch`, positioned before the first block. Its scratch memory is freed at the end.
@@ -85,7 +85,7 @@ def begin(
         raise FeatherbackError(
             "The batch has shared prompts, which the model does not support. Prepare the data again."
         )
-    provided = partial(_sweep, model, adapter, plan, resources, draw, moves)
+    provided = partial(_sweep, model, adapter, plan, resources, draw, perturbations)
     stored = None if states is None else states.of(batch, _spans(batch, plan))
     if stored is not None and not stored.are_stored():
         with provided(batch) as below:
@@ -111,7 +111,7 @@ def _sweep(
     plan: Plan,
     resources: Resources,
     draw: Draw | None,
-    moves: Perturbations | None,
+    perturbations: Perturbations | None,
     batch: Batch,
     stored: StatesOf | None = None,
 ) -> Iterator[Sweep]:
@@ -129,7 +129,7 @@ def _sweep(
         release_expert=resources.weights.release_expert,
         expect=resources.weights.expect,
         draw=draw,
-        moves=moves,
+        perturbations=perturbations,
         noted=resources.noted,
     )
     # A whole batch uses one set of rotary tables for all blocks. For chunks, `rows` makes them.

@@ -1,4 +1,4 @@
-"""Models on disk: configuration, blocks and handles of the weights; and their adapters (`lora`)."""
+"""Models on disk: configuration, blocks and handles of the weights; and their adapters (`adapter`)."""
 
 from featherback.engine.formats.matrix import LayerWeights
 from featherback.models.architecture.config import ModelConfig

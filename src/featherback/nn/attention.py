@@ -29,7 +29,7 @@ from featherback.nn.linear import BlockWeights, by_stored, norm_backward, normed
 from featherback.nn.rope import Rotary
 from featherback.nn.span import Span
 
-Places = Mapping[str, tuple[Array, Array]]
+ProductArrays = Mapping[str, tuple[Array, Array]]
 """Letter (q, k or v) -> the array for the product, and the array for its normed and rotated values. Often both are the
 same array.
 """
@@ -59,7 +59,7 @@ class KeyValues:
         """Return the rows of k and v that the span's queries may see."""
         return self.k[span.seen], self.v[span.seen]
 
-    def places(self, span: Span) -> Places:
+    def places(self, span: Span) -> ProductArrays:
         """Return the span's own rows of k and v."""
         k, v = self.k[span.own], self.v[span.own]
         return {"k": (k if self.k_raw is None else self.k_raw[span.own], k), "v": (v, v)}
@@ -236,7 +236,7 @@ class Attention(Branch):
         return AttentionState(q, q_raw, o, lse, probabilities, out, h)
 
     def project(
-        self, ctx: Context, x: Array | None, w: BlockWeights, places: Places, found: Kept = NOTHING,
+        self, ctx: Context, x: Array | None, w: BlockWeights, places: ProductArrays, found: Kept = NOTHING,
         h: Mapping[str, Array | None] = NO_H,
     ) -> None:  # fmt: skip
         """Fill `places` from x (T, D): products, then their norms and rotations. Products in `found` are read instead.

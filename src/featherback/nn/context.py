@@ -21,7 +21,7 @@ T = TypeVar("T")
 class Perturbations(Protocol):
     """Random perturbations that zeroth-order methods add to the model's own weights while a pass reads them."""
 
-    def moves(self, part: str, layer: int | None) -> bool:
+    def affects(self, part: str, layer: int | None) -> bool:
         """Return whether this weight is perturbed. `layer` is None for a weight outside the layers."""
 
     def add(self, part: str, layer: int | None, corner: tuple[int, int], out: Array) -> None:
@@ -55,7 +55,7 @@ class Context(Device):
     release_expert: Callable[[Matrix], None] = keep_mapped  # the same for an expert, or a part of it
     expect: Callable[[str, int, int], None] = ignore  # (projection, rows [first, last)): will be read soon
     draw: Draw | None = None  # the source of random numbers in training, if the adapter draws any
-    moves: Perturbations | None = None  # what zeroth-order methods add to the weights as they are read
+    perturbations: Perturbations | None = None  # what zeroth-order methods add to the weights as they are read
     noted: TokenStore | None = None  # where a branch notes something for each chunk, until its backward pass
     tables: Mapping[Rotary, tuple[Array, Array]] | None = None  # cos and sin (T, dim / 2)
 

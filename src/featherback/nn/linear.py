@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from featherback.engine.backend.protocol import Array, Matrix
-from featherback.nn import moved
+from featherback.nn import perturbed
 from featherback.nn.adapters.base import AtProjection
 from featherback.nn.context import Context
 
@@ -131,9 +131,9 @@ class Projection(NamedTuple):
         `h` None: the adapter adds nothing.
         """
         adapter, bias = self.adapter, self.bias
-        if ctx.moves is not None:
-            spot = moved.WeightPart(self.name, self.layer, *self.corner)
-            moved.product(ctx, x, self.weight, spot, out, bias=bias, accumulate=accumulate)
+        if ctx.perturbations is not None:
+            spot = perturbed.WeightPart(self.name, self.layer, *self.corner)
+            perturbed.product(ctx, x, self.weight, spot, out, bias=bias, accumulate=accumulate)
         elif adapter is None:
             ctx.ops.linear(x, self.weight, out, bias=bias, accumulate=accumulate)
         else:

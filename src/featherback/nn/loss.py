@@ -21,8 +21,8 @@ from featherback.engine.backend.protocol import Array, Matrix
 from featherback.engine.formats.matrix import Matrix as StoredMatrix
 from featherback.nn.context import Context
 from featherback.nn.linear import norm_gradient
-from featherback.nn.moved import WeightPart, product, vector
 from featherback.nn.objectives.base import PerTarget
+from featherback.nn.perturbed import WeightPart, product, vector
 from featherback.nn.roles import HEAD, NORM
 from featherback.nn.softmax import ROWS, UNSCALED, HeadPass, Score, Softmax, Weights, placed
 from featherback.nn.span import pieces

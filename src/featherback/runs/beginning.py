@@ -10,7 +10,7 @@ from featherback.engine.formats import fingerprint
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.exports.formats.peft import FORMAT as PEFT
-from featherback.models.lora import Adapter
+from featherback.models.adapter import Adapter
 from featherback.models.model import Model
 from featherback.optim.average import MEAN, begin
 from featherback.runs.config import TrainConfig

@@ -28,7 +28,7 @@ from featherback.runs.panels.whole import MASTER, WholeOptions
 
 if TYPE_CHECKING:
     from featherback.data.source import Source
-    from featherback.methods.whole.settings import Whole
+    from featherback.methods.whole.settings import WholeModelSettings
     from featherback.models.architecture.config import ModelConfig
     from featherback.models.model import Model
 
@@ -164,15 +164,15 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         return Averaged(rule=rule) if self.averages else rule
 
     @property
-    def whole(self) -> Whole | None:
+    def whole(self) -> WholeModelSettings | None:
         """The settings for training the model's own weights; None for an adapter."""
         if self.train != "full":
             return None
         from featherback.engine.formats.types import TensorType
-        from featherback.methods.whole.settings import Whole
+        from featherback.methods.whole.settings import WholeModelSettings
 
         kind = {"bf16": TensorType.BF16, "fp32": TensorType.F32}[self.master or MASTER]
-        return Whole(self.rule, kind, self.freeze or ())
+        return WholeModelSettings(self.rule, kind, self.freeze or ())
 
     def measured_every(self, steps: int, held_out: int, mean: float) -> int:
         """Return the number of steps between two measurements of the held-out loss.

@@ -20,8 +20,8 @@ from featherback.infer.decoder import Decoder
 from featherback.infer.layout import Layout as DecoderLayout
 from featherback.infer.needs import fitting, smallest
 from featherback.methods.memory.plan import LEAST, MOST, Weights
+from featherback.models.adapter import Adapter
 from featherback.models.form import Layout
-from featherback.models.lora import Adapter
 from featherback.models.model import Model, matrices
 from featherback.runs.account import BETWEEN_RUNS, own_peak
 

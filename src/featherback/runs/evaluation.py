@@ -15,8 +15,8 @@ from featherback.data.token_file import TokenFile
 from featherback.engine.host.maps import MapWatch
 from featherback.errors import FeatherbackError
 from featherback.methods.memory.plan import Plan
+from featherback.models.adapter import Adapter
 from featherback.models.finite import check_weights
-from featherback.models.lora import Adapter
 from featherback.models.model import Model
 from featherback.nn.objectives.base import Objective
 from featherback.nn.objectives.next_token import NEXT_TOKEN

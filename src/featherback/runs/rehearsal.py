@@ -18,10 +18,10 @@ from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.engine.host.machine import Baseline
 from featherback.engine.host.paged import PagedArray
 from featherback.methods.memory.plan import Plan
+from featherback.models.adapter import LoRA
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Naming
 from featherback.models.layout import layer_shapes, top_shapes
-from featherback.models.lora import LoRA
 from featherback.models.model import Model
 
 TOY = ModelConfig(

@@ -8,8 +8,8 @@ from typing import Any
 
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
+from featherback.models.adapter import Adapter
 from featherback.models.loader import load
-from featherback.models.lora import Adapter
 from featherback.models.model import Model
 from featherback.runs.outcome import held_out_losses, is_worse
 from featherback.runs.run_directory import RunDirectory

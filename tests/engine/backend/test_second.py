@@ -20,7 +20,7 @@ from featherback.engine.host.paged import PagedArray
 from featherback.infer.decoder import Decoder
 from featherback.infer.layout import Layout
 from featherback.methods.memory.plan import Plan
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 from featherback.models.model import Model
 from featherback.optim import layerwise
 from featherback.runs import checkpoint

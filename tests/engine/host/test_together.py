@@ -23,7 +23,7 @@ from featherback.engine.host.maps import MapWatch
 from featherback.engine.host.meter import Meter
 from featherback.engine.host.paged import PagedArray
 from featherback.methods.memory.plan import Plan
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 
 TOKENS = 40
 

@@ -26,10 +26,10 @@ from featherback.methods.memory.job import Job
 from featherback.methods.memory.plan import Plan
 from featherback.methods.mezo import MeZOOptions
 from featherback.methods.whole.gradients import WeightGradients
-from featherback.methods.whole.settings import Whole
+from featherback.methods.whole.settings import WholeModelSettings
+from featherback.models.adapter import LoRA
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.form import Form
-from featherback.models.lora import LoRA
 from featherback.models.model import Model
 from featherback.optim import OPTIONS, RULES
 from featherback.optim.rule import Rule
@@ -136,7 +136,7 @@ def _high_water(tmp_path: Path, name: str, frozen: tuple[str, ...], rule: Rule) 
     for number, (config, _) in enumerate(MODELS.values()):
         model = models.load(write_tiny(tmp_path / f"{number}.gguf", config, TensorType.BF16))
         batch = all_supervised(np.random.default_rng(0), config.vocab_size, 20, 1, 43)
-        whole = Whole(rule, frozen=frozen)
+        whole = WholeModelSettings(rule, frozen=frozen)
         trained = whole.trained(config, model.blocks)
         at_work = methods.create(name, model, None, Plan(tokens=64, mlp_tile=256, vocab_tile=33), whole=whole)
         sink = WeightGradients(

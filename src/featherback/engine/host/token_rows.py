@@ -29,7 +29,7 @@ from featherback.core import private
 from featherback.engine.host.positioned import read_at, write_at
 from featherback.errors import FeatherbackError
 
-Places = NDArray[np.int64]
+RowNumbers = NDArray[np.int64]
 _PAGE = 4096
 _PIECE = 1 << 16
 """Bytes that are read at once while rows are checked."""
@@ -100,7 +100,7 @@ class TokenRows:
         except OSError:  # not a file of its own: create_anew replaces it, or says why not
             return False
 
-    def places(self, sequences: Iterable[int], lengths: Iterable[int]) -> Places:
+    def places(self, sequences: Iterable[int], lengths: Iterable[int]) -> RowNumbers:
         """Return the places of all tokens of these sequences, one sequence after the other."""
         found = []
         for sequence, length in zip(sequences, lengths):
@@ -110,7 +110,7 @@ class TokenRows:
             found.append(np.arange(first[0], first[0] + length, dtype=np.int64))
         return np.concatenate(found)
 
-    def intact(self, places: Places) -> bool:
+    def intact(self, places: RowNumbers) -> bool:
         """Return whether the rows at all of these places were written and have the right checksum."""
         row = self.width * 4
         most = max(1, _PIECE // row)
@@ -126,7 +126,7 @@ class TokenRows:
                 whole = whole and all(right) and all(sums)
         return whole
 
-    def load(self, places: Places, out: NDArray[np.float32]) -> None:
+    def load(self, places: RowNumbers, out: NDArray[np.float32]) -> None:
         """Fill `out` (n, width) with the rows at `places` (n,), which must be intact."""
         at = 0
         for first, count in _runs(places):
@@ -134,7 +134,7 @@ class TokenRows:
                 raise _truncated(self.path)
             at += count
 
-    def save(self, places: Places, rows: NDArray[np.float32]) -> None:
+    def save(self, places: RowNumbers, rows: NDArray[np.float32]) -> None:
         """Write `rows` (n, width) to `places` (n,). Raises OSError if that fails; such rows are not intact."""
         at = 0
         for first, count in _runs(places):
@@ -153,7 +153,7 @@ class TokenRows:
         return sums.tolist() if read_at(self._file, sums, self._checksums + 4 * first) else [0] * count
 
 
-def _runs(places: Places) -> Iterator[tuple[int, int]]:
+def _runs(places: RowNumbers) -> Iterator[tuple[int, int]]:
     """Yield (first, count) of each stretch of consecutive places."""
     starts = np.flatnonzero(np.diff(places, prepend=places[:1] - 2) != 1)
     for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(places)]):

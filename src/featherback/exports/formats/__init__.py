@@ -17,9 +17,9 @@ from featherback.engine.formats.safetensors import CONFIG
 from featherback.errors import FeatherbackError
 from featherback.exports.base_model import is_base, recorded_names
 from featherback.exports.formats.base import Factor, Format, MisfitError, StoredAdapter
+from featherback.models.adapter import Adapter
 from featherback.models.form import Form
 from featherback.models.loader import results
-from featherback.models.lora import Adapter
 from featherback.models.model import Model
 
 FORMATS: Registry[Format] = Registry(__name__, "FORMAT", "adapter format", shared=("base", "peft_parameters"))

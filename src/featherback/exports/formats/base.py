@@ -19,10 +19,10 @@ from featherback.engine import kernels
 from featherback.engine.formats.store import TensorStore
 from featherback.engine.formats.types import TensorInfo
 from featherback.errors import FeatherbackError, excerpt, first_few
+from featherback.models.adapter import Adapter
 from featherback.models.architecture.layer_choice import written_layers
 from featherback.models.architecture.names import hf_module
 from featherback.models.form import Form, LayerTarget
-from featherback.models.lora import Adapter
 from featherback.models.model import Model
 from featherback.models.streams import unmap_pages
 from featherback.nn.adapters.base import Kind

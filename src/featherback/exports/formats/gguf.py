@@ -40,9 +40,9 @@ from featherback.exports.formats.base import (
     ranks_of,
     rescaled,
 )
+from featherback.models.adapter import Adapter
 from featherback.models.architecture.permute import hf_to_gguf_rows
 from featherback.models.form import Form
-from featherback.models.lora import Adapter
 from featherback.models.model import Model
 from featherback.nn.adapters.lora import LoRAKind, check_alpha
 

@@ -36,9 +36,9 @@ from featherback.exports.formats.base import (
     rescaled,
 )
 from featherback.exports.safetensors_writer import write_safetensors
+from featherback.models.adapter import Adapter
 from featherback.models.architecture.names import hf_module
 from featherback.models.form import Form
-from featherback.models.lora import Adapter
 from featherback.models.model import Model
 from featherback.nn.adapters.lora import LoRAKind, check_alpha
 

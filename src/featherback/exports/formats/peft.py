@@ -39,9 +39,9 @@ from featherback.exports.formats.base import (
 )
 from featherback.exports.formats.peft_parameters import GATE_UP, Parameter, halved, kind_of, parameters, routers, stems
 from featherback.exports.safetensors_writer import write_safetensors
+from featherback.models.adapter import Adapter
 from featherback.models.architecture.names import on_request
 from featherback.models.form import Form, LayerTarget
-from featherback.models.lora import Adapter
 from featherback.models.model import Model
 from featherback.nn.adapters import KINDS
 from featherback.nn.adapters.base import Kind, Part

@@ -15,7 +15,7 @@ from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
 from featherback.exports.formats import FORMATS
 from featherback.exports.formats.base import Format
-from featherback.models.lora import Adapter
+from featherback.models.adapter import Adapter
 from featherback.models.model import Model
 
 QUANTIZABLE = tuple(kind for kind in TensorType if quantizable(kind))

@@ -14,7 +14,7 @@ from featherback.exports.targets.base import QUANTIZABLE, Exported, Request, Tar
 from featherback.exports.targets.commands import try_out
 from featherback.exports.targets.report import merge_facts, merge_notes
 from featherback.exports.targets.whole import suffix, write_model
-from featherback.models.lora import Adapter
+from featherback.models.adapter import Adapter
 
 
 class Merged(Target):

@@ -29,7 +29,7 @@ from featherback.methods.memory.resources import Resources
 from featherback.methods.memory.stored import StoredSizes
 from featherback.methods.whole.gradients import TrainWeight, WeightGradients
 from featherback.methods.whole.optimizer import WholeOptimizer
-from featherback.methods.whole.places import Place
+from featherback.methods.whole.trained_weights import WeightId
 from featherback.models import families
 from featherback.models.form import Layout
 from featherback.nn.block import rotaries
@@ -213,7 +213,7 @@ def _full_batch(job: Job, plan: Plan) -> Batch:
     return job.objective.fullest(Batch(zeros, zeros, zeros, cu_seqlens))
 
 
-def counting_optimizer(rule: Rule, trained: Mapping[Place, tuple[int, int]]) -> TrainWeight:
+def counting_optimizer(rule: Rule, trained: Mapping[WeightId, tuple[int, int]]) -> TrainWeight:
     """Return an optimiser for weights and states without contents."""
     numbers = {place: number for number, place in enumerate(trained)}
     return WholeOptimizer(rule, _NoRows(), _NoStates(rule, trained), StepArgs(1, 0.0), numbers).train
@@ -222,11 +222,11 @@ def counting_optimizer(rule: Rule, trained: Mapping[Place, tuple[int, int]]) -> 
 class _NoRows:
     """Weights without contents, in a file of 16-bit values."""
 
-    def read(self, ctx: Context, place: Place, rows: slice, out: Blank) -> None:
+    def read(self, ctx: Context, place: WeightId, rows: slice, out: Blank) -> None:
         with ctx.frame():
             ctx.scratch.take("weights, stored", out.shape, np.uint16)
 
-    def write(self, ctx: Context, place: Place, rows: slice, values: Blank, step: int) -> None:
+    def write(self, ctx: Context, place: WeightId, rows: slice, values: Blank, step: int) -> None:
         self.read(ctx, place, rows, values)
 
 
@@ -235,10 +235,10 @@ class _NoStates:
     """Optimiser states that are only counted: shapes without values, as if they were in files."""
 
     rule: Rule
-    trained: Mapping[Place, tuple[int, int]]
+    trained: Mapping[WeightId, tuple[int, int]]
 
     @contextmanager
-    def part(self, ctx: Context, place: Place, name: str, first: int, count: int | None) -> Iterator[Blank]:
+    def part(self, ctx: Context, place: WeightId, name: str, first: int, count: int | None) -> Iterator[Blank]:
         if count is None:
             count = self.rule.state_sizes(self.trained[place], place.role)[name] - first
         with ctx.frame():

@@ -11,8 +11,8 @@ from featherback.engine.formats.mapping import most_mapped
 from featherback.engine.formats.types import TensorType
 from featherback.methods.memory import disk
 from featherback.methods.memory.stored import StoredSizes, total
-from featherback.methods.whole.places import Place
-from featherback.methods.whole.settings import Whole
+from featherback.methods.whole.settings import WholeModelSettings
+from featherback.methods.whole.trained_weights import WeightId
 from featherback.models import families
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.form import Form, Layout
@@ -38,7 +38,7 @@ class Job(StoredSizes):
     compute: str = "bf16"
     rule: Rule = field(default_factory=AdamW)  # the optimiser
     threads: int = 1
-    whole: Whole | None = None  # None: an adapter is trained
+    whole: WholeModelSettings | None = None  # None: an adapter is trained
     files: bool = True  # False: the run directory is in memory, so files would save none
     accounts: dict[Any, Any] = field(default_factory=dict, compare=False)  # results of dry runs
 
@@ -49,14 +49,14 @@ class Job(StoredSizes):
         assert isinstance(job, cls)
         return job if job.whole is None else job._in_copy(model, job.whole)
 
-    def _in_copy(self, model: Model, whole: Whole) -> Job:
+    def _in_copy(self, model: Model, whole: WholeModelSettings) -> Job:
         """Return the same job for a copy of the model that stores its weights as `whole` says."""
         stored = [
-            {name: whole.stored(matrix, Place(name, layer)) for name, matrix in matrices.items()}
+            {name: whole.stored(matrix, WeightId(name, layer)) for name, matrix in matrices.items()}
             for layer, matrices in enumerate(self.stored)
         ]
         tables = zip((EMBEDDING, HEAD), model.tables)  # one table if they are tied
-        outside = [whole.stored(BlankMatrix(m.shape, m.row_bytes), Place(part)) for part, m in tables]
+        outside = [whole.stored(BlankMatrix(m.shape, m.row_bytes), WeightId(part)) for part, m in tables]
         return replace(
             self,
             stored=stored,

@@ -12,7 +12,7 @@ from typing import Literal
 from featherback.core.sizes import MB
 from featherback.models.architecture.config import ModelConfig
 
-Place = Literal["ram", "file"]
+Storage = Literal["ram", "file"]
 
 LEAST, MOST = BUDGETS = ("least", "max")
 """Budgets with a name: the least that is enough, and the one beyond which nothing gets faster."""
@@ -42,8 +42,8 @@ class Plan:
     first layer with a backward pass."""
     encodings: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Kept intermediate -> its encoding, unless it is exact."""
-    checkpoints: Place = "ram"  #: where block inputs are stored until the backward pass
-    states: Place = "ram"  #: where an adapter's parameters, gradients and optimiser states are stored
+    checkpoints: Storage = "ram"  #: where block inputs are stored until the backward pass
+    states: Storage = "ram"  #: where an adapter's parameters, gradients and optimiser states are stored
     weights: Weights = "resident"
     predicted_rss_mb: float | None = None  #: peak RSS of the whole process, in 10^6 bytes
     predicted_footprint_mb: float | None = None  #: its private part, in 10^6 bytes

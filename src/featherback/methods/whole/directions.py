@@ -8,7 +8,7 @@ from zlib import crc32
 
 from featherback.core.noise import Key
 from featherback.engine.backend.protocol import Array, Operations
-from featherback.methods.whole.places import Place
+from featherback.methods.whole.trained_weights import WeightId
 from featherback.nn.context import Context
 from featherback.nn.roles import EMBEDDING, HEAD
 
@@ -23,7 +23,7 @@ class PerturbedWeights:
     trained: Collection[tuple[str, int | None]]  # (part, layer) of each trained weight
     tied: bool
 
-    def moves(self, part: str, layer: int | None) -> bool:
+    def affects(self, part: str, layer: int | None) -> bool:
         return (self._stored(part), layer) in self.trained
 
     def add(self, part: str, layer: int | None, corner: tuple[int, int], out: Array) -> None:
@@ -40,13 +40,13 @@ class DirectionGradient:
     """The gradient of a weight (rows, cols) along random directions: the sum of slope times z."""
 
     ctx: Context
-    place: Place
+    weight: WeightId
     shape: tuple[int, int]
     along: Sequence[PerturbedWeights]  # the directions, with slopes as factors
     few: None = None
 
     def tiles(self, height: int) -> Iterator[tuple[slice, Array]]:
-        ctx, (part, layer, first_row), (rows, cols) = self.ctx, self.place, self.shape
+        ctx, (part, layer, first_row), (rows, cols) = self.ctx, self.weight, self.shape
         for first, last in ctx.tiles(rows, height):
             with ctx.frame():
                 gradient = ctx.floats("gradient along directions", last - first, cols)

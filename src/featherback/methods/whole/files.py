@@ -17,7 +17,7 @@ from featherback.core.files import atomic_file, open_regular
 from featherback.engine.formats.types import TensorType
 from featherback.engine.host.positioned import read_exactly, write_exactly
 from featherback.errors import FeatherbackError
-from featherback.methods.whole.places import Place
+from featherback.methods.whole.trained_weights import WeightId
 from featherback.models.model import Model
 from featherback.nn.context import Context
 from featherback.optim.rule import Rule
@@ -34,7 +34,7 @@ class WeightFiles:
     numbers depend only on the seed, the step, the weight and the position in it.
     """
 
-    def __init__(self, model: Model, seed: int, numbers: Mapping[Place, int]) -> None:
+    def __init__(self, model: Model, seed: int, numbers: Mapping[WeightId, int]) -> None:
         self._model, self._seed, self._numbers = model, seed, numbers
         self._files: dict[Path, int] = {}
         for path in model.files:
@@ -44,21 +44,21 @@ class WeightFiles:
             except OSError as error:
                 raise FeatherbackError(f"Cannot write {path}: {error.strerror}.") from error
 
-    def read(self, ctx: Context, place: Place, rows: slice, out: Float32) -> None:
+    def read(self, ctx: Context, weight: WeightId, rows: slice, out: Float32) -> None:
         """Read rows of a weight into `out` (n, cols)."""
-        file, kind, offset = self._find(place, rows, out.shape[1])
+        file, kind, offset = self._find(weight, rows, out.shape[1])
         with self._raw(ctx, kind, out) as raw:
             with ctx.backend.host(raw, write=True) as values:
                 read_exactly(self._files[file], file, values, offset)
             if raw is not out:
                 ctx.ops.cast(raw, out)
 
-    def write(self, ctx: Context, place: Place, rows: slice, values: Float32, step: int) -> None:
+    def write(self, ctx: Context, weight: WeightId, rows: slice, values: Float32, step: int) -> None:
         """Store values (n, cols) after the optimiser's step `step`."""
-        file, kind, offset = self._find(place, rows, values.shape[1])
+        file, kind, offset = self._find(weight, rows, values.shape[1])
         with self._raw(ctx, kind, values) as raw:
             if raw is not values:
-                key = (_PURPOSE, self._seed, step, self._numbers[place])
+                key = (_PURPOSE, self._seed, step, self._numbers[weight])
                 ctx.ops.round_at_random(values, key, rows.start, raw)
             with ctx.backend.host(raw) as stored:
                 write_exactly(self._files[file], file, stored, offset)
@@ -69,13 +69,13 @@ class WeightFiles:
             os.close(file)
         self._files.clear()
 
-    def _find(self, place: Place, rows: slice, cols: int) -> tuple[Path, TensorType, int]:
+    def _find(self, weight: WeightId, rows: slice, cols: int) -> tuple[Path, TensorType, int]:
         """Return file, type and byte offset of rows of a weight."""
-        name, store = self._model.stored_name(place.part, place.layer), self._model.store
+        name, store = self._model.stored_name(weight.part, weight.layer), self._model.store
         info = store.tensors[name]
-        element = place.first_row + rows.start * cols  # for a vector, first_row counts elements
+        element = weight.first_row + rows.start * cols  # for a vector, first_row counts elements
         if len(info.shape) > 1:
-            element = (place.first_row + rows.start) * cols
+            element = (weight.first_row + rows.start) * cols
         return store.file_of(name), info.type, info.offset + element * info.type.block_bytes
 
     @contextmanager
@@ -91,12 +91,14 @@ class WeightFiles:
 class StateFile:
     """The optimiser states of every weight, flat and one after the other. They start as zeros."""
 
-    def __init__(self, rule: Rule, weights: Iterable[tuple[Place, tuple[int, int]]], path: Path | None = None) -> None:
+    def __init__(
+        self, rule: Rule, weights: Iterable[tuple[WeightId, tuple[int, int]]], path: Path | None = None
+    ) -> None:
         """`path`: the file for the states, created or overwritten. None: in RAM."""
-        self.path, self._places, self.size = path, dict[tuple[Place, str], tuple[int, int]](), 0
-        for place, shape in weights:
-            for name, size in rule.state_sizes(shape, place.role).items():
-                self._places[place, name] = self.size, size
+        self.path, self._parts, self.size = path, dict[tuple[WeightId, str], tuple[int, int]](), 0
+        for weight, shape in weights:
+            for name, size in rule.state_sizes(shape, weight.role).items():
+                self._parts[weight, name] = self.size, size
                 self.size += size
         self._file: int | None = None
         self._held = np.zeros(self.size if path is None else 0, np.float32)
@@ -106,9 +108,9 @@ class StateFile:
             os.ftruncate(self._file, self.size * 4)
 
     @contextmanager
-    def part(self, ctx: Context, place: Place, name: str, first: int, count: int | None) -> Iterator[Float32]:
+    def part(self, ctx: Context, weight: WeightId, name: str, first: int, count: int | None) -> Iterator[Float32]:
         """Provide elements of a state, flat, for changing in place."""
-        start, size = self._places[place, name]
+        start, size = self._parts[weight, name]
         count = size - first if count is None else count
         if self._file is None or self.path is None:
             with ctx.backend.held(self._held[start + first : start + first + count], changing=True) as values:

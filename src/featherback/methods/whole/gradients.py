@@ -15,7 +15,7 @@ from featherback.core.noise import Key
 from featherback.engine.backend.protocol import Array, Int32, Operations
 from featherback.methods.whole.directions import DirectionGradient, PerturbedWeights
 from featherback.methods.whole.head import HeadGradient
-from featherback.methods.whole.places import Place
+from featherback.methods.whole.trained_weights import WeightId
 from featherback.nn.context import Context
 from featherback.nn.linear import LayerSink
 from featherback.nn.loss import Head, HeadSource
@@ -41,7 +41,7 @@ class Gradient(Protocol):
         """
 
 
-TrainWeight = Callable[[Context, Place, Gradient], None]
+TrainWeight = Callable[[Context, WeightId, Gradient], None]
 """Uses the gradient of a weight. The weight is no longer needed in this step, so it may be changed."""
 
 
@@ -58,7 +58,7 @@ class WeightGradients:
         embedding_scale: float,
         tied: bool,
         train: TrainWeight,
-        trained: Mapping[Place, tuple[int, int]],
+        trained: Mapping[WeightId, tuple[int, int]],
     ) -> None:
         self._head, self._source, self._scale, self._tied = head, source, embedding_scale, tied
         self._train, self._trained = train, trained
@@ -71,7 +71,7 @@ class WeightGradients:
         self._done = done
 
     def vector(self, ctx: Context, name: str, gradient: Array) -> None:
-        self.train_weight(ctx, Place(name), InMemoryGradient(gradient.reshape(1, len(gradient))))
+        self.train_weight(ctx, WeightId(name), InMemoryGradient(gradient.reshape(1, len(gradient))))
 
     def embedding(self, ctx: Context, ids: Int32, dx: Array) -> None:
         if self._scale != 1:
@@ -81,22 +81,22 @@ class WeightGradients:
         of_head = None if done is None else HeadGradient(ctx, self._head, self._source, done)
         rows = TableGradient(ctx, (self._head.weight.rows, width), ids, dx, of_head if self._tied else None)
         if of_head is not None and not self._tied:
-            self.train_weight(ctx, Place(HEAD), of_head)
-        self.train_weight(ctx, Place(EMBEDDING), rows)
+            self.train_weight(ctx, WeightId(HEAD), of_head)
+        self.train_weight(ctx, WeightId(EMBEDDING), rows)
 
-    def moved(self, ops: Operations, key: Key, factor: float) -> PerturbedWeights:
-        names = frozenset((place.part, place.layer) for place in self._trained)
+    def perturbation(self, ops: Operations, key: Key, factor: float) -> PerturbedWeights:
+        names = frozenset((weight.part, weight.layer) for weight in self._trained)
         return PerturbedWeights(ops, key, factor, names, self._tied)
 
     def along(self, ctx: Context, slopes: Sequence[tuple[Key, float]]) -> None:
-        moved = [self.moved(ctx.ops, key, slope) for key, slope in slopes]
-        for place, shape in self._trained.items():
-            self._train(ctx, place, DirectionGradient(ctx, place, shape, moved))
+        moved = [self.perturbation(ctx.ops, key, slope) for key, slope in slopes]
+        for weight, shape in self._trained.items():
+            self._train(ctx, weight, DirectionGradient(ctx, weight, shape, moved))
 
-    def train_weight(self, ctx: Context, place: Place, gradient: Gradient) -> None:
+    def train_weight(self, ctx: Context, weight: WeightId, gradient: Gradient) -> None:
         """Pass a gradient to `train` if its weight is trained."""
-        if place in self._trained:
-            self._train(ctx, place, gradient)
+        if weight in self._trained:
+            self._train(ctx, weight, gradient)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class _Layer:
     index: int
 
     def matrix(self, ctx: Context, name: str, first_row: int, dy: Array, x: Array) -> None:
-        self.of.train_weight(ctx, Place(name, self.index, first_row), ProductGradient(ctx, dy, x))
+        self.of.train_weight(ctx, WeightId(name, self.index, first_row), ProductGradient(ctx, dy, x))
 
     def bias(self, ctx: Context, name: str, first_row: int, dy: Array) -> None:
         with ctx.frame():
@@ -117,11 +117,11 @@ class _Layer:
             ctx.ops.cast(one, ones)
             ctx.ops.linear_backward(ones, ctx.ops.dense(dy), total)
             self.of.train_weight(
-                ctx, Place(f"{name.removesuffix('_proj')}_bias", self.index, first_row), InMemoryGradient(total)
+                ctx, WeightId(f"{name.removesuffix('_proj')}_bias", self.index, first_row), InMemoryGradient(total)
             )
 
     def vector(self, ctx: Context, name: str, gradient: Array) -> None:
-        self.of.train_weight(ctx, Place(name, self.index), InMemoryGradient(gradient.reshape(1, len(gradient))))
+        self.of.train_weight(ctx, WeightId(name, self.index), InMemoryGradient(gradient.reshape(1, len(gradient))))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from featherback.engine.backend.protocol import Array
 from featherback.methods.whole.gradients import Gradient
-from featherback.methods.whole.places import Place
+from featherback.methods.whole.trained_weights import WeightId
 from featherback.nn.context import Context
 from featherback.optim.rule import TILE, Rule, StepArgs, tile_rows
 
@@ -21,10 +21,10 @@ PRODUCT = 4 * TILE
 class WeightRows(Protocol):
     """Reads and writes weights where they are stored."""
 
-    def read(self, ctx: Context, place: Place, rows: slice, out: Array) -> None:
+    def read(self, ctx: Context, weight: WeightId, rows: slice, out: Array) -> None:
         """Read rows of a weight into `out` (n, cols), float32."""
 
-    def write(self, ctx: Context, place: Place, rows: slice, values: Array, step: int) -> None:
+    def write(self, ctx: Context, weight: WeightId, rows: slice, values: Array, step: int) -> None:
         """Store float32 values (n, cols), rounded to the weight's type. `step`: the optimiser's step."""
 
 
@@ -32,7 +32,7 @@ class States(Protocol):
     """The optimiser states of every weight."""
 
     def part(
-        self, ctx: Context, place: Place, name: str, first: int, count: int | None
+        self, ctx: Context, weight: WeightId, name: str, first: int, count: int | None
     ) -> AbstractContextManager[Array]:
         """Provide elements of a state, flat, for changing in place."""
 
@@ -58,15 +58,15 @@ class WholeOptimizer:
     weights: WeightRows
     states: States
     turn: StepArgs
-    numbers: Mapping[Place, int]  # an index per weight, for random numbers
-    updates: dict[Place, int] = field(default_factory=dict)  # step count of each weight
+    numbers: Mapping[WeightId, int]  # an index per weight, for random numbers
+    updates: dict[WeightId, int] = field(default_factory=dict)  # step count of each weight
     found: StepStatistics = field(default_factory=StepStatistics)
 
-    def train(self, ctx: Context, place: Place, gradient: Gradient) -> None:
+    def train(self, ctx: Context, weight: WeightId, gradient: Gradient) -> None:
         """Update a weight by its gradient."""
-        self.updates[place] = self.updates.get(place, 0) + 1
-        turn = self.turn._replace(step=self.updates[place])
-        self.rule.update(StoredTensor(self, ctx, place, gradient), turn)
+        self.updates[weight] = self.updates.get(weight, 0) + 1
+        turn = self.turn._replace(step=self.updates[weight])
+        self.rule.update(StoredTensor(self, ctx, weight, gradient), turn)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class NormOnly:
 
     found: StepStatistics = field(default_factory=StepStatistics)
 
-    def train(self, ctx: Context, place: Place, gradient: Gradient) -> None:
+    def train(self, ctx: Context, weight: WeightId, gradient: Gradient) -> None:
         """Add the squares of a gradient to the sum."""
         for _, part in gradient.few or gradient.tiles(product_rows(gradient.shape)):
             self.found.squares += ctx.ops.sum_squares(part)
@@ -84,10 +84,10 @@ class NormOnly:
 class StoredTensor:
     """A weight in a file. Implements `optim.rule.Tensor`."""
 
-    def __init__(self, of: WholeOptimizer, ctx: Context, place: Place, gradient: Gradient) -> None:
-        self._of, self._ctx, self._place, self._gradient = of, ctx, place, gradient
+    def __init__(self, of: WholeOptimizer, ctx: Context, weight: WeightId, gradient: Gradient) -> None:
+        self._of, self._ctx, self._weight, self._gradient = of, ctx, weight, gradient
         self.on, self.shape = ctx, gradient.shape
-        self.key, self.role = (of.numbers[place],), place.role
+        self.key, self.role = (of.numbers[weight],), weight.role
         self._readings = 0
 
     def gradient(self) -> Iterator[tuple[slice, Array]]:
@@ -105,7 +105,7 @@ class StoredTensor:
     def read(self, rows: slice) -> Iterator[Array]:
         with self._ctx.frame():
             values = self._ctx.floats("weights, tile", rows.stop - rows.start, self.shape[1])
-            self._of.weights.read(self._ctx, self._place, rows, values)
+            self._of.weights.read(self._ctx, self._weight, rows, values)
             yield values
 
     @contextmanager
@@ -115,10 +115,10 @@ class StoredTensor:
             yield values
             if not math.isfinite(ctx.ops.sum_squares(values)):
                 of.found.finite = False
-            of.weights.write(ctx, self._place, rows, values, of.turn.step)
+            of.weights.write(ctx, self._weight, rows, values, of.turn.step)
 
     def state(self, name: str, first: int = 0, count: int | None = None) -> AbstractContextManager[Array]:
-        return self._of.states.part(self._ctx, self._place, name, first, count)
+        return self._of.states.part(self._ctx, self._weight, name, first, count)
 
 
 def product_rows(shape: tuple[int, int]) -> int:

@@ -21,7 +21,7 @@ SMALLEST_PAIR = 3
 """Fewest tokens of a pair in a batch: a token of the prompt, and one of each answer."""
 
 
-Places = NDArray[np.intp]
+Indices = NDArray[np.intp]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ def per_target(targets: Targets, slopes: Numbers) -> tuple[Numbers, Numbers]:
     return first if targets.weights is None else first * targets.weights, slopes[targets.further_sequences]
 
 
-def _pairs(answers: Answers) -> tuple[Places, Places]:
+def _pairs(answers: Answers) -> tuple[Indices, Indices]:
     """Return the sequences of the chosen and of the rejected answer of each pair."""
     return np.flatnonzero(answers.parts == CHOSEN), np.flatnonzero(answers.parts == REJECTED)
 

@@ -11,7 +11,7 @@ from featherback.nn.block import Block
 from featherback.nn.roles import EMBEDDING, HEAD, MATRIX, NORM, TABLE
 
 
-class Place(NamedTuple):
+class WeightId(NamedTuple):
     """A trained weight. It may consist of some rows of a stored tensor that holds several weights."""
 
     part: str  # "q_proj", "q_bias", "input_layernorm", or a weight outside the layers
@@ -39,26 +39,26 @@ class Place(NamedTuple):
 
 def trained_weights(
     blocks: Sequence[Block], vocabulary: int, width: int, tied: bool
-) -> Iterator[tuple[Place, tuple[int, int]]]:
+) -> Iterator[tuple[WeightId, tuple[int, int]]]:
     """Yield every weight with its shape (rows, cols), in the order of the file's tensors. A vector is one row."""
-    yield Place(EMBEDDING), (vocabulary, width)
+    yield WeightId(EMBEDDING), (vocabulary, width)
     if not tied:
-        yield Place(HEAD), (vocabulary, width)
-    yield Place(NORM), (1, width)
+        yield WeightId(HEAD), (vocabulary, width)
+    yield WeightId(NORM), (1, width)
     for layer, block in enumerate(blocks):
         parts = block.parts.values()
         stored = {rows.stored for rows in parts}
         for rows in parts:
             size = rows.last - rows.first
-            yield Place(rows.stored, layer, rows.first), (size, block.projections[rows.stored][1])
+            yield WeightId(rows.stored, layer, rows.first), (size, block.projections[rows.stored][1])
             bias = f"{rows.stored.removesuffix('_proj')}_bias"
             if bias in block.vectors:
-                yield Place(bias, layer, rows.first), (1, size)
+                yield WeightId(bias, layer, rows.first), (1, size)
         for name, shape in block.projections.items():
             if name not in stored:
-                yield Place(name, layer), shape
+                yield WeightId(name, layer), shape
                 if (bias := f"{name.removesuffix('_proj')}_bias") in block.vectors:
-                    yield Place(bias, layer), (1, shape[0])
+                    yield WeightId(bias, layer), (1, shape[0])
         for name, sizes in block.vectors.items():
             if not name.endswith("_bias"):
-                yield Place(name, layer), (1, prod(sizes))
+                yield WeightId(name, layer), (1, prod(sizes))

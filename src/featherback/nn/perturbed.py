@@ -30,17 +30,17 @@ def product(
     accumulate: bool = False,
 ) -> None:  # fmt: skip
     """out (T, N) (+)= x (T, K) W^T + bias, where W (N, K) = theta + m if this weight is perturbed, else theta."""
-    moves = ctx.moves
-    if moves is None or not moves.moves(spot.part, spot.layer):
+    perturbations = ctx.perturbations
+    if perturbations is None or not perturbations.affects(spot.part, spot.layer):
         ctx.ops.linear(x, weight, out, bias=bias, accumulate=accumulate)
         return
     rows, cols = weight.shape
     height = max(1, TILE // cols)
     for first, last in ctx.tiles(rows, height):
         with ctx.frame():
-            tile = ctx.floats("weights, moved", last - first, cols)
+            tile = ctx.floats("weights, perturbed", last - first, cols)
             ctx.ops.dequantize(weight.slice(rows=(first, last)), tile)
-            moves.add(spot.part, spot.layer, (spot.row + first, spot.col), tile)
+            perturbations.add(spot.part, spot.layer, (spot.row + first, spot.col), tile)
             part = None if bias is None else bias[first:last]
             ctx.ops.linear(x, ctx.ops.dense(tile), out[:, first:last], bias=part, accumulate=accumulate)
 
@@ -50,20 +50,20 @@ def vector(ctx: Context, value: Array, spot: WeightPart, divisor: float = 1.0) -
 
     `value` is theta / divisor. The result is (theta + m) / divisor.
     """
-    moves = ctx.moves
-    if moves is None or not moves.moves(spot.part, spot.layer):
+    perturbations = ctx.perturbations
+    if perturbations is None or not perturbations.affects(spot.part, spot.layer):
         return value
-    moved = ctx.floats(f"{spot.part}, moved", *value.shape)
-    ctx.ops.cast(value, moved)
-    ctx.ops.scale(moved, divisor)
-    moves.add(spot.part, spot.layer, (spot.row, spot.col), moved.reshape(1, prod(moved.shape)))
-    ctx.ops.scale(moved, 1 / divisor)
-    return moved
+    found = ctx.floats(f"{spot.part}, perturbed", *value.shape)
+    ctx.ops.cast(value, found)
+    ctx.ops.scale(found, divisor)
+    perturbations.add(spot.part, spot.layer, (spot.row, spot.col), found.reshape(1, prod(found.shape)))
+    ctx.ops.scale(found, 1 / divisor)
+    return found
 
 
 def table_rows(ctx: Context, ids: Int32, spot: WeightPart, x: Array) -> None:
     """x (T, D), rows `ids` (T,) of a table, += these rows of m, if the table is perturbed."""
-    moves = ctx.moves
-    if moves is not None and moves.moves(spot.part, spot.layer):
+    perturbations = ctx.perturbations
+    if perturbations is not None and perturbations.affects(spot.part, spot.layer):
         for number, row in enumerate(ids.tolist()):
-            moves.add(spot.part, spot.layer, (row, 0), x[number : number + 1])
+            perturbations.add(spot.part, spot.layer, (row, 0), x[number : number + 1])
