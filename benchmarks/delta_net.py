@@ -26,7 +26,7 @@ from featherback.data.batch import Batch
 from featherback.engine.backend.cpu import CPUOperations
 from featherback.engine.host.paged import PagedArray
 from featherback.methods.memory.plan import Plan
-from featherback.models.lora import LoRA
+from featherback.models.adapter import LoRA
 
 MODEL, TOKENS, LONG, RANK, STEPS = "qwen3.5-0.8b", 256, 4096, 8, 5
 COMPUTE = "bf16"

@@ -15,11 +15,11 @@ from featherback.errors import FeatherbackError
 from featherback.exports.merged_gguf import MergedGGUF
 from featherback.infer.decoder import Decoder
 from featherback.models import ModelConfig, load
+from featherback.models.adapter import LoRA
 from featherback.models.architecture.names import STACKS
 from featherback.models.families.gemma2 import GemmaConfig
 from featherback.models.families.gemma3 import Gemma3Config
 from featherback.models.families.granite import GraniteConfig
-from featherback.models.lora import LoRA
 from featherback.models.rope.llama3 import Llama3
 from tests.support.families import BY_ARCHITECTURE, cases
 from tests.support.families.lfm2 import TINY_LFM2
