@@ -32,7 +32,7 @@ TEXT = (
     "only record of what had passed the strait, and a young clerk rowed out to copy it by hand. It took her a whole "
     "winter. The keeper made tea, read the difficult lines aloud, and never once asked what the copy was for."
 )
-WAYS = (("mebp", "fp32"), ("mesp", "bf16"), ("mebp", "bf16"))
+WAYS = (("mebp", "fp32"), ("mesp", "bf16"), ("mebp", "bf16"), ("lcsb", "fp32"))
 DIRECTIONS = (1, 10, 100)  # of MeZO
 STD = 0.01  # of B, which would otherwise be zero, as would A's gradients
 

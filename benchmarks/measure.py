@@ -130,7 +130,7 @@ def parts() -> dict[str, Part]:
         Part("job", job.rows, 6, (*WHOLE, "benchmarks/job.py", "benchmarks/peft_job.py")),
         Part("curve", budget_curve.rows, 1, (*ENGINE, "benchmarks/budget_curve.py")),
         Part("budgets", budgets.rows, 1.5, (*TRAINING, "benchmarks/random_budgets.py")),
-        Part("methods", methods.rows_of_methods, 3, (*TRAINING, "benchmarks/methods.py")),
+        Part("methods", methods.rows_of_methods, 4, (*TRAINING, "benchmarks/methods.py")),
         Part("gradients", gradients.rows, 1, (*ENGINE, "benchmarks/gradients.py")),
         Part("exactness", exactness.rows, 1, (*ENGINE, "benchmarks/exactness.py")),
         Part("preferences", preferences.rows, 6, (*WHOLE, "benchmarks/preferences.py")),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import watch
 from featherback import models
+from featherback.core.options import described
 from featherback.data.demo import HELD_OUT, TRAIN
 from featherback.errors import FeatherbackError, expected
 from featherback.methods import METHODS
@@ -20,6 +21,8 @@ from featherback.models.model import Model
 from featherback.optim import RULES
 from featherback.runs.config import TrainConfig
 from featherback.runs.launch import prepare_run, worker_command
+from featherback.runs.names import default_of
+from featherback.runs.names import known as known_options
 from featherback.runs.outlook import least_memory
 from featherback.runs.panels.data import SEQUENCE
 from featherback.runs.run_directory import RunDirectory
@@ -35,7 +38,13 @@ MOST = 100
 _ALIKE = ("mebp", "sgd")
 """Not measured: MeBP's gradients are MeSP's, and SGD on a whole model is LOMO."""
 
-PUBLISHED = ("mesp", "mezo", "lomo", "adalomo", "apollo", "adamw8bit", "adamw")
+VARIED = ("adapter", "activation_memory")
+"""Options of LoRA with MeSP: each of their other values is a row, if this version has the option."""
+LAYERS = ("last:50%", "last:25%")
+"""Values of --layers."""
+
+PUBLISHED = ("mesp", "lcsb", *LAYERS, "spartan", "mezo", "lomo", "adalomo", "apollo", "adamw8bit", "adamw")
+"""Published, with every other value of `activation_memory`."""
 STEPS = 6
 
 Record = dict[str, Any]
@@ -43,14 +52,19 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """A way of training: a method for an adapter, or an optimiser for the whole model."""
+    """A way of training: a method or an option for an adapter, or an optimiser for the whole model."""
 
     name: str
     options: dict[str, Any]  # fields of TrainConfig
     factor: float = 1.0  # of its default learning rate
 
+    @property
+    def key(self) -> str:
+        """Its key in the result file: "last-25"."""
+        return self.name.replace(":", "-").rstrip("%")
+
     def __str__(self) -> str:
-        of = "whole" if self.options.get("train") == "full" else "LoRA"
+        of = "whole" if self.options.get("train") == "full" else "adapter" if "adapter" in self.options else "LoRA"
         return f"{of}, {self.name}" + ("" if self.factor == 1 else f", rate x {self.factor:g}")
 
 
@@ -72,7 +86,7 @@ class Learned:
 
 
 def rows(names: Sequence[str] = (), factors: Sequence[float] = (1.0,)) -> list[Row]:
-    """Every method for adapters and every optimiser for whole models, or only those in `names`.
+    """Every method, kind and choice of layers for adapters, and every optimiser for whole models; or those in `names`.
 
     `factors` multiply their default learning rates.
     """
@@ -80,10 +94,28 @@ def rows(names: Sequence[str] = (), factors: Sequence[float] = (1.0,)) -> list[R
     lora = [Row(name, {"method": name, **of_all, **_suited(name)}) for name in METHODS.names]
     lora.sort(key=lambda row: row.name != TrainConfig(model="", out="").method)  # the default is the measure of time
     whole = [Row(name, {"train": "full", "optimizer": name, "dequantize": True}) for name in RULES.names]
-    known = {row.name: row for row in (*lora, *whole) if row.name not in _ALIKE}
+    some = [Row(layers, {**of_all, "layers": (layers,)}) for layers in LAYERS]
+    known = {row.name: row for row in (*lora, *some, *_varied(), *whole) if row.name not in _ALIKE}
     if unknown := [name for name in names if name not in known]:
         raise FeatherbackError(f"--rows has {', '.join(unknown)}; {expected(unknown[0], known)}")
     return [replace(known[name], factor=factor) for name in names or known for factor in factors]
+
+
+def _varied() -> list[Row]:
+    """A row for each value but the default of the options in `VARIED`."""
+    found = []
+    for name in VARIED:
+        for kind in known_options().get(name, ())[:1]:
+            about, usual = described(kind)[name], default_of(kind, name)
+            values = (value for value in about.choices if value not in (usual, about.default_in_words))
+            found += [Row(value, {"keep": "last", name: value}) for value in values]
+    return found
+
+
+def published() -> list[str]:
+    """The names of the published rows."""
+    also = [row.name for row in _varied() if "activation_memory" in row.options]
+    return [*PUBLISHED, *(name for name in also if name not in PUBLISHED)]
 
 
 def _suited(method: str) -> dict[str, Any]:
@@ -92,8 +124,8 @@ def _suited(method: str) -> dict[str, Any]:
 
 
 def rows_of_methods(place: Place) -> dict[str, Callable[[], Record]]:
-    """A row for each of `PUBLISHED`: the demo's requests, in the least memory that each way needs."""
-    return {row.name: partial(_measure, row, place) for row in rows(PUBLISHED)}
+    """Each published row: the demo's requests, in the least memory that each way needs."""
+    return {row.key: partial(_measure, row, place) for row in rows(published())}
 
 
 def _measure(row: Row, place: Place) -> Record:

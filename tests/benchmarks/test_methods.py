@@ -29,7 +29,7 @@ def test_every_row_is_of_a_registry() -> None:
     names = [row.name for row in rows()]
     assert names[0] == "mesp"  # whose time the others are given
     assert {"mezo", "sparse_mezo", "lcsb", "lomo", "adalomo", "apollo", "apollo_mini", "mlorc"} <= set(names)
-    assert {"adamw", "adamw8bit"} <= set(names)
+    assert {"adamw", "adamw8bit", "spartan", "ia3", "dora", "last:25%"} <= set(names)
     assert not {"mebp", "sgd"} & set(names)
     assert [str(row) for row in rows(["mezo", "lomo"], [1.0, 0.1])] == [
         "LoRA, mezo",
@@ -83,11 +83,12 @@ def test_a_run_goes_on_until_it_has_had_its_steps_and_its_time(tmp_path: Path) -
 @pytest.mark.full("a whole run of a benchmark")
 def test_a_published_row(model: Path, tmp_path: Path) -> None:
     published = methods.rows_of_methods(Place(tmp_path, print, str(model), tiny=True))
-    assert list(published) == list(methods.PUBLISHED)
-    found = published["lomo"]()
-    assert (found["row"], found["steps"]) == ("whole, lomo", 2)
-    assert found["curve"][0] == [0, 0.0, found["before"]]
-    assert found["curve"][-1] == [2, found["steps_s"], found["after"]]
+    assert list(published) == [row.key for row in rows(methods.published())]
+    for name, title in (("lomo", "whole, lomo"), ("spartan", "adapter, spartan"), ("last-25", "LoRA, last:25%")):
+        found = published[name]()
+        assert (found["row"], found["steps"]) == (title, 2)
+        assert found["curve"][0] == [0, 0.0, found["before"]]
+        assert found["curve"][-1] == [2, found["steps_s"], found["after"]]
     assert not any(tmp_path.iterdir())
 
 

@@ -34,6 +34,7 @@ from featherback.models.model import Model
 from featherback.nn.adapters.lora import LoRAKind
 from tests.support.families import cases
 from tests.support.oracle import random_adapter, reference_model
+from tests.support.pairs import PAIR_FORMATS
 from tests.support.tiny_models import TINY_LLAMA, TINY_PHI3, TINY_QWEN2, write_tiny
 
 TOKENS = [1, 5, 9, 2, 77, 31, 8, 100, 4, 4, 60]
@@ -95,7 +96,7 @@ def test_what_peft_stored_comes_back_in_its_dtype(tmp_path: Path, dtype: torch.d
         assert torch.equal(values.float(), ours[name]), name
 
 
-@pytest.mark.parametrize("name", formats.FORMATS.names)
+@pytest.mark.parametrize("name", PAIR_FORMATS)
 @pytest.mark.parametrize("rslora", [False, True])
 def test_patterns_and_rank_stabilised_scales_mean_the_same_everywhere(tmp_path: Path, name: str, rslora: bool) -> None:
     """Ranks and scales that differ, a projection without factors: the logits are those of the adapter itself."""

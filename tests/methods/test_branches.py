@@ -34,6 +34,7 @@ from tests.methods.support import ALPHA, Result, adapter_of, assert_close, asser
 from tests.methods.test_exact_gradients import BOUND, draw
 from tests.support.leaky import LEAK, Carry, Leaky
 from tests.support.oracle import random_adapter, reference, reference_model
+from tests.support.pairs import PAIR_FORMATS
 from tests.support.picked import Picked
 from tests.support.tiny_models import TINY_QWEN2, tiny, write_tiny
 
@@ -183,7 +184,7 @@ def test_targets_are_those_of_all_blocks(twins: Twins) -> None:
     assert [len(adapter.layout.kinds(layer)) for layer in range(4)] == [7, 5, 7, 6]
 
 
-@pytest.mark.parametrize("name", FORMATS.names)
+@pytest.mark.parametrize("name", PAIR_FORMATS)
 def test_an_adapter_of_layers_that_differ_comes_back(twins: Twins, name: str, tmp_path: Path) -> None:
     adapter = adapter_of(twins.model, random_adapter(twins.reference, 4))
     FORMATS[name].save(adapter, tmp_path / "adapter")

@@ -35,6 +35,7 @@ from tests.methods.support import Result, adapter_of, assert_close, ours
 from tests.methods.test_exact_gradients import BOUND, draw
 from tests.support.families.qwen35 import TINY_QWEN35, grouped
 from tests.support.oracle import random_adapter, reference, reference_model
+from tests.support.pairs import PAIR_FORMATS
 from tests.support.tiny_models import write_tiny
 
 LENGTHS = (1, 2, 6, 41, 1, 24)  # a chunk of 9 tokens begins where a sequence begins
@@ -236,7 +237,7 @@ def test_peft_opens_an_adapter(all_twins: dict[str, Twins], name: str, tmp_path:
 
 
 @pytest.mark.parametrize("case", ["qwen35", "qwen35moe"])
-@pytest.mark.parametrize("name", FORMATS.names)
+@pytest.mark.parametrize("name", PAIR_FORMATS)
 def test_an_adapter_comes_back(all_twins: dict[str, Twins], case: str, name: str, tmp_path: Path) -> None:
     twins = all_twins[case]
     state = random_adapter(twins.reference, 4)

@@ -30,6 +30,7 @@ from tests.methods.test_exact_gradients import BOUND, draw
 from tests.methods.test_whole_weights import check as check_whole
 from tests.support.families.lfm2 import TINY_LFM2
 from tests.support.oracle import PEFT_PREFIX, random_adapter, reference, reference_model
+from tests.support.pairs import PAIR_FORMATS
 from tests.support.tiny_models import write_tiny
 
 LENGTHS = (1, 2, 7, 5, 1, 24)
@@ -157,7 +158,7 @@ def test_peft_opens_an_adapter(twins: Twins, targets: str, tmp_path: Path) -> No
     np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("name", FORMATS.names)
+@pytest.mark.parametrize("name", PAIR_FORMATS)
 def test_an_adapter_comes_back(twins: Twins, name: str, tmp_path: Path) -> None:
     """transformers calls two projections out_proj; each has its own adapter."""
     state = random_adapter(twins.reference, 4)

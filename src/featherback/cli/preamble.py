@@ -108,11 +108,13 @@ def describe_trained(config: TrainConfig, model: Model) -> tuple[str, str]:
         frozen = f"; {','.join(whole.frozen)} stay as they are" if whole.frozen else ""
         return "weights", f"{count / 1e6:.0f}M trained as {whole.kind.name}, in a copy of the model{frozen}"
     form = config.form
-    targets = short(parse_targets(form.targets, adaptable(model.blocks)))
+    where = "behind each block"
+    if not form.kind.is_branch:
+        where = f"on {short(parse_targets(form.targets, adaptable(model.blocks)))}"
     chosen = "" if form.layers == EVERY else f", in layers {','.join(form.layers)} of {len(model.blocks)}"
     origin = "" if config.start is None else f", continued from {_short(config.start)}"
     size = describe_size(form, model)
-    return "adapter", f"{size and f'{size}, '}{form.kind.describe()}, on {targets}{chosen}{origin}"
+    return "adapter", f"{size and f'{size}, '}{form.kind.describe()}, {where}{chosen}{origin}"
 
 
 def describe_size(form: Form, model: Model) -> str:

@@ -75,7 +75,7 @@ def option(default: Any = MISSING, *, aliases: Iterable[str | Alias] = (), **des
     return dataclasses.field(default=default, metadata={"option": Option(**description)})
 
 
-def choice(default: str, *, own: Any, **description: Any) -> Any:
+def choice(default: str | None, *, own: Any, **description: Any) -> Any:
     """Return a field that selects an entry of a registry.
 
     The field `own.field`, a mapping, holds the entry's options.

@@ -37,10 +37,15 @@ class Registry(Generic[T]):
 
 
 class OwnOptions(Generic[T]):
-    """The options of the entries of `registry`. `dataclass_of` maps an entry's name to the dataclass of its options."""
+    """The options of the entries of `registry`. `dataclass_of` maps an entry's name to the dataclass of its options.
 
-    def __init__(self, registry: Registry[Any], dataclass_of: Callable[[str], type[T]]) -> None:
-        self.registry, self._dataclass_of = registry, dataclass_of
+    `usual`: the entry that is used if none is named.
+    """
+
+    def __init__(
+        self, registry: Registry[Any], dataclass_of: Callable[[str], type[T]], usual: str | None = None
+    ) -> None:
+        self.registry, self._dataclass_of, self._usual = registry, dataclass_of, usual
 
     @property
     def choice(self) -> str:
@@ -52,12 +57,13 @@ class OwnOptions(Generic[T]):
         """The field that holds the options of the selected entry: "optimizer_options"."""
         return f"{self.choice}_options"
 
-    def make(self, name: str, settings: Mapping[str, Any]) -> T:
-        """Return the options of the entry `name`, with the values in `settings`.
+    def make(self, name: str | None, settings: Mapping[str, Any]) -> T:
+        """Return the options of the entry `name` (None: the usual one), with the values in `settings`.
 
         Raises FeatherbackError for an unknown entry, an option that the entry does not have, or a value that is not
         acceptable.
         """
+        name = name or self._usual or ""
         dataclass = self._dataclass_of(name)
         known = described(dataclass)
         for option in settings:

@@ -18,9 +18,11 @@ from featherback.errors import FeatherbackError
 from featherback.infer.layout import Layout
 from featherback.infer.needs import Needs, needs
 from featherback.infer.passes import Cache, FileCache, Passes, RAMCache
+from featherback.methods.assembly import blocks_of
 from featherback.methods.memory.resources import source
 from featherback.models.adapter import Adapter
 from featherback.models.model import Model
+from featherback.nn.block import Block
 from featherback.nn.span import Span
 
 Float32 = NDArray[np.float32]
@@ -50,7 +52,9 @@ class Decoder:
         self.model, self.compute, self.layout = model, compute, layout
         self.capacity = min(capacity or c.max_position_embeddings, c.max_position_embeddings)
         self.tokens: list[int] = []  # the tokens in the cache
-        self._has_states = any(about.rows is not None for block in model.blocks for about in block.remembered)
+        self._has_states = any(
+            about.rows is not None for block in blocks_of(model, adapter) for about in block.remembered
+        )
         self._stretched: list[bool] = []  # per rotation: whether cached keys use the long-text frequencies
         self._maps = MapWatch(model.files, model.close)
         self.needs: Needs = needs(model, adapter, self.capacity, compute, layout)
@@ -59,7 +63,7 @@ class Decoder:
         prepared = [device.arena(4 * size).take("prepared", (size,)) for _ in model.blocks] if size else []
         self.arenas = scratch, held = device.arena(self.needs.scratch), device.arena(self.needs.held)
         weights = source(model, device, layout.weights, layout.vocab_tile or model.head.weight.rows)
-        cache = self._cache(device, folder)
+        cache = self._cache(device, blocks_of(model, adapter), folder)
         self._passes = Passes(model, adapter, compute, layout, device, scratch, held, weights, cache, prepared)
 
     def forward(self, tokens: Sequence[int], every: bool = False, check: Callable[[], None] | None = None) -> Float32:
@@ -124,8 +128,8 @@ class Decoder:
         self.tokens.extend(ids.tolist())
         return logits
 
-    def _cache(self, device: Backend, folder: Path | None) -> Cache:
-        blocks, float32 = self.model.blocks, np.dtype(np.float32)
+    def _cache(self, device: Backend, blocks: Sequence[Block], folder: Path | None) -> Cache:
+        float32 = np.dtype(np.float32)
         if self.layout.cache == "ram":
             return RAMCache(
                 blocks, self.capacity, lambda shape: device.arena(aligned(shape, float32)).take("cache", shape)

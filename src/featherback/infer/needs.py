@@ -15,6 +15,7 @@ from featherback.engine.backend.counting import Blank, Counting, Ledger
 from featherback.engine.budget import Budget
 from featherback.infer.layout import Layout, layouts
 from featherback.infer.passes import FEW, FileCache, Passes, RAMCache
+from featherback.methods.assembly import blocks_of
 from featherback.methods.memory.dry_run import BlankAdapter, BlankWeights, NoStore
 from featherback.methods.memory.plan import Weights
 from featherback.methods.memory.planner import STACK
@@ -54,12 +55,13 @@ def needs(model: Model, adapter: Adapter | None, capacity: int, compute: str, la
     sizes = StoredSizes.of(model)
     backend, scratch, held = Counting(compute), Ledger(), Ledger()
     blank = None if adapter is None else BlankAdapter(adapter.layout, draws=False)
+    blocks = blocks_of(model, adapter)
     cache = (
-        RAMCache(model.blocks, capacity, lambda shape: Blank(shape, FLOAT))
+        RAMCache(blocks, capacity, lambda shape: Blank(shape, FLOAT))
         if layout.cache == "ram"
-        else FileCache(model.blocks, capacity, lambda *_: NoStore())
+        else FileCache(blocks, capacity, lambda *_: NoStore())
     )
-    cached = sum(math.prod(about.shape(capacity)) for block in model.blocks for about in block.remembered)
+    cached = sum(math.prod(about.shape(capacity)) for block in blocks for about in block.remembered)
     weights: Any = BlankWeights(sizes, range(len(model.blocks)), backend)
     size = 0 if adapter is None else adapter.layout.prepared.size
     prepared = [Blank((size,), FLOAT)] * len(model.blocks) if size else []

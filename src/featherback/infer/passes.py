@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from featherback.engine.backend.protocol import Array, Backend, Scratch, TokenStore
 from featherback.infer.layout import Layout
-from featherback.methods.assembly import Adapter, layer_weights
+from featherback.methods.assembly import Adapter, blocks_of, layer_weights
 from featherback.methods.memory.resources import WeightSource
 from featherback.models.model import Model
 from featherback.nn.block import Block
@@ -156,7 +156,7 @@ class Passes:
             self._weights.gather(model.embed_tokens, ids, x)
             if model.embedding_scale != 1:
                 ctx.ops.scale(x, model.embedding_scale)
-            for index, block in enumerate(model.blocks):
+            for index, block in enumerate(blocks_of(model, self._adapter)):
                 with self._layer(ctx, index) as w, self._cache.layer(ctx, index, span) as carry:
                     block.forward(ctx, x, w, carry)
             model.head.logits(ctx, x if every else x[-1:], self._weights, logits)

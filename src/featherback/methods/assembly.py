@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -11,7 +11,8 @@ from featherback.engine.backend.device import Device
 from featherback.engine.backend.protocol import Array, Backend
 from featherback.engine.formats.matrix import LayerWeights
 from featherback.methods.memory.resources import WeightSource
-from featherback.nn.adapters.base import AtProjection, Kind, Setup
+from featherback.nn.adapters.base import Kind, Setup
+from featherback.nn.block import Block
 from featherback.nn.context import Context
 from featherback.nn.linear import BlockWeights, LayerSink, Projection
 from featherback.nn.perturbed import WeightPart, vector
@@ -29,6 +30,10 @@ class Parameters(Protocol):
 
 class Layout(Protocol):
     """Where an adapter's values are in a layer's flat vectors."""
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """The model's blocks, with the adapter's own branches if it has any."""
 
     @property
     def slots(self) -> SlotTable:
@@ -82,6 +87,18 @@ class Adapter(Protocol):
     @property
     def measured(self) -> Parameters:
         """The same values, measured again at every read."""
+
+
+class HasBlocks(Protocol):
+    """A model, or its shapes."""
+
+    @property
+    def blocks(self) -> Sequence[Block]: ...
+
+
+def blocks_of(model: HasBlocks, adapter: Adapter | None) -> Sequence[Block]:
+    """Return the blocks that a pass computes: the model's, with the adapter's own branches if it has any."""
+    return model.blocks if adapter is None else adapter.layout.blocks
 
 
 @contextmanager
@@ -141,11 +158,11 @@ def layer_weights(
 def block_weights(
     backend: Backend,
     stored: LayerWeights,
-    adapters: Mapping[str, AtProjection] = NONE,
+    adapters: Mapping[str, Any] = NONE,
     sink: LayerSink | None = None,
     layer: int | None = None,
 ) -> BlockWeights:
-    """Return a layer's stored weights for its block, with the adapter at some projections, by name.
+    """Return a layer's stored weights for its block, with the adapter at some projections or places, by name.
 
     `sink`: receives the gradients of the weights themselves. `layer`: the layer's index.
     """
@@ -156,4 +173,5 @@ def block_weights(
         if bias is not None:  # that of a stack of experts is (E, out / E)
             bias = bias.reshape(matrix.shape[0])
         projections[name] = Projection(name, weight, bias, adapters.get(name), sink=sink, layer=layer)
-    return BlockWeights(projections, stored.vectors, sink)
+    own = {name: adapter for name, adapter in adapters.items() if name not in projections}
+    return BlockWeights(projections, stored.vectors, sink, own)

@@ -79,7 +79,7 @@ def _dense(ctx: Context, layer: Layer) -> BlockWeights:
         ctx.ops.dequantize(projection.weight, weight)
         ctx.release(projection.weight)  # the stored weight is not needed again
         projections[name] = projection._replace(weight=ctx.ops.dense(weight))
-    return BlockWeights(projections, layer.w.vectors)
+    return layer.w._replace(projections=projections)
 
 
 METHOD = MeBP

@@ -23,7 +23,7 @@ from featherback.data.prefixes import share_prefixes
 from featherback.engine.backend.protocol import Array, TokenStore
 from featherback.engine.formats.matrix import Matrix
 from featherback.errors import FeatherbackError
-from featherback.methods.assembly import Adapter, Parameters, layer_weights
+from featherback.methods.assembly import Adapter, Parameters, blocks_of, layer_weights
 from featherback.methods.entry import EntryStates, StatesOf
 from featherback.methods.memory.plan import Plan
 from featherback.methods.memory.resources import Resources
@@ -80,7 +80,9 @@ def begin(
             f"The batch has {batch.n_tokens} tokens, but the plan allows at most {plan.tokens}. "
             "Use a smaller batch, or make a plan for more tokens."
         )
-    shares = all(branch.shares_prefixes(batch.longest) for block in model.blocks for branch in block.branches)
+    shares = all(
+        branch.shares_prefixes(batch.longest) for block in blocks_of(model, adapter) for branch in block.branches
+    )
     if batch.prefix is not None and not shares:
         raise FeatherbackError(
             "The batch has shared prompts, which the model does not support. Prepare the data again."
@@ -156,6 +158,11 @@ class Sweep:
     _whole: list[Array] = field(default_factory=list)  # the array of a whole batch, once `embed` has allocated it
 
     @property
+    def blocks(self) -> Sequence[Block]:
+        """The blocks, with the adapter's own branches if it has any."""
+        return blocks_of(self.model, self.adapter)
+
+    @property
     def first(self) -> int:
         """The lowest trained block."""
         return 0 if self.adapter is None else self.adapter.layout.lowest
@@ -174,7 +181,7 @@ class Sweep:
             for span in self.spans:
                 with self.rows(span, load=False) as (ctx, x):
                     self._stored.load(ctx, x, span)
-        return range(self.first, len(self.model.blocks))
+        return range(self.first, len(self.blocks))
 
     def save(self, stored: StatesOf) -> bool:
         """Store the residual stream as the input of the lowest trained block. Returns False if the disk is full."""
@@ -212,7 +219,7 @@ class Sweep:
         Intermediates are written to the arrays of `kept`. `save_input` receives each span of the block's input x (T, D)
         before x changes. The block's weights and carry are freed at the end.
         """
-        block = self.model.blocks[index]
+        block = self.blocks[index]
         with self.layer(index, index + 1, parameters=parameters, prepared=kept.prepared) as w:
             carry = block.carry(self.ctx, self.batch.n_tokens, kept)
             for span in self.spans:
@@ -295,7 +302,7 @@ class RoundTrip:
         if index not in self.back:
             self.sweep.forward(index)
             return
-        kept = self._kept[index] = self._room(self.sweep.model.blocks[index], place=len(self._kept))
+        kept = self._kept[index] = self._room(self.sweep.blocks[index], place=len(self._kept))
 
         def checkpoint(ctx: Context, x: Array) -> None:
             with ctx.frame():
@@ -311,7 +318,7 @@ class RoundTrip:
         are differentiated, beginning with the last (`nn/branch.py`).
         """
         sweep, kept = self.sweep, self._kept[index]
-        block, ctx, tokens = sweep.model.blocks[index], sweep.ctx, sweep.batch.n_tokens
+        block, ctx, tokens = sweep.blocks[index], sweep.ctx, sweep.batch.n_tokens
         then = ([*self.back, -1])[self.back.index(index) + 1]  # the block to read ahead; -1: none
         with (
             ctx.frame(),

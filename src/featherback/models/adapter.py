@@ -164,7 +164,7 @@ class Adapter:
                 yield f"{name} is unknown"
 
     def _initialise(self, seed: int) -> None:
-        flat, numbers = np.zeros(self.layer_size, np.float32), adaptable(self.model.blocks)
+        flat, numbers = np.zeros(self.layer_size, np.float32), adaptable(self.layout.blocks)
         fixed = np.empty(self.layout.fixed.size, np.float32)
         for layer in self.layout.adapted:
             if fixed.size:
@@ -210,7 +210,7 @@ class Adapter:
 
     def _orders(self, layer: int, target: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """The indices that turn PEFT's order of outputs and of inputs into that of the model file."""
-        block = self.model.blocks[layer]
+        block = self.layout.blocks[layer]
         return block.row_order(target, hf_to_gguf_rows), block.column_order(target)
 
 

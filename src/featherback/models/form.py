@@ -57,6 +57,13 @@ class Form:
         kinds = [self.kind, *(kind for kind in self.exceptions.values() if kind is not None)]
         return Form(max(kinds, key=lambda kind: kind.width), self.targets, layers=self.layers)
 
+    def extended(self, blocks: Sequence[Block]) -> list[Block]:
+        """Return the blocks with the kind's own branches behind them, if it has any. Equal blocks share one."""
+        if not self.kind.is_branch:
+            return list(blocks)
+        distinct = {id(block): block.followed_by(self.kind.branch(block.width)) for block in blocks}
+        return [distinct[id(block)] for block in blocks]
+
     @property
     def growth(self) -> float:
         """The divisor of the usual learning rate."""
@@ -65,7 +72,8 @@ class Form:
     @property
     def options(self) -> dict[str, Any]:
         """The form as the options of a user."""
-        own = {"alpha": self.kind.options().get("alpha"), "targets": self.targets, "layers": self.layers}
+        targets = ("all",) if self.kind.is_branch else self.targets
+        own = {"alpha": self.kind.options().get("alpha"), "targets": targets, "layers": self.layers}
         return self.widest.kind.options() | own
 
 
@@ -73,9 +81,11 @@ class Layout:
     """The layout of an adapter's values in a flat vector per layer: the parts of each target, in order."""
 
     def __init__(self, blocks: Sequence[Block], form: Form) -> None:
-        self._blocks = blocks
-        targets, chosen = parse_targets(form.targets, adaptable(blocks)), chosen_layers(form.layers, len(blocks))
-        absent = _absent(blocks, targets) | _left_out(set(chosen), len(blocks), targets)
+        self.blocks = form.extended(blocks)
+        """The blocks, with the adapter's own branches where it has any."""
+        targets = parse_targets(form.targets, adaptable(self.blocks))
+        chosen = chosen_layers(form.layers, len(blocks))
+        absent = _absent(self.blocks, targets) | _left_out(set(chosen), len(blocks), targets)
         self.form = replace(form, targets=targets, exceptions={**absent, **form.exceptions})
         layers = range(len(blocks))
         self.adapted = tuple(layer for layer in layers if self.kinds(layer))
@@ -85,6 +95,7 @@ class Layout:
                 f"The layers {','.join(form.layers)} have none of the projections {short(targets)}; choose other "
                 f"layers or targets."
             )
+        self.blocks = [self.blocks[at] if at in self.adapted else block for at, block in enumerate(blocks)]
         self._check_weights()
         self.form = replace(self.form, layers=written_layers(self.adapted, len(blocks)))
         self.lowest = self.adapted[0]
@@ -101,7 +112,7 @@ class Layout:
 
     def _check_weights(self) -> None:
         """Raise FeatherbackError if a kind reads weights of a branch that hides them, or cannot adapt experts."""
-        for layer, block in enumerate(self._blocks):
+        for layer, block in enumerate(self.blocks):
             kinds = self.kinds(layer)
             for name in block.requested & kinds.keys():
                 if not kinds[name].adapts_experts:
@@ -135,13 +146,13 @@ class Layout:
 
     def kinds(self, layer: int) -> dict[str, Kind]:
         """target -> kind, for each target that the layer has."""
-        found = {target: self.form.at(layer, target) for target in self._blocks[layer].projections}
+        found = {target: self.form.at(layer, target) for target in self.blocks[layer].places}
         return {target: kind for target, kind in found.items() if kind is not None}
 
     def of_layers(self, layers: Sequence[int]) -> Layout:
         """Return the layout of only these layers, in vectors of the same size."""
         some = copy(self)
-        some._blocks = [self._blocks[layer] for layer in layers]
+        some.blocks = [self.blocks[layer] for layer in layers]
         targets = self.form.targets
         others = {(at, name): self.form.at(layer, name) for at, layer in enumerate(layers) for name in targets}
         some.form = replace(self.form, exceptions=others)
@@ -155,7 +166,7 @@ class Layout:
     def parts(self, layer: int, target: str) -> dict[str, Part]:
         """The trained tensors of a projection by name; empty if it is not adapted."""
         kind = self.form.at(layer, target)
-        return {} if kind is None else kind.parts(target, self._blocks[layer].shape(target))
+        return {} if kind is None else kind.parts(target, self.blocks[layer].shape(target))
 
     def view(self, layer: int, flat: Any) -> dict[str, dict[str, Any]]:
         """Return target -> slot -> trained tensor, as views of a layer's flat vector, shape (size,)."""
@@ -176,7 +187,7 @@ class Layout:
 
     def _value_counts(self, layer: int, name: str) -> dict[str, tuple[int, ...]]:
         """target -> shape of its "fixed" or "prepared" values (n,), if there are any."""
-        shape = self._blocks[layer].shape
+        shape = self.blocks[layer].shape
         sizes = {target: getattr(kind, name)(shape(target)) for target, kind in self.kinds(layer).items()}
         return {target: (size,) for target, size in sizes.items() if size}
 
@@ -189,4 +200,4 @@ def _left_out(chosen: set[int], layers: int, targets: Sequence[str]) -> dict[Lay
 def _absent(blocks: Sequence[Block], targets: Sequence[str]) -> dict[LayerTarget, None]:
     """The projections that some layers lack, as exceptions."""
     layers = enumerate(blocks)
-    return {(layer, name): None for layer, block in layers for name in targets if name not in block.projections}
+    return {(layer, name): None for layer, block in layers for name in targets if name not in block.places}

@@ -47,10 +47,12 @@ def adaptable(blocks: Iterable[Block]) -> tuple[str, ...]:
     """Return the names of the projections that an adapter may change.
 
     The projections of all first branches come first, then the projections of all second branches, and so on. Those
-    that are adapted only on request come last.
+    that are adapted only on request come last. If an adapter has branches of its own, only their places are returned.
     """
     places = zip_longest(*({id(block): block.branches for block in blocks}.values()))
     branches = [branch for place in places for branch in place if branch is not None]
+    if own := dict.fromkeys(name for branch in branches for name in branch.own):
+        return tuple(own)
     names = [name for branch in branches for name in branch.projections if name not in branch.frozen]
     requested = {name for branch in branches for name in branch.requested}
     return tuple(dict.fromkeys(sorted(names, key=lambda name: name in requested)))
@@ -63,6 +65,8 @@ class Block:
         self.branches = branches
         self.projections = {name: shape for branch in branches for name, shape in branch.projections.items()}
         """Name -> (out, in)."""
+        self.places = self.projections | {name: shape for branch in branches for name, shape in branch.own.items()}
+        """The projections, and the places of adapters that are branches: name -> (out, in)."""
         self.vectors = {name: shape for branch in branches for name, shape in branch.vectors.items()}
         """Norms and biases: name -> shape."""
         self.intermediates: dict[str, Intermediate] = {}
@@ -80,13 +84,23 @@ class Block:
             self.bundles += branch.bundles
 
     @property
+    def width(self) -> int:
+        """D, the width of the residual stream."""
+        last = self.branches[-1]
+        return last.intermediates[last.output].width
+
+    def followed_by(self, branch: Branch) -> Block:
+        """Return a block with the same branches, and `branch` behind them."""
+        return Block([*self.branches, branch])
+
+    @property
     def stacks(self) -> dict[str, int]:
         """Projections that hold a matrix for each of E experts: name -> E."""
         return {name: count for branch in self.branches for name, count in branch.stacks.items()}
 
     def shape(self, target: str) -> tuple[int, ...]:
-        """Return the shape of a projection (out, in); of a stack of experts (E, out, in)."""
-        rows, cols = self.projections[target]
+        """Return the shape of a projection or a place (out, in); of a stack of experts (E, out, in)."""
+        rows, cols = self.places[target]
         count = self.stacks.get(target)
         return (rows, cols) if count is None else (count, rows // count, cols)
 
@@ -130,7 +144,7 @@ class Block:
         which the two rows that rotate together are neighbours, False for one in which they are not, None for this
         model's own file. `tiled`: the same for V heads that share K heads.
         """
-        rows = np.arange(self.projections[target][0])
+        rows = np.arange(self.places[target][0])
         for branch in self.branches:
             heads = branch.interleaved_heads if interleaved is None else branch.heads_of_parts if interleaved else {}
             for part, count in heads.items():
@@ -146,7 +160,7 @@ class Block:
 
         `tiled`: as in `row_order`.
         """
-        columns = np.arange(self.projections[target][1])
+        columns = np.arange(self.places[target][1])
         for branch in self.branches:
             if target in branch.grouped_columns and (branch.tiled if tiled is None else tiled):
                 columns = branch.grouped_columns[target].tiled()

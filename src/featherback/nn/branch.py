@@ -67,6 +67,8 @@ class Branch(ABC):
     """Whether products read other weights than PEFT's modules hold, so that no kind of adapter may read the weights."""
     rotaries: tuple[Rotary, ...] = ()
     """The rotary embeddings for which it needs tables of cos and sin."""
+    own: Mapping[str, tuple[int, int]] = {}
+    """The places of an adapter that is this branch, where the model has no weight: name -> (out, in)."""
     parts: Mapping[str, Rows] = {}
     """The named parts of stored projections, such as q of a fused qkv: name -> rows."""
     stacks: Mapping[str, int] = {}

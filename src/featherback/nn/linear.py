@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from featherback.engine.backend.protocol import Array, Matrix
 from featherback.nn import perturbed
@@ -270,6 +270,7 @@ class BlockWeights(NamedTuple):
     projections: Mapping[str, Projection]
     vectors: Mapping[str, Array]
     sink: LayerSink | None = None  # takes their gradients, if they are trained
+    adapters: Mapping[str, Any] = {}  # adapters that are branches, with their values, by place
 
 
 def normed(ctx: Context, name: str, x: Array, w: BlockWeights, norm: str | None, eps: float) -> Array:

@@ -9,7 +9,6 @@ from featherback import models, optim
 from featherback.engine.formats import fingerprint
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
-from featherback.exports.formats.peft import FORMAT as PEFT
 from featherback.models.adapter import Adapter
 from featherback.models.model import Model
 from featherback.optim.average import MEAN, begin
@@ -38,7 +37,7 @@ def first_adapter(run: RunDirectory, model: Model, place: Path | None = None) ->
     if config.start is None:
         adapter = Adapter(model, config.form, config.seed, place)
     else:
-        adapter = formats.load(model, run.start, place, PEFT)
+        adapter = formats.load(model, run.start, place, formats.of_run(config.form))
     adapter.dropout = config.lora_dropout
     return adapter
 

@@ -203,7 +203,8 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         own: dict[str, Any] = {"master": self.master or MASTER}
         if self.train == "lora":
             own = self._named_form
-            own["targets"] = parse_targets(own["targets"], adaptable(model.blocks))
+            if not self.form.kind.is_branch:
+                own["targets"] = parse_targets(own["targets"], adaptable(model.blocks))
             count = len(model.blocks)
             own["layers"] = written_layers(chosen_layers(own["layers"], count), count)
         return replace(

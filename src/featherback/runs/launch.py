@@ -34,7 +34,6 @@ from featherback.engine.host.sensors import Sensors
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.exports.base_model import base_model_name
-from featherback.exports.formats.peft import FORMAT as PEFT
 from featherback.models.model import Model
 from featherback.runs.config import TrainConfig
 from featherback.runs.given import Examples, make_tokens
@@ -256,7 +255,8 @@ def _copy_start(run: RunDirectory, source: str, model: Model, base: str) -> None
     """Copy the adapter that the run starts from into its directory, using little memory."""
     make_folder(run.start)
     values = run.start / "values"
-    PEFT.save(formats.load(model, source, file=values), run.start, base)
+    adapter = formats.load(model, source, file=values)
+    formats.of_run(adapter.form).save(adapter, run.start, base)
     values.unlink()
 
 

@@ -42,8 +42,20 @@ class TrainOptions(TypedDict, total=False):
     start: str | os.PathLike[str] | None
     """Continue from this run or adapter (PEFT, MLX or GGUF). Its rank, alpha, targets, layers, rsLoRA and DoRA
     are used, but not its dropout. none: start a new adapter."""
-    adapter: Literal['dora', 'ia3', 'lora'] | None
-    """Kind of adapter. ia3 trains one scale per key, value and input of down. Default: lora."""
+    adapter: Literal['dora', 'ia3', 'lora', 'spartan'] | None
+    """Kind of adapter. ia3 trains one scale per key, value and input of down. spartan adds a small memory
+    behind each block; it cannot be merged or exported. Default: lora."""
+    parents: int
+    """Parents in the memory behind each block. A parent owns some of the cells. Only with --adapter spartan.
+    Default: 16."""
+    cells: int
+    """Cells of all parents of a block together. Each has a key and a value. Only with --adapter spartan.
+    Default: 48."""
+    selected_parents: int
+    """Parents whose cells a token reads. Only with --adapter spartan. Default: 8."""
+    cell_temperature: float
+    """Divisor of the cells' logits. A higher value mixes the cells of a parent more evenly. Only with --adapter
+    spartan. Default: 1.6."""
     rank: int | None
     """Rank of the LoRA matrices. A larger rank trains more parameters. Default: 8."""
     lora_r: int | None

@@ -113,7 +113,7 @@ def _combination(
 def _combined(config: TrainConfig, train: str, method: str, optimizer: str, own: Mapping[str, Any]) -> TrainConfig:
     """Return `config` with this combination; raises FeatherbackError if it is not supported."""
     options = methods.OPTIONS.among(method, own)
-    form: dict[str, Any] = {} if train == "lora" else dict.fromkeys(USUAL) | {"dequantize": True}
+    form: dict[str, Any] = {} if train == "lora" else dict.fromkeys(USUAL) | {"adapter_options": {}, "dequantize": True}
     return replace(
         config, train=train, method=method, method_options=options, optimizer=optimizer, optimizer_options={},
         learning_rate=None, **form,

@@ -14,7 +14,7 @@ from featherback import methods, optim
 from featherback.core import private
 from featherback.core.naming import argument
 from featherback.errors import FeatherbackError
-from featherback.exports.formats.peft import FORMAT as PEFT
+from featherback.exports import formats
 from featherback.methods.base import Draw
 from featherback.methods.mezo import MeZO
 from featherback.models.model import Model
@@ -72,7 +72,7 @@ def replay(
             on_step(logged.step, last)
         private.make_private_folder(out)
         with adapter.holding(optimizer.kept if _is_mean(run, last) else parameters):
-            PEFT.save(adapter, out, run.record.get("base_model"))
+            formats.of_run(adapter.form).save(adapter, out, run.record.get("base_model"))
     except OSError as error:
         raise FeatherbackError(f"Cannot write {out}: {error.strerror}.") from error
     finally:

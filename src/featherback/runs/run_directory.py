@@ -206,7 +206,8 @@ class RunDirectory:
     def plan_of(self, blocks: Sequence[Block]) -> Plan:
         """Return the plan, checked for a model of these blocks; raises FeatherbackError if it does not fit them."""
         plan = self.plan
-        if problem := _misfit(plan, blocks, self.config.form.kind.needs_output):
+        form = self.config.form
+        if problem := _misfit(plan, form.extended(blocks), form.kind.needs_output):
             raise FeatherbackError(
                 f"{self.path / RUN_FILE} is damaged: {problem}. Correct it, or delete the entry plan and "
                 f"resume the run with {argument('resume', True)} to make a new one."

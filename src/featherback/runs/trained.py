@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from featherback import methods, optim
 from featherback.core.naming import argument
 from featherback.engine.host.paged import PagedArray
-from featherback.exports.formats.peft import FORMAT as PEFT
+from featherback.exports import formats
 from featherback.methods.base import Draw, Method
 from featherback.methods.memory import disk
 from featherback.methods.memory.plan import Plan
@@ -86,6 +86,7 @@ class TrainedAdapter:
         states = run.work if plan.states == "file" else None
         place = states and states / f"{PARAMETERS}.f32"
         self.adapter = first_adapter(run, model, place)
+        self._format = formats.of_run(self.adapter.form)
         parameters = self.adapter.parameters
         self.optimizer = first_optimizer(config, self.adapter, states)
         self.gradients = parameters.zeros_like(parameters.size, states and states / "gradients.f32")
@@ -153,10 +154,10 @@ class TrainedAdapter:
     def export(self, mean: bool) -> None:
         with self.showing(mean):
             # Take the base's name from the record: the model file would load its vocabulary into memory.
-            PEFT.save(self.adapter, self._run.path, self._run.record.get("base_model"))
+            self._format.save(self.adapter, self._run.path, self._run.record.get("base_model"))
 
     def remove(self) -> None:
-        PEFT.remove(self._run.path)
+        self._format.remove(self._run.path)
 
     def close(self) -> None:
         self.method.close()

@@ -62,13 +62,16 @@ class Adapter(Kind):
         return Outlook(_next(str(base), named, place), True, None, least)
 
 
-def _export_format(place: Path) -> str:
-    """A format to export the adapter to: not its own, and one that supports its kind."""
+def _export_format(place: Path) -> str | None:
+    """A format to export the adapter to: not its own, and one that supports its kind; None if there is none."""
     from featherback.core.files import read_json
+    from featherback.exports.formats.own import FORMAT as OWN
     from featherback.exports.formats.peft import kind_in
 
     if place.is_file():
         return "peft"
+    if OWN.recognises(place):
+        return None
     configuration = read_json(place / _CONFIG)
     return "gguf" if not isinstance(configuration, dict) or "gguf" in kind_in(configuration).formats else "merged"
 
@@ -82,10 +85,11 @@ def _kind(path: Path) -> str:
 
 def _next(model: str, named: str, place: Path) -> list[str]:
     named_model = ("--model", model) if model == "MODEL" else ()
+    to = _export_format(place)
     return [
         quoted("featherback", "chat", model, "--adapter", named),
         quoted("featherback", "train", model, "--from", named, "--data", DATA, "--out", OTHER_OUT),
-        quoted("featherback", "export", named, "--to", _export_format(place), *named_model),
+        *([] if to is None else [quoted("featherback", "export", named, "--to", to, *named_model)]),
     ]
 
 

@@ -49,10 +49,11 @@ class Run(Kind):
             more = quoted("featherback", "train", named, "--data", DATA, "--out", OTHER_OUT)
             return Outlook([quoted(*chat_command(record, named)), more])
         kind = kind_of(record["configuration"])
+        to = "gguf" if "gguf" in kind.formats else "merged"
         return Outlook(
             [
                 quoted(*chat_command(record, named)),
-                quoted("featherback", "export", named, "--to", "gguf" if "gguf" in kind.formats else "merged"),
+                *([] if kind.is_branch else [quoted("featherback", "export", named, "--to", to)]),
                 quoted("featherback", "train", model, "--from", named, "--data", DATA, "--out", OTHER_OUT),
             ],
             notes=notes,

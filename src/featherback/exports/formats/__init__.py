@@ -16,7 +16,7 @@ from featherback.engine.formats.gguf import GGUFFile
 from featherback.engine.formats.safetensors import CONFIG
 from featherback.errors import FeatherbackError
 from featherback.exports.base_model import is_base, recorded_names
-from featherback.exports.formats.base import Factor, Format, MisfitError, StoredAdapter
+from featherback.exports.formats.base import Factor, Format, MisfitError, RunFormat, StoredAdapter
 from featherback.models.adapter import Adapter
 from featherback.models.form import Form
 from featherback.models.loader import results
@@ -27,6 +27,13 @@ FORMATS: Registry[Format] = Registry(__name__, "FORMAT", "adapter format", share
 
 LOADED = 3
 """Copies of a layer that are in memory while an adapter is read: as stored, as float32, and in the layout."""
+
+
+def of_run(form: Form) -> RunFormat:
+    """Return the format in which a run keeps an adapter of this form: PEFT's, or ours if PEFT has no such kind."""
+    found = FORMATS["own" if form.kind.is_branch else "peft"]
+    assert isinstance(found, RunFormat)
+    return found
 
 
 def detect(path: Path) -> Format:

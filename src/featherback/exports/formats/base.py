@@ -72,6 +72,22 @@ class Format(ABC):
         """Open the adapter at `path`. Raises FeatherbackError, which names every tensor that does not fit `model`."""
 
 
+class RunFormat(Format):
+    """A format in which runs keep their adapters."""
+
+    @abstractmethod
+    def save(self, adapter: Adapter, directory: Path, base_model: str | None = None) -> None:
+        """Write the adapter into `directory`, which is created if needed. Each file is written atomically.
+
+        `base_model`: the base model's name in the configuration; default: `base_model_name`. Raises FeatherbackError if
+        writing fails, or if a value is not finite; the files that were there before stay unchanged.
+        """
+
+    @abstractmethod
+    def remove(self, directory: Path) -> None:
+        """Delete the adapter in `directory`, if one is there."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Names and shapes of low-rank pairs in a format: name -> factor. `transposed`: A is (in, r) and B is (r, out).

@@ -28,8 +28,8 @@ from featherback.exports.base_model import base_model_name
 from featherback.exports.formats.base import (
     Factor,
     Float32,
-    Format,
     MisfitError,
+    RunFormat,
     StoredAdapter,
     check_modules,
     factors,
@@ -67,7 +67,7 @@ _INERT = ("runtime_config",)
 _SWITCH = re.compile(r"use_.*|.*_config")
 
 
-class PEFT(Format):
+class PEFT(RunFormat):
     title = f"a PEFT directory ({CONFIG_FILE}, {WEIGHTS_FILE})"
 
     def recognises(self, path: Path) -> bool:
@@ -106,18 +106,12 @@ class PEFT(Format):
             file.close()
 
     def save(self, adapter: Adapter, directory: Path, base_model: str | None = None) -> None:
-        """Write the adapter into `directory`, which is created if needed. Each file is written atomically.
-
-        `base_model`: the base model's name in the configuration; default: `base_model_name`. Raises FeatherbackError if
-        writing fails, or if a value is not finite; the files that were there before stay unchanged.
-        """
         make_folder(directory)
         write_safetensors(directory / WEIGHTS_FILE, _shapes(adapter), _tensors(adapter), {"format": "pt"})
         base = base_model or base_model_name(adapter.model)
         write_json(directory / CONFIG_FILE, _configuration(adapter, base))
 
     def remove(self, directory: Path) -> None:
-        """Delete the adapter in `directory`, if one is there."""
         for name in (CONFIG_FILE, WEIGHTS_FILE):
             (directory / name).unlink(missing_ok=True)
 

@@ -90,6 +90,11 @@ class Target(ABC):
     def check(self, request: Request | WholeRequest) -> None:
         """Raise FeatherbackError if the target cannot store the request's model or type, or would damage an adapter."""
         model = request.model if isinstance(request, WholeRequest) else request.adapter.model
+        if isinstance(request, Request) and (kind := request.adapter.form.kind).is_branch:
+            raise FeatherbackError(
+                f"{kind.title} is a layer of its own: it cannot be merged into weights, and no other program has it. "
+                f"Use this adapter with featherback generate, chat or evaluate."
+            )
         if model.family.folders_only and not self.any_family:
             raise FeatherbackError(
                 f"{model.family.called} cannot be exported as {self.help}, because {model.family.folders_only}; use "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -17,6 +18,7 @@ from featherback.models import families
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.form import Form, Layout
 from featherback.models.model import Model
+from featherback.nn.block import Block
 from featherback.nn.objectives.base import Objective
 from featherback.nn.objectives.next_token import NEXT_TOKEN
 from featherback.nn.roles import EMBEDDING, HEAD
@@ -140,6 +142,11 @@ class Job(StoredSizes):
         """The layout of the adapter's values."""
         assert self.form is not None
         return Layout(self.blocks, self.form)
+
+    @property
+    def computed_blocks(self) -> Sequence[Block]:
+        """The blocks that a step computes: with the adapter's own branches, if it has any."""
+        return self.blocks if self.form is None else self.layout.blocks
 
     @cached_property
     def trained_floats(self) -> int:

@@ -197,7 +197,7 @@ def gains(job: Job, plan: Plan, machine: Machine) -> list[Gain]:
     """
     if job.precision is None:
         return []
-    layers, left = job.backward_count, bundles(job.blocks, job.form is not None and job.form.kind.needs_output)
+    layers, left = job.backward_count, bundles(job.computed_blocks, job.form is not None and job.form.kind.needs_output)
     found: list[Gain] = []
     kept: tuple[str, ...] = ()
     before = account(job, replace(plan, keep={}))
@@ -227,7 +227,11 @@ def _encodings(job: Job) -> list[dict[str, str]]:
     """Return the possible `Plan.encodings`: exact, and the one that the user allows, if any."""
     if job.precision is None:
         return [{}]
-    named = {name: about.encoded(job.precision) for block in job.blocks for name, about in block.intermediates.items()}
+    named = {
+        name: about.encoded(job.precision)
+        for block in job.computed_blocks
+        for name, about in block.intermediates.items()
+    }
     allowed = {name: encoding for name, encoding in named.items() if encoding is not None}
     return [{}, allowed] if allowed else [{}]
 

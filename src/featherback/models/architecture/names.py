@@ -108,7 +108,11 @@ HF_NAMES: Names = {
 
 
 def hf_module(names: Names, layer: int, target: str) -> str:
-    """The name of a projection in Hugging Face's model, such as "model.layers.3.self_attn.q_proj"."""
+    """The name of a projection in Hugging Face's model, such as "model.layers.3.self_attn.q_proj".
+
+    The place of an adapter that is a branch has no weight there, and is called "model.layers.3.memory".
+    """
     if not (target.endswith("_proj") or on_request(target)):
         raise ValueError(f"not a projection: {target}")
-    return names[target].format(layer).removesuffix(".weight")
+    stored = names.get(target, _LAYER + target.removesuffix("_proj"))
+    return stored.format(layer).removesuffix(".weight")

@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from featherback.core.registry import Registry
+from featherback.core.registry import OwnOptions, Registry
 from featherback.nn.adapters.base import Kind
 
 KINDS: Registry[type[Kind]] = Registry(__name__, "KIND", "adapter", shared=("base", "dropout", "stacked"))
+
+OPTIONS: OwnOptions[Any] = OwnOptions(KINDS, lambda name: KINDS[name].settings, usual="lora")
+"""The options that only one kind has."""
 
 
 def kind_of(options: Mapping[str, Any]) -> type[Kind]:

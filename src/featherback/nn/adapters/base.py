@@ -173,6 +173,11 @@ class Entries(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoSettings:
+    """The options of a kind that has none of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Kind(ABC):
     """A kind of adapter. Its fields are its settings. Projections may have different settings.
 
@@ -191,6 +196,10 @@ class Kind(ABC):
     """The model width for which the usual learning rate is chosen (None: the model's own)."""
     needs_output: ClassVar[bool] = False
     """Whether its gradients read the outputs of projections. Keeping these can then save time."""
+    is_branch: ClassVar[bool] = False
+    """Whether it is a branch of its own (`branch`). Then no weight and no other program's format can hold it."""
+    settings: ClassVar[type] = NoSettings
+    """The dataclass of the training options that only this kind has, made by `options.option`."""
 
     @property
     def width(self) -> int:
@@ -224,6 +233,13 @@ class Kind(ABC):
     @abstractmethod
     def options(self) -> dict[str, Any]:
         """Return the settings, keyed by the names of the user's options."""
+
+    def branch(self, width: int) -> Any:
+        """Return the `nn.branch.Branch` that follows the branches of a block of this width; called if `is_branch`.
+
+        Its `own` places are the targets. Its weights (`BlockWeights.adapters`) hold what `attach` returns for them.
+        """
+        raise NotImplementedError
 
     # The values. Trained; fixed (measured once, from the base model); prepared (computed again after each change).
 
@@ -259,15 +275,17 @@ class Kind(ABC):
         return 1.0
 
     @abstractmethod
-    def attach(self, setup: Setup) -> AtProjection:
-        """Return the adapter at one projection."""
+    def attach(self, setup: Setup) -> Any:
+        """Return the adapter at one projection, an `AtProjection`; for a branch, what the branch computes with."""
 
-    @abstractmethod
+    # The rest of this class is for kinds that are not branches.
+
     def change_of(self, before: Float32, values: Values, first: int, last: int) -> Float32:
         """Return the change (n, in), float32, that merging adds to rows [first, last) of W.
 
         `before` (n, in) are these rows.
         """
+        raise NotImplementedError
 
     def changes_bias(self, target: str) -> bool:
         """Return whether merging would also have to change the projection's bias."""
@@ -275,8 +293,8 @@ class Kind(ABC):
 
     # PEFT's files.
 
-    peft_type: ClassVar[str]
-    peft_mark: ClassVar[str]
+    peft_type: ClassVar[str] = ""
+    peft_mark: ClassVar[str] = ""
     """The text in tensor names that follows the module's name: ".lora_"."""
     peft_neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Configuration entries that could change the computation, with the values that do not."""
@@ -293,16 +311,15 @@ class Kind(ABC):
         return entries.get("peft_type") == cls.peft_type
 
     @classmethod
-    @abstractmethod
     def from_peft(cls, entries: Entries) -> Kind:
         """Return the settings of an adapter, without the exceptions of single modules."""
+        raise NotImplementedError
 
     @classmethod
     def peft_setting(cls, where: str, setting: str, name: str, value: Any) -> Any:
         """Return a checked value of a setting in `peft_patterns`. `name` is the setting's name in messages."""
         return value
 
-    @abstractmethod
     def peft_entries(
         self, unusual: Mapping[str, Kind | None], targets: Mapping[str, Any], modules: Mapping[str, str]
     ) -> dict[str, Any]:
@@ -311,3 +328,4 @@ class Kind(ABC):
         `unusual`: the exceptions by module, None for a module that is not adapted. `modules`: the projection that each
         name in target_modules refers to.
         """
+        raise NotImplementedError

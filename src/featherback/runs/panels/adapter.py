@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from featherback.core.naming import argument
-from featherback.core.options import Alias, Panel, option, spelled
+from featherback.core.options import Alias, Panel, choice, option, spelled
 from featherback.errors import FeatherbackError
 from featherback.models import families
 from featherback.models.architecture.layer_choice import EVERY, chosen_layers, written_layers
 from featherback.models.architecture.names import parse_targets, short
-from featherback.nn.adapters import KINDS, kind_of
+from featherback.nn.adapters import KINDS, OPTIONS, kind_of
 from featherback.nn.block import adaptable
 from featherback.runs import parse
 from featherback.runs.panels import aliases
@@ -49,12 +49,15 @@ class AdapterOptions(Panel):
         metavar="PATH",
     )
     # For the names in USUAL, None means the value there, or the value of the adapter in `start`. for_model decides.
-    adapter: str | None = _option(
+    adapter: str | None = choice(
         None,
-        help="Kind of adapter. ia3 trains one scale per key, value and input of down.",
-        choices=KINDS.names,
+        help="Kind of adapter. ia3 trains one scale per key, value and input of down. spartan adds a small memory "
+        "behind each block; it cannot be merged or exported.",
+        own=OPTIONS,
+        only_for="lora",
         shown_default=USUAL["adapter"],
     )
+    adapter_options: Mapping[str, Any] = field(default_factory=dict)  # once checked: all options of the kind
     rank: int | None = _option(
         None,
         help="Rank of the LoRA matrices. A larger rank trains more parameters.",
@@ -119,8 +122,9 @@ class AdapterOptions(Panel):
         super().check_rules()
         chosen = self.adapter or USUAL["adapter"]
         others = set(KINDS[USUAL["adapter"]].own_options).difference(KINDS[chosen].own_options)
+        others |= {"targets"} if KINDS[chosen].is_branch else set()
         for entry in fields(self):
-            if entry.name in others and getattr(self, entry.name) not in (None, False, entry.default):
+            if entry.name in others and getattr(self, entry.name) not in (None, False, ("all",), entry.default):
                 name, kind = spelled(type(self), entry.name), argument("adapter", chosen)
                 raise FeatherbackError(f"{name} has no effect with {kind}. Remove one of the two.")
         if chosen == "dora":  # the same as --dora
@@ -137,7 +141,7 @@ class AdapterOptions(Panel):
         """Rank, alpha and targets of a new adapter, or of the one that `starting_from` has filled in."""
         from featherback.models.form import Form
 
-        return Form.of(**self._named_form, dropout=self.lora_dropout)
+        return Form.of(**self._named_form, **self.adapter_options, dropout=self.lora_dropout)
 
     @property
     def _named_form(self) -> dict[str, Any]:
@@ -155,7 +159,7 @@ class AdapterOptions(Panel):
         own = {name: form.options[name] for name in USUAL}
         for name, value in own.items():
             named = getattr(self, name)
-            if name == "targets" and named is not None:
+            if name == "targets" and named is not None and not form.kind.is_branch:
                 named = parse_targets(named, adaptable(model.blocks))
             if name == "layers" and named is not None:
                 named = written_layers(chosen_layers(named, len(model.blocks)), len(model.blocks))
@@ -165,9 +169,18 @@ class AdapterOptions(Panel):
                     f"{option} is {written(named)}, but the adapter in {self.start} has {written(value)}. Remove "
                     f"{option}: an existing adapter keeps its form."
                 )
-        found = replace(self, **own)
-        for block in model.blocks:
-            for target in block.projections.keys() & set(form.targets):
+        settings = {entry.name: form.options[entry.name] for entry in fields(form.kind.settings)}
+        usual = OPTIONS.make(own["adapter"], {})
+        for name, value in settings.items():
+            if self.adapter_options and self.adapter_options[name] not in (value, getattr(usual, name)):
+                option = spelled(type(usual), name)
+                raise FeatherbackError(
+                    f"{option} is {self.adapter_options[name]}, but the adapter in {self.start} has {value}. Remove "
+                    f"{option}: an existing adapter keeps its form."
+                )
+        found = replace(self, **own, adapter_options=settings)
+        for block in form.extended(model.blocks):
+            for target in block.places.keys() & set(form.targets):
                 shape = block.shape(target)
                 if form.widest.kind.parts(target, shape) != found.form.kind.parts(target, shape):
                     kind = argument("adapter", own["adapter"])
