@@ -215,7 +215,7 @@ def _front(found: Results) -> str:
     lines.append(["Time of a step with the least memory", cell(f"{least}:step_s", "s"), cell(f"{peft}:step_s", "s")])
     ours, theirs = cell(f"{default}:step_s", "s"), cell("peft:0.5b-peft:step_s", "s")
     size = figure(f"{default}:footprint_mb", found)
-    lines.append([f"Time of a step by default (Featherback: in {size} MB)", f"**{ours}**", theirs])
+    lines.append([f"Time of a step by default (Featherback takes {size} MB)", f"**{ours}**", theirs])
     for key, what in (("demo", "chat job"), ("prefix", "chat job with a long shared prompt")):
         row = f"job:chats-{key}"
         steps = figure(f"{row}:steps", found)
