@@ -1,6 +1,7 @@
 """`python -m benchmarks.experts [PART ...]`: what a mixture of experts takes, on random weights of real shapes.
 
 memory      Qwen3-30B-A3B's shape with few layers, 256 tokens: peaks at the least budget
+adapted     the same with `--targets all,experts` at rank 8
 reading     the bytes of experts that a step reads per token, with 1 and with 16 sequences in a batch
 predicted   a step that reads all its weights from the disk: predicted and measured seconds
 products    OLMoE's shape with few layers, all in memory: a step beside the sum of its products
@@ -44,11 +45,18 @@ TOKENS, LAYERS, RANK = 256, 2, 8
 COMPUTE = "bf16"
 
 
-def memory(folder: Path) -> dict[str, Any]:
-    """Train attention with `--memory least`."""
-    with model_of(folder, "qwen3-30b-a3b", 2 * LAYERS) as path:
-        measured = train_synthetic(path, tokens=TOKENS, steps=2, folder=folder, memory="least", compute=COMPUTE)
-        return {**peaks(measured), "step_s": round(measured.step_seconds, 2), "weights": "by expert"}
+def memory(folder: Path, targets: str = "all", layers: int = 2 * LAYERS) -> dict[str, Any]:
+    """Train with `--memory least`."""
+    with model_of(folder, "qwen3-30b-a3b", layers) as path:
+        measured = train_synthetic(
+            path, tokens=TOKENS, steps=2, folder=folder, memory="least", compute=COMPUTE, targets=targets
+        )
+        return {**peaks(measured), "targets": targets, "step_s": round(measured.step_seconds, 2)}
+
+
+def adapted(folder: Path) -> dict[str, Any]:
+    """The same with a pair for every expert."""
+    return memory(folder, "all,experts", LAYERS)
 
 
 def reading(folder: Path) -> dict[str, Any]:
@@ -187,7 +195,7 @@ def model_of(folder: Path, name: str, layers: int) -> Iterator[Path]:
         path.unlink()
 
 
-PARTS = {part.__name__: part for part in (memory, reading, predicted, products)}
+PARTS = {part.__name__: part for part in (memory, adapted, reading, predicted, products)}
 
 
 def main(names: Sequence[str]) -> None:

@@ -35,10 +35,15 @@ def write_safetensors(
     announced = [OutTensor(name, TensorType.F32, shape, tuple) for name, shape in shapes.items()]
     with atomic_file(path) as file:
         file.write(_header(announced, metadata))
-        for (name, shape), (given, tensor) in zip(shapes.items(), tensors, strict=True):
-            if name != given or shape != tensor.shape or tensor.dtype != np.float32:
-                raise ValueError(f"expected {name} {shape}, got {given} {tensor.dtype} {tensor.shape}")
+        given = iter(tensors)
+        for name, shape in shapes.items():
+            found, tensor = next(given, ("nothing", np.empty(0, np.float32)))
+            if name != found or shape != tensor.shape or tensor.dtype != np.float32:
+                raise ValueError(f"expected {name} {shape}, got {found} {tensor.dtype} {tensor.shape}")
             file.write(np.ascontiguousarray(tensor, "<f4").data)
+            del tensor  # before the next one is made, which may be as large
+        if (more := next(given, None)) is not None:
+            raise ValueError(f"expected no more tensors, got {more[0]}")
 
 
 def write_tensors(path: Path, tensors: Sequence[OutTensor], metadata: Mapping[str, str] | None = None) -> None:

@@ -99,14 +99,20 @@ class Adapter:
 
     def layer_state(self, layer: int, values: PagedArray | None = None) -> State:
         """Return one layer of `values` (default: the parameters) as {name: float32}, in PEFT's names and layouts."""
-        flat = np.empty(self.layer_size, np.float32)
-        (values or self.parameters).read(layer, flat)
-        state = {}
-        for target, found in self.layout.view(layer, flat).items():
-            orders = [np.argsort(order) for order in self._orders(layer, target)]
-            for name, part in self.layout.parts(layer, target).items():
-                state[self.name(layer, target, name)] = part.to_stored(found[part.slot], *orders)
-        return state
+        return {
+            self.name(layer, target, part): self.factor(layer, target, part, values)
+            for target in self.layout.kinds(layer)
+            for part in self.layout.parts(layer, target)
+        }
+
+    def factor(self, layer: int, target: str, part: str, values: PagedArray | None = None) -> Float32:
+        """Return one tensor of `values` (default: the parameters), in PEFT's layout. Nothing else is read."""
+        about = self.layout.parts(layer, target)[part]
+        slot = self.layout.slot(layer, target, about)
+        flat = np.empty(slot.size, np.float32)
+        (values or self.parameters).read(layer, flat, slot.start)
+        orders = [np.argsort(order) for order in self._orders(layer, target)]
+        return about.to_stored(flat.reshape(slot.shape), *orders)
 
     def load_layer_state(self, layer: int, state: State) -> None:
         """Replace the parameters of a layer. `state`: as `layer_state` returns it."""

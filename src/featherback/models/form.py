@@ -176,6 +176,11 @@ class Layout:
             found[target][slot] = values
         return found
 
+    def slot(self, layer: int, target: str, part: Part) -> Slot:
+        """The place of a trained tensor in the layer's flat vector."""
+        name = f"{target}.{part.slot}"
+        return next(slot for slot in self.slots.layer(layer) if slot.name == name)
+
     def rate(self, ratio: float, slot: Slot) -> float:
         """The factor of the learning rate for a tensor. `ratio`: the ratio of LoRA+."""
         return self.form.kind.rate(slot.name.partition(".")[2], ratio)

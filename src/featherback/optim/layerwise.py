@@ -1,4 +1,7 @@
-"""Run an optimiser layer by layer: only one layer's parameters, gradients and states are in RAM at a time."""
+"""Run an optimiser layer by layer, and a part of a large layer at a time.
+
+Only the parameters, gradients and states of this part are in RAM.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +26,8 @@ from featherback.optim.average import MEAN
 from featherback.optim.rule import Rule, StepArgs, as_matrix, tiles
 
 COMPUTE = "fp32"
+TOGETHER = 1 << 20
+"""Parameters that are updated together. A larger tensor is updated by itself."""
 
 Rate = Callable[[Slot], float]
 """Factor on the learning rate, per tensor."""
@@ -56,24 +62,25 @@ class LayerwiseOptimizer:
         """
         device = backend.of(COMPUTE)
         on = Device(device, device.arena(self._step_bytes))
-        sizes = {name: state.size for name, state in self.states.items()}
-        held = _Row.take(on, self.rule, self.parameters.size, sizes)
-        arrays = [(self.parameters, held.values), *((self.states[name], row) for name, row in held.states.items())]
         finite = True
         for layer in self.parameters.rows:
             if not gradients.holds(layer):
                 continue
             self.updates[layer] += 1
-            gradients.fetch(layer, held.gradient, on)
-            for paged, row in arrays:
-                paged.fetch(layer, row, on)
-            slots = self.slots.layer(layer)
-            for slot, tensor in zip(slots, held.tensors(slots, layer), strict=True):
-                turn = StepArgs(self.updates[layer], self.rate(slot) * lr, grad_scale, self.seed)
-                self.rule.update(tensor, turn)
-            for paged, row in arrays:
-                paged.put(layer, row, on)
-            finite = finite and math.isfinite(on.ops.sum_squares(held.values))  # summed in double: cannot overflow
+            for part in _parts(self.rule, self.slots.layer(layer)):
+                with on.frame():
+                    held = _Held.take(on, part)
+                    arrays = [(self.parameters, held.values, part.first)]
+                    arrays += [(self.states[name], row, part.states[name].start) for name, row in held.states.items()]
+                    gradients.fetch(layer, held.gradient, on, part.first)
+                    for paged, row, first in arrays:
+                        paged.fetch(layer, row, on, first)
+                    for slot, tensor in zip(part.slots, held.tensors(self.rule, layer), strict=True):
+                        turn = StepArgs(self.updates[layer], self.rate(slot) * lr, grad_scale, self.seed)
+                        self.rule.update(tensor, turn)
+                    for paged, row, first in arrays:
+                        paged.put(layer, row, on, first)
+                    finite = finite and math.isfinite(on.ops.sum_squares(held.values))  # in double: cannot overflow
         return finite
 
     @property
@@ -87,31 +94,65 @@ class LayerwiseOptimizer:
             state.close()
 
 
+class _Part(NamedTuple):
+    """Consecutive tensors of a layer that are updated together."""
+
+    slots: Sequence[Slot]
+    number: int  # of the first tensor in its layer
+    first: int  # index of the first value in the layer's row
+    size: int  # number of values
+    states: Mapping[str, slice]  # elements of each state's row
+
+
+def _parts(rule: Rule, slots: Sequence[Slot]) -> Iterator[_Part]:
+    """Divide the tensors of a layer into parts of at most TOGETHER values, or of a single tensor."""
+    taken: list[Slot] = []
+    ends: dict[str, int] = {}
+
+    def part(until: int) -> _Part:
+        begins = dict(ends)
+        for slot in taken:
+            for name, size in rule.state_sizes(slot.shape).items():
+                ends[name] = ends.get(name, 0) + size
+        states = {name: slice(begins.get(name, 0), end) for name, end in ends.items()}
+        return _Part(list(taken), until - len(taken), taken[0].start, sum(slot.size for slot in taken), states)
+
+    for number, slot in enumerate(slots):
+        if taken and sum(each.size for each in taken) + slot.size > TOGETHER:
+            yield part(number)
+            taken.clear()
+        taken.append(slot)
+    if taken:
+        yield part(len(slots))
+
+
 @dataclass
-class _Row:
-    """The arrays that a step holds for one layer."""
+class _Held:
+    """The arrays that a step holds for a part of a layer."""
 
     on: Device
-    rule: Rule
+    part: _Part
     values: Array  # (size,)
     gradient: Array  # (size,)
     states: dict[str, Array]
 
     @classmethod
-    def take(cls, on: Device, rule: Rule, size: int, states: Mapping[str, int]) -> _Row:
-        """Allocate the arrays. `size`: values per layer; `states`: elements of each state per layer."""
-        values, gradient = (on.floats(name, size) for name in ("parameters", "gradients"))
-        return cls(on, rule, values, gradient, {name: on.floats(name, count) for name, count in states.items()})
+    def take(cls, on: Device, part: _Part) -> _Held:
+        """Allocate the arrays in the current frame."""
+        values, gradient = (on.floats(name, part.size) for name in ("parameters", "gradients"))
+        states = {name: on.floats(name, place.stop - place.start) for name, place in part.states.items()}
+        return cls(on, part, values, gradient, states)
 
-    def tensors(self, slots: Sequence[Slot], layer: int) -> Iterator[HeldTensor]:
-        """Yield the layer's tensors as views of the arrays."""
+    def tensors(self, rule: Rule, layer: int) -> Iterator[HeldTensor]:
+        """Yield the tensors as views of the arrays."""
         first = dict.fromkeys(self.states, 0)
-        for number, slot in enumerate(slots):
+        for number, slot in enumerate(self.part.slots, self.part.number):
             states = {}
-            for name, size in self.rule.state_sizes(slot.shape).items():
+            for name, size in rule.state_sizes(slot.shape).items():
                 states[name] = self.states[name][first[name] : first[name] + size]
                 first[name] += size
-            part, shape = slice(slot.start, slot.start + slot.size), as_matrix(slot.shape)
+            begin = slot.start - self.part.first
+            part, shape = slice(begin, begin + slot.size), as_matrix(slot.shape)
             values, gradient = self.values[part].reshape(*shape), self.gradient[part].reshape(*shape)
             yield HeldTensor(self.on, values, gradient, states, (layer, number))
 
@@ -164,10 +205,12 @@ def state_sizes(rule: Rule, slots: SlotTable) -> dict[str, int]:
 def step_bytes(rule: Rule, slots: SlotTable) -> int:
     """Return the most bytes that a step holds, by running the step on a device that only counts."""
     ledger = Ledger()
-    held = _Row.take(Device(Counting(COMPUTE), ledger), rule, slots.size, state_sizes(rule, slots))
+    on = Device(Counting(COMPUTE), ledger)
     for number, layer in enumerate(slots.distinct):
-        for tensor in held.tensors(layer, number):
-            rule.update(tensor, StepArgs(1, 0.0))
+        for part in _parts(rule, layer):
+            with on.frame():
+                for tensor in _Held.take(on, part).tensors(rule, number):
+                    rule.update(tensor, StepArgs(1, 0.0))
     return ledger.high_water
 
 
@@ -175,16 +218,18 @@ def global_norm(gradients: PagedArray) -> float:
     """Return the Euclidean norm of all gradients (layers, size), summed in double."""
     device = backend.of(COMPUTE)
     on = Device(device, device.arena(norm_bytes(gradients.size)))
-    row, total = on.floats("gradients", gradients.size), 0.0
+    row, total = on.floats("gradients", min(gradients.size, TOGETHER)), 0.0
     for layer in gradients.rows:
-        gradients.fetch(layer, row, on)
-        total += on.ops.sum_squares(row)
+        for first in range(0, gradients.size, TOGETHER):
+            part = row[: gradients.size - first]
+            gradients.fetch(layer, part, on, first)
+            total += on.ops.sum_squares(part)
     return math.sqrt(total)
 
 
 def norm_bytes(size: int) -> int:
     """Return the bytes that `global_norm` holds for gradients (layers, size)."""
-    return aligned((size,), np.dtype(np.float32))
+    return aligned((min(size, TOGETHER),), np.dtype(np.float32))
 
 
 def clip_scale(norm: float, max_norm: float) -> float:

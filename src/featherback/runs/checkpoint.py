@@ -19,15 +19,16 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featherback.core.files import atomic_file, open_regular
 from featherback.core.files import checksum as file_checksum
-from featherback.engine.host.paged import PagedArray
+from featherback.engine.host.paged import PIECE, PagedArray
 from featherback.errors import FeatherbackError
 
 _NAME = re.compile(r"checkpoint-(\d+)(\.fbc)?")
@@ -54,10 +55,9 @@ def save(run: Path, step: int, identity: str, arrays: Arrays, progress: Mapping[
     with atomic_file(final) as file:
         checksum = _append(file, _MAGIC, 0)
         for array in arrays.values():
-            row = np.empty(array.size, "<f4")
-            for layer in array.rows:
-                array.read(layer, row)
-                checksum = _append(file, row.data.cast("B"), checksum)
+            for layer, first, part in _parts(array):
+                array.read(layer, part, first)
+                checksum = _append(file, part.data.cast("B"), checksum)
         checksum = _append(file, state, checksum)
         file.write(_FOOTER.pack(len(state), checksum, _END))
     before = sorted(other for other in _all(run) if other < step)
@@ -77,6 +77,14 @@ def latest(run: Path) -> Path | None:
     """Return the newest checkpoint, even if it is damaged; None if there is none."""
     found = _all(run)
     return found[max(found)] if found else None
+
+
+def _parts(array: PagedArray) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
+    """Yield (row, first element, a buffer for some elements) until all of `array` has passed."""
+    buffer = np.empty(min(array.size, PIECE), "<f4")
+    for layer in array.rows:
+        for first in range(0, array.size, PIECE):
+            yield layer, first, buffer[: array.size - first]
 
 
 def nbytes(arrays: Arrays) -> int:
@@ -132,10 +140,9 @@ def _load(path: Path, identity: str, arrays: Arrays) -> dict[str, Any]:
                 raise FeatherbackError(f"{path.name} does not have the arrays of this run")
             file.seek(len(_MAGIC))
             for array in arrays.values():
-                row = np.empty(array.size, "<f4")
-                for layer in array.rows:
-                    file.readinto(row.data.cast("B"))  # type: ignore[attr-defined]
-                    array.write(layer, row)
+                for layer, first, part in _parts(array):
+                    file.readinto(part.data.cast("B"))  # type: ignore[attr-defined]
+                    array.write(layer, part, first)
             progress = dict(state["progress"])
             counts = progress.get("updates", 0)  # the optimiser's update counts: one number, or one for each weight
             if not all(map(is_count, [progress.get("step", 0), *(counts if isinstance(counts, list) else [counts])])):

@@ -16,7 +16,7 @@ from featherback.errors import FeatherbackError, did_you_mean, near
 from featherback.methods.memory.plan import BUDGETS
 from featherback.models import families
 from featherback.models.architecture.layer_choice import FORMS, layer_range, layer_words
-from featherback.models.architecture.names import parse_targets
+from featherback.models.architecture.names import EXPERTS, on_request, parse_targets
 
 MANY = 10**7
 """More layers than any model has."""
@@ -107,9 +107,13 @@ def columns(given: object) -> tuple[str, ...]:
 
 
 def targets(given: object) -> tuple[str, ...]:
-    """Return names of projections that some model family has; "all" stays until the model is known."""
+    """Return names of projections that some model family has; "all" and "experts" stay until the model is known."""
     names = _names(given, "write all, or a list such as q,v.")
-    return ("all",) if "all" in names else parse_targets(names, families.PROJECTIONS)
+    requested = tuple(name for name in names if name == EXPERTS or on_request(name))
+    others = [name for name in names if name not in requested]
+    if "all" in others:
+        return ("all", *requested)
+    return (*(parse_targets(others, families.PROJECTIONS) if others or not requested else ()), *requested)
 
 
 def layers(given: object) -> tuple[str, ...]:

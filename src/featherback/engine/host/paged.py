@@ -22,6 +22,8 @@ from featherback.engine.host.positioned import read_exactly, write_exactly
 from featherback.errors import FeatherbackError
 
 Float32 = NDArray[np.float32]
+PIECE = 1 << 18
+"""Elements that are set to zero at a time."""
 
 
 class LayerRows(ABC):
@@ -71,27 +73,42 @@ class PagedArray(LayerRows):
         """Bytes of all stored rows."""
         return len(self.rows) * self.size * 4
 
-    def read(self, layer: int, out: Float32) -> None:
+    def read(self, layer: int, out: Float32, first: int = 0) -> None:
+        """Copy elements [first, first + n) of row `layer` into `out` (n,)."""
         if self._blank[layer]:
             out.fill(0)
         elif self._rows is not None:
-            out[...] = self._rows[self._place[layer]]
+            out[...] = self._rows[self._place[layer], first : first + len(out)]
         else:
-            read_exactly(*self._opened(), out, self._place[layer] * self.size * 4)
+            read_exactly(*self._opened(), out, (self._place[layer] * self.size + first) * 4)
 
-    def write(self, layer: int, values: Float32) -> None:
-        """Replace row `layer` by `values` (size,)."""
-        place = self._place[layer]
+    def write(self, layer: int, values: Float32, first: int = 0) -> None:
+        """Replace elements [first, first + n) of row `layer` by `values` (n,)."""
+        if self._blank[layer] and len(values) < self.size:
+            self._set_to_zero(layer)
         self._blank[layer] = False
+        place = self._place[layer]
         if self._rows is not None:
-            self._rows[place] = values
+            self._rows[place, first : first + len(values)] = values
             return
-        write_exactly(*self._opened(), np.ascontiguousarray(values), place * self.size * 4)
+        write_exactly(*self._opened(), np.ascontiguousarray(values), (place * self.size + first) * 4)
 
-    def put(self, layer: int, x: Array, on: Device) -> None:
-        """Replace row `layer` by `x` (size,), an array of a device."""
+    def fetch(self, layer: int, out: Array, on: Device, first: int = 0) -> None:
+        """Copy elements [first, first + n) of row `layer` into `out` (n,) of a device."""
+        with on.backend.host(out, write=True) as values:
+            self.read(layer, values, first)
+
+    def put(self, layer: int, x: Array, on: Device, first: int = 0) -> None:
+        """Replace elements [first, first + n) of row `layer` by `x` (n,), an array of a device."""
         with on.backend.host(x) as values:
-            self.write(layer, values)
+            self.write(layer, values, first)
+
+    def _set_to_zero(self, layer: int) -> None:
+        """Write zeros over a row, whose old content may be from before `clear`."""
+        zeros = np.zeros(min(self.size, PIECE), np.float32)
+        self._blank[layer] = False
+        for first in range(0, self.size, PIECE):
+            self.write(layer, zeros[: self.size - first], first)
 
     def holds(self, layer: int) -> bool:
         """Return whether row `layer` has been written since all rows were last set to zero."""

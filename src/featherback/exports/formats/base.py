@@ -266,15 +266,22 @@ def rescaled(values: Float32, factor: Factor, ratio: float) -> Float32:
 
 
 def factors(adapter: Adapter) -> Iterator[tuple[Factor, Float32]]:
-    """Yield every factor of an adapter in order, reading a layer at a time.
+    """Yield every factor of an adapter in order, reading one at a time.
 
     Raises FeatherbackError if one holds NaN or infinity.
     """
     for layer in range(adapter.parameters.layers):
-        state = adapter.layer_state(layer)
         for target in adapter.layout.kinds(layer):
             for part in adapter.layout.parts(layer, target):
-                name = adapter.name(layer, target, part)
-                if not math.isfinite(kernels.sum_squares(state[name].reshape(-1))):
-                    raise FeatherbackError(f"The adapter was not saved: {name} holds NaN or infinity.")
-                yield Factor((layer, target), part), state[name]
+                factor = Factor((layer, target), part)
+                yield factor, finite_factor(adapter, factor)
+
+
+def finite_factor(adapter: Adapter, factor: Factor) -> Float32:
+    """Return a factor of an adapter. Raises FeatherbackError if it holds NaN or infinity."""
+    (layer, target), part = factor
+    values = adapter.factor(layer, target, part)
+    if not math.isfinite(kernels.sum_squares(values.reshape(-1))):
+        name = adapter.name(layer, target, part)
+        raise FeatherbackError(f"The adapter was not saved: {name} holds NaN or infinity.")
+    return values

@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from featherback.exports.formats.base import (
     RunFormat,
     StoredAdapter,
     check_modules,
-    factors,
+    finite_factor,
     form_of,
     module_names,
     named_projections,
@@ -392,28 +391,33 @@ def _shapes(adapter: Adapter) -> dict[str, tuple[int, ...]]:
 
 def _tensors(adapter: Adapter) -> Iterator[tuple[str, Float32]]:
     adapted = _adapted_parameters(adapter)
-    for layer, found in groupby(factors(adapter), lambda each: each[0].place[0]):
-        stacks: dict[LayerTarget, dict[str, Float32]] = {}
-        for (place, part), values in found:
-            if place[1] in adapter.model.blocks[layer].stacks:
-                stacks.setdefault(place, {})[part] = values
-            else:
-                yield PREFIX + adapter.name(*place, part), values
+    for layer in adapter.layout.adapted:
+        for target in adapter.layout.kinds(layer):
+            if target not in adapter.model.blocks[layer].stacks:
+                for part in adapter.layout.parts(layer, target):
+                    yield (
+                        PREFIX + adapter.name(layer, target, part),
+                        finite_factor(adapter, Factor((layer, target), part)),
+                    )
         for stem, parameter in stems([each for each in adapted if each.layer == layer]).items():
-            pairs = [_pair(adapter, place, stacks.get(place), adapted[parameter]) for place in parameter.places]
-            for part, values in zip("AB", parameter.joined(pairs)):
-                yield _tensor_name(stem, part), values
+            for part in "AB":
+                yield _tensor_name(stem, part), _joined(adapter, parameter, part, adapted[parameter])
 
 
-def _pair(
-    adapter: Adapter, place: LayerTarget, values: Mapping[str, Float32] | None, joined: LoRAKind
-) -> tuple[Float32, Float32] | None:
-    """The pair of a stack, with the scale of the `joined` pair; None if the stack is not adapted."""
-    if values is None:
+def _joined(adapter: Adapter, parameter: Parameter, part: str, kind: LoRAKind) -> Float32:
+    """PEFT's lora_A or lora_B of a parameter. The factors of its stacks are freed."""
+    return parameter.joined(part, [_own(adapter, Factor(place, part), kind) for place in parameter.places])
+
+
+def _own(adapter: Adapter, factor: Factor, joined: LoRAKind) -> Float32 | None:
+    """A factor of a stack, with the scale of the `joined` pair; None if the stack is not adapted."""
+    kind = adapter.form.at(*factor.place)
+    if not isinstance(kind, LoRAKind):
         return None
-    own = adapter.form.at(*place)
-    assert isinstance(own, LoRAKind)
-    return values["A"], values["B"] if own.scale == joined.scale else values["B"] * np.float32(own.scale / joined.scale)
+    values = finite_factor(adapter, factor)
+    if factor.part == "B" and kind.scale != joined.scale:
+        values *= np.float32(kind.scale / joined.scale)
+    return values
 
 
 def _configuration(adapter: Adapter, base_model: str) -> dict[str, Any]:

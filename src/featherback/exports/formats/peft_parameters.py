@@ -29,8 +29,6 @@ from featherback.models.model import Model
 from featherback.nn.adapters.lora import LoRAKind
 
 Float32 = NDArray[np.float32]
-Pair = tuple[Float32, Float32]
-"""A and B: (E, r, in) and (E, out, r) as we have them, (E R, in) and (out, R E) as PEFT has them."""
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 WEIGHT = ".weight"
 
@@ -60,18 +58,20 @@ class Parameter(NamedTuple):
         experts, outputs, inputs = self.shape
         return (experts * rank, inputs), (outputs, rank * experts)
 
-    def joined(self, pairs: Sequence[Pair | None]) -> Pair:
-        """Return PEFT's pair from the pair of each of the `stacks`; None: the stack is not adapted."""
+    def joined(self, part: str, values: Sequence[Float32 | None]) -> Float32:
+        """Return PEFT's lora_A or lora_B from A (E, r, in) or B (E, out, r) of each of the `stacks`.
+
+        `part`: "A" or "B". None: the stack is not adapted.
+        """
+        there = [(number, each) for number, each in enumerate(values) if each is not None]
+        if part == "A":
+            return np.concatenate([each for _, each in there], axis=1).reshape(-1, self.shape[2])
         experts, outputs, _ = self.shape
-        there = [pair for pair in pairs if pair is not None]
-        a = np.concatenate([pair[0] for pair in there], axis=1)
-        b, rank = np.zeros((outputs, a.shape[1], experts), np.float32), 0
-        for number, pair in enumerate(pairs):
-            if pair is not None:
-                width = pair[1].shape[2]
-                b[self._rows(number), rank : rank + width] = pair[1].transpose(1, 2, 0)
-                rank += width
-        return a.reshape(-1, a.shape[2]), b.reshape(outputs, -1)
+        b, rank = np.zeros((outputs, sum(each.shape[2] for _, each in there), experts), np.float32), 0
+        for number, each in there:
+            b[self._rows(number), rank : rank + each.shape[2]] = each.transpose(1, 2, 0)
+            rank += each.shape[2]
+        return b.reshape(outputs, -1)
 
     def parted(self, part: str, values: Float32, number: int, diagonal: bool) -> Float32:
         """Return A (E, r, in) or B (E, out, r) of the stack `number` from PEFT's `values`. `part`: "A" or "B".

@@ -12,7 +12,7 @@ from featherback.core.options import Alias, Panel, choice, option, spelled
 from featherback.errors import FeatherbackError
 from featherback.models import families
 from featherback.models.architecture.layer_choice import EVERY, chosen_layers, written_layers
-from featherback.models.architecture.names import parse_targets, short
+from featherback.models.architecture.names import EXPERTS, ROUTER, parse_targets, short
 from featherback.nn.adapters import KINDS, OPTIONS, kind_of
 from featherback.nn.block import adaptable
 from featherback.runs import parse
@@ -89,11 +89,11 @@ class AdapterOptions(Panel):
     )
     targets: tuple[str, ...] | None = _option(
         None,
-        help=f"Target modules: all, or a list such as q,v. Known names: {short(families.PROJECTIONS, ', ')}. Not every "
-        "model has all of them.",
+        help=f"Target modules: all, or a list such as q,v. Known names: {short(families.PROJECTIONS, ', ')}; experts "
+        "and router, which all does not include. Not every model has all of them.",
         aliases=(Alias("--target-modules", aliases.targets), Alias("--lora-target-modules", aliases.targets)),
         parse=parse.targets,
-        words=("all", *short(families.PROJECTIONS).split(",")),
+        words=("all", *short(families.PROJECTIONS).split(","), EXPERTS, ROUTER),
         shown_default=",".join(USUAL["targets"]),
     )
     layers: tuple[str, ...] | None = _option(
