@@ -171,7 +171,7 @@ KINDS = {kind.__name__: kind for kind in (tone, extract, code, text)}
 
 
 def paragraphs(text: Path) -> list[str]:
-    """Those of more than thirty words; lines that begin with = are headings."""
+    """Return the paragraphs of more than thirty words. Lines that begin with = are headings."""
     lines = (line.strip() for line in text.read_text().splitlines())
     return [line for line in lines if len(line.split()) > 30 and not line.startswith("=")]
 

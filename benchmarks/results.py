@@ -114,7 +114,7 @@ def warnings(results: Sequence[Result], root: Path = ROOT) -> list[str]:
         changed = changed_since(result, root, SHOWN + 1)
         where = f"docs/results/{result.name}.json ({result.date}, commit {result.commit[:7]})"
         if changed is None:
-            lines.append(f"{where}: git does not know this commit, so its age cannot be told.")
+            lines.append(f"{where}: git does not know this commit, so its age is unknown.")
         elif changed:
             others = " and others" if len(changed) > SHOWN else ""
             lines.append(
@@ -144,7 +144,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def library_versions() -> dict[str, str]:
-    """Of Python, Featherback and the libraries that are measured or compared with."""
+    """Return the versions of Python, Featherback and the libraries that are measured or compared with."""
     found = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:

@@ -164,7 +164,7 @@ def write_synthetic(
 def made(name: str, cache: Path, keep: bool, say: Callable[[str], None] | None = None) -> Iterator[Path]:
     """The file of the shapes of `name` in Q4_0: in the folder `cache`, made if it is not there.
 
-    One that was made goes at the end, unless it is to be kept. `say` is told before it is written.
+    One that was made is deleted at the end, unless it is to be kept. `say` is called before it is written.
     """
     path = cache / f"{name}-q4_0.gguf"
     existed = path.exists()

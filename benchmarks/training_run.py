@@ -40,7 +40,7 @@ class Measured:
 
     @property
     def error(self) -> float:
-        """Of the predicted resident peak, relative to the measured one."""
+        """The error of the predicted resident peak, relative to the measured one."""
         return self.predicted_rss_mb / self.rss_mb - 1
 
     def to_json(self) -> dict[str, Any]:

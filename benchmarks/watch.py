@@ -69,7 +69,7 @@ def run(
 
 
 class _Sampler(threading.Thread):
-    """Looks at /proc until told to stop."""
+    """Reads /proc until `stop` is called."""
 
     def __init__(self, pid: int, interval: float, tree: bool) -> None:
         super().__init__(daemon=True)

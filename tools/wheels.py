@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DIST, WORK = ROOT / "dist", ROOT / "build" / "wheels"
 GLIBC = (2, 17)
 VERSIONS = ((3, 10), (3, 11), (3, 12))
-"""Of Python: what is built for. The last one's wheel, of the stable ABI, serves those that follow."""
+"""Versions of Python that wheels are built for. The last wheel uses the stable ABI and serves later versions too."""
 FOLLOWING = ((3, 13), (3, 14))
 SETS = {
     "x86_64": ["reference", "portable", "avx2", "avx512", "avx512bf16"],

@@ -54,7 +54,7 @@ def command_of(name: str) -> Any:
 
 
 def problem(words: list[str], whole: bool) -> str | None:
-    """What is wrong with a command, if that can be told without running it."""
+    """Return what is wrong with a command, as far as that is visible without running it."""
     program, *rest = words
     if program == "featherback" and rest:
         return _of_featherback(rest, whole)
@@ -119,7 +119,7 @@ def test_commands_that_are_only_named(page: Path) -> None:
 
 @cache
 def every_option() -> set[str]:
-    """Of every command, and of the scripts that measure."""
+    """Return the options of all commands, and of the scripts that measure."""
     scripts = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").rglob("*.py"))
     known = set(re.findall(r'"(--[a-z][a-z-]*)"', scripts))
     return known.union(*(options_of(command_of(name)) for name in (*COMMANDS, "--help")))

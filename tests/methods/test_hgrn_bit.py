@@ -383,7 +383,7 @@ def test_dora_is_rejected(twins: Twins) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_weights_are_ternary(tmp_path: Path, dtype: torch.dtype) -> None:
-    """Of every BitLinear layer, the head included; the embedding stays as it is."""
+    """The weights of every BitLinear layer are ternary, also the head's; the embedding's are not."""
     theirs = oracle.Model(oracle.CONFIG)
     model = models.load(oracle.write(tmp_path / "model", theirs, dtype))
     found = {"lm_head.weight": floats_of(model.head.weight)}

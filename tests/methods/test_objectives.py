@@ -39,7 +39,7 @@ HEADS = ("llama", "llama-untied", "gemma2", "granite")
 """Models with tied weights, with many tiles, with capped logits, with divided logits."""
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
-"""Of the logits (T, V)."""
+"""The loss of logits (T, V)."""
 
 
 @dataclass(frozen=True, kw_only=True)

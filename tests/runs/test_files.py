@@ -45,7 +45,7 @@ def test_json(tmp_path: Path) -> None:
 
 
 def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
-    """Of the same file or folder, and only of processes that are gone."""
+    """Only temporary files of the same file or folder are removed, and only if their process is gone."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     abandoned = [tmp_path / f".{name}.{ended.pid}.tmp" for name in ("f", "folder")]

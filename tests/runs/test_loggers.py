@@ -25,7 +25,7 @@ from tests.runs.conftest import Start
 
 
 class Heard:
-    """What a program was told: (name, step, value), and how it ended."""
+    """What a program received: (name, step, value), and how it ended."""
 
     def __init__(self) -> None:
         self.values: list[tuple[str, int, float]] = []

@@ -30,7 +30,7 @@ OPTIONS: dict[str, Any] = {"rank": 4, "steps": 6, "save_every": 100, "learning_r
 
 
 class Plugged(Callback):
-    """Pulls the plug after step 3 and, once the run has waited a few times, does what it is told."""
+    """Switches to battery after step 3 and, once the run has waited a few times, calls the given function."""
 
     def __init__(self, cell: Path, then: Any) -> None:
         self.cell, self.then, self.said = cell, then, list[str]()

@@ -111,7 +111,7 @@ def reference(
 
     Each sequence is run by itself, unpadded. `labels` are aligned with the tokens, as Hugging Face has them:
     the label at t is predicted from the tokens before t, -100 is not supervised; None supervises all.
-    `before` is told of each sequence how many tokens went before it, and how many it has.
+    `before` is called with the number of tokens before each sequence, and its number of tokens.
     `model` is left as it was found.
     """
     peft = with_adapter(model, state, alpha)

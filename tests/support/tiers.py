@@ -62,7 +62,7 @@ def _parameters(item: pytest.Function) -> tuple[str, ...]:
 
 
 def _left_out(cases: list[pytest.Function]) -> list[pytest.Function]:
-    """Those of one function's cases that the default tier does not need."""
+    """Return the cases of one test function that the default tier does not need."""
     usual = {REFERENCE, kernels.available()[-1]}
     chosen = [case for case in cases if case.callspec.params.get("isa", REFERENCE) in usual] or cases
     # One identifier for each `parametrize` and each fixture with parameters: what is given together stays together.

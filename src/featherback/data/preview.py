@@ -84,9 +84,9 @@ def _preview(tokenizer: Tokenizer, where: str, ids: Ids, mask: NDArray[np.bool_]
 
 def _runs(tokenizer: Tokenizer, ids: Ids, trained: NDArray[np.bool_]) -> Iterator[tuple[str, bool]]:
     ends = [*(np.flatnonzero(np.diff(trained)) + 1).tolist(), ids.size]
-    start = told = 0
+    start = shown = 0
     for end in ends if ids.size else ():
         # decoded from the start, because a piece by itself may lose its leading space
         text = tokenizer.decode(ids[:end].tolist(), special=True)
-        yield text[told:], bool(trained[start])
-        start, told = end, len(text)
+        yield text[shown:], bool(trained[start])
+        start, shown = end, len(text)

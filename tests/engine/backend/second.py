@@ -116,7 +116,7 @@ def _rope(x: Any, cos: Any, sin: Any, out: Any, head_dim: int, interleaved: bool
 
 
 def _scores(q: Any, k: Any, cu_q: Any, cu_k: Any, scale: float) -> Iterator[tuple[slice, slice, np.ndarray]]:
-    """Of each sequence's queries (n, d) with its keys, of which a query sees those up to its own place."""
+    """Yield the scores of each sequence's queries (n, d) with its keys. A query sees the keys up to its own place."""
     for i in range(len(cu_q) - 1):
         rows, keys = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
         s = scale * q[rows].astype(np.float64) @ k[keys].T

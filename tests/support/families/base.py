@@ -46,9 +46,9 @@ class Family:
     more: Cases = field(default_factory=dict)
     """Models that every test of all families meets as well."""
     variants: Callable[[], Cases] = dict
-    """Others, for exact gradients, folders and files: name -> configuration and types."""
+    """More models, for exact gradients, folders and files: name -> configuration and types."""
     compositions: tuple[str, ...] | None = None
-    """Those of the cases that are made of layers in a way of their own; None: the model itself."""
+    """Cases that combine layers in different ways, one test each; None: the model itself."""
     transformers: Mapping[str, Any] | None = None
     """Changes to `model` with which transformers' own GGUF loader reads it; None: it does not know the family."""
     hf: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -56,17 +56,17 @@ class Family:
     other_architectures: tuple[str, ...] = ()
     """Other names that a GGUF file may have for the architecture."""
     hf_type: str | None = None
-    """Their model_type; None: the architecture."""
+    """The model_type in config.json; None: the architecture."""
     folders: bool = True
     """Whether Featherback reads their folders, or only the files converted from them."""
     converted: Keys = usual
-    """The keys that llama.cpp's converter writes for the family alone."""
+    """Writes the keys that llama.cpp's converter writes for this family only."""
     written: Callable[[str, np.ndarray, Any], tuple[str, np.ndarray]] | None = None
     """How the converter writes a tensor of the configuration's model, if it changes more than others."""
     llama_cpp: Mapping[str, Any] | None = field(default_factory=dict)
     """Changes to `model` with which llama.cpp computes the same; None: not compared."""
     llama_cpp_bound: float = 2e-4
-    """Of the largest logit, between llama.cpp's and ours."""
+    """Largest allowed difference between llama.cpp's logits and ours, relative to the largest logit."""
     mlx: Mapping[str, Any] | None = field(default_factory=dict)
     """Changes to `model` with which mlx-lm computes the same; None: not compared."""
 

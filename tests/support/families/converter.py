@@ -20,7 +20,7 @@ Keys = Callable[["GGUFWriter", Any], None]
 
 
 def usual(writer: GGUFWriter, c: Any) -> None:
-    """Of Llama, Qwen and SmolLM."""
+    """Write the keys that Llama, Qwen and SmolLM have."""
     rope, head_dim = c.rope_parameters, getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_vocab_size(c.vocab_size)

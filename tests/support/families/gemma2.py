@@ -36,7 +36,7 @@ TINY_GEMMA2 = GemmaConfig(
     final_softcap=2.0,
 )
 LLAMA_CPP = {"attention_scale": float(np.float32(32**-0.5))}
-"""Of a head of 32: llama.cpp follows none of a Gemma's own."""
+"""The scale for heads of 32: llama.cpp ignores the scale that a Gemma file states."""
 GELU_BOUND = 2e-3
 """llama.cpp looks GELU up in a table of F16: half a unit in its last place is 2^-12 of a value."""
 

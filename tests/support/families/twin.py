@@ -39,22 +39,22 @@ class Twin:
     config_class: type[PreTrainedConfig]
     model_class: type[PreTrainedModel]
     settings: Mapping[str, Any]
-    """Of the configuration."""
+    """The arguments of transformers' configuration."""
     block: Mapping[str, str] = field(default_factory=lambda: BLOCK)
     norms_from_one: bool = False
     """The file holds 1 + w, the modules w."""
     interleaved: bool = False
-    """The file's rows of q and k stand in llama.cpp's order, where a rotated pair is adjacent."""
+    """The file's rows of q and k are in llama.cpp's order, in which a rotated pair is adjacent."""
     restore: Callable[[str, np.ndarray], tuple[str, np.ndarray]] | None = None
     """A tensor of a block in the file -> in the model, for families that store it otherwise. None: as `block` says."""
     arrange: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     """Names and joins the tensors of experts as the model has them; None: as most models do (`experts.joined`)."""
     change: Callable[[PreTrainedModel], None] = lambda model: None
-    """What is still to be done to the model."""
+    """Changes the finished model where the family needs it."""
 
 
 TwinOf = Callable[["GGUFReader", int], Twin]
-"""Of a file and its head size."""
+"""Makes the twin of a GGUF file, given its head size."""
 
 
 def entry(reader: GGUFReader, key: str, default: Any = None) -> Any:
@@ -65,7 +65,7 @@ def entry(reader: GGUFReader, key: str, default: Any = None) -> Any:
 
 
 def rope(reader: GGUFReader) -> dict[str, Any]:
-    """Of Llama 3's stretching the file holds what it comes to: see `oracle._fill`."""
+    """Read the rotary entries. For Llama 3's scaling, the file holds only the resulting factors: see `oracle._fill`."""
     rope = {"rope_type": "default", "rope_theta": entry(reader, "rope.freq_base", 10000.0)}
     kind = entry(reader, "rope.scaling.type")
     if kind is not None:

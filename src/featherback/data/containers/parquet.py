@@ -30,7 +30,7 @@ class Parquet(Records):
             raise FeatherbackError(
                 f"{data.name} is a Parquet file. To read it, install pyarrow: pip install 'featherback[parquet]'."
             ) from None
-        number = told = 0
+        number = reported = 0
         try:
             with data.open() as content:
                 file = parquet.ParquetFile(content, buffer_size=1 << 16, pre_buffer=False)
@@ -49,8 +49,8 @@ class Parquet(Records):
                             number += 1
                             yield Record(f"{data.name}, row {number}", _without_nulls(values))
                     now = data.size * number // file.metadata.num_rows
-                    data.watch(now - told)
-                    told = now
+                    data.watch(now - reported)
+                    reported = now
         except (pyarrow.ArrowException, OSError) as error:
             said = " ".join(str(error).split())
             raise FeatherbackError(f"Cannot read the Parquet file {data.name}: {said[:200]}.") from error
