@@ -49,6 +49,7 @@ TEMPLATES: Mapping[str, tuple[str, ...]] = {
     "qwen2moe": ("qwen2.5",),
     "qwen3": ("qwen3",),
     "qwen35": (),
+    "qwen3next": (),
     "qwen35moe": (),
     "qwen3moe": ("qwen3",),
     "smollm3": ("smollm3",),

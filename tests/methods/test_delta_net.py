@@ -222,7 +222,7 @@ def test_the_two_orders_of_heads() -> None:
     assert heads.after(3).tiled().tolist() == [0, 1, 2, 3, 6, 4, 7, 5, 8]
 
 
-@pytest.mark.parametrize("name", ["qwen35", "qwen35moe"])
+@pytest.mark.parametrize("name", ["qwen35", "qwen35moe", "qwen3next"])
 def test_peft_opens_an_adapter(all_twins: dict[str, Twins], name: str, tmp_path: Path) -> None:
     twins = all_twins[name]
     theirs, (tokens,) = reference_model(twins.path), draw((21,), twins.model.config.vocab_size)
@@ -236,7 +236,7 @@ def test_peft_opens_an_adapter(all_twins: dict[str, Twins], name: str, tmp_path:
     np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("case", ["qwen35", "qwen35moe"])
+@pytest.mark.parametrize("case", ["qwen35", "qwen35moe", "qwen3next"])
 @pytest.mark.parametrize("name", PAIR_FORMATS)
 def test_an_adapter_comes_back(all_twins: dict[str, Twins], case: str, name: str, tmp_path: Path) -> None:
     twins = all_twins[case]

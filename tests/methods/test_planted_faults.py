@@ -22,6 +22,7 @@ from featherback.nn.context import Context
 from featherback.nn.experts import Experts
 from featherback.nn.glu import GatedUnit
 from featherback.nn.linear import BlockWeights, Projection, Rows, normed
+from featherback.nn.paired_gates import PairedGates
 from featherback.nn.router import Gating, Routing
 from featherback.nn.span import Span, spans
 from tests.methods.conftest import Twins
@@ -315,6 +316,31 @@ def _with_constant_gate(shared: Any, gates: Any, ctx: Any, dy: Any, n: Any, dn: 
         ungated.backward(ctx, scaled, n, dn, w)
 
 
+def with_tiled_heads(model: Model) -> None:
+    """Take V heads h, h + k_heads ... for those of one K head."""
+    for branch in {block.branches[0] for block in model.blocks}:
+        branch.tiled = True
+
+
+def with_a_for_b(model: Model) -> None:
+    """Take the first half of a K head's columns for a."""
+    for branch in {block.branches[0] for block in model.blocks}:
+        if isinstance(branch, PairedGates):
+            branch._halves = lambda both, own=branch: PairedGates._halves(own, both)[::-1]
+
+
+def without_gradient_of_b(model: Model) -> None:
+    """Pass no gradient through beta."""
+
+    def inward(own: Any, ctx: Context, state: Any, dp: Any, dz: Any, da: Any, db: Any) -> Any:
+        ctx.ops.fill(db, 0)
+        return PairedGates._inward(own, ctx, state, dp, dz, da, db)
+
+    for branch in {block.branches[0] for block in model.blocks}:
+        if isinstance(branch, PairedGates):
+            branch._inward = partial(inward, branch)
+
+
 FAULTS: dict[str, tuple[str, Callable[[Model], None]]] = {
     "no fault": ("mistral-window", with_config()),
     "window too long by one": ("mistral-window", with_config(windows=(8, 8))),
@@ -399,6 +425,10 @@ FAULTS: dict[str, tuple[str, Callable[[Model], None]]] = {
     "no shared expert, Qwen 3.5": ("qwen35moe", without_shared_expert),
     "a shared expert without its gate, Qwen 3.5": ("qwen35moe", with_ungated_shared_expert),
     "weights of Qwen 3.5's experts not normalised": ("qwen35moe", with_gating(normalised=False)),
+    "heads tiled, Qwen3-Next": ("qwen3next", with_tiled_heads),
+    "a and b swapped": ("qwen3next", with_a_for_b),
+    "no gradient of b": ("qwen3next", without_gradient_of_b),
+    "no shared expert, Qwen3-Next": ("qwen3next", without_shared_expert),
     "an expert too few": ("qwen3moe", with_config(experts_used=2)),
 }
 """Name -> (model, fault)."""

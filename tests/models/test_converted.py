@@ -21,7 +21,6 @@ from featherback.models import load
 from tests.support.families import FAMILIES
 from tests.support.families.bitnet import earlier
 from tests.support.families.converter import CONTEXT, ORIGINAL
-from tests.support.families.experts import separate
 
 TOLERANCE = 1e-4  # of the largest logit
 PERMUTED = {name for name, family in FAMILIES.items() if family.model.rope_interleaved}
@@ -80,7 +79,7 @@ def convert(model: PreTrainedModel, path: Path, architecture: str) -> None:
     (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, c.num_hidden_layers)
     heads = {"q_proj": c.num_attention_heads, "k_proj": c.num_key_value_heads}
-    for name, tensor in separate(model.state_dict()).items():
+    for name, tensor in FAMILIES[architecture].separate(model.state_dict(), c).items():
         if name == "lm_head.weight" and c.tie_word_embeddings:
             continue
         array, part = tensor.numpy(), name.rsplit(".", 2)[-2]

@@ -23,6 +23,7 @@ from featherback.models.families.granite import GraniteConfig
 from featherback.models.rope.llama3 import Llama3
 from tests.support.families import BY_ARCHITECTURE, cases
 from tests.support.families.lfm2 import TINY_LFM2
+from tests.support.families.qwen3next import TINY_QWEN3NEXT
 from tests.support.families.qwen35 import TINY_QWEN35
 from tests.support.families.qwen35moe import TINY_QWEN35MOE
 from tests.support.families.twin import Twin
@@ -243,6 +244,12 @@ REFUSED: dict[str, tuple[ModelConfig, dict[str, Value], tuple[OutTensor, ...], s
         {"qwen35.attention.recurrent_layers": np.array([True, True, False])},
         (),
         "not part of a supported qwen35 model",
+    ),
+    "q, k, v and z in one tensor": (
+        TINY_QWEN3NEXT,
+        {},
+        named("blk.0.ssm_in.weight", 8, 96),
+        r"in one tensor, NAME.ssm_in.weight, as old versions of llama.cpp",
     ),
     "no width of experts": (TINY_QWEN35MOE, {"qwen35moe.expert_feed_forward_length": 0}, (), "experts have the widths"),
     "no taps": (TINY_LFM2, {"lfm2.shortconv.l_cache": 0}, (), "have 0 taps; 2 to 64"),

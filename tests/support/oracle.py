@@ -28,6 +28,8 @@ MAGNITUDE = "lora_magnitude_vector"
 UNSUPERVISED = -100
 NO_TARGETS = ("shared_expert_gate", "shared_mlp.input_linear", "shared_mlp.output_linear")
 """Linear modules that our adapters do not change."""
+NO_TARGETS_OF = {"qwen3_next": ("in_proj_qkvz", *(f"shared_expert.{part}_proj" for part in ("gate", "up", "down")))}
+"""The same for models of one type."""
 
 _TOP = {
     "token_embd": "model.embed_tokens",
@@ -87,7 +89,7 @@ def random_adapter(
     state: State = {}
     chosen = None if targets is None else set(targets)
     for name, module in model.model.named_modules(prefix="model"):
-        if name.endswith(NO_TARGETS):
+        if name.endswith((*NO_TARGETS, *NO_TARGETS_OF.get(model.config.model_type, ()))):
             continue
         if isinstance(module, torch.nn.Linear) and (chosen is None or name.rsplit(".", 1)[-1] in chosen):
             rows, cols = module.weight.shape

@@ -35,6 +35,10 @@ GAIN = "gain"  # of the norm before the output gate: a weight w, also in files w
 LENGTH_EPS = 1e-6  # added to |q|^2 and |k|^2
 
 
+Inward = tuple[str, Array, Array]
+"""A projection, its product (T, out), float32, and the product's gradient, an operand."""
+
+
 @dataclass(frozen=True)
 class DeltaCarry:
     """The states (Hv, Dk Dv) and the convolution's rows. A batch of one span needs no states."""
@@ -181,13 +185,17 @@ class DeltaNet(Branch):
                 self._attend_backward(ctx, dy, state, w, carry, dp, da, db)
             # p, z, a, b = lin(n)
             n, dn = normed(ctx, "n1", x, w, self.pre_norm, self.eps), ctx.floats("dn1", *x.shape)
-            products = {QKV: state.p[self.convolution.rows :], Z: state.z, A: state.a, B: state.b}
-            for (name, product), gradient in zip(products.items(), (dp, dz, da, db)):
+            for name, product, gradient in self._inward(ctx, state, dp, dz, da, db):
                 projection = w.projections[name]
                 projection.collect(ctx, gradient, product)
                 projection.scale_gradient(ctx, gradient)
                 projection.backward(ctx, n, gradient, dn, accumulate=name != QKV)
             norm_backward(ctx, dn, x, w, self.pre_norm, self.eps, dx)
+
+    def _inward(self, ctx: Context, state: DeltaState, dp: Array, dz: Array, da: Array, db: Array) -> list[Inward]:
+        """Return the projections of n, with their products and these gradients. They may take room in the frame."""
+        p = None if state.p is None else state.p[self.convolution.rows :]
+        return [(QKV, p, dp), (Z, state.z, dz), (A, state.a, da), (B, state.b, db)]
 
     def _output_backward(
         self, ctx: Context, dx: Array, state: DeltaState, w: BlockWeights, dy: Array, dz: Array

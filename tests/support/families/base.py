@@ -13,6 +13,7 @@ from featherback.models.architecture.config import ModelConfig
 from featherback.models.rope.llama3 import Llama3
 from featherback.models.rope.yarn import Yarn
 from tests.support.families.converter import Keys, usual
+from tests.support.families.experts import separate
 from tests.support.families.twin import TwinOf
 
 Types = TensorType | Mapping[str, TensorType]
@@ -63,6 +64,8 @@ class Family:
     """Writes the keys that llama.cpp's converter writes for this family only."""
     written: Callable[[str, np.ndarray, Any], tuple[str, np.ndarray]] | None = None
     """How the converter writes a tensor of the configuration's model, if it changes more than others."""
+    separate: Callable[[Mapping[str, Any], Any], dict[str, Any]] = lambda state, config: separate(state)
+    """The tensors of the configuration's model, under names and in parts that the converter knows."""
     llama_cpp: Mapping[str, Any] | None = field(default_factory=dict)
     """Changes to `model` with which llama.cpp computes the same; None: not compared."""
     llama_cpp_bound: float = 2e-4

@@ -99,7 +99,7 @@ class DeltaConfig(ModelConfig):
 class Qwen35(Family):
     architecture = "qwen35"
     called = "Qwen 3.5"
-    model_types = (WITH_IMAGES, "qwen3_5_text")
+    model_types: ClassVar[tuple[str, ...]] = (WITH_IMAGES, "qwen3_5_text")
     gguf_names: ClassVar[Names] = {
         **GGUF_NAMES,
         "post_attention_layernorm": _DELTA + "post_attention_norm.weight",
@@ -163,9 +163,9 @@ class Qwen35(Family):
         return delta_gguf_keys(config)
 
 
-def delta_net(config: DeltaConfig) -> DeltaNet:
+def delta_net(config: DeltaConfig, kind: type[DeltaNet] = DeltaNet) -> DeltaNet:
     """Make the delta net of a configuration."""
-    return DeltaNet(
+    return kind(
         hidden_size=config.hidden_size,
         k_heads=config.delta_k_heads,
         v_heads=config.delta_v_heads,

@@ -20,6 +20,7 @@ from featherback.models.architecture.names import MLP, Names, without
 from featherback.models.families.base import attention_sizes, mixture, rotary
 from featherback.models.families.qwen35 import DeltaConfig, Qwen35, by_kind, delta_gguf_keys, delta_in_gguf, delta_net
 from featherback.nn.block import Block
+from featherback.nn.delta_net import DeltaNet
 from featherback.nn.gated_attention import GatedAttention
 
 
@@ -31,7 +32,7 @@ class DeltaMoeConfig(DeltaConfig, ExpertsConfig):
 class Qwen35Moe(Qwen35):
     architecture = "qwen35moe"
     called = "Qwen 3.5 with experts"
-    model_types = ("qwen3_5_moe", "qwen3_5_moe_text")
+    model_types: ClassVar[tuple[str, ...]] = ("qwen3_5_moe", "qwen3_5_moe_text")
     gguf_names: ClassVar[Names] = {**without(MLP, Qwen35.gguf_names), **experts.GGUF_NAMES, **experts.SHARED_GGUF_NAMES}
     hf_names: ClassVar[Names] = {
         **Qwen35.hf_names,
@@ -40,6 +41,8 @@ class Qwen35Moe(Qwen35):
         **experts.hf_names(),
     }
     mlx_names: ClassVar[Names] = experts.mlx_names()
+    delta_kind: ClassVar[type[DeltaNet]] = DeltaNet
+    shared_is_frozen: ClassVar[bool] = False
 
     def read_gguf(self, keys: GGUFKeys) -> DeltaMoeConfig:
         size = keys.integer(experts.SIZE)
@@ -57,8 +60,8 @@ class Qwen35Moe(Qwen35):
     def blocks(self, config: ModelConfig) -> list[Block]:
         assert isinstance(config, DeltaMoeConfig)
         attention = GatedAttention(**attention_sizes(config), rotary=rotary(config))
-        branch = mixture(config, shared_is_gated=True)
-        return by_kind(config, Block([delta_net(config), branch]), Block([attention, branch]))
+        branch = mixture(config, shared_is_gated=True, shared_is_frozen=self.shared_is_frozen)
+        return by_kind(config, Block([delta_net(config, self.delta_kind), branch]), Block([attention, branch]))
 
     def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
         assert isinstance(config, DeltaMoeConfig)
