@@ -35,7 +35,7 @@ class TrainOptions(TypedDict, total=False):
     """Share of the data to hold out if --eval-data is not given: at least 4 and at most 64 examples. With fewer
     than 40 examples, nothing is held out. Default: 0.05."""
     map: str | Sequence[str] | None
-    """Name of a column in your data: --map prompt=question. Repeat the option for more columns."""
+    """Read KEY from a column of another name: --map prompt=question. Repeat the option for more columns."""
     skip_bad: bool
     """Skip examples that cannot be used, and list them, instead of stopping at the first. Default: False."""
     # Adapter
@@ -79,8 +79,8 @@ class TrainOptions(TypedDict, total=False):
     """Probability of dropping each input of the adapter during training. Default: 0.0."""
     targets: str | Sequence[str] | None
     """Target modules: all, or a list such as q,v. Known names: q, k, v, o, gate, up, down, i, f, g, conv_in,
-    conv_out, qkv, gate_up, z, a, b, delta_out; experts and router, which all does not include. Not every model
-    has all of them. Default: all."""
+    conv_out, qkv, gate_up, z, a, b, delta_out, ba; experts and router, which all does not include. Not every
+    model has all of them. Default: all."""
     target_modules: str | Sequence[str] | None
     """The same as `targets`."""
     lora_target_modules: str | Sequence[str] | None

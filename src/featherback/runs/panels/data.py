@@ -113,7 +113,7 @@ class DataOptions(Panel):
     )
     columns: tuple[str, ...] | None = option(
         None,
-        help="Name of a column in your data: --map prompt=question. Repeat the option for more columns.",
+        help="Read KEY from a column of another name: --map prompt=question. Repeat the option for more columns.",
         hints=("--column", "--columns", "--text-column", "--prompt-column", "--text-field", "--dataset-text-field"),
         flags=("--map",),
         parse=parse.columns,
