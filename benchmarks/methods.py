@@ -38,13 +38,16 @@ MOST = 100
 _ALIKE = ("mebp", "sgd")
 """Not measured: MeBP's gradients are MeSP's, and SGD on a whole model is LOMO."""
 
-VARIED = ("adapter", "activation_memory")
-"""Options of LoRA with MeSP: each of their other values is a row, if this version has the option."""
+VARIED = ("adapter", "keep_precision")
+"""Options of adapters with MeSP: each value but the default is a row."""
 LAYERS = ("last:50%", "last:25%")
 """Values of --layers."""
+KEEPING = "150MB"
+"""The budget of the rows that differ in the intermediates they keep: enough for some of them. In the least memory, none
+are kept."""
 
 PUBLISHED = ("mesp", "lcsb", *LAYERS, "spartan", "mezo", "lomo", "adalomo", "apollo", "adamw8bit", "adamw")
-"""Published, with every other value of `activation_memory`."""
+"""Published, with a row in KEEPING, and one for every value of `keep_precision` that is not exact."""
 STEPS = 6
 
 Record = dict[str, Any]
@@ -65,7 +68,8 @@ class Row:
 
     def __str__(self) -> str:
         of = "whole" if self.options.get("train") == "full" else "adapter" if "adapter" in self.options else "LoRA"
-        return f"{of}, {self.name}" + ("" if self.factor == 1 else f", rate x {self.factor:g}")
+        name = f"{self.name} intermediates, {KEEPING}" if "keep_precision" in self.options else self.name
+        return f"{of}, {name}" + ("" if self.factor == 1 else f", rate x {self.factor:g}")
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ def rows(names: Sequence[str] = (), factors: Sequence[float] = (1.0,)) -> list[R
     """
     of_all = {"keep": "last"}  # as whole models do
     lora = [Row(name, {"method": name, **of_all, **_suited(name)}) for name in METHODS.names]
+    lora += [Row(f"mesp-{KEEPING}", {**of_all, "memory": KEEPING})]
     lora.sort(key=lambda row: row.name != TrainConfig(model="", out="").method)  # the default is the measure of time
     whole = [Row(name, {"train": "full", "optimizer": name, "dequantize": True}) for name in RULES.names]
     some = [Row(layers, {**of_all, "layers": (layers,)}) for layers in LAYERS]
@@ -105,17 +110,17 @@ def _varied() -> list[Row]:
     """A row for each value but the default of the options in `VARIED`."""
     found = []
     for name in VARIED:
-        for kind in known_options().get(name, ())[:1]:
-            about, usual = described(kind)[name], default_of(kind, name)
-            values = (value for value in about.choices if value not in (usual, about.default_in_words))
-            found += [Row(value, {"keep": "last", name: value}) for value in values]
+        kind = known_options()[name][0]
+        about, usual = described(kind)[name], default_of(kind, name)
+        values = (value for value in about.choices if value not in (usual, about.default_in_words))
+        more = {"memory": KEEPING} if name == "keep_precision" else {}
+        found += [Row(value, {"keep": "last", name: value, **more}) for value in values]
     return found
 
 
 def published() -> list[str]:
     """The names of the published rows."""
-    also = [row.name for row in _varied() if "activation_memory" in row.options]
-    return [*PUBLISHED, *(name for name in also if name not in PUBLISHED)]
+    return [*PUBLISHED, f"mesp-{KEEPING}", *(row.name for row in _varied() if "keep_precision" in row.options)]
 
 
 def _suited(method: str) -> dict[str, Any]:
@@ -124,7 +129,7 @@ def _suited(method: str) -> dict[str, Any]:
 
 
 def rows_of_methods(place: Place) -> dict[str, Callable[[], Record]]:
-    """Each published row: the demo's requests, in the least memory that each way needs."""
+    """Each published row: the demo's requests, in the least memory that each way needs, or in KEEPING."""
     return {row.key: partial(_measure, row, place) for row in rows(published())}
 
 
@@ -170,7 +175,7 @@ def train_row(row: Row, model: Model, data: Sequence[str], place: Path, steps: i
         **row.options,
     ).for_model(model)
     rate = row.factor * named.peak_learning_rate
-    memory = least_memory(named, model, worker_baseline())
+    memory = named.memory or least_memory(named, model, worker_baseline())
     prepared = prepare_run(replace(named, learning_rate=rate, memory=memory))
     if "eval" not in prepared.record["data"]:
         prepared.release()
