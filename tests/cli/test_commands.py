@@ -241,6 +241,7 @@ def test_a_run_killed_while_its_data_are_tokenised_can_be_started_again(
     assert [path.name for path in (out / "tokens").iterdir()] == ["train.tokens"]
 
 
+@pytest.mark.full("test_whole_command.py keeps budgets in the default tier")
 def test_the_memory_budget_is_kept(chat_model: Path, messages: Path, tmp_path: Path) -> None:
     small, large = (tmp_path / name for name in ("small", "large"))
     arguments = ("train", chat_model, "--data", messages, "--compute", "fp32", *OPTIONS)
@@ -262,6 +263,7 @@ def test_a_budget_beyond_the_machine_is_said(chat_model: Path, messages: Path, t
     assert re.search(said, text)
 
 
+@pytest.mark.full("three whole commands")
 def test_the_threads_named_are_those_that_train(chat_model: Path, messages: Path, tmp_path: Path) -> None:
     arguments = ("train", chat_model, "--data", messages, "--out", tmp_path / "run", *OPTIONS[:-1])
     first = _featherback(*arguments, 1, "--threads", 2, "--keep-checkpoints").stdout

@@ -166,6 +166,7 @@ def _one_step(model: Path, data: Path, out: Path) -> tuple[object, ...]:
     return ("train", model, "--data", data, "--out", out, "--steps", 1, "--rank", 2, "--compute", "fp32")
 
 
+@pytest.mark.full("whole commands; test_long_chats_are_trained_whole stands for them")
 def test_short_chats_change_nothing(chat_model: Path, tmp_path: Path) -> None:
     data, out = _chats(tmp_path / "d.jsonl", 10, 20), tmp_path / "run"
     for name, named in (("a", ()), ("b", ("--seq-len", 256))):
@@ -202,6 +203,7 @@ def test_chats_beyond_the_model_are_refused_or_cut(command: Command, chat_model:
     assert TokenFile(RunDirectory.open(out).tokens / "train.tokens").max_length == 512
 
 
+@pytest.mark.full("whole commands; test_long_chats_are_trained_whole stands for them")
 def test_what_a_budget_has_no_room_for_is_refused_with_one_that_has(chat_model: Path, tmp_path: Path) -> None:
     data, out = _chats(tmp_path / "d.jsonl", 10, 440), tmp_path / "run"
     arguments = (*_one_step(chat_model, data, out), "--batch-size", 64)
@@ -217,6 +219,7 @@ def test_what_a_budget_has_no_room_for_is_refused_with_one_that_has(chat_model: 
 # --- the report ---
 
 
+@pytest.mark.full("whole commands; test_long_chats_are_trained_whole stands for them")
 def test_a_chat_of_which_nothing_is_left_does_not_decide_the_length(chat_model: Path, tmp_path: Path) -> None:
     """The question of the long chat fits completely, and its answer not at all."""
     data, out = _chats(tmp_path / "d.jsonl", 10, 12), tmp_path / "run"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import tiers
 from tests.support.budget import least_mb
 from tests.support.tiny_chat import write_tiny_chat
 
@@ -57,7 +58,7 @@ def test_a_dry_run_computes_no_reference(command: list[str], tmp_path: Path) -> 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", tiers.some([signal.SIGKILL, signal.SIGINT], 1))
 def test_a_reference_pass_that_is_stopped_goes_on(command: list[str], tmp_path: Path, how: signal.Signals) -> None:
     """It is stopped once the file has its first values."""
     out = tmp_path / "run"

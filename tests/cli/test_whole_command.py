@@ -16,6 +16,7 @@ import pytest
 from benchmarks import watch
 from featherback.engine.formats.types import TensorType
 from featherback.worker import ENDED
+from tests.support import tiers
 from tests.support.budget import least_mb
 from tests.support.tiny_chat import byte_level_metadata
 from tests.support.tiny_models import TINY_WIDE, tiny, write_tiny
@@ -68,12 +69,12 @@ def first(large: Path, messages: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 CASES: dict[str, tuple[object, ...]] = {
+    "evaluation": ("--eval-data", "DATA", "--eval-every", 1),
+    "full": ("--train", "full", "--dequantize"),
     "default": (),
     "from": ("--from", "FIRST"),
-    "evaluation": ("--eval-data", "DATA", "--eval-every", 1),
     "dora": ("--dora",),
     "high rank": ("--rank", 128),
-    "full": ("--train", "full", "--dequantize"),
     "full, by examples": ("--train", "full", "--dequantize", "--batch-size", 2),
     "mebp": ("--method", "mebp"),
     "fp32": ("--compute", "fp32"),
@@ -93,7 +94,7 @@ def _within(command: list[str], out: Path) -> int:
     return int(budget)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", tiers.some(CASES, 2))
 def test_the_least_budget_is_the_whole_commands(
     large: Path, messages: Path, first: Path, tmp_path: Path, case: str
 ) -> None:
@@ -112,7 +113,7 @@ def test_a_run_that_is_resumed_stays_within_its_budget(
     _within([sys.executable, "-m", "featherback", *map(str, words)], out)
 
 
-@pytest.mark.parametrize("seq_len", [LENGTH, None])
+@pytest.mark.parametrize("seq_len", tiers.some([None, LENGTH], 1))
 def test_the_least_that_a_refusal_names_is_enough_for_the_whole_command(
     large: Path, messages: Path, tmp_path: Path, seq_len: int | None
 ) -> None:
@@ -143,7 +144,7 @@ DECODING: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize("case", DECODING)
+@pytest.mark.parametrize("case", tiers.some(DECODING, 1))
 def test_answers_stay_within_the_least_budget_that_a_refusal_names(
     large: Path, first: Path, tmp_path: Path, case: str
 ) -> None:
@@ -174,7 +175,7 @@ def _rows(path: Path, lengths: tuple[int, ...]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["d.jsonl", "d.json", "d.csv"])
+@pytest.mark.parametrize("name", tiers.some(["d.jsonl", "d.json", "d.csv"], 1))
 def test_a_long_record_is_refused_with_a_budget_that_has_room_for_all(
     chat_model: Path, messages: Path, tmp_path: Path, name: str
 ) -> None:
@@ -193,6 +194,7 @@ def test_a_long_record_is_refused_with_a_budget_that_has_room_for_all(
     assert outcome.tree_mb <= budget
 
 
+@pytest.mark.full("prepares 6 MB of text")
 def test_examples_are_held_out_of_large_data_in_little_memory(chat_model: Path, tmp_path: Path) -> None:
     """Regression: the search for duplicates mapped the whole token file, 123 MB of a budget of 60, without an error."""
     data, out = tmp_path / "text.txt", tmp_path / "run"

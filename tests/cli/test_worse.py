@@ -62,6 +62,7 @@ def test_the_last_line_is_the_verdict_and_its_command_works(
     assert again.stdout.splitlines()[-1].startswith("next: featherback chat")
 
 
+@pytest.mark.full("whole commands; test_the_last_line_is_the_verdict_and_its_command_works stands for them")
 def test_json_has_it_in_the_event_of_the_end(chat_model: Path, messages: Path, good: Path, tmp_path: Path) -> None:
     done = _train(chat_model, messages, good, tmp_path / "run", "--json")
     assert done.returncode == WORSE
@@ -83,6 +84,7 @@ def test_python_warns_and_the_run_knows(chat_model: Path, messages: Path, good: 
     assert better.summary["worse"] is False
 
 
+@pytest.mark.full("whole commands; test_the_last_line_is_the_verdict_and_its_command_works stands for them")
 def test_without_held_out_data_a_training_loss_that_rises_is_worse(
     command: Command, chat_model: Path, messages: Path, good: Path, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ import featherback as fb
 from featherback.cli.app import run as command_line
 from tests.docs.pages import PAGES, RUN, SHOWN, Block, blocks, name_of
 from tests.docs.stand_ins import furnish, furnish_home
+from tests.support import tiers
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 Walk = Callable[[Path], None]
@@ -81,7 +82,13 @@ def _succeed(block: Block, command: str, outcome: tuple[int, str]) -> None:
     assert code == 0, f"{block.where}: {command}\nended with status {code}:\n{said[-2000:]}"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(b.runs for b in blocks(page))], ids=name_of)
+FIRST_READ = ("README.md", "docs/first.md", "docs/api.md")  # the default tier runs these; the full tier runs all pages
+THAT_RUN = sorted(
+    (page for page in PAGES if any(b.runs for b in blocks(page))), key=lambda page: name_of(page) not in FIRST_READ
+)
+
+
+@pytest.mark.parametrize("page", tiers.some(THAT_RUN, len(FIRST_READ)), ids=name_of)
 def test_commands(page: Path, walk: Walk) -> None:
     walk(page)
 

@@ -17,6 +17,7 @@ from featherback.exports.merged_gguf import MergedGGUF
 from featherback.exports.merged_hf import MergedHF
 from featherback.infer.decoder import Decoder
 from featherback.models.adapter import LoRA
+from tests.support import tiers
 from tests.support.bitnet_files import folder_of, gguf_of
 from tests.support.oracle import reference_model
 
@@ -36,7 +37,7 @@ def adapter_of(path: Path, **options: object) -> LoRA:
     return adapter
 
 
-@pytest.mark.parametrize(("architecture", "form"), [("bitnet-b1.58", "i2_s"), ("bitnet", "TQ2_0")])
+@pytest.mark.parametrize(("architecture", "form"), tiers.some([("bitnet", "TQ2_0"), ("bitnet-b1.58", "i2_s")], 1))
 def test_a_merged_file_needs_no_conversion(tmp_path: Path, architecture: str, form: str) -> None:
     """Matrices that the adapter changes are Q8_0 or finer, the others TQ2_0; no scale is left beside them."""
     _, theirs = folder_of(tmp_path / "hf", "autobitlinear")

@@ -85,6 +85,7 @@ def test_the_base_model_answers_like_transformers(model: Model, smollm2_referenc
     _greedy_like_transformers(model, None, smollm2_reference)
 
 
+@pytest.mark.full("the real model; the base model's answers stand for it")
 def test_an_adapted_model_answers_like_transformers(
     model: Model, smollm2_reference: PreTrainedModel, tmp_path: Path
 ) -> None:
