@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Hashable, Iterator
 from itertools import count
 from pathlib import Path
@@ -10,6 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+# Tests start Python hundreds of times, and compiling the modules takes longer than running them. Where the environment
+# wants no bytecode beside the sources, it is kept in build/.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ.setdefault(
+        "PYTHONPYCACHEPREFIX", str(Path(__file__).parents[1] / "build" / "bytecode")
+    )
 # PyTorch's threads spin while they wait: on a small machine they would starve the kernels under test.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Messages are tested in the words of the command line; tests of Python's words take this away.
